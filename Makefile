@@ -1,0 +1,53 @@
+# Everything sets itself up: on a fresh machine with Python 3.11 or newer and make,
+# `make demo` and `make test` are all you need.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+# One file pins what is tested. pip reads it for every install, build environments included.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint bench bench-gpu format clean
+
+help:
+	@echo "make demo       set up, walk through the four stages, write out/stages.png"
+	@echo "make test       set up, run every test"
+	@echo "make lint       ruff and mypy"
+	@echo "make bench      measure speed and memory on this CPU"
+	@echo "make bench-gpu  the same on a CUDA GPU"
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "Regard needs Python 3.11, 3.12 or 3.13; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	@mkdir -p out
+	$(BIN)/python -m regard.stages --save out/stages.png
+
+test: $(READY)
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks --device cpu
+
+# Runs from the source tree with nothing but PyTorch and Triton, as GPU machines often have.
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) -m benchmarks --device cuda
+
+clean:
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

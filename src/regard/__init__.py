@@ -1,0 +1,36 @@
+"""Regard: attention you can read, check and see, at any length."""
+
+from regard.attention.attend import attend
+from regard.attention.masks import (
+    alibi,
+    causal,
+    causal_mask,
+    chunks,
+    dense,
+    documents,
+    padding,
+    prefix,
+    rule,
+    window,
+)
+from regard.attention.rules import Mask, full
+from regard.attention.steps import scaled_dot_product_attention
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Mask",
+    "alibi",
+    "attend",
+    "causal",
+    "causal_mask",
+    "chunks",
+    "dense",
+    "documents",
+    "full",
+    "padding",
+    "prefix",
+    "rule",
+    "scaled_dot_product_attention",
+    "window",
+]

@@ -1,0 +1,1 @@
+"""The ground floor: attention on tensors. Steps, masks, and the paths that need no matrix."""

@@ -1,0 +1,153 @@
+"""What every path of attention asks of its arguments, asked once and answered kindly.
+
+Errors name the argument, what was expected and what came. Nothing here computes attention.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks import as_mask
+from regard.attention.rules import Mask
+
+
+class Shape(NamedTuple):
+    """The sizes of one attention: B batch, H query and G key/value heads, T queries, S keys, D and E wide."""
+
+    lead: tuple[int, ...]  # what stands before (T, D) in q: (B, H), or fewer or more
+    B: int
+    H: int
+    G: int
+    T: int
+    S: int
+    D: int
+    E: int
+
+    @property
+    def matrix(self) -> tuple[int, int, int, int]:
+        return self.B, self.H, self.T, self.S
+
+    @property
+    def group(self) -> int:
+        """How many query heads read the same key/value head."""
+        return self.H // self.G if self.G else 1
+
+    def fit(self, tile: Tensor) -> Tensor:
+        """A tile of a mask, (rows, cols) or (B, H, rows, cols), ready to broadcast against q's own rank."""
+        if tile.ndim == 2 or len(self.lead) == 2:
+            return tile
+        if len(self.lead) > 2 and tile.shape[0] > 1:
+            return tile.view(*self.lead[:-1], *tile.shape[1:])
+        return tile[0] if len(self.lead) else tile[0, 0]
+
+
+class Inputs(NamedTuple):
+    """Checked arguments: the sizes, the mask as a rule, and the scale as a number."""
+
+    shape: Shape
+    mask: Mask
+    scale: float
+
+
+def check_inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None = None,
+    *,
+    mask: Mask | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Inputs:
+    """Check the arguments of an attention; ValueError says what is wrong with which of them."""
+    given = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
+    for name, x in given.items():
+        _check_tensor(name, x, q)
+    if v is None:
+        v = k
+    lead, D = tuple(q.shape[:-2]), q.shape[-1]
+    T, S = q.shape[-2], k.shape[-2]
+    if k.shape[-1] != D:
+        raise ValueError(f"k: expected width {D}, as q has, got {tuple(k.shape)} beside q {tuple(q.shape)}")
+    if D == 0:
+        raise ValueError(f"q: expected a width of at least 1, got {tuple(q.shape)}")
+    if v.shape[-2] != S:
+        raise ValueError(f"v: expected {S} keys, as k has, got {tuple(v.shape)} beside k {tuple(k.shape)}")
+    if tuple(v.shape[:-2]) != tuple(k.shape[:-2]):
+        raise ValueError(f"v: expected {tuple(k.shape[:-2])} before (S, E), as k has, got {tuple(v.shape)}")
+    if tuple(k.shape[:-3]) != lead[:-1]:
+        raise ValueError(
+            f"k: expected batch {lead[:-1]}, as q has, got {tuple(k.shape)} beside {tuple(q.shape)}"
+        )
+    H, G = (lead[-1], k.shape[-3]) if lead else (1, 1)
+    if (G == 0 and H > 0) or (G > 0 and H % G):
+        raise ValueError(
+            f"k: expected a number of heads that divides q's {H}, got {G}; "
+            "query head h reads key/value head h // (H // G)"
+        )
+    shape = Shape(lead, math.prod(lead[:-1]), H, G, T, S, D, v.shape[-1])
+    rule = as_mask(_flat_batch(mask, lead))
+    if isinstance(mask, Tensor) and mask.device != q.device:
+        raise ValueError(f"mask: expected it on {q.device}, where q is, got {mask.device}")
+    rule.check(shape.matrix)
+    _check_numbers(shape, q, scale, softcap, sinks, dropout)
+    return Inputs(shape, rule, D**-0.5 if scale is None else float(scale))
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Scores and softmax are computed in float32; float64 stays float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _check_tensor(name: str, x: Tensor, q: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    if x.ndim < 2:
+        raise ValueError(
+            f"{name}: expected (batch, heads, length, width) or its last two, got {tuple(x.shape)}"
+        )
+    if not x.dtype.is_floating_point:
+        raise ValueError(f"{name}: expected a floating-point tensor, got {x.dtype}: pass .float()")
+    if x.dtype != q.dtype:
+        raise ValueError(f"{name}: expected {q.dtype}, as q has, got {x.dtype}")
+    if x.device != q.device:
+        raise ValueError(f"{name}: expected it on {q.device}, where q is, got {x.device}")
+    if x.ndim != q.ndim:
+        raise ValueError(
+            f"{name}: expected {q.ndim} dimensions, as q has, got {tuple(x.shape)} beside q {tuple(q.shape)}"
+        )
+
+
+def _flat_batch(mask: Mask | Tensor | None, lead: tuple[int, ...]) -> Mask | Tensor | None:
+    """A mask of more than four dimensions with its batch dimensions made one, as the rules number it."""
+    if not isinstance(mask, Tensor) or mask.ndim <= 4 or mask.ndim != len(lead) + 2:
+        return mask
+    try:
+        return mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4)
+    except RuntimeError:
+        raise ValueError(
+            f"mask: expected a batch that broadcasts to {lead[:-1]}, got {tuple(mask.shape)}"
+        ) from None
+
+
+def _check_numbers(
+    shape: Shape, q: Tensor, scale: float | None, softcap: float | None, sinks: Tensor | None, dropout: float
+) -> None:
+    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
+        raise ValueError(f"scale: expected a finite number or None for width ** -0.5, got {scale!r}")
+    if softcap is not None and not (isinstance(softcap, int | float) and 0 < softcap < math.inf):
+        raise ValueError(f"softcap: expected a number above 0, or None, got {softcap!r}")
+    if not (isinstance(dropout, int | float) and 0 <= dropout <= 1):
+        raise ValueError(f"dropout: expected a probability from 0 to 1, got {dropout!r}")
+    if sinks is not None:
+        if not isinstance(sinks, Tensor) or not sinks.dtype.is_floating_point:
+            raise ValueError(f"sinks: expected a float tensor, one logit a head, got {sinks!r}")
+        if tuple(sinks.shape) != (shape.H,):
+            raise ValueError(f"sinks: expected ({shape.H},), one logit a head, got {tuple(sinks.shape)}")
+        if sinks.device != q.device:
+            raise ValueError(f"sinks: expected it on {q.device}, where q is, got {sinks.device}")

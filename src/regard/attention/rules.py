@@ -1,0 +1,318 @@
+"""What a mask rule is, how it answers for a tile, and how rules combine with `&`, `|` and `~`.
+
+A rule answers for any tile of the T×S matrix, so the matrix itself is never built, and it can say of a whole
+block at once whether nothing or everything in it is allowed.
+
+Queries align with the end of the keys: query i stands at position i + S − T, which is what a cache needs.
+This file knows positions; the rules by name (`causal`, `window`, …) are in `masks`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Span = slice | range | Tensor
+"""Some rows or columns of the matrix: `slice(0, 128)`, `range(0, 128)` or a tensor of indices."""
+
+
+class Grid(NamedTuple):
+    """The indices of a tile, each shaped so that together they broadcast to (B, H, rows, cols)."""
+
+    b: Tensor  # (B, 1, 1, 1) batch item
+    h: Tensor  # (1, H, 1, 1) query head
+    q: Tensor  # (1, 1, rows, 1) position of the query among the keys
+    k: Tensor  # (1, 1, 1, cols) key
+    rows: slice | Tensor  # the same queries, counted from the first query
+    cols: slice | Tensor  # the same keys
+    T: int
+    S: int
+
+
+class Blocks(NamedTuple):
+    """A table of blocks: first and last query position and first and last key of each, (R, 1) and (1, C)."""
+
+    q_first: Tensor
+    q_last: Tensor
+    k_first: Tensor
+    k_last: Tensor
+    T: int
+    S: int
+
+
+class Mask:
+    """A rule that says, for a query and a key, whether the one may look at the other.
+
+    Some rules also add a number to the score (`dense` of a float tensor, `alibi`): those are `biased`.
+    """
+
+    biased: bool = False
+
+    def allowed(self, at: Grid) -> Tensor:
+        """May the query look at the key? Boolean, broadcastable to (B, H, rows, cols)."""
+        raise NotImplementedError
+
+    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """For each block: may anything in it be allowed; is everything in it allowed.
+
+        A rule that cannot tell without looking at each entry answers (yes, no): always safe.
+        """
+        table = blocks.q_first >= 0  # (R, 1), all true
+        return table, ~table
+
+    def added(self, at: Grid) -> Tensor | None:
+        """What is added to the scores, broadcastable to (B, H, rows, cols), or None."""
+        return None
+
+    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        """Why this rule cannot serve attention of this shape (B, H None: any), or None if it can."""
+        return None
+
+    def simplified(self, shape: tuple[int, ...]) -> Mask:
+        """The same rule for attention of this shape, without the parts that allow everything there."""
+        some_every = self.bounds(one_block(*full_shape(shape)[2:]))
+        return full if not self.biased and bool(some_every[1].all()) else self
+
+    def tile(
+        self,
+        rows: Span,
+        cols: Span,
+        shape: tuple[int, ...] | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """The rule for a tile: boolean (rows, cols), or (B, H, rows, cols) if it varies with batch or head.
+
+        `shape` is the attention's (T, S) or (B, H, T, S); without it query i stands at position i.
+
+        >>> from regard import causal
+        >>> causal.tile(range(2), range(3))
+        tensor([[ True, False, False],
+                [ True,  True, False]])
+        >>> causal.tile(range(2), range(3), shape=(2, 3))
+        tensor([[ True,  True, False],
+                [ True,  True,  True]])
+        """
+        self.check(shape)
+        at = grid(rows, cols, shape, device)
+        return _spread(self.allowed(at), at)
+
+    def bias(
+        self,
+        rows: Span,
+        cols: Span,
+        shape: tuple[int, ...] | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> Tensor | None:
+        """What the rule adds to the scores of a tile, shaped as `tile` is; None if it adds nothing."""
+        self.check(shape)
+        at = grid(rows, cols, shape, device)
+        added = self.added(at)
+        return None if added is None else _spread(added, at)
+
+    def covers(
+        self, rows: Span, cols: Span, shape: tuple[int, ...] | None = None
+    ) -> Literal["empty", "part", "full"]:
+        """Whether a tile allows nothing, something or everything.
+
+        >>> from regard import causal
+        >>> [causal.covers(range(4, 8), cols) for cols in (range(0, 4), range(4, 8), range(8, 12))]
+        ['full', 'part', 'empty']
+        """
+        tile = self.tile(rows, cols, shape)
+        if not bool(tile.any()):
+            return "empty"
+        return "full" if bool(tile.all()) else "part"
+
+    def dense(self, T: int, S: int | None = None) -> Tensor:
+        """The whole rule as a boolean tensor, (T, S) or (B, H, T, S): for small sizes and for looking at."""
+        S = T if S is None else S
+        return self.tile(range(T), range(S), (T, S))
+
+    def plot(self, T: int, S: int | None = None, *, ax: Any = None) -> Any:
+        """A picture of the rule for T queries and S keys; returns the Matplotlib figure."""
+        from regard.attention.picture import draw_mask
+
+        return draw_mask(self, T, T if S is None else S, ax=ax)
+
+    def check(self, shape: tuple[int, ...] | None) -> None:
+        """Raise ValueError if the rule does not fit attention of this shape."""
+        if shape is None:
+            return
+        _, _, T, S = full_shape(shape)
+        B, H = shape[:2] if len(shape) == 4 else (None, None)
+        if (why := self.misfit(B, H, T, S)) is not None:
+            raise ValueError(f"mask {self}: {why}")
+
+    def __and__(self, other: Mask) -> Mask:
+        return And(self, _operand(other, "&"))
+
+    def __or__(self, other: Mask) -> Mask:
+        return Or(self, _operand(other, "|"))
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+
+def full_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """(T, S), (H, T, S) or (B, H, T, S) as (B, H, T, S)."""
+    if not 2 <= len(shape) <= 4:
+        raise ValueError(f"shape: expected (T, S) or (B, H, T, S), got {tuple(shape)}")
+    B, H, T, S = (1,) * (4 - len(shape)) + tuple(shape)
+    return B, H, T, S
+
+
+def grid(
+    rows: Span, cols: Span, shape: tuple[int, ...] | None = None, device: torch.device | None = None
+) -> Grid:
+    """The index tensors of a tile. Query i of T stands at position i + S − T."""
+    B, H, T, S = (1, 1, 0, 0) if shape is None else full_shape(shape)
+    i, rows = indices(rows, None if shape is None else T, device)
+    k, cols = indices(cols, None if shape is None else S, device)
+    b, h = torch.arange(B, device=device).view(B, 1, 1, 1), torch.arange(H, device=device).view(1, H, 1, 1)
+    return Grid(b, h, (i + S - T).view(1, 1, -1, 1), k.view(1, 1, 1, -1), rows, cols, T, S)
+
+
+def indices(span: Span, length: int | None, device: torch.device | None) -> tuple[Tensor, slice | Tensor]:
+    """The indices that a slice, a range or a tensor names, and the same as a slice where that is possible."""
+    if isinstance(span, Tensor):
+        index = span if device is None else span.to(device)
+        return index, index
+    if isinstance(span, slice):
+        if length is None and (span.stop is None or span.stop < 0 or (span.start or 0) < 0):
+            raise ValueError(f"rows and cols: {span} needs the attention's shape=(T, S)")
+        span = range(*span.indices(span.stop if length is None else length))
+    index = torch.arange(span.start, span.stop, span.step, device=device)
+    return index, slice(span.start, span.stop) if span.step == 1 else index
+
+
+def one_block(T: int, S: int) -> Blocks:
+    """The whole matrix as one block."""
+    return block_table(T, S, max(T, 1), max(S, 1))
+
+
+def block_table(T: int, S: int, rows: int, cols: int, device: torch.device | None = None) -> Blocks:
+    """The matrix cut into blocks of rows × cols (smaller at the far edges)."""
+    q_first = torch.arange(0, max(T, 1), rows, device=device).view(-1, 1)
+    k_first = torch.arange(0, max(S, 1), cols, device=device).view(1, -1)
+    q_last = (q_first + rows).clamp(max=T) - 1
+    k_last = (k_first + cols).clamp(max=S) - 1
+    return Blocks(q_first + S - T, q_last + S - T, k_first, k_last, T, S)
+
+
+def _spread(answer: Tensor, at: Grid) -> Tensor:
+    """A rule's answer as (rows, cols), or (B, H, rows, cols) where it varies with batch or head."""
+    answer = answer.expand(*answer.shape[:-2], at.q.shape[-2], at.k.shape[-1])
+    return answer[0, 0] if answer.shape[:-2] == (1, 1) else answer
+
+
+def _operand(other: Mask, sign: str) -> Mask:
+    if not isinstance(other, Mask):
+        raise ValueError(
+            f"{sign} joins two mask rules, got {type(other).__name__}: wrap a tensor in regard.dense(tensor)"
+        )
+    return other
+
+
+@dataclass(frozen=True, repr=False)
+class And(Mask):
+    left: Mask
+    right: Mask
+
+    @property
+    def biased(self) -> bool:  # type: ignore[override]
+        return self.left.biased or self.right.biased
+
+    def allowed(self, at: Grid) -> Tensor:
+        return self.left.allowed(at) & self.right.allowed(at)
+
+    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        (some, every), (some2, every2) = self.left.bounds(blocks), self.right.bounds(blocks)
+        return some & some2, every & every2
+
+    def added(self, at: Grid) -> Tensor | None:
+        left, right = self.left.added(at), self.right.added(at)
+        return right if left is None else left if right is None else left + right
+
+    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.left.misfit(B, H, T, S) or self.right.misfit(B, H, T, S)
+
+    def simplified(self, shape: tuple[int, ...]) -> Mask:
+        left, right = self.left.simplified(shape), self.right.simplified(shape)
+        return right if left is full else left if right is full else And(left, right)
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({m})" if isinstance(m, Or) else str(m) for m in (self.left, self.right))
+
+
+@dataclass(frozen=True, repr=False)
+class Or(Mask):
+    left: Mask
+    right: Mask
+
+    def __post_init__(self) -> None:
+        _yes_or_no(self.left, "|")
+        _yes_or_no(self.right, "|")
+
+    def allowed(self, at: Grid) -> Tensor:
+        return self.left.allowed(at) | self.right.allowed(at)
+
+    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        (some, every), (some2, every2) = self.left.bounds(blocks), self.right.bounds(blocks)
+        return some | some2, every | every2
+
+    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.left.misfit(B, H, T, S) or self.right.misfit(B, H, T, S)
+
+    def __repr__(self) -> str:
+        return f"{self.left} | {self.right}"
+
+
+@dataclass(frozen=True, repr=False)
+class Not(Mask):
+    inner: Mask
+
+    def __post_init__(self) -> None:
+        _yes_or_no(self.inner, "~")
+
+    def allowed(self, at: Grid) -> Tensor:
+        return ~self.inner.allowed(at)
+
+    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        some, every = self.inner.bounds(blocks)
+        return ~every, ~some
+
+    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.inner.misfit(B, H, T, S)
+
+    def __repr__(self) -> str:
+        return f"~({self.inner})" if isinstance(self.inner, And | Or) else f"~{self.inner}"
+
+
+def _yes_or_no(mask: Mask, sign: str) -> None:
+    if mask.biased:
+        raise ValueError(
+            f"{sign} needs rules that say yes or no, but {mask} adds numbers to the scores: join it with &"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Full(Mask):
+    """Everyone may look at everyone."""
+
+    def allowed(self, at: Grid) -> Tensor:
+        return (at.q >= at.q) & (at.k >= at.k)
+
+    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        table = (blocks.q_first >= blocks.q_first) & (blocks.k_first >= blocks.k_first)
+        return table, table
+
+    def __repr__(self) -> str:
+        return "full"
+
+
+full = Full()

@@ -1,0 +1,102 @@
+"""Attention in the open: every step a line, every intermediate at hand.
+
+This is the readable oracle that every faster path is tested against. It builds the T×S matrix, so it is for
+reading, teaching and checking; `attend` gives the same output without the matrix.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout as drop
+
+from regard.attention.inputs import check_inputs, working_dtype
+from regard.attention.rules import Mask
+
+
+class Steps(NamedTuple):
+    """What attention computes, in order. Scores and weights are float32 (float64 for float64 inputs)."""
+
+    scores: Tensor  # (B, H, T, S) how well each query matches each key
+    scaled: Tensor  # (B, H, T, S) times the scale, soft-capped if asked
+    masked: Tensor  # (B, H, T, S) plus the bias, −inf where the query may not look
+    weights: Tensor  # (B, H, T, S) softmax over the keys
+    output: Tensor  # (B, H, T, E) the weighted mean of the values
+
+
+def scaled_dot_product_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Attention with its weights: `(output, weights)`, in the dtype of the inputs.
+
+    >>> import torch, regard
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> output, weights = regard.scaled_dot_product_attention(x, x, x, mask=regard.causal)
+    >>> weights
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.3302, 0.6698, 0.0000],
+            [0.2483, 0.2483, 0.5035]])
+    """
+    steps = trace(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    return steps.output, steps.weights.to(q.dtype)
+
+
+def trace(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Steps:
+    """Every step of attention, from the scores to the output."""
+    shape, rule, scale = check_inputs(
+        q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout
+    )
+    dtype, out_dtype = working_dtype(q.dtype), v.dtype
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if shape.group > 1:  # query head h reads key/value head h // group
+        k = k.repeat_interleave(shape.group, dim=-3)  # (B, H, S, D)
+        v = v.repeat_interleave(shape.group, dim=-3)  # (B, H, S, E)
+
+    everything = (slice(0, shape.T), slice(0, shape.S), shape.matrix)
+    allowed = shape.fit(rule.tile(*everything, device=q.device))
+    bias = rule.bias(*everything, device=q.device)
+    # A key that no query may look at never matters, not even when it holds NaN: 0 · NaN would be NaN.
+    unseen = ~allowed.any(dim=-2).unsqueeze(-1)
+    k, v = k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
+
+    scores = q @ k.mT  # (B, H, T, S)
+    scaled = scores * scale
+    if softcap is not None:
+        scaled = softcap * torch.tanh(scaled / softcap)
+    masked = scaled if bias is None else scaled + shape.fit(bias).to(dtype)
+    masked = masked.masked_fill(~allowed, -torch.inf)
+    weights = drop(softmax(masked, sinks), dropout)
+    output = weights @ v  # (B, H, T, E)
+    return Steps(scores, scaled, masked, weights, output.to(out_dtype))
+
+
+def softmax(masked: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Softmax over the keys, in which a query that may look at nothing gives zeros instead of NaN.
+
+    `sinks` adds one more logit to every row of a head, which takes its share of the mass and is then dropped.
+    """
+    if sinks is not None:
+        column = sinks.to(masked.dtype).view(-1, 1, 1).expand(*masked.shape[:-1], 1)
+        return softmax(torch.cat([masked, column], dim=-1))[..., :-1]
+    empty = (masked == -torch.inf).all(dim=-1, keepdim=True)
+    return torch.softmax(masked.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
