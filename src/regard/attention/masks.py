@@ -7,6 +7,8 @@ A rule is not a matrix: it answers for any tile (see `rules`), and prints its ow
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.rules import Blocks, Grid, Mask, full
+
+Says = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,6 +123,9 @@ class Padding(Mask):
         least, most = _extremes(real.byte(), blocks.k_first.flatten(), blocks.k_last.flatten())
         return rows & most[:, None, None].bool(), rows & least[:, None, None].bool()
 
+    def narrowed(self, batch: slice, heads: slice) -> Mask:
+        return Padding(_taken(self.real, 0, batch))
+
     def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if B is not None and len(self.real) not in (1, B):
             return f"expected one entry for each of the {B} sequences in the batch, got {len(self.real)}" + (
@@ -154,6 +161,9 @@ class Documents(Mask):
         some = (q_least <= k_most) & (k_least <= q_most)
         return some, some & (q_least == q_most) & (k_least == k_most)
 
+    def narrowed(self, batch: slice, heads: slice) -> Mask:
+        return Documents(_taken(self.ids, 0, batch))
+
     def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if B is not None and len(self.ids) not in (1, B):
             return f"expected ids for each of the {B} sequences in the batch, got {len(self.ids)}"
@@ -167,7 +177,7 @@ class Documents(Mask):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Rule(Mask):
-    says: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    says: Says
 
     def allowed(self, at: Grid) -> Tensor:
         answer = self.says(at.b, at.h, at.q, at.k)
@@ -178,6 +188,10 @@ class Rule(Mask):
                 "write it with comparisons and & | ~ (not and, or, not) on its arguments"
             )
         return answer.view((1,) * (4 - answer.ndim) + answer.shape)
+
+    def narrowed(self, batch: slice, heads: slice) -> Mask:
+        (b0, _, b_step), (h0, _, h_step) = batch.indices(sys.maxsize), heads.indices(sys.maxsize)
+        return Rule(renumbered(self.says, b0, b_step, h0, h_step))
 
     def __repr__(self) -> str:
         name = getattr(self.says, "__name__", type(self.says).__name__)
@@ -203,6 +217,9 @@ class Dense(Mask):
 
     def added(self, at: Grid) -> Tensor | None:
         return self._part(at) if self.biased else None
+
+    def narrowed(self, batch: slice, heads: slice) -> Mask:
+        return Dense(_taken(_taken(self.tensor, 0, batch), 1, heads))
 
     def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         wanted = zip(self.tensor.shape, (B, H, T, S), strict=True)
@@ -234,6 +251,9 @@ class Alibi(Mask):
     def added(self, at: Grid) -> Tensor:
         return -self.slopes.to(at.k.device).view(1, -1, 1, 1) * (at.q - at.k).abs()
 
+    def narrowed(self, batch: slice, heads: slice) -> Mask:
+        return Alibi(self.slopes[heads])
+
     def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if H in (None, len(self.slopes)):
             return None
@@ -241,6 +261,21 @@ class Alibi(Mask):
 
     def __repr__(self) -> str:
         return f"alibi({len(self.slopes)})"
+
+
+def renumbered(says: Says, b0: int, b_step: int, h0: int, h_step: int) -> Says:
+    """A rule over sequences b0, b0 + b_step, … and heads h0, h0 + h_step, …, that keeps its name."""
+
+    @functools.wraps(says)
+    def inner(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return says(b0 + b * b_step, h0 + h * h_step, q, k)
+
+    return inner
+
+
+def _taken(tensor: Tensor, dim: int, part: slice) -> Tensor:
+    """Part of a dimension, unless it is one entry that stands for all."""
+    return tensor if tensor.shape[dim] == 1 else tensor[(slice(None),) * dim + (part,)]
 
 
 def _extremes(values: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -306,7 +341,7 @@ def documents(ids: Sequence[int] | Tensor) -> Mask:
     return Documents(ids.view(-1, ids.shape[-1]))
 
 
-def rule(says: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Mask:
+def rule(says: Says) -> Mask:
     """Your own rule: `says(b, h, q, k)` gets index tensors that broadcast and answers with a boolean tensor.
 
     >>> rule(lambda b, h, q, k: (q - k) % 2 == 0).dense(3).int()

@@ -71,6 +71,10 @@ class Mask:
         """Why this rule cannot serve attention of this shape (B, H None: any), or None if it can."""
         return None
 
+    def narrowed(self, batch: slice, heads: slice) -> Mask:
+        """The rule for some sequences of the batch and some heads only, numbered from 0 again."""
+        return self
+
     def simplified(self, shape: tuple[int, ...]) -> Mask:
         """The same rule for attention of this shape, without the parts that allow everything there."""
         some_every = self.bounds(one_block(*full_shape(shape)[2:]))
@@ -238,6 +242,9 @@ class And(Mask):
         left, right = self.left.added(at), self.right.added(at)
         return right if left is None else left if right is None else left + right
 
+    def narrowed(self, batch: slice, heads: slice) -> Mask:
+        return And(self.left.narrowed(batch, heads), self.right.narrowed(batch, heads))
+
     def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         return self.left.misfit(B, H, T, S) or self.right.misfit(B, H, T, S)
 
@@ -265,6 +272,9 @@ class Or(Mask):
         (some, every), (some2, every2) = self.left.bounds(blocks), self.right.bounds(blocks)
         return some | some2, every | every2
 
+    def narrowed(self, batch: slice, heads: slice) -> Mask:
+        return Or(self.left.narrowed(batch, heads), self.right.narrowed(batch, heads))
+
     def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         return self.left.misfit(B, H, T, S) or self.right.misfit(B, H, T, S)
 
@@ -285,6 +295,9 @@ class Not(Mask):
     def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         some, every = self.inner.bounds(blocks)
         return ~every, ~some
+
+    def narrowed(self, batch: slice, heads: slice) -> Mask:
+        return Not(self.inner.narrowed(batch, heads))
 
     def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         return self.inner.misfit(B, H, T, S)
