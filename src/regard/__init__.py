@@ -1,6 +1,6 @@
 """Regard: attention you can read, check and see, at any length."""
 
-from regard.attention.attend import attend
+from regard.attention.attend import attend, backend, explain
 from regard.attention.masks import (
     alibi,
     causal,
@@ -22,11 +22,13 @@ __all__ = [
     "Mask",
     "alibi",
     "attend",
+    "backend",
     "causal",
     "causal_mask",
     "chunks",
     "dense",
     "documents",
+    "explain",
     "full",
     "padding",
     "prefix",

@@ -1,12 +1,61 @@
-"""`attend`: the operation, on the fastest path that can serve it."""
+"""`attend`: the operation, on the fastest path that can serve it, and `explain`, which says what that is.
+
+Each path answers two questions: `refuses(problem)`, why it cannot serve, and `run(problem)`. The first that
+does not refuse is taken. Only `steps` builds the T×S matrix, and only where no other path can serve.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
+from regard.attention import tiled, torch_path, triton_path
+from regard.attention.inputs import working_dtype
+from regard.attention.problem import Problem, pose
 from regard.attention.rules import Mask
 from regard.attention.steps import trace
+
+BACKENDS = ("torch", "triton", "tiled", "steps")
+"""The paths by name, in the order in which `"auto"` asks them."""
+
+_forced: ContextVar[str] = ContextVar("backend", default="auto")
+
+
+@overload
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    return_lse: Literal[False] = False,
+    backend: str = "auto",
+) -> Tensor: ...
+
+
+@overload
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    return_lse: Literal[True],
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]: ...
 
 
 def attend(
@@ -22,6 +71,116 @@ def attend(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of q on k and v: the output, and with `return_lse` the row log-sum-exp too."""
-    steps = trace(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    return (steps.output, torch.logsumexp(steps.masked, -1)) if return_lse else steps.output
+    """Attention of q (B, H, T, D) on k (B, G, S, D) and v (B, G, S, E), with no T×S matrix in memory.
+
+    With `return_lse` the row log-sum-exp (B, H, T) comes beside the output: natural logarithm, float32
+    (float64 for float64), without gradient. `backend` forces a path; `regard.explain` says which is taken.
+
+    >>> import torch, regard
+    >>> q = k = v = torch.randn(1, 2, 5, 8)
+    >>> regard.attend(q, k, v, mask=regard.causal & regard.window(3)).shape
+    torch.Size([1, 2, 5, 8])
+    """
+    problem = pose(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    output, lse = _run(problem, _choose(problem, backend), return_lse)
+    if q.ndim != 4:
+        output = output.reshape(*q.shape[:-1], v.shape[-1])
+        lse = None if lse is None else lse.reshape(q.shape[:-1])
+    return output if lse is None else (output, lse)
+
+
+class Explanation(NamedTuple):
+    """Which path serves an attention, and why not the others."""
+
+    backend: str
+    refusals: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{name}: no, {why}" for name, why in self.refusals.items()]
+        later = [name for name in BACKENDS if name != self.backend and name not in self.refusals]
+        return "\n".join(
+            [*lines, f"{self.backend}: taken", *(f"{name}: could serve, slower" for name in later)]
+        )
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Explanation:
+    """Which path `attend` takes for these arguments, and why not the faster ones.
+
+    >>> import torch, regard
+    >>> q = k = v = torch.randn(1, 2, 5, 8)
+    >>> print(regard.explain(q, k, v, softcap=30.0))
+    torch: no, its kernels have no softcap
+    triton: no, needs a CUDA device
+    tiled: taken
+    steps: could serve, slower
+    """
+    problem = pose(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    reasons = {name: why for name in BACKENDS if (why := _refuses(problem, name)) is not None}
+    return Explanation(_choose(problem, "auto"), reasons)
+
+
+@contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Force every `attend` inside the block onto one path: `with regard.backend("tiled"): …`."""
+    token = _forced.set(_known(name))
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def _choose(problem: Problem, name: str) -> str:
+    name = _known(_forced.get() if name == "auto" else name)
+    if name == "auto":
+        return next(candidate for candidate in BACKENDS if _refuses(problem, candidate) is None)
+    if (why := _refuses(problem, name)) is not None:
+        raise ValueError(
+            f"backend: {name!r} cannot serve this attention: {why}; backend='auto' finds one that can"
+        )
+    return name
+
+
+def _known(name: str) -> str:
+    if name not in ("auto", *BACKENDS):
+        raise ValueError(f"backend: expected one of 'auto', {', '.join(map(repr, BACKENDS))}, got {name!r}")
+    return name
+
+
+def _refuses(problem: Problem, name: str) -> str | None:
+    if name == "steps":
+        return None
+    if 0 in problem.matrix:
+        return "there is nothing to look at"
+    if problem.bias_needs_grad:
+        return "the bias needs a gradient"
+    path = torch_path if name == "torch" else triton_path if name == "triton" else tiled
+    return path.refuses(problem)
+
+
+def _run(problem: Problem, name: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+    if name == "torch":
+        return torch_path.run(problem, return_lse)
+    if name == "steps":
+        return _run_steps(problem, return_lse)
+    output, lse = (tiled if name == "tiled" else triton_path).run(problem)
+    return output, lse if return_lse else None
+
+
+def _run_steps(p: Problem, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+    steps = trace(p.q, p.k, p.v, p.mask, scale=p.scale, softcap=p.softcap, sinks=p.sinks, dropout=p.dropout)
+    if not return_lse:
+        return steps.output, None
+    lse = steps.masked.detach().logsumexp(-1)  # (B, H, T)
+    if p.sinks is not None:
+        lse = torch.logaddexp(lse, p.sinks.detach().to(working_dtype(p.q.dtype)).view(-1, 1))
+    return steps.output, lse

@@ -206,6 +206,10 @@ class Dense(Mask):
     def biased(self) -> bool:  # type: ignore[override]
         return self.tensor.dtype != torch.bool
 
+    @property
+    def trainable(self) -> bool:  # type: ignore[override]
+        return self.tensor.requires_grad
+
     def _part(self, at: Grid) -> Tensor:
         tensor = self.tensor.to(at.k.device)
         tensor = tensor if tensor.shape[-2] == 1 else tensor[:, :, at.rows]

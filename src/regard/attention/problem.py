@@ -38,6 +38,10 @@ class Problem(NamedTuple):
         tensors = (self.q, self.k, self.v) if self.sinks is None else (self.q, self.k, self.v, self.sinks)
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
+    @property
+    def bias_needs_grad(self) -> bool:
+        return torch.is_grad_enabled() and self.mask.trainable
+
 
 def pose(
     q: Tensor,

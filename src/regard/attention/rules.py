@@ -50,6 +50,7 @@ class Mask:
     """
 
     biased: bool = False
+    trainable: bool = False  # what it adds to the scores wants a gradient
 
     def allowed(self, at: Grid) -> Tensor:
         """May the query look at the key? Boolean, broadcastable to (B, H, rows, cols)."""
@@ -60,7 +61,7 @@ class Mask:
 
         A rule that cannot tell without looking at each entry answers (yes, no): always safe.
         """
-        table = blocks.q_first >= 0  # (R, 1), all true
+        table = blocks.q_first == blocks.q_first  # (R, 1), all true
         return table, ~table
 
     def added(self, at: Grid) -> Tensor | None:
@@ -230,6 +231,10 @@ class And(Mask):
     @property
     def biased(self) -> bool:  # type: ignore[override]
         return self.left.biased or self.right.biased
+
+    @property
+    def trainable(self) -> bool:  # type: ignore[override]
+        return self.left.trainable or self.right.trainable
 
     def allowed(self, at: Grid) -> Tensor:
         return self.left.allowed(at) & self.right.allowed(at)

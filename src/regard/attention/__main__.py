@@ -1,0 +1,27 @@
+"""`python -m regard.attention`: a sanity check that anyone can read, on four seeded tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from regard.attention.masks import causal
+from regard.attention.steps import trace
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    W_q, W_k, W_v, _ = (torch.nn.Linear(8, 8, bias=False) for _ in range(4))
+    x = torch.randn(2, 4, 8)  # (B, T, D)
+    with torch.no_grad():
+        steps = trace(W_q(x), W_k(x), W_v(x), causal)
+    torch.set_printoptions(precision=4, sci_mode=False)
+    print(f"x {tuple(x.shape)}  weights {tuple(steps.weights.shape)}  output {tuple(steps.output.shape)}")
+    print(f"row sums {steps.weights.sum(-1).tolist()}")
+    for number, weights in enumerate(steps.weights, start=1):
+        print(f"weights of sequence {number}: a token sees itself and what came before")
+        print(weights)
+    assert torch.equal(steps.weights, steps.weights.tril())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The T×S matrix in tiles: which of them to visit, and the masked scores of one.
+
+A tile that no query may look into is never visited, and one that all may look into pays for no mask.
+This file knows scores; softmax and everything after it belong to its callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.inputs import working_dtype
+from regard.attention.problem import Problem
+from regard.attention.rules import Mask, block_table, grid
+
+ROWS, COLS = 256, 512  # of one tile
+TILE_NUMBERS = 1 << 19  # of all the tiles computed together: 2 MiB in float32, which stays in the cache
+
+
+class Part(NamedTuple):
+    """Some sequences and heads of a problem, few enough that a tile of all of them stays in the cache."""
+
+    batch: slice
+    heads: slice
+    groups: slice
+    problem: Problem
+
+
+class Column(NamedTuple):
+    """A block of keys that a block of queries has to look at; `whole` if it may look at all of them."""
+
+    keys: slice
+    whole: bool
+
+
+def parts(problem: Problem) -> Iterator[Part]:
+    """The problem cut into few heads at a time, in the dtype that scores are computed in."""
+    B, _, T, S = problem.matrix
+    G, group = problem.k.shape[1], problem.group
+    dtype = working_dtype(problem.q.dtype)
+    most = max(1, TILE_NUMBERS // (group * max(1, min(T, ROWS)) * max(1, min(S, COLS))))
+    sequences, kv_heads = max(1, most // max(G, 1)), min(G, most)
+    for b in range(0, B, sequences):
+        for g in range(0, G, max(kv_heads, 1)):
+            batch, groups = slice(b, min(b + sequences, B)), slice(g, min(g + kv_heads, G))
+            heads = slice(groups.start * group, groups.stop * group)
+            q = problem.q[batch, heads].to(dtype)
+            k, v = (x[batch, groups].to(dtype).contiguous() for x in (problem.k, problem.v))
+            sinks = None if problem.sinks is None else problem.sinks[heads].to(dtype)
+            mask = problem.mask.narrowed(batch, heads)
+            yield Part(batch, heads, groups, problem._replace(q=q, k=k, v=v, mask=mask, sinks=sinks))
+
+
+def visits(
+    mask: Mask, T: int, S: int, rows: int = ROWS, cols: int = COLS
+) -> Iterator[tuple[slice, list[Column]]]:
+    """For each block of queries, the blocks of keys that are not empty for it."""
+    some, every = mask.bounds(block_table(T, S, rows, cols))
+    shape = (-(-max(T, 1) // rows), -(-max(S, 1) // cols))
+    some = some.expand(*some.shape[:-2], *shape).reshape(-1, *shape).any(0)
+    every = every.expand(*every.shape[:-2], *shape).reshape(-1, *shape).all(0)
+    for i, (any_, all_) in enumerate(zip(some.tolist(), every.tolist(), strict=True)):
+        keys = [slice(j * cols, min((j + 1) * cols, S)) for j in range(shape[1])]
+        columns = [Column(key, full_) for key, seen, full_ in zip(keys, any_, all_, strict=True) if seen]
+        yield slice(i * rows, min((i + 1) * rows, T)), columns
+
+
+def fold(x: Tensor, G: int) -> Tensor:
+    """(b, H, R, D) as (b·G, group·R, D): the queries that share a key head stand in one matrix."""
+    b, H, R, D = x.shape
+    return x.reshape(b * G, (H // max(G, 1)) * R, D)
+
+
+class Tile(NamedTuple):
+    """The masked scores of a tile, with what was needed to compute them."""
+
+    scores: Tensor  # (N, M, C) with N = b·G and M = group·R
+    capped: Tensor | None  # the scores between softcap and mask, which the backward pass asks for
+    k: Tensor  # (N, C, D)
+    v: Tensor  # (N, C, E)
+
+
+def score(part: Problem, q: Tensor, rows: slice, column: Column, *, keep_capped: bool = False) -> Tile:
+    """The masked scores of a tile: q is folded (N, M, D) and already scaled."""
+    b, H = part.q.shape[:2]
+    keys, G = column.keys, part.k.shape[1]
+    k, v = (x[:, :, keys].flatten(0, 1) for x in (part.k, part.v))  # (N, C, ·)
+    allowed = None
+    if not column.whole or part.mask.biased:
+        at = grid(rows, keys, part.matrix, q.device)
+        if not column.whole:
+            allowed = part.mask.allowed(at)  # broadcasts to (b, H, R, C)
+            k, v = without_unseen(allowed, k, v, b, G)
+    s = torch.bmm(q, k.mT)  # (N, M, C)
+    capped = None
+    if part.softcap is not None:
+        s.div_(part.softcap).tanh_().mul_(part.softcap)
+        capped = s.clone() if keep_capped else None
+    matrix = s.view(b, H, rows.stop - rows.start, keys.stop - keys.start)
+    if part.mask.biased and (added := part.mask.added(at)) is not None:
+        matrix.add_(added.detach())
+    if allowed is not None:
+        matrix.masked_fill_(~allowed, -torch.inf)
+    return Tile(s, capped, k, v)
+
+
+def without_unseen(allowed: Tensor, k: Tensor, v: Tensor, b: int, G: int) -> tuple[Tensor, Tensor]:
+    """Keys and values with zeros for those that no query of the tile may look at: 0 · NaN would be NaN."""
+    seen = allowed.any(-2)  # (b or 1, H or 1, C or 1)
+    if seen.shape[1] > 1:
+        seen = seen.view(seen.shape[0], G, -1, seen.shape[-1]).any(2)
+    seen = seen.expand(b, G, -1).reshape(b * G, -1, 1)
+    return k.where(seen, 0.0), v.where(seen, 0.0)

@@ -1,0 +1,88 @@
+"""PyTorch's own fused kernels, wherever they can serve, and the row log-sum-exp from those that return it.
+
+PyTorch knows best which of its kernels is fastest for given tensors; this file asks it, and only refuses what
+none of them computes as the contract wants it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+from torch.nn.functional import scaled_dot_product_attention
+
+from regard.attention.masks import causal
+from regard.attention.problem import Problem
+from regard.attention.rules import full
+
+aten = torch.ops.aten
+
+
+def refuses(problem: Problem) -> str | None:
+    """Why none of PyTorch's fused kernels can serve, or None."""
+    q, k, v = problem.q, problem.k, problem.v
+    if problem.softcap is not None:
+        return "its kernels have no softcap"
+    if problem.sinks is not None:
+        return "its kernels have no sinks"
+    if problem.mask is not full and problem.mask is not causal:
+        return f"its kernels know no mask but causal, and this is {problem.mask}"
+    if problem.mask is causal and q.shape[2] != k.shape[2]:
+        return "its causal mask starts from the first key, and with a cache it should end at the last"
+    if problem.dropout and q.device.type == "cpu":
+        return "its CPU kernel has no dropout"
+    if kernel(problem) is None:
+        if v.shape[-1] != q.shape[-1]:
+            return (
+                f"its kernels here want values as wide as keys, and these are {v.shape[-1]} and {q.shape[-1]}"
+            )
+        return f"it has no fused kernel for {q.dtype} of these sizes on {q.device.type}"
+    return None
+
+
+def kernel(problem: Problem) -> SDPBackend | None:
+    """The fused kernel that PyTorch would choose; None if it would build the matrix."""
+    p = problem
+    chosen = torch._fused_sdp_choice(
+        p.q,
+        p.k,
+        p.v,
+        dropout_p=p.dropout,
+        is_causal=p.mask is causal,
+        scale=p.scale,
+        enable_gqa=p.group > 1,
+    )
+    name = SDPBackend(chosen)
+    fused = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+    return name if name in fused else None
+
+
+def run(problem: Problem, return_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Output (B, H, T, E) and, if asked, lse (B, H, T)."""
+    p = problem
+    q, k, v, is_causal = p.q, p.k, p.v, p.mask is causal
+    if not return_lse:
+        output = scaled_dot_product_attention(
+            q, k, v, dropout_p=p.dropout, is_causal=is_causal, scale=p.scale, enable_gqa=p.group > 1
+        )
+        return output, None
+    chosen = kernel(p)
+    if q.device.type == "cpu":
+        output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, p.dropout, is_causal, scale=p.scale
+        )
+    elif chosen is SDPBackend.CUDNN_ATTENTION:
+        output, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+            q, k, v, None, True, p.dropout, is_causal, False, scale=p.scale
+        )
+    elif chosen is SDPBackend.FLASH_ATTENTION:
+        output, lse, *_ = aten._scaled_dot_product_flash_attention(
+            q, k, v, p.dropout, is_causal, False, scale=p.scale
+        )
+    else:
+        output, lse, *_ = aten._scaled_dot_product_efficient_attention(
+            q, k, v, None, True, p.dropout, is_causal, scale=p.scale
+        )
+    # Some kernels pad the rows of lse, or keep a last dimension of one.
+    B, H, T = q.shape[:3]
+    return output, lse.detach().reshape(B, H, -1)[:, :, :T]
