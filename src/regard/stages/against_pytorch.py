@@ -25,11 +25,10 @@ def check_against_pytorch() -> Difference:
     Raises AssertionError when they differ by more than 1e-6. The kernel adds in another order, so the last
     bits differ: the difference is small, but it is not zero by right.
     """
-    generator_state = torch.get_rng_state()
-    torch.manual_seed(0)
-    x = torch.randn(2, 6, 32)  # (B, T, n_embd)
-    head = Head(n_embd=32, head_size=16, block_size=6).eval()
-    torch.set_rng_state(generator_state)  # the caller's random numbers are not ours to use up
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to use up
+        torch.manual_seed(0)
+        x = torch.randn(2, 6, 32)  # (B, T, n_embd)
+        head = Head(n_embd=32, head_size=16, block_size=6).eval()
 
     with torch.no_grad():
         ours = head(x)  # (B, T, head_size)

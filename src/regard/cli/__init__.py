@@ -1,0 +1,52 @@
+"""The command `regard`. Each command is a thin file of its own: one import and one line here add it.
+
+This floor knows commands and messages; it does not know how anything is computed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from regard import __version__
+from regard.cli.stages import stages
+
+EXAMPLES = """\b
+Examples:
+  regard stages                       walk through attention, stage by stage
+  regard stages --save stages.png     and keep the picture
+"""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(stages)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"regard {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=f"Attention you can read, check and see, at any length.\n\n{EXAMPLES}")
+def regard(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What comes before any command."""
+
+
+def main() -> None:
+    """Run the command. What a user can get wrong is answered in one line, without a traceback."""
+    try:
+        app(prog_name="regard")
+    except (ValueError, OSError) as error:
+        print(f"regard: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,27 @@
+"""`regard stages`: a walk through the stages of attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def stages(
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="FILE", help="Also write the picture: a .png, .svg or .pdf file."),
+    ] = None,
+) -> None:
+    """Walk through attention from nothing: shapes, numbers, row sums and heatmaps of every stage.
+
+    \b
+    Examples:
+      regard stages
+      regard stages --save stages.png
+      regard stages --save stages.pdf
+    """
+    from regard.stages.walkthrough import walk
+
+    walk(save)
