@@ -40,7 +40,7 @@ class Shape(NamedTuple):
         """A tile of a mask, (rows, cols) or (B, H, rows, cols), ready to broadcast against q's own rank."""
         if tile.ndim == 2 or len(self.lead) == 2:
             return tile
-        if len(self.lead) > 2 and tile.shape[0] > 1:
+        if len(self.lead) > 2 and tile.shape[0] != 1:
             return tile.view(*self.lead[:-1], *tile.shape[1:])
         return tile[0] if len(self.lead) else tile[0, 0]
 
@@ -85,7 +85,7 @@ def check_inputs(
             f"k: expected batch {lead[:-1]}, as q has, got {tuple(k.shape)} beside {tuple(q.shape)}"
         )
     H, G = (lead[-1], k.shape[-3]) if lead else (1, 1)
-    if (G == 0 and H > 0) or (G > 0 and H % G):
+    if (G == 0) != (H == 0) or (G and H % G):
         raise ValueError(
             f"k: expected a number of heads that divides q's {H}, got {G}; "
             "query head h reads key/value head h // (H // G)"

@@ -8,6 +8,7 @@ A rule is not a matrix: it answers for any tile (see `rules`), and prints its ow
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -138,8 +139,9 @@ class Padding(Mask):
         return None
 
     def __repr__(self) -> str:
-        lengths = self.real if self.real.ndim == 1 else self.real.sum(-1)
-        shown = ", ".join(str(n) for n in lengths[:4].tolist()) + (", …" if len(lengths) > 4 else "")
+        if self.real.ndim == 2:
+            return f"padding({_by(self.real.shape)})"
+        shown = ", ".join(str(n) for n in self.real[:4].tolist()) + (", …" if len(self.real) > 4 else "")
         return f"padding([{shown}])"
 
 
@@ -172,7 +174,7 @@ class Documents(Mask):
         return f"expected no more queries than keys, got {T} queries and {S} keys" if T > S else None
 
     def __repr__(self) -> str:
-        return f"documents({'×'.join(str(n) for n in self.ids.shape)})"
+        return f"documents({_by(self.ids.shape)})"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -187,7 +189,13 @@ class Rule(Mask):
                 f"mask {self}: expected a boolean tensor from the rule, got {came}: "
                 "write it with comparisons and & | ~ (not and, or, not) on its arguments"
             )
-        return answer.view((1,) * (4 - answer.ndim) + answer.shape)
+        wanted = (len(at.b), at.h.shape[1], at.q.shape[2], at.k.shape[3])
+        shape = (1,) * (4 - answer.ndim) + tuple(answer.shape)
+        if len(shape) > 4 or any(size not in (1, want) for size, want in zip(shape, wanted, strict=True)):
+            raise ValueError(
+                f"mask {self}: expected an answer that broadcasts to {wanted}, got {tuple(answer.shape)}"
+            )
+        return answer.view(shape)
 
     def narrowed(self, batch: slice, heads: slice) -> Mask:
         (b0, _, b_step), (h0, _, h_step) = batch.indices(sys.maxsize), heads.indices(sys.maxsize)
@@ -217,7 +225,7 @@ class Dense(Mask):
 
     def allowed(self, at: Grid) -> Tensor:
         part = self._part(at)
-        return part > -torch.inf if self.biased else part
+        return part != -torch.inf if self.biased else part  # NaN is let through, to be seen in the output
 
     def added(self, at: Grid) -> Tensor | None:
         return self._part(at) if self.biased else None
@@ -230,13 +238,16 @@ class Dense(Mask):
         if all(size == 1 or want in (None, size) for size, want in wanted):
             return None
         expected = (T, S) if B is None else (B, H, T, S)
-        return f"expected a shape that broadcasts to {expected}, got {tuple(self.tensor.shape)}"
+        return f"expected a shape that broadcasts to {expected}, got {self._as_given()}"
+
+    def _as_given(self) -> tuple[int, ...]:
+        sizes = tuple(self.tensor.shape)
+        while len(sizes) > 2 and sizes[0] == 1:
+            sizes = sizes[1:]
+        return sizes
 
     def __repr__(self) -> str:
-        sizes = [str(n) for n in self.tensor.shape]
-        while len(sizes) > 2 and sizes[0] == "1":
-            sizes.pop(0)
-        return f"dense({'×'.join(sizes)})"
+        return f"dense({_by(self._as_given())})"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -285,7 +296,12 @@ def _taken(tensor: Tensor, dim: int, part: slice) -> Tensor:
 def _extremes(values: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
     """The least and greatest of values[:, first:last + 1] for each pair of edges, (B, number of pairs)."""
     parts = [values[:, a : b + 1] for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+    parts = [part if part.shape[1] else values.new_zeros(len(values), 1) for part in parts]  # T or S is 0
     return torch.stack([p.amin(-1) for p in parts], -1), torch.stack([p.amax(-1) for p in parts], -1)
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "×".join(str(n) for n in shape)
 
 
 causal = Causal()
@@ -324,6 +340,8 @@ def padding(lengths: Sequence[int] | Tensor) -> Mask:
     if real.ndim == 2 and real.dtype == torch.bool:
         return Padding(real)
     if real.ndim == 1 and not real.dtype.is_floating_point and real.dtype != torch.bool:
+        if len(real) and int(real.min()) < 0:
+            raise ValueError(f"padding: expected lengths of at least 0, got {int(real.min())}")
         return Padding(real)
     raise ValueError(
         "padding: expected whole lengths (B,) or a boolean (B, S) tensor, True for real tokens, "
@@ -342,7 +360,7 @@ def documents(ids: Sequence[int] | Tensor) -> Mask:
     ids = torch.as_tensor(ids)
     if ids.ndim not in (1, 2) or ids.dtype.is_floating_point or ids.dtype == torch.bool:
         raise ValueError(f"documents: expected whole ids (S,) or (B, S), got {tuple(ids.shape)} {ids.dtype}")
-    return Documents(ids.view(-1, ids.shape[-1]))
+    return Documents(ids if ids.ndim == 2 else ids[None])
 
 
 def rule(says: Says) -> Mask:
@@ -413,6 +431,10 @@ def as_mask(mask: Mask | Tensor | None) -> Mask:
 
 
 def _count(name: str, n: int, least: int) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or n < least:
+    try:
+        whole = operator.index(n)  # an int, or NumPy's or PyTorch's own
+    except TypeError:
+        whole = least - 1
+    if isinstance(n, bool) or whole < least:
         raise ValueError(f"{name}: expected a whole number of at least {least}, got {n!r}")
-    return n
+    return whole

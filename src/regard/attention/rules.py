@@ -61,7 +61,7 @@ class Mask:
 
         A rule that cannot tell without looking at each entry answers (yes, no): always safe.
         """
-        table = blocks.q_first == blocks.q_first  # (R, 1), all true
+        table = blocks.q_first == blocks.q_first  # (R, 1), all true, wherever the queries stand
         return table, ~table
 
     def added(self, at: Grid) -> Tensor | None:
@@ -176,23 +176,44 @@ def grid(
 ) -> Grid:
     """The index tensors of a tile. Query i of T stands at position i + S − T."""
     B, H, T, S = (1, 1, 0, 0) if shape is None else full_shape(shape)
-    i, rows = indices(rows, None if shape is None else T, device)
-    k, cols = indices(cols, None if shape is None else S, device)
+    i, rows = indices("rows", rows, None if shape is None else T, device)
+    k, cols = indices("cols", cols, None if shape is None else S, device)
     b, h = torch.arange(B, device=device).view(B, 1, 1, 1), torch.arange(H, device=device).view(1, H, 1, 1)
     return Grid(b, h, (i + S - T).view(1, 1, -1, 1), k.view(1, 1, 1, -1), rows, cols, T, S)
 
 
-def indices(span: Span, length: int | None, device: torch.device | None) -> tuple[Tensor, slice | Tensor]:
+def indices(
+    name: str, span: Span, length: int | None, device: torch.device | None
+) -> tuple[Tensor, slice | Tensor]:
     """The indices that a slice, a range or a tensor names, and the same as a slice where that is possible."""
     if isinstance(span, Tensor):
-        index = span if device is None else span.to(device)
+        if span.ndim != 1 or span.dtype.is_floating_point or span.dtype == torch.bool:
+            raise _no_span(name, f"{tuple(span.shape)} {span.dtype}")
+        index = span.to(device=device, dtype=torch.long)
+        if index.is_cpu and len(index):  # looking at the numbers would make the host wait for a GPU
+            _check_within(name, int(index.min()), int(index.max()), length)
         return index, index
     if isinstance(span, slice):
         if length is None and (span.stop is None or span.stop < 0 or (span.start or 0) < 0):
-            raise ValueError(f"rows and cols: {span} needs the attention's shape=(T, S)")
+            raise ValueError(f"{name}: {span} needs the attention's shape=(T, S)")
         span = range(*span.indices(span.stop if length is None else length))
+    if not isinstance(span, range):
+        raise _no_span(name, type(span).__name__)
+    if not len(span):  # torch.arange refuses range(3, 1)
+        return torch.arange(0, device=device), slice(0, 0)
+    _check_within(name, min(span), max(span), length)
     index = torch.arange(span.start, span.stop, span.step, device=device)
     return index, slice(span.start, span.stop) if span.step == 1 else index
+
+
+def _no_span(name: str, came: str) -> ValueError:
+    return ValueError(f"{name}: expected a slice, a range or a 1-D tensor of whole indices, got {came}")
+
+
+def _check_within(name: str, least: int, most: int, length: int | None) -> None:
+    if least < 0 or (length is not None and most >= length):
+        limit = "0 or more" if length is None else f"from 0 to {length - 1}"
+        raise ValueError(f"{name}: expected indices {limit}, got some from {least} to {most}")
 
 
 def one_block(T: int, S: int) -> Blocks:

@@ -75,9 +75,9 @@ def trace(
     everything = (slice(0, shape.T), slice(0, shape.S), shape.matrix)
     allowed = shape.fit(rule.tile(*everything, device=q.device))
     bias = rule.bias(*everything, device=q.device)
-    # A key that no query may look at never matters, not even when it holds NaN: 0 · NaN would be NaN.
-    unseen = ~allowed.any(dim=-2).unsqueeze(-1)
-    k, v = k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
+    # A key that no query may look at never matters, nor does a query that may look at nothing.
+    unseen, blind = ~allowed.any(dim=-2).unsqueeze(-1), ~allowed.any(dim=-1).unsqueeze(-1)
+    q, k, v = _tame(q, blind), _tame(k, unseen), _tame(v, unseen)
 
     scores = q @ k.mT  # (B, H, T, S)
     scaled = scores * scale
@@ -90,13 +90,19 @@ def trace(
     return Steps(scores, scaled, masked, weights, output.to(out_dtype))
 
 
+def _tame(x: Tensor, idle: Tensor) -> Tensor:
+    """x with 0 for the NaN and Inf in its idle rows: a weight of 0 does not silence them, 0 · NaN is NaN."""
+    return x.masked_fill(idle & ~x.isfinite(), 0.0)
+
+
 def softmax(masked: Tensor, sinks: Tensor | None = None) -> Tensor:
     """Softmax over the keys, in which a query that may look at nothing gives zeros instead of NaN.
 
     `sinks` adds one more logit to every row of a head, which takes its share of the mass and is then dropped.
     """
     if sinks is not None:
-        column = sinks.to(masked.dtype).view(-1, 1, 1).expand(*masked.shape[:-1], 1)
+        column = sinks.to(masked.dtype).view(-1, *[1] * min(masked.ndim - 1, 2))  # (H, 1, 1)
+        column = column.expand(*masked.shape[:-1], 1)  # (B, H, T, 1)
         return softmax(torch.cat([masked, column], dim=-1))[..., :-1]
     empty = (masked == -torch.inf).all(dim=-1, keepdim=True)
     return torch.softmax(masked.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
