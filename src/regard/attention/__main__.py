@@ -14,7 +14,6 @@ def main() -> None:
     x = torch.randn(2, 4, 8)  # (B, T, D)
     with torch.no_grad():
         steps = trace(W_q(x), W_k(x), W_v(x), causal)
-    torch.set_printoptions(precision=4, sci_mode=False)
     print(f"x {tuple(x.shape)}  weights {tuple(steps.weights.shape)}  output {tuple(steps.output.shape)}")
     print(f"row sums {steps.weights.sum(-1).tolist()}")
     for number, weights in enumerate(steps.weights, start=1):

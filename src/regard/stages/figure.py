@@ -44,7 +44,9 @@ def draw_stages() -> Any:
 
 
 def _colour_key(panel: Any, image: Any, ax: Any) -> None:
-    bar = panel.colorbar(image, ax=ax, aspect=40, pad=0.02)
+    from matplotlib.ticker import MaxNLocator
+
+    bar = panel.colorbar(image, ax=ax, aspect=40, pad=0.02, ticks=MaxNLocator(5), format="%.2f")
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, length=2)
     bar.set_label("weight", fontsize=9)

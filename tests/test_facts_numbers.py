@@ -1,0 +1,258 @@
+"""The numbers that hold: the running example, the example by hand, the seeded ones, and the properties."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import causal, causal_mask, scaled_dot_product_attention
+from regard.attention.steps import trace
+from regard.stages import (
+    CausalSelfAttention,
+    Head,
+    SelfAttention,
+    SeparateHeads,
+    join_heads,
+)
+from regard.stages import simplified_self_attention as simplified
+from regard.stages.example import TOKENS, WK, WQ, WV, X, multi_head, project
+
+
+def same(ours: Tensor, printed: list[list[float]] | list[float], digits: int) -> None:
+    """Equal to the printed precision: half a unit of the last digit, and a tenth more for float32."""
+    expected = torch.tensor(printed, dtype=torch.float64)
+    torch.testing.assert_close(ours.double(), expected, rtol=0, atol=0.6 * 10.0**-digits)
+
+
+SIMPLIFIED_WEIGHTS = [
+    [0.1882, 0.1771, 0.1821, 0.1537, 0.1183, 0.1806],
+    [0.1508, 0.2319, 0.2203, 0.1154, 0.1377, 0.1440],
+    [0.1571, 0.2234, 0.2151, 0.1210, 0.1322, 0.1512],
+    [0.1893, 0.1670, 0.1727, 0.1633, 0.1245, 0.1832],
+    [0.1496, 0.2046, 0.1937, 0.1279, 0.1987, 0.1254],
+    [0.1880, 0.1760, 0.1823, 0.1548, 0.1032, 0.1957],
+]
+SIMPLIFIED_OUTPUTS = [
+    [0.450466, 0.581381, 0.543294],
+    [0.509965, 0.539246, 0.569502],
+    [0.499331, 0.546971, 0.566741],
+    [0.444596, 0.584063, 0.533529],
+    [0.524878, 0.523400, 0.526848],
+    [0.438484, 0.589805, 0.550033],
+]
+TRAINABLE_WEIGHTS = [
+    [0.1707, 0.1816, 0.1812, 0.1525, 0.1491, 0.1649],
+    [0.1762, 0.1868, 0.1872, 0.1470, 0.1372, 0.1656],
+    [0.1754, 0.1860, 0.1864, 0.1478, 0.1389, 0.1655],
+    [0.1690, 0.1776, 0.1771, 0.1564, 0.1548, 0.1652],
+    [0.1730, 0.1827, 0.1827, 0.1512, 0.1449, 0.1655],
+    [0.1705, 0.1788, 0.1786, 0.1551, 0.1516, 0.1655],
+]
+TRAINABLE_OUTPUTS = [
+    [0.476205, 0.452156],
+    [0.480304, 0.454230],
+    [0.479721, 0.453930],
+    [0.473813, 0.450236],
+    [0.477453, 0.452456],
+    [0.474870, 0.450705],
+]
+CAUSAL_WEIGHTS = [
+    [1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+    [0.4855, 0.5145, 0.0, 0.0, 0.0, 0.0],
+    [0.3202, 0.3396, 0.3402, 0.0, 0.0, 0.0],
+    [0.2485, 0.2611, 0.2604, 0.2300, 0.0, 0.0],
+    [0.2073, 0.2190, 0.2190, 0.1812, 0.1736, 0.0],
+    [0.1705, 0.1788, 0.1786, 0.1551, 0.1516, 0.1655],
+]
+CAUSAL_OUTPUTS = [
+    [0.488000, 0.372000],
+    [0.538938, 0.513495],
+    [0.553939, 0.544996],
+    [0.510292, 0.476209],
+    [0.474172, 0.481299],
+    [0.474870, 0.450705],
+]
+
+
+def test_running_example_is_the_published_one() -> None:
+    assert TOKENS == ("Each", "model", "learns", "through", "many", "rounds")
+    same(X[0], [0.31, 0.82, 0.45], 6)
+    same(WQ, [[0.5, 0.8], [0.3, 0.1], [0.2, 0.6]], 6)
+    same(WK, [[0.4, 0.3], [0.1, 0.7], [0.5, 0.2]], 6)
+    same(WV, [[0.2, 0.5], [0.3, 0.1], [0.4, 0.3]], 6)
+
+
+def test_simplified_stage() -> None:
+    same(trace(X, X, X, scale=1.0).scores[1], [0.9106, 1.3411, 1.2896, 0.6432, 0.8197, 0.8643], 4)
+    out, attn = simplified(X)
+    same(attn, SIMPLIFIED_WEIGHTS, 4)
+    same(out, SIMPLIFIED_OUTPUTS, 6)
+
+
+def test_simplified_stage_is_the_general_function_without_scale() -> None:
+    out, attn = scaled_dot_product_attention(X, X, X, scale=1.0)
+    torch.testing.assert_close((out, attn), simplified(X))
+
+
+def test_trainable_projections() -> None:
+    q, k, v = project(X)
+    same(q[1], [0.644, 1.109], 6)
+    some = [TOKENS.index(token) for token in ("Each", "model", "rounds")]
+    same(k[some], [[0.431, 0.757], [0.736, 0.654], [0.422, 0.683]], 6)
+    same(v[some], [[0.488, 0.372], [0.587, 0.647], [0.494, 0.307]], 6)
+    same(trace(q, k, v).scores[1, some], [1.1171, 1.1993, 1.0292], 4)
+
+
+def test_trainable_stage() -> None:
+    out, attn = scaled_dot_product_attention(*project(X))
+    same(attn, TRAINABLE_WEIGHTS, 4)
+    same(out, TRAINABLE_OUTPUTS, 6)
+
+
+def test_causal_stage() -> None:
+    out, attn = scaled_dot_product_attention(*project(X), causal_mask(6))
+    same(attn, CAUSAL_WEIGHTS, 4)
+    same(out, CAUSAL_OUTPUTS, 6)
+
+
+def test_causal_stage_as_a_layer() -> None:
+    same(multi_head(num_heads=1)(X), CAUSAL_OUTPUTS, 6)
+
+
+def test_by_hand() -> None:
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    head = Head(n_embd=2, head_size=2, block_size=3).eval()
+    for projection in (head.key, head.query, head.value):
+        nn.init.eye_(projection.weight)
+    out, weights = head.attention(x)
+    same(weights, [[1, 0, 0], [0.33024, 0.66976, 0], [0.24826, 0.24826, 0.50349]], 5)
+    same(out, [[1, 0], [0.3302, 0.6698], [0.7517, 0.7517]], 4)
+
+
+def test_seeded_causal_self_attention() -> None:
+    torch.manual_seed(0)
+    layer = CausalSelfAttention(8, 4)
+    _, weights = layer.attention(torch.randn(2, 4, 8))
+    same(weights[0], [[1, 0, 0, 0], [0.7027, 0.2973, 0, 0], [0.3603, 0.3272, 0.3125, 0],
+                      [0.2419, 0.3202, 0.2101, 0.2279]], 4)  # fmt: skip
+    same(weights[1], [[1, 0, 0, 0], [0.5397, 0.4603, 0, 0], [0.3336, 0.3481, 0.3183, 0],
+                      [0.2586, 0.2269, 0.2453, 0.2692]], 4)  # fmt: skip
+
+
+def test_seeded_scores_of_a_head() -> None:
+    torch.manual_seed(42)
+    x = torch.randn(4, 8, 32)
+    head = Head(n_embd=32, head_size=16, block_size=8)
+    scaled = trace(head.query(x), head.key(x), head.value(x)).scaled
+    assert scaled.std().item() == pytest.approx(0.351, abs=5e-4)
+
+
+def test_softmax_by_hand() -> None:
+    same(torch.softmax(torch.tensor([1.0, 2.0, 3.0]), -1), [0.0900, 0.2447, 0.6652], 4)
+    sharp = torch.softmax(torch.tensor([8.0, 16.0, 24.0]), -1)
+    assert sharp.tolist() == pytest.approx([1.125e-07, 3.3535e-04, 0.99966], rel=5e-4)
+
+
+# Properties
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_rows_sum_to_one_but_not_exactly() -> None:
+    _, seeded = CausalSelfAttention(8, 4).attention(drawn(2, 4, 8))
+    _, trainable = scaled_dot_product_attention(*project(X))
+    _, masked = scaled_dot_product_attention(*project(X), causal)
+    off = [
+        (weights.sum(-1) - 1).abs().max().item() for weights in (simplified(X)[1], trainable, masked, seeded)
+    ]
+    assert 0 < max(off) <= 1.2e-7
+
+
+def test_first_causal_row_is_one_hot() -> None:
+    x = drawn(3, 16, 8)
+    _, attn = scaled_dot_product_attention(x, x, x, causal)
+    assert torch.equal(attn[:, 0], F.one_hot(torch.tensor(0), 16).float().expand(3, -1))
+
+
+CAUSAL_LAYERS = {
+    "CausalSelfAttention": lambda: CausalSelfAttention(8, 16),
+    "Head": lambda: Head(8, 4, 16),
+    "SeparateHeads": lambda: SeparateHeads(8, 8, 2, 16),
+    "MultiHeadAttention": lambda: MultiHeadAttention(8, 8, 2),
+}
+
+
+@pytest.mark.parametrize("name", CAUSAL_LAYERS)
+def test_a_causal_output_does_not_move_when_a_later_token_does(name: str) -> None:
+    module = CAUSAL_LAYERS[name]().eval()
+    x = drawn(2, 16, 8)
+    moved = x.clone()
+    moved[:, 9:] = drawn(2, 7, 8, seed=1)
+    before, after = module(x), module(moved)
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert not torch.equal(before[:, 9:], after[:, 9:])
+
+
+def test_a_constant_key_bias_cancels_and_a_query_bias_does_not() -> None:
+    q, k, v = (drawn(2, 6, 8, seed=seed).double() for seed in range(3))
+    bias = drawn(8, seed=3).double().requires_grad_()
+    plain, _ = scaled_dot_product_attention(q, k, v, causal)
+    with_key_bias, _ = scaled_dot_product_attention(q, k + bias, v, causal)
+    with_query_bias, _ = scaled_dot_product_attention(q + bias, k, v, causal)
+    torch.testing.assert_close(with_key_bias, plain, rtol=0, atol=1e-14)
+    assert (with_query_bias - plain).abs().max() > 0.1
+    (gradient,) = torch.autograd.grad(with_key_bias.square().sum(), bias)
+    assert gradient.abs().max() < 1e-13  # zero, but for the last bits
+    (gradient,) = torch.autograd.grad(with_query_bias.square().sum(), bias)
+    assert gradient.abs().max() > 0.1
+
+
+def test_a_value_bias_shifts_the_output_by_itself() -> None:
+    q, k, v = (drawn(2, 6, 8, seed=seed).double() for seed in range(3))
+    bias = drawn(8, seed=3).double()
+    plain, _ = scaled_dot_product_attention(q, k, v, causal)
+    shifted, _ = scaled_dot_product_attention(q, k, v + bias, causal)
+    torch.testing.assert_close(shifted, plain + bias, rtol=0, atol=1e-14)
+
+
+def test_with_one_head_the_output_projection_folds_into_the_value_projection() -> None:
+    torch.manual_seed(0)
+    layer = CausalSelfAttention(8, 6).double()
+    x = drawn(2, 6, 8).double()
+    expected = layer(x)
+    with torch.no_grad():
+        layer.W_v.weight.copy_(layer.W_o.weight @ layer.W_v.weight)
+        nn.init.eye_(layer.W_o.weight)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-14)
+
+
+def test_sharing_one_projection_makes_the_scores_symmetric() -> None:
+    torch.manual_seed(0)
+    layer, x = SelfAttention(8), drawn(5, 8)
+    q, k, v = layer.W_Q(x), layer.W_K(x), layer.W_V(x)
+    shared = trace(q, q, v).scores
+    own = trace(q, k, v).scores
+    torch.testing.assert_close(shared, shared.mT)
+    assert (own - own.mT).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_big_projection_equals_small_ones_exactly(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    separate = SeparateHeads(d_in=32, d_out=64, num_heads=4, block_size=16).to(dtype).eval()
+    x = drawn(2, 16, 32).to(dtype)
+    assert torch.equal(join_heads(separate)(x), separate(x))
+
+
+def test_agreement_with_the_fused_kernel_is_judged_against_float64() -> None:
+    for T in (8, 64, 512):
+        q, k, v = (drawn(2, 4, T, 32, seed=seed) for seed in range(3))
+        truth, _ = scaled_dot_product_attention(q.double(), k.double(), v.double(), causal)
+        ours = (scaled_dot_product_attention(q, k, v, causal)[0] - truth).abs().max()
+        theirs = (F.scaled_dot_product_attention(q, k, v, is_causal=True) - truth).abs().max()
+        assert theirs > 0
+        assert ours <= 2 * theirs
