@@ -1,0 +1,169 @@
+"""`Attention`: the layer that a real model uses.
+
+One projection makes queries, keys and values; they are normed and turned if the model wants it; the cache
+adds what came before; `attend` does the rest. This file knows weights and their order; the operation is in
+`regard.attention`, positions in `rotary`, memory in `cache`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from regard.attention.attend import attend
+from regard.attention.masks import as_mask
+from regard.attention.rules import Mask, full
+from regard.layers.arguments import whole
+from regard.layers.cache import KVCache
+from regard.layers.held import on_held_keys
+from regard.layers.norm import RMSNorm
+from regard.layers.rotary import Rotary
+
+
+class Attention(nn.Module):
+    """Multi-head attention with grouped heads, biases, QK-norm, rotary positions, sinks and a cache.
+
+    - `num_kv_heads`: key/value heads, each read by `num_heads // num_kv_heads` query heads; `head_dim`: their
+      width, `d_model // num_heads` if not given.
+    - `qkv_bias`, `out_bias`: biases of the two projections (GPT-2 has both, Qwen2 the first, Llama neither).
+    - `qk_norm`: RMSNorm of each query and key over its head's width (Qwen3), with `norm_eps`.
+    - `rotary`: a `Rotary`, which many layers may share. For ALiBi write `mask=causal & alibi(num_heads)`.
+    - `mask`: the layer's own rule, such as `causal & window(4096)`; a call may narrow it.
+    - `scale` (`head_dim ** -0.5`), `softcap`, `dropout` (on the weights, in training only): as in `attend`.
+    - `sinks`: a learned logit a head that takes its share of the attention (gpt-oss).
+
+    >>> import regard
+    >>> layer = Attention(32, 4, num_kv_heads=2, rotary=Rotary(8), mask=regard.causal)
+    >>> layer(torch.zeros(1, 5, 32)).shape
+    torch.Size([1, 5, 32])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: bool = False,
+        norm_eps: float = 1e-6,
+        rotary: Rotary | None = None,
+        mask: Mask | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.num_heads = whole("d_model", d_model), whole("num_heads", num_heads)
+        if head_dim is None and d_model % num_heads:
+            raise ValueError(
+                f"num_heads: expected a divisor of d_model={d_model}, got {num_heads}; "
+                "or give head_dim, the width of a head"
+            )
+        self.head_dim = d_model // num_heads if head_dim is None else whole("head_dim", head_dim)
+        self.num_kv_heads = num_heads if num_kv_heads is None else whole("num_kv_heads", num_kv_heads)
+        if num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads: expected a divisor of num_heads={num_heads}, got {num_kv_heads}; "
+                "query head h reads key/value head h // (num_heads // num_kv_heads)"
+            )
+        if rotary is not None and rotary.width > self.head_dim:
+            raise ValueError(
+                f"rotary: expected a width of at most {self.head_dim}, the head's, got {rotary.width}"
+            )
+        if mask is not None and not isinstance(mask, Mask):
+            raise ValueError(f"mask: expected a rule, such as regard.causal, got {type(mask).__name__}")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout: expected a probability from 0 to 1, got {dropout!r}")
+        if softcap is not None and not softcap > 0:
+            raise ValueError(f"softcap: expected a number above 0, or None, got {softcap!r}")
+        self.mask, self.scale, self.softcap, self.dropout = mask, scale, softcap, dropout
+
+        H, G, D = self.num_heads, self.num_kv_heads, self.head_dim
+        self.qkv = nn.Linear(d_model, (H + 2 * G) * D, bias=qkv_bias)  # rows: H queries, G keys, G values
+        self.out = nn.Linear(H * D, d_model, bias=out_bias)
+        self.query_norm = RMSNorm(D, norm_eps) if qk_norm else None
+        self.key_norm = RMSNorm(D, norm_eps) if qk_norm else None
+        self.rotary = rotary
+        self.sinks = nn.Parameter(torch.zeros(H)) if sinks else None
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Each token of x (B, T, d_model) looks at the tokens of x, or of `context` (B, S, d_model) if given.
+
+        `mask` narrows the layer's own rule: who may look, or what is added to the scores. `cache` holds the
+        keys and values of earlier calls: x and `mask` then continue them, and a mask speaks of every token so
+        far, forgotten ones too. An empty context adds nothing to the cache and looks at what it holds.
+        `positions`, (T,) or (B, T), are for rotary only; otherwise tokens count on from the cache's length,
+        and queries stand at the end of the keys. Returns (B, T, d_model).
+        """
+        self._check("x", x)
+        if cache is not None and not isinstance(cache, KVCache):
+            raise ValueError(f"cache: expected a KVCache for this layer, got {type(cache).__name__}")
+        q, k, v = self._project(x, context)  # (B, H, T, D), (B, G, S, D), (B, G, S, D)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if self.rotary is not None:
+            seen = 0 if cache is None else cache.length
+            if positions is None:
+                q = self.rotary(q, seen + k.shape[2] - q.shape[2])
+                k = self.rotary(k, seen)
+            elif context is None:
+                q, k = self.rotary(q, positions), self.rotary(k, positions)
+            else:
+                raise ValueError("positions: expected None beside a context, whose tokens have their own")
+
+        rule = full if self.mask is None else self.mask
+        if mask is not None:
+            rule = as_mask(mask) if rule is full else rule & as_mask(mask)
+        if cache is not None:
+            k, v = cache.update(k, v)
+            rule = on_held_keys(rule, cache, q.shape[2], k.shape[2])
+        mixed = self.attend(q, k, v, rule)  # (B, H, T, D)
+        merged: Tensor = self.out(mixed.transpose(1, 2).flatten(2))  # (B, T, d_model)
+        return merged
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """The operation with the layer's settings: the one place where an onlooker sees q, k and the mask."""
+        dropout = self.dropout if self.training else 0.0
+        return attend(
+            q, k, v, mask=mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout
+        )
+
+    def _project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        H, G = self.num_heads, self.num_kv_heads
+        if context is None:
+            heads = self._heads(self.qkv(x))
+            return heads[:, :H], heads[:, H : H + G], heads[:, H + G :]
+        self._check("context", context, len(x))
+        weight, bias, rows = self.qkv.weight, self.qkv.bias, H * self.head_dim
+        q = self._heads(linear(x, weight[:rows], None if bias is None else bias[:rows]))
+        heads = self._heads(linear(context, weight[rows:], None if bias is None else bias[rows:]))
+        return q, heads[:, :G], heads[:, G:]
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        B, T, width = projected.shape
+        return projected.view(B, T, width // self.head_dim, self.head_dim).transpose(1, 2)  # (B, heads, T, D)
+
+    def _check(self, name: str, x: Tensor, batch: int | None = None) -> None:
+        if x.ndim != 3 or x.shape[2] != self.d_model or batch not in (None, len(x)):
+            B = "batch" if batch is None else batch
+            raise ValueError(f"{name}: expected ({B}, length, {self.d_model}), got {tuple(x.shape)}")
+        weight = self.qkv.weight
+        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(f"{name}: expected {weight.dtype}, as the weights are, got {x.dtype}")
+
+    def extra_repr(self) -> str:
+        rule = "" if self.mask is None else f", mask={self.mask}"
+        return f"heads={self.num_heads}, kv_heads={self.num_kv_heads}, head_dim={self.head_dim}{rule}"

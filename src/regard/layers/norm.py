@@ -1,0 +1,36 @@
+"""RMSNorm: a vector divided by its root mean square, times a learned weight.
+
+PyTorch's own operation does the work; this module computes it in float32 for the half precisions and gives
+back the dtype that came, so that float32 weights serve half-precision activations too (as under autocast).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from regard.attention.inputs import working_dtype
+from regard.layers.arguments import positive, whole
+
+
+class RMSNorm(nn.Module):
+    """`x / sqrt(mean(x²) + eps) · weight` over the last dimension.
+
+    >>> RMSNorm(2)(torch.tensor([3.0, 4.0]))
+    tensor([0.8485, 1.1314], grad_fn=...)
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = positive("eps", eps)
+        self.weight = nn.Parameter(torch.ones(whole("width", width)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1:] != self.weight.shape:
+            raise ValueError(f"x: expected a last dimension of {len(self.weight)}, got {tuple(x.shape)}")
+        dtype = working_dtype(x.dtype)
+        return rms_norm(x.to(dtype), self.weight.shape, self.weight.to(dtype), self.eps).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, eps={self.eps:g}"
