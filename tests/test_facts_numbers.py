@@ -12,6 +12,7 @@ from regard.attention.steps import trace
 from regard.stages import (
     CausalSelfAttention,
     Head,
+    MultiHeadAttention,
     SelfAttention,
     SeparateHeads,
     join_heads,

@@ -74,7 +74,7 @@ def print_heatmap(
     values, hidden = _checked(matrix, rows, cols, hidden)
     top = _top(values, hidden)
     left = max(map(len, rows), default=0)
-    width = max(max(map(len, cols), default=0), 5) + 1
+    width = max(max(map(len, cols), default=0), len("0.0000")) + 1
     console.print(Text(" " * left + "".join(f"{label:>{width}}" for label in cols), style="dim"))
     for label, row, dark in zip(rows, values.tolist(), hidden.tolist(), strict=True):
         line = Text(f"{label:>{left}}")

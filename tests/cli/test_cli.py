@@ -1,0 +1,77 @@
+"""The command `regard`: help, version, the stages, and errors in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import regard
+from regard.cli import app, main
+
+run = CliRunner().invoke
+
+
+def test_version() -> None:
+    result = run(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"regard {regard.__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["stages", "--help"]])
+def test_help_has_examples(arguments: list[str]) -> None:
+    result = run(app, arguments)
+    assert result.exit_code == 0
+    assert "Examples:\n" in result.output
+    assert "regard stages --save stages.png" in result.output
+
+
+def test_without_a_command_there_is_help() -> None:
+    assert "Examples:" in run(app, []).output
+
+
+def test_every_command_has_examples_that_name_it() -> None:
+    assert app.registered_commands
+    for command in app.registered_commands:
+        assert command.callback is not None
+        name = command.name or command.callback.__name__
+        assert f"  regard {name}" in run(app, [name, "--help"]).output
+
+
+def test_stages_walks_and_saves(tmp_path: Path) -> None:
+    result = run(app, ["stages", "--save", str(tmp_path / "stages.svg")])
+    assert result.exit_code == 0
+    assert "4. Multi-head attention" in result.output
+    assert "<svg" in (tmp_path / "stages.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("save", "message"),
+    [
+        ("a.gif", "regard: save: expected a file that ends in"),
+        ("no/such/a.png", "regard: save: there is no folder"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_one_line(
+    save: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["regard", "stages", "--save", save])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+def test_the_real_command(tmp_path: Path) -> None:
+    """As it is installed: the script beside this Python, in its own process."""
+    script = Path(sys.executable).parent / "regard"
+    good = subprocess.run([script, "stages"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert "agrees with torch" in good.stdout
+    bad = subprocess.run([script, "stages", "--save", "a.gif"], capture_output=True, text=True, check=False)
+    assert bad.returncode == 2
+    assert bad.stderr == "regard: save: expected a file that ends in .png, .svg, .pdf, got 'a.gif'\n"

@@ -1,0 +1,155 @@
+"""The heatmap, the four-panel figure and how it reaches the disk."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from regard.stages.example import TOKENS
+from regard.stages.figure import draw_stages
+from regard.stages.picture import (
+    RAMP,
+    check_figure_path,
+    draw_heatmap,
+    ink,
+    print_heatmap,
+    save_figure,
+    shade,
+)
+
+MATRIX = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
+HIDDEN = torch.tensor([[False, True], [False, False]])
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def lightness(colour: str) -> float:
+    return 116 * luminance(colour) ** (1 / 3) - 16  # CIE L*
+
+
+def test_colours_darken_in_even_steps() -> None:
+    steps = [lightness(a) - lightness(b) for a, b in itertools.pairwise(RAMP)]
+    assert min(steps) > 0.7 * max(steps) > 0
+
+
+def test_numbers_can_be_read_on_every_shade() -> None:
+    for percent in range(101):
+        paper, text = luminance(shade(percent / 100)), luminance(ink(percent / 100))
+        assert (max(paper, text) + 0.05) / (min(paper, text) + 0.05) >= 3.5
+
+
+def test_a_shade_lies_between_its_neighbours() -> None:
+    assert [shade(0.0), shade(1.0), shade(0.5)] == [RAMP[0], RAMP[-1], RAMP[4]]
+    assert shade(-1.0) == RAMP[0]
+    assert shade(2.0) == RAMP[-1]
+
+
+def test_heatmap_has_labels_numbers_and_hatching() -> None:
+    ax = Figure().subplots()
+    draw_heatmap(ax, MATRIX, ["a", "b"], ["c", "d"], hidden=HIDDEN, title="weights")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("attended-to (key)", "query")
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["c", "d"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b"]
+    texts = {text.get_position(): text for text in ax.texts}
+    assert {place: text.get_text() for place, text in texts.items()} == {
+        (0, 0): "1.00",
+        (0, 1): "0.25",
+        (1, 1): "0.75",
+    }
+    assert texts[0, 1].get_color() == ink(0.0)  # dark on light
+    assert texts[1, 1].get_color() == ink(1.0)  # light on dark
+    assert [(patch.get_xy(), patch.get_hatch()) for patch in ax.patches] == [((0.5, -0.5), "////")]
+
+
+def test_heatmap_of_zeros_and_of_a_matrix_too_large_for_numbers() -> None:
+    ax = Figure().subplots()
+    draw_heatmap(ax, torch.zeros(2, 2), "ab", "ab")
+    assert [text.get_text() for text in ax.texts] == ["0.00"] * 4
+    ax = Figure().subplots()
+    draw_heatmap(ax, torch.rand(20, 20), ["t"] * 20, ["t"] * 20)
+    assert not ax.texts
+
+
+def test_heatmap_refuses_labels_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"matrix: expected \(3, 2\).*got \(2, 2\)"):
+        draw_heatmap(Figure().subplots(), MATRIX, "abc", "ab")
+
+
+def printed(colour: bool) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=colour, color_system="truecolor" if colour else None, width=80)
+    print_heatmap(console, MATRIX, ["a", "b"], ["c", "d"], hidden=HIDDEN)
+    return out.getvalue()
+
+
+def test_terminal_heatmap_is_plain_where_there_is_no_terminal() -> None:
+    lines = printed(colour=False).splitlines()
+    assert [line.split() for line in lines] == [["c", "d"], ["a", "1.0000", "·"], ["b", "0.2500", "0.7500"]]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_terminal_heatmap_has_colours_in_a_terminal() -> None:
+    red, green, blue = (int(RAMP[-1][i : i + 2], 16) for i in (1, 3, 5))
+    assert f"48;2;{red};{green};{blue}" in printed(colour=True)
+
+
+def test_the_four_panels() -> None:
+    figure = draw_stages()
+    figure.draw_without_rendering()
+    panels = [ax for panel in figure.subfigs for ax in panel.axes if ax.get_title(loc="left")]
+    titles = " ".join(ax.get_title(loc="left") for ax in panels)
+    assert len(figure.subfigs) == 4
+    assert all(word in titles for word in ("Simplified", "Trainable", "Causal", "Multi-head"))
+    edges = figure.bbox
+    for ax in panels:
+        assert tuple(label.get_text() for label in ax.get_xticklabels()) == TOKENS
+        assert ax.get_xlabel() == "attended-to (key)"
+        texts = [*ax.texts, *ax.get_xticklabels(), ax.xaxis.label, ax.yaxis.label, ax._left_title]
+        for text in texts:  # nothing is clipped
+            box = text.get_window_extent()
+            assert edges.x0 <= box.x0 <= box.x1 <= edges.x1
+            assert edges.y0 <= box.y0 <= box.y1 <= edges.y1
+    assert [len(ax.texts) for ax in panels] == [36, 36, 21, 21, 21]
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".PDF", b"%PDF")])
+def test_a_figure_is_saved_by_its_suffix_the_same_every_time(
+    tmp_path: Path, suffix: str, start: bytes
+) -> None:
+    first, second = tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"
+    for path in (first, second):
+        assert save_figure(draw_stages(), path) == path
+    assert first.read_bytes().startswith(start)
+    assert first.read_bytes() == second.read_bytes()
+    assert sorted(tmp_path.iterdir()) == [first, second]
+
+
+def test_a_figure_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    class Broken:
+        def savefig(self, path: str, **options: object) -> None:
+            Path(path).write_bytes(b"half a pict")
+            raise KeyboardInterrupt
+
+    old = tmp_path / "figure.png"
+    old.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt):
+        save_figure(Broken(), old)
+    assert old.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [old]
+
+
+def test_bad_paths_are_answered_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"save: expected a file that ends in .png, .svg, .pdf, got 'a.gif'"):
+        check_figure_path(tmp_path / "a.gif")
+    with pytest.raises(FileNotFoundError, match=r"save: there is no folder .*missing"):
+        check_figure_path(tmp_path / "missing" / "a.png")

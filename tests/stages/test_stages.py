@@ -1,0 +1,301 @@
+"""The stages: names, signatures and attributes that their readers expect; results; kind errors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import regard
+from regard import stages
+from regard.stages import (
+    CausalSelfAttention,
+    CrossAttention,
+    Head,
+    MultiHeadAttention,
+    ProjectedMultiHeadAttention,
+    SelfAttention,
+    SeparateHeads,
+    check_against_pytorch,
+    efficient_masking,
+    join_heads,
+    naive_masking,
+    simplified_self_attention,
+)
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "SelfAttention": lambda: SelfAttention(8),
+    "CausalSelfAttention": lambda: CausalSelfAttention(8, 6),
+    "Head": lambda: Head(8, 4, 6),
+    "SeparateHeads": lambda: SeparateHeads(8, 6, 3, 6),
+    "MultiHeadAttention": lambda: MultiHeadAttention(8, 6, 3),
+    "ProjectedMultiHeadAttention": lambda: ProjectedMultiHeadAttention(8, 2),
+}
+BOUNDED = ("CausalSelfAttention", "Head", "SeparateHeads")
+
+
+def output(result: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
+@pytest.mark.parametrize(
+    ("layer", "signature"),
+    [
+        (SelfAttention, {"d_model": ...}),
+        (CausalSelfAttention, {"d_model": ..., "max_seq_len": ...}),
+        (Head, {"n_embd": ..., "head_size": ..., "block_size": ..., "dropout": 0.1}),
+        (MultiHeadAttention, {"d_in": ..., "d_out": ..., "num_heads": ..., "dropout": 0.1}),
+    ],
+)
+def test_signatures(layer: type[nn.Module], signature: dict[str, object]) -> None:
+    parameters = inspect.signature(layer).parameters
+    assert list(parameters) == list(signature)
+    for name, default in signature.items():
+        assert parameters[name].default == (inspect.Parameter.empty if default is ... else default)
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [
+        ("SelfAttention", {"W_Q", "W_K", "W_V"}),
+        ("CausalSelfAttention", {"W_q", "W_k", "W_v", "W_o"}),
+        ("Head", {"key", "query", "value"}),
+        ("MultiHeadAttention", {"W_q", "W_k", "W_v"}),
+        ("ProjectedMultiHeadAttention", {"W_q", "W_k", "W_v", "W_o"}),
+    ],
+)
+def test_projections_have_these_names_and_no_bias_and_nothing_else_is_saved(
+    name: str, attributes: set[str]
+) -> None:
+    assert set(LAYERS[name]().state_dict()) == {f"{attribute}.weight" for attribute in attributes}
+
+
+@pytest.mark.parametrize(("name", "buffer"), [("CausalSelfAttention", "causal_mask"), ("Head", "tril")])
+def test_masks_are_boolean_buffers_that_say_who_may_look(name: str, buffer: str) -> None:
+    layer = LAYERS[name]()
+    assert torch.equal(dict(layer.named_buffers())[buffer], torch.ones(6, 6).tril().bool())
+    assert getattr(layer.to("meta"), buffer).device.type == "meta"  # it moves with the module
+
+
+def test_weights_load_at_another_length() -> None:
+    longer = CausalSelfAttention(8, 12)
+    longer.load_state_dict(CausalSelfAttention(8, 6).state_dict())
+    longer_head = Head(8, 4, 12)
+    longer_head.load_state_dict(Head(8, 4, 6).state_dict())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("shape", [(2, 6, 8), (6, 8), (2, 3, 5, 8), (2, 0, 8), (0, 8), (0, 6, 8), (1, 1, 8)])
+def test_any_batch_and_length_even_none(name: str, shape: tuple[int, ...]) -> None:
+    result = output(LAYERS[name]()(torch.randn(shape)))
+    width = {"Head": 4, "SeparateHeads": 6, "MultiHeadAttention": 6}.get(name, 8)
+    assert result.shape == (*shape[:-1], width)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_batch_items_do_not_touch(name: str) -> None:
+    layer, x = LAYERS[name]().eval(), torch.randn(3, 6, 8)
+    torch.testing.assert_close(output(layer(x))[1], output(layer(x[1])))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_any_float_dtype_and_a_gradient(name: str, dtype: torch.dtype) -> None:
+    layer, x = LAYERS[name]().to(dtype), torch.randn(2, 6, 8, dtype=dtype, requires_grad=True)
+    result = output(layer(x))
+    assert result.dtype == dtype
+    result.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_weights_and_output_of_self_attention() -> None:
+    layer, x = SelfAttention(8), torch.randn(2, 6, 8)
+    out, attn = layer(x, mask=regard.causal_mask(6))
+    q, k, v = layer.W_Q(x), layer.W_K(x), layer.W_V(x)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    torch.testing.assert_close(attn @ v, out)
+    assert attn.shape == (2, 6, 6)
+
+
+def test_self_attention_takes_masks_of_a_batch() -> None:
+    layer, x = SelfAttention(8), torch.randn(2, 6, 8)
+    _, by_rule = layer(x, regard.padding([6, 4]))
+    real = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    _, by_tensor = layer(x, real[:, None, :].expand(2, 6, 6))
+    assert torch.equal(by_rule, by_tensor)
+    assert (by_rule[1, :, 4:] == 0).all()
+    assert (by_rule[0] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.ones(6, 6), "only 0 and 1"),
+        (torch.ones(6, 6, dtype=torch.long), "int64"),
+        (torch.ones(5, 5, dtype=torch.bool), "mask"),
+        (torch.ones(3, 6, 6, dtype=torch.bool), "mask"),
+    ],
+)
+def test_self_attention_refuses_a_bad_mask(mask: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SelfAttention(8)(torch.randn(2, 6, 8), mask)
+
+
+def test_dropout_acts_on_the_weights_in_training_only() -> None:
+    head, x = Head(8, 4, 64, dropout=0.5), torch.randn(64, 8)
+    _, dropped = head.attention(x)
+    _, whole = head.eval().attention(x)
+    seen = regard.causal_mask(64)
+    zero = dropped[seen] == 0
+    assert 0.45 < zero.float().mean() < 0.55
+    torch.testing.assert_close(dropped[seen][~zero], 2 * whole[seen][~zero])  # scaled by 1 / (1 − p)
+    assert torch.equal(head(x), head(x))
+    multi = MultiHeadAttention(8, 8, 2, dropout=0.5)
+    assert not torch.equal(multi(x), multi(x))
+    assert torch.equal(multi.eval()(x), multi(x))
+
+
+def test_heads_are_split_by_channel() -> None:
+    layer, x = MultiHeadAttention(8, 6, 3).eval(), torch.randn(2, 5, 8)
+    out, weights = layer.attention(x)
+    assert weights.shape == (2, 3, 5, 5)
+    q, k, v = layer.W_q(x), layer.W_k(x), layer.W_v(x)
+    for h in range(3):
+        part = slice(2 * h, 2 * h + 2)
+        expected = F.scaled_dot_product_attention(q[..., part], k[..., part], v[..., part], is_causal=True)
+        torch.testing.assert_close(out[..., part], expected)
+
+
+def test_joined_heads_keep_mode_dropout_and_dtype() -> None:
+    separate = SeparateHeads(8, 6, 3, 5, dropout=0.3).double().eval()
+    joined = join_heads(separate)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    torch.testing.assert_close(joined(x), separate(x), rtol=0, atol=1e-15)
+    assert not joined.training
+    assert joined.dropout.p == 0.3
+
+
+def test_cross_attention_reads_the_other_sequence() -> None:
+    layer = CrossAttention(8, d_context=5)
+    x, context = torch.randn(2, 3, 8), torch.randn(2, 7, 5)
+    out, attn = layer(x, context, regard.padding([7, 2]))
+    assert (out.shape, attn.shape) == ((2, 3, 8), (2, 3, 7))
+    assert (attn[1, :, 2:] == 0).all()
+    q, k, v = layer.W_Q(x), layer.W_K(context), layer.W_V(context)
+    torch.testing.assert_close(layer(x, context)[0], F.scaled_dot_product_attention(q, k, v))
+
+
+def test_cross_attention_on_itself_is_self_attention() -> None:
+    own, cross, x = SelfAttention(8), CrossAttention(8), torch.randn(2, 6, 8)
+    cross.load_state_dict(own.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(own(x), cross(x, x), strict=True))
+
+
+def test_both_maskings_agree_where_both_can_answer() -> None:
+    scores, mask = torch.randn(4, 6, 6), regard.causal_mask(6)
+    naive, efficient = naive_masking(scores, mask), efficient_masking(scores, mask)
+    torch.testing.assert_close(naive, efficient)
+    assert (efficient[:, ~mask] == 0).all()
+
+
+def test_naive_masking_is_nan_where_the_past_underflows() -> None:
+    scores = torch.tensor([[0.0, 200.0], [0.0, 0.0]])
+    assert naive_masking(scores, regard.causal_mask(2))[0].isnan().all()
+    assert efficient_masking(scores, regard.causal_mask(2)).tolist() == [[1.0, 0.0], [0.5, 0.5]]
+
+
+def test_efficient_masking_of_a_row_that_may_look_at_nothing_is_zero() -> None:
+    assert efficient_masking(torch.randn(1, 3), torch.zeros(1, 3, dtype=torch.bool)).tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("masking", [naive_masking, efficient_masking])
+def test_maskings_refuse_bad_masks(masking: Callable[[Tensor, Tensor], Tensor]) -> None:
+    with pytest.raises(ValueError, match=r"mask: expected booleans.*float32.*\.bool\(\)"):
+        masking(torch.randn(2, 2), torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"mask: expected a shape.*\(2, 2\), got \(3, 3\)"):
+        masking(torch.randn(2, 2), regard.causal_mask(3))
+    with pytest.raises(ValueError, match=r"scores: expected a float tensor, got torch.int64"):
+        masking(torch.ones(2, 2, dtype=torch.long), regard.causal_mask(2))
+
+
+def test_check_against_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.get_rng_state()
+    difference = check_against_pytorch()
+    assert 0 <= difference.mean <= difference.largest <= 1e-6
+    assert f"largest difference {difference.largest:.1e}" in capsys.readouterr().out
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_check_against_pytorch_notices_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Head, "forward", lambda self, x: self.attention(x)[0] * 1.001)
+    with pytest.raises(AssertionError, match="at most 1e-06, got"):
+        check_against_pytorch()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.randn(8), r"^[xX]: expected \(batch, length, 8\) or \(length, 8\), got \(8,\)"),
+        (torch.randn(2, 6, 7), r"^[xX]: expected width 8 in the last dimension, got \(2, 6, 7\)"),
+        (torch.randn(2, 6, 8).double(), r"^[xX]: expected torch.float32.* got torch.float64"),
+        (torch.ones(2, 6, 8, dtype=torch.long), r"^[xX]: expected torch.float32.* got torch.int64"),
+        (torch.randn(2, 6, 8, device="meta"), r"^[xX]: expected it on cpu.* got meta"),
+        ([[1.0]], r"^[xX]: expected a torch.Tensor, got list"),
+    ],
+)
+def test_bad_sequences_are_answered_kindly(name: str, x: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LAYERS[name]()(x)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_sequence_over_the_maximum(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^x: expected a length of at most 6.*got 7"):
+        LAYERS[name]()(torch.randn(2, 7, 8))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: MultiHeadAttention(3, 5, 2), r"num_heads: expected .* divides d_out = 5, got 2"),
+        (lambda: ProjectedMultiHeadAttention(8, 3), r"num_heads: expected .* divides d_out = 8, got 3"),
+        (lambda: SeparateHeads(3, 5, 2, 4), r"num_heads: expected .* divides d_out = 5, got 2"),
+        (lambda: MultiHeadAttention(3, 4, 0), "num_heads: expected a whole number of at least 1, got 0"),
+        (lambda: MultiHeadAttention(3, 4, 2, dropout=1.5), "dropout: expected a probability.*got 1.5"),
+        (lambda: Head(8, 4, 6, dropout=-0.1), "dropout: expected a probability.*got -0.1"),
+        (lambda: Head(8, 0, 6), "head_size: expected .* got 0"),
+        (lambda: CausalSelfAttention(8, -1), "max_seq_len: expected .* got -1"),
+        (lambda: SelfAttention(2.5), "d_model: expected .* got 2.5"),
+        (lambda: CrossAttention(8, d_context=0), "d_context: expected .* got 0"),
+    ],
+)
+def test_bad_sizes_are_answered_kindly(build: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_cross_attention_refuses_another_batch() -> None:
+    with pytest.raises(ValueError, match=r"context: expected the batch of x, \(2,\), got \(3, 7, 8\)"):
+        CrossAttention(8)(torch.randn(2, 6, 8), torch.randn(3, 7, 8))
+
+
+@pytest.mark.parametrize("X", [torch.randn(3), torch.ones(2, 3, dtype=torch.long), [[1.0]]])
+def test_simplified_refuses_what_is_no_sequence(X: Tensor) -> None:
+    with pytest.raises(ValueError, match="X: expected a float tensor"):
+        simplified_self_attention(X)
+
+
+def test_simplified_takes_batches_and_nothing() -> None:
+    X = torch.randn(2, 5, 3)
+    torch.testing.assert_close(simplified_self_attention(X)[0][1], simplified_self_attention(X[1])[0])
+    assert simplified_self_attention(torch.randn(0, 3))[0].shape == (0, 3)
+
+
+def test_every_stage_is_exported() -> None:
+    assert all(hasattr(stages, name) for name in stages.__all__)
+    assert sorted(stages.__all__) == list(stages.__all__)

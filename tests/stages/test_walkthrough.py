@@ -1,0 +1,66 @@
+"""`python -m regard.stages` and `python -m regard.attention`: what they print, and what they write."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.stages.walkthrough import walk
+
+
+def test_the_walk_shows_every_stage_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.get_rng_state()
+    walk()
+    out = capsys.readouterr().out
+    for text in (
+        "1. Simplified self-attention",
+        "2. Trainable self-attention",
+        "3. Causal self-attention",
+        "4. Multi-head attention",
+        "cross-attention",
+        "scores (6, 6)  attn (6, 6)  out (6, 3)",
+        "0.9106  1.3411  1.2896  0.6432  0.8197  0.8643",
+        "Each  0.1882  0.1771  0.1821  0.1537  0.1183  0.1806",
+        "rounds  0.1705  0.1788  0.1786  0.1551  0.1516  0.1655",
+        "model  0.4855  0.5145       ·       ·       ·       ·",
+        "Each row sums to 1, give or take",
+        "agrees with torch",
+    ):
+        assert text in out
+    assert "\x1b" not in out  # plain text where there is no terminal
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["out.png", "[bold]out.png"])
+def test_the_walk_saves_the_picture(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["regard.stages", "--save", str(tmp_path / name)])
+    runpy.run_module("regard.stages", run_name="__main__")
+    assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert str(tmp_path / name) in capsys.readouterr().out
+
+
+def test_the_walk_says_what_is_wrong_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["regard.stages", "--save", "figure.gif"])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_module("regard.stages", run_name="__main__")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "got 'figure.gif'" in err
+
+
+def test_the_sanity_check_of_attention(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_module("regard.attention", run_name="__main__")
+    out = capsys.readouterr().out
+    assert "x (2, 4, 8)  weights (2, 4, 4)  output (2, 4, 8)" in out
+    assert "[0.7027, 0.2973, 0.0000, 0.0000]" in out
+    assert "[0.2586, 0.2269, 0.2453, 0.2692]" in out
+    assert "row sums [[1.0, 1.0, 1.0," in out
+    assert "nothing above the diagonal: True" in out
