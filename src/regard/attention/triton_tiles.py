@@ -1,0 +1,136 @@
+"""What every Triton kernel does with one tile: load its rows, score it, and say which entries are allowed.
+
+Scores are kept in base 2 (times log2 e), since the hardware's exponential is base 2. Options that were not asked
+for arrive as None and cost nothing.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+# No `from __future__ import annotations` here: Triton reads the annotations themselves.
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def load_rows(at, step, first, seen, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
+    """Rows from `first` on of one head's (length, WIDTH) as a (ROWS, PADDED) tile: zero where not seen."""
+    row, col = tl.arange(0, ROWS), tl.arange(0, PADDED)
+    at += first.to(tl.int64) * step[2] + row[:, None] * step[2] + col[None, :] * step[3]
+    if seen is not None:
+        return tl.load(at, mask=seen[:, None] & (col[None, :] < WIDTH), other=0.0)
+    elif WIDTH == PADDED:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=col[None, :] < WIDTH, other=0.0)
+
+
+@triton.jit
+def load_block(
+    at, step, tma, b, g, first, seen, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr
+):
+    """The same for head g of sequence b, through its tensor descriptor where there is one and all is seen."""
+    if tma is not None and seen is None:
+        return tma.load([b, g, first.to(tl.int32), 0]).reshape(ROWS, PADDED)
+    else:
+        return load_rows(at, step, first, seen, WIDTH, ROWS, PADDED)
+
+
+@triton.jit
+def scored(product, factor, cap, slope, q, k):
+    """Scores in base 2 from the products of queries and keys that stand at positions q and k."""
+    score = product * factor
+    if cap is not None:
+        score = cap * tanh(score)
+    if slope is not None:
+        score -= slope * tl.abs(q - k).to(tl.float32)
+    return score
+
+
+@triton.jit
+def tanh(x):
+    """To float32's precision: 1 − 2 / (e^2x + 1) loses the small x, which a polynomial keeps."""
+    y = x * x
+    small = -6.104947958455204e-3
+    small = small * y + 2.100364117430851e-2
+    small = small * y - 5.385249745488343e-2
+    small = small * y + 1.3332782263846335e-1
+    small = small * y - 3.333332909961273e-1
+    large = 1.0 - 2.0 / (tl.exp2(tl.abs(x) * (2 * LOG2E)) + 1.0)
+    return tl.where(y < 0.390625, x + x * y * small, tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def key_blocks(q_first, q_last, S, band, COLS: tl.constexpr):
+    """Which key blocks the queries at positions q_first … q_last need.
+
+    Blocks first … full_first and full_last … last hold keys that some of them may not look at, or that do not
+    exist; those between are allowed whole.
+    """
+    first, full_first = 0, 0
+    full_last, last = S // COLS, tl.cdiv(S, COLS)
+    if band.ahead is not None:
+        full_last = tl.minimum(full_last, tl.maximum(q_first + band.ahead + 1, 0) // COLS)
+        last = tl.minimum(last, tl.cdiv(tl.maximum(q_last + band.ahead + 1, 0), COLS))
+    if band.behind is not None:
+        first = tl.minimum(last, tl.maximum(q_first - band.behind, 0) // COLS)
+        full_first = tl.minimum(last, tl.cdiv(tl.maximum(q_last - band.behind, 0), COLS))
+    full_last = tl.maximum(full_first, full_last)
+    return first, full_first, full_last, tl.maximum(full_last, last)
+
+
+@triton.jit
+def query_blocks(k_first, k_last, T, S, band, ROWS: tl.constexpr):
+    """Which query blocks the keys k_first … k_last are needed by, in the same four parts."""
+    first, full_first = 0, 0
+    full_last, last = tl.cdiv(T, ROWS), tl.cdiv(T, ROWS)  # queries past the last are harmless
+    shift = S - T
+    if band.ahead is not None:
+        first = tl.minimum(last, tl.maximum(k_first - band.ahead - shift, 0) // ROWS)
+        full_first = tl.minimum(last, tl.cdiv(tl.maximum(k_last - band.ahead - shift, 0), ROWS))
+    if band.behind is not None:
+        last = tl.minimum(last, tl.cdiv(tl.maximum(k_last + band.behind + 1 - shift, 0), ROWS))
+        full_last = tl.minimum(full_last, tl.maximum(k_first + band.behind + 1 - shift, 0) // ROWS)
+        first, full_first = tl.minimum(first, last), tl.minimum(full_first, last)
+    full_last = tl.maximum(full_first, full_last)
+    return first, full_first, full_last, tl.maximum(full_last, last)
+
+
+@triton.jit
+def in_band(q, k, S, band):
+    """May the queries at positions q look at the keys k? Both broadcast."""
+    allowed = k < S
+    if band.ahead is not None:
+        allowed = allowed & (k <= q + band.ahead)
+    if band.behind is not None:
+        allowed = allowed & (k >= q - band.behind)
+    return allowed
+
+
+@triton.jit
+def seen_in_band(k, q_first, q_last, S, band):
+    """Which keys may be looked at by any of the queries at positions q_first … q_last?"""
+    seen = k < S
+    if band.ahead is not None:
+        seen = seen & (k <= q_last + band.ahead)
+    if band.behind is not None:
+        seen = seen & (k >= q_first - band.behind)
+    return seen
+
+
+@triton.jit
+def tile_bits(lists, entry, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The stored tile of a partial block as booleans (ROWS, COLS)."""
+    row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
+    at = lists.tiles + tl.load(lists.tile + entry).to(tl.int64) * (ROWS * COLS // 8)
+    byte = tl.load(at + row * (COLS // 8) + col // 8).to(tl.int32)
+    return ((byte >> (col % 8)) & 1) != 0
+
+
+@triton.jit
+def list_of(lists, b, h, block):
+    """Where the list of a block begins, where its partial blocks begin, and where it ends."""
+    at = b * lists.batch_step + h * lists.head_step + block
+    return tl.load(lists.first + at), tl.load(lists.split + at), tl.load(lists.first + at + 1)

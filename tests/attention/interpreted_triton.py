@@ -1,0 +1,94 @@
+"""The Triton kernels on the CPU, interpreted, against float64. Run by test_triton.py, in a process of its own.
+
+Blocks are forced small, so that small sizes have empty, full and partial ones.
+"""
+
+import interpreter  # noqa: F401 (first: it settles how Triton's kernels are defined)
+import pytest
+import torch
+
+import regard
+from regard import causal, chunks, dense, documents, padding, prefix, rule, window
+from regard.attention import triton_configs, triton_path
+from regard.attention.problem import pose
+from regard.attention.steps import trace
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:invalid value:RuntimeWarning", "ignore:overflow:RuntimeWarning"
+)
+
+IDS = torch.tensor([[0] * 20 + [1] * 7 + [2] * 33, [5] * 48 + [6] * 12])  # (2, 60)
+TABLE = torch.rand(2, 1, 44, 60, generator=torch.Generator().manual_seed(3)) < 0.4
+# name: mask, queries, keys; batch 2 throughout
+CASES = {
+    "full": (None, 40, 60),
+    "causal": (causal, 60, 60),
+    "causal, fewer queries": (causal, 44, 60),
+    "causal, more queries": (causal, 60, 30),
+    "top left": (causal.top_left, 44, 60),
+    "window": (causal & window(20), 60, 60),
+    "narrow window": (causal & window(3), 44, 60),
+    "both sides": (window(9, ahead=5), 44, 60),
+    "prefix": (causal | prefix(21), 44, 60),
+    "documents": (documents(IDS) & causal, 44, 60),
+    "padding": (padding([0, 33]), 40, 60),
+    "chunks": (chunks(7), 44, 60),
+    "heads differ": (rule(lambda b, h, q, k: (q + k + b + h) % 3 == 0), 44, 60),
+    "table": (dense(TABLE), 44, 60),
+    "not": (~chunks(16) & causal, 44, 60),
+    "alibi": (regard.alibi(2) & causal, 44, 60),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    shapes = {"forward": (32, 16), "lists": (16, 32), "queries": (32, 16), "keys": (16, 32), "pool": (32, 16)}
+    monkeypatch.setattr(
+        triton_configs,
+        "choose",
+        lambda purpose, width, dtype: triton_configs.Config(*shapes.get(purpose, (16, 16)), 4, 1),
+    )
+
+
+def draw(T, S, *, H=2, G=1, D=16, E=16, dtype=torch.float32):
+    shapes = (2, H, T, D), (2, G, S, D), (2, G, S, E)
+    return [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+def true_lse(masked, sinks=None):
+    if sinks is not None:
+        masked = torch.cat([masked, sinks.view(-1, 1, 1).expand(*masked.shape[:-1], 1)], -1)
+    return torch.logsumexp(masked, -1)
+
+
+def assert_near(result, truth, most):
+    assert torch.equal(result.isinf(), truth.isinf())
+    gap = (result.double() - truth).masked_fill(truth.isinf(), 0.0).abs().max().item()
+    assert gap <= most, f"off by {gap:.1e}, more than {most:.1e}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_forward(case):
+    mask, T, S = CASES[case]
+    q, k, v = draw(T, S)
+    problem = pose(q, k, v, mask=mask)
+    assert triton_path.refuses(problem) is None
+    output, lse = triton_path.run(problem)
+    steps = trace(q.double(), k.double(), v.double(), mask)
+    assert_near(output, steps.output, 2e-6)
+    assert_near(lse, true_lse(steps.masked), 2e-6)
+
+
+@pytest.mark.parametrize("case", ["full", "both sides", "prefix"])
+@pytest.mark.parametrize(
+    ("scale", "softcap", "sinks"), [(0.7, 1.5, True), (-0.4, None, True), (0.0, None, False)]
+)
+def test_forward_options(case, scale, softcap, sinks):
+    mask, T, S = CASES[case]
+    q, k, v = draw(T, S, D=20, E=5)
+    options = {"scale": scale, "softcap": softcap, "sinks": torch.randn(2) if sinks else None}
+    output, lse = triton_path.run(pose(q, k, v, mask=mask, **options))
+    options["sinks"] = options["sinks"].double() if sinks else None
+    steps = trace(q.double(), k.double(), v.double(), mask, **options)
+    assert_near(output, steps.output, 2e-6)
+    assert_near(lse, true_lse(steps.masked, options["sinks"]), 2e-6)
