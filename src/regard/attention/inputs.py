@@ -124,8 +124,8 @@ def _check_tensor(name: str, x: Tensor, q: Tensor) -> None:
 
 
 def _flat_batch(mask: Mask | Tensor | None, lead: tuple[int, ...]) -> Mask | Tensor | None:
-    """A mask of more than four dimensions with its batch dimensions made one, as the rules number it."""
-    if not isinstance(mask, Tensor) or mask.ndim <= 4 or mask.ndim != len(lead) + 2:
+    """A mask for several batch dimensions with those made one, as the rules number it."""
+    if not isinstance(mask, Tensor) or len(lead) < 3 or not 4 <= mask.ndim <= len(lead) + 2:
         return mask
     try:
         return mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ def draw_mask(mask: Mask, T: int, S: int, *, ax: Any = None) -> Any:
         vmax=1,
         aspect="auto",
     )
-    ax.set_title(f"{mask}" + (" (first sequence and head)" if varies else ""), fontsize=11)
+    name = textwrap.fill(str(mask), 44)  # the longest line that the figure's width holds
+    ax.set_title(name + ("\nfirst sequence and head" if varies else ""), fontsize=11)
     ax.set_xlabel("key")
     ax.set_ylabel("query")
     if max(T, S) <= 32:  # cells are large enough to tell apart
