@@ -92,3 +92,22 @@ def test_forward_options(case, scale, softcap, sinks):
     steps = trace(q.double(), k.double(), v.double(), mask, **options)
     assert_near(output, steps.output, 2e-6)
     assert_near(lse, true_lse(steps.masked, options["sinks"]), 2e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients(case):
+    mask, T, S = CASES[case]
+    options = {"softcap": 1.5, "scale": 0.6} if case in ("both sides", "prefix") else {}
+    inputs = [*draw(T, S, D=8, E=5), torch.randn(2)]
+    upstream = torch.randn(2, 2, T, 5)
+    results, truths = [], []
+    for found, dtype in ((results, torch.float32), (truths, torch.float64)):
+        q, k, v, sinks = (x.to(dtype).requires_grad_() for x in inputs)
+        if dtype == torch.float32:
+            output, lse = triton_path.run(pose(q, k, v, mask=mask, sinks=sinks, **options))
+            assert not lse.requires_grad
+        else:
+            output = trace(q, k, v, mask, sinks=sinks, **options).output
+        found += torch.autograd.grad(output, (q, k, v, sinks), upstream.to(dtype))
+    for result, truth in zip(results, truths, strict=True):
+        assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())

@@ -1,8 +1,8 @@
 """Fused attention in Triton, forward: the output and the row log-sum-exp, without the T×S matrix.
 
-One program takes one block of queries past the key blocks it may look at, keeping for each query the largest score,
-the sum of weights and the weighted sum of values so far (the online softmax). Blocks that are allowed whole pay
-nothing for masking.
+One program takes one block of queries past the key blocks it may look at, keeping for each query the largest
+score, the sum of weights and the weighted sum of values so far (the online softmax). Blocks that are allowed
+whole pay nothing for masking.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
@@ -21,6 +21,7 @@ from regard.attention.triton_tiles import (
     load_rows,
     scored,
     seen_in_band,
+    store_rows,
     tile_bits,
 )
 
@@ -115,7 +116,9 @@ def _pass_over(
                 allowed = in_band(position[:, None], key[None, :], S, band)
                 seen = seen_in_band(key, q_first, q_first + ROWS - 1, S, band)
             else:
-                allowed = tile_bits(lists, i, ROWS, COLS)
+                allowed = tile_bits(
+                    lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
+                )
                 seen = tl.max(allowed.to(tl.int32), 0) > 0
 
         keys = load_block(k, k_step, k_tma, b, g, key_first, seen, D, COLS, D_PAD)  # (COLS, D)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from regard.attention import triton_configs as configs
 from regard.attention.bands import Band, band_of, split_alibi
@@ -49,12 +50,10 @@ def refuses_scores(q: Tensor, mask: Mask) -> str | None:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor]:
     """The output (B, H, T, E) and the row log-sum-exp (B, H, T), detached."""
-    if problem.needs_grad:
-        from regard.attention.triton_backward import Attention
-
-        output, lse = Attention.apply(*problem)
-        return output, lse
-    return forward(problem)
+    if not problem.needs_grad:
+        return forward(problem)
+    output, lse = _Attention.apply(*problem)  # type: ignore[no-untyped-call]
+    return output, lse
 
 
 class Scores(NamedTuple):
@@ -103,39 +102,92 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     lists = None
     if scores.band is None and S > 0:
         lists = surveyed(scores.rule, problem.matrix, config.rows, config.cols, q.device).by_row()
+    q = -q if scores.negative else q
     forward_kernel[(-(-T // config.rows) * B * H,)](
-        -q if scores.negative else q,
-        k,
-        v,
-        descriptor(k, config, widths[0]),
-        descriptor(v, config, widths[1]),
-        output,
-        lse,
-        problem.sinks,
-        scores.slopes,
-        lists,
-        scores.band or Band(),
-        q.stride(),
-        k.stride(),
-        v.stride(),
-        output.stride(),
-        H,
-        problem.group,
-        T,
-        S,
-        scores.factor,
-        scores.cap,
-        D,
-        E,
-        *widths,
-        config.rows,
-        config.cols,
-        configs.PRECISION,
-        config.specialize,
-        num_warps=config.warps,
-        num_stages=config.stages,
-    )
+        q, k, v,
+        descriptor(k, config.tma, config.cols, widths[0]),
+        descriptor(v, config.tma, config.cols, widths[1]),
+        output, lse, problem.sinks, scores.slopes, lists, scores.band or Band(),
+        q.stride(), k.stride(), v.stride(), output.stride(),
+        H, problem.group, T, S, scores.factor, scores.cap,
+        D, E, *widths, config.rows, config.cols, configs.PRECISION, config.specialize,
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
     return output, lse
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        problem = Problem(*arguments)
+        output, lse = forward(problem)
+        ctx.save_for_backward(problem.q, problem.k, problem.v, problem.sinks, output, lse)
+        ctx.others = problem.mask, problem.scale, problem.softcap
+        ctx.mark_non_differentiable(lse)
+        return output, lse
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, sinks, output, lse = ctx.saved_tensors
+        mask, scale, softcap = ctx.others
+        problem = Problem(q, k, v, mask, scale, softcap, sinks, 0.0)
+        q_grad, k_grad, v_grad, sinks_grad = backward(problem, output, lse, grad)
+        return q_grad, k_grad, v_grad, None, None, None, sinks_grad, None
+
+
+def backward(problem: Problem, output: Tensor, lse: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v and sinks, given that of the output."""
+    from regard.attention.triton_backward import keys_kernel, prepare_kernel, queries_kernel
+
+    q, k, v, sinks = problem.q, problem.k, problem.v, problem.sinks
+    B, H, T, S = problem.matrix
+    G, D, E = k.shape[1], q.shape[-1], v.shape[-1]
+    q_grad, k_grad, v_grad = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    if q.numel() * v.numel() == 0:
+        return q_grad, k_grad, v_grad, None if sinks is None else torch.zeros_like(sinks)
+
+    level, delta = torch.empty_like(lse), torch.empty_like(lse)
+    widths = padded(D, E)
+    prepare_kernel[(-(-T // 64) * B * H,)](
+        output, grad, lse, level, delta, output.stride(), grad.stride(), H, T, E, widths[1], 64
+    )
+    scores = scores_of(problem.mask, problem.scale, problem.softcap, T, S, q.device)
+    if scores.band is None:
+        by_rows = by_cols = configs.choose("lists backward", max(widths), q.dtype)
+        found = surveyed(scores.rule, problem.matrix, by_rows.rows, by_rows.cols, q.device)
+        row_lists, col_lists = found.by_row(), found.by_col()
+    else:
+        by_rows, by_cols = (configs.choose(purpose, max(widths), q.dtype) for purpose in ("queries", "keys"))
+        row_lists = col_lists = None
+    band = scores.band or Band()
+    q = -q if scores.negative else q
+    steps = [x.stride() for x in (q, k, v, grad)]
+    sizes = T, S, scores.factor, scores.cap
+    queries_kernel[(-(-T // by_rows.rows) * B * H,)](
+        q, k, v, grad,
+        descriptor(k, by_rows.tma, by_rows.cols, widths[0]),
+        descriptor(v, by_rows.tma, by_rows.cols, widths[1]),
+        level, delta, q_grad, scores.slopes, row_lists, band,
+        *steps, q_grad.stride(), H, problem.group, *sizes, problem.scale,
+        D, E, *widths, by_rows.rows, by_rows.cols, configs.PRECISION,
+        num_warps=by_rows.warps, num_stages=by_rows.stages,
+    )  # fmt: skip
+    keys_kernel[(-(-S // by_cols.cols) * B * G,)](
+        q, k, v, grad,
+        descriptor(q, by_cols.tma, by_cols.rows, widths[0]),
+        descriptor(grad, by_cols.tma, by_cols.rows, widths[1]),
+        level, delta, k_grad, v_grad, scores.slopes, col_lists, band,
+        *steps, k_grad.stride(), v_grad.stride(), G, problem.group, *sizes, abs(problem.scale),
+        D, E, *widths, by_cols.rows, by_cols.cols, configs.PRECISION,
+        num_warps=by_cols.warps, num_stages=by_cols.stages,
+    )  # fmt: skip
+    sinks_grad = None
+    if sinks is not None:
+        # The sink's own weight is exp(sink − lse); it has no value, so only Σ out · grad pulls on it.
+        share = torch.exp(sinks.float().view(1, H, 1) - lse).nan_to_num(0.0)
+        sinks_grad = -(share * delta).sum((0, 2)).to(sinks.dtype)
+    return q_grad, k_grad, v_grad, sinks_grad
 
 
 def padded(*widths: int) -> list[int]:
@@ -143,12 +195,12 @@ def padded(*widths: int) -> list[int]:
     return [max(16, 1 << (width - 1).bit_length()) for width in widths]
 
 
-def descriptor(x: Tensor, config: configs.Config, width: int) -> Any:
-    """A tensor descriptor for blocks of keys, or None where it is not wanted or the layout does not allow it."""
-    if not config.tma or x.numel() == 0 or x.data_ptr() % 16 or x.stride(-1) != 1:
+def descriptor(x: Tensor, wanted: bool, rows: int, width: int) -> Any:
+    """A tensor descriptor for blocks of rows × width, or None where unwanted or the layout forbids it."""
+    if not wanted or x.numel() == 0 or x.data_ptr() % 16 or x.stride(-1) != 1:
         return None
     if any(step * x.itemsize % 16 or step == 0 for step in x.stride()[:-1]):
         return None
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, config.cols, width])
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, width])

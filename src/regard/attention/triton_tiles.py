@@ -1,7 +1,7 @@
 """What every Triton kernel does with one tile: load its rows, score it, and say which entries are allowed.
 
-Scores are kept in base 2 (times log2 e), since the hardware's exponential is base 2. Options that were not asked
-for arrive as None and cost nothing.
+Scores are kept in base 2 (times log2 e), since the hardware's exponential is base 2. Options that were not
+asked for arrive as None and cost nothing.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
@@ -36,6 +36,15 @@ def load_block(
         return tma.load([b, g, first.to(tl.int32), 0]).reshape(ROWS, PADDED)
     else:
         return load_rows(at, step, first, seen, WIDTH, ROWS, PADDED)
+
+
+@triton.jit
+def store_rows(at, step, first, length, tile, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
+    """A (ROWS, PADDED) tile into the rows from `first` on of one head's (length, WIDTH)."""
+    row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, PADDED)[None, :]
+    there = (first + row < length) & (col < WIDTH)
+    at += first.to(tl.int64) * step[2] + row * step[2] + col * step[3]
+    tl.store(at, tile.to(at.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -121,9 +130,8 @@ def seen_in_band(k, q_first, q_last, S, band):
 
 
 @triton.jit
-def tile_bits(lists, entry, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The stored tile of a partial block as booleans (ROWS, COLS)."""
-    row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
+def tile_bits(lists, entry, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The stored tile of a partial block as booleans; row and col broadcast, in either orientation."""
     at = lists.tiles + tl.load(lists.tile + entry).to(tl.int64) * (ROWS * COLS // 8)
     byte = tl.load(at + row * (COLS // 8) + col // 8).to(tl.int32)
     return ((byte >> (col % 8)) & 1) != 0
