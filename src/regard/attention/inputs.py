@@ -91,9 +91,9 @@ def check_inputs(
             "query head h reads key/value head h // (H // G)"
         )
     shape = Shape(lead, math.prod(lead[:-1]), H, G, T, S, D, v.shape[-1])
-    rule = as_mask(_flat_batch(mask, lead))
     if isinstance(mask, Tensor) and mask.device != q.device:
         raise ValueError(f"mask: expected it on {q.device}, where q is, got {mask.device}")
+    rule = as_mask(_flat_batch(mask, lead))
     rule.check(shape.matrix)
     _check_numbers(shape, q, scale, softcap, sinks, dropout)
     return Inputs(shape, rule, D**-0.5 if scale is None else float(scale))
