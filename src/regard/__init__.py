@@ -15,10 +15,12 @@ from regard.attention.masks import (
 )
 from regard.attention.rules import Mask, full
 from regard.attention.steps import scaled_dot_product_attention
+from regard.maps import AttentionMap, load, weights
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionMap",
     "Mask",
     "alibi",
     "attend",
@@ -30,9 +32,11 @@ __all__ = [
     "documents",
     "explain",
     "full",
+    "load",
     "padding",
     "prefix",
     "rule",
     "scaled_dot_product_attention",
+    "weights",
     "window",
 ]

@@ -223,11 +223,15 @@ def one_block(T: int, S: int) -> Blocks:
 
 def block_table(T: int, S: int, rows: int, cols: int, device: torch.device | None = None) -> Blocks:
     """The matrix cut into blocks of rows × cols (smaller at the far edges)."""
-    q_first = torch.arange(0, max(T, 1), rows, device=device).view(-1, 1)
-    k_first = torch.arange(0, max(S, 1), cols, device=device).view(1, -1)
-    q_last = (q_first + rows).clamp(max=T) - 1
-    k_last = (k_first + cols).clamp(max=S) - 1
-    return Blocks(q_first + S - T, q_last + S - T, k_first, k_last, T, S)
+    return blocks_between([*range(0, max(T, 1), rows), T], [*range(0, max(S, 1), cols), S], device)
+
+
+def blocks_between(q_edges: list[int], k_edges: list[int], device: torch.device | None = None) -> Blocks:
+    """The matrix cut at the given edges, which start at 0 and end at T and S."""
+    T, S = q_edges[-1], k_edges[-1]
+    q = torch.tensor(q_edges, device=device).view(-1, 1) + S - T
+    k = torch.tensor(k_edges, device=device).view(1, -1)
+    return Blocks(q[:-1], q[1:] - 1, k[:, :-1], k[:, 1:] - 1, T, S)
 
 
 def _spread(answer: Tensor, at: Grid) -> Tensor:
@@ -337,6 +341,58 @@ def _yes_or_no(mask: Mask, sign: str) -> None:
         raise ValueError(
             f"{sign} needs rules that say yes or no, but {mask} adds numbers to the scores: join it with &"
         )
+
+
+@dataclass(frozen=True, repr=False)
+class Rows(Mask):
+    """Another rule's rows from `first` on, out of its `T`: what is left when only some queries are kept."""
+
+    inner: Mask
+    first: int
+    T: int
+
+    @property
+    def biased(self) -> bool:  # type: ignore[override]
+        return self.inner.biased
+
+    @property
+    def trainable(self) -> bool:  # type: ignore[override]
+        return self.inner.trainable
+
+    def _shift(self, at: Grid | Blocks) -> int:
+        """How far the positions move: query i of these stands at i + first + S − T."""
+        return self.first + at.T - self.T
+
+    def _moved(self, at: Grid) -> Grid:
+        rows = at.rows
+        rows = (
+            slice(rows.start + self.first, rows.stop + self.first)
+            if isinstance(rows, slice)
+            else rows + self.first
+        )
+        return at._replace(q=at.q + self._shift(at), rows=rows, T=self.T)
+
+    def allowed(self, at: Grid) -> Tensor:
+        return self.inner.allowed(self._moved(at))
+
+    def added(self, at: Grid) -> Tensor | None:
+        return self.inner.added(self._moved(at))
+
+    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        shift = self._shift(blocks)
+        moved = blocks._replace(q_first=blocks.q_first + shift, q_last=blocks.q_last + shift, T=self.T)
+        return self.inner.bounds(moved)
+
+    def narrowed(self, batch: slice, heads: slice) -> Mask:
+        return Rows(self.inner.narrowed(batch, heads), self.first, self.T)
+
+    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        if self.first + T > self.T:
+            return f"expected at most {self.T - self.first} queries, got {T}"
+        return self.inner.misfit(B, H, self.T, S)
+
+    def __repr__(self) -> str:
+        return f"rows of {self.inner}"
 
 
 @dataclass(frozen=True, repr=False)

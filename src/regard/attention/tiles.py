@@ -7,6 +7,7 @@ This file knows scores; softmax and everything after it belong to its callers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from regard.attention.inputs import working_dtype
 from regard.attention.problem import Problem
-from regard.attention.rules import Mask, block_table, grid
+from regard.attention.rules import Mask, blocks_between, grid
 
 ROWS, COLS = 256, 512  # of one tile
 TILE_NUMBERS = 1 << 19  # of all the tiles computed together: 2 MiB in float32, which stays in the cache
@@ -58,14 +59,21 @@ def visits(
     mask: Mask, T: int, S: int, rows: int = ROWS, cols: int = COLS
 ) -> Iterator[tuple[slice, list[Column]]]:
     """For each block of queries, the blocks of keys that are not empty for it."""
-    some, every = mask.bounds(block_table(T, S, rows, cols))
-    shape = (-(-max(T, 1) // rows), -(-max(S, 1) // cols))
+    return visits_between(mask, [*range(0, T, rows), T], [*range(0, S, cols), S])
+
+
+def visits_between(
+    mask: Mask, q_edges: list[int], k_edges: list[int]
+) -> Iterator[tuple[slice, list[Column]]]:
+    """The same for blocks cut at given edges, which start at 0 and end at T and S."""
+    queries = [slice(a, b) for a, b in pairwise(q_edges)]
+    keys = [slice(a, b) for a, b in pairwise(k_edges)]
+    some, every = mask.bounds(blocks_between(q_edges, k_edges))
+    shape = (len(queries), len(keys))
     some = some.expand(*some.shape[:-2], *shape).reshape(-1, *shape).any(0)
     every = every.expand(*every.shape[:-2], *shape).reshape(-1, *shape).all(0)
-    for i, (any_, all_) in enumerate(zip(some.tolist(), every.tolist(), strict=True)):
-        keys = [slice(j * cols, min((j + 1) * cols, S)) for j in range(shape[1])]
-        columns = [Column(key, full_) for key, seen, full_ in zip(keys, any_, all_, strict=True) if seen]
-        yield slice(i * rows, min((i + 1) * rows, T)), columns
+    for rows, any_, all_ in zip(queries, some.tolist(), every.tolist(), strict=True):
+        yield rows, [Column(key, whole) for key, seen, whole in zip(keys, any_, all_, strict=True) if seen]
 
 
 def fold(x: Tensor, G: int) -> Tensor:

@@ -1,0 +1,140 @@
+"""A map on disk: one safetensors file with q, k and lse, and its mask and options in the header.
+
+Opening reads the header only; the tensors are mapped into memory and come in as they are looked at.
+Writing goes to a neighbouring file first, so that an interrupted save leaves the old one as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from regard.attention import masks, rules
+from regard.attention.rules import Mask
+from regard.maps.index import Axes
+from regard.maps.map import AttentionMap
+
+FORMAT = "regard.AttentionMap 1"
+KINDS: dict[str, type[Mask]] = {
+    kind.__name__: kind
+    for kind in (
+        rules.And,
+        rules.Or,
+        rules.Not,
+        rules.Rows,
+        rules.Full,
+        masks.Causal,
+        masks.Window,
+        masks.Prefix,
+        masks.Chunks,
+        masks.Padding,
+        masks.Documents,
+        masks.Dense,
+        masks.Alibi,
+    )
+}
+
+
+def save(map: AttentionMap, path: str | os.PathLike[str]) -> None:
+    """Write a map to a file, atomically."""
+    path = Path(path)
+    tensors = {"q": map.q, "k": map.k, "lse": map.lse}
+    if map.sinks is not None:
+        tensors["sinks"] = map.sinks
+    described = {
+        "mask": _described(map.mask, tensors),
+        "scale": map.scale,
+        "softcap": map.softcap,
+        "axes": list(map.axes),
+    }
+    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    metadata = {"format": FORMAT, "map": json.dumps(described)}
+    if not path.parent.is_dir():
+        raise ValueError(f"path: expected a file in a folder that exists, got {path}: make {path.parent}")
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata=metadata)
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load(path: str | os.PathLike[str]) -> AttentionMap:
+    """Open a map that was saved with `map.save(path)`. Its tensors are read as they are looked at."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"path: expected a file that a map was saved to, got {path}, which is not there")
+    try:
+        with safe_open(path, framework="pt") as stored:
+            metadata = stored.metadata() or {}
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} holds no map: expected format {FORMAT!r}, got {metadata.get('format')!r}")
+    try:
+        return _rebuilt(json.loads(metadata["map"]), tensors)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+
+
+def _rebuilt(described: Any, tensors: dict[str, Tensor]) -> AttentionMap:
+    q, k, lse, sinks = tensors["q"], tensors["k"], tensors["lse"], tensors.get("sinks")
+    if q.ndim != 4 or k.ndim != 4 or q.shape[-1] != k.shape[-1] or lse.shape != q.shape[:-1]:
+        raise ValueError(
+            f"q {tuple(q.shape)}, k {tuple(k.shape)}, lse {tuple(lse.shape)} do not fit together"
+        )
+    mask = _mask(described["mask"], tensors)
+    mask.check((*q.shape[:3], k.shape[2]))
+    softcap = described["softcap"]
+    axes = Axes(*(bool(there) for there in described["axes"]))
+    return AttentionMap(
+        q, k, lse, mask, float(described["scale"]), None if softcap is None else float(softcap), sinks, axes
+    )
+
+
+def _described(mask: Mask, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """A mask rule as plain data; its tensors go beside the map's."""
+    if type(mask).__name__ not in KINDS:
+        raise ValueError(
+            f"mask: {mask} is a function, which a file cannot hold: "
+            "pass it as regard.dense(tensor), or combine the named rules"
+        )
+    out: dict[str, Any] = {"kind": type(mask).__name__}
+    for field in dataclasses.fields(mask):  # type: ignore[arg-type]
+        value = getattr(mask, field.name)
+        if isinstance(value, Mask):
+            value = _described(value, tensors)
+        elif isinstance(value, Tensor):
+            name = f"mask.{len(tensors)}"
+            tensors[name] = value
+            value = {"tensor": name}
+        out[field.name] = value
+    return out
+
+
+def _mask(described: dict[str, Any], tensors: dict[str, Tensor]) -> Mask:
+    """The rule that `_described` wrote. Only the kinds above are ever made."""
+    kind = KINDS[described["kind"]]
+    values: dict[str, Any] = {}
+    for name, value in described.items():
+        if name == "kind":
+            continue
+        if isinstance(value, dict):
+            value = _mask(value, tensors) if "kind" in value else tensors[value["tensor"]]
+        values[name] = value
+    rule = kind(**values)
+    # A few rules are recognised by being the one object of their kind.
+    return next((known for known in (rules.full, masks.causal) if known == rule), rule)

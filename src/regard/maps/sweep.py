@@ -1,0 +1,151 @@
+"""One pass over a map, tile by tile: what its statistics are made of. Never more than a tile in memory.
+
+A tile's log weights are score − lse; where nothing stands between the product and the softmax, that is a
+single product of [scale·q, −lse] and [k, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.problem import Problem
+from regard.attention.rules import Mask, Rows
+from regard.attention.tiles import fold, parts, score, visits
+
+if TYPE_CHECKING:
+    from regard.maps.map import AttentionMap
+
+NOTHING = 1e30  # stands for the lse of a row that sees nothing: exp(score − 1e30) is 0, and not NaN
+
+
+class Patch(NamedTuple):
+    """The logarithms of the weights of a tile, −inf where a query may not look."""
+
+    batch: slice
+    heads: slice
+    rows: slice
+    keys: slice
+    logs: Tensor  # (b, h, rows, keys)
+
+
+class Statistics(NamedTuple):
+    entropy: Tensor  # (B, H, T)
+    distance: Tensor  # (B, H, T)
+    received: Tensor  # (B, H, S)
+
+
+def anchored(lse: Tensor) -> Tensor:
+    """lse with a huge number for rows that see nothing, so that score − lse is never inf − inf."""
+    return lse.masked_fill(lse == -torch.inf, NOTHING)
+
+
+def patches(m: AttentionMap, mask: Mask | None = None) -> Iterator[Patch]:
+    """Every tile of the map that is not empty, under its own mask or a narrower one."""
+    B, H, T, S = m.matrix
+    if 0 in (B, H, T, S):
+        return
+    problem = Problem(m.q, m.k, m.k[..., :0], mask or m.mask, m.scale, m.softcap, None, 0.0)
+    for batch, heads, _, part in parts(problem):
+        lse = anchored(m.lse[batch, heads, :, None])
+        if m.softcap is None:
+            q = torch.cat([part.q * part.scale, -lse], -1)
+            k = torch.cat([part.k, part.k.new_ones(*part.k.shape[:-1], 1)], -1)
+            part = part._replace(q=q, k=k, scale=1.0)
+        b, h = part.q.shape[:2]
+        for rows, columns in visits(part.mask, T, S):
+            q = fold(
+                part.q[:, :, rows] * part.scale if part.scale != 1.0 else part.q[:, :, rows], part.k.shape[1]
+            )
+            for column in columns:
+                logs = score(part, q, rows, column).scores.view(b, h, rows.stop - rows.start, -1)
+                if m.softcap is not None:
+                    logs.sub_(lse[:, :, rows])
+                yield Patch(batch, heads, rows, column.keys, logs)
+
+
+def statistics(m: AttentionMap, wanted: Collection[str] = ("entropy", "distance", "received")) -> Statistics:
+    """Row entropies, row distances and what each key receives, from one pass; what is not wanted stays 0."""
+    B, H, T, S = m.matrix
+    entropy, distance = (m.lse.new_zeros(B, H, T) for _ in range(2))
+    received = m.lse.new_zeros(B, H, S)
+    for batch, heads, rows, keys, logs in patches(m):
+        if "entropy" in wanted:
+            logs.clamp_(min=-1e4)  # 0 · −inf would be NaN; exp(−1e4) is 0 all the same
+            weights = logs.exp()
+            entropy[batch, heads, rows] -= torch.linalg.vecdot(weights, logs)
+        else:
+            weights = logs.exp_()
+        if "distance" in wanted:
+            # Counted from the tile's first key: large positions leave float32 no room for small distances.
+            steps = torch.arange(keys.stop - keys.start, device=logs.device, dtype=logs.dtype)
+            sums = weights @ torch.stack([torch.ones_like(steps), steps], -1)  # (b, h, rows, 2)
+            place = torch.arange(rows.start, rows.stop, device=logs.device, dtype=logs.dtype)
+            place += first_position(m) - keys.start
+            distance[batch, heads, rows] += place * sums[..., 0] - sums[..., 1]
+        if "received" in wanted:
+            received[batch, heads, keys] += weights.sum(-2)
+    return Statistics(entropy, distance, received)
+
+
+def first_position(m: AttentionMap) -> int:
+    """Where the map's first query stands among the keys."""
+    _, _, T, S = m.matrix
+    return m.mask.first + S - m.mask.T if isinstance(m.mask, Rows) else S - T
+
+
+def mass(m: AttentionMap, mask: Mask) -> Tensor:
+    """The share of every row under a mask that is narrower than the map's own, (B, H, T)."""
+    B, H, T, _ = m.matrix
+    total = m.lse.new_zeros(B, H, T)
+    for batch, heads, rows, _, logs in patches(m, mask):
+        total[batch, heads, rows] += logs.exp_().sum(-1)
+    return total
+
+
+def top(m: AttentionMap, n: int) -> tuple[Tensor, Tensor]:
+    """The n greatest weights of every row and their keys, each (B, H, T, n)."""
+    B, H, T, _ = m.matrix
+    best = m.lse.new_full((B, H, T, n), -torch.inf)
+    where = torch.full((B, H, T, n), -1, device=m.device)
+    for batch, heads, rows, keys, logs in patches(m):
+        values, index = logs.topk(min(n, logs.shape[-1]), dim=-1)
+        values = torch.cat([best[batch, heads, rows], values], -1)
+        index = torch.cat([where[batch, heads, rows], index + keys.start], -1)
+        values, order = values.topk(n, dim=-1)
+        best[batch, heads, rows], where[batch, heads, rows] = values, index.gather(-1, order)
+    weights = best.exp_()
+    return weights, where.masked_fill_(weights == 0, -1)
+
+
+def entries(m: AttentionMap, rows: Tensor, keys: Tensor) -> Tensor:
+    """Single weights A[rows[n], keys[n]] of every head, (B, H, N): one dot product each."""
+    B, H = m.q.shape[:2]
+    group = H // max(m.k.shape[1], 1)
+    q, k = m.q[:, :, rows].to(m.dtype), m.k[:, :, keys].to(m.dtype)
+    q = q.view(B, -1, group, *q.shape[2:])  # (B, G, group, N, D)
+    s: Tensor = (q * k.unsqueeze(2)).sum(-1).view(B, H, -1) * m.scale
+    if m.softcap is not None:
+        s = m.softcap * torch.tanh(s / m.softcap)
+    allowed, added = paired(m, rows, keys)
+    if added is not None:
+        s = s + added
+    return (s - anchored(m.lse[:, :, rows])).exp_().masked_fill_(~allowed, 0.0)
+
+
+def paired(m: AttentionMap, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What the mask says of single entries, (B or 1, H or 1, N): in runs, since a rule answers for tiles."""
+    allowed, added = [], []
+    for i in range(0, len(rows), 64):
+        r, c = rows[i : i + 64], keys[i : i + 64]
+        tile = m.mask.tile(r, c, m.matrix, device=m.device)
+        bias = m.mask.bias(r, c, m.matrix, device=m.device)
+        allowed.append(tile.diagonal(dim1=-2, dim2=-1))
+        if bias is not None:
+            added.append(bias.detach().diagonal(dim1=-2, dim2=-1))
+    if not allowed:
+        return torch.ones(0, dtype=torch.bool, device=m.device), None
+    return torch.cat(allowed, -1), torch.cat(added, -1) if added else None
