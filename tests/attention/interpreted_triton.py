@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard import causal, chunks, dense, documents, padding, prefix, rule, window
-from regard.attention import triton_configs, triton_path
+from regard.attention import triton_configs, triton_path, triton_pool
 from regard.attention.problem import pose
 from regard.attention.steps import trace
 
@@ -111,3 +111,38 @@ def test_gradients(case):
         found += torch.autograd.grad(output, (q, k, v, sinks), upstream.to(dtype))
     for result, truth in zip(results, truths, strict=True):
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
+
+
+def binned(weights, rows, cols):
+    """Mass and peak of each bin, cut out of the whole matrix one by one."""
+    T, S = weights.shape[-2:]
+    mass, peak = weights.new_zeros(2, *weights.shape[:2], rows, cols)
+    for i in range(rows):
+        for j in range(cols):
+            tile = weights[..., i * T // rows : (i + 1) * T // rows, j * S // cols : (j + 1) * S // cols]
+            mass[..., i, j], peak[..., i, j] = tile.sum(-1).mean(-1), tile.amax((-2, -1))
+    return mass, peak
+
+
+@pytest.mark.parametrize("case", ["causal", "both sides", "prefix", "padding", "heads differ", "alibi"])
+@pytest.mark.parametrize(("rows", "cols"), [(1, 2), (4, 15), (11, 3), (22, 60)])
+def test_pool(case, rows, cols):
+    mask, T, S = CASES[case]
+    q, k, _ = draw(T, S, D=8)
+    sinks = torch.randn(2).double()
+    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=2.0)
+    lse = true_lse(steps.masked, sinks).float()
+    assert triton_pool.refuses(q, k, regard.attention.masks.as_mask(mask), rows, cols) is None
+    problem = pose(q, k, k, mask=mask)
+    found = triton_pool.pool(q, k, lse, problem.mask, problem.scale, 2.0, rows, cols)
+    for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
+        assert_near(result, truth, 2e-6)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(2, 4), (8, 2), (64, 32)])
+def test_pool_of_bins_that_fill_blocks(rows, cols):
+    q, k, _ = draw(64, 64, D=16)
+    steps = trace(q.double(), k.double(), k.double(), causal)
+    found = triton_pool.pool(q, k, true_lse(steps.masked).float(), causal, 0.25, None, rows, cols)
+    for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
+        assert_near(result, truth, 2e-6)

@@ -22,7 +22,7 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("part", ["forward", "gradients"])
+@pytest.mark.parametrize("part", ["forward", "gradients", "pool"])
 def test_interpreted(part):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", HERE / "interpreted_triton.py", "-q", "-k", f"test_{part}"]
