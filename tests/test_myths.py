@@ -1,11 +1,13 @@
 """Claims often made about attention, each beside what is measured.
 
 Not here, because they need a GPU, long training or other people's experiments: which kernel SDPA picks on a
-GPU; the training losses with a softmax over the wrong axis and without scaling; how well heads match parse
-trees; how much pruned heads hurt.
+GPU; the losses of a text model with a softmax over the wrong axis and without scaling; how well heads match
+parse trees; how much pruned heads hurt.
 """
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -124,6 +126,49 @@ def test_softmax_over_the_wrong_axis_leaks_the_future() -> None:
 
     assert torch.equal(right(x)[:5], right(moved)[:5])
     assert (wrong(x)[:5] - wrong(moved)[:5]).abs().max() > 0.01
+
+
+class NextToken(nn.Module):
+    """The least that learns to guess the next token: embeddings, one causal head, a feed-forward layer."""
+
+    def __init__(self, tokens: int, length: int, width: int, softmax_dim: int) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(tokens, width), nn.Embedding(length, width)
+        self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.guess = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, tokens))
+        self.softmax_dim = softmax_dim
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.token(ids) + self.position.weight[: ids.shape[1]]  # (B, T, D)
+        masked = trace(self.q(x), self.k(x), self.v(x), causal).masked
+        return self.guess(x + torch.softmax(masked, dim=self.softmax_dim) @ self.v(x))  # (B, T, tokens)
+
+
+@pytest.mark.parametrize(("softmax_dim", "leaks"), [(-1, False), (-2, True)])
+def test_softmax_over_the_wrong_axis_learns_what_cannot_be_learned(softmax_dim: int, leaks: bool) -> None:
+    """Random tokens cannot be guessed better than ln 8: who does has seen the answer, and fails without."""
+    tokens, length = 8, 4
+    model = NextToken(tokens, length, 32, softmax_dim)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    losses = []
+    for _ in range(150):
+        ids = torch.randint(tokens, (64, length + 1))
+        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    final, best_possible = sum(losses[-20:]) / 20, math.log(tokens)
+    ids = torch.randint(tokens, (256, length + 1))
+    with torch.no_grad():  # as in generation: the last token of a prefix has no future to look at
+        alone = [F.cross_entropy(model(ids[:, :n])[:, -1], ids[:, n]).item() for n in range(1, length + 1)]
+    on_prefixes = sum(alone) / length
+    if leaks:
+        assert final < best_possible - 0.3
+        assert on_prefixes > best_possible + 1
+    else:
+        assert final == pytest.approx(best_possible, abs=0.05)
+        assert on_prefixes == pytest.approx(best_possible, abs=0.1)
 
 
 def test_without_scaling_softmax_saturates_but_gradients_do_not_vanish() -> None:
