@@ -95,8 +95,7 @@ def test_llama_family(name: str) -> None:
 
 
 def test_llama_with_interleaved_rows_as_gguf_files_have_them() -> None:
-    ours, _, _, _ = case("llama")
-    x = torch.randn(2, T, 24)
+    ours, x = case("llama")[0].double(), torch.randn(2, T, 24).double()
     # Within each head of q and k, number i and its partner i + 4 become neighbours.
     order = torch.arange(8).view(2, 4).T.flatten()
     rows = torch.cat([head * 8 + (order if head < 6 else torch.arange(8)) for head in range(8)])
@@ -104,8 +103,8 @@ def test_llama_with_interleaved_rows_as_gguf_files_have_them() -> None:
         24, 4, num_kv_heads=2, head_dim=8, rotary=Rotary(8, base=5000.0, interleaved=True), mask=causal
     )
     state = ours.state_dict()
-    other.load_state_dict(state | {"qkv.weight": state["qkv.weight"][rows]})
-    assert torch.allclose(other(x), ours(x), rtol=1e-5, atol=1e-6)
+    other.double().load_state_dict(state | {"qkv.weight": state["qkv.weight"][rows]})
+    assert torch.allclose(other(x), ours(x), rtol=0, atol=1e-12)
 
 
 def test_gpt2() -> None:

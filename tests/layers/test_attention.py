@@ -127,6 +127,7 @@ class TestOptions:
         layer = Attention(16, 4, num_kv_heads=2, rotary=Rotary(4), mask=causal, qkv_bias=True, qk_norm=True)
         x = torch.randn(2, 5, 16)
         assert torch.allclose(layer(x, x), layer(x), rtol=0, atol=1e-6)
+        assert torch.allclose(layer(x[:, 3:], x), layer(x)[:, 3:], rtol=0, atol=1e-6)  # aligned with the end
         assert layer(x, x[:, :2]).shape == x.shape  # more queries than keys
         assert not layer(x, x[:, :2]).isnan().any()
 

@@ -110,7 +110,7 @@ class KVCache:
     def _held(self, start: int, end: int) -> Pair:
         assert self._memory is not None
         keys, values = self._memory
-        return keys[:, :, start:end], values[:, :, start:end]
+        return keys.narrow(2, start, end - start), values.narrow(2, start, end - start)
 
     @property
     def _room(self) -> int:

@@ -17,8 +17,8 @@ from regard.layers.arguments import positive, whole
 class RMSNorm(nn.Module):
     """`x / sqrt(mean(x²) + eps) · weight` over the last dimension.
 
-    >>> RMSNorm(2)(torch.tensor([3.0, 4.0]))
-    tensor([0.8485, 1.1314], grad_fn=...)
+    >>> RMSNorm(2)(torch.tensor([3.0, 4.0])).detach()
+    tensor([0.8485, 1.1314])
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:

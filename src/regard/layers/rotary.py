@@ -66,27 +66,28 @@ class Rotary(nn.Module):
         """x (…, T, D) turned: from position `positions` on, or at those of a (T,) or (B, T) tensor."""
         if x.ndim < 2 or x.shape[-1] < self.width:
             raise ValueError(f"x: expected (…, T, D) with D at least {self.width}, got {tuple(x.shape)}")
-        cos, sin = self.angles(x, positions)  # (T, width / 2) or (B, 1, T, width / 2)
+        cos, sin = self.angles(x, positions)  # (T, width) or (B, 1, T, width)
         part = x if x.shape[-1] == self.width else x[..., : self.width]
         if self.interleaved:
-            a, b = part[..., 0::2], part[..., 1::2]
+            partner = part.view(*part.shape[:-1], self.width // 2, 2).flip(-1).view(part.shape)
         else:
-            a, b = part.chunk(2, -1)
+            partner = part.roll(self.width // 2, -1)
         # Half-precision numbers meet float32 angles: computed in float32, rounded once.
-        pair = (torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin))
-        turned = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
-        turned = turned.to(x.dtype)
+        turned = torch.addcmul(part * cos, partner, sin).to(x.dtype)
         return turned if part is x else torch.cat((turned, x[..., self.width :]), -1)
 
     def angles(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor]:
-        """The cosine and sine of each pair's angle at each position, in float32 (float64 for float64)."""
+        """What each number and its partner are multiplied by, in float32 (float64 for float64).
+
+        A pair (a, b) turns into (a·cos − b·sin, b·cos + a·sin): the sine of each first one is negative.
+        """
         T, dtype = x.shape[-2], working_dtype(x.dtype)
         if isinstance(positions, Tensor):
             return self._turn(self._check_positions(positions, x), dtype)
         if positions < 0:  # queries that stand before the first key, when there are more of them than keys
             return self._turn(torch.arange(positions, positions + T, device=x.device), dtype)
         cos, sin = self._long_enough(positions + T, x.device, dtype)
-        return cos[positions : positions + T], sin[positions : positions + T]
+        return cos.narrow(0, positions, T), sin.narrow(0, positions, T)
 
     def _long_enough(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         table = self._table
@@ -104,7 +105,10 @@ class Rotary(nn.Module):
         if self.scaling is not None:
             frequencies = self.scaling.scaled(frequencies)
         angles = positions.to(exact).unsqueeze(-1) * frequencies
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)  # (…, width / 2)
+        if self.interleaved:
+            return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+        return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
     def _check_positions(self, positions: Tensor, x: Tensor) -> Tensor:
         """Positions (T,), or (B, T) as (B, 1, T) to stand beside (B, H, T)."""
