@@ -120,7 +120,7 @@ def explain(
     >>> q = k = v = torch.randn(1, 2, 5, 8)
     >>> print(regard.explain(q, k, v, softcap=30.0))
     torch: no, its kernels have no softcap
-    triton: no, needs a CUDA device
+    triton: no, needs a CUDA device, not cpu
     tiled: taken
     steps: could serve, slower
     """
