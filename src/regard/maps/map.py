@@ -197,12 +197,13 @@ class AttentionMap:
         """
         if reduce not in ("mass", "max", "both"):
             raise ValueError(f"reduce: expected 'mass', 'max' or 'both', got {reduce!r}")
-        if not self.axes.rows:
-            raise ValueError(
-                "pool: expected a map with rows, got one row: index it with a slice, map[b, h, i:i+1]"
-            )
+        self._check_rows("pool")
         both = overview.Overview(*(self._shaped(x) for x in overview.pool(self, rows, cols)))
         return both if reduce == "both" else both.mass if reduce == "mass" else both.max
+
+    def _check_rows(self, what: str) -> None:
+        if not self.axes.rows:
+            raise ValueError(f"{what}: expected a map with rows, got one row: index a slice, map[b, h, i:i+1]")
 
     def statistics(self) -> sweep.Statistics:
         """Entropy and distance of every row and what every key receives, from one pass over the map."""
@@ -253,6 +254,7 @@ class AttentionMap:
 
         Takes as many dot products as the diagonal is long.
         """
+        self._check_rows("diagonal")
         _, _, T, S = self.matrix
         first = max(0, -offset)
         length = max(0, min(T - first, S - offset - first))

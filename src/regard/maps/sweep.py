@@ -123,11 +123,10 @@ def top(m: AttentionMap, n: int) -> tuple[Tensor, Tensor]:
 
 def entries(m: AttentionMap, rows: Tensor, keys: Tensor) -> Tensor:
     """Single weights A[rows[n], keys[n]] of every head, (B, H, N): one dot product each."""
-    B, H = m.q.shape[:2]
-    group = H // max(m.k.shape[1], 1)
+    B, H, G = *m.q.shape[:2], m.k.shape[1]
     q, k = m.q[:, :, rows].to(m.dtype), m.k[:, :, keys].to(m.dtype)
-    q = q.view(B, -1, group, *q.shape[2:])  # (B, G, group, N, D)
-    s: Tensor = (q * k.unsqueeze(2)).sum(-1).view(B, H, -1) * m.scale
+    q = q.view(B, G, H // max(G, 1), *q.shape[2:])  # (B, G, group, N, D)
+    s: Tensor = (q * k.unsqueeze(2)).sum(-1).view(B, H, len(rows)) * m.scale
     if m.softcap is not None:
         s = m.softcap * torch.tanh(s / m.softcap)
     allowed, added = paired(m, rows, keys)
