@@ -1,0 +1,201 @@
+"""From whatever was handed to `check` to a `Subject`: reading signatures, building classes, copying modules."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.checker import names
+from regard.checker.building import SIZES, CannotCheck, build
+from regard.checker.subject import MaskForm, Subject, arguments_of
+
+_NEUTRAL = {"mask": None, "padding": None, "bias": None, "cache": None, "use_cache": False, "start": 0, "context": None}
+_NEUTRAL |= {"causal": False, "dropout": 0.0, "training": False, "weights": True, "lse": True, "average": False}
+
+
+def adapt(thing: Any, given: dict[str, Any], true_means: str | None = None) -> Subject:
+    """A subject for a function, a module or a class of modules; CannotCheck says why not."""
+    if isinstance(thing, type):
+        return _of_class(thing, given, true_means)
+    if isinstance(thing, nn.Module):
+        if given:
+            raise CannotCheck(
+                f"{type(thing).__name__} is built already: its constructor arguments ({', '.join(given)}) come too "
+                f"late; hand over the class, check({type(thing).__name__}, …)"
+            )
+        return _of_module(thing, None, {}, true_means)
+    if callable(thing):
+        return _of_function(thing, given, true_means)
+    raise CannotCheck(
+        f"expected a function, an nn.Module or a class of nn.Module, got {type(thing).__name__}: "
+        "hand over the attention itself"
+    )
+
+
+def _of_class(cls: type, given: dict[str, Any], true_means: str | None) -> Subject:
+    if not issubclass(cls, nn.Module):
+        instance = cls() if not inspect.signature(cls).parameters else None
+        if instance is None or not callable(instance):
+            raise CannotCheck(f"{cls.__name__} is a class, but not an nn.Module: hand over a function that calls it")
+        return _of_function(instance, given, true_means, name=cls.__name__)
+    module = build(cls, given)
+    return _of_module(module, cls, given, true_means)
+
+
+def _of_module(
+    module: nn.Module, cls: type[nn.Module] | None, given: dict[str, Any], true_means: str | None
+) -> Subject:
+    if isinstance(module, nn.Sequential | nn.ModuleList | nn.Linear | nn.Embedding):
+        raise CannotCheck(f"{type(module).__name__} is not an attention: hand over the part of the model that is")
+    name = type(module).__name__
+    own = _own_copy(module)
+    positional, takes, known, extra = _read(module, name, {})
+    bare = not any(True for _ in own.parameters())
+    if takes == "qkv" and bare:
+        form = "BHTD"  # a function in a module's coat: which shapes it takes is found out by trying
+    else:
+        form = "TBC" if getattr(module, "batch_first", True) is False else "BTC"
+    subject = Subject(name, own, own, cls, given, known, positional, takes, form, extra=extra)
+    return _with_conventions(subject, true_means)
+
+
+def _of_function(
+    function: Callable[..., Any], given: dict[str, Any], true_means: str | None, name: str | None = None
+) -> Subject:
+    name = name or getattr(function, "__name__", None) or type(function).__name__
+    name = "the function" if name == "<lambda>" else name
+    if isinstance(function, functools.partial):
+        name = getattr(function.func, "__name__", name)
+    positional, takes, known, extra = _read(function, name, given)
+    form = "BTC" if takes != "qkv" or "heads" in known else "BHTD"
+    if "heads" in known and known["heads"] not in extra:
+        extra[known["heads"]] = SIZES["heads"]
+    subject = Subject(name, function, None, None, given, known, positional, takes, form, extra=extra)
+    return _with_conventions(subject, true_means)
+
+
+def _own_copy(module: nn.Module) -> nn.Module:
+    """A float64 copy with weights drawn anew, so that zero biases and tiny weights cannot hide a mistake."""
+    try:
+        own = copy.deepcopy(module)
+    except RuntimeError:  # a tensor with a history, kept as an attribute by an earlier forward pass
+        own = _copied_without_history(module)
+    width = next((p.shape[-1] for p in own.parameters() if p.ndim == 2), 1)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        for path, parameter in own.named_parameters():
+            if not parameter.dtype.is_floating_point:
+                continue
+            fresh = torch.randn(parameter.shape, dtype=torch.float64)
+            if parameter.ndim == 1 and "norm" in path.lower() and not path.endswith("bias"):
+                fresh = 1.0 + 0.2 * fresh
+            parameter.copy_(fresh * (0.5 if parameter.ndim == 1 else width**-0.5) if parameter.ndim > 1 or (
+                "norm" not in path.lower()) else fresh)
+    return own.eval()
+
+
+def _copied_without_history(module: nn.Module) -> nn.Module:
+    kept = {}
+    for part in module.modules():
+        for key, value in list(vars(part).items()):
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                kept[part, key] = value
+                part.__dict__[key] = value.detach()
+    try:
+        return copy.deepcopy(module)
+    finally:
+        for (part, key), value in kept.items():
+            part.__dict__[key] = value
+
+
+def _read(
+    target: Callable[..., Any], name: str, given: dict[str, Any]
+) -> tuple[list[str], str, dict[str, str], dict[str, Any]]:
+    """The tensors that come first, what kind of call it is, the known arguments, and what is always passed."""
+    parameters = {
+        key: p for key, p in arguments_of(target).items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }
+    order = list(parameters)
+    if not order:
+        raise CannotCheck(f"{name} takes no arguments; expected (q, k, v) or a sequence x")
+    required = [key for key in order if parameters[key].default is inspect.Parameter.empty and key not in given]
+    meanings = {key: names.argument(key) for key in order}
+    takes, positional = _first_tensors(order, required, meanings)
+    known: dict[str, str] = {}
+    extra = {key: given[key] for key in given if key in parameters}
+    unknown_given = [key for key in given if key not in parameters]
+    if unknown_given:
+        raise CannotCheck(f"{name} takes no `{unknown_given[0]}`; it takes {', '.join(order)}")
+    for key in order:
+        meaning = meanings[key]
+        if key in positional or key in given:
+            continue
+        if meaning is not None and meaning not in ("query", "key", "value", "x"):
+            known.setdefault(meaning, key)
+        if key in required and meaning in _NEUTRAL:
+            extra[key] = _NEUTRAL[meaning]
+        elif key in required and meaning not in ("heads", "rotary"):
+            call = ", ".join([*positional, f"{key}=…"])
+            raise CannotCheck(
+                f"{name} needs `{key}`, whose meaning is not known here: hand over a function that fills it in, "
+                f"such as lambda {', '.join(positional)}: {name[:1].lower() + name[1:]}({call})"
+            )
+    return positional, takes, known, extra
+
+
+def _first_tensors(order: list[str], required: list[str], meanings: dict[str, str | None]) -> tuple[str, list[str]]:
+    three = order[:3]
+    if [meanings[key] for key in three] == ["query", "key", "value"]:
+        return "qkv", three
+    if len(required) >= 3 and all(meanings[key] in (None, "query", "key", "value", "x", "context") for key in three):
+        return "qkv", three
+    if len(order) > 1 and order[1] in required and meanings[order[1]] in ("context", "x", "key", None):
+        return "context", order[:2]
+    return "x", order[:1]
+
+
+def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
+    """What is known beforehand of masks and positions: PyTorch's own modules, Transformers' attention."""
+    if isinstance(subject.module, nn.MultiheadAttention):
+        subject.arguments.pop("causal", None)  # only a hint there, beside a mask
+        subject.mask_form = MaskForm("hide", 2)
+    elif of_transformers(subject):
+        subject.mask_form = MaskForm("added", 4)
+        if "rotary" in subject.arguments:
+            subject.rotary = _turns(int(getattr(subject.module, "head_dim", 0)) or SIZES["head_width"])
+        subject.arguments.pop("causal", None)
+    elif true_means is not None:
+        if true_means not in ("look", "hide"):
+            raise ValueError(f'true_means: expected "look" or "hide", got {true_means!r}')
+        subject.mask_form = MaskForm(true_means, 2)
+    return subject
+
+
+def of_transformers(subject: Subject) -> bool:
+    """Whether this is an attention module of Transformers, or made after one."""
+    module = subject.module
+    return module is not None and hasattr(module, "config") and subject.positional[:1] == ["hidden_states"]
+
+
+def _turns(D: int) -> Callable[[int, torch.dtype], tuple[Tensor, Tensor]]:
+    """The cosines and sines (1, T, D) that Transformers hands to its attention."""
+
+    def table(T: int, dtype: torch.dtype, start: int = 0) -> tuple[Tensor, Tensor]:
+        frequencies = 10000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+        angles = torch.arange(start, start + T, dtype=torch.float64)[:, None] * frequencies
+        angles = torch.cat([angles, angles], -1)[None]  # (1, T, D)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    return table
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (B, H, T, D) turned as Transformers does: number i pairs with i + D/2."""
+    a, b = x.chunk(2, -1)
+    return x * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None]

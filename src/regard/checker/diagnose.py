@@ -1,0 +1,166 @@
+"""Recognising a mistake: which recipe of the catalogue gives the numbers that the code gave?
+
+Every mistake is tried alone, then every two together, under each reading of the code. What matches must match every
+observation: the ones that came out wrong and the ones that came out right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from regard.checker.catalogue import CATALOGUE
+from regard.checker.oracle import apart
+from regard.checker.recipe import RIGHT, Recipe
+from regard.checker.understand import TOLERANCE, Intent, Observed
+
+
+@dataclass(frozen=True)
+class Match:
+    """Mistakes that together give the code's own numbers, and what is left between the two."""
+
+    names: tuple[str, ...]
+    error: float
+    detail: str = ""
+
+
+Change = dict[str, Any]
+
+
+class Bench:
+    """Observations under one reading of the code, ready for many recipes to be tried on them."""
+
+    def __init__(self, intent: Intent, observed: list[Observed]) -> None:
+        self.intent = intent
+        self.observed = [Observed(intent.read(one.question), one.answer) for one in observed]
+        self._projected: dict[tuple[int, str], Any] = {}
+        # What comes out wrong tells recipes apart soonest.
+        self.observed.sort(key=lambda one: self.error(RIGHT, one)[0] < TOLERANCE)
+
+    def error(self, recipe: Recipe, one: Observed) -> tuple[float, bool]:
+        """How far the recipe is from the answer, and whether it said anything about it at all."""
+        key = (id(one.question), recipe.split)
+        try:
+            with torch.no_grad():
+                if key not in self._projected:
+                    view = recipe.split == "view"
+                    self._projected[key] = self.intent.wiring.project(one.question, view=view)
+                answer = recipe.answer(one.question, self.intent.wiring, self._projected[key])
+                said = answer.free is None or not bool(answer.free.all())
+                return apart(one.answer, answer), said
+        except (RuntimeError, ValueError, IndexError):  # a recipe that does not apply to these shapes
+            return math.inf, True
+
+    def fits(self, recipe: Recipe) -> float | None:
+        """The largest error over all observations, or None at the first that does not match."""
+        worst, said = 0.0, False
+        for one in self.observed:
+            error, spoke = self.error(recipe, one)
+            if not error < TOLERANCE:
+                return None
+            worst, said = max(worst, error), said or spoke
+        return worst if said else None
+
+
+def diagnose(observed: list[Observed], intents: list[Intent], source: str = "") -> list[Match]:
+    """Matches, best first: one mistake before two, then by the catalogue's order and what the source suggests."""
+    benches = [Bench(intent, observed) for intent in _fitting(intents, observed)]
+    singles = [(name, change) for name, m in CATALOGUE.items() for change in m.changes]
+    found = _matching(benches, (((name,), change) for name, change in singles))
+    found = found or [match for bench in benches[:4] for match in _fitted_scale(bench)]
+    found = found or _matching(benches[:2], _pairs(), enough=4)
+    order = list(CATALOGUE)
+    unique: dict[tuple[str, ...], Match] = {}
+    for match in sorted(found, key=lambda m: (len(m.names), _unlikely(m, source), order.index(m.names[0]))):
+        unique.setdefault(match.names, match)
+    return list(unique.values())
+
+
+def explain_parts(observed: list[Observed], intents: list[Intent], source: str = "") -> list[Match]:
+    """Where no mistake explains everything: what explains single observations, most observations first."""
+    found: dict[tuple[str, ...], list[Match]] = {}
+    for one in observed:
+        if any(Bench(intent, [one]).fits(RIGHT) is not None for intent in intents):
+            continue
+        for match in diagnose([one], intents, source)[:2]:
+            found.setdefault(match.names, []).append(match)
+    return [matches[0] for matches in sorted(found.values(), key=lambda ms: (len(ms[0].names), -len(ms)))]
+
+
+def _pairs() -> Iterator[tuple[tuple[str, ...], Change]]:
+    """Every two mistakes, each in the guises in which it usually comes."""
+    usual = [(name, change) for name, m in CATALOGUE.items() for change in m.changes[:3]]
+    for (a, first), (b, second) in itertools.combinations(usual, 2):
+        if a != b and not first.keys() & second.keys():
+            yield (a, b), first | second
+
+
+def _matching(
+    benches: list[Bench], changes: Iterable[tuple[tuple[str, ...], Change]], enough: int | None = None
+) -> list[Match]:
+    found: list[Match] = []
+    for names, change in changes:
+        recipe = replace(RIGHT, **change)
+        errors = (bench.fits(recipe) for bench in benches)
+        if (error := next((e for e in errors if e is not None), None)) is not None:
+            found.append(Match(names, error))
+            if len(found) == enough:
+                break
+    return found
+
+
+def _fitting(intents: list[Intent], observed: list[Observed]) -> list[Intent]:
+    """Readings that fit the shapes at all; of the many that differ only in the number of heads, a few."""
+    fitting = []
+    for intent in intents if observed else []:
+        try:
+            shape = RIGHT.answer(intent.read(observed[0].question), intent.wiring).output.shape
+        except (RuntimeError, ValueError):
+            continue
+        if shape == observed[0].answer.output.shape:
+            fitting.append(intent)
+    return fitting[:8]
+
+
+def _fitted_scale(bench: Bench) -> Iterator[Match]:
+    """The one scale that explains everything, if there is one: found by search, not by name."""
+    first = bench.observed[0]
+
+    def recipe(log_scale: float) -> Recipe:
+        return replace(RIGHT, scale=lambda n: math.exp(log_scale))
+
+    def error(log_scale: float) -> float:
+        return bench.error(recipe(log_scale), first)[0]
+
+    grid = [math.log(0.004) + i * 0.3 for i in range(32)]
+    errors = [error(at) for at in grid]
+    best = errors.index(min(errors))
+    if errors[best] > 0.5:
+        return
+    low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+    golden = (math.sqrt(5) - 1) / 2
+    for _ in range(50):
+        a, b = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, b) if error(a) < error(b) else (a, high)
+    if (left := bench.fits(recipe((low + high) / 2))) is not None:
+        yield Match(("scale-out-of-step",), left, _scale_in_words(math.exp((low + high) / 2)))
+
+
+def _scale_in_words(scale: float) -> str:
+    width = round(scale**-2)
+    root = f" = 1/√{width}" if width and abs(width**-0.5 - scale) < 1e-4 * scale else ""
+    return f"the scores are multiplied by {scale:.4g}{root}, whatever the head's width"
+
+
+def _unlikely(match: Match, source: str) -> int:
+    """Where two mistakes give the same numbers, the source may tell which one was made."""
+    if "scaled-twice" in match.names or "scaled-by-width" in match.names:
+        roots = len(re.findall(r"sqrt|\*\* ?-?0?\.5|scaled_dot_product_attention", source))
+        return int(("scaled-twice" in match.names) == (roots < 2))
+    return 0

@@ -1,0 +1,137 @@
+"""Right implementations, written the usual way, into which a mistake of the catalogue can be planted.
+
+They are text, so that `regard explain-mistake` can show what it runs.
+"""
+
+from __future__ import annotations
+
+from regard.checker.mistakes.mistake import Mistake
+
+FUNCTION = """\
+import math
+import torch
+import torch.nn.functional as F
+
+
+def attention(q, k, v, mask=None, is_causal=False, window=None, softcap=None):
+    T, S, D = q.shape[-2], k.shape[-2], q.shape[-1]
+    if q.ndim == 4 and k.shape[1] < q.shape[1]:  # grouped heads
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    at, keys = torch.arange(S - T, S)[:, None], torch.arange(S)
+    allowed = torch.ones(T, S, dtype=torch.bool)
+    if is_causal:
+        allowed = keys <= at
+    if window is not None:
+        allowed = allowed & (keys > at - window)
+    bias = 0.0
+    if mask is not None and mask.dtype == torch.bool:
+        allowed = allowed & mask
+    elif mask is not None:
+        bias = mask
+    unseen = ~allowed.any(-2).unsqueeze(-1)
+    k, v = k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
+    scores = q @ k.transpose(-2, -1)
+    scores = scores / math.sqrt(D)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores + bias
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    weights = torch.softmax(scores, dim=-1)
+    weights = weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+    return weights @ v
+"""
+
+HEAD = """\
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+
+class CausalHead(nn.Module):
+    def __init__(self, d_model, head_size, max_len, dropout=0.0):
+        super().__init__()
+        self.query = nn.Linear(d_model, head_size)
+        self.key = nn.Linear(d_model, head_size)
+        self.value = nn.Linear(d_model, head_size)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("mask", torch.ones(max_len, max_len, dtype=torch.bool).tril(), persistent=False)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        if T > len(self.mask):
+            raise ValueError(f"x: expected at most {len(self.mask)} tokens, got {T}")
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        D = q.shape[-1]
+        scores = q @ k.transpose(-2, -1)
+        scores = scores / D**0.5
+        allowed = self.mask[:T, :T]
+        scores = scores.masked_fill(~allowed, float("-inf"))
+        weights = torch.softmax(scores, dim=-1)
+        weights = self.dropout(weights)
+        out = weights @ v
+        return out
+"""
+
+LAYER = """\
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+
+class CausalAttention(nn.Module):
+    def __init__(self, d_model, num_heads, max_len, num_kv_heads=None, dropout=0.0):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, d_model // num_heads
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.k_proj = nn.Linear(d_model, self.num_kv_heads * self.head_dim)
+        self.v_proj = nn.Linear(d_model, self.num_kv_heads * self.head_dim)
+        self.out_proj = nn.Linear(d_model, d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("mask", torch.ones(max_len, max_len, dtype=torch.bool).tril(), persistent=False)
+
+    def forward(self, x, cache=None):
+        B, T, C = x.shape
+        H, G, D = self.num_heads, self.num_kv_heads, self.head_dim
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q = q.view(B, T, H, D).transpose(1, 2)
+        k = k.view(B, T, G, D).transpose(1, 2)
+        v = v.view(B, T, G, D).transpose(1, 2)
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+        cache, S = (k, v), k.shape[2]
+        if S > len(self.mask):
+            raise ValueError(f"x: expected at most {len(self.mask)} tokens, got {S}")
+        k, v = k.repeat_interleave(H // G, dim=1), v.repeat_interleave(H // G, dim=1)
+        scores = q @ k.transpose(-2, -1)
+        scores = scores / D**0.5
+        allowed = self.mask[S - T : S, :S]
+        scores = scores.masked_fill(~allowed, float("-inf"))
+        weights = torch.softmax(scores, dim=-1)
+        weights = self.dropout(weights)
+        out = weights @ v
+        out = out.transpose(1, 2).reshape(B, T, C)
+        out = self.out_proj(out)
+        return out, cache
+"""
+
+TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER}
+NAMES = {"function": "attention", "head": "CausalHead", "layer": "CausalAttention"}
+OPTIONS = {"function": "", "head": "", "layer": ""}
+
+
+def planted(mistake: Mistake, kind: str) -> str:
+    """The template `kind` with the mistake in it."""
+    text = TEMPLATES[kind]
+    for old, new in mistake.plants[kind]:
+        if old not in text:
+            raise ValueError(f"{mistake.name}: the {kind} template has no {old!r}")
+        text = text.replace(old, new)
+    return text
+
+
+def example(mistake: Mistake) -> str:
+    """A program that shows the mistake and what `regard.check` says of it."""
+    kind = next(iter(mistake.plants))
+    return f"{planted(mistake, kind)}\n\nimport regard\n\nprint(regard.check({NAMES[kind]}))\n"

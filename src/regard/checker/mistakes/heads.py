@@ -1,0 +1,99 @@
+"""Mistakes of shape: how heads are split, merged and shared, and what happens to the batch."""
+
+from regard.checker.mistakes.mistake import Mistake
+
+_SPLIT = "        {0} = {0}.view(B, T, {1}, D).transpose(1, 2)\n"
+_MATMUL = "scores = q @ k.transpose(-2, -1)\n"
+_GROUPS = "        k, v = k.repeat_interleave(H // G, dim=1), v.repeat_interleave(H // G, dim=1)\n"
+
+HEADS = (
+    Mistake(
+        "heads-split-by-view",
+        "with heads split by view(B, H, T, D) without a transpose",
+        "Each head gets slices of neighbouring tokens instead of its own share of every token; tokens leak into "
+        "one another.",
+        "q = q.view(B, T, H, D).transpose(1, 2)",
+        "multi-head layers whose shapes happen to fit",
+        ({"split": "view"}, {"split": "view", "merge": "view"}),
+        plants={
+            "layer": tuple(
+                (_SPLIT.format(x, n), f"        {x} = {x}.view(B, {n}, T, D)\n")
+                for x, n in (("q", "H"), ("k", "G"), ("v", "G"))
+            )
+        },
+    ),
+    Mistake(
+        "heads-merged-by-view",
+        "with heads merged without the transpose",
+        "The output of one token is made of pieces of other tokens' heads.",
+        "out = out.transpose(1, 2).reshape(B, T, H * D)",
+        "`.view` complained about strides, and `.reshape` did not",
+        ({"merge": "view"},),
+        plants={
+            "layer": (
+                (
+                    "        out = out.transpose(1, 2).reshape(B, T, C)\n",
+                    "        out = out.reshape(B, T, C)\n",
+                ),
+            )
+        },
+    ),
+    Mistake(
+        "grouped-heads-tiled",
+        "with key/value heads tiled (0 1 0 1) instead of interleaved (0 0 1 1)",
+        "Query heads read the wrong group's keys and values: a model trained elsewhere turns to noise.",
+        "k = k.repeat_interleave(H // G, dim=1), and v the same",
+        "`.repeat` or `.expand` where `.repeat_interleave` was meant",
+        ({"groups": "tile"},),
+        plants={
+            "function": (
+                (
+                    "k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)",
+                    "k = k.repeat(1, q.shape[1] // k.shape[1], 1, 1)",
+                ),
+                (
+                    "v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)",
+                    "v = v.repeat(1, q.shape[1] // v.shape[1], 1, 1)",
+                ),
+            ),
+            "layer": (
+                ("num_kv_heads=None", "num_kv_heads=2"),
+                (_GROUPS, "        k, v = k.repeat(1, H // G, 1, 1), v.repeat(1, H // G, 1, 1)\n"),
+            ),
+        },
+    ),
+    Mistake(
+        "dot-t-on-a-batch",
+        "that uses .T, which reverses every axis of a batch",
+        "On more than two dimensions `.T` moves the batch too: shapes clash, or, worse, happen to fit.",
+        "scores = q @ k.transpose(-2, -1), or k.mT",
+        "code that began with one sequence (T, D) and was given a batch",
+        plants={
+            "function": ((_MATMUL, "scores = q @ k.T\n"),),
+            "head": ((_MATMUL, "scores = q @ k.T\n"),),
+            "layer": ((_MATMUL, "scores = q @ k.T\n"),),
+        },
+    ),
+    Mistake(
+        "batch-items-mixed",
+        "in which the items of a batch look at each other",
+        "A sequence's output depends on its neighbours in the batch, so it changes with the batch size.",
+        "keep the batch a dimension of its own through the softmax: (B, H, T, S), never (H, B·T, B·T)",
+        "a batch flattened into one long sequence on its way to the heads",
+        ({"batch": "together"},),
+        plants={
+            "head": (
+                (
+                    "        q, k, v = self.query(x), self.key(x), self.value(x)\n",
+                    "        q, k, v = self.query(x), self.key(x).mean(0, keepdim=True), self.value(x)\n",
+                ),
+            ),
+            "layer": (
+                (
+                    "        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)\n",
+                    "        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x).flip(0)\n",
+                ),
+            ),
+        },
+    ),
+)

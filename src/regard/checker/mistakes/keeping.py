@@ -1,0 +1,59 @@
+"""Mistakes of modules: what moves, what is saved, which lengths fit."""
+
+from regard.checker.mistakes.mistake import Mistake
+
+_BUFFER = (
+    'self.register_buffer("mask", torch.ones(max_len, max_len, dtype=torch.bool).tril(), persistent=False)'
+)
+_PLAIN = "self.mask = torch.ones(max_len, max_len, dtype=torch.bool).tril()"
+_SAVED = 'self.register_buffer("mask", torch.ones(max_len, max_len, dtype=torch.bool).tril())'
+_HEAD_LENGTH = (
+    "        if T > len(self.mask):\n"
+    '            raise ValueError(f"x: expected at most {len(self.mask)} tokens, got {T}")\n'
+)
+_LAYER_LENGTH = _HEAD_LENGTH.replace("T > ", "S > ").replace("{T}", "{S}")
+
+KEEPING = (
+    Mistake(
+        "plain-attribute",
+        "that keeps a tensor as a plain attribute, which neither moves nor is saved with the module",
+        "`.to(device)` leaves it behind, and the first forward pass there fails; state_dict does not hold it.",
+        'self.register_buffer("mask", mask, persistent=False), or nn.Parameter if it is learned',
+        "`self.mask = torch.tril(…)`, `self.scale = torch.sqrt(torch.FloatTensor([d]))`",
+        plants={"head": ((_BUFFER, _PLAIN),), "layer": ((_BUFFER, _PLAIN),)},
+    ),
+    Mistake(
+        "plain-list",
+        "that keeps modules or parameters in a plain list",
+        "The optimiser, `.to()` and state_dict never see them: they are not trained, not moved, not saved.",
+        "self.heads = nn.ModuleList(…), or nn.ParameterList",
+        "`self.heads = [Head(…) for _ in range(n)]`",
+        plants={
+            "head": (
+                (
+                    "        self.query = nn.Linear(d_model, head_size)\n",
+                    "        self.layers = [nn.Linear(d_model, head_size)]\n",
+                ),
+                ("self.query(x)", "self.layers[0](x)"),
+            )
+        },
+    ),
+    Mistake(
+        "persistent-mask",
+        "whose mask is saved with the weights, so that they load at one length only",
+        "A checkpoint for 512 tokens does not load into a module for 1024: the mask's shape differs.",
+        'self.register_buffer("mask", mask, persistent=False)',
+        "register_buffer without persistent=False, in much lecture code",
+        caution=True,
+        plants={"head": ((_BUFFER, _SAVED),), "layer": ((_BUFFER, _SAVED),)},
+    ),
+    Mistake(
+        "obscure-length-error",
+        "in which a sequence over the maximum fails with an error about broadcasting",
+        "The message speaks of tensor sizes, not of the length that was exceeded.",
+        'if T > self.max_len: raise ValueError(f"expected at most {self.max_len} tokens, got {T}")',
+        "mask[:T, :T] with T over the mask's size",
+        caution=True,
+        plants={"head": ((_HEAD_LENGTH, ""),), "layer": ((_LAYER_LENGTH, ""),)},
+    ),
+)

@@ -1,0 +1,73 @@
+"""Mistakes of who plays which part: queries, keys, values and the output projection."""
+
+from regard.checker.mistakes.mistake import Mistake
+
+_HEAD = "        q, k, v = self.query(x), self.key(x), self.value(x)\n"
+_LAYER = "        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)\n"
+_SIGNATURE = "    T, S, D = q.shape[-2], k.shape[-2], q.shape[-1]\n"
+
+
+def _roles(q: str, k: str, v: str) -> dict[str, tuple[tuple[str, str], ...]]:
+    head = {"q": "self.query(x)", "k": "self.key(x)", "v": "self.value(x)"}
+    layer = {name: f"self.{name}_proj(x)" for name in "qkv"}
+    return {
+        "function": ((_SIGNATURE, f"    q, k, v = {q}, {k}, {v}\n" + _SIGNATURE),),
+        "head": ((_HEAD, f"        q, k, v = {head[q]}, {head[k]}, {head[v]}\n"),),
+        "layer": ((_LAYER, f"        q, k, v = {layer[q]}, {layer[k]}, {layer[v]}\n"),),
+    }
+
+
+ROLES = (
+    Mistake(
+        "one-projection",
+        "in which one projection plays several parts",
+        "Where queries and keys share a projection the scores are symmetric: a token cannot look at another "
+        "without being looked at as much.",
+        "give each of query, key and value a projection of its own, and use it",
+        "`self.key(x)` copied and not renamed",
+        tuple(
+            {"roles": roles}
+            for roles in (
+                (0, 0, 2), (1, 1, 2), (0, 1, 1), (0, 1, 0), (0, 0, 0), (1, 1, 1), (2, 2, 2),
+                (0, 2, 2), (2, 1, 2), (0, 0, 1), (1, 1, 0), (2, 2, 0), (2, 2, 1),
+            )
+        ),
+        plants=_roles("k", "k", "v") | {"head": _roles("q", "q", "q")["head"]},
+    ),
+    Mistake(
+        "key-value-swapped",
+        "with keys and values swapped",
+        "Scores are taken with the values and the keys are mixed; weights trained elsewhere turn to noise.",
+        "scores = q @ k.transpose(-2, -1), then out = weights @ v; in a fused projection, q, k, v in that order",
+        "`k, v` returned as `v, k`, or a fused projection chunked in another order than it was trained",
+        ({"roles": (0, 2, 1)},),
+        plants=_roles("q", "v", "k"),
+    ),
+    Mistake(
+        "query-key-swapped",
+        "with queries and keys swapped",
+        "Each token asks with what it should be found by: the scores are transposed.",
+        "scores = q @ k.transpose(-2, -1), rows are queries",
+        "`k @ q.transpose(-2, -1)`",
+        ({"roles": (1, 0, 2)},),
+        plants=_roles("k", "q", "v"),
+    ),
+    Mistake(
+        "roles-shuffled",
+        "with queries, keys and values in another order",
+        "No tensor plays its own part; weights trained elsewhere turn to noise.",
+        "scores = q @ k.transpose(-2, -1), then out = weights @ v",
+        "a projection chunked as (value, query, key)",
+        ({"roles": (1, 2, 0)}, {"roles": (2, 0, 1)}, {"roles": (2, 1, 0)}),
+        plants=_roles("v", "q", "k"),
+    ),
+    Mistake(
+        "output-projection-skipped",
+        "without the output projection",
+        "The heads stand side by side and never mix; W_o is trained by nobody.",
+        "return self.out_proj(out)",
+        "a projection that is built in __init__ and forgotten in forward",
+        ({"out": "skip"},),
+        plants={"layer": (("        out = self.out_proj(out)\n", ""),)},
+    ),
+)

@@ -1,0 +1,215 @@
+"""Is the output right? Every kind of question once; where one comes out wrong, which mistake explains them all."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import torch
+
+from regard.checker.diagnose import diagnose, explain_parts
+from regard.checker.exam import Exam
+from regard.checker.oracle import apart, truth
+from regard.checker.question import Question
+from regard.checker.recipe import RIGHT
+from regard.checker.subject import MaskForm, Reply
+from regard.checker.understand import TOLERANCE, Intent, Observed
+
+_POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
+
+
+def probe_output(exam: Exam) -> None:
+    """The output against the oracle, with every option that the subject offers."""
+    if not exam.understood.intents:
+        exam.left_out(
+            "output",
+            "no projections for query, key and value were found by name and shape, so there is no oracle; "
+            "give them usual names (q_proj, W_k, value, qkv …) or hand over the function inside",
+        )
+        return
+    observed = _observe(exam)
+    wrong = {one.question.name: error for one in observed if not (error := _error(exam, one)) < TOLERANCE}
+    if not wrong:
+        for name in dict.fromkeys(one.question.name for one in observed):
+            exam.passed(name)
+        return
+    _explain(exam, observed, wrong)
+
+
+def _observe(exam: Exam) -> list[Observed]:
+    """Ask every question that the subject's arguments allow."""
+    cases, subject = exam.cases, exam.subject
+    observed = [Observed(cases.plain(), _answered(exam.understood.first))]
+    single_length = subject.takes == "x" or _causal_unasked(exam)
+    questions = [cases.plain(B=3, T=5, D=6, H=2, seed=3)]
+    optional: list[Question] = []
+    if "causal" in subject.arguments and exam.options.get("causal") is None:
+        questions.append(replace(cases.plain("causal", seed=4), flag=True))
+    asked = {"flag": True} if "causal" in subject.arguments and exam.options.get("causal") is not False else {}
+    if "window" in subject.arguments and "window" not in cases.always:
+        questions.append(replace(cases.plain("window", seed=6), window=3, **asked))
+    if "softcap" in subject.arguments and exam.module is None and "softcap" not in cases.always:
+        questions.append(replace(cases.plain("softcap", seed=7), softcap=2.0, **asked))
+    if subject.form in ("BHTD", "BTHD"):
+        optional.append(cases.plain("grouped heads", G=2, seed=8))
+    if not single_length:
+        optional.append(cases.plain("cross-attention", T=4, S=7, seed=9))
+    if subject.takes == "qkv" and subject.form not in ("BTC", "TBC"):
+        optional.append(cases.plain("value width", E=13, seed=10))
+    for question in questions + optional:
+        reply = subject.ask(question.to(exam.understood.dtype))
+        if reply.answer is not None:
+            observed.append(Observed(question, reply.answer))
+        elif question in optional:
+            exam.left_out(question.name, f"it does not take {question.shapes()}: {reply.trouble}")
+        else:
+            exam.failed(question.name, f"{question.shapes()} raised {reply.trouble}")
+    return observed + _observe_masks(exam, observed)
+
+
+def _observe_masks(exam: Exam, observed: list[Observed]) -> list[Observed]:
+    """Settle how the subject wants a mask said, then ask with a mask, with padding, with a bias."""
+    found: list[Observed] = []
+    subject, cases = exam.subject, exam.cases
+    if "mask" in subject.arguments:
+        question = cases.masked(seed=11)
+        forms = _mask_forms(exam)
+        replies = [(form, subject.adjusted(mask_form=form).ask(question.to(exam.understood.dtype))) for form in forms]
+        ran = [(form, reply) for form, reply in replies if reply.answer is not None]
+        if not ran:
+            exam.failed("mask", f"no usual form of a mask was taken; a boolean (T, S) raised {replies[0][1].trouble}")
+            return found
+        form, reply = _best_form(exam, question, ran, observed)
+        subject.mask_form = form
+        exam.understood.assumed.append(f"{subject.arguments['mask']}: {form}")
+        found.append(Observed(question, _answered(reply)))
+        _caution_if_added(exam, question, form, ran)
+    if "padding" in subject.arguments or ("mask" in subject.arguments and subject.form not in ("TD", "TC")):
+        question = cases.padded(seed=12)
+        reply = subject.ask(question.to(exam.understood.dtype))
+        if reply.answer is not None:
+            found.append(Observed(question, reply.answer))
+        elif "padding" in subject.arguments:
+            exam.failed("padding", f"{question.shapes()} raised {reply.trouble}")
+        else:
+            exam.left_out("padding", f"it does not take a mask of (B, 1, T, S): {reply.trouble}")
+    return found
+
+
+def _mask_forms(exam: Exam) -> list[MaskForm]:
+    subject = exam.subject
+    settled = exam.options.get("true_means") is not None or subject.mask_form != MaskForm()
+    kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
+    ranks = {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(subject.form, [2, 4])
+    ranks = [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else ranks
+    return [MaskForm(kind, rank) for kind in kinds for rank in ranks]
+
+
+def _best_form(
+    exam: Exam, question: Question, ran: list[tuple[MaskForm, Reply]], observed: list[Observed]
+) -> tuple[MaskForm, Reply]:
+    """The form in which the mask comes out right; else the one that leaves least to explain; else the first."""
+    if exam.understood.right is not None:
+        for form, reply in ran:
+            if _error(exam, Observed(question, _answered(reply))) < TOLERANCE:
+                return form, reply
+    for form, reply in ran:
+        kinds = {f.kind for f, _ in ran}
+        if exam.understood.right is None and form.kind != "look" and "look" in kinds:
+            together = [*observed, Observed(question, _answered(reply))]
+            if (matches := diagnose(together, exam.understood.intents)) and len(matches[0].names) == 1:
+                return form, reply
+    return ran[0]
+
+
+def _caution_if_added(exam: Exam, question: Question, form: MaskForm, ran: list[tuple[MaskForm, Reply]]) -> None:
+    """Code that adds its mask takes a boolean one without a word, and adds 0 and 1."""
+    boolean = next((reply for other, reply in ran if other == MaskForm("look", form.rank)), None)
+    if form.kind != "added" or boolean is None or exam.right is None:
+        return
+    added = replace(RIGHT, masking="add").answer(exam.right.read(question), exam.right.wiring)
+    if apart(_answered(boolean), added) < TOLERANCE:
+        name = exam.subject.arguments["mask"]
+        converted = re.search(rf"\b{name}\.(float|int|long)\(", exam.source)
+        evidence = f"Given a boolean `{name}`, it adds 1 where the mask is True and 0 elsewhere: it hides nothing."
+        if converted:
+            exam.failed("mask", f"`{converted.group()})` turns a boolean mask into 0 and 1, and these are added")
+            exam.diagnosed("mask-added-as-zero-one", evidence, 0.0)
+        else:
+            exam.notes.append(f"`{name}` is added to the scores: {evidence}")
+
+
+def _causal_unasked(exam: Exam) -> bool:
+    return exam.understood.right is not None and exam.understood.right.causal
+
+
+def _answered(reply: Reply):  # type: ignore[no-untyped-def]
+    assert reply.answer is not None
+    return reply.answer
+
+
+def _error(exam: Exam, one: Observed) -> float:
+    """How far an observation is from the truth, under the reading that the plain output is right in."""
+    intent = exam.understood.right or exam.understood.intents[0]
+    try:
+        return apart(one.answer, truth(intent.read(one.question), intent.wiring))
+    except (RuntimeError, ValueError):
+        return float("inf")
+
+
+def _explain(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> None:
+    intents = [exam.understood.right] if exam.understood.right else exam.understood.intents
+    matches = diagnose(observed, intents, exam.source) or explain_parts(observed, intents, exam.source)
+    unknown = _unknown(exam, intents[0])
+    if not matches and unknown and "output" in wrong:
+        exam.left_out("output", f"the oracle has no place for {unknown}: compared with itself only")
+        return
+    for name in dict.fromkeys(one.question.name for one in observed):
+        if name in wrong:
+            exam.failed(name, _apart_in_words(wrong[name]))
+        else:
+            exam.passed(name)
+    for match in matches[:3]:
+        exam.matched(match)
+    if not matches:
+        exam.example = _smallest(exam, observed, intents[0])
+
+
+def _unknown(exam: Exam, intent: Intent) -> str:
+    names = list(intent.wiring.unknown)[:3]
+    if not names and exam.module is not None and (match := _POSITIONS.search(exam.source)):
+        names = [f"what its source calls {match.group().strip('.(')!r}"]
+    return ", ".join(names)
+
+
+def _apart_in_words(error: float) -> str:
+    return "NaN or inf where numbers belong" if error == float("inf") else f"off by {error:.1g} of the largest number"
+
+
+def _smallest(exam: Exam, observed: list[Observed], intent: Intent) -> str:
+    """The smallest question that still fails, and its first wrong number."""
+    sizes = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
+    for B, T in sizes:
+        question = exam.cases.plain(B=B, T=T, H=1, seed=2)
+        reply = exam.subject.ask(question.to(exam.understood.dtype))
+        if reply.answer is not None:
+            one = Observed(question, reply.answer)
+            if _error(exam, one) > TOLERANCE:
+                return _first_difference(one, intent)
+    failing = [one for one in observed if not _error(exam, one) < TOLERANCE]
+    return _first_difference(failing[0], intent) if failing else ""
+
+
+def _first_difference(one: Observed, intent: Intent) -> str:
+    expected = truth(intent.read(one.question), intent.wiring).output.detach()
+    got = one.answer.output.detach().double()
+    if got.shape != expected.shape:
+        return f"no known mistake: {one.question.shapes()} gives {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    off = ~torch.isclose(got, expected, rtol=1e-4, atol=1e-5)
+    index = tuple(int(i) for i in off.nonzero()[0]) if bool(off.any()) else (0,) * got.ndim
+    return (
+        "No mistake of the catalogue gives these numbers. The smallest failing case:\n"
+        f"  {one.question.name}, {one.question.shapes()}\n"
+        f"  output{list(index)}  expected {expected[index]:.6g}  got {got[index]:.6g}"
+        f"  ({int(off.sum())} of {off.numel()} numbers differ)"
+    )
