@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from strategies import DrawnMask, positional_masks, sized_masks, sizes
+from strategies import DrawnMask, Sizes, masks, positional_masks, sized_masks, sizes
 
 import regard
 from regard import causal, chunks, dense, documents, full, padding, prefix, rule, window
@@ -114,6 +114,17 @@ def test_blocks_of_rules_by_position_are_told_exactly(data, rows, cols):
         assert torch.equal(found, truth)
 
 
+@pytest.mark.parametrize("T", [3, 12])
+@pytest.mark.parametrize("rows", [1, 3, 5])
+@pytest.mark.parametrize("cols", [1, 2, 5])
+def test_blocks_of_documents_in_order_are_told_exactly(T, rows, cols):
+    ids = [[0, 0, 0, 1, 1, 4, 4, 4, 4, 7, 7, 7], [2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 9]]
+    n = Sizes(B=2, H=1, G=1, T=T, S=12, D=1, E=1)
+    drawn = DrawnMask(documents(torch.tensor(ids)), n, lambda b, h, i, j: ids[b][i + n.S - n.T] == ids[b][j])
+    for found, true in zip(block_bounds(drawn, rows, cols), block_truth(drawn, rows, cols), strict=True):
+        assert torch.equal(found, true)
+
+
 @pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0)])
 @pytest.mark.parametrize(
     "mask",
@@ -196,7 +207,7 @@ def test_narrowed_is_the_rule_for_some_sequences_and_heads(drawn, data):
 @given(st.data())
 def test_de_morgan_and_friends(data):
     n = data.draw(sizes())
-    a, b = (data.draw(sized_masks_for(n), name).mask for name in ("a", "b"))
+    a, b = (data.draw(masks(n, biased=False, depth=1), name).mask for name in ("a", "b"))
     pairs = [
         (~(a & b), ~a | ~b),
         (~(a | b), ~a & ~b),
@@ -210,12 +221,6 @@ def test_de_morgan_and_friends(data):
     ]
     for left, right in pairs:
         assert torch.equal(whole(left, n), whole(right, n)), f"{left} is not {right}"
-
-
-def sized_masks_for(n):
-    from strategies import masks
-
-    return masks(n, biased=False, depth=1)
 
 
 @pytest.mark.parametrize(
