@@ -1,4 +1,4 @@
-"""The Triton kernels on the CPU, interpreted, against float64. Run by test_triton.py, in a process of its own.
+"""The Triton kernels on the CPU, interpreted, against float64. Run by test_triton.py in a process of its own.
 
 Blocks are forced small, so that small sizes have empty, full and partial ones.
 """

@@ -1,6 +1,6 @@
 """Triton's interpreter, made ready: its kernels then run on the CPU, as plain NumPy.
 
-Import this before anything else imports Triton: whether a kernel is interpreted is settled when it is defined.
+Import this before anything imports Triton: whether a kernel is interpreted is settled when it is defined.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Triton's kernels, interpreted on the CPU.
 
-Whether Triton interprets is settled once for a process, when it is imported, and it must not be settled for the other
-tests: so `interpreted_triton.py` runs in processes of its own, a part of it in each.
+Whether Triton interprets is settled once for a process, when it is imported, and it must not be settled for the
+other tests: so `interpreted_triton.py` runs in processes of its own, a part of it in each.
 """
 
 import os
@@ -20,13 +20,13 @@ from regard.attention.problem import pose
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
+QUIETLY = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
 
 
 @pytest.mark.parametrize("part", ["forward", "gradients", "pool"])
 def test_interpreted(part):
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", HERE / "interpreted_triton.py", "-q", "-k", f"test_{part}"]
-        + ["-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"],
+        [sys.executable, "-m", "pytest", HERE / "interpreted_triton.py", "-k", f"test_{part}", *QUIETLY],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=HERE.parents[1],
         capture_output=True,

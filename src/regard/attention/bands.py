@@ -1,6 +1,7 @@
 """Masks that are a band around the diagonal: `causal`, `window(n)`, and both.
 
-A kernel needs no list of blocks for these: which blocks it visits, and which of them need masking, is arithmetic.
+A kernel needs no list of blocks for these: which blocks it visits, and which of them need masking, is
+arithmetic.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Any yes-or-no mask as lists of the blocks a kernel has to visit, each full or partial.
 
-For every block of queries: the key blocks in which anything is allowed, those allowed whole first, then the partial
-ones with the number of a stored tile of bits. Equal tiles are stored once. Nothing of the size T×S is built for a
-rule that is empty or full over most of the matrix: the rule is asked about whole blocks first, and entry by entry
-only where it cannot tell, a bounded piece at a time.
+For every block of queries: the key blocks in which anything is allowed, those allowed whole first, then the
+partial ones with the number of a stored tile of bits. Equal tiles are stored once. Nothing of the size T×S is
+built for a rule that is empty or full over most of the matrix: the rule is asked about whole blocks first, and
+entry by entry only where it cannot tell, a bounded piece at a time.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Survey(NamedTuple):
 
 
 def blocks_of(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """0, 1, 2, … in blocks: the indices (blocks, size), the overhang repeating the last; and which are real."""
+    """0, 1, 2, … in blocks (blocks, size), the last number filling what is left over; and which are real."""
     index = torch.arange(-(-length // size) * size, device=device).view(-1, size)
     return index.clamp(max=length - 1), index < length
 
 
 def survey(mask: Mask, shape: tuple[int, int, int, int], rows: Tensor, cols: Tensor, real: Tensor) -> Survey:
-    """What a mask allows in the blocks of queries `rows` (R, m) and of keys `cols` (C, n), each in rising order.
+    """What a mask allows in blocks of queries `rows` (R, m) and of keys `cols` (C, n), each in rising order.
 
     Keys that are not `real` (C, n) only fill their block: nobody may look at them.
     """
@@ -81,7 +81,7 @@ def survey(mask: Mask, shape: tuple[int, int, int, int], rows: Tensor, cols: Ten
     device = rows.device
     R, C = len(rows), len(cols)
     batches, heads = mask.allowed(grid(range(1), range(1), shape, device)).shape[:2]
-    q_first, q_last = (rows[:, [0, -1]] + S - T).split(1, -1)  # (R, 1)
+    q_first, q_last = rows[:, :1] + S - T, rows[:, -1:] + S - T  # (R, 1)
     k_first, k_last = cols[:, :1].mT, cols[:, -1:].mT  # (1, C)
     whole = real.all(-1)  # (C,)
 
@@ -139,14 +139,13 @@ def _look(
     part: tuple[slice, Tensor],
     heads: int,
 ) -> tuple[Tensor, Tensor]:
-    """Ask a rule about each entry of some blocks: the blocks that allow anything, and the tiles of the partial."""
+    """Ask a rule about each entry of some blocks: those that allow anything, and the tiles of the partial."""
     at_rows, at_cols = part
     rows, cols, real = rows[at_rows], cols[at_cols], real[at_cols]
     at = grid(rows.flatten(), cols.flatten(), shape, rows.device)
     allowed = mask.allowed(at).expand(*unsure.shape[:2], rows.numel(), cols.numel())
-    allowed = (
-        allowed.unflatten(-1, cols.shape).unflatten(-3, rows.shape).transpose(-2, -3)
-    )  # (B, H, R, C, m, n)
+    allowed = allowed.reshape(*unsure.shape[:2], *rows.shape, *cols.shape)
+    allowed = allowed.transpose(3, 4)  # (B, H, R, C, m, n)
     allowed = allowed & real[:, None]
     unsure = unsure[:, :, at_rows][..., at_cols]  # (B, H, R, C)
     full = unsure & allowed.flatten(-2).all(-1)
@@ -167,7 +166,8 @@ def _entries(index: Tensor, first_row: int, heads: int, tile: Tensor | None = No
 def _packed(tiles: Tensor) -> Tensor:
     """Eight booleans to a byte along the keys."""
     worth = 2 ** torch.arange(8, dtype=torch.uint8, device=tiles.device)
-    return (tiles.unflatten(-1, (-1, 8)) * worth).sum(-1, dtype=torch.uint8)
+    tiles = tiles.view(*tiles.shape[:-1], -1, 8)
+    return (tiles * worth).sum(-1, dtype=torch.uint8)
 
 
 def _distinct(tiles: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """Fused attention in Triton, backward: the gradients of q, k and v, without the T×S matrix.
 
-The weights are made again from q, k and the row log-sum-exp. One kernel takes a block of queries past the keys and
-sums the gradient of q; another takes a block of keys past the queries, of every head that reads them, and sums
-those of k and v. Nothing is added atomically, so two runs give the same bits.
+The weights are made again from q, k and the row log-sum-exp. One kernel takes a block of queries past the
+keys and sums the gradient of q; another takes a block of keys past the queries, of every head that reads them,
+and sums those of k and v. Nothing is added atomically, so two runs give the same bits.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
@@ -31,7 +31,7 @@ def prepare_kernel(
     out, grad, lse, level, delta, out_step, grad_step, heads, T,
     E: tl.constexpr, E_PAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """For each query: its lse in base 2 (+inf where it saw nothing: all its weights are then 0), and Σ out · grad."""
+    """For each query Σ out · grad, and its lse in base 2; +inf where it saw nothing, so that no weight is left."""
     blocks = tl.cdiv(T, ROWS)
     first = tl.program_id(0) % blocks * ROWS
     head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -93,9 +93,8 @@ def queries_kernel(
                 b.to(tl.int32), g.to(tl.int32), row + S - T, first_row + S - T, S, factor, cap, slope,
                 start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
             )  # fmt: skip
-    store_rows(
-        q_grad + b * q_grad_step[0] + h * q_grad_step[1], q_grad_step, first_row, T, total * scale, D, ROWS, D_PAD
-    )  # fmt: skip
+    q_grad += b * q_grad_step[0] + h * q_grad_step[1]
+    store_rows(q_grad, q_grad_step, first_row, T, total * scale, D, ROWS, D_PAD)
 
 
 @triton.jit
@@ -172,15 +171,16 @@ def keys_kernel(
             else:
                 start, stop = full_last, last
             # Without lists, partial blocks come first under a causal mask and last under a window.
-            if (lists is not None and part != 0) or (
-                lists is None
-                and (part == 1 or (part == 0 and band.ahead is not None) or (part == 2 and band.behind is not None))
-            ):  # fmt: skip
+            if (
+                part == 1
+                or (part == 0 and lists is None and band.ahead is not None)
+                or (part == 2 and (lists is not None or band.behind is not None))
+            ):
                 k_total, v_total = _past_queries(
                     k_total, v_total, keys, values, q + b * q_step[0] + h * q_step[1],
                     grad + b * grad_step[0] + h * grad_step[1], q_tma, grad_tma, level + at, delta + at,
-                    lists, band, q_step, grad_step, b.to(tl.int32), h.to(tl.int32), key, T, S, factor, cap, slope,
-                    start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
+                    lists, band, q_step, grad_step, b.to(tl.int32), h.to(tl.int32), key, T, S, factor, cap,
+                    slope, start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
                 )  # fmt: skip
 
     k_grad += b * k_grad_step[0] + g * k_grad_step[1]
@@ -232,7 +232,7 @@ def _past_queries(
 
 @triton.jit
 def _through(product, d_weight, level, delta, allowed, factor, cap, slope, q, k):
-    """The weights from the products, and the gradient of the products (less the scale) from that of the weights."""
+    """The weights from the products; and the gradient of the products (but for the scale) from the weights'."""
     score = product * factor
     if cap is not None:
         bent = tanh(score)

@@ -1,7 +1,7 @@
 """How big the blocks of each Triton kernel are, and how many warps and stages work on them: a plain table.
 
-The figures come from `benchmarks/tune_triton.py`. Nothing is tuned at run time, so the first call is as fast as the
-next and two runs give the same bits.
+The figures come from `benchmarks/tune_triton.py`. Nothing is tuned at run time, so no call waits for it and
+two runs give the same bits.
 """
 
 from __future__ import annotations
@@ -17,33 +17,32 @@ class Config(NamedTuple):
     warps: int
     stages: int
     tma: bool = False  # keys and values by the tensor memory accelerator, where their layout allows it
-    specialize: bool = False  # some warps load while others compute
 
 
 def choose(purpose: str, width: int, dtype: torch.dtype) -> Config:
-    """The blocks for a purpose ("forward", "lists", "queries", "keys", "pool") at a padded width."""
+    """The blocks for a purpose (a name in `CONFIGS`) at a padded width."""
     sizes = CONFIGS[purpose, dtype.itemsize]
     return next(config for most, config in sizes if width <= most)
 
 
 # By purpose and bytes an element: (up to this width, config), narrowest first.
-# "lists" and "lists backward" serve masks that are given as lists of blocks.
+# "queries" and "keys" are the two kernels of the backward pass; "lists" and "lists backward" serve masks that
+# are given as lists of blocks, where both backward kernels share one shape.
 CONFIGS: dict[tuple[str, int], list[tuple[int, Config]]] = {
     ("forward", 2): [
-        (64, Config(128, 128, 8, 3)),
-        (128, Config(128, 128, 8, 2)),
-        (256, Config(128, 64, 8, 2)),
+        (128, Config(128, 128, 8, 2, True)),
+        (256, Config(128, 32, 8, 2)),
     ],
     ("forward", 4): [(64, Config(64, 32, 4, 2)), (256, Config(64, 16, 4, 2))],
     ("lists", 2): [(128, Config(128, 64, 8, 3)), (256, Config(128, 64, 8, 2))],
     ("lists", 4): [(64, Config(64, 32, 4, 2)), (256, Config(64, 16, 4, 2))],
-    ("queries", 2): [(64, Config(128, 64, 8, 3)), (128, Config(128, 64, 8, 2)), (256, Config(64, 32, 8, 1))],
-    ("queries", 4): [(64, Config(64, 32, 4, 1)), (256, Config(32, 16, 4, 1))],
-    ("keys", 2): [(64, Config(64, 128, 8, 2)), (128, Config(64, 128, 8, 2)), (256, Config(32, 64, 8, 1))],
-    ("keys", 4): [(64, Config(32, 64, 4, 1)), (256, Config(16, 32, 4, 1))],
+    ("queries", 2): [(128, Config(128, 64, 8, 2, True)), (256, Config(64, 32, 8, 1))],
+    ("queries", 4): [(64, Config(32, 32, 4, 1)), (256, Config(16, 16, 4, 1))],
+    ("keys", 2): [(128, Config(32, 128, 8, 3, True)), (256, Config(32, 64, 8, 1))],
+    ("keys", 4): [(64, Config(32, 32, 4, 1)), (256, Config(16, 16, 4, 1))],
     ("lists backward", 2): [(128, Config(64, 64, 4, 2)), (256, Config(32, 32, 4, 1))],
     ("lists backward", 4): [(64, Config(32, 32, 4, 1)), (256, Config(16, 16, 4, 1))],
-    ("pool", 2): [(128, Config(128, 128, 8, 2)), (256, Config(128, 64, 8, 2))],
+    ("pool", 2): [(128, Config(128, 128, 8, 2, True)), (256, Config(128, 64, 8, 2))],
     ("pool", 4): [(64, Config(64, 64, 4, 2)), (256, Config(64, 32, 4, 1))],
 }
 

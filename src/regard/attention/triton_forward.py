@@ -31,7 +31,7 @@ def forward_kernel(
     q, k, v, k_tma, v_tma, out, lse, sinks, slopes, lists, band,
     q_step, k_step, v_step, out_step, heads, group, T, S, factor, cap,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr, SPECIALIZE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # The last blocks of queries see the most keys under a causal mask, so they start first.
     blocks = tl.cdiv(T, ROWS)
@@ -78,22 +78,14 @@ def forward_kernel(
             sums, total, top = _pass_over(
                 sums, total, top, query, k, v, k_tma, v_tma, lists, band, k_step, v_step,
                 b.to(tl.int32), g.to(tl.int32), row + S - T, block * ROWS + S - T, S, factor, cap, slope,
-                start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION, SPECIALIZE,
+                start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
             )  # fmt: skip
 
     # Where nothing was allowed, top is −inf: the lse stays −inf and the output 0.
     total = tl.where(total > 0, total, 1.0)
     tl.store(lse + head.to(tl.int64) * T + row, top * LN2 + tl.log(total), mask=row < T)
     result = sums / total[:, None]
-    col = tl.arange(0, E_PAD)
-    at = (
-        out
-        + b * out_step[0]
-        + h * out_step[1]
-        + row[:, None].to(tl.int64) * out_step[2]
-        + col[None, :] * out_step[3]
-    )
-    tl.store(at, result.to(out.dtype.element_ty), mask=(row[:, None] < T) & (col[None, :] < E))
+    store_rows(out + b * out_step[0] + h * out_step[1], out_step, block * ROWS, T, result, E, ROWS, E_PAD)
 
 
 @triton.jit
@@ -101,10 +93,10 @@ def _pass_over(
     sums, total, top, query, k, v, k_tma, v_tma, lists, band, k_step, v_step,
     b, g, position, q_first, S, factor, cap, slope, start, stop,
     PARTIAL: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr, SPECIALIZE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take a block of queries past the key blocks start … stop (or those entries of its list)."""
-    for i in tl.range(start, stop, warp_specialize=SPECIALIZE and not PARTIAL):
+    for i in tl.range(start, stop):
         key_first = i * COLS
         if lists is not None:
             key_first = tl.load(lists.block + i) * COLS

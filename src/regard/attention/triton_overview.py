@@ -1,8 +1,8 @@
 """An exact overview of the attention matrix in Triton: its weights pooled into bins, without the T×S matrix.
 
-One program takes one block of queries past the key blocks it may look at, as the forward pass does, but needs no
-values and no running maximum: the row log-sum-exp is known, so a weight is one product and one exponential.
-Sum and maximum over a bin come out of the same tile.
+One program takes one block of queries past the key blocks it may look at, as the forward pass does, but needs
+no values and no running maximum: the row log-sum-exp is known, so a weight is one product and one
+exponential. Sum and maximum over a bin come out of the same tile.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
@@ -84,8 +84,8 @@ def pool_kernel(
             start, stop = full_last, last
         if part != 0 or (lists is None and band.behind is not None):
             total, most = _past_keys(
-                total, most, query, level, own_share, inside, mass, peak, k, k_tma, lists, band, col_index, k_step,
-                b.to(tl.int32), g.to(tl.int32), row + S - T, S, factor, cap, slope, bin_cols, start, stop,
+                total, most, query, level, own_share, inside, mass, peak, k, k_tma, lists, band, col_index,
+                k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S, factor, cap, slope, bin_cols, start, stop,
                 part != 1, D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, PRECISION,
             )  # fmt: skip
 
@@ -123,9 +123,12 @@ def _past_keys(
                 )
             weight = tl.where(allowed, weight, 0.0)
 
-        bins = weight.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS)
-        part_total = tl.sum(tl.sum(bins, 3), 1) * own_share[:, None]  # (ROW_BINS, COL_BINS)
-        part_most = tl.max(tl.max(bins, 3), 1)
+        bins = weight.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS).permute(0, 2, 1, 3)
+        bins = bins.reshape(ROW_BINS * COL_BINS, ROWS * COLS // (ROW_BINS * COL_BINS))
+        part_total = tl.sum(bins, 1).reshape(ROW_BINS, COL_BINS) * own_share[:, None]
+        # Floats above 0 sort as their bits do, and a warp finds the largest integer in one instruction.
+        part_most = tl.max(bins.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
+        part_most = part_most.reshape(ROW_BINS, COL_BINS)
         if PARTS == 1:
             total, most = part_total, part_most
         else:  # a bin goes on over the next blocks: what is stored last is the whole of it

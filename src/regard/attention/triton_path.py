@@ -110,7 +110,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
         output, lse, problem.sinks, scores.slopes, lists, scores.band or Band(),
         q.stride(), k.stride(), v.stride(), output.stride(),
         H, problem.group, T, S, scores.factor, scores.cap,
-        D, E, *widths, config.rows, config.cols, configs.PRECISION, config.specialize,
+        D, E, *widths, config.rows, config.cols, configs.PRECISION,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return output, lse

@@ -1,7 +1,7 @@
 """The overview of an attention matrix by Triton's kernel: how bins become blocks, and back.
 
-A kernel works on blocks of a power of two. Bins that fill such blocks are taken as they are; others (1,000 queries
-in 7 bins, say) are laid out with gaps, each bin beginning where a block or a fraction of one does.
+A kernel works on blocks of a power of two. Bins that fill such blocks are taken as they are; others (1,000
+queries in 7 bins, say) are laid out with gaps, each bin beginning where a block or a fraction of one does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pool(
 ) -> tuple[Tensor, Tensor]:
     """The weights exp(score − lse) of q (B, H, T, D) on k (B, G, S, D), pooled to rows × cols bins.
 
-    Two overviews, (B, H, rows, cols) float32: the mass (summed over the keys of a bin, averaged over its queries)
+    Two overviews, (B, H, rows, cols) float32: the mass (summed over a bin's keys, averaged over its queries)
     and the peak (the largest weight). The bins' edges are floor(i · T / rows) and floor(j · S / cols).
     """
     from regard.attention.triton_overview import pool_kernel
