@@ -54,14 +54,14 @@ def _of_module(
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.Linear | nn.Embedding):
         raise CannotCheck(f"{type(module).__name__} is not an attention: hand over the part of the model that is")
     name = type(module).__name__
-    own = _own_copy(module)
+    own, lists = _own_copy(module)
     positional, takes, known, extra = _read(module, name, {})
     bare = not any(True for _ in own.parameters())
     if takes == "qkv" and bare:
         form = "BHTD"  # a function in a module's coat: which shapes it takes is found out by trying
     else:
         form = "TBC" if getattr(module, "batch_first", True) is False else "BTC"
-    subject = Subject(name, own, own, cls, given, known, positional, takes, form, extra=extra)
+    subject = Subject(name, own, own, cls, given, known, positional, takes, form, extra=extra, plain_lists=lists)
     return _with_conventions(subject, true_means)
 
 
@@ -80,24 +80,35 @@ def _of_function(
     return _with_conventions(subject, true_means)
 
 
-def _own_copy(module: nn.Module) -> nn.Module:
-    """A float64 copy with weights drawn anew, so that zero biases and tiny weights cannot hide a mistake."""
+def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+    """A copy with weights drawn anew, so that zero biases and tiny weights cannot hide a mistake."""
     try:
         own = copy.deepcopy(module)
     except RuntimeError:  # a tensor with a history, kept as an attribute by an earlier forward pass
         own = _copied_without_history(module)
+    lists = _registered(own)
     width = next((p.shape[-1] for p in own.parameters() if p.ndim == 2), 1)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         for path, parameter in own.named_parameters():
-            if not parameter.dtype.is_floating_point:
-                continue
-            fresh = torch.randn(parameter.shape, dtype=torch.float64)
-            if parameter.ndim == 1 and "norm" in path.lower() and not path.endswith("bias"):
-                fresh = 1.0 + 0.2 * fresh
-            parameter.copy_(fresh * (0.5 if parameter.ndim == 1 else width**-0.5) if parameter.ndim > 1 or (
-                "norm" not in path.lower()) else fresh)
-    return own.eval()
+            if parameter.dtype.is_floating_point:
+                fresh = torch.randn(parameter.shape, dtype=torch.float64)
+                norm = parameter.ndim == 1 and "norm" in path.lower() and not path.endswith("bias")
+                spread = 0.5 if parameter.ndim == 1 else width**-0.5
+                parameter.copy_(1.0 + 0.2 * fresh if norm else spread * fresh)
+    return own.eval(), lists
+
+
+def _registered(module: nn.Module) -> tuple[str, ...]:
+    """Turn plain lists of modules into real ones, so that the check can go on; their names."""
+    found = []
+    for path, part in list(module.named_modules()):
+        for name, value in list(vars(part).items()):
+            if isinstance(value, list | tuple) and value and all(isinstance(x, nn.Module) for x in value):
+                delattr(part, name)
+                setattr(part, name, nn.ModuleList(value))
+                found.append(f"{path}.{name}".lstrip("."))
+    return tuple(found)
 
 
 def _copied_without_history(module: nn.Module) -> nn.Module:

@@ -12,6 +12,12 @@ import torch
 from regard.checker.adapt import adapt
 from regard.checker.building import CannotCheck
 from regard.checker.exam import Exam
+from regard.checker.probes.caching import probe_cache
+from regard.checker.probes.dropping import probe_dropout
+from regard.checker.probes.independence import probe_independence
+from regard.checker.probes.keeping import probe_keeping
+from regard.checker.probes.masking import probe_masking
+from regard.checker.probes.numbers import probe_numbers
 from regard.checker.probes.output import probe_output
 from regard.checker.report import Report
 from regard.checker.understand import Understood, understand
@@ -82,9 +88,34 @@ def _constructor(thing: Any, arguments: dict[str, Any], window: int | None, soft
 
 
 def _examine(exam: Exam) -> None:
-    if exam.understood.first.answer is None:
-        raise CannotCheck(f"{exam.subject.name} could not be run: {exam.understood.first.trouble}")
-    probe_output(exam)
+    first = exam.understood.first
+    if first.answer is None:
+        _did_not_run(exam)
+        return
+    for probe in PROBES:
+        probe(exam)
+
+
+def _did_not_run(exam: Exam) -> None:
+    """Nothing came back: if a known mistake is why, that is the diagnosis; otherwise it could not be checked."""
+    first = exam.understood.first
+    turned = [text for text in first.warnings if "x.T" in text]
+    if turned:
+        evidence = f"On {exam.cases.plain().shapes()} it raises {first.trouble}, after using .T on more than two axes."
+        exam.found("runs on a batch", first.trouble, "dot-t-on-a-batch", evidence)
+        return
+    raise CannotCheck(f"{exam.subject.name} could not be run on {exam.cases.plain().shapes()}: {first.trouble}")
+
+
+PROBES = (
+    probe_output,
+    probe_independence,
+    probe_numbers,
+    probe_masking,
+    probe_dropout,
+    probe_cache,
+    probe_keeping,
+)
 
 
 def _sorted(exam: Exam) -> list[Any]:

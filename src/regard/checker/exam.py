@@ -63,16 +63,19 @@ class Exam:
     def failed(self, name: str, detail: str) -> None:
         self.checks.append(Check(name, "failed", detail))
 
-    def found(self, check: str, detail: str, name: str, evidence: str, error: float | None = None) -> None:
+    def found(
+        self, check: str, detail: str, name: str, evidence: str, error: float | None = None, *, caution: bool = False
+    ) -> None:
         """A check that came out badly, and the mistake that explains it."""
-        caution = mistake(name).caution
+        caution = caution or mistake(name).caution
         self.checks.append(Check(check, "caution" if caution else "failed", detail))
-        self.diagnosed(name, evidence, error)
+        self.diagnosed(name, evidence, error, caution=caution)
 
-    def diagnosed(self, name: str, evidence: str, error: float | None = None) -> None:
+    def diagnosed(self, name: str, evidence: str, error: float | None = None, *, caution: bool = False) -> None:
         if all(d.name != name for d in self.diagnoses):
             entry = mistake(name)
-            self.diagnoses.append(Diagnosis(name, evidence, entry.effect, entry.fix, error, entry.caution))
+            caution = caution or entry.caution
+            self.diagnoses.append(Diagnosis(name, evidence, entry.effect, entry.fix, error, caution))
 
     def matched(self, match: Match) -> None:
         """A diagnosis from recipes that gave the code's own numbers."""

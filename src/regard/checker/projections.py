@@ -140,8 +140,10 @@ def _candidates(
             for query, joined in separate[0]:
                 yield query, key, value, joined
         return
-    yield from _one_for_several(separate)
     nameless = by_role.get(None, [])
+    if sum(map(bool, separate)) == 2 and len(nameless) == 1:  # the third projection goes by another name
+        yield from _separate([role or _joined(nameless) for role in separate])
+    yield from _one_for_several(separate)
     if not any(separate) and len(nameless) in (3, 4):
         for three in itertools.permutations(nameless[:3]):
             yield from _separate([_joined([weight]) for weight in three])

@@ -107,6 +107,7 @@ class Subject:
     mask_form: MaskForm = field(default_factory=MaskForm)
     extra: dict[str, Any] = field(default_factory=dict)  # arguments that are always passed
     rotary: Callable[[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
+    plain_lists: tuple[str, ...] = ()  # lists of modules that the module does not know of
     _copies: dict[torch.dtype, nn.Module] = field(default_factory=dict)
 
     def at(self, dtype: torch.dtype) -> nn.Module | None:

@@ -108,35 +108,45 @@ def _mask_forms(exam: Exam) -> list[MaskForm]:
 def _best_form(
     exam: Exam, question: Question, ran: list[tuple[MaskForm, Reply]], observed: list[Observed]
 ) -> tuple[MaskForm, Reply]:
-    """The form in which the mask comes out right; else the one that leaves least to explain; else the first."""
-    if exam.understood.right is not None:
-        for form, reply in ran:
+    """The form in which the mask comes out right; else the one that leaves least to explain; else the first.
+
+    Whoever takes a boolean mask must be right with it; only code that adds whatever it is given may want floats.
+    """
+    boolean = [(form, reply) for form, reply in ran if form.kind == "look"]
+    honest = [(form, reply) for form, reply in boolean if not _adds(exam, question, reply)]
+    others = [(form, reply) for form, reply in ran if form.kind != "look"]
+    for form, reply in [*boolean, *(others if not honest else [])]:
+        if exam.understood.right is not None:
             if _error(exam, Observed(question, _answered(reply))) < TOLERANCE:
                 return form, reply
-    for form, reply in ran:
-        kinds = {f.kind for f, _ in ran}
-        if exam.understood.right is None and form.kind != "look" and "look" in kinds:
+        elif form.kind != "look":
             together = [*observed, Observed(question, _answered(reply))]
             if (matches := diagnose(together, exam.understood.intents)) and len(matches[0].names) == 1:
                 return form, reply
     return ran[0]
 
 
+def _adds(exam: Exam, question: Question, reply: Reply) -> bool:
+    """Whether a boolean mask was added to the scores as 0 and 1. If the output is wrong anyway, who knows."""
+    intent = exam.understood.right
+    if intent is None:
+        return True
+    added = replace(RIGHT, masking="add").answer(intent.read(question), intent.wiring)
+    return apart(_answered(reply), added) < TOLERANCE
+
+
 def _caution_if_added(exam: Exam, question: Question, form: MaskForm, ran: list[tuple[MaskForm, Reply]]) -> None:
     """Code that adds its mask takes a boolean one without a word, and adds 0 and 1."""
     boolean = next((reply for other, reply in ran if other == MaskForm("look", form.rank)), None)
-    if form.kind != "added" or boolean is None or exam.right is None:
+    if form.kind != "added" or boolean is None or exam.right is None or not _adds(exam, question, boolean):
         return
-    added = replace(RIGHT, masking="add").answer(exam.right.read(question), exam.right.wiring)
-    if apart(_answered(boolean), added) < TOLERANCE:
-        name = exam.subject.arguments["mask"]
-        converted = re.search(rf"\b{name}\.(float|int|long)\(", exam.source)
-        evidence = f"Given a boolean `{name}`, it adds 1 where the mask is True and 0 elsewhere: it hides nothing."
-        if converted:
-            exam.failed("mask", f"`{converted.group()})` turns a boolean mask into 0 and 1, and these are added")
-            exam.diagnosed("mask-added-as-zero-one", evidence, 0.0)
-        else:
-            exam.notes.append(f"`{name}` is added to the scores: {evidence}")
+    name = exam.subject.arguments["mask"]
+    converted = re.search(rf"\b{name}\.(float|int|long)\(", exam.source)
+    detail = f"a boolean `{name}` is taken without a word and added as 0 and 1"
+    if converted:
+        detail = f"`{converted.group()})` turns a boolean mask into 0 and 1, and these are added"
+    evidence = f"Given a boolean `{name}`, it adds 1 where the mask is True and 0 elsewhere: it hides nothing."
+    exam.found("boolean mask", detail, "mask-added-as-zero-one", evidence, caution=not converted)
 
 
 def _causal_unasked(exam: Exam) -> bool:
