@@ -140,7 +140,7 @@ def backend(name: str) -> Iterator[None]:
 
 
 def _choose(problem: Problem, name: str) -> str:
-    name = _known(_forced.get() if name == "auto" else name)
+    name = _known(_wanted() if name == "auto" else name)
     if name == "auto":
         return next(candidate for candidate in BACKENDS if _refuses(problem, candidate) is None)
     if (why := _refuses(problem, name)) is not None:
@@ -148,6 +148,12 @@ def _choose(problem: Problem, name: str) -> str:
             f"backend: {name!r} cannot serve this attention: {why}; backend='auto' finds one that can"
         )
     return name
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _wanted() -> str:
+    """The path that `with regard.backend(…)` names; a compiled function keeps that of its first call."""
+    return _forced.get()
 
 
 def _known(name: str) -> str:
