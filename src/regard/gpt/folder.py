@@ -1,0 +1,69 @@
+"""A model on disk: a folder with `model.safetensors`, `config.json` and, if it has one, `tokenizer.json`.
+
+Every file is written beside its place first and moved there when all of them are whole, so that an
+interrupted save leaves what was there before. Reading them is `loading`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors.torch import save_file
+
+if TYPE_CHECKING:
+    from regard.gpt.model import GPT
+
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+OURS = "regard"  # the model_type in a config.json of this project
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary neighbour to write to, which takes the place of `path` if nothing goes wrong."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o666 & ~_umask())  # mkstemp lets only its maker read
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def save(model: GPT, path: str | os.PathLike[str]) -> None:
+    """Write a model to a folder; ValueError if there is nowhere to make it."""
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"path: expected a folder, got {folder}, which is a file")
+    if not folder.absolute().parent.is_dir():
+        raise ValueError(f"path: expected a folder in one that exists, got {folder}: make {folder.parent}")
+    folder.mkdir(exist_ok=True)
+    config = {"model_type": OURS, **model.config.to_json()}
+    weights = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}
+    with (
+        replacing(folder / WEIGHTS) as weights_file,
+        replacing(folder / CONFIG) as config_file,
+    ):
+        save_file(weights, weights_file, metadata={"format": "pt"})
+        config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        if model.tokenizer is None:
+            (folder / TOKENIZER).unlink(missing_ok=True)  # another model's, which would mislead
+        else:
+            with replacing(folder / TOKENIZER) as tokenizer_file:
+                model.tokenizer.save(str(tokenizer_file))
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
