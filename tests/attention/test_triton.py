@@ -1,7 +1,7 @@
 """Triton's kernels, interpreted on the CPU.
 
-Whether Triton interprets is settled once for a process, when it is imported, and it must not be settled for the
-other tests: so `interpreted_triton.py` runs in processes of its own, a part of it in each.
+Whether Triton interprets is settled once for a process, when it is imported, and it must not be settled for
+the other tests: so `interpreted_triton.py` runs in processes of its own, a part of it in each.
 """
 
 import os

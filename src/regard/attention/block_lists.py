@@ -1,9 +1,9 @@
 """Any yes-or-no mask as lists of the blocks a kernel has to visit, each full or partial.
 
 For every block of queries: the key blocks in which anything is allowed, those allowed whole first, then the
-partial ones with the number of a stored tile of bits. Equal tiles are stored once. Nothing of the size T×S is
-built for a rule that is empty or full over most of the matrix: the rule is asked about whole blocks first, and
-entry by entry only where it cannot tell, a bounded piece at a time.
+partial ones with the number of a stored tile of bits. Equal tiles are stored once. Nothing of the size T×S
+is built for a rule that is empty or full over most of the matrix: the rule is asked about whole blocks first,
+and entry by entry only where it cannot tell, a bounded piece at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fused attention in Triton, backward: the gradients of q, k and v, without the T×S matrix.
 
 The weights are made again from q, k and the row log-sum-exp. One kernel takes a block of queries past the
-keys and sums the gradient of q; another takes a block of keys past the queries, of every head that reads them,
-and sums those of k and v. Nothing is added atomically, so two runs give the same bits.
+keys and sums the gradient of q; another takes a block of keys past the queries, of every head that reads
+them, and sums those of k and v. Nothing is added atomically, so two runs give the same bits.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
@@ -31,7 +31,7 @@ def prepare_kernel(
     out, grad, lse, level, delta, out_step, grad_step, heads, T,
     E: tl.constexpr, E_PAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """For each query Σ out · grad, and its lse in base 2; +inf where it saw nothing, so that no weight is left."""
+    """For each query Σ out · grad, and its lse in base 2; +inf where it saw nothing: its weights are 0."""
     blocks = tl.cdiv(T, ROWS)
     first = tl.program_id(0) % blocks * ROWS
     head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -232,7 +232,7 @@ def _past_queries(
 
 @triton.jit
 def _through(product, d_weight, level, delta, allowed, factor, cap, slope, q, k):
-    """The weights from the products; and the gradient of the products (but for the scale) from the weights'."""
+    """The weights from the products, and the gradient of the products, but for the scale, from theirs."""
     score = product * factor
     if cap is not None:
         bent = tanh(score)

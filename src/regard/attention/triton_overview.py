@@ -85,8 +85,8 @@ def pool_kernel(
         if part != 0 or (lists is None and band.behind is not None):
             total, most = _past_keys(
                 total, most, query, level, own_share, inside, mass, peak, k, k_tma, lists, band, col_index,
-                k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S, factor, cap, slope, bin_cols, start, stop,
-                part != 1, D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, PRECISION,
+                k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S, factor, cap, slope, bin_cols,
+                start, stop, part != 1, D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, PRECISION,
             )  # fmt: skip
 
 

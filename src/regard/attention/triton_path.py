@@ -127,7 +127,7 @@ class _Attention(torch.autograd.Function):
         return output, lse
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, output, lse = ctx.saved_tensors
         mask, scale, softcap = ctx.others
@@ -153,13 +153,13 @@ def backward(problem: Problem, output: Tensor, lse: Tensor, grad: Tensor) -> tup
         output, grad, lse, level, delta, output.stride(), grad.stride(), H, T, E, widths[1], 64
     )
     scores = scores_of(problem.mask, problem.scale, problem.softcap, T, S, q.device)
+    row_lists = col_lists = None
     if scores.band is None:
         by_rows = by_cols = configs.choose("lists backward", max(widths), q.dtype)
         found = surveyed(scores.rule, problem.matrix, by_rows.rows, by_rows.cols, q.device)
         row_lists, col_lists = found.by_row(), found.by_col()
     else:
         by_rows, by_cols = (configs.choose(purpose, max(widths), q.dtype) for purpose in ("queries", "keys"))
-        row_lists = col_lists = None
     band = scores.band or Band()
     q = -q if scores.negative else q
     steps = [x.stride() for x in (q, k, v, grad)]

@@ -51,7 +51,7 @@ def pool(
     config = configs.choose("pool", width, q.dtype)
     across, down = _layout(S, cols, config.cols, q.device), _layout(T, rows, config.rows, q.device)
     lists, band, parts = None, scores.band, across.parts
-    if band is None or down.index is not None or across.index is not None:
+    if band is None or down.places is not None or across.places is not None:
         # Lists hold their blocks in no order of keys, so the parts of a bin are put together afterwards.
         row_blocks, _ = down.blocks(T, q.device)
         lists = survey(scores.rule, (B, H, T, S), row_blocks, *across.blocks(S, q.device)).by_row()
@@ -62,7 +62,7 @@ def pool(
     share = (1 / edges.diff()).repeat_interleave(down.parts)
     pool_kernel[(-(-bin_rows // down.bins) * B * H,)](
         q, k, descriptor(k, config.tma, config.cols, width), lse.contiguous(), mass, peak, share,
-        scores.slopes, lists, band, down.index, across.index,
+        scores.slopes, lists, band, down.places, across.places,
         q.stride(), k.stride(), H, H // G, T, S, scores.factor, scores.cap, bin_rows, bin_cols,
         D, width, config.rows, config.cols, down.bins, across.bins, parts, configs.PRECISION,
         num_warps=config.warps, num_stages=config.stages,
@@ -79,13 +79,13 @@ class Layout(NamedTuple):
     bins: int  # to a block
     parts: int  # blocks to a bin
     size: int  # of a block
-    index: Tensor | None  # what stands in each place, −1 for nothing; None: place n holds number n
+    places: Tensor | None  # what stands in each place, −1 for nothing; None: place n holds number n
 
     def blocks(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """The numbers in each block (blocks, size), gaps filled with their neighbour, and which are real."""
-        if self.index is None:
+        if self.places is None:
             return blocks_of(length, self.size, device)
-        index = self.index.view(-1, self.size)
+        index = self.places.view(-1, self.size)
         return index.cummax(-1).values.clamp(min=0), index >= 0
 
 
@@ -100,4 +100,4 @@ def _layout(length: int, bins: int, block: int, device: torch.device) -> Layout:
     place = edges[:-1, None] + torch.arange(room * parts, device=device)  # (bins, places)
     index = place.where(place < edges[1:, None], -1).flatten()
     gap = index.new_full((-len(index) % block,), -1)
-    return whole._replace(index=torch.cat([index, gap]).int())
+    return whole._replace(places=torch.cat([index, gap]).int())

@@ -1,0 +1,222 @@
+"""What the Triton kernels must do on a real GPU: plain functions that raise, so they need no test runner.
+
+Errors are judged against float64 and as a ratio to what PyTorch's own kernel errs at that dtype.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import regard
+from regard.attention import triton_path, triton_pool
+from regard.attention.problem import pose
+from regard.attention.rules import Mask, full
+from regard.attention.steps import trace
+
+T, S = 300, 335
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+NEAR = 2.0  # times PyTorch's own error
+
+
+def masks() -> dict[str, Mask]:
+    ids = torch.arange(S).div(50, rounding_mode="floor").expand(2, S) + torch.tensor([[0], [7]])
+    table = torch.rand(2, 4, T, S, generator=torch.Generator().manual_seed(1)) < 0.3
+    return {
+        "full": full,
+        "causal": regard.causal,
+        "top left": regard.causal.top_left,
+        "window": regard.causal & regard.window(70),
+        "narrow": regard.causal & regard.window(3),
+        "both sides": regard.window(40, ahead=90),
+        "prefix": regard.causal | regard.prefix(100),
+        "documents": regard.causal & regard.documents(ids),
+        "padding": regard.padding([0, 200]),
+        "chunks": regard.chunks(64),
+        "heads differ": regard.rule(lambda b, h, q, k: (q + k + b) % (h + 2) == 0),
+        "table": regard.dense(table),
+        "alibi": regard.causal & regard.alibi(4),
+    }
+
+
+def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Every check with its name."""
+    for name, mask in masks().items():
+        for dtype in (BF16, F32):
+            yield f"attention, {name}, {dtype}", partial(attention, mask, dtype)
+    yield "attention, float16", partial(attention, regard.causal, F16)
+    for D, E in ((8, 8), (40, 24), (64, 128), (80, 80), (128, 128), (192, 128), (256, 256)):
+        for dtype in (BF16, F32):
+            yield f"widths {D} and {E}, {dtype}", partial(attention, regard.causal, dtype, D, E)
+    for mask in ("full", "both sides", "prefix"):
+        for options in ({"softcap": 20.0}, {"sinks": True}, {"scale": -0.2}, {"scale": 0.0}):
+            yield f"{mask}, {options}", partial(attention, masks()[mask], BF16, options=options)
+    yield "keys nobody may look at hold NaN", unseen_nan
+    yield "any strides", strides
+    yield "two runs give the same bits", same_bits
+    yield "more than 2³¹ numbers", far_offsets
+    for name in ("full", "causal", "window", "prefix", "padding", "heads differ", "alibi"):
+        for rows, cols in ((1, 1), (75, 67), (7, 100), (300, 335)):
+            yield f"pool {rows} × {cols}, {name}", partial(pool, masks()[name], rows, cols)
+    for rows, cols in ((1, 2), (8, 8), (64, 16), (512, 1024), (1000, 3)):
+        for mask in ("causal", "window"):
+            yield f"pool 1024, {rows} × {cols}, {mask}", partial(pool, masks()[mask], rows, cols, 1024)
+    yield "pool, float32", partial(pool, regard.causal, 8, 8, 1024, F32)
+    yield "pool, rows of a long overview sum to 1", long_pool
+
+
+def attention(
+    mask: Mask,
+    dtype: torch.dtype,
+    D: int = 64,
+    E: int = 64,
+    options: dict[str, float | bool] | None = None,
+) -> None:
+    """Output, lse and all gradients."""
+    chosen = dict(options or {})
+    inputs = draw(dtype, D, E)
+    sinks = torch.randn(4, device="cuda") if chosen.pop("sinks", False) else None
+    upstream = torch.randn(2, 4, T, E, device="cuda").to(dtype)
+
+    q, k, v, s = leaves(inputs, sinks)
+    problem = pose(q, k, v, mask=mask, sinks=s, **chosen)
+    assert triton_path.refuses(problem) is None
+    output, lse = triton_path.run(problem)
+    ours = gradients(output, (q, k, v, s), upstream)
+
+    q, k, v, s = leaves([x.double() for x in inputs], None if sinks is None else sinks.double())
+    steps = trace(q, k, v, mask, sinks=s, **chosen)
+    truth = gradients(steps.output, (q, k, v, s), upstream.double())
+    masked = steps.masked
+    if s is not None:
+        masked = torch.cat([masked, s.view(1, -1, 1, 1).expand(2, 4, T, 1)], -1)
+    true_lse = torch.logsumexp(masked, -1)
+
+    # PyTorch's kernel, without the options it lacks: its error is the measure, not its result.
+    q, k, v, _ = leaves(inputs, None)
+    tensor = (mask.tile if not mask.biased else mask.bias)(slice(0, T), slice(0, S), (2, 4, T, S))
+    allowed = mask.tile(slice(0, T), slice(0, S), (2, 4, T, S))
+    tensor = tensor.cuda() if not mask.biased else tensor.masked_fill(~allowed, -torch.inf).to("cuda", dtype)
+    wide = [x.repeat_interleave(2, 1) for x in (k, v)]
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        theirs_output = F.scaled_dot_product_attention(q, *wide, attn_mask=tensor)
+    theirs = [theirs_output, *gradients(theirs_output, (q, k, v), upstream)]
+    q, k, v, _ = leaves([x.double() for x in inputs], None)
+    plain_output = trace(q, k, v, mask).output
+    plain = [plain_output, *gradients(plain_output, (q, k, v), upstream.double())]
+    measure = [distance(a.nan_to_num(), t) for a, t in zip(theirs, plain, strict=True)]
+
+    least = 2 * torch.finfo(dtype).eps
+    names = ("output", "q", "k", "v")
+    for name, a, t, m in zip(names, [output, *ours], [steps.output, *truth], measure, strict=False):
+        gap = distance(a, t)
+        assert gap <= NEAR * max(m, least), f"{name}: error {gap:.1e}, PyTorch's {m:.1e}"
+    if sinks is not None:
+        gap = distance(ours[3], truth[3])
+        assert gap <= 10 * least, f"sinks: error {gap:.1e}"
+    assert torch.equal(lse.isinf(), true_lse.isinf()), "lse: −inf elsewhere"
+    gap = (lse - true_lse).masked_fill(true_lse.isinf(), 0.0).abs().max().item()
+    assert gap < (1e-3 if dtype != F32 else 1e-5), f"lse: off by {gap:.1e}"
+
+
+def unseen_nan() -> None:
+    for mask in (
+        regard.padding([0, 200]),
+        regard.causal & regard.padding([130, 200]),
+        regard.window(9, ahead=3),
+    ):
+        q, k, v = (x.requires_grad_() for x in draw(BF16, 64, 64))
+        seen = mask.tile(slice(0, T), slice(0, S), (2, 4, T, S)).expand(2, 4, T, S).any(-2).any(1)  # (2, S)
+        with torch.no_grad():
+            k[~seen.cuda()[:, None].expand(2, 2, S)] = torch.nan
+            v[~seen.cuda()[:, None].expand(2, 2, S)] = torch.inf
+        output, _ = triton_path.run(pose(q, k, v, mask=mask))
+        found = [output, *torch.autograd.grad(output.sum(), (q, k, v))]
+        assert all(x.isfinite().all() for x in found), f"{mask}: NaN got out"
+
+
+def strides() -> None:
+    q = torch.randn(2, T, 4, 64, device="cuda", dtype=BF16).transpose(1, 2)
+    k = torch.randn(1, 1, S, 128, device="cuda", dtype=BF16)[..., ::2].expand(2, 2, S, 64)
+    v = torch.randn(2, 2, 64, S, device="cuda", dtype=BF16).mT
+    for mask in (regard.causal, regard.causal | regard.prefix(9)):
+        twice = []
+        for inputs in ((q, k, v), [x.contiguous() for x in (q, k, v)]):
+            ready = [x.detach().requires_grad_() for x in inputs]
+            output, lse = triton_path.run(pose(*ready, mask=mask))
+            twice.append([output, lse, *torch.autograd.grad(output.sum(), ready)])
+        for a, b in zip(*twice, strict=True):
+            assert torch.allclose(a, b, atol=1e-2, rtol=1e-2), "strides matter"
+
+
+def same_bits() -> None:
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        q, k, v = (x.requires_grad_() for x in draw(BF16, 64, 64))
+        output, lse = triton_path.run(pose(q, k, v, mask=regard.causal))
+        overview = triton_pool.pool(q.detach(), k.detach(), lse, regard.causal, 0.125, None, 20, 20)
+        runs.append([output, lse, *torch.autograd.grad(output.sum(), (q, k, v)), *overview])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def far_offsets() -> None:
+    H, long = 132, 131_072
+    q, k, v = (torch.randn(1, H, long, 128, device="cuda", dtype=BF16) for _ in range(3))
+    assert q.numel() > 2**31
+    mask = regard.causal & regard.window(100)
+    output, lse = triton_path.run(pose(q, k, v, mask=mask))
+    alone = triton_path.run(pose(q[:, -1:], k[:, -1:], v[:, -1:], mask=mask))
+    assert torch.equal(output[:, -1:], alone[0])
+    assert torch.equal(lse[:, -1:], alone[1])
+    near = trace(*(x[:, -1:, -400:].double() for x in (q, k, v)), mask).output[:, :, -200:]
+    assert distance(output[:, -1:, -200:], near) < 1e-2
+
+
+def pool(mask: Mask, rows: int, cols: int, length: int | None = None, dtype: torch.dtype = BF16) -> None:
+    t, s = (T, S) if length is None else (length, length)
+    q = torch.randn(2, 4, t, 64, device="cuda").to(dtype)
+    k = torch.randn(2, 2, s, 64, device="cuda").to(dtype)
+    steps = trace(q.double(), k.double(), k.double(), mask)
+    lse = torch.logsumexp(steps.masked, -1).float()
+    assert triton_pool.refuses(q, k, mask, rows, cols) is None
+    mass, peak = triton_pool.pool(q, k, lse, mask, 64**-0.5, None, rows, cols)
+    bands = [steps.weights[..., i * t // rows : (i + 1) * t // rows, :] for i in range(rows)]
+    edges = [slice(j * s // cols, (j + 1) * s // cols) for j in range(cols)]
+    mean, most = torch.stack([b.mean(-2) for b in bands], -2), torch.stack([b.amax(-2) for b in bands], -2)
+    true_mass = torch.stack([mean[..., edge].sum(-1) for edge in edges], -1)
+    true_peak = torch.stack([most[..., edge].amax(-1) for edge in edges], -1)
+    assert distance(mass, true_mass) < 1e-5, f"mass: error {distance(mass, true_mass):.1e}"
+    assert distance(peak, true_peak) < 1e-5, f"peak: error {distance(peak, true_peak):.1e}"
+    assert torch.equal(mass == 0, true_mass.float() == 0) or true_mass[true_mass > 0].min() < 1e-30
+
+
+def long_pool() -> None:
+    q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
+    lse = triton_path.run(pose(q, k, k, mask=regard.causal))[1]
+    mass, peak = triton_pool.pool(q, k, lse, regard.causal, 128**-0.5, None, 1024, 1024)
+    assert (mass.sum(-1) - 1).abs().max() < 1e-5
+    assert ((peak <= 1 + 1e-5) & (peak >= 0)).all()
+    assert (mass.triu(1) == 0).all()
+
+
+def draw(dtype: torch.dtype, D: int, E: int) -> list[Tensor]:
+    shapes = (2, 4, T, D), (2, 2, S, D), (2, 2, S, E)
+    return [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+
+
+def leaves(inputs: list[Tensor], sinks: Tensor | None) -> list[Tensor | None]:
+    return [None if x is None else x.detach().clone().requires_grad_() for x in (*inputs, sinks)]
+
+
+def gradients(output: Tensor, inputs: tuple[Tensor | None, ...], upstream: Tensor) -> list[Tensor]:
+    wanted = [x for x in inputs if x is not None]
+    return list(torch.autograd.grad(output, wanted, upstream))
+
+
+def distance(x: Tensor, truth: Tensor) -> float:
+    assert not x.isnan().any(), "NaN"
+    return ((x.double() - truth).norm() / truth.norm().clamp(min=1e-30)).item()
