@@ -145,7 +145,7 @@ def _choose(problem: Problem, name: str) -> str:
         return next(candidate for candidate in BACKENDS if _refuses(problem, candidate) is None)
     if (why := _refuses(problem, name)) is not None:
         raise ValueError(
-            f"backend: {name!r} cannot serve this attention: {why}; backend='auto' finds one that can"
+            f"backend: {name!r} cannot serve this: {why}; backend='auto' finds one that can"
         )
     return name
 

@@ -270,7 +270,7 @@ class And(Mask):
 
     def added(self, at: Grid) -> Tensor | None:
         left, right = self.left.added(at), self.right.added(at)
-        return right if left is None else left if right is None else left + right
+        return right if left is None else left if right is None else left.double() + right
 
     def narrowed(self, batch: slice, heads: slice) -> Mask:
         return And(self.left.narrowed(batch, heads), self.right.narrowed(batch, heads))

@@ -52,7 +52,7 @@ def forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
             total = torch.zeros_like(top)
             sum_ = q.new_zeros(*q.shape[:2], E)
             for column in columns:
-                weights, _, _, v = score(part, q, rows, column)
+                weights, _, _, _, v = score(part, q, rows, column)
                 new_top = torch.maximum(top, weights.amax(-1, keepdim=True))
                 # A query that has seen nothing yet has top −inf; its weights must come out 0, not NaN.
                 anchor = new_top.clamp(min=torch.finfo(new_top.dtype).min)
@@ -117,7 +117,7 @@ def backward(
             row_lse, row_delta = (fold(x[batch, heads, rows, None], G) for x in (anchor, delta))
             part_dq = torch.zeros_like(q)
             for column in columns:
-                weights, capped, k, v = score(part, q, rows, column, keep_capped=True)
+                weights, capped, seen_q, k, v = score(part, q, rows, column, keep_capped=True)
                 weights.sub_(row_lse).exp_()  # (N, M, C)
                 ds = torch.bmm(do, v.mT)
                 dropped = weights
@@ -130,7 +130,7 @@ def backward(
                 if capped is not None and part.softcap is not None:
                     ds.mul_(capped.div_(part.softcap).square_().neg_().add_(1.0))
                 part_dq.baddbmm_(ds, k)
-                part_dk[:, :, column.keys] += torch.bmm(ds.mT, q).view(b, G, -1, D)
+                part_dk[:, :, column.keys] += torch.bmm(ds.mT, seen_q).view(b, G, -1, D)
             dq[batch, heads, rows] = part_dq.mul_(part.scale).view(b, h, -1, D).to(dq.dtype)
         dk[batch, groups], dv[batch, groups] = part_dk.to(dk.dtype), part_dv.to(dv.dtype)
     if problem.sinks is None:

@@ -55,11 +55,9 @@ def parts(problem: Problem) -> Iterator[Part]:
             yield Part(batch, heads, groups, problem._replace(q=q, k=k, v=v, mask=mask, sinks=sinks))
 
 
-def visits(
-    mask: Mask, T: int, S: int, rows: int = ROWS, cols: int = COLS
-) -> Iterator[tuple[slice, list[Column]]]:
+def visits(mask: Mask, T: int, S: int) -> Iterator[tuple[slice, list[Column]]]:
     """For each block of queries, the blocks of keys that are not empty for it."""
-    return visits_between(mask, [*range(0, T, rows), T], [*range(0, S, cols), S])
+    return visits_between(mask, [*range(0, T, ROWS), T], [*range(0, S, COLS), S])
 
 
 def visits_between(
@@ -87,6 +85,7 @@ class Tile(NamedTuple):
 
     scores: Tensor  # (N, M, C) with N = b·G and M = group·R
     capped: Tensor | None  # the scores between softcap and mask, which the backward pass asks for
+    q: Tensor  # (N, M, D)
     k: Tensor  # (N, C, D)
     v: Tensor  # (N, C, E)
 
@@ -94,14 +93,15 @@ class Tile(NamedTuple):
 def score(part: Problem, q: Tensor, rows: slice, column: Column, *, keep_capped: bool = False) -> Tile:
     """The masked scores of a tile: q is folded (N, M, D) and already scaled."""
     b, H = part.q.shape[:2]
-    keys, G = column.keys, part.k.shape[1]
+    keys = column.keys
     k, v = (x[:, :, keys].flatten(0, 1) for x in (part.k, part.v))  # (N, C, ·)
     allowed = None
     if not column.whole or part.mask.biased:
         at = grid(rows, keys, part.matrix, q.device)
         if not column.whole:
             allowed = part.mask.allowed(at)  # broadcasts to (b, H, R, C)
-            k, v = without_unseen(allowed, k, v, b, G)
+            allowed = allowed.expand(b, H, rows.stop - rows.start, keys.stop - keys.start)
+            q, k, v = without_idle(allowed, q, k, v)
     s = torch.bmm(q, k.mT)  # (N, M, C)
     capped = None
     if part.softcap is not None:
@@ -112,13 +112,14 @@ def score(part: Problem, q: Tensor, rows: slice, column: Column, *, keep_capped:
         matrix.add_(added.detach())
     if allowed is not None:
         matrix.masked_fill_(~allowed, -torch.inf)
-    return Tile(s, capped, k, v)
+    return Tile(s, capped, q, k, v)
 
 
-def without_unseen(allowed: Tensor, k: Tensor, v: Tensor, b: int, G: int) -> tuple[Tensor, Tensor]:
-    """Keys and values with zeros for those that no query of the tile may look at: 0 · NaN would be NaN."""
-    seen = allowed.any(-2)  # (b or 1, H or 1, C or 1)
-    if seen.shape[1] > 1:
-        seen = seen.view(seen.shape[0], G, -1, seen.shape[-1]).any(2)
-    seen = seen.expand(b, G, -1).reshape(b * G, -1, 1)
-    return k.where(seen, 0.0), v.where(seen, 0.0)
+def without_idle(allowed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v with zeros for queries that see nothing in the tile and keys that nothing in it sees.
+
+    Their weights are 0, which does not silence what they may hold: 0 · NaN is NaN.
+    """
+    looks = allowed.any(-1).view(len(q), -1, 1)  # (N, M, 1)
+    seen = allowed.any(-2).view(len(k), -1, k.shape[1]).any(1).unsqueeze(-1)  # (N, C, 1)
+    return q.where(looks, 0.0), k.where(seen, 0.0), v.where(seen, 0.0)

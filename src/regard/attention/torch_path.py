@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.attention.masks import causal
 from regard.attention.problem import Problem
@@ -31,11 +31,9 @@ def refuses(problem: Problem) -> str | None:
         return "its causal mask starts from the first key, and with a cache it should end at the last"
     if problem.dropout and q.device.type == "cpu":
         return "its CPU kernel has no dropout"
-    if kernel(problem) is None:
+    if not _traced() and kernel(problem) is None:
         if v.shape[-1] != q.shape[-1]:
-            return (
-                f"its kernels here want values as wide as keys, and these are {v.shape[-1]} and {q.shape[-1]}"
-            )
+            return f"its kernels want values as wide as keys, and these are {v.shape[-1]} and {q.shape[-1]}"
         return f"it has no fused kernel for {q.dtype} of these sizes on {q.device.type}"
     return None
 
@@ -53,20 +51,35 @@ def kernel(problem: Problem) -> SDPBackend | None:
         enable_gqa=p.group > 1,
     )
     name = SDPBackend(chosen)
+    # cuDNN plans anew for every length, tens of milliseconds each: with a cache, every step has another.
+    if name is SDPBackend.CUDNN_ATTENTION and p.q.shape[2] != p.k.shape[2] and _flash_can(p):
+        return SDPBackend.FLASH_ATTENTION
     fused = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
     return name if name in fused else None
+
+
+def _traced() -> bool:
+    """Whether `torch.compile` is reading along: it cannot ask which kernel, and PyTorch chooses it later."""
+    return torch.compiler.is_compiling()
+
+
+def _flash_can(p: Problem) -> bool:
+    """Whether PyTorch's flash kernel takes these tensors."""
+    asked = torch.backends.cuda.SDPAParams(p.q, p.k, p.v, None, p.dropout, p.mask is causal, p.group > 1)
+    return torch.backends.cuda.can_use_flash_attention(asked)
 
 
 def run(problem: Problem, return_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """Output (B, H, T, E) and, if asked, lse (B, H, T)."""
     p = problem
     q, k, v, is_causal = p.q, p.k, p.v, p.mask is causal
-    if not return_lse:
+    chosen = kernel(p) if return_lse or not _traced() else None
+    by_torch = q.device.type == "cpu" or chosen is not SDPBackend.FLASH_ATTENTION
+    if not return_lse and by_torch:
         output = scaled_dot_product_attention(
             q, k, v, dropout_p=p.dropout, is_causal=is_causal, scale=p.scale, enable_gqa=p.group > 1
         )
         return output, None
-    chosen = kernel(p)
     if q.device.type == "cpu":
         output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, p.dropout, is_causal, scale=p.scale
@@ -76,13 +89,16 @@ def run(problem: Problem, return_lse: bool = True) -> tuple[Tensor, Tensor | Non
             q, k, v, None, True, p.dropout, is_causal, False, scale=p.scale
         )
     elif chosen is SDPBackend.FLASH_ATTENTION:
+        missing = -q.shape[-1] % 8  # this kernel wants widths that are multiples of 8
+        padded = (pad(x, (0, missing)) if missing else x for x in (q, k, v))
         output, lse, *_ = aten._scaled_dot_product_flash_attention(
-            q, k, v, p.dropout, is_causal, False, scale=p.scale
+            *padded, p.dropout, is_causal, False, scale=p.scale
         )
+        output = output[..., : v.shape[-1]]
     else:
         output, lse, *_ = aten._scaled_dot_product_efficient_attention(
             q, k, v, None, True, p.dropout, is_causal, scale=p.scale
         )
     # Some kernels pad the rows of lse, or keep a last dimension of one.
     B, H, T = q.shape[:3]
-    return output, lse.detach().reshape(B, H, -1)[:, :, :T]
+    return output, lse.detach().reshape(B, H, -1)[:, :, :T] if return_lse else None

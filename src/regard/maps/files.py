@@ -55,7 +55,7 @@ def save(map: AttentionMap, path: str | os.PathLike[str]) -> None:
         "softcap": map.softcap,
         "axes": list(map.axes),
     }
-    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    tensors = _apart({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
     metadata = {"format": FORMAT, "map": json.dumps(described)}
     if not path.parent.is_dir():
         raise ValueError(f"path: expected a file in a folder that exists, got {path}: make {path.parent}")
@@ -69,6 +69,16 @@ def save(map: AttentionMap, path: str | os.PathLike[str]) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, none of which shares memory with another: q and k may be one tensor."""
+    seen: set[int] = set()
+    for name, x in tensors.items():
+        place = x.untyped_storage().data_ptr()
+        tensors[name] = x.clone() if place in seen else x
+        seen.add(place)
+    return tensors
 
 
 def load(path: str | os.PathLike[str]) -> AttentionMap:

@@ -170,7 +170,7 @@ class AttentionMap:
 
     def _shaped(self, x: Tensor) -> Tensor:
         """A result (B, H, T, …) without the axes that were indexed away."""
-        return x.reshape(*self.axes.visible(x.shape[:3]), *x.shape[3:])
+        return x.reshape((*self.axes.visible(x.shape[:3]), *x.shape[3:]))
 
     def dense(self, limit: int = DENSE_LIMIT) -> Tensor:
         """The whole matrix as a tensor; refused if it would take more than `limit` bytes."""
@@ -193,7 +193,7 @@ class AttentionMap:
         >>> x = torch.eye(4)
         >>> regard.weights(x, x, mask=regard.causal).pool(2, 2)
         tensor([[1.0000, 0.0000],
-                [0.5061, 0.4939]])
+                [0.4892, 0.5108]])
         """
         if reduce not in ("mass", "max", "both"):
             raise ValueError(f"reduce: expected 'mass', 'max' or 'both', got {reduce!r}")
@@ -203,7 +203,9 @@ class AttentionMap:
 
     def _check_rows(self, what: str) -> None:
         if not self.axes.rows:
-            raise ValueError(f"{what}: expected a map with rows, got one row: index a slice, map[b, h, i:i+1]")
+            raise ValueError(
+                f"{what}: expected a map with rows, got one row: index a slice, map[b, h, i:i+1]"
+            )
 
     def statistics(self) -> sweep.Statistics:
         """Entropy and distance of every row and what every key receives, from one pass over the map."""
@@ -226,7 +228,7 @@ class AttentionMap:
 
     def _shaped_keys(self, x: Tensor) -> Tensor:
         B, H = x.shape[:2]
-        return x.reshape(*self.axes._replace(rows=False).visible((B, H, 1)), *x.shape[2:])
+        return x.reshape((*self.axes._replace(rows=False).visible((B, H, 1)), *x.shape[2:]))
 
     def mass(self, rule: Mask) -> Tensor:
         """The share of every row that falls under a mask rule, such as `window(8)` or `prefix(1)`. (B, H, T).

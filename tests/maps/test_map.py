@@ -1,0 +1,258 @@
+"""Every tile, row and statistic of a map equals what the dense float64 matrix gives."""
+
+from typing import Any
+
+import pytest
+import strategies
+import torch
+import truth
+from hypothesis import given
+from hypothesis import strategies as st
+
+import regard
+from regard.attention import tiles
+from regard.maps import overview
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "ROWS", 4)
+    monkeypatch.setattr(tiles, "COLS", 5)
+    monkeypatch.setattr(tiles, "TILE_NUMBERS", 50)
+    monkeypatch.setattr(overview, "QUERIES", 5)
+    monkeypatch.setattr(overview, "KEYS", 4)
+
+
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
+
+@st.composite
+def maps(draw: Any, most: int = 12) -> tuple[regard.AttentionMap, torch.Tensor, Any]:
+    """A map in float64, its dense matrix by the definition, and the values and outputs that go with it."""
+    n = draw(strategies.sizes(most))
+    drawn = draw(strategies.masks(n))
+    softcap = draw(st.sampled_from([None, None, 1.5]))
+    x = strategies.tensors(n, draw(st.integers(0, 2**20)), torch.float64)
+    sinks = x.sinks if draw(st.booleans()) else None
+    right = truth.attention(x.q, x.k, x.v, drawn.allowed(), bias=drawn.added(), softcap=softcap, sinks=sinks)
+    return regard.weights(x.q, x.k, mask=drawn.mask, softcap=softcap, sinks=sinks), right.weights, (x, right)
+
+
+def _close(found: Any, expected: torch.Tensor, atol: float = 1e-12) -> None:
+    assert tuple(found.shape) == tuple(expected.shape)
+    assert torch.allclose(found, expected, atol=atol, rtol=0)
+
+
+@given(drawn=maps())
+def test_dense_and_lse_and_apply(drawn: Any) -> None:
+    m, A, (x, right) = drawn
+    _close(m.dense(), A)
+    _close(m.apply(x.v), right.output)
+    assert m.verify(x.v, right.output) < 1e-12
+    assert m.verify(x.v, right.output + 0.5) > 0.4
+    assert (m.dense()[A == 0] == 0).all()  # what may not be seen is 0 exactly
+
+
+@given(drawn=maps(), pick=st.data())
+def test_indexes_like_a_tensor(drawn: Any, pick: Any) -> None:
+    m, A, _ = drawn
+    index = []
+    for size in A.shape[: pick.draw(st.integers(1, 4))]:
+        start = pick.draw(st.integers(0, size - 1))
+        span = slice(start, pick.draw(st.integers(start + 1, size)))
+        index.append(pick.draw(st.sampled_from([start, start - size, span, slice(None)])))
+    part = m[tuple(index)]
+    _close(part.dense() if isinstance(part, regard.AttentionMap) else part, A[tuple(index)])
+    if len(index) < 4:
+        assert isinstance(part, regard.AttentionMap)  # without keys named, a smaller map
+
+
+@given(drawn=maps())
+def test_statistics(drawn: Any) -> None:
+    m, A, _ = drawn
+    T, S = A.shape[-2:]
+    back = torch.arange(T, dtype=A.dtype)[:, None] + S - T - torch.arange(S, dtype=A.dtype)
+    entropy, distance = torch.special.entr(A).sum(-1), (A * back).sum(-1)
+    _close(m.entropy(), entropy)
+    _close(m.distance(), distance)
+    _close(m.received(), A.sum(-2))
+    together = m.statistics()
+    for found, expected in zip(together, (entropy, distance, A.sum(-2)), strict=True):
+        _close(found, expected)
+    for offset in range(-T, S + 1):
+        _close(m.diagonal(offset), A.diagonal(offset, -2, -1))
+
+
+@given(drawn=maps(), pick=st.data())
+def test_mass_under_any_rule(drawn: Any, pick: Any) -> None:
+    m, A, (x, _) = drawn
+    n = strategies.Sizes(*m.q.shape[:2], m.k.shape[1], *A.shape[-2:], m.q.shape[-1], x.v.shape[-1])
+    rule = pick.draw(strategies.masks(n, biased=False))
+    _close(m.mass(rule.mask), (A * rule.allowed()).sum(-1))
+
+
+@given(drawn=maps(), n=st.integers(1, 6))
+def test_top(drawn: Any, n: int) -> None:
+    m, A, _ = drawn
+    n = min(n, A.shape[-1])
+    top = m.top(n)
+    _close(top.weights, A.topk(n).values)
+    seen = top.keys >= 0
+    assert torch.equal(seen, top.weights > 0)
+    assert torch.allclose(A.gather(-1, top.keys.clamp(min=0))[seen], top.weights[seen], atol=1e-12)
+
+
+@given(drawn=maps(), pick=st.data())
+def test_some_rows_are_a_map_of_their_own(drawn: Any, pick: Any) -> None:
+    m, A, _ = drawn
+    T, S = A.shape[-2:]
+    a = pick.draw(st.integers(0, T - 1))
+    b = pick.draw(st.integers(a + 1, T))
+    part, rows = m[:, :, a:b], A[:, :, a:b]
+    back = torch.arange(T, dtype=A.dtype)[a:b, None] + S - T - torch.arange(S, dtype=A.dtype)
+    _close(part.entropy(), torch.special.entr(rows).sum(-1))
+    _close(part.distance(), (rows * back).sum(-1))
+    _close(part.received(), rows.sum(-2))
+    _close(part.mass(regard.window(2)), (rows * (back < 2)).sum(-1))
+    one = m[0, 0, a]
+    assert one.shape == (S,)
+    _close(one.dense(), A[0, 0, a])
+    _close(one.top(1).weights, A[0, 0, a].topk(1).values)
+    _close(one.entropy(), torch.special.entr(A[0, 0, a]).sum())
+
+
+def _pooled(A: torch.Tensor, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """By the definition: edges at floor(i·T/rows)."""
+    T, S = A.shape[-2:]
+    r, c = [i * T // rows for i in range(rows + 1)], [j * S // cols for j in range(cols + 1)]
+    cells = [[A[..., r[i] : r[i + 1], c[j] : c[j + 1]] for j in range(cols)] for i in range(rows)]
+    mass = torch.stack([torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in cells], -2)
+    most = torch.stack([torch.stack([x.amax((-1, -2)) for x in row], -1) for row in cells], -2)
+    return mass, most
+
+
+@given(drawn=maps(20), pick=st.data())
+def test_pool_is_exact_at_any_resolution(drawn: Any, pick: Any) -> None:
+    m, A, _ = drawn
+    rows, cols = (pick.draw(st.integers(1, size)) for size in A.shape[-2:])
+    mass, most = _pooled(A, rows, cols)
+    both = m.pool(rows, cols, "both")
+    _close(both.mass, mass)
+    _close(both.max, most)
+    _close(m.pool(rows, cols), mass)
+    _close(m.pool(rows, cols, "max"), most)
+    _close(m[0, 0].pool(rows, cols), mass[0, 0])
+
+
+def test_pooling_then_pooling_equals_pooling_once() -> None:
+    q = torch.randn(2, 16, 4, dtype=torch.float64)
+    m = regard.weights(q, q, mask=regard.causal)
+    fine, coarse = m.pool(8, 8, "both"), m.pool(4, 2, "both")
+    _close(fine.mass.view(2, 4, 2, 2, 4).mean(2).sum(-1), coarse.mass)
+    _close(fine.max.view(2, 4, 2, 2, 4).amax((2, 4)), coarse.max)
+    _close(coarse.mass.sum(-1), torch.ones(2, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@given(n=strategies.sizes(24), seed=st.integers(0, 2**20))
+def test_weights_err_no_more_than_pytorchs_softmax(dtype: torch.dtype, n: Any, seed: int) -> None:
+    x = strategies.tensors(n, seed, dtype)
+    right = truth.attention(x.q, x.k, x.v, torch.ones(n.matrix, dtype=torch.bool)).weights
+    m = regard.weights(x.q, x.k)
+    keys = x.k.repeat_interleave(n.H // n.G, 1)
+    scores = (x.q * n.D**-0.5) @ keys.mT
+    theirs = scores.softmax(-1)  # as eager attention does, in the same dtype
+    # A weight is exp(score − lse): computing a score costs a unit in its last place, whoever does it, and a
+    # softmax over one key hides that by luck.
+    unit = torch.finfo(torch.float32).eps * (1 + scores.abs().max().item())
+    assert truth.error(m.dense(), right) <= 2 * (truth.error(theirs, right) + unit)
+    cells = max(1, n.T // 2), max(1, n.S // 2)
+    mass, most = _pooled(right, *cells)
+    their_mass, their_most = _pooled(theirs.float(), *cells)
+    assert truth.error(m.pool(*cells), mass) <= 2 * (truth.error(their_mass, mass) + unit)
+    assert truth.error(m.pool(*cells, "max"), most) <= 2 * (truth.error(their_most, most) + unit)
+
+
+def test_rows_that_see_nothing_are_zero_everywhere() -> None:
+    q = torch.randn(1, 2, 6, 4)
+    m = regard.weights(q, q, mask=~regard.causal)  # the last row sees nothing
+    assert m.lse[0, 0, -1] == -torch.inf
+    assert m.entropy()[0, 0, -1] == 0
+    assert m.pool(6, 6)[0, 0, -1].abs().sum() == 0
+    assert torch.equal(m.top(2).keys[0, 0, -1], torch.tensor([-1, -1]))
+    assert m.apply(q)[0, 0, -1].abs().sum() == 0
+
+
+def test_nan_in_keys_that_nobody_sees() -> None:
+    q, k = torch.randn(2, 1, 6, 4), torch.randn(2, 1, 6, 4)
+    k[1, :, 4:] = torch.nan
+    m = regard.weights(q, k, mask=regard.padding([6, 4]))
+    for found in (m.dense(), m.entropy(), m.received(), m.pool(3, 3), m.mass(regard.causal), m.diagonal()):
+        assert torch.isfinite(found).all()
+
+
+def test_a_map_stands_for_its_tensor_in_torch_functions() -> None:
+    q = torch.randn(3, 5, 4)
+    m = regard.weights(q, q)
+    assert torch.allclose(m, m.dense())
+    assert torch.equal(torch.topk(m[0], 2).values, m.dense()[0].topk(2).values)
+    assert torch.equal(m.dense() - m, torch.zeros(3, 5, 5))
+
+
+def test_moves_and_describes_itself() -> None:
+    q = torch.randn(2, 3, 5, 4)
+    m = regard.weights(q, q, mask=regard.causal)
+    assert m.shape == (2, 3, 5, 5)
+    assert (m.ndim, len(m), m.dtype, m.device.type) == (4, 2, torch.float32, "cpu")
+    assert m.nbytes == 2 * q.nbytes + 2 * 3 * 5 * 4
+    half = m.to(torch.bfloat16)
+    assert half.q.dtype == torch.bfloat16
+    assert half.nbytes == q.nbytes + 2 * 3 * 5 * 4
+    assert torch.allclose(half.dense(), m.dense(), atol=0.05)
+    assert "causal" in repr(m)
+    assert "2×3×5×5" in repr(m)
+
+
+def test_given_lse_is_used() -> None:
+    q = torch.randn(1, 2, 5, 4)
+    output, lse = regard.attend(q, q, q, mask=regard.causal, return_lse=True)
+    m = regard.weights(q, q, mask=regard.causal, lse=lse)
+    assert torch.allclose(m.dense().sum(-1), torch.ones(1, 2, 5))
+    wrong = regard.weights(q, q, mask=regard.causal, lse=lse + 1)
+    assert torch.allclose(wrong.dense().sum(-1), torch.full((1, 2, 5), 0.3679), atol=1e-4)
+    assert wrong.verify(q, output) > 0.1  # a wrong lse cannot pass for the truth
+    assert (wrong.apply(q) - output).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda m: m.pool(0, 2), r"rows: expected a whole number from 1 to 6, got 0"),
+        (lambda m: m.pool(2, 7), r"cols: expected a whole number from 1 to 6, got 7"),
+        (lambda m: m.pool(2, 2, "mean"), r"reduce: expected 'mass', 'max' or 'both', got 'mean'"),
+        (lambda m: m[0, 0, 2].pool(1, 1), r"pool: expected a map with rows, got one row"),
+        (lambda m: m.top(7), r"n: expected a whole number from 1 to 6, got 7"),
+        (lambda m: m.mass(torch.ones(6, 6)), r"rule: expected a mask rule.*got Tensor"),
+        (lambda m: m.mass(regard.alibi(2)), r"rule: expected a rule that says yes or no"),
+        (lambda m: m.mass(regard.padding([1, 2, 3])), r"one entry for each of the 1 sequences"),
+        (lambda m: m.apply(torch.ones(1, 2, 5, 4)), r"v: expected \(1, 2, 6, E\), got \(1, 2, 5, 4\)"),
+        (lambda m: m.verify(m.q, m.q[:, :, :3]), r"output: expected \(1, 2, 6, 'E'\)"),
+        (lambda m: m[0.5], r"index: expected a number or slice for batch, got float"),
+        (lambda m: m[0, ::2], r"batch and heads take a number or a slice without a step"),
+        (lambda m: m.dense(limit=100), r"would take .* GiB.*\.pool\(256, 256\)"),
+        (lambda m: regard.weights(m.q, m.k, lse=m.lse[..., :3]), r"lse: expected \(1, 2, 6\)"),
+        (lambda m: regard.weights(m.q[None], m.k[None]), r"q: expected at most 4 dimensions"),
+        (lambda m: regard.weights(m.q, m.k, mask=torch.ones(6, 6)), r"\.bool\(\)"),
+    ],
+)
+def test_bad_requests_say_what_was_expected(ask: Any, says: str) -> None:
+    q = torch.randn(1, 2, 6, 4)
+    with pytest.raises(ValueError, match=says):
+        ask(regard.weights(q, q))
+
+
+@pytest.mark.parametrize("index", [(0, 2), (0, 0, 6), (0, 0, 0, -7), (0, 0, 0, 0, 0), (..., ...)])
+def test_an_index_out_of_range_is_an_index_error(index: Any) -> None:
+    q = torch.randn(1, 2, 6, 4)
+    with pytest.raises(IndexError, match="index: expected"):
+        regard.weights(q, q)[index]
