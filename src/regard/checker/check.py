@@ -92,6 +92,11 @@ def _examine(exam: Exam) -> None:
     if first.answer is None:
         _did_not_run(exam)
         return
+    if exam.understood.turned:
+        exam.found(
+            "batches", "they fail", "dot-t-on-a-batch",
+            "Right on one sequence (T, D); a batch fails, since .T turns every axis of it.", caution=True,
+        )
     for probe in PROBES:
         probe(exam)
 
@@ -99,8 +104,7 @@ def _examine(exam: Exam) -> None:
 def _did_not_run(exam: Exam) -> None:
     """Nothing came back: if a known mistake is why, that is the diagnosis; otherwise it could not be checked."""
     first = exam.understood.first
-    turned = [text for text in first.warnings if "x.T" in text]
-    if turned:
+    if first.turned:
         evidence = f"On {exam.cases.plain().shapes()} it raises {first.trouble}, after using .T on more than two axes."
         exam.found("runs on a batch", first.trouble, "dot-t-on-a-batch", evidence)
         return

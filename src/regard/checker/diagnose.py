@@ -68,13 +68,15 @@ class Bench:
         return worst if said else None
 
 
-def diagnose(observed: list[Observed], intents: list[Intent], source: str = "") -> list[Match]:
+def diagnose(
+    observed: list[Observed], intents: list[Intent], source: str = "", *, pairs: bool = True
+) -> list[Match]:
     """Matches, best first: one mistake before two, then by the catalogue's order and what the source suggests."""
     benches = [Bench(intent, observed) for intent in _fitting(intents, observed)]
     singles = [(name, change) for name, m in CATALOGUE.items() for change in m.changes]
     found = _matching(benches, (((name,), change) for name, change in singles))
     found = found or [match for bench in benches[:4] for match in _fitted_scale(bench)]
-    found = found or _matching(benches[:2], _pairs(), enough=4)
+    found = found or (_matching(benches[:2], _pairs(), enough=4) if pairs else [])
     order = list(CATALOGUE)
     unique: dict[tuple[str, ...], Match] = {}
     for match in sorted(found, key=lambda m: (len(m.names), _unlikely(m, source), order.index(m.names[0]))):
@@ -82,13 +84,15 @@ def diagnose(observed: list[Observed], intents: list[Intent], source: str = "") 
     return list(unique.values())
 
 
-def explain_parts(observed: list[Observed], intents: list[Intent], source: str = "") -> list[Match]:
+def explain_parts(
+    observed: list[Observed], intents: list[Intent], source: str = "", *, pairs: bool = True
+) -> list[Match]:
     """Where no mistake explains everything: what explains single observations, most observations first."""
     found: dict[tuple[str, ...], list[Match]] = {}
     for one in observed:
         if any(Bench(intent, [one]).fits(RIGHT) is not None for intent in intents):
             continue
-        for match in diagnose([one], intents, source)[:2]:
+        for match in diagnose([one], intents, source, pairs=pairs)[:2]:
             found.setdefault(match.names, []).append(match)
     return [matches[0] for matches in sorted(found.values(), key=lambda ms: (len(ms[0].names), -len(ms)))]
 

@@ -6,10 +6,8 @@ said, what of its result is the output. It knows nothing of right and wrong.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +22,7 @@ from regard.checker.building import CannotCheck
 from regard.checker.question import Question
 from regard.checker.recipe import Answer
 
+_DOT_T = torch.Tensor.T  # the property itself
 _SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "causal": "is_causal"}
 _SDPA |= {"dropout": "dropout_p", "scale": "scale", "grouped": "enable_gqa"}
 
@@ -57,13 +56,21 @@ class MaskForm:
         return mask.to(dtype) if self.kind == "zero-one" else mask
 
 
-class NoDropout(TorchFunctionMode):
-    """Switches every dropout of PyTorch off, whoever asks for it and in whatever mode."""
+class Watch(TorchFunctionMode):
+    """Looks on while code runs: switches every dropout of PyTorch off, and notes a `.T` on more than two axes."""
+
+    def __init__(self, dropout: bool) -> None:
+        super().__init__()
+        self.dropout, self.turned = dropout, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if name in ("dropout", "dropout_", "alpha_dropout", "feature_dropout"):
+        if getattr(func, "__self__", None) is _DOT_T and args[0].ndim != 2:
+            self.turned = True
+        if self.dropout:
+            pass
+        elif name in ("dropout", "dropout_", "alpha_dropout", "feature_dropout"):
             if len(args) > 1:
                 args = (args[0], 0.0, *args[2:])
             else:
@@ -77,12 +84,11 @@ class NoDropout(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back from a subject: an answer, or the error it raised; and the warnings on the way."""
+    """What came back from a subject: an answer, or the error it raised."""
 
     answer: Answer | None
     error: Exception | None = None
-    warnings: tuple[str, ...] = ()
-    raw: Any = None
+    turned: bool = False  # it used .T on more than two axes
 
     @property
     def trouble(self) -> str:
@@ -127,22 +133,19 @@ class Subject:
         *,
         module: nn.Module | None = None,
         dropout: bool = False,
-        extra: dict[str, Any] | None = None,
     ) -> Reply:
         """Put a question. `module` takes the place of the subject's own copy; `dropout` leaves dropout alone."""
         target = self.target if self.module is None else (module or self.at(question.dtype))
         assert target is not None
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                with contextlib.nullcontext() if dropout else NoDropout():
-                    raw = target(*self._inputs(question), **self._keywords(question), **(extra or {}))
-                answer = self.read(raw, question)
-            except CannotCheck:
-                raise
-            except Exception as error:
-                return Reply(None, error, tuple(str(w.message) for w in caught))
-        return Reply(answer, None, tuple(str(w.message) for w in caught), raw)
+        watch = Watch(dropout)
+        try:
+            with watch:
+                raw = target(*self._inputs(question), **self._keywords(question))
+            return Reply(self.read(raw, question), None, watch.turned)
+        except CannotCheck:
+            raise
+        except Exception as error:
+            return Reply(None, error, watch.turned)
 
     def _inputs(self, question: Question) -> list[Tensor]:
         tensors = [question.q] if self.takes == "x" else [question.q, question.k]
@@ -212,7 +215,8 @@ class Subject:
                 f"returned {', '.join(str(tuple(t.shape)) for t in tensors)}; expected an output {wanted} "
                 f"for {question.shapes()}"
             )
-        index, output = outputs[0]
+        # Of several tensors that could be the output, one that could be the weights too is the worse guess.
+        index, output = next((one for one in outputs if one[1].shape[-1] != S), outputs[0])
         weights = lse = None
         for i, t in enumerate(tensors):
             if i == index or not t.dtype.is_floating_point:
@@ -227,12 +231,11 @@ class Subject:
         """The tensor as an output in the question's own layout, if it can be one."""
         if not t.dtype.is_floating_point:
             return None
-        B, T, S, E = question.q.shape[0], question.q.shape[-2], question.k.shape[-2], question.v.shape[-1]
+        B, T, E = question.q.shape[0], question.q.shape[-2], question.v.shape[-1]
         if self.form in ("BTC", "TBC", "TC"):
             x = t.transpose(0, 1) if self.form == "TBC" and t.ndim == 3 else t
             x = x[None] if self.form == "TC" else x
-            fits = x.ndim == 3 and x.shape[:2] == (B, T) and (x.shape[2] != S or x.shape[2] == question.q.shape[2])
-            return x if fits else None
+            return x if x.ndim == 3 and x.shape[:2] == (B, T) else None
         H = question.q.shape[1]
         shapes = {"BHTD": (B, H, T, E), "BTHD": (B, T, H, E), "BTD": (B, T, E), "TD": (T, E)}
         if tuple(t.shape) != shapes[self.form]:

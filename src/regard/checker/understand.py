@@ -61,6 +61,7 @@ class Understood:
     first: Reply  # the answer to the plain question
     assumed: list[str] = field(default_factory=list)
     claims_causal: bool | None = None
+    turned: bool = False  # right on one sequence, and it fails on a batch by .T
 
     @property
     def intent(self) -> Intent | None:
@@ -98,7 +99,9 @@ def _understand_heads(
         right = _right(reply, cases.plain(), intents)
         tried[form] = reply, right, dtype
         if right is not None and not (form == "TD" and _ran(tried, "BHTD", "BTD")):
-            return _understood(candidate, cases, intents, right, dtype, reply, claims)
+            understood = _understood(candidate, cases, intents, right, dtype, reply, claims)
+            understood.turned = any(other.turned and other.error is not None for other, _, _ in tried.values())
+            return understood
     for form in ("BHTD", "BTD", "TD"):
         reply, right, dtype = tried[form]
         if reply.error is None:
@@ -154,7 +157,7 @@ def _understand_sequences(
         reply, dtype = _ask(subject, batched.plain())
         cases = batched
         single = subject.adjusted(form="TC")
-        if subject.form == "BTC" and "x.T" not in " ".join(reply.warnings):
+        if subject.form == "BTC" and not reply.turned:
             alone, dtype_alone = _ask(single, Cases(single, width, context_width, None, always).plain())
             if alone.error is None:
                 subject, reply, dtype = single, alone, dtype_alone

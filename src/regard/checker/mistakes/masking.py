@@ -80,7 +80,11 @@ MASKING = (
             {"inverted": True},
             {"inverted": True, "always": True},
         ),
-        plants=_fill('scores = scores.masked_fill(allowed, float("-inf"))'),
+        plants={
+            "function": ((_CAUSAL, "        allowed = keys > at\n"), ("allowed & mask", "allowed & ~mask")),
+            "head": ((_FILL, 'scores = scores.masked_fill(allowed, float("-inf"))\n'),),
+            "layer": ((_FILL, 'scores = scores.masked_fill(allowed, float("-inf"))\n'),),
+        },
     ),
     Mistake(
         "transposed-mask",

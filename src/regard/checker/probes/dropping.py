@@ -20,7 +20,7 @@ from regard.checker.recipe import RIGHT
 from regard.checker.understand import Intent
 
 P = 0.5
-_AFTER = re.compile(r"resid|proj|out|hidden", re.I)  # dropout of the layer's output, a thing of its own
+_AFTER = re.compile(r"resid|proj|out(?!$)|hidden", re.I)  # dropout of the layer's output, a thing of its own
 
 
 def probe_dropout(exam: Exam) -> None:

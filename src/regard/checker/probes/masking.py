@@ -10,21 +10,22 @@ from regard.checker.catalogue import mistake
 from regard.checker.exam import Exam
 from regard.checker.oracle import apart, truth
 from regard.checker.question import Question
-from regard.checker.recipe import RIGHT, Recipe
+from regard.checker.recipe import RIGHT, Answer, Recipe
 from regard.checker.understand import TOLERANCE, Intent
 
 
 def probe_masking(exam: Exam) -> None:
     """What only shows at the edges; most of it PyTorch does too, and then it is a caution."""
-    if exam.right is None:
+    intent = exam.right
+    if intent is None:
         return
     if "mask" in exam.subject.arguments or "padding" in exam.subject.arguments:
-        _empty_rows(exam, exam.right)
+        _empty_rows(exam, intent)
         _strange_padding(exam)
     if "mask" in exam.subject.arguments or "bias" in exam.subject.arguments:
-        _bias(exam, exam.right)
+        _bias(exam, intent)
     if "causal" in exam.subject.arguments and exam.module is None and exam.options.get("causal") is not False:
-        _alignment(exam, exam.right)
+        _alignment(exam, intent)
 
 
 def _empty_rows(exam: Exam, intent: Intent) -> None:
@@ -51,23 +52,14 @@ def _empty_rows(exam: Exam, intent: Intent) -> None:
         )
     else:
         uniform = replace(RIGHT, fill=-1e9).answer(intent.read(question), intent.wiring).output
-        same = apart(reply.answer, replace_free(uniform)) < TOLERANCE
+        same = apart(reply.answer, Answer(uniform)) < TOLERANCE
         exam.passed("empty rows", "a uniform mean of what may not be seen" if same else "no NaN")
-
-
-def replace_free(output: torch.Tensor):  # type: ignore[no-untyped-def]
-    from regard.checker.recipe import Answer
-
-    return Answer(output)
 
 
 def _strange_padding(exam: Exam) -> None:
     """NaN in a key and value that nobody may look at must not reach the output."""
     subject = exam.subject
-    if subject.takes == "x" and subject.module is not None and "padding" not in subject.arguments:
-        question = exam.cases.padded("NaN in padding", seed=51)
-    else:
-        question = exam.cases.padded("NaN in padding", seed=51)
+    question = exam.cases.padded("NaN in padding", seed=51)
     if question.padding is None or subject.form in ("TD", "TC"):
         return
     spoiled = _spoiled(question)

@@ -169,7 +169,12 @@ def _error(exam: Exam, one: Observed) -> float:
 
 def _explain(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> None:
     intents = [exam.understood.right] if exam.understood.right else exam.understood.intents
-    matches = diagnose(observed, intents, exam.source) or explain_parts(observed, intents, exam.source)
+    small = max(wrong.values()) < 3e-2
+    matches = diagnose(observed, intents, exam.source, pairs=not small)
+    matches = matches or explain_parts(observed, intents, exam.source, pairs=not small)
+    if not matches and small:
+        _imprecise(exam, observed, wrong)
+        return
     unknown = _unknown(exam, intents[0])
     if not matches and unknown and "output" in wrong:
         exam.left_out("output", f"the oracle has no place for {unknown}: compared with itself only")
@@ -183,6 +188,18 @@ def _explain(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> N
         exam.matched(match)
     if not matches:
         exam.example = _smallest(exam, observed, intents[0])
+
+
+def _imprecise(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> None:
+    """Nearly right everywhere: no mistake of principle, but too few digits."""
+    for name in dict.fromkeys(one.question.name for one in observed):
+        if name in wrong:
+            exam.failed(name, _apart_in_words(wrong[name]))
+        else:
+            exam.passed(name)
+    worst = max(wrong.values())
+    evidence = f"The output is right to {worst:.0e} only, in float64 too: somewhere digits are thrown away."
+    exam.diagnosed("precision-lost", evidence, worst)
 
 
 def _unknown(exam: Exam, intent: Intent) -> str:
