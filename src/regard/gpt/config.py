@@ -41,9 +41,9 @@ class Config:
     layers: int
     heads: int
     width: int
-    kv_heads: int = 0  # 0 here and in the next two: what follows from the sizes
-    head_width: int = 0
-    hidden: int = 0
+    kv_heads: int = None  # type: ignore[assignment]  # filled in from the sizes, as the next two
+    head_width: int = None  # type: ignore[assignment]
+    hidden: int = None  # type: ignore[assignment]
     norm: Norm = "layer"
     norm_eps: float = 1e-5
     positions: Positions = "learned"
@@ -87,17 +87,13 @@ class Config:
 
     def _fill_in(self) -> None:
         """What was left out and follows from the sizes."""
-        if not self.head_width and self.width % self.heads:
-            raise ValueError(
-                f"heads: expected a divisor of width={self.width}, got {self.heads}; or give head_width"
-            )
         inside = 4 * self.width if self.activation != "swiglu" else -(-8 * self.width // 96) * 32
-        for name, value in (
-            ("kv_heads", self.heads),
-            ("head_width", self.width // self.heads),
-            ("hidden", inside),
-        ):
-            if not getattr(self, name):  # None is as good as 0
+        usual = {"kv_heads": self.heads, "head_width": self.width // self.heads, "hidden": inside}
+        for name, value in usual.items():
+            if getattr(self, name) is None:
+                if name == "head_width" and self.width % self.heads:
+                    wanted = f"expected a divisor of width={self.width}, got {self.heads}"
+                    raise ValueError(f"heads: {wanted}; or give head_width, the width of a head")
                 object.__setattr__(self, name, value)  # the dataclass is frozen for everyone else
             whole(name, getattr(self, name))
         if self.heads % self.kv_heads:

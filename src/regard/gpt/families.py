@@ -1,0 +1,241 @@
+"""Other people's models as configs: what their `config.json` means, and where each tensor goes.
+
+A family is two functions: settings to `Config`, and `Config` to a table that says of which of its tensors
+each of ours is made. This file knows names and conventions; it reads no files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from regard.gpt.config import Activation, Config
+from regard.layers import Llama3Scaling
+
+Settings = Mapping[str, Any]
+"""A `config.json` of Transformers, read."""
+
+
+class Part(NamedTuple):
+    """How one of our tensors is made: theirs, one under another."""
+
+    names: tuple[str, ...]
+    transposed: bool = False
+
+
+class Family(NamedTuple):
+    config: Callable[[Settings], Config]
+    parts: Callable[[Config], dict[str, Part]]
+    prefix: str = ""  # before the names in `parts`; the headless models that some publish lack it
+    derived: str = r"(?!)"  # tensors that old files hold and nobody needs: masks and angles
+
+
+def family_of(settings: Settings) -> Family:
+    """The family that a `config.json` names."""
+    name = settings.get("model_type")
+    if name not in FAMILIES:
+        raise ValueError(f"model_type: expected one of {', '.join(sorted(FAMILIES))}, got {name!r}")
+    if "quantization_config" in settings:
+        raise ValueError(
+            "quantization_config: expected plain weights, got quantised ones; GGUF files are read"
+        )
+    return FAMILIES[name]
+
+
+def _gpt2(settings: Settings) -> Config:
+    for name, wanted in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
+        _only(settings, name, wanted)
+    activations: dict[str, Activation] = {
+        "gelu_new": "gelu_tanh",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu": "gelu",
+    }
+    activation = settings.get("activation_function", "gelu_new")
+    if activation not in activations:
+        raise ValueError(f"activation_function: expected one of {', '.join(activations)}, got {activation!r}")
+    vocab_size = _needed(settings, "vocab_size")
+    return Config(
+        vocab_size=vocab_size,
+        context=_needed(settings, "n_positions"),
+        layers=_needed(settings, "n_layer"),
+        heads=_needed(settings, "n_head"),
+        width=_needed(settings, "n_embd"),
+        hidden=settings.get("n_inner") or 4 * _needed(settings, "n_embd"),
+        norm_eps=settings.get("layer_norm_epsilon", 1e-5),
+        activation=activations[activation],
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        tied=settings.get("tie_word_embeddings", True),
+        end=_end(settings, vocab_size),
+    )
+
+
+def _gpt2_parts(config: Config) -> dict[str, Part]:
+    parts = {
+        "token_embedding.weight": Part(("wte.weight",)),
+        "position_embedding.weight": Part(("wpe.weight",)),
+        "norm.weight": Part(("ln_f.weight",)),
+        "norm.bias": Part(("ln_f.bias",)),
+    }
+    modules = {
+        "attention_norm": "ln_1",
+        "attention.qkv": "attn.c_attn",
+        "attention.out": "attn.c_proj",
+        "feed_forward_norm": "ln_2",
+        "feed_forward.up": "mlp.c_fc",
+        "feed_forward.down": "mlp.c_proj",
+    }
+    for layer in range(config.layers):
+        for ours, theirs in modules.items():
+            # GPT-2 keeps its matrices with the inputs first.
+            transposed = "norm" not in ours
+            parts[f"blocks.{layer}.{ours}.weight"] = Part((f"h.{layer}.{theirs}.weight",), transposed)
+            parts[f"blocks.{layer}.{ours}.bias"] = Part((f"h.{layer}.{theirs}.bias",))
+    return parts
+
+
+def _llama(settings: Settings) -> Config:
+    biased = settings.get("attention_bias", False)
+    return _llama_like(settings, qkv_bias=biased, out_bias=biased, mlp_bias=settings.get("mlp_bias", False))
+
+
+def _mistral(settings: Settings) -> Config:
+    return _llama_like(settings, window=settings.get("sliding_window", 4096))
+
+
+def _qwen2(settings: Settings) -> Config:
+    return _llama_like(settings, qkv_bias=True, window=_qwen_windows(settings))
+
+
+def _qwen3(settings: Settings) -> Config:
+    biased = settings.get("attention_bias", False)
+    return _llama_like(
+        {"head_dim": 128, **settings},
+        qkv_bias=biased,
+        out_bias=biased,
+        qk_norm=True,
+        window=_qwen_windows(settings),
+    )
+
+
+def _llama_like(settings: Settings, **choices: Any) -> Config:
+    _only(settings, "hidden_act", "silu")
+    _only(settings, "partial_rotary_factor", 1.0)
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    vocab_size = _needed(settings, "vocab_size")
+    return Config(
+        vocab_size=vocab_size,
+        context=_needed(settings, "max_position_embeddings"),
+        layers=_needed(settings, "num_hidden_layers"),
+        heads=_needed(settings, "num_attention_heads"),
+        width=_needed(settings, "hidden_size"),
+        kv_heads=settings.get("num_key_value_heads") or _needed(settings, "num_attention_heads"),
+        head_width=settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"],
+        hidden=_needed(settings, "intermediate_size"),
+        norm="rms",
+        norm_eps=settings.get("rms_norm_eps", 1e-6),
+        positions="rotary",
+        rotary_base=float(rope.get("rope_theta") or settings.get("rope_theta") or 10000.0),
+        rotary_scaling=_scaling(rope),
+        activation="swiglu",
+        tied=settings.get("tie_word_embeddings", False),
+        end=_end(settings, vocab_size),
+        **choices,
+    )
+
+
+def _llama_parts(config: Config) -> dict[str, Part]:
+    parts = {"token_embedding.weight": Part(("embed_tokens.weight",)), "norm.weight": Part(("norm.weight",))}
+    for layer in range(config.layers):
+        ours, theirs = f"blocks.{layer}", f"layers.{layer}"
+        joined = {
+            "attention.qkv": [f"self_attn.{x}_proj" for x in "qkv"],
+            "attention.out": ["self_attn.o_proj"],
+            "feed_forward.up": ["mlp.gate_proj", "mlp.up_proj"],
+            "feed_forward.down": ["mlp.down_proj"],
+            "attention_norm": ["input_layernorm"],
+            "feed_forward_norm": ["post_attention_layernorm"],
+        }
+        if config.qk_norm:
+            joined |= {
+                "attention.query_norm": ["self_attn.q_norm"],
+                "attention.key_norm": ["self_attn.k_norm"],
+            }
+        biased = {
+            "attention.qkv": config.qkv_bias,
+            "attention.out": config.out_bias,
+            "feed_forward.up": config.mlp_bias,
+            "feed_forward.down": config.mlp_bias,
+        }
+        for name, sources in joined.items():
+            for kind in ("weight", "bias") if biased.get(name) else ("weight",):
+                parts[f"{ours}.{name}.{kind}"] = Part(
+                    tuple(f"{theirs}.{source}.{kind}" for source in sources)
+                )
+    return parts
+
+
+def _qwen_windows(settings: Settings) -> tuple[int | None, ...] | None:
+    """Qwen's windows: by layer types in newer files, from some layer upwards in older ones."""
+    size = settings.get("sliding_window", 4096) if settings.get("use_sliding_window") else None
+    layers = _needed(settings, "num_hidden_layers")
+    types = settings.get("layer_types")
+    if types is None:
+        first = settings.get("max_window_layers", 28)
+        types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+    if unknown := set(types) - {"sliding_attention", "full_attention"}:
+        raise ValueError(f"layer_types: expected sliding_attention or full_attention, got {sorted(unknown)}")
+    return tuple(size if kind == "sliding_attention" else None for kind in types) if size else None
+
+
+def _scaling(rope: Settings) -> Llama3Scaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(f"rope_type: expected default or llama3, got {kind!r}")
+    fields = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return Llama3Scaling(*(_needed(rope, name) for name in fields))
+
+
+def _end(settings: Settings, vocab_size: int) -> tuple[int, ...]:
+    """The tokens that end a text; some files name ones that the vocabulary does not have."""
+    given = settings.get("eos_token_id")
+    tokens = given if isinstance(given, list) else [given]
+    return tuple(token for token in tokens if isinstance(token, int) and 0 <= token < vocab_size)
+
+
+def _needed(settings: Settings, name: str) -> Any:
+    if name not in settings:
+        raise ValueError(f"config.json: expected a value for {name}, got none")
+    return settings[name]
+
+
+def _only(settings: Settings, name: str, wanted: object) -> None:
+    if settings.get(name, wanted) != wanted:
+        raise ValueError(f"{name}: expected {wanted!r}, the only one supported, got {settings[name]!r}")
+
+
+def with_head(parts: dict[str, Part], prefix: str, config: Config) -> dict[str, Part]:
+    """The table with full names, and the output matrix if it is one of its own."""
+    table = {
+        ours: part._replace(names=tuple(prefix + name for name in part.names)) for ours, part in parts.items()
+    }
+    return table if config.tied else table | {"head.weight": Part(("lm_head.weight",))}
+
+
+def is_derived(family: Family, name: str) -> bool:
+    return re.search(family.derived, name) is not None
+
+
+_LLAMA = Family(_llama, _llama_parts, "model.", r"rotary_emb\.inv_freq$")
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": Family(_gpt2, _gpt2_parts, "transformer.", r"\.attn\.(masked_)?bias$"),
+    "llama": _LLAMA,
+    "mistral": _LLAMA._replace(config=_mistral),
+    "qwen2": _LLAMA._replace(config=_qwen2),
+    "qwen3": _LLAMA._replace(config=_qwen3),
+}

@@ -1,0 +1,142 @@
+"""A GGUF file as if it were a folder of Transformers: its settings, its tensors in full, its tokenizer.
+
+GGUF is what llama.cpp reads: one file, its matrices often quantised. The package `gguf` opens it and turns
+the blocks back into numbers; this file knows its names, and that its Llamas keep the rows of queries and keys
+with each rotary pair side by side.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Made = TypeVar("Made")
+
+TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+SETTINGS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+SPLITS = {  # how text is cut before its bytes are merged, by the name in the file
+    "gpt-2": None,
+    "smollm": r"\p{N}",
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+
+
+def read(path: Path, make: Callable[[Path, dict[str, Any], dict[str, Any], Any], Made]) -> Made:
+    """Open a GGUF file of the Llama family or Qwen, and hand its parts to `make`."""
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise ValueError(
+            "GGUF files are read by the package gguf, which is missing: pip install 'regard[gguf]'"
+        ) from None
+    try:
+        opened = GGUFReader(path)
+    except (ValueError, OSError, IndexError) as error:
+        raise ValueError(f"{path} is not a whole GGUF file: {error}") from None
+    fields = {name: field.contents() for name, field in opened.fields.items()}
+    kind = fields.get("general.architecture")
+    if kind not in ("llama", "qwen2", "qwen3"):
+        raise ValueError(f"{path}: general.architecture: expected llama, qwen2 or qwen3, got {kind!r}")
+    tensors = {_renamed(tensor.name): tensor for tensor in opened.tensors}
+    settings = {
+        theirs: fields[f"{kind}.{ours}"] for ours, theirs in SETTINGS.items() if f"{kind}.{ours}" in fields
+    }
+    settings |= {
+        "model_type": kind,
+        "vocab_size": int(tensors["model.embed_tokens.weight"].shape[1]),
+        "tie_word_embeddings": "lm_head.weight" not in tensors,
+        "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
+    }
+    if (scaling := fields.get(f"{kind}.rope.scaling.type", "none")) != "none":
+        settings["rope_scaling"] = {"rope_type": scaling}  # refused by name further on
+    heads = {
+        "q_proj": settings.get("num_attention_heads"),
+        "k_proj": settings.get("num_key_value_heads", settings.get("num_attention_heads")),
+    }
+    readers: dict[str, Callable[[], Tensor]] = {}
+    for name, tensor in tensors.items():
+        paired = next((n for part, n in heads.items() if f".{part}." in name and kind == "llama"), None)
+        readers[name] = partial(_numbers, tensor, paired)
+    return make(path, settings, readers, _tokenizer(fields))
+
+
+def _renamed(name: str) -> str:
+    """`blk.3.attn_q.weight` as `model.layers.3.self_attn.q_proj.weight`; a name it does not know stays."""
+    *where, part, kind = name.split(".")
+    if part not in TENSORS:
+        return name
+    layer = f"model.layers.{where[1]}." if where else ""
+    return f"{layer}{TENSORS[part]}.{kind}"
+
+
+def _numbers(tensor: Any, heads: int | None) -> Tensor:
+    """A tensor in full; with `heads`, the two halves of each head apart again, as Transformers has them."""
+    from gguf.quants import dequantize
+
+    values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+    if heads is None:
+        return values
+    return values.view(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+
+
+def _tokenizer(fields: dict[str, Any]) -> Tokenizer | None:
+    """The byte-level BPE that the file describes; None, with a warning, if it is of another kind."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    model, cut = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "gpt-2")
+    if model != "gpt2" or cut not in SPLITS:
+        warnings.warn(
+            f"no tokenizer: expected gpt2 with {', '.join(SPLITS)}, got {model} {cut}", stacklevel=4
+        )
+        return None
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
+    made = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    pattern = SPLITS[cut]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut != "qwen2")
+    if pattern is None:
+        made.pre_tokenizer = byte_level
+    else:
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        made.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    made.decoder = decoders.ByteLevel()
+    # Kind 3 is a control token, 4 one that a user defined.
+    kinds = fields.get("tokenizer.ggml.token_type", [])
+    special = [token for token, kind in zip(tokens, kinds, strict=False) if kind in (3, 4)]
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    return made
