@@ -39,14 +39,14 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
 
 def forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
     """The online softmax."""
-    B, H, T, S = problem.matrix
+    B, H, T, _ = problem.matrix
     E = problem.v.shape[-1]
     output = problem.q.new_empty(B, H, T, E)
     lse = problem.q.new_empty(B, H, T, dtype=torch.promote_types(problem.q.dtype, torch.float32))
     for n, (batch, heads, _, part) in enumerate(parts(problem)):
         b, h = part.q.shape[:2]
         G = part.k.shape[1]
-        for rows, columns in visits(part.mask, T, S):
+        for rows, columns in visits(part):
             q = fold(part.q[:, :, rows] * part.scale, G)  # (N, M, D)
             top = q.new_full((*q.shape[:2], 1), -torch.inf)
             total = torch.zeros_like(top)
@@ -101,7 +101,6 @@ def backward(
     problem: Problem, seed: int, grad: Tensor, output: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v and sinks. Each tile's weights are exp(score − lse), computed again."""
-    _, _, T, S = problem.matrix
     dq, dk, dv = (torch.empty_like(x) for x in (problem.q, problem.k, problem.v))
     # What softmax's gradient subtracts from every entry of a row: the mean of the weights' gradient.
     delta = (grad.to(lse.dtype) * output).sum(-1)  # (B, H, T)
@@ -111,7 +110,7 @@ def backward(
         b, h, _, D = part.q.shape
         G = part.k.shape[1]
         part_dk, part_dv = torch.zeros_like(part.k), torch.zeros_like(part.v)
-        for rows, columns in visits(part.mask, T, S):
+        for rows, columns in visits(part):
             q = fold(part.q[:, :, rows] * part.scale, G)  # (N, M, D)
             do = fold(grad[batch, heads, rows].to(q.dtype), G)  # (N, M, E)
             row_lse, row_delta = (fold(x[batch, heads, rows, None], G) for x in (anchor, delta))

@@ -19,6 +19,7 @@ from regard.attention.rules import Mask, blocks_between, grid
 
 ROWS, COLS = 256, 512  # of one tile
 TILE_NUMBERS = 1 << 19  # of all the tiles computed together: 2 MiB in float32, which stays in the cache
+GPU_SIDE = 8  # a GPU takes tiles this many times as long on each side, to have enough to do at once
 
 
 class Part(NamedTuple):
@@ -42,7 +43,9 @@ def parts(problem: Problem) -> Iterator[Part]:
     B, _, T, S = problem.matrix
     G, group = problem.k.shape[1], problem.group
     dtype = working_dtype(problem.q.dtype)
-    most = max(1, TILE_NUMBERS // (group * max(1, min(T, ROWS)) * max(1, min(S, COLS))))
+    side = GPU_SIDE if problem.q.is_cuda else 1
+    tile = max(1, min(T, ROWS * side)) * max(1, min(S, COLS * side))
+    most = max(1, TILE_NUMBERS * side**2 // (group * tile))
     sequences, kv_heads = max(1, most // max(G, 1)), min(G, most)
     for b in range(0, B, sequences):
         for g in range(0, G, max(kv_heads, 1)):
@@ -55,9 +58,11 @@ def parts(problem: Problem) -> Iterator[Part]:
             yield Part(batch, heads, groups, problem._replace(q=q, k=k, v=v, mask=mask, sinks=sinks))
 
 
-def visits(mask: Mask, T: int, S: int) -> Iterator[tuple[slice, list[Column]]]:
+def visits(part: Problem) -> Iterator[tuple[slice, list[Column]]]:
     """For each block of queries, the blocks of keys that are not empty for it."""
-    return visits_between(mask, [*range(0, T, ROWS), T], [*range(0, S, COLS), S])
+    _, _, T, S = part.matrix
+    side = GPU_SIDE if part.q.is_cuda else 1
+    return visits_between(part.mask, [*range(0, T, ROWS * side), T], [*range(0, S, COLS * side), S])
 
 
 def visits_between(

@@ -43,8 +43,10 @@ def _on_gpu(m: AttentionMap, rows: int, cols: int) -> Overview | None:
         return None
     from regard.attention import triton_pool
 
-    asked = (m.q, m.k, m.lse, m.mask, m.scale, m.softcap, rows, cols)
-    return None if triton_pool.refuses(*asked) else Overview(*triton_pool.pool(*asked))
+    mask = m.mask.simplified(m.matrix)
+    if triton_pool.refuses(m.q, m.k, mask, rows, cols) is not None:
+        return None
+    return Overview(*triton_pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, rows, cols))
 
 
 class Bins(NamedTuple):

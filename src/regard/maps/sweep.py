@@ -56,7 +56,7 @@ def patches(m: AttentionMap, mask: Mask | None = None) -> Iterator[Patch]:
             k = torch.cat([part.k, part.k.new_ones(*part.k.shape[:-1], 1)], -1)
             part = part._replace(q=q, k=k, scale=1.0)
         b, h = part.q.shape[:2]
-        for rows, columns in visits(part.mask, T, S):
+        for rows, columns in visits(part):
             q = fold(
                 part.q[:, :, rows] * part.scale if part.scale != 1.0 else part.q[:, :, rows], part.k.shape[1]
             )

@@ -1,0 +1,196 @@
+"""Speed and memory of attention and of looking at it, side by side in one run.
+
+    python -m benchmarks                    on this CPU
+    python -m benchmarks --device cuda      on a GPU; needs only PyTorch and Triton
+    python -m benchmarks --quick            a first look
+
+Prints ratios to the fused forward pass, writes a dated JSON to benchmarks/results/, and renews the README's table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import regard
+from benchmarks.contenders import MASKS, contenders
+from benchmarks.measure import machine, peak_mib, together
+
+ROOT = Path(__file__).parent
+
+
+def tensors(T: int, D: int, heads: int, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
+    return [torch.randn(1, heads, T, D, dtype=dtype, device=device) for _ in range(3)]
+
+
+def attention_case(
+    mask: str, T: int, D: int, heads: int, dtype: torch.dtype, device: str, backward: bool, with_flex: bool
+) -> list[dict[str, Any]]:
+    """Every contender on one attention: time, ratio to the fused forward pass, memory."""
+    q, k, v = tensors(T, D, heads, dtype, device)
+    calls: dict[str, Callable[[], Any]] = {}
+    rows: list[dict[str, Any]] = []
+    for name, run in contenders(mask, T, device, heads, with_flex).items():
+        call = _with_backward(run, q, k, v) if backward else _forward(run, q, k, v)
+        try:
+            call()
+        except Exception as error:  # one that cannot serve is a result, too
+            rows.append({"who": name, "failed": str(error).splitlines()[0][:200]})
+            continue
+        calls[name] = call
+    rounds = 5 if T <= 4096 else 2
+    times = together(calls, device, rounds)
+    fused = min((t for name, t in times.items() if name.startswith("sdpa")), default=times["attend"])
+    for name, ms in times.items():
+        rows.append(
+            {"who": name, "ms": ms, "to_fused": ms / fused, "peak_mib": peak_mib(calls[name], device)}
+        )
+    case = {"mask": mask, "T": T, "D": D, "heads": heads, "dtype": str(dtype).removeprefix("torch.")}
+    return [case | {"pass": "forward+backward" if backward else "forward"} | row for row in rows]
+
+
+def _forward(run: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], Any]:
+    def call() -> Any:
+        with torch.no_grad():
+            return run(q, k, v)
+
+    return call
+
+
+def _with_backward(
+    run: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> Callable[[], Any]:
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    grad = torch.randn_like(v)
+
+    def call() -> Any:
+        out = run(q, k, v)
+        return torch.autograd.grad(out[0] if isinstance(out, tuple) else out, (q, k, v), grad)
+
+    return call
+
+
+def looking_case(
+    mask: str, T: int, D: int, heads: int, dtype: torch.dtype, device: str, bins: int
+) -> list[dict[str, Any]]:
+    """What it costs to look at a map: overview and statistics, beside the forward pass that made it."""
+    q, k, v = tensors(T, D, heads, dtype, device)
+    rule = MASKS[mask]
+    _, lse = regard.attend(q, k, v, mask=rule, return_lse=True)
+    m = regard.weights(q, k, mask=rule, lse=lse)
+    looks: dict[str, Callable[[], Any]] = {
+        "fused forward": lambda: regard.attend(q, k, v, mask=rule),
+        f"pool to {bins}×{bins}, mass and max": lambda: m.pool(bins, bins, "both"),
+        "entropy, distance and received together": m.statistics,
+        "entropy": m.entropy,
+        "received": m.received,
+        "diagonal(-1)": lambda: m.diagonal(-1),
+        "mass(window(64))": lambda: m.mass(regard.window(64)),
+        "top(8)": lambda: m.top(8),
+    }
+    if device == "cuda" and T > 16384:  # by tiles of plain PyTorch: minutes
+        looks = dict(list(looks.items())[:2])
+    calls = {name: _no_grad(look) for name, look in looks.items()}
+    times = together(calls, device, 3)
+    case = {
+        "mask": mask,
+        "T": T,
+        "D": D,
+        "heads": heads,
+        "dtype": str(dtype).removeprefix("torch."),
+        "pass": "look",
+    }
+    fused = times["fused forward"]
+    return [
+        case | {"who": who, "ms": ms, "to_fused": ms / fused, "peak_mib": peak_mib(calls[who], device)}
+        for who, ms in times.items()
+    ]
+
+
+def _no_grad(look: Callable[[], Any]) -> Callable[[], Any]:
+    def call() -> Any:
+        with torch.no_grad():
+            return look()
+
+    return call
+
+
+def plan(device: str, quick: bool) -> list[Callable[[], list[dict[str, Any]]]]:
+    """The cases, smallest first."""
+    cases: list[Callable[[], list[dict[str, Any]]]] = []
+
+    def attention(*args: Any) -> None:
+        cases.append(lambda: attention_case(*args))
+
+    def looking(*args: Any) -> None:
+        cases.append(lambda: looking_case(*args))
+
+    if device == "cpu":
+        f32, bf16 = torch.float32, torch.bfloat16
+        for T, heads in ((1024, 12), (4096, 12), (16384, 2)) if not quick else ((1024, 12),):
+            for mask in ("causal", "window", "full") if T <= 4096 else ("causal", "window"):
+                attention(mask, T, 64, heads, f32, device, False, T == 1024)
+            looking("causal", T, 64, heads, f32, device, 256)
+        if not quick:
+            looking("full", 4096, 64, 12, f32, device, 256)
+            attention("causal", 4096, 128, 6, f32, device, False, False)
+            attention("causal", 1024, 64, 12, bf16, device, False, False)
+            attention("causal", 1024, 64, 12, f32, device, True, False)
+            attention("causal", 4096, 64, 4, f32, device, True, False)
+        return cases
+    bf16, f32 = torch.bfloat16, torch.float32
+    for T in (1024, 4096, 16384, 65536, 131072) if not quick else (4096,):
+        for mask in ("causal", "window", "full") if T <= 16384 else ("causal",):
+            attention(mask, T, 128, 32, bf16, device, False, T <= 16384 and mask != "full")
+        if T <= 16384:
+            attention("causal", T, 64, 32, bf16, device, False, False)
+            attention("causal", T, 128, 32, bf16, device, True, T == 16384)
+        if T <= 4096:
+            attention("causal", T, 64, 16, f32, device, False, False)
+        looking("causal", T, 128, 32, bf16, device, min(1024, T))
+    return cases
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--quick", action="store_true", help="one length only")
+    parser.add_argument("--out", type=Path, help="where the JSON goes (default: benchmarks/results/)")
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("no CUDA device here: run it on a machine with one, or leave --device out")
+    torch.manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    for case in plan(args.device, args.quick):
+        found = case()
+        rows += found
+        first = found[0]
+        print(f"\n{first['pass']}, {first['mask']}, T {first['T']}, D {first['D']}, {first['heads']} heads, "
+              f"{first['dtype']}")  # fmt: skip
+        for row in found:
+            if "failed" in row:
+                print(f"  {row['who']:<42} failed: {row['failed'][:60]}")
+            else:
+                print(f"  {row['who']:<42} {row['ms']:>10.2f} ms {row['to_fused']:>7.2f}× fused "
+                      f"{row['peak_mib']:>9.1f} MiB", flush=True)  # fmt: skip
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    folder = args.out or Path(os.environ.get("OUT", ROOT / "results"))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{args.device}-{today}.json"
+    path.write_text(
+        json.dumps({"date": today, "machine": machine(args.device), "rows": rows}, indent=1) + "\n"
+    )
+    print(f"\nwrote {path}; python -m benchmarks.table renews the README from it")
+
+
+if __name__ == "__main__":
+    main()
