@@ -12,11 +12,13 @@ import typer
 
 from regard import __version__
 from regard.cli.stages import stages
+from regard.cli.train import train
 
 EXAMPLES = """\b
 Examples:
   regard stages                       walk through attention, stage by stage
   regard stages --save stages.png     and keep the picture
+  regard train book.txt --out book    train a small GPT on a text
 """
 
 app = typer.Typer(
@@ -26,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(stages)
+app.command()(train)
 
 
 def _version(asked: bool) -> None:
