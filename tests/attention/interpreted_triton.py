@@ -79,9 +79,14 @@ def test_forward(case):
     assert_near(lse, true_lse(steps.masked), 2e-6)
 
 
-@pytest.mark.parametrize("case", ["full", "both sides", "prefix"])
 @pytest.mark.parametrize(
-    ("scale", "softcap", "sinks"), [(0.7, 1.5, True), (-0.4, None, True), (0.0, None, False)]
+    ("case", "scale", "softcap", "sinks"),
+    [
+        ("full", 0.7, 1.5, True),
+        ("full", 0.0, None, False),
+        ("both sides", -0.4, None, True),
+        ("prefix", -0.4, 1.5, True),
+    ],
 )
 def test_forward_options(case, scale, softcap, sinks):
     mask, T, S = CASES[case]
@@ -94,7 +99,42 @@ def test_forward_options(case, scale, softcap, sinks):
     assert_near(lse, true_lse(steps.masked, options["sinks"]), 2e-6)
 
 
-@pytest.mark.parametrize("case", CASES)
+def test_forward_of_any_layout():
+    """Half precision, strides that are not those of a plain tensor, and keys by tensor descriptor."""
+    q = torch.randn(2, 44, 2, 16).half().transpose(1, 2)
+    k, v = (torch.randn(2, 1, 60, 32).half()[..., :16] for _ in range(2))
+    twisted = k.mT.contiguous().mT, v.repeat_interleave(2, -1)[..., ::2]
+    truth = trace(q.double(), k.double(), v.double(), causal)
+    for keys, values, tma in ((k, v, True), (*twisted, True), (*twisted, False)):
+        assert torch.equal(keys, k)
+        assert torch.equal(values, v)
+        problem = pose(q, keys, values, mask=causal)
+        with pytest.MonkeyPatch.context() as patch:
+            config = triton_configs.Config(32, 16, 4, 1, tma)
+            patch.setattr(triton_configs, "choose", lambda *_, config=config: config)
+            output, lse = triton_path.run(problem)
+        assert_near(output, truth.output, 2e-3)
+        assert_near(lse, true_lse(truth.masked), 1e-4)
+
+
+@pytest.mark.parametrize("mask", [padding([0, 21]), window(9, ahead=3), causal & padding([40, 21])], ids=str)
+def test_forward_and_gradients_of_keys_nobody_sees(mask):
+    q, k, v = draw(20, 60)
+    unseen = ~mask.tile(slice(0, 20), slice(0, 60), (2, 2, 20, 60)).expand(2, 2, 20, 60).any(-2).any(1)
+    assert unseen.any()
+    found = []
+    for bad_key, bad_value in ((0.0, 0.0), (torch.nan, torch.inf)):
+        k, v = (x.masked_fill(unseen[:, None, :, None], bad) for x, bad in ((k, bad_key), (v, bad_value)))
+        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+        output, lse = triton_path.run(pose(*inputs, mask=mask))
+        found.append([output, lse, *torch.autograd.grad(output.sum(), inputs)])
+    for clean, poisoned in zip(*found, strict=True):
+        assert torch.equal(clean, poisoned)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case not in ("causal", "top left", "chunks", "not")]
+)
 def test_gradients(case):
     mask, T, S = CASES[case]
     options = {"softcap": 1.5, "scale": 0.6} if case in ("both sides", "prefix") else {}
@@ -124,8 +164,20 @@ def binned(weights, rows, cols):
     return mass, peak
 
 
-@pytest.mark.parametrize("case", ["causal", "both sides", "prefix", "padding", "heads differ", "alibi"])
-@pytest.mark.parametrize(("rows", "cols"), [(1, 2), (4, 15), (11, 3), (22, 60)])
+@pytest.mark.parametrize(
+    ("case", "rows", "cols"),
+    [
+        ("causal", 4, 15),
+        ("causal", 22, 60),
+        ("both sides", 1, 2),
+        ("both sides", 22, 60),
+        ("prefix", 11, 3),
+        ("prefix", 4, 15),
+        ("padding", 7, 9),
+        ("heads differ", 11, 30),
+        ("alibi", 4, 4),
+    ],
+)
 def test_pool(case, rows, cols):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, D=8)

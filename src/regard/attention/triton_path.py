@@ -50,10 +50,12 @@ def refuses_scores(q: Tensor, mask: Mask) -> str | None:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor]:
     """The output (B, H, T, E) and the row log-sum-exp (B, H, T), detached."""
-    if not problem.needs_grad:
-        return forward(problem)
-    output, lse = _Attention.apply(*problem)  # type: ignore[no-untyped-call]
-    return output, lse
+    # Triton launches on the current device.
+    with torch.cuda.device_of(problem.q):  # type: ignore[no-untyped-call]
+        if not problem.needs_grad:
+            return forward(problem)
+        output, lse = _Attention.apply(*problem)  # type: ignore[no-untyped-call]
+        return output, lse
 
 
 class Scores(NamedTuple):
@@ -72,7 +74,7 @@ def scores_of(
 ) -> Scores:
     rule, slopes = split_alibi(mask)
     if slopes is not None:
-        slopes = slopes.to(device, torch.float32)
+        slopes = slopes.to(device, torch.float32).contiguous()
     log2e = math.log2(math.e)
     factor, cap = (abs(scale) * log2e, None) if softcap is None else (abs(scale) / softcap, softcap * log2e)
     return Scores(scale < 0, factor, cap, slopes, band_of(rule, T, S), rule)
@@ -103,11 +105,12 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     if scores.band is None and S > 0:
         lists = surveyed(scores.rule, problem.matrix, config.rows, config.cols, q.device).by_row()
     q = -q if scores.negative else q
+    sinks = None if problem.sinks is None else problem.sinks.contiguous()
     forward_kernel[(-(-T // config.rows) * B * H,)](
         q, k, v,
         descriptor(k, config.tma, config.cols, widths[0]),
         descriptor(v, config.tma, config.cols, widths[1]),
-        output, lse, problem.sinks, scores.slopes, lists, scores.band or Band(),
+        output, lse, sinks, scores.slopes, lists, scores.band or Band(),
         q.stride(), k.stride(), v.stride(), output.stride(),
         H, problem.group, T, S, scores.factor, scores.cap,
         D, E, *widths, config.rows, config.cols, configs.PRECISION,

@@ -60,13 +60,15 @@ def pool(
     mass, peak = torch.zeros(2, B, H, bin_rows, bin_cols, dtype=torch.float32, device=q.device)
     edges = torch.arange(rows + 1, device=q.device) * T // rows
     share = (1 / edges.diff()).repeat_interleave(down.parts)
-    pool_kernel[(-(-bin_rows // down.bins) * B * H,)](
-        q, k, descriptor(k, config.tma, config.cols, width), lse.contiguous(), mass, peak, share,
-        scores.slopes, lists, band, down.places, across.places,
-        q.stride(), k.stride(), H, H // G, T, S, scores.factor, scores.cap, bin_rows, bin_cols,
-        D, width, config.rows, config.cols, down.bins, across.bins, parts, configs.PRECISION,
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
+    # Triton launches on the current device.
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+        pool_kernel[(-(-bin_rows // down.bins) * B * H,)](
+            q, k, descriptor(k, config.tma, config.cols, width), lse.contiguous(), mass, peak, share,
+            scores.slopes, lists, band, down.places, across.places,
+            q.stride(), k.stride(), H, H // G, T, S, scores.factor, scores.cap, bin_rows, bin_cols,
+            D, width, config.rows, config.cols, down.bins, across.bins, parts, configs.PRECISION,
+            num_warps=config.warps, num_stages=config.stages,
+        )  # fmt: skip
     if (bin_rows, bin_cols) == (rows, cols):
         return mass, peak
     apart = (B, H, rows, bin_rows // rows, cols, bin_cols // cols)
