@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.checker import names
 from regard.checker.building import SIZES, CannotCheck, build
-from regard.checker.subject import MaskForm, Subject, arguments_of
+from regard.checker.subject import MaskForm, Subject, arguments_of, copied
 
 _NEUTRAL = {"mask": None, "padding": None, "bias": None, "cache": None, "use_cache": False, "start": 0, "context": None}
 _NEUTRAL |= {"causal": False, "dropout": 0.0, "training": False, "weights": True, "lse": True, "average": False}
@@ -82,10 +81,7 @@ def _of_function(
 
 def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """A copy with weights drawn anew, so that zero biases and tiny weights cannot hide a mistake."""
-    try:
-        own = copy.deepcopy(module)
-    except RuntimeError:  # a tensor with a history, kept as an attribute by an earlier forward pass
-        own = _copied_without_history(module)
+    own = copied(module)
     lists = _registered(own)
     width = next((p.shape[-1] for p in own.parameters() if p.ndim == 2), 1)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -109,20 +105,6 @@ def _registered(module: nn.Module) -> tuple[str, ...]:
                 setattr(part, name, nn.ModuleList(value))
                 found.append(f"{path}.{name}".lstrip("."))
     return tuple(found)
-
-
-def _copied_without_history(module: nn.Module) -> nn.Module:
-    kept = {}
-    for part in module.modules():
-        for key, value in list(vars(part).items()):
-            if isinstance(value, Tensor) and value.grad_fn is not None:
-                kept[part, key] = value
-                part.__dict__[key] = value.detach()
-    try:
-        return copy.deepcopy(module)
-    finally:
-        for (part, key), value in kept.items():
-            part.__dict__[key] = value
 
 
 def _read(

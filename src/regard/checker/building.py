@@ -6,6 +6,7 @@ The guessed sizes differ from one another, so that no two axes can be mistaken f
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import typing
 from collections.abc import Callable
@@ -66,7 +67,7 @@ def constructor_arguments(cls: type, given: dict[str, Any], sizes: dict[str, Any
         if name in given:
             arguments[name] = given[name]
             used.add(name)
-        elif (config := _config(name, parameter, given, sizes)) is not None:
+        elif (config := _config(cls, name, parameter, given, sizes)) is not None:
             arguments[name] = config
             used.update(given)
         elif (guess := _guess(name, parameter, sizes)) is not None:
@@ -105,14 +106,25 @@ def _guess(name: str, parameter: inspect.Parameter, sizes: dict[str, Any]) -> An
     return sizes.get(meaning)
 
 
-def _config(name: str, parameter: inspect.Parameter, given: dict[str, Any], sizes: dict[str, Any]) -> Any:
+def _config(cls: type, name: str, parameter: inspect.Parameter, given: dict[str, Any], sizes: dict[str, Any]) -> Any:
     """A small configuration for an argument called `config`, by its annotated class if it has one."""
     if name not in ("config", "cfg", "args", "conf", "hparams", "params", "model_args"):
         return None
     kind = parameter.annotation
+    kind = _transformers_config(cls) or kind
     if isinstance(kind, type) and kind is not inspect.Parameter.empty and not issubclass(kind, dict):
         return _configured(kind, given, sizes)
     return Guessed(sizes, given)
+
+
+def _transformers_config(cls: type) -> type | None:
+    """The configuration class of an attention of Transformers, which often goes unannotated."""
+    home, _, file = cls.__module__.rpartition(".")
+    if not home.startswith("transformers.models.") or not file.startswith("modeling_"):
+        return None
+    module = importlib.import_module(f"{home}.{file.replace('modeling_', 'configuration_', 1)}")
+    kinds = [k for k in vars(module).values() if isinstance(k, type) and k.__module__ == module.__name__]
+    return next((k for k in kinds if k.__name__.endswith("Config")), None)
 
 
 def _configured(kind: type, given: dict[str, Any], sizes: dict[str, Any]) -> Any:

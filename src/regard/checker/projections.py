@@ -90,6 +90,8 @@ def _bare_bias(parameters: dict[str, nn.Parameter], path: str, role: str | None)
         same_place = other.rpartition(".")[0] == place
         if tensor.ndim == 1 and same_place and role is not None and _bias_role(other) == role:
             return tensor
+        if tensor.ndim == 1 and same_place and role in _ROLES and _bias_role(other) == "qkv":
+            return tensor.chunk(3)[_ROLES.index(role)]  # one bias beside three weights: nn.MultiheadAttention
     return None
 
 
@@ -99,6 +101,10 @@ def _bias_role(path: str) -> str | None:
     if bare is None and re.match(r"b_?[a-z]+$", name, re.I):
         bare = "W_" + re.sub(r"^b_?", "", name, flags=re.I)
     return names.projection(bare) if bare else None
+
+
+def _is_bias(path: str) -> bool:
+    return "norm" not in path.lower() and (names.projection(path) or _bias_role(path)) is not None
 
 
 def _matrices(weight: Tensor, layer: nn.Module | None, role: str | None) -> Iterator[Tensor]:
@@ -264,7 +270,7 @@ def _places(module: nn.Module, known: list[str]) -> dict[str, Any]:
         for path, tensor in itertools.chain(module.named_parameters(), _positional(module))
         if not any(path == m or path.startswith(m + ".") for m in mine)
         and roles.get(path) is None
-        and not (tensor.ndim == 1 and (names.projection(path) or _bias_role(path)))
+        and not (tensor.ndim == 1 and _is_bias(path))
     ]
     nameless = [path for path in others if path in roles]
     if len(nameless) in (3, 4) and not any(roles.values()):  # three or four layers without names: the projections

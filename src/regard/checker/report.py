@@ -79,6 +79,11 @@ class Report:
         """The outcome in a line."""
         if not self.ok:
             return f"{self.subject} is WRONG: {_counted(len(self.failures), 'check')} failed"
+        if any(check.name == "output" for check in self.left_out):
+            return (
+                f"{self.subject}: nothing wrong was found in {_counted(len(self.passed), 'check')}, but its output "
+                "could not be compared"
+            )
         careful = f", with {_counted(len(self.cautions), 'caution')}" if self.cautions else ""
         return f"{self.subject} is right{careful}: {_counted(len(self.passed), 'check')} passed"
 

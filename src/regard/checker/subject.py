@@ -87,7 +87,7 @@ class Reply:
     """What came back from a subject: an answer, or the error it raised."""
 
     answer: Answer | None
-    error: Exception | None = None
+    error: BaseException | None = None
     turned: bool = False  # it used .T on more than two axes
 
     @property
@@ -121,7 +121,7 @@ class Subject:
         if self.module is None:
             return None
         if dtype not in self._copies:
-            self._copies[dtype] = copy.deepcopy(self.module).to(dtype).eval()
+            self._copies[dtype] = copied(self.module).to(dtype).eval()
         return self._copies[dtype]
 
     def adjusted(self, **changes: Any) -> Subject:
@@ -144,7 +144,7 @@ class Subject:
             return Reply(self.read(raw, question), None, watch.turned)
         except CannotCheck:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Reply(None, error, watch.turned)
 
     def _inputs(self, question: Question) -> list[Tensor]:
@@ -243,6 +243,22 @@ class Subject:
         if self.form == "BTHD":
             return t.transpose(1, 2)
         return t[:, None] if self.form == "BTD" else t[None, None] if self.form == "TD" else t
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of a module, also of one that keeps a tensor of an earlier forward pass as an attribute."""
+    kept = {}
+    for part in module.modules():
+        for key, value in vars(part).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                kept[part, key] = value
+    for (part, key), value in kept.items():
+        part.__dict__[key] = value.detach()
+    try:
+        return copy.deepcopy(module)
+    finally:
+        for (part, key), value in kept.items():
+            part.__dict__[key] = value
 
 
 def _tensors(raw: Any) -> Iterator[Tensor]:

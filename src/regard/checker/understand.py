@@ -37,7 +37,7 @@ class Intent:
     causal: bool
 
     def read(self, question: Question) -> Question:
-        """The question with its causality as this reading has it."""
+        """The question with its causality as this reading has it; a flag that was set decides."""
         return replace(question, causal=self.causal if question.flag is None else question.flag)
 
 

@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from regard import __version__
+from regard.cli.check import check
+from regard.cli.explain_mistake import explain_mistake
 from regard.cli.stages import stages
 from regard.cli.train import train
 
@@ -27,6 +29,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(check)
+app.command()(explain_mistake)
 app.command()(stages)
 app.command()(train)
 

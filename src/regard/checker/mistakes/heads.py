@@ -75,6 +75,17 @@ HEADS = (
         },
     ),
     Mistake(
+        "view-of-strided",
+        "that calls .view on its input, which must be contiguous for it",
+        "A slice or a transpose of a batch is refused, with an error about strides.",
+        "x.reshape(…) or x.flatten(…), which copy where they must",
+        "GPT-2's Conv1D in Transformers does so too",
+        caution=True,
+        plants={
+            "layer": (("        B, T, C = x.shape\n", "        B, T, C = x.shape\n        x = x.view(B * T, C).view(B, T, C)\n"),)
+        },
+    ),
+    Mistake(
         "batch-items-mixed",
         "in which the items of a batch look at each other",
         "A sequence's output depends on its neighbours in the batch, so it changes with the batch size.",

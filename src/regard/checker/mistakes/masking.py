@@ -255,6 +255,7 @@ MASKING = (
         "hide padded keys from every query: mask[:, None, None, :] on (B, H, T, S)",
         "a padding mask that is accepted and never used",
         ({"padding": "ignored"}, {"padding": "inverted"}),
+        plants={"function": (("softcap=None):", "softcap=None, key_padding_mask=None):"),)},
     ),
     Mistake(
         "window-off-by-one",

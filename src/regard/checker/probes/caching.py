@@ -36,6 +36,10 @@ def probe_cache(exam: Exam) -> None:
     wanted = {"cache", "start"} & subject.arguments.keys()
     if exam.module is None or not (step or wanted):
         return
+    intent = exam.understood.intent
+    if intent is not None and not intent.causal and not of_transformers(subject):
+        exam.left_out("cache", "it is not causal, so earlier outputs depend on later tokens")
+        return
     question = exam.cases.plain("cache", T=6, seed=80).to(exam.understood.dtype)
     steps = [step] if step is not None else list(_guesses(exam))
     trouble = ""
@@ -43,10 +47,11 @@ def probe_cache(exam: Exam) -> None:
         try:
             with torch.no_grad():
                 outputs = _cut(exam, attempt, question)
+                whole = _whole(exam, attempt, question)
         except Exception as error:  # a way of calling that this module does not have
             trouble = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
             continue
-        _judge(exam, question, outputs)
+        _judge(exam, question, outputs, whole)
         return
     if step is not None:
         exam.failed("cache", f"the adapter raised {trouble}")
@@ -65,7 +70,7 @@ def _cut(exam: Exam, step: Step, question: Question) -> dict[tuple[int, ...], Te
         module = exam.subject.at(question.dtype)
         assert module is not None
         for piece in x.split(list(cut), 1):
-            y, cache = step(module, piece, cache)
+            y, cache = step(module, piece.contiguous(), cache)
             pieces.append(y[0] if isinstance(y, tuple) else y)
         outputs[cut] = torch.cat(pieces, 1)
         if outputs[cut].shape[:2] != x.shape[:2]:
@@ -73,11 +78,19 @@ def _cut(exam: Exam, step: Step, question: Question) -> dict[tuple[int, ...], Te
     return outputs
 
 
-def _judge(exam: Exam, question: Question, outputs: dict[tuple[int, ...], Tensor]) -> None:
-    whole = exam.subject.ask(question)
-    if whole.answer is None:
-        return
-    wrong = {cut: e for cut, out in outputs.items() if not (e := distance(out, whole.answer.output)) < TOLERANCE}
+def _whole(exam: Exam, step: Step, question: Question) -> Tensor:
+    """The output in one piece, without a cache where the module can do without."""
+    if of_transformers(exam.subject):  # which needs to be told that it is causal
+        module = exam.subject.at(question.dtype)
+        assert module is not None
+        return step(module, question.q, None)[0]
+    answer = exam.subject.ask(question).answer
+    assert answer is not None
+    return answer.output
+
+
+def _judge(exam: Exam, question: Question, outputs: dict[tuple[int, ...], Tensor], whole: Tensor) -> None:
+    wrong = {cut: e for cut, out in outputs.items() if not (e := distance(out, whole)) < TOLERANCE}
     if not wrong:
         exam.passed("cache", f"the same output at every one of {len(outputs)} ways to cut the sequence")
         return
@@ -185,10 +198,7 @@ def _transformers_step(exam: Exam) -> Step:
         cache, start = (DynamicCache(), 0) if cache is None else cache
         T, S = x.shape[1], start + x.shape[1]
         allowed = torch.ones(T, S, dtype=torch.bool).tril(S - T)
-        causal = exam.right is not None and exam.right.causal
-        mask = torch.zeros(1, 1, T, S, dtype=x.dtype)
-        if causal:
-            mask = mask.masked_fill(~allowed, torch.finfo(x.dtype).min)
+        mask = torch.zeros(1, 1, T, S, dtype=x.dtype).masked_fill(~allowed, torch.finfo(x.dtype).min)
         keywords = {exam.subject.arguments["cache"]: cache, exam.subject.arguments["mask"]: mask}
         if exam.subject.rotary is not None:
             cos, sin = exam.subject.rotary(S, x.dtype)

@@ -6,7 +6,6 @@ that were really used follow from it by least squares, whatever drew them.
 
 from __future__ import annotations
 
-import copy
 import re
 
 import torch
@@ -17,6 +16,7 @@ from regard.checker.exam import Exam
 from regard.checker.oracle import truth
 from regard.checker.question import Question
 from regard.checker.recipe import RIGHT
+from regard.checker.subject import copied
 from regard.checker.understand import Intent
 
 P = 0.5
@@ -28,7 +28,8 @@ def probe_dropout(exam: Exam) -> None:
     if exam.module is None:
         _function_is_steady(exam)
         return
-    places = dropouts(exam.module)
+    groups = dropouts(exam.module)
+    places = [place for group in groups.values() for place in group]
     question = exam.cases.plain("dropout", B=2, T=3, seed=60).to(exam.understood.dtype)
     if _random(exam, question, _with_dropout(exam, places, P, training=False)):
         exam.found(
@@ -39,11 +40,15 @@ def probe_dropout(exam: Exam) -> None:
         exam.passed("eval is deterministic")
     if not places:
         return
-    acting = [place for place in places if _random(exam, question, _with_dropout(exam, [place], P, training=True))]
+    acting = {
+        name: group
+        for name, group in groups.items()
+        if _random(exam, question, _with_dropout(exam, group, P, training=True))
+    }
     if not acting:
         exam.found(
             "dropout in training", "two calls in training mode agree", "dropout-never-acts",
-            f"With `{'`, `'.join(places)}` at {P} training gives the same output as eval, every time.",
+            f"With `{'`, `'.join(groups)}` at {P} training gives the same output as eval, every time.",
         )
     elif exam.right is None:
         exam.left_out("dropout in training", "the output is not known to be right, so its weights cannot be read off")
@@ -65,23 +70,27 @@ def _function_is_steady(exam: Exam) -> None:
         )
 
 
-def dropouts(module: nn.Module) -> list[str]:
-    """The names of a module's dropouts: layers, and numbers that are called dropout."""
+def dropouts(module: nn.Module) -> dict[str, list[str]]:
+    """A module's dropouts, layers and numbers of that name; those of a list of heads go together."""
     found = [path for path, part in module.named_modules() if isinstance(part, nn.Dropout)]
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             number = isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value < 1
             if number and names.size(name) == "dropout" and not isinstance(part, nn.Dropout):
                 found.append(f"{path}.{name}".lstrip("."))
-    return found
+    groups: dict[str, list[str]] = {}
+    for place in found:
+        groups.setdefault(re.sub(r"\d+", "*", place), []).append(place)
+    return groups
 
 
 def _with_dropout(exam: Exam, places: list[str], p: float, *, training: bool) -> nn.Module:
     """A copy of the module with these dropouts at p and the others at 0."""
-    module = copy.deepcopy(exam.subject.at(exam.understood.dtype))
-    assert module is not None and exam.module is not None
+    own = exam.subject.at(exam.understood.dtype)
+    assert own is not None
+    module = copied(own)
     parts = dict(module.named_modules())
-    for place in dropouts(exam.module):
+    for place in (place for group in dropouts(own).values() for place in group):
         value = p if place in places else 0.0
         if isinstance(parts.get(place), nn.Dropout):
             parts[place].p = value
@@ -103,9 +112,9 @@ def _random(exam: Exam, question: Question, module: nn.Module) -> bool:
     return any(not torch.equal(outputs[0].nan_to_num(7.0), other.nan_to_num(7.0)) for other in outputs[1:])
 
 
-def _judge(exam: Exam, intent: Intent, question: Question, acting: list[str]) -> None:
+def _judge(exam: Exam, intent: Intent, question: Question, acting: dict[str, list[str]]) -> None:
     """Where does each dropout act?"""
-    where = {place: _where(exam, intent, question, place) for place in acting}
+    where = {name: _where(exam, intent, question, group) for name, group in acting.items()}
     on_weights = [place for place, act in where.items() if act == "weights"]
     for place, act in where.items():
         if act in ("dropout-on-scores", "dropout-not-rescaled"):
@@ -118,9 +127,9 @@ def _judge(exam: Exam, intent: Intent, question: Question, acting: list[str]) ->
     elif on_weights:
         exam.passed("dropout in training", f"`{on_weights[0]}` acts on the weights, scaled by 1/(1 − p)")
     elif all(act == "dropout-on-output" for act in where.values()):
-        exam.passed("dropout in training", f"`{acting[0]}` acts on the output of the layer")
+        exam.passed("dropout in training", f"`{next(iter(acting))}` acts on the output of the layer")
     else:
-        exam.left_out("dropout in training", f"where `{acting[0]}` acts could not be read off the output")
+        exam.left_out("dropout in training", f"where `{next(iter(acting))}` acts could not be read off the output")
 
 
 _EVIDENCE = {
@@ -133,8 +142,8 @@ _EVIDENCE = {
 }
 
 
-def _where(exam: Exam, intent: Intent, question: Question, place: str) -> str:
-    module = _with_dropout(exam, [place], P, training=True)
+def _where(exam: Exam, intent: Intent, question: Question, places: list[str]) -> str:
+    module = _with_dropout(exam, places, P, training=True)
     outputs = []
     for seed in range(6):
         torch.manual_seed(seed)

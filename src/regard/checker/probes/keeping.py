@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from regard.checker.building import CannotCheck, build
 from regard.checker.cases import Cases
 from regard.checker.exam import Exam
 from regard.checker.oracle import apart, truth
+from regard.checker.subject import copied
 from regard.checker.understand import TOLERANCE
 
 
@@ -39,10 +39,10 @@ def _moves(exam: Exam) -> None:
     module = exam.subject.at(torch.float32)
     assert module is not None
     question = exam.cases.plain(".to()", seed=70).to(torch.float32)
-    fresh = copy.deepcopy(module)
+    fresh = copied(module)
     here = exam.subject.ask(question, module=fresh)
     plain = list(plain_tensors(fresh))
-    moved = copy.deepcopy(fresh).to("meta")
+    moved = copied(fresh).to("meta")
     away = question.mapped(lambda x: x.to("meta"))
     if here.answer is None:
         return

@@ -9,6 +9,7 @@ import torch
 from regard.checker.catalogue import mistake
 from regard.checker.exam import Exam
 from regard.checker.oracle import apart, truth
+from regard.checker.probes.output import brought
 from regard.checker.question import Question
 from regard.checker.recipe import RIGHT, Answer, Recipe
 from regard.checker.understand import TOLERANCE, Intent
@@ -31,7 +32,7 @@ def probe_masking(exam: Exam) -> None:
 def _empty_rows(exam: Exam, intent: Intent) -> None:
     if "mask" not in exam.subject.arguments:
         return
-    question = exam.cases.masked("empty rows", seed=50)
+    question = brought(exam, exam.cases.masked("empty rows", seed=50))
     assert question.mask is not None
     mask = question.mask.clone()
     mask[1] = False
@@ -59,7 +60,7 @@ def _empty_rows(exam: Exam, intent: Intent) -> None:
 def _strange_padding(exam: Exam) -> None:
     """NaN in a key and value that nobody may look at must not reach the output."""
     subject = exam.subject
-    question = exam.cases.padded("NaN in padding", seed=51)
+    question = brought(exam, exam.cases.padded("NaN in padding", seed=51))
     if question.padding is None or subject.form in ("TD", "TC"):
         return
     spoiled = _spoiled(question)
@@ -94,7 +95,7 @@ def _spoiled(question: Question) -> Question:
 
 def _bias(exam: Exam, intent: Intent) -> None:
     """Finite numbers added to the scores: code that takes them must add them after the scale."""
-    question = exam.cases.biased(seed=52)
+    question = brought(exam, exam.cases.biased(seed=52))
     if exam.subject.mask_form.rank == 4 and question.bias is not None and exam.module is not None:
         B, T, S = question.q.shape[0], *question.bias.shape
         question = replace(question, bias=question.bias.expand(B, 1, T, S))

@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.checker.catalogue import mistake
 from regard.checker.exam import Exam
 from regard.checker.oracle import apart, distance, truth
+from regard.checker.probes.output import brought
 from regard.checker.question import Question
 from regard.checker.recipe import RIGHT, Answer
 from regard.checker.understand import Intent
@@ -172,7 +173,7 @@ def _halves(exam: Exam, intent: Intent) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         measured = _ratio(exam, question, intent, dtype)
-        masked = exam.cases.masked(seed=23) if "mask" in exam.subject.arguments else None
+        masked = brought(exam, exam.cases.masked(seed=23)) if "mask" in exam.subject.arguments else None
         trouble = measured if isinstance(measured, str) else None
         if trouble is None and masked is not None:
             trouble = next((t for t in [_ratio(exam, masked, intent, dtype)] if isinstance(t, str)), None)
@@ -232,8 +233,12 @@ def _strides(exam: Exam, intent: Intent) -> None:
     question = exam.cases.plain("non-contiguous inputs", seed=24)
     strided = question.mapped(lambda x: x.transpose(-2, -1).contiguous().transpose(-2, -1))
     reply = exam.subject.ask(strided.to(exam.understood.dtype))
+    if reply.answer is None and "view" in reply.trouble:
+        evidence = f"Inputs that are not contiguous raise {reply.trouble[:120]}"
+        exam.found("non-contiguous inputs", "they are refused", "view-of-strided", evidence)
+        return
     if reply.answer is None:
-        exam.failed("non-contiguous inputs", f"raised {reply.trouble}: .view needs .contiguous(), .reshape does not")
+        exam.left_out("non-contiguous inputs", f"they are refused: {reply.trouble}")
         return
     error = apart(reply.answer, truth(intent.read(question), intent.wiring))
     if error < 2e-5:

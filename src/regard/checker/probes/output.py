@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from regard.checker.adapt import of_transformers
 from regard.checker.diagnose import diagnose, explain_parts
 from regard.checker.exam import Exam
 from regard.checker.oracle import apart, truth
@@ -72,7 +73,7 @@ def _observe_masks(exam: Exam, observed: list[Observed]) -> list[Observed]:
     found: list[Observed] = []
     subject, cases = exam.subject, exam.cases
     if "mask" in subject.arguments:
-        question = cases.masked(seed=11)
+        question = brought(exam, cases.masked(seed=11))
         forms = _mask_forms(exam)
         replies = [(form, subject.adjusted(mask_form=form).ask(question.to(exam.understood.dtype))) for form in forms]
         ran = [(form, reply) for form, reply in replies if reply.answer is not None]
@@ -85,7 +86,7 @@ def _observe_masks(exam: Exam, observed: list[Observed]) -> list[Observed]:
         found.append(Observed(question, _answered(reply)))
         _caution_if_added(exam, question, form, ran)
     if "padding" in subject.arguments or ("mask" in subject.arguments and subject.form not in ("TD", "TC")):
-        question = cases.padded(seed=12)
+        question = brought(exam, cases.padded(seed=12))
         reply = subject.ask(question.to(exam.understood.dtype))
         if reply.answer is not None:
             found.append(Observed(question, reply.answer))
@@ -94,6 +95,11 @@ def _observe_masks(exam: Exam, observed: list[Observed]) -> list[Observed]:
         else:
             exam.left_out("padding", f"it does not take a mask of (B, 1, T, S): {reply.trouble}")
     return found
+
+
+def brought(exam: Exam, question: Question) -> Question:
+    """In Transformers a mask that is brought along takes the place of the module's own causality."""
+    return replace(question, flag=False) if of_transformers(exam.subject) else question
 
 
 def _mask_forms(exam: Exam) -> list[MaskForm]:
@@ -169,13 +175,13 @@ def _error(exam: Exam, one: Observed) -> float:
 
 def _explain(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> None:
     intents = [exam.understood.right] if exam.understood.right else exam.understood.intents
-    small = max(wrong.values()) < 3e-2
-    matches = diagnose(observed, intents, exam.source, pairs=not small)
-    matches = matches or explain_parts(observed, intents, exam.source, pairs=not small)
+    small, unknown = max(wrong.values()) < 3e-2, _unknown(exam, intents[0])
+    search = not small and not unknown  # two mistakes at once are looked for where one could be expected to fit
+    matches = diagnose(observed, intents, exam.source, pairs=search)
+    matches = matches or explain_parts(observed, intents, exam.source, pairs=search)
     if not matches and small:
         _imprecise(exam, observed, wrong)
         return
-    unknown = _unknown(exam, intents[0])
     if not matches and unknown and "output" in wrong:
         exam.left_out("output", f"the oracle has no place for {unknown}: compared with itself only")
         return

@@ -1,0 +1,153 @@
+"""`regard check`: is this attention right, and if not, what is wrong with it?"""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from regard.checker.report import Report
+
+
+def check(
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE.py:Name | package.module:Name", help="What to check.", show_default=False),
+    ] = None,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="NAME=VALUE", help="Constructor arguments: --with d_model=64 num_heads=4."),
+    ] = None,
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--no-causal", help="Whether it should be causal.", show_default=False)
+    ] = None,
+    window: Annotated[int | None, typer.Option(help="The window that it promises, in keys.")] = None,
+    softcap: Annotated[float | None, typer.Option(help="The soft cap that it promises.")] = None,
+    scale: Annotated[float | None, typer.Option(help="The scale that it promises, if not 1/√D.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Its number of heads, if it cannot be seen.")] = None,
+    true_means: Annotated[
+        str | None, typer.Option(metavar="look|hide", help="What True says in its boolean masks.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Count cautions as failures.")] = False,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long its code may run.")] = 60.0,
+    memory: Annotated[float, typer.Option(metavar="GB", help="How much memory its code may take.")] = 4.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="Show the catalogue of mistakes.")] = False,
+) -> None:
+    """Check an attention function, module or class: a verdict, and what is wrong.
+
+    It runs in a process of its own. Exit code: 0 right, 1 wrong, 2 it could not be checked.
+
+    \b
+    Examples:
+      regard check attention.py:CausalSelfAttention
+      regard check attention.py:MultiHead --with d_model=64 num_heads=4
+      regard check torch.nn.functional:scaled_dot_product_attention
+      regard check --list
+    """
+    if show_list:
+        _print_catalogue(as_json)
+        return
+    from regard.checker.building import CannotCheck
+
+    places = [word for word in target or [] if "=" not in word]
+    try:
+        if len(places) != 1:
+            raise CannotCheck(
+                f"expected one thing to check, as path/to/file.py:Name, got {', '.join(places) or 'none'}"
+            )
+        options: dict[str, Any] = _arguments([*(with_ or []), *(word for word in target or [] if "=" in word)])
+        asked = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
+        asked |= {"true_means": true_means, "strict": strict}
+        options |= {name: value for name, value in asked.items() if value is not None}
+        from regard.checker.sandbox import check_apart
+
+        report = check_apart(places[0], options, timeout=timeout, memory=memory)
+    except CannotCheck as error:
+        if as_json:
+            typer.echo(json.dumps({"ok": None, "error": str(error)}, ensure_ascii=False))
+        else:
+            typer.echo(f"regard: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        print_report(report)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _arguments(words: list[str]) -> dict[str, Any]:
+    """`name=value` pairs, the values read as Python where they can be."""
+    from regard.checker.building import CannotCheck
+
+    arguments: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise CannotCheck(f"--with: expected name=value, got {word!r}")
+        try:
+            value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
+        except (ValueError, SyntaxError):
+            value = text
+        arguments[name] = value
+    return arguments
+
+
+def print_report(report: Report) -> None:
+    """The report in colour, as wide as the terminal."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from regard.checker.report import MARKS
+
+    console = Console(highlight=False)
+    colours = {"passed": "green", "failed": "red", "caution": "yellow", "left out": "dim"}
+
+    def line(mark: str, text: str, style: str, indent: int = 2) -> None:
+        console.print(Padding(Text.assemble((f"{mark} ", style), text), (0, 0, 0, indent)))
+
+    console.print(Text(report.verdict, style="bold green" if report.ok else "bold red"))
+    if report.assumed:
+        console.print(Padding(Text("assumed " + "; ".join(report.assumed), style="dim"), (0, 0, 0, 2)))
+    for check in [*(c for c in report.checks if c.status == "failed"), *report.cautions]:
+        line(MARKS[check.status], str(check), colours[check.status])
+    for diagnosis in report.diagnoses:
+        console.print()
+        head = Text(diagnosis.name, style="bold yellow" if diagnosis.caution else "bold red")
+        console.print(Padding(head, (0, 0, 0, 2)))
+        console.print(Padding(Text(f"{diagnosis.what} {diagnosis.effect}"), (0, 0, 0, 4)))
+        console.print(Padding(Text.assemble(("fix  ", "bold"), (diagnosis.fix, "cyan")), (0, 0, 0, 4)))
+    if report.example:
+        console.print()
+        console.print(Padding(Text(report.example), (0, 0, 0, 2)))
+    console.print()
+    if report.passed:
+        line(MARKS["passed"], ", ".join(check.name for check in report.passed), "green")
+    for check in report.left_out:
+        line(MARKS["left out"], f"left out {check}", "dim")
+    console.print(Padding(Text(f"{report.seconds:.1f} s", style="dim"), (0, 0, 0, 2)))
+
+
+def _print_catalogue(as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from regard.checker.catalogue import CATALOGUE, THEMES
+
+    if as_json:
+        entries = [{"name": m.name, "what": m.what, "fix": m.fix, "caution": m.caution} for m in CATALOGUE.values()]
+        typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("mistake", no_wrap=True)
+    table.add_column("attention …")
+    for theme, mistakes in THEMES.items():
+        table.add_row(f"[bold]{theme}[/bold]", "")
+        for m in mistakes:
+            table.add_row(f"  {m.name}", m.what + (" [dim](caution)[/dim]" if m.caution else ""))
+    Console(highlight=False).print(table)
+    typer.echo(f"\n{len(CATALOGUE)} mistakes; regard explain-mistake NAME explains one.")

@@ -1,0 +1,40 @@
+"""`regard explain-mistake NAME`: one mistake of the catalogue, with an example that runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def explain_mistake(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from regard check --list.")],
+    code: Annotated[bool, typer.Option("--code", help="Print the example alone, to save and run.")] = False,
+) -> None:
+    """Explain one mistake: what it does, how to mend it, where it was seen, and a program that has it.
+
+    \b
+    Examples:
+      regard explain-mistake softmax-over-queries
+      regard explain-mistake no-scale --code > no_scale.py
+    """
+    from regard.checker.catalogue import mistake
+    from regard.checker.examples import example
+
+    entry = mistake(name)
+    if code:
+        typer.echo(example(entry), nl=False)
+        return
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(Text.assemble((entry.name, "bold"), f": attention {entry.what}."))
+    for title, text in (("effect", entry.effect), ("fix", entry.fix), ("seen", entry.seen)):
+        console.print(Padding(Text.assemble((f"{title:<8}", "bold"), text), (0, 0, 0, 2)))
+    if entry.caution:
+        console.print(Padding(Text("A caution: reported, but no verdict of wrong.", style="dim"), (0, 0, 0, 2)))
+    console.print("\nAn example that runs (regard explain-mistake NAME --code prints it alone):\n")
+    console.print(Padding(Syntax(example(entry), "python", background_color="default"), (0, 0, 0, 2)))

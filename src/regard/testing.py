@@ -1,0 +1,26 @@
+"""For anyone's pytest suite: `assert_attention(thing)` fails with a report that says what is wrong.
+
+    from regard.testing import assert_attention
+
+    def test_my_attention():
+        assert_attention(MyAttention, causal=True, d_model=64, num_heads=4)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regard.checker.check import check
+from regard.checker.report import Report
+
+
+def assert_attention(thing: Any, **options: Any) -> Report:
+    """Assert that an attention function, module or class is right; takes what `regard.check` takes.
+
+    Returns the report. AssertionError carries it as its message.
+    """
+    __tracebackhide__ = True  # pytest then shows the caller's line
+    report = check(thing, **options)
+    if not report.ok:
+        raise AssertionError(f"\n{report}")
+    return report
