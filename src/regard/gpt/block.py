@@ -7,7 +7,7 @@ many of them there are is `model`'s.
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import dropout, gelu, silu
 
 from regard.attention.masks import causal, window
 from regard.attention.rules import Mask
@@ -67,11 +67,13 @@ class Block(nn.Module):
         )
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = config.dropout
 
     def forward(
         self, x: Tensor, *, mask: Mask | Tensor | None = None, cache: KVCache | None = None
     ) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), mask=mask, cache=cache))
-        added: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        return added  # (B, T, width)
+        x = x + self._dropped(self.attention(self.attention_norm(x), mask=mask, cache=cache))
+        return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))  # (B, T, width)
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return dropout(x, self.dropout) if self.training and self.dropout else x

@@ -9,18 +9,30 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from regard.gpt.model import GPT
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 OURS = "regard"  # the model_type in a config.json of this project
+
+
+class Stored(NamedTuple):
+    """A model as it lies on disk, in its own family's words: each tensor is read when it is called for."""
+
+    where: Path
+    settings: dict[str, Any]
+    tensors: Mapping[str, Callable[[], Tensor]]
+    tokenizer: Tokenizer | None
 
 
 @contextmanager

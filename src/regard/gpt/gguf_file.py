@@ -11,15 +11,15 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from regard.gpt.folder import Stored
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-Made = TypeVar("Made")
 
 TENSORS = {
     "token_embd": "model.embed_tokens",
@@ -56,8 +56,8 @@ SPLITS = {  # how text is cut before its bytes are merged, by the name in the fi
 }
 
 
-def read(path: Path, make: Callable[[Path, dict[str, Any], dict[str, Any], Any], Made]) -> Made:
-    """Open a GGUF file of the Llama family or Qwen, and hand its parts to `make`."""
+def read(path: Path) -> Stored:
+    """Open a GGUF file of the Llama family or Qwen."""
     try:
         from gguf import GGUFReader
     except ImportError:
@@ -92,7 +92,7 @@ def read(path: Path, make: Callable[[Path, dict[str, Any], dict[str, Any], Any],
     for name, tensor in tensors.items():
         paired = next((n for part, n in heads.items() if f".{part}." in name and kind == "llama"), None)
         readers[name] = partial(_numbers, tensor, paired)
-    return make(path, settings, readers, _tokenizer(fields))
+    return Stored(path, settings, readers, _tokenizer(fields))
 
 
 def _renamed(name: str) -> str:

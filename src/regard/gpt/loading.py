@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,11 +20,9 @@ from torch import Tensor
 from regard.gpt import data, gguf_file
 from regard.gpt.config import Config
 from regard.gpt.families import Part, family_of, is_derived, with_head
-from regard.gpt.folder import CONFIG, OURS, TOKENIZER, WEIGHTS
+from regard.gpt.folder import CONFIG, OURS, TOKENIZER, WEIGHTS, Stored
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from regard.gpt.model import GPT
 
     Model = TypeVar("Model", bound=GPT)
@@ -32,15 +30,6 @@ if TYPE_CHECKING:
 BOX = Path(__file__).parent / "box"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-
-class Stored(NamedTuple):
-    """A model as it lies on disk: each tensor is read when it is called for."""
-
-    where: Path
-    settings: dict[str, Any]
-    tensors: Mapping[str, Callable[[], Tensor]]
-    tokenizer: Tokenizer | None
 
 
 def load(
@@ -57,7 +46,7 @@ def load(
     hub, the only one that may use the network. `dtype=None` keeps the dtype of the files.
     """
     path = _located(name)
-    stored = gguf_file.read(path, Stored) if path.suffix == ".gguf" else _read_folder(path)
+    stored = gguf_file.read(path) if path.suffix == ".gguf" else _read_folder(path)
     try:
         config, table = _understood(stored)
     except ValueError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import dropout, embedding, linear
 
 from regard.attention.masks import as_mask, padding
 from regard.attention.rules import Mask
@@ -47,7 +47,6 @@ class GPT(nn.Module):
             self.position_embedding = nn.Embedding(config.context, config.width)
         else:
             rotary = Rotary(config.head_width, base=config.rotary_base, scaling=config.rotary_scaling)
-        self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer, rotary) for layer in range(config.layers))
         self.norm = make_norm(config)
         self.head = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
@@ -85,7 +84,7 @@ class GPT(nn.Module):
         if real is not None and not bool(real.all()):
             first = self._first_real(real, ids, seen)
             mask = padding(real) if mask is None else as_mask(mask) & padding(real)
-        x: Tensor = self.dropout(self._embed(ids, seen, first))  # (B, T, width)
+        x = dropout(self._embed(ids, seen, first), self.config.dropout, self.training)  # (B, T, width)
         for layer, block in enumerate(self.blocks):
             x = block(x, mask=mask, cache=None if cache is None else cache[layer])
         normed: Tensor = self.norm(x)
