@@ -1,16 +1,16 @@
 """For anyone's pytest suite: `assert_attention(thing)` fails with a report that says what is wrong.
 
-    from regard.testing import assert_attention
+from regard.testing import assert_attention
 
-    def test_my_attention():
-        assert_attention(MyAttention, causal=True, d_model=64, num_heads=4)
+def test_my_attention():
+    assert_attention(MyAttention, causal=True, d_model=64, num_heads=4)
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from regard.checker.check import check
+from regard.checker.checking import check
 from regard.checker.report import Report
 
 

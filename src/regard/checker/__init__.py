@@ -1,13 +1,14 @@
 """The checker: is this attention right, and if not, what is wrong with it?
 
-`check` is the door. A thing becomes a `Subject` (adapt, building), is understood (its shapes, weights, masks), is put
-`Question`s (cases), and its answers are held against the oracle (`oracle`, on `regard.attention.steps`). A wrong
-answer is matched against the catalogue: each mistake is a `Recipe` that is wrong in one way.
+`check` is the door. A thing becomes a `Subject` (adapt, building), is understood (its shapes, weights,
+masks), is put `Question`s (cases), and its answers are held against the oracle (`oracle`, on
+`regard.attention.steps`). A wrong answer is matched against the catalogue: each mistake is a `Recipe` that is
+wrong in one way.
 """
 
-from regard.checker.building import CannotCheck
+from regard.checker.building import CheckError
 from regard.checker.catalogue import CATALOGUE, mistake
-from regard.checker.check import check
+from regard.checker.checking import check
 from regard.checker.report import Check, Diagnosis, Report
 
-__all__ = ["CATALOGUE", "CannotCheck", "Check", "Diagnosis", "Report", "check", "mistake"]
+__all__ = ["CATALOGUE", "Check", "CheckError", "Diagnosis", "Report", "check", "mistake"]

@@ -1,4 +1,5 @@
-"""From whatever was handed to `check` to a `Subject`: reading signatures, building classes, copying modules."""
+"""From whatever was handed to `check` to a `Subject`: reading signatures, building classes, copying modules.
+From whatever was handed to `check` to a `Subject`: reading signatures, building classes, copying modules."""
 
 from __future__ import annotations
 
@@ -11,27 +12,43 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker import names
-from regard.checker.building import SIZES, CannotCheck, build
+from regard.checker.building import SIZES, CheckError, build
 from regard.checker.subject import MaskForm, Subject, arguments_of, copied
 
-_NEUTRAL = {"mask": None, "padding": None, "bias": None, "cache": None, "use_cache": False, "start": 0, "context": None}
-_NEUTRAL |= {"causal": False, "dropout": 0.0, "training": False, "weights": True, "lse": True, "average": False}
+_NEUTRAL: dict[str, Any] = {
+    "mask": None,
+    "padding": None,
+    "bias": None,
+    "cache": None,
+    "use_cache": False,
+    "start": 0,
+    "context": None,
+}
+_NEUTRAL |= {
+    "causal": False,
+    "dropout": 0.0,
+    "training": False,
+    "weights": True,
+    "lse": True,
+    "average": False,
+}
 
 
 def adapt(thing: Any, given: dict[str, Any], true_means: str | None = None) -> Subject:
-    """A subject for a function, a module or a class of modules; CannotCheck says why not."""
+    """A subject for a function, a module or a class of modules; CheckError says why not."""
     if isinstance(thing, type):
         return _of_class(thing, given, true_means)
     if isinstance(thing, nn.Module):
         if given:
-            raise CannotCheck(
-                f"{type(thing).__name__} is built already: its constructor arguments ({', '.join(given)}) come too "
+            raise CheckError(
+                f"{type(thing).__name__} is built already: its constructor arguments ({', '.join(given)}) "
+                "come too "
                 f"late; hand over the class, check({type(thing).__name__}, …)"
             )
         return _of_module(thing, None, {}, true_means)
     if callable(thing):
         return _of_function(thing, given, true_means)
-    raise CannotCheck(
+    raise CheckError(
         f"expected a function, an nn.Module or a class of nn.Module, got {type(thing).__name__}: "
         "hand over the attention itself"
     )
@@ -41,7 +58,9 @@ def _of_class(cls: type, given: dict[str, Any], true_means: str | None) -> Subje
     if not issubclass(cls, nn.Module):
         instance = cls() if not inspect.signature(cls).parameters else None
         if instance is None or not callable(instance):
-            raise CannotCheck(f"{cls.__name__} is a class, but not an nn.Module: hand over a function that calls it")
+            raise CheckError(
+                f"{cls.__name__} is a class, but not an nn.Module: hand over a function that calls it"
+            )
         return _of_function(instance, given, true_means, name=cls.__name__)
     module = build(cls, given)
     return _of_module(module, cls, given, true_means)
@@ -51,7 +70,9 @@ def _of_module(
     module: nn.Module, cls: type[nn.Module] | None, given: dict[str, Any], true_means: str | None
 ) -> Subject:
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.Linear | nn.Embedding):
-        raise CannotCheck(f"{type(module).__name__} is not an attention: hand over the part of the model that is")
+        raise CheckError(
+            f"{type(module).__name__} is not an attention: hand over the part of the model that is"
+        )
     name = type(module).__name__
     own, lists = _own_copy(module)
     positional, takes, known, extra = _read(module, name, {})
@@ -60,7 +81,9 @@ def _of_module(
         form = "BHTD"  # a function in a module's coat: which shapes it takes is found out by trying
     else:
         form = "TBC" if getattr(module, "batch_first", True) is False else "BTC"
-    subject = Subject(name, own, own, cls, given, known, positional, takes, form, extra=extra, plain_lists=lists)
+    subject = Subject(
+        name, own, own, cls, given, known, positional, takes, form, extra=extra, plain_lists=lists
+    )
     return _with_conventions(subject, true_means)
 
 
@@ -110,21 +133,24 @@ def _registered(module: nn.Module) -> tuple[str, ...]:
 def _read(
     target: Callable[..., Any], name: str, given: dict[str, Any]
 ) -> tuple[list[str], str, dict[str, str], dict[str, Any]]:
-    """The tensors that come first, what kind of call it is, the known arguments, and what is always passed."""
+    """The tensors that come first, what kind of call it is, the known arguments, and what is always passed.
+    The tensors that come first, what kind of call it is, the known arguments, and what is always passed."""
     parameters = {
         key: p for key, p in arguments_of(target).items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
     order = list(parameters)
     if not order:
-        raise CannotCheck(f"{name} takes no arguments; expected (q, k, v) or a sequence x")
-    required = [key for key in order if parameters[key].default is inspect.Parameter.empty and key not in given]
+        raise CheckError(f"{name} takes no arguments; expected (q, k, v) or a sequence x")
+    required = [
+        key for key in order if parameters[key].default is inspect.Parameter.empty and key not in given
+    ]
     meanings = {key: names.argument(key) for key in order}
     takes, positional = _first_tensors(order, required, meanings)
     known: dict[str, str] = {}
     extra = {key: given[key] for key in given if key in parameters}
     unknown_given = [key for key in given if key not in parameters]
     if unknown_given:
-        raise CannotCheck(f"{name} takes no `{unknown_given[0]}`; it takes {', '.join(order)}")
+        raise CheckError(f"{name} takes no `{unknown_given[0]}`; it takes {', '.join(order)}")
     for key in order:
         meaning = meanings[key]
         if key in positional or key in given:
@@ -135,18 +161,23 @@ def _read(
             extra[key] = _NEUTRAL[meaning]
         elif key in required and meaning not in ("heads", "rotary"):
             call = ", ".join([*positional, f"{key}=…"])
-            raise CannotCheck(
-                f"{name} needs `{key}`, whose meaning is not known here: hand over a function that fills it in, "
+            raise CheckError(
+                f"{name} needs `{key}`, whose meaning is not known here: hand over a function that fills it "
+                "in, "
                 f"such as lambda {', '.join(positional)}: {name[:1].lower() + name[1:]}({call})"
             )
     return positional, takes, known, extra
 
 
-def _first_tensors(order: list[str], required: list[str], meanings: dict[str, str | None]) -> tuple[str, list[str]]:
+def _first_tensors(
+    order: list[str], required: list[str], meanings: dict[str, str | None]
+) -> tuple[str, list[str]]:
     three = order[:3]
     if [meanings[key] for key in three] == ["query", "key", "value"]:
         return "qkv", three
-    if len(required) >= 3 and all(meanings[key] in (None, "query", "key", "value", "x", "context") for key in three):
+    if len(required) >= 3 and all(
+        meanings[key] in (None, "query", "key", "value", "x", "context") for key in three
+    ):
         return "qkv", three
     if len(order) > 1 and order[1] in required and meanings[order[1]] in ("context", "x", "key", None):
         return "context", order[:2]

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 
-class CannotCheck(ValueError):
+class CheckError(ValueError):
     """The thing could not be checked: one line that says why and what to do."""
 
 
@@ -36,11 +36,19 @@ SIZES: dict[str, Any] = {
     "layer": 0,
     "batch": 2,
 }
-_OPTIONAL = ("window", "softcap", "groups", "context_width", "head_width", "layer")  # left at a default of None
+_OPTIONAL = (
+    "window",
+    "softcap",
+    "groups",
+    "context_width",
+    "head_width",
+    "layer",
+)  # left at a default of None
 
 
 def build(cls: type[nn.Module], given: dict[str, Any], sizes: dict[str, Any] | None = None) -> nn.Module:
-    """An instance of `cls`, with `given` arguments and guesses for the others; CannotCheck says what is missing."""
+    """An instance of `cls`, with `given` arguments and guesses for the others; CheckError says what is
+    missing."""
     sizes = SIZES | (sizes or {})
     arguments = constructor_arguments(cls, given, sizes)
     try:
@@ -49,7 +57,7 @@ def build(cls: type[nn.Module], given: dict[str, Any], sizes: dict[str, Any] | N
             return cls(**arguments)
     except Exception as error:
         shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())[:160]
-        raise CannotCheck(
+        raise CheckError(
             f"{cls.__name__}({shown}) raised {type(error).__name__}: {_first_line(error)}; "
             f"give its arguments: --with name=value, or check({cls.__name__}, name=value)"
         ) from error
@@ -73,7 +81,7 @@ def constructor_arguments(cls: type, given: dict[str, Any], sizes: dict[str, Any
         elif (guess := _guess(name, parameter, sizes)) is not None:
             arguments[name] = guess
         elif parameter.default is parameter.empty:
-            raise CannotCheck(
+            raise CheckError(
                 f"{cls.__name__} needs `{name}`, which cannot be guessed: give it with --with {name}=…, "
                 f"or check({cls.__name__}, {name}=…)"
             )
@@ -82,7 +90,7 @@ def constructor_arguments(cls: type, given: dict[str, Any], sizes: dict[str, Any
         arguments.update({name: given[name] for name in unknown})
     elif unknown:
         known = ", ".join(name for name in parameters if name != "self")
-        raise CannotCheck(f"{cls.__name__} takes no `{unknown[0]}`; it takes {known or 'no arguments'}")
+        raise CheckError(f"{cls.__name__} takes no `{unknown[0]}`; it takes {known or 'no arguments'}")
     return arguments
 
 
@@ -94,7 +102,8 @@ def _parameters(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def _guess(name: str, parameter: inspect.Parameter, sizes: dict[str, Any]) -> Any:
-    """A value for an argument by its name. A default that says "none" or "on/off" is the author's, and stays."""
+    """A value for an argument by its name. A default that says "none" or "on/off" is the author's, and stays.
+    A value for an argument by its name. A default that says "none" or "on/off" is the author's, and stays."""
     from regard.checker.names import size
 
     default = parameter.default
@@ -106,7 +115,9 @@ def _guess(name: str, parameter: inspect.Parameter, sizes: dict[str, Any]) -> An
     return sizes.get(meaning)
 
 
-def _config(cls: type, name: str, parameter: inspect.Parameter, given: dict[str, Any], sizes: dict[str, Any]) -> Any:
+def _config(
+    cls: type, name: str, parameter: inspect.Parameter, given: dict[str, Any], sizes: dict[str, Any]
+) -> Any:
     """A small configuration for an argument called `config`, by its annotated class if it has one."""
     if name not in ("config", "cfg", "args", "conf", "hparams", "params", "model_args"):
         return None

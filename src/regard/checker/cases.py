@@ -1,7 +1,7 @@
 """The questions that are put: random inputs of sizes that cannot be mistaken for one another.
 
-Lengths, widths and head counts differ on purpose, so that a transposed axis shows as an error or a wrong number and
-never passes by chance. Everything is drawn in float64 from fixed seeds.
+Lengths, widths and head counts differ on purpose, so that a transposed axis shows as an error or a wrong
+number and never passes by chance. Everything is drawn in float64 from fixed seeds.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class Cases:
         draw = torch.Generator().manual_seed(seed + 1)
         mask = torch.rand(T, S, generator=draw) < 0.5
         # Every row and every column is used, and one earlier key of each query stays visible.
-        mask |= torch.eye(T, S, dtype=torch.bool).roll(S - T, 1) | torch.eye(T, S, dtype=torch.bool).roll(-1, 0)
+        mask |= torch.eye(T, S, dtype=torch.bool).roll(S - T, 1) | torch.eye(T, S, dtype=torch.bool).roll(
+            -1, 0
+        )
         mask[-1, 0], mask[0, -1], mask[T // 2, 0] = True, False, False
         return replace(question, mask=mask)
 

@@ -1,7 +1,7 @@
 """Recognising a mistake: which recipe of the catalogue gives the numbers that the code gave?
 
-Every mistake is tried alone, then every two together, under each reading of the code. What matches must match every
-observation: the ones that came out wrong and the ones that came out right.
+Every mistake is tried alone, then every two together, under each reading of the code. What matches must match
+every observation: the ones that came out wrong and the ones that came out right.
 """
 
 from __future__ import annotations
@@ -72,13 +72,14 @@ class Bench:
 def diagnose(
     observed: list[Observed], intents: list[Intent], source: str = "", *, pairs: bool = True
 ) -> list[Match]:
-    """Matches, best first: one mistake before two, then by the catalogue's order and what the source suggests."""
+    """Matches, best first: one mistake before two, then by the catalogue's order and what the source
+    suggests."""
     benches = [Bench(intent, observed) for intent in _fitting(intents, observed)]
     singles = [(name, change) for name, m in CATALOGUE.items() for change in m.changes]
     found = _matching(benches, (((name,), change) for name, change in singles))
     found = found or [match for bench in benches[:4] for match in _fitted_scale(bench)]
+    found = found or _roughly(benches, singles)
     found = found or (_matching(benches[:2], _pairs(), enough=4) if pairs else [])
-    found = found or (_roughly(benches, singles) if pairs else [])
     order = list(CATALOGUE)
     unique: dict[tuple[str, ...], Match] = {}
     for match in sorted(found, key=lambda m: (len(m.names), _unlikely(m, source), order.index(m.names[0]))):
@@ -90,7 +91,9 @@ def _roughly(benches: list[Bench], singles: list[tuple[str, Change]]) -> list[Ma
     """A mistake that comes near in code that also loses digits: ten times nearer than the right way."""
     near: list[Match] = []
     for bench in benches[:2]:
-        right = max((e for one in bench.observed if math.isfinite(e := bench.error(RIGHT, one)[0])), default=0.0)
+        right = max(
+            (e for one in bench.observed if math.isfinite(e := bench.error(RIGHT, one)[0])), default=0.0
+        )
         for name, change in singles:
             error = bench.fits(replace(RIGHT, **change), tolerance=min(0.02, right / 10))
             if error is not None:

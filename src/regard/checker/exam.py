@@ -38,7 +38,11 @@ class Exam:
     @property
     def right(self) -> Intent | None:
         """The reading under which the output is right; None while it is not."""
-        return None if any(c.status == "failed" and c.name in OUTPUTS for c in self.checks) else self.understood.right
+        return (
+            None
+            if any(c.status == "failed" and c.name in OUTPUTS for c in self.checks)
+            else self.understood.right
+        )
 
     @property
     def module(self) -> nn.Module | None:
@@ -64,14 +68,23 @@ class Exam:
         self.checks.append(Check(name, "failed", detail))
 
     def found(
-        self, check: str, detail: str, name: str, evidence: str, error: float | None = None, *, caution: bool = False
+        self,
+        check: str,
+        detail: str,
+        name: str,
+        evidence: str,
+        error: float | None = None,
+        *,
+        caution: bool = False,
     ) -> None:
         """A check that came out badly, and the mistake that explains it."""
         caution = caution or mistake(name).caution
         self.checks.append(Check(check, "caution" if caution else "failed", detail))
         self.diagnosed(name, evidence, error, caution=caution)
 
-    def diagnosed(self, name: str, evidence: str, error: float | None = None, *, caution: bool = False) -> None:
+    def diagnosed(
+        self, name: str, evidence: str, error: float | None = None, *, caution: bool = False
+    ) -> None:
         if all(d.name != name for d in self.diagnoses):
             entry = mistake(name)
             caution = caution or entry.caution
@@ -83,11 +96,21 @@ class Exam:
             entry = mistake(name)
             beside = [other for other in match.names if other != name]
             together = f", together with {beside[0]}" if beside else ""
-            evidence = f"Your output equals attention {entry.what}{together}, to {max(match.error, 1e-16):.0e}"
+            evidence = (
+                f"Your output equals attention {entry.what}{together}, to {max(match.error, 1e-16):.0e}"
+            )
             self.diagnosed(name, f"{evidence}{': ' + match.detail if match.detail else ''}.", match.error)
 
 
 OUTPUTS = (
-    "output", "causal", "mask", "padding", "window", "softcap", "grouped heads", "cross-attention", "value width",
+    "output",
+    "causal",
+    "mask",
+    "padding",
+    "window",
+    "softcap",
+    "grouped heads",
+    "cross-attention",
+    "value width",
     "float mask",
 )

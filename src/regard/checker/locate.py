@@ -1,7 +1,7 @@
 """From `path/to/file.py:Name` or `package.module:Name` to the thing itself.
 
-Importing runs somebody's code: from a shell this happens in a process of its own (see `sandbox`). Every way to miss
-is answered in one line that says what to do.
+Importing runs somebody's code: from a shell this happens in a process of its own (see `sandbox`). Every way
+to miss is answered in one line that says what to do.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from regard.checker.building import CannotCheck
+from regard.checker.building import CheckError
 
 
 def split(spec: str) -> tuple[str, str]:
-    """The place and the name of `place:Name`; CannotCheck if the file is missing or no name is given."""
+    """The place and the name of `place:Name`; CheckError if the file is missing or no name is given."""
     place, colon, name = spec.rpartition(":")
     if not colon or name.endswith(".py") or "/" in name or "\\" in name:
         place, name = spec, ""
     path = Path(place)
-    if path.suffix == ".py" or "/" in place or "\\" in place:
+    if path.suffix == ".py" or "/" in place or "\\" in place or path.is_dir():
         if path.is_dir():
-            raise CannotCheck(f"{place} is a folder; expected a file: {place.rstrip('/')}/file.py:Name")
+            raise CheckError(f"{place} is a folder; expected a file: {place.rstrip('/')}/file.py:Name")
         if not path.is_file():
-            raise CannotCheck(f"no file {place}{_near(path)}; expected path/to/file.py:Name")
+            raise CheckError(f"no file {place}{_near(path)}; expected path/to/file.py:Name")
     if not name:
-        raise CannotCheck(f"say what to check, as {place}:Name{_defined(path)}")
+        raise CheckError(f"say what to check, as {place}:Name{_defined(path)}")
     return place, name
 
 
@@ -42,7 +42,7 @@ def locate(spec: str) -> Any:
     thing: Any = module
     for part in name.split("."):
         if not hasattr(thing, part):
-            raise CannotCheck(f"{place} has no `{name}`{_offers(module, name)}")
+            raise CheckError(f"{place} has no `{name}`{_offers(module, name)}")
         thing = getattr(thing, part)
     return thing
 
@@ -50,10 +50,10 @@ def locate(spec: str) -> Any:
 def _imported(place: str) -> ModuleType:
     try:
         return _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
-    except CannotCheck:
+    except CheckError:
         raise
     except SystemExit as error:
-        raise CannotCheck(
+        raise CheckError(
             f"{place} calls exit() while it is imported (code {error.code}): put what runs under "
             'if __name__ == "__main__":'
         ) from None
@@ -65,7 +65,7 @@ def _imported(place: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError):
             hint = f": install {error.name}, or run where it can be imported"
         text = (str(error).strip().splitlines() or [""])[0]
-        raise CannotCheck(f"{place} does not import: {type(error).__name__}: {text}{where}{hint}") from error
+        raise CheckError(f"{place} does not import: {type(error).__name__}: {text}{where}{hint}") from error
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -80,7 +80,8 @@ def _from_file(path: Path) -> ModuleType:
         return importlib.import_module(".".join(parts))
     name = f"checked_{path.stem}"  # a file called torch.py must not stand in for torch
     described = importlib.util.spec_from_file_location(name, path)
-    assert described is not None and described.loader is not None
+    assert described is not None
+    assert described.loader is not None
     module = importlib.util.module_from_spec(described)
     sys.modules[name] = module
     described.loader.exec_module(module)
@@ -93,14 +94,16 @@ def _from_package(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise CannotCheck(f"no module {name}; expected package.module:Name or path/to/file.py:Name") from None
+            raise CheckError(
+                f"no module {name}; expected package.module:Name or path/to/file.py:Name"
+            ) from None
         raise
 
 
 def _line(error: BaseException, place: str) -> str:
     """The last line of the author's own file that the error passed through."""
     if isinstance(error, SyntaxError):
-        return f" (line {error.lineno})"
+        return ""  # it says so itself
     name = Path(place).name
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == name]
     return f" (line {lines[-1]})" if lines else ""

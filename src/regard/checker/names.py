@@ -1,6 +1,7 @@
 """What authors call things: the vocabulary by which arguments, sizes and projections are recognised.
 
-Names are only ever a first guess. What is guessed here is verified by running the code (see `subject`, `wiring`).
+Names are only ever a first guess. What is guessed here is verified by running the code (see `subject`,
+`wiring`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ _ARGUMENTS = {
     "padding": "key_padding_mask padding_mask pad_mask src_key_padding_mask lengths",
     "mask": "mask attn_mask attention_mask src_mask tgt_mask causal_mask m look_ahead_mask",
     "bias": "attn_bias attention_bias bias position_bias score_bias",
-    "causal": "is_causal causal use_causal_mask causal_masking apply_causal_mask autoregressive use_mask masked",
-    "cache": "cache kv_cache past past_kv past_key_value past_key_values layer_past past_kvs kvcache "
-    "layer_cache",
+    "causal": """
+        is_causal causal use_causal_mask causal_masking apply_causal_mask autoregressive use_mask
+        masked""",
+    "cache": """
+        cache kv_cache past past_kv past_key_value past_key_values layer_past past_kvs kvcache
+        layer_cache""",
     "use_cache": "use_cache return_cache",
     "start": "start_pos start_position offset cache_position pos_offset position_offset",
     "dropout": "dropout dropout_p p_drop drop_p attn_dropout p drop",
@@ -27,29 +31,36 @@ _ARGUMENTS = {
     "window": "window window_size sliding_window local_window",
     "softcap": "softcap soft_cap logit_softcapping logits_soft_cap attn_logit_softcapping cap logit_cap",
     "heads": "num_heads n_heads n_head nhead nheads heads num_attention_heads h_count num_head",
-    "weights": "need_weights return_weights return_attn return_attention output_attentions return_attn_weights "
-    "return_attention_weights with_weights",
+    "weights": """
+        need_weights return_weights return_attn return_attention output_attentions return_attn_weights
+        return_attention_weights with_weights""",
     "average": "average_attn_weights",
     "lse": "return_lse with_lse return_softmax_lse",
     "rotary": "position_embeddings",
     "grouped": "enable_gqa",
 }
 _SIZES = {
-    "width": "d_model n_embd embed_dim hidden_size dim d_in in_dim input_dim emb_size embedding_dim n_embed width "
-    "model_dim embed_size d_embed emb_dim hidden_dim d hidden embedding_size num_hiddens in_features channels "
-    "embd_dim input_size query_dim n_state dmodel d_emb C",
+    "width": """
+        d_model n_embd embed_dim hidden_size dim d_in in_dim input_dim emb_size embedding_dim n_embed
+        width model_dim embed_size d_embed emb_dim hidden_dim d hidden embedding_size num_hiddens
+        in_features channels embd_dim input_size query_dim n_state dmodel d_emb C""",
     "out_width": "d_out out_dim output_dim out_features output_size",
     "context_width": "d_context context_dim kdim vdim cross_dim kv_dim encoder_dim",
-    "heads": "num_heads n_heads n_head nhead heads num_attention_heads nheads num_head head_num h head_count H",
-    "groups": "num_kv_heads n_kv_heads num_key_value_heads n_kv_head kv_heads num_groups num_kv_groups n_groups "
-    "num_query_groups kv_head_num G",
+    "heads": """
+        num_heads n_heads n_head nhead heads num_attention_heads nheads num_head head_num h head_count
+        H""",
+    "groups": """
+        num_kv_heads n_kv_heads num_key_value_heads n_kv_head kv_heads num_groups num_kv_groups
+        n_groups num_query_groups kv_head_num G""",
     "head_width": "head_size head_dim d_head d_k d_v dim_head d_q head_width d_kv key_dim qk_dim dk dv",
-    "length": "max_seq_len block_size context_length max_len n_ctx seq_len context_len max_length "
-    "max_position_embeddings sequence_length max_context n_positions ctx_len max_seq_length block seq_length T "
-    "context_size num_tokens max_tokens",
-    "dropout": "dropout dropout_p attn_dropout p_drop dropout_rate attn_pdrop attention_dropout drop resid_dropout "
-    "resid_pdrop attn_drop proj_drop drop_rate attention_probs_dropout_prob drop_prob p attention_dropout_prob "
-    "hidden_dropout_prob",
+    "length": """
+        max_seq_len block_size context_length max_len n_ctx seq_len context_len max_length
+        max_position_embeddings sequence_length max_context n_positions ctx_len max_seq_length block
+        seq_length T context_size num_tokens max_tokens""",
+    "dropout": """
+        dropout dropout_p attn_dropout p_drop dropout_rate attn_pdrop attention_dropout drop
+        resid_dropout resid_pdrop attn_drop proj_drop drop_rate attention_probs_dropout_prob drop_prob
+        p attention_dropout_prob hidden_dropout_prob""",
     "causal": "causal is_causal masked use_mask is_decoder autoregressive",
     "window": "window window_size sliding_window local_window",
     "softcap": "softcap soft_cap logit_softcapping attn_logit_softcapping logit_cap",
@@ -75,13 +86,18 @@ def size(name: str) -> str | None:
     return _SIZE_OF.get(name) or _SIZE_OF.get(name.lower().strip("_"))
 
 
-_FUSED = "qkv kqv c_attn in_proj query_key_value w_qkv wqkv qkv_proj to_qkv w_pack attn_in proj_qkv qkv_linear".split()
-_KEY_VALUE = "kv to_kv kv_proj w_kv wkv key_value".split()
-_OUT = (
-    "o out out_proj o_proj wo w_o proj c_proj to_out dense out_linear fc_out output linear_out final_linear "
-    "unifyheads projection output_proj output_projection proj_out fc output_linear w_out wout linear_o "
-    "output_layer out_layer attn_out final combine o_linear proj_o outputs out_projection final_projection"
-).split()
+_PROJECTIONS = {
+    "qkv": """
+        qkv kqv c_attn in_proj query_key_value w_qkv wqkv qkv_proj to_qkv w_pack attn_in proj_qkv
+        qkv_linear""",
+    "kv": "kv to_kv kv_proj w_kv wkv key_value",
+    "out": """
+        o out out_proj o_proj wo w_o proj c_proj to_out dense out_linear fc_out output linear_out
+        final_linear unifyheads projection output_proj output_projection proj_out fc output_linear w_out
+        wout linear_o output_layer out_layer attn_out final combine o_linear proj_o outputs
+        out_projection final_projection""",
+}
+_PROJECTION_OF = _table(_PROJECTIONS)
 
 
 def projection(path: str) -> str | None:
@@ -89,12 +105,8 @@ def projection(path: str) -> str | None:
     parts = [re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", part).lower() for part in path.split(".")]
     for part in reversed([part for part in parts if part not in ("weight", "bias") and not part.isdigit()]):
         bare = re.sub(r"_(weight|linear|layer|lin|fc|w|matrix|net|map|transform)$", "", part).strip("_")
-        if part in _FUSED or bare in _FUSED:
-            return "qkv"
-        if part in _KEY_VALUE or bare in _KEY_VALUE:
-            return "kv"
-        if part in _OUT or bare in _OUT:
-            return "out"
+        if (known := _PROJECTION_OF.get(part) or _PROJECTION_OF.get(bare)) is not None:
+            return known
         word = re.sub(r"^(w|b|to|linear|fc|proj|lin|weight|weights|layer)_?(?=[qkv])", "", bare)
         word = re.sub(r"_?(proj|projection|s|_states)$", "", word)
         for role in ("query", "key", "value"):
@@ -108,4 +120,8 @@ def says_causal(text: str) -> bool | None:
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text).lower().replace("_", " ")
     if re.search(r"(non|not|un|without|no)[ -]?(a )?(causal|masked)|bidirectional|cross", text):
         return False
-    return True if re.search(r"\bcausal|autoregress|\bmasked (self|multi|attention)|look[- ]ahead", text) else None
+    return (
+        True
+        if re.search(r"\bcausal|autoregress|\bmasked (self|multi|attention)|look[- ]ahead", text)
+        else None
+    )

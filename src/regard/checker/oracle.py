@@ -14,7 +14,8 @@ from regard.checker.wiring import Wiring
 
 
 def truth(question: Question, wiring: Wiring, *, dtype: torch.dtype = torch.float64) -> Answer:
-    """What the answer should be. Rows that may look at nothing are marked free: see the check of empty rows."""
+    """What the answer should be. Rows that may look at nothing are marked free: see the check of empty rows.
+    What the answer should be. Rows that may look at nothing are marked free: see the check of empty rows."""
     question = question.to(dtype)
     q, k, v = wiring.project(question)
     q, k = wiring.position(q, k, question)
@@ -44,7 +45,8 @@ def _mask(question: Question, q: Tensor, k: Tensor) -> Mask:
 
 
 def apart(got: Answer, expected: Answer) -> float:
-    """The largest difference relative to the largest expected number; inf where one is NaN and the other is not.
+    """The largest difference relative to the largest expected number; inf where one is NaN and the other is
+    not.
 
     Rows that the expected answer leaves free do not count.
     """

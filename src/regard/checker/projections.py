@@ -1,8 +1,9 @@
 """Finding somebody's projections: which weights make queries, keys, values and the output.
 
-They are looked for by name, then by shape: separate layers, a fused qkv in its usual orders, GPT-2's Conv1D, bare
-parameters, one set for each head of a list, `nn.MultiheadAttention`. What comes out are candidates, most plausible
-first. Nothing here is trusted: a candidate counts only once the oracle has reproduced the module's numbers with it.
+They are looked for by name, then by shape: separate layers, a fused qkv in its usual orders, GPT-2's Conv1D,
+bare parameters, one set for each head of a list, `nn.MultiheadAttention`. What comes out are candidates, most
+plausible first. Nothing here is trusted: a candidate counts only once the oracle has reproduced the module's
+numbers with it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class _Weight:
     role: str | None
 
 
-def find_wirings(module: nn.Module, *, heads: int | None = None, declared: float | None = None) -> list[Wiring]:
+def find_wirings(
+    module: nn.Module, *, heads: int | None = None, declared: float | None = None
+) -> list[Wiring]:
     """The ways in which this module's weights may be wired, most plausible first; empty if none is seen."""
     weights = list(_weights(module))
     places = _places(module, [weight.path for weight in weights])
@@ -151,11 +154,13 @@ def _candidates(
         yield from _separate([role or _joined(nameless) for role in separate])
     yield from _one_for_several(separate)
     if not any(separate) and len(nameless) in (3, 4):
-        for three in itertools.permutations(nameless[:3]):
-            yield from _separate([_joined([weight]) for weight in three])
+        for order in itertools.permutations(nameless[:3]):
+            yield from _separate([_joined([weight]) for weight in order])
 
 
-def _separate(roles: list[list[tuple[Affine, int | None]]]) -> Iterator[tuple[Affine, Affine, Affine, int | None]]:
+def _separate(
+    roles: list[list[tuple[Affine, int | None]]],
+) -> Iterator[tuple[Affine, Affine, Affine, int | None]]:
     ways = max(len(role) for role in roles)
     for way in range(ways):  # bare square weights: x @ W for all three, or x @ W.T for all three
         (q, joined), (k, _), (v, _) = (role[min(way, len(role) - 1)] for role in roles)
@@ -207,7 +212,10 @@ def _head_counts(module: nn.Module, heads: int | None, joined: int | None, query
         value
         for part in (module, getattr(module, "config", None))
         for name, value in (vars(part).items() if part is not None else ())
-        if names.size(name) == "heads" and isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if names.size(name) == "heads"
+        and isinstance(value, int)
+        and not isinstance(value, bool)
+        and value > 0
     ]
     if named:
         return named[:1]
@@ -240,8 +248,8 @@ def _unfused(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
 
 
 def _blocks(affine: Affine, sizes: list[int]) -> list[Affine]:
-    weights = affine.weight.split(sizes, 1)
-    biases = [None] * len(sizes) if affine.bias is None else affine.bias.split(sizes)
+    weights = torch.split(affine.weight, sizes, 1)
+    biases = [None] * len(sizes) if affine.bias is None else torch.split(affine.bias, sizes)
     return [Affine(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
@@ -257,10 +265,9 @@ def _places(module: nn.Module, known: list[str]) -> dict[str, Any]:
         if (match := _NORM.search(path)) is not None:
             places["query_norm" if match.group(2).startswith("q") else "key_norm"] = part
             mine.append(path)
-        elif path and _ROTARY.search(f"{path} {type(part).__name__}") and "rotate" not in places:
-            if (turn := _rotation(part)) is not None:
-                places["rotate"] = turn
-                mine.append(path)
+        elif path and _ROTARY.search(f"{path} {type(part).__name__}") and (turn := _rotation(part)):
+            places["rotate"] = turn
+            mine.append(path)
     if isinstance(sinks := getattr(module, "sinks", None), Tensor) and sinks.ndim == 1:
         places["sinks"] = sinks
         mine.append("sinks")
@@ -273,7 +280,9 @@ def _places(module: nn.Module, known: list[str]) -> dict[str, Any]:
         and not (tensor.ndim == 1 and _is_bias(path))
     ]
     nameless = [path for path in others if path in roles]
-    if len(nameless) in (3, 4) and not any(roles.values()):  # three or four layers without names: the projections
+    if len(nameless) in (3, 4) and not any(
+        roles.values()
+    ):  # three or four layers without names: the projections
         others = [path for path in others if path not in nameless and not path.endswith(".bias")]
     places["unknown"] = tuple(others)
     return places
@@ -281,7 +290,9 @@ def _places(module: nn.Module, known: list[str]) -> dict[str, Any]:
 
 def _positional(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Buffers and attributes whose names speak of positions: rotary tables, slopes, relative biases."""
-    sign = re.compile(r"freq|rope|rotary|^cos|^sin|\bcos\b|\bsin\b|alibi|slope|relative|rel_pos|pos_emb|theta", re.I)
+    sign = re.compile(
+        r"freq|rope|rotary|^cos|^sin|\bcos\b|\bsin\b|alibi|slope|relative|rel_pos|pos_emb|theta", re.I
+    )
     for path, tensor in module.named_buffers():
         if sign.search(path):
             yield path, tensor

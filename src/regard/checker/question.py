@@ -1,7 +1,7 @@
 """One question put to an implementation: inputs, and what is asked of their attention.
 
-The inputs are (B, H, T, D) for functions on split heads and (B, T, C) for what splits its heads itself. A mask says
-True = may look, whatever the code under test wants to hear: how to say it to whom is in `subject`.
+The inputs are (B, H, T, D) for functions on split heads and (B, T, C) for what splits its heads itself. A
+mask says True = may look, whatever the code under test wants to hear: how to say it to whom is in `subject`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Attention as somebody may have written it.
 
-A `Recipe` with every field at its default is the right way, the same numbers as `regard.attention.steps`. Each
-field holds one decision that authors get wrong; a mistake of the catalogue is a recipe with a field or two changed.
-`answer` runs a recipe on a question, with every step in the open, in any dtype and with gradients.
+A `Recipe` with every field at its default is the right way, the same numbers as `regard.attention.steps`.
+Each field holds one decision that authors get wrong; a mistake of the catalogue is a recipe with a field or
+two changed. `answer` runs a recipe on a question, with every step in the open, in any dtype and with
+gradients.
 
 This file knows the ways to be wrong; it does not know their names, or whose code is being checked.
 """
@@ -81,7 +82,8 @@ class Recipe:
     detach: str = ""  # "weights": no gradient through them
 
     def answer(self, question: Question, wiring: Wiring, projected: Projected | None = None) -> Answer:
-        """What this recipe gives for a question, in the question's dtype. `projected` saves work already done."""
+        """What this recipe gives for a question, in the question's dtype. `projected` saves work already
+        done."""
         projected = projected or wiring.project(question, view=self.split == "view")
         q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
         q, k = wiring.position(q, k, question)
@@ -113,11 +115,12 @@ class Recipe:
         free = None
         if allowed is not None and self.masking != "nan":
             free = (~allowed).all(-1, keepdim=True).expand(*mixed.shape[:-1], 1)
-        if self.batch == "together":
-            mixed, weights = mixed[0].unflatten(1, (B, T)).transpose(0, 1), None
-            free = None if free is None else free[0].unflatten(1, (B, T)).transpose(0, 1)
+        shown: Tensor | None = weights
+        if self.batch == "together":  # back to one sequence an item
+            mixed, shown = mixed.view(H, B, T, -1).transpose(0, 1), None
+            free = None if free is None else free.view(H, B, T, 1).transpose(0, 1)
         output, free = wiring.finish(mixed, free, view=self.merge == "view", skip=self.out == "skip")
-        return Answer(output, weights, None, free)
+        return Answer(output, shown, None, free)
 
     def _regroup(self, x: Tensor, times: int) -> Tensor:
         return x.repeat(1, times, 1, 1) if self.groups == "tile" else x.repeat_interleave(times, 1)

@@ -1,7 +1,7 @@
 """What a check found: a verdict, what passed, what failed, and the diagnosis with its fix.
 
-The report is data. How it looks in a terminal is in `regard.cli`; here it prints as plain text, as JSON and as a
-table in a notebook.
+The report is data. How it looks in a terminal is in `regard.cli`; here it prints as plain text, as JSON and
+as a table in a notebook.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Report:
             return f"{self.subject} is WRONG: {_counted(len(self.failures), 'check')} failed"
         if any(check.name == "output" for check in self.left_out):
             return (
-                f"{self.subject}: nothing wrong was found in {_counted(len(self.passed), 'check')}, but its output "
+                f"{self.subject}: nothing wrong was found in {_counted(len(self.passed), 'check')}, but its "
+                "output "
                 "could not be compared"
             )
         careful = f", with {_counted(len(self.cautions), 'caution')}" if self.cautions else ""

@@ -1,8 +1,8 @@
 """Somebody else's code in a process of its own, with a limit on time and on memory.
 
-A hang, a crash, an `exit()`, a training loop at module level or gigabytes of memory end in a clear answer, not in a
-dead checker. The report comes back as JSON in a file; nothing is unpickled, and nothing of the code's own output is
-taken for the report. This limits accidents; it is no wall against malice.
+A hang, a crash, an `exit()`, a training loop at module level or gigabytes of memory end in a clear answer,
+not in a dead checker. The report comes back as JSON in a file; nothing is unpickled, and nothing of the
+code's own output is taken for the report. This limits accidents; it is no wall against malice.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from regard.checker.building import CannotCheck
+from regard.checker.building import CheckError
 from regard.checker.locate import split
 from regard.checker.report import Report
 
 TIMEOUT, MEMORY = 60.0, 4.0  # seconds, gigabytes
+STARTING = 300.0  # seconds for Python and PyTorch to start, on a busy machine
 
 
 def check_apart(
     spec: str, options: dict[str, Any], *, timeout: float = TIMEOUT, memory: float = MEMORY
 ) -> Report:
-    """`regard.check` of `file.py:Name` in a process of its own; CannotCheck if no report came back."""
+    """`regard.check` of `file.py:Name` in a process of its own; CheckError if no report came back."""
     place, _ = split(spec)
     if not timeout > 0 or not memory > 0:
-        raise CannotCheck(f"expected a timeout and a memory above 0, got {timeout} seconds and {memory} GB")
+        raise CheckError(f"expected a timeout and a memory above 0, got {timeout} seconds and {memory} GB")
     with tempfile.TemporaryDirectory(prefix="regard-check-") as folder:
         result = Path(folder) / "result"
         request = json.dumps({"spec": spec, "options": options, "memory": memory, "result": str(result)})
@@ -50,21 +51,20 @@ def check_apart(
     if "report" in last:
         return Report.from_dict(last["report"])
     if "cannot" in last:
-        raise CannotCheck(_kinder(str(last["cannot"]), memory))
+        raise CheckError(_kinder(str(last["cannot"]), memory))
     phase = last.get("phase", "starting")
-    raise CannotCheck(_what_happened(process.returncode, phase, place, spec, timeout, memory))
+    raise CheckError(_what_happened(process.returncode, phase, place, spec, timeout, memory))
 
 
 def _wait(process: subprocess.Popen[bytes], result: Path, timeout: float) -> list[dict[str, Any]]:
     """What the worker said, once it has said all, has ended, or has run out of time."""
-    end = time.monotonic() + timeout
+    end = time.monotonic() + STARTING
     said: list[dict[str, Any]] = []
-    started = False
     while True:
         ended = process.poll() is not None
-        said = _read(result)
-        if not started and said:  # the clock starts when the author's code does
-            started, end = True, time.monotonic() + timeout
+        before, said = said, _read(result)
+        if said and not before:  # the clock starts when the author's code does
+            end = time.monotonic() + timeout
         if ended or (said and ("report" in said[-1] or "cannot" in said[-1])) or time.monotonic() > end:
             return said
         time.sleep(0.02)
@@ -79,14 +79,12 @@ def _read(result: Path) -> list[dict[str, Any]]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the process and everything it started."""
-    alive = process.poll() is None
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-    elif alive:
+    elif process.poll() is None:
         process.kill()
     process.wait()
-    process.timed_out = alive  # type: ignore[attr-defined]
 
 
 def _what_happened(code: int, phase: str, place: str, spec: str, timeout: float, memory: float) -> str:
@@ -97,7 +95,9 @@ def _what_happened(code: int, phase: str, place: str, spec: str, timeout: float,
             'if __name__ == "__main__":, or allow more with --timeout'
         )
     if code == -signal.SIGKILL:
-        return f"{spec} did not finish within {timeout:g} s: it hangs, or needs more: --timeout {timeout * 4:g}"
+        return (
+            f"{spec} did not finish within {timeout:g} s: it hangs, or needs more: --timeout {timeout * 4:g}"
+        )
     if code < 0:
         name = signal.Signals(-code).name
         more = f" (out of memory? the limit is {memory:g} GB: --memory)" if name == "SIGABRT" else ""
@@ -106,7 +106,13 @@ def _what_happened(code: int, phase: str, place: str, spec: str, timeout: float,
 
 
 def _kinder(message: str, memory: float) -> str:
-    memory_words = ("can't allocate memory", "MemoryError", "not enough memory", "std::bad_alloc", "Cannot allocate")
+    memory_words = (
+        "can't allocate memory",
+        "MemoryError",
+        "not enough memory",
+        "std::bad_alloc",
+        "Cannot allocate",
+    )
     if any(word in message for word in memory_words):
         return f"{message} (the limit is {memory:g} GB: --memory)"
     return message

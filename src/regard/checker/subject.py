@@ -1,7 +1,7 @@
 """The thing under test, behind one interface: put a `Question`, get an `Answer`.
 
-A subject knows how somebody's code is called: what its arguments mean, which shapes it takes, how it wants a mask
-said, what of its result is the output. It knows nothing of right and wrong.
+A subject knows how somebody's code is called: what its arguments mean, which shapes it takes, how it wants a
+mask said, what of its result is the output. It knows nothing of right and wrong.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard.checker import names
-from regard.checker.building import CannotCheck
+from regard.checker.building import CheckError
 from regard.checker.question import Question
 from regard.checker.recipe import Answer
 
@@ -31,7 +30,9 @@ _SDPA |= {"dropout": "dropout_p", "scale": "scale", "grouped": "enable_gqa"}
 class MaskForm:
     """How a subject wants to hear who may look at whom."""
 
-    kind: str = "look"  # boolean, True = may look; or "hide", "added" (0 and −inf), "zero-one" (1.0 = may look)
+    kind: str = (
+        "look"  # boolean, True = may look; or "hide", "added" (0 and −inf), "zero-one" (1.0 = may look)
+    )
     rank: int = 2  # (T, S); 3: (B, T, S); 4: (B, 1, T, S)
 
     def __str__(self) -> str:
@@ -57,7 +58,8 @@ class MaskForm:
 
 
 class Watch(TorchFunctionMode):
-    """Looks on while code runs: switches every dropout of PyTorch off, and notes a `.T` on more than two axes."""
+    """Looks on while code runs: switches every dropout of PyTorch off, and notes a `.T` on more than two
+    axes."""
 
     def __init__(self, dropout: bool) -> None:
         super().__init__()
@@ -76,7 +78,10 @@ class Watch(TorchFunctionMode):
             else:
                 kwargs["p"] = 0.0
         elif name == "scaled_dot_product_attention" and (len(args) > 4 or "dropout_p" in kwargs):
-            args, kwargs = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args, {**kwargs, "dropout_p": 0.0}
+            args, kwargs = (
+                (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args,
+                {**kwargs, "dropout_p": 0.0},
+            )
             if len(args) > 4:
                 kwargs.pop("dropout_p")
         return func(*args, **kwargs)
@@ -134,7 +139,8 @@ class Subject:
         module: nn.Module | None = None,
         dropout: bool = False,
     ) -> Reply:
-        """Put a question. `module` takes the place of the subject's own copy; `dropout` leaves dropout alone."""
+        """Put a question. `module` takes the place of the subject's own copy; `dropout` leaves dropout alone.
+        Put a question. `module` takes the place of the subject's own copy; `dropout` leaves dropout alone."""
         target = self.target if self.module is None else (module or self.at(question.dtype))
         assert target is not None
         watch = Watch(dropout)
@@ -142,7 +148,7 @@ class Subject:
             with watch:
                 raw = target(*self._inputs(question), **self._keywords(question))
             return Reply(self.read(raw, question), None, watch.turned)
-        except CannotCheck:
+        except CheckError:
             raise
         except (Exception, SystemExit) as error:
             return Reply(None, error, watch.turned)
@@ -203,8 +209,9 @@ class Subject:
         """The output, weights and lse out of whatever came back."""
         tensors = list(_tensors(raw))
         if not tensors:
-            raise CannotCheck(
-                f"{self.name} returned {_described(raw)}; expected a tensor, (output, weights) or (output, lse)"
+            raise CheckError(
+                f"{self.name} returned {_described(raw)}; expected a tensor, (output, weights) or (output, "
+                "lse)"
             )
         B, T, S = question.q.shape[0], question.q.shape[-2], question.k.shape[-2]
         H = question.q.shape[1] if question.q.ndim == 4 else None

@@ -1,8 +1,8 @@
 """Finding out what somebody's code means to be: its shapes, its weights, its mask, and whether it is causal.
 
-What the names suggest is tried on the code itself. An `Intent` is one reading of the code under which its output
-can be called right or wrong; where several are plausible, all are kept, and the code is right if it is right under
-one of them.
+What the names suggest is tried on the code itself. An `Intent` is one reading of the code under which its
+output can be called right or wrong; where several are plausible, all are kept, and the code is right if it is
+right under one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from regard.attention.masks import causal as causal_rule
 from regard.attention.rules import Mask
 from regard.checker import names
 from regard.checker.adapt import of_transformers, turned
-from regard.checker.building import CannotCheck
+from regard.checker.building import CheckError
 from regard.checker.cases import Cases
 from regard.checker.oracle import apart, truth
 from regard.checker.projections import find_wirings
@@ -71,7 +71,7 @@ class Understood:
 def understand(
     subject: Subject, *, causal: bool | None, heads: int | None, scale: float | None, always: dict[str, Any]
 ) -> Understood:
-    """Everything that has to be known before the checks: CannotCheck if the code will not run at all."""
+    """Everything that has to be known before the checks: CheckError if the code will not run at all."""
     claims = causal if causal is not None else claim(subject)
     if subject.form in ("BTC", "TBC"):
         return _understand_sequences(subject, causal, claims, heads, scale, always)
@@ -100,16 +100,22 @@ def _understand_heads(
         tried[form] = reply, right, dtype
         if right is not None and not (form == "TD" and _ran(tried, "BHTD", "BTD")):
             understood = _understood(candidate, cases, intents, right, dtype, reply, claims)
-            understood.turned = any(other.turned and other.error is not None for other, _, _ in tried.values())
+            understood.turned = any(
+                other.turned and other.error is not None for other, _, _ in tried.values()
+            )
             return understood
     for form in ("BHTD", "BTD", "TD"):
         reply, right, dtype = tried[form]
         if reply.error is None:
             candidate = subject.adjusted(form=form)
-            return _understood(candidate, Cases(candidate, always=always), intents, None, dtype, reply, claims)
+            return _understood(
+                candidate, Cases(candidate, always=always), intents, None, dtype, reply, claims
+            )
     reply = tried["BTD"][0]
     candidate = subject.adjusted(form="BHTD")
-    return _understood(candidate, Cases(candidate, always=always), intents, None, tried["BHTD"][2], reply, claims)
+    return _understood(
+        candidate, Cases(candidate, always=always), intents, None, tried["BHTD"][2], reply, claims
+    )
 
 
 def _ran(tried: dict[str, tuple[Reply, Intent | None, torch.dtype]], *forms: str) -> bool:
@@ -125,7 +131,9 @@ def _understood(
     reply: Reply,
     claims: bool | None,
 ) -> Understood:
-    shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}[subject.form]
+    shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}[
+        subject.form
+    ]
     return Understood(subject, cases, intents, right, dtype, reply, [f"inputs {shapes}"], claims)
 
 
@@ -146,7 +154,7 @@ def _understand_sequences(
     wirings = _wirings(subject, heads, scale)
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
     width, context_width = _widths(subject, wirings)
-    reply, dtype, cases = Reply(None, CannotCheck("not asked")), torch.float64, Cases(subject)
+    reply, dtype, cases = Reply(None, CheckError("not asked")), torch.float64, Cases(subject)
     for longest in (None, 5, 4, 3, 2):
         cases = Cases(subject, width, context_width, longest, always)
         reply, dtype = _ask(subject, cases.plain())
@@ -224,7 +232,8 @@ def _declared_scale(subject: Subject) -> float | None:
 
 def _promises(subject: Subject, always: dict[str, Any]) -> dict[str, Any]:
     """What a module says of itself that the right answer depends on: a soft cap, a window, a rule."""
-    module, found = subject.module, {}
+    module = subject.module
+    found: dict[str, Any] = {}
     if module is None:
         return {}
     for name, value in vars(module).items():
@@ -234,8 +243,9 @@ def _promises(subject: Subject, always: dict[str, Any]) -> dict[str, Any]:
         elif names.size(name) == "softcap" and number and "softcap" not in always:
             found["softcap"] = float(value)
         elif names.size(name) == "window" and isinstance(value, int) and number and "window" not in always:
-            if not of_transformers(subject):  # there the mask that comes from outside holds the window
-                found["window"] = value
+            found["window"] = value
+    if of_transformers(subject):
+        found.pop("window", None)  # there the mask that comes from outside holds it
     return found
 
 
@@ -246,7 +256,9 @@ def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int]:
     module = subject.module
     if module is None:
         return 40, 40
-    for value in [v for name, v in vars(module).items() if names.size(name) == "width" and isinstance(v, int)]:
+    for value in [
+        v for name, v in vars(module).items() if names.size(name) == "width" and isinstance(v, int)
+    ]:
         return value, value
     for part in module.modules():
         if isinstance(part, nn.Linear):
@@ -255,7 +267,8 @@ def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int]:
 
 
 def claim(subject: Subject) -> bool | None:
-    """Whether the code says that it is causal: by its name, a triangular buffer, an attribute or its docstring."""
+    """Whether the code says that it is causal: by its name, a triangular buffer, an attribute or its
+    docstring."""
     module = subject.module
     if of_transformers(subject):
         return None  # there the caller brings the mask
@@ -266,7 +279,10 @@ def claim(subject: Subject) -> bool | None:
         for name, value in vars(module).items():
             if names.size(name) == "causal" and isinstance(value, bool):
                 return value
-        tensors = [*module.named_buffers(), *((n, v) for n, v in vars(module).items() if isinstance(v, Tensor))]
+        tensors = [
+            *module.named_buffers(),
+            *((n, v) for n, v in vars(module).items() if isinstance(v, Tensor)),
+        ]
         if any(triangular(tensor) for _, tensor in tensors):
             return True
     if "mask" in subject.arguments or "causal" in subject.arguments:
@@ -276,7 +292,8 @@ def claim(subject: Subject) -> bool | None:
 
 
 def triangular(tensor: Tensor) -> bool:
-    """Whether this is a causal mask in one of its usual guises: tril or triu, of ones, of booleans or of −inf."""
+    """Whether this is a causal mask in one of its usual guises: tril or triu, of ones, of booleans or of
+    −inf."""
     if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-1] < 2:
         return False
     square = tensor.reshape(-1, *tensor.shape[-2:])[0]

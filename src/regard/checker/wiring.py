@@ -1,6 +1,8 @@
-"""How a subject gets from its inputs to queries, keys and values of each head, and from the heads to its output.
+"""How a subject gets from its inputs to queries, keys and values of each head, and from the heads to its
+output.
 
-A `Wiring` is what the oracle needs to know of somebody's weights. Finding one is the business of `projections`.
+A `Wiring` is what the oracle needs to know of somebody's weights. Finding one is the business of
+`projections`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Affine(NamedTuple):
 class Wiring:
     """Projections, heads, and what happens to queries and keys before they meet.
 
-    Without projections and with `splits` False the inputs are queries, keys and values of split heads already.
+    Without projections and with `splits` False the inputs are queries, keys and values of split heads
+    already.
     """
 
     heads: int = 1
@@ -49,7 +52,8 @@ class Wiring:
     note: str = ""  # how the projections were found, for the report
 
     def project(self, question: Question, *, view: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, T, D), keys (B, G, S, D) and values (B, G, S, E); `view` splits them the wrong way."""
+        """Queries (B, H, T, D), keys (B, G, S, D) and values (B, G, S, E); `view` splits them the wrong way.
+        Queries (B, H, T, D), keys (B, G, S, D) and values (B, G, S, E); `view` splits them the wrong way."""
         if not self.splits:
             return question.q, question.k, question.v
         inputs = (question.q, question.k, question.v)

@@ -1,6 +1,7 @@
 """The process in which somebody else's code is checked: `python -m regard.checker.worker REQUEST`.
 
-It says where it is, line by line in JSON, in the file that the request names. See `sandbox` for the other side.
+It says where it is, line by line in JSON, in the file that the request names. See `sandbox` for the other
+side.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import os
 import sys
 from typing import Any
 
-import regard.checker.check as checking
-from regard.checker.building import CannotCheck
+from regard.checker.building import CheckError
+from regard.checker.checking import check
 from regard.checker.locate import locate
 
 
@@ -43,8 +44,8 @@ def main() -> None:
     try:
         thing = locate(request["spec"])
         say(phase="checking")
-        say(report=checking.check(thing, **request["options"]).to_dict())
-    except CannotCheck as error:
+        say(report=check(thing, **request["options"]).to_dict())
+    except CheckError as error:
         say(cannot=str(error))
     except (Exception, SystemExit) as error:
         text = (str(error).strip().splitlines() or [""])[0]

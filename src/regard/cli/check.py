@@ -15,14 +15,19 @@ if TYPE_CHECKING:
 def check(
     target: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE.py:Name | package.module:Name", help="What to check.", show_default=False),
+        typer.Argument(
+            metavar="FILE.py:Name | package.module:Name", help="What to check.", show_default=False
+        ),
     ] = None,
     with_: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="NAME=VALUE", help="Constructor arguments: --with d_model=64 num_heads=4."),
+        typer.Option(
+            "--with", metavar="NAME=VALUE", help="Constructor arguments: --with d_model=64 num_heads=4."
+        ),
     ] = None,
     causal: Annotated[
-        bool | None, typer.Option("--causal/--no-causal", help="Whether it should be causal.", show_default=False)
+        bool | None,
+        typer.Option("--causal/--no-causal", help="Whether it should be causal.", show_default=False),
     ] = None,
     window: Annotated[int | None, typer.Option(help="The window that it promises, in keys.")] = None,
     softcap: Annotated[float | None, typer.Option(help="The soft cap that it promises.")] = None,
@@ -51,22 +56,30 @@ def check(
     if show_list:
         _print_catalogue(as_json)
         return
-    from regard.checker.building import CannotCheck
+    from regard.checker.building import CheckError
 
     places = [word for word in target or [] if "=" not in word]
     try:
         if len(places) != 1:
-            raise CannotCheck(
+            raise CheckError(
                 f"expected one thing to check, as path/to/file.py:Name, got {', '.join(places) or 'none'}"
             )
-        options: dict[str, Any] = _arguments([*(with_ or []), *(word for word in target or [] if "=" in word)])
-        asked = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
+        options: dict[str, Any] = _arguments(
+            [*(with_ or []), *(word for word in target or [] if "=" in word)]
+        )
+        asked: dict[str, Any] = {
+            "causal": causal,
+            "window": window,
+            "softcap": softcap,
+            "scale": scale,
+            "heads": heads,
+        }
         asked |= {"true_means": true_means, "strict": strict}
         options |= {name: value for name, value in asked.items() if value is not None}
         from regard.checker.sandbox import check_apart
 
         report = check_apart(places[0], options, timeout=timeout, memory=memory)
-    except CannotCheck as error:
+    except CheckError as error:
         if as_json:
             typer.echo(json.dumps({"ok": None, "error": str(error)}, ensure_ascii=False))
         else:
@@ -81,15 +94,17 @@ def check(
 
 def _arguments(words: list[str]) -> dict[str, Any]:
     """`name=value` pairs, the values read as Python where they can be."""
-    from regard.checker.building import CannotCheck
+    from regard.checker.building import CheckError
 
     arguments: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name.isidentifier():
-            raise CannotCheck(f"--with: expected name=value, got {word!r}")
+            raise CheckError(f"--with: expected name=value, got {word!r}")
         try:
-            value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
+            value = ast.literal_eval(
+                {"true": "True", "false": "False", "none": "None"}.get(text.lower(), text)
+            )
         except (ValueError, SyntaxError):
             value = text
         arguments[name] = value
@@ -139,7 +154,9 @@ def _print_catalogue(as_json: bool) -> None:
     from regard.checker.catalogue import CATALOGUE, THEMES
 
     if as_json:
-        entries = [{"name": m.name, "what": m.what, "fix": m.fix, "caution": m.caution} for m in CATALOGUE.values()]
+        entries = [
+            {"name": m.name, "what": m.what, "fix": m.fix, "caution": m.caution} for m in CATALOGUE.values()
+        ]
         typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -35,6 +35,8 @@ def explain_mistake(
     for title, text in (("effect", entry.effect), ("fix", entry.fix), ("seen", entry.seen)):
         console.print(Padding(Text.assemble((f"{title:<8}", "bold"), text), (0, 0, 0, 2)))
     if entry.caution:
-        console.print(Padding(Text("A caution: reported, but no verdict of wrong.", style="dim"), (0, 0, 0, 2)))
+        console.print(
+            Padding(Text("A caution: reported, but no verdict of wrong.", style="dim"), (0, 0, 0, 2))
+        )
     console.print("\nAn example that runs (regard explain-mistake NAME --code prints it alone):\n")
     console.print(Padding(Syntax(example(entry), "python", background_color="default"), (0, 0, 0, 2)))

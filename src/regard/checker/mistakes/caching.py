@@ -28,7 +28,12 @@ CACHING = (
         ({"causal": _top_left},),
         plants={
             "layer": ((_ROWS, "        allowed = self.mask[:T, :S]\n"),),
-            "function": (("        allowed = keys <= at\n", "        allowed = torch.ones(T, S, dtype=torch.bool).tril()\n"),),
+            "function": (
+                (
+                    "        allowed = keys <= at\n",
+                    "        allowed = torch.ones(T, S, dtype=torch.bool).tril()\n",
+                ),
+            ),
         },
     ),
     Mistake(
@@ -38,7 +43,9 @@ CACHING = (
         "cut rows and columns: mask[S - T : S, :S]",
         "`mask[-T:, :S]` of a mask made for the maximum length",
         ({"causal": _all_rows},),
-        plants={"layer": ((_ROWS, "        allowed = self.mask[-T:, :S] if S > T else self.mask[:T, :T]\n"),)},
+        plants={
+            "layer": ((_ROWS, "        allowed = self.mask[-T:, :S] if S > T else self.mask[:T, :T]\n"),)
+        },
     ),
     Mistake(
         "cache-ignored",

@@ -15,7 +15,8 @@ DROPPING = (
         "dropout-in-eval",
         "with dropout active in eval mode",
         "The same input gives another output each time; evaluation is worse than the model.",
-        "F.dropout(w, p, training=self.training); F.scaled_dot_product_attention(…, dropout_p=p if self.training "
+        "F.dropout(w, p, training=self.training); F.scaled_dot_product_attention(…, dropout_p=p if "
+        "self.training "
         "else 0.0)",
         "F.scaled_dot_product_attention's dropout_p and F.dropout's default, which know nothing of eval()",
         plants=_both((_DROP, "        weights = F.dropout(weights, self.dropout.p)\n")),
@@ -26,7 +27,9 @@ DROPPING = (
         "A dropped score is 0, not −inf: its token keeps a share, and a masked score times 0 is NaN.",
         "weights = dropout(softmax(scores)), not softmax(dropout(scores))",
         "dropout one line too early",
-        plants=_both((_DROP, ""), (_SOFTMAX, "        weights = torch.softmax(self.dropout(scores), dim=-1)\n")),
+        plants=_both(
+            (_DROP, ""), (_SOFTMAX, "        weights = torch.softmax(self.dropout(scores), dim=-1)\n")
+        ),
     ),
     Mistake(
         "dropout-on-output",
@@ -34,7 +37,9 @@ DROPPING = (
         "Numbers of the output vanish instead of tokens; it regularises something else.",
         "weights = self.dropout(weights) before weights @ v",
         "dropout one line too late",
-        plants=_both((_DROP, ""), ("        return out", "        out = self.dropout(out)\n        return out")),
+        plants=_both(
+            (_DROP, ""), ("        return out", "        out = self.dropout(out)\n        return out")
+        ),
     ),
     Mistake(
         "dropout-not-rescaled",

@@ -10,7 +10,8 @@ HEADS = (
     Mistake(
         "heads-split-by-view",
         "with heads split by view(B, H, T, D) without a transpose",
-        "Each head gets slices of neighbouring tokens instead of its own share of every token; tokens leak into "
+        "Each head gets slices of neighbouring tokens instead of its own share of every token; tokens leak "
+        "into "
         "one another.",
         "q = q.view(B, T, H, D).transpose(1, 2)",
         "multi-head layers whose shapes happen to fit",
@@ -82,7 +83,12 @@ HEADS = (
         "GPT-2's Conv1D in Transformers does so too",
         caution=True,
         plants={
-            "layer": (("        B, T, C = x.shape\n", "        B, T, C = x.shape\n        x = x.view(B * T, C).view(B, T, C)\n"),)
+            "layer": (
+                (
+                    "        B, T, C = x.shape\n",
+                    "        B, T, C = x.shape\n        x = x.view(B * T, C).view(B, T, C)\n",
+                ),
+            )
         },
     ),
     Mistake(

@@ -17,7 +17,8 @@ KEEPING = (
     Mistake(
         "plain-attribute",
         "that keeps a tensor as a plain attribute, which neither moves nor is saved with the module",
-        "`.to(device)` leaves it behind, and the first forward pass there fails; state_dict does not hold it.",
+        "`.to(device)` leaves it behind, and the first forward pass there fails; state_dict does not hold "
+        "it.",
         'self.register_buffer("mask", mask, persistent=False), or nn.Parameter if it is learned',
         "`self.mask = torch.tril(…)`, `self.scale = torch.sqrt(torch.FloatTensor([d]))`",
         plants={"head": ((_BUFFER, _PLAIN),), "layer": ((_BUFFER, _PLAIN),)},

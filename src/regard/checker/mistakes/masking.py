@@ -8,6 +8,7 @@ from regard.checker.mistakes.mistake import Mistake, Swap
 from regard.checker.recipe import Sizes
 
 _FILL = 'scores = scores.masked_fill(~allowed, float("-inf"))\n'
+_CAP = "    if softcap is not None:\n        scores = softcap * torch.tanh(scores / softcap)\n"
 _BUILD = "torch.ones(max_len, max_len, dtype=torch.bool).tril()"
 _FUNCTION_SOFTMAX = "    weights = torch.softmax(scores, dim=-1)\n"
 _MODULE_SOFTMAX = "        weights = torch.softmax(scores, dim=-1)\n"
@@ -69,7 +70,8 @@ MASKING = (
         "inverted-mask",
         "with the mask inverted: it hides what may be seen and shows what may not",
         "Each token sees only what it must not. With a causal mask the last row is empty.",
-        "in Regard and F.scaled_dot_product_attention True = may look; masked_fill hides where True: pass ~mask",
+        "in Regard and F.scaled_dot_product_attention True = may look; masked_fill hides where True: pass "
+        "~mask",
         "a published notebook's multi-head class on F.scaled_dot_product_attention, where row 0 sees token 7",
         (
             {"causal": _later},
@@ -147,7 +149,8 @@ MASKING = (
     Mistake(
         "renormalised-after-softmax",
         "that masks after softmax and divides by what is left",
-        "The same numbers, until a hidden score towers over the visible ones: these underflow, and 0 / 0 is NaN.",
+        "The same numbers, until a hidden score towers over the visible ones: these underflow, and 0 / 0 is "
+        "NaN.",
         "mask before softmax: scores.masked_fill(~mask, float('-inf'))",
         "tutorials, as the first way to mask",
         ({"masking": "after", "normalise": "renormalise"},),
@@ -215,7 +218,8 @@ MASKING = (
     Mistake(
         "finite-mask-value",
         "that hides with −1e9, which float16 cannot hold",
-        "In float16 masked_fill raises, or the value becomes −inf; a row that may look at nothing is a uniform "
+        "In float16 masked_fill raises, or the value becomes −inf; a row that may look at nothing is a "
+        "uniform "
         "mean of what it must not see.",
         "scores.masked_fill(~mask, float('-inf')), or torch.finfo(scores.dtype).min",
         "−1e9 in many tutorials",
@@ -230,9 +234,7 @@ MASKING = (
         "softmax of a row of −inf; torch.nn.MultiheadAttention does so too",
         caution=True,
         plants={
-            "function": (
-                ("    weights = weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)\n", ""),
-            )
+            "function": (("    weights = weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)\n", ""),)
         },
     ),
     Mistake(
@@ -242,11 +244,7 @@ MASKING = (
         "zero the values (and keys) that nobody may look at: v.masked_fill(~real[..., None], 0.0)",
         "F.scaled_dot_product_attention does so too",
         caution=True,
-        plants={
-            "function": (
-                ("    k, v = k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)\n", ""),
-            )
-        },
+        plants={"function": (("    k, v = k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)\n", ""),)},
     ),
     Mistake(
         "padded-keys-leak",
@@ -260,7 +258,8 @@ MASKING = (
     Mistake(
         "window-off-by-one",
         "with a window that is one key too wide or too narrow",
-        "Not the attention that the model was trained with; a cache of the window's size then holds a key too few.",
+        "Not the attention that the model was trained with; a cache of the window's size then holds a key "
+        "too few.",
         "the n latest keys up to the query's own: k > q - n",
         "`>=` where `>` was meant",
         ({"window": 1}, {"window": -1}),
@@ -284,15 +283,8 @@ MASKING = (
         ({"softcap": "after"},),
         plants={
             "function": (
-                (
-                    "    if softcap is not None:\n        scores = softcap * torch.tanh(scores / softcap)\n",
-                    "",
-                ),
-                (
-                    "    " + _FILL,
-                    "    " + _FILL
-                    + "    if softcap is not None:\n        scores = softcap * torch.tanh(scores / softcap)\n",
-                ),
+                (_CAP, ""),
+                ("    " + _FILL, "    " + _FILL + _CAP),
             )
         },
     ),
@@ -308,4 +300,3 @@ MASKING = (
         },
     ),
 )
-

@@ -12,9 +12,9 @@ Swap = tuple[str, str]  # a line of a right implementation, and what the mistake
 class Mistake:
     """An entry of the catalogue.
 
-    `changes` are the recipes that it may show itself as (see `regard.checker.recipe`); a mistake without any is
-    found by a probe. `caution` marks what PyTorch's own attention does too, or what is right until the day it is
-    moved, saved or stretched: worth saying, not worth a verdict of wrong.
+    `changes` are the recipes that it may show itself as (see `regard.checker.recipe`); a mistake without any
+    is found by a probe. `caution` marks what PyTorch's own attention does too, or what is right until the day
+    it is moved, saved or stretched: worth saying, not worth a verdict of wrong.
     """
 
     name: str
@@ -24,4 +24,6 @@ class Mistake:
     seen: str
     changes: tuple[dict[str, Any], ...] = ()
     caution: bool = False
-    plants: dict[str, tuple[Swap, ...]] = field(default_factory=dict)  # by template: see `regard.checker.examples`
+    plants: dict[str, tuple[Swap, ...]] = field(
+        default_factory=dict
+    )  # by template: see `regard.checker.examples`

@@ -39,7 +39,12 @@ NUMBERS = (
         "lse * math.log(2), or logsumexp of the natural scores",
         "fused kernels that work with exp2 inside",
         plants={
-            "function": (("    return weights @ v\n", "    return weights @ v, torch.logsumexp(scores, -1) / math.log(2)\n"),)
+            "function": (
+                (
+                    "    return weights @ v\n",
+                    "    return weights @ v, torch.logsumexp(scores, -1) / math.log(2)\n",
+                ),
+            )
         },
     ),
 )

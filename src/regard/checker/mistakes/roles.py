@@ -28,8 +28,19 @@ ROLES = (
         tuple(
             {"roles": roles}
             for roles in (
-                (0, 0, 2), (1, 1, 2), (0, 1, 1), (0, 1, 0), (0, 0, 0), (1, 1, 1), (2, 2, 2),
-                (0, 2, 2), (2, 1, 2), (0, 0, 1), (1, 1, 0), (2, 2, 0), (2, 2, 1),
+                (0, 0, 2),
+                (1, 1, 2),
+                (0, 1, 1),
+                (0, 1, 0),
+                (0, 0, 0),
+                (1, 1, 1),
+                (2, 2, 2),
+                (0, 2, 2),
+                (2, 1, 2),
+                (0, 0, 1),
+                (1, 1, 0),
+                (2, 2, 0),
+                (2, 2, 1),
             )
         ),
         plants=_roles("k", "k", "v") | {"head": _roles("q", "q", "q")["head"]},
@@ -38,7 +49,8 @@ ROLES = (
         "key-value-swapped",
         "with keys and values swapped",
         "Scores are taken with the values and the keys are mixed; weights trained elsewhere turn to noise.",
-        "scores = q @ k.transpose(-2, -1), then out = weights @ v; in a fused projection, q, k, v in that order",
+        "scores = q @ k.transpose(-2, -1), then out = weights @ v; in a fused projection, q, k, v in that "
+        "order",
         "`k, v` returned as `v, k`, or a fused projection chunked in another order than it was trained",
         ({"roles": (0, 2, 1)},),
         plants=_roles("q", "v", "k"),

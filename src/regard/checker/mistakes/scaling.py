@@ -27,7 +27,8 @@ SCALING = (
         "scaled-twice",
         "with the scores scaled twice, by 1/D in all",
         "Attention is too flat: every row is closer to the mean of the values than it should be.",
-        "divide by √D once: either scale q (or the scores) yourself, or leave it to F.scaled_dot_product_attention",
+        "divide by √D once: either scale q (or the scores) yourself, or leave it to "
+        "F.scaled_dot_product_attention",
         "q scaled by hand and then handed to F.scaled_dot_product_attention, which scales too",
         ({"scale": lambda n: 1.0 / n.D},),
         plants=_planted(

@@ -18,7 +18,8 @@ SOFTMAX = (
     Mistake(
         "softmax-over-queries",
         "with softmax over the query axis",
-        "Each key's weights sum to 1 over the queries, so every query depends on later ones: it trains to a low "
+        "Each key's weights sum to 1 over the queries, so every query depends on later ones: it trains to a "
+        "low "
         "loss and then generates garbage.",
         "weights = torch.softmax(scores, dim=-1)",
         "`dim=-2`, or `dim=1` on (B, T, S)",
@@ -51,9 +52,7 @@ SOFTMAX = (
         "softmax written out by hand",
         ({"normalise": "exp"},),
         plants={
-            "function": (
-                (_FUNCTION, "    weights = scores.exp() / scores.exp().sum(-1, keepdim=True)\n"),
-            ),
+            "function": ((_FUNCTION, "    weights = scores.exp() / scores.exp().sum(-1, keepdim=True)\n"),),
             "head": ((_MODULE, "        weights = scores.exp() / scores.exp().sum(-1, keepdim=True)\n"),),
             "layer": ((_MODULE, "        weights = scores.exp() / scores.exp().sum(-1, keepdim=True)\n"),),
         },

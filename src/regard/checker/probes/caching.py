@@ -1,7 +1,7 @@
 """With a cache or without: the same output, however the sequence is cut.
 
-The module's own way of continuing a sequence is guessed where it is a usual one. Otherwise the caller writes three
-lines, and the report says which.
+The module's own way of continuing a sequence is guessed where it is a usual one. Otherwise the caller writes
+three lines, and the report says which.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regard.checker.question import Question
 from regard.checker.recipe import RIGHT, Recipe
 from regard.checker.understand import TOLERANCE, Intent
 
-Step = Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]]
+Step = Callable[[nn.Module, Tensor, Any], tuple[Any, Any]]
 ADAPTER = (
     "write how a sequence is continued, def step(module, x, cache): y, cache = module(x, cache=cache); "
     "return y, cache, and pass check(…, cached=step); the first call gets cache=None"
@@ -56,7 +56,9 @@ def probe_cache(exam: Exam) -> None:
     if step is not None:
         exam.failed("cache", f"the adapter raised {trouble}")
     else:
-        exam.left_out("cache", f"how `{subject.arguments[min(wanted)]}` works could not be guessed: {ADAPTER}")
+        exam.left_out(
+            "cache", f"how `{subject.arguments[min(wanted)]}` works could not be guessed: {ADAPTER}"
+        )
 
 
 def _cut(exam: Exam, step: Step, question: Question) -> dict[tuple[int, ...], Tensor]:
@@ -69,7 +71,7 @@ def _cut(exam: Exam, step: Step, question: Question) -> dict[tuple[int, ...], Te
         cache, pieces = None, []
         module = exam.subject.at(question.dtype)
         assert module is not None
-        for piece in x.split(list(cut), 1):
+        for piece in torch.split(x, list(cut), 1):
             y, cache = step(module, piece.contiguous(), cache)
             pieces.append(y[0] if isinstance(y, tuple) else y)
         outputs[cut] = torch.cat(pieces, 1)
@@ -95,12 +97,16 @@ def _judge(exam: Exam, question: Question, outputs: dict[tuple[int, ...], Tensor
         exam.passed("cache", f"the same output at every one of {len(outputs)} ways to cut the sequence")
         return
     cut, error = max(wrong.items(), key=lambda item: item[1])
-    detail = f"cut as {_shown(cut)}, the output differs by {error:.1g} ({len(wrong)} of {len(outputs)} cuts differ)"
+    detail = f"cut as {_shown(cut)}, the output differs by {error:.1g}"
+    detail += f" ({len(wrong)} of {len(outputs)} cuts differ)"
     intent = exam.right
     for name in ("top-left-causal", "square-mask-sliced-by-columns", "cache-ignored", "no-mask"):
         if intent is not None and _explained(name, question, intent, outputs):
             exam.found(
-                "cache", detail, name, f"In pieces your output equals attention {mistake(name).what}; {detail}."
+                "cache",
+                detail,
+                name,
+                f"In pieces your output equals attention {mistake(name).what}; {detail}.",
             )
             return
     exam.failed("cache", detail)
@@ -120,7 +126,9 @@ def _explained(name: str, question: Question, intent: Intent, outputs: dict[tupl
     )
 
 
-def _in_pieces(recipe: Recipe, question: Question, intent: Intent, cut: tuple[int, ...], *, forget: bool) -> Tensor:
+def _in_pieces(
+    recipe: Recipe, question: Question, intent: Intent, cut: tuple[int, ...], *, forget: bool
+) -> Tensor:
     x = question.q.double()
     pieces, start = [], 0
     for size in cut:

@@ -1,7 +1,7 @@
 """Dropout: off in eval, on in training, on the weights, scaled by 1/(1 − p).
 
-Where it acts is read off the numbers. With few keys the output is a known combination of few values, so the weights
-that were really used follow from it by least squares, whatever drew them.
+Where it acts is read off the numbers. With few keys the output is a known combination of few values, so the
+weights that were really used follow from it by least squares, whatever drew them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def probe_dropout(exam: Exam) -> None:
     question = exam.cases.plain("dropout", B=2, T=3, seed=60).to(exam.understood.dtype)
     if _random(exam, question, _with_dropout(exam, places, P, training=False)):
         exam.found(
-            "eval is deterministic", "two calls in eval mode differ", "dropout-in-eval",
+            "eval is deterministic",
+            "two calls in eval mode differ",
+            "dropout-in-eval",
             "In eval mode the same input gives two different outputs.",
         )
     else:
@@ -47,11 +49,15 @@ def probe_dropout(exam: Exam) -> None:
     }
     if not acting:
         exam.found(
-            "dropout in training", "two calls in training mode agree", "dropout-never-acts",
+            "dropout in training",
+            "two calls in training mode agree",
+            "dropout-never-acts",
             f"With `{'`, `'.join(groups)}` at {P} training gives the same output as eval, every time.",
         )
     elif exam.right is None:
-        exam.left_out("dropout in training", "the output is not known to be right, so its weights cannot be read off")
+        exam.left_out(
+            "dropout in training", "the output is not known to be right, so its weights cannot be read off"
+        )
     else:
         _judge(exam, exam.right, question, acting)
 
@@ -65,7 +71,9 @@ def _function_is_steady(exam: Exam) -> None:
         exam.passed("deterministic")
     else:
         exam.found(
-            "deterministic", "two calls differ", "dropout-in-eval",
+            "deterministic",
+            "two calls differ",
+            "dropout-in-eval",
             "The same input gives two different outputs, though no dropout was asked for.",
         )
 
@@ -129,16 +137,18 @@ def _judge(exam: Exam, intent: Intent, question: Question, acting: dict[str, lis
     elif all(act == "dropout-on-output" for act in where.values()):
         exam.passed("dropout in training", f"`{next(iter(acting))}` acts on the output of the layer")
     else:
-        exam.left_out("dropout in training", f"where `{next(iter(acting))}` acts could not be read off the output")
+        exam.left_out(
+            "dropout in training", f"where `{next(iter(acting))}` acts could not be read off the output"
+        )
 
 
 _EVIDENCE = {
-    "dropout-on-scores": "With `{place}` at 0.5 the weights in training are changed but still sum to 1 (or are NaN): "
-    "it acts on the scores.",
-    "dropout-not-rescaled": "With `{place}` at 0.5 the weights in training are 0 or what they are in eval, never "
-    "twice that.",
-    "dropout-on-output": "With `{place}` at 0.5 numbers of the output are 0 or twice what they are in eval: it acts "
-    "on the output.",
+    "dropout-on-scores": "With `{place}` at 0.5 the weights in training change but still sum to 1 "
+    "(or are NaN): it acts on the scores.",
+    "dropout-not-rescaled": "With `{place}` at 0.5 the weights in training are 0 or what they are in eval, "
+    "never twice that.",
+    "dropout-on-output": "With `{place}` at 0.5 numbers of the output are 0 or twice what they are in eval: "
+    "it acts on the output.",
 }
 
 
@@ -199,8 +209,8 @@ def _weights_behind(output: Tensor, question: Question, intent: Intent) -> Tenso
         if float((columns.mT @ solved - output.mT).abs().max()) > 1e-4:
             return None
         return solved.view(B, H, S, -1).transpose(-2, -1)
-    solved = torch.linalg.lstsq(v.mT, output.mT).solution
-    return solved.mT if float((v.mT @ solved - output.mT).abs().max()) < 1e-4 else None
+    shares: Tensor = torch.linalg.lstsq(v.mT, output.mT).solution
+    return shares.mT if float((v.mT @ shares - output.mT).abs().max()) < 1e-4 else None
 
 
 def _before_projection(outputs: list[Tensor], question: Question, intent: Intent) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,9 @@ def probe_independence(exam: Exam) -> None:
 def _causality(exam: Exam) -> None:
     subject, intent = exam.subject, exam.understood.intent
     flagged = "causal" in subject.arguments and exam.options.get("causal") is None
-    causal = flagged or exam.options.get("causal") or (intent.causal if intent else exam.understood.claims_causal)
+    causal = (
+        flagged or exam.options.get("causal") or (intent.causal if intent else exam.understood.claims_causal)
+    )
     if not causal or subject.takes == "context":
         return
     question = exam.cases.plain("causality", seed=40)
@@ -46,8 +49,7 @@ def leaks(exam: Exam, question: Question) -> tuple[int, int, str] | tuple[()] | 
         return None
     output = reply.answer.output
     for at in range(T - 1):
-        moved = question.mapped(lambda x, at=at: _moved(x, at + 1))
-        again = exam.subject.ask(moved)
+        again = exam.subject.ask(question.mapped(partial(_moved, start=at + 1)))
         if again.answer is None:
             return None
         before, after = _rows(output, at), _rows(again.answer.output, at)
@@ -87,7 +89,7 @@ def _batch(exam: Exam) -> None:
         return
     worst = 0.0
     for item in range(3):
-        alone = exam.subject.ask(question.mapped(lambda x, item=item: x[item : item + 1]))
+        alone = exam.subject.ask(question.mapped(partial(torch.narrow, dim=0, start=item, length=1)))
         if alone.answer is None:
             exam.failed("batch", f"one item alone raised {alone.trouble}")
             return

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker import names
-from regard.checker.building import CannotCheck, build
+from regard.checker.building import CheckError, build
 from regard.checker.cases import Cases
 from regard.checker.exam import Exam
 from regard.checker.oracle import apart, truth
@@ -23,7 +23,9 @@ def probe_keeping(exam: Exam) -> None:
     if exam.subject.plain_lists:
         place = exam.subject.plain_lists[0]
         exam.found(
-            "parameters are registered", f"those in `{place}` are not", "plain-list",
+            "parameters are registered",
+            f"those in `{place}` are not",
+            "plain-list",
             f"`{place}` is a plain list: what it holds is in no state_dict and in no parameters().",
         )
     else:
@@ -35,7 +37,8 @@ def probe_keeping(exam: Exam) -> None:
 
 
 def _moves(exam: Exam) -> None:
-    """Move it to another device. The meta device is always there, and leaves a plain tensor behind like any other."""
+    """Move it to another device. The meta device is always there, and leaves a plain tensor behind like any
+    other."""
     module = exam.subject.at(torch.float32)
     assert module is not None
     question = exam.cases.plain(".to()", seed=70).to(torch.float32)
@@ -57,7 +60,9 @@ def _moves(exam: Exam) -> None:
     if exam.subject.ask(away, module=moved).error is None:
         place = plain[0][0]
         exam.found(
-            ".to()", f"`{place}` stays behind", "plain-attribute",
+            ".to()",
+            f"`{place}` stays behind",
+            "plain-attribute",
             f"`{place}` is a plain tensor: moved to another device, forward raises {there.trouble[:120]}.",
         )
 
@@ -84,7 +89,7 @@ def _round_trip(exam: Exam) -> None:
         assert double is not None
         fresh = fresh.to(exam.understood.dtype).eval()
         fresh.load_state_dict(double.state_dict())
-    except (CannotCheck, RuntimeError) as error:
+    except (CheckError, RuntimeError) as error:
         exam.failed("state_dict", f"its own state_dict does not load: {str(error).splitlines()[0][:160]}")
         return
     question = exam.cases.plain("state_dict", seed=71).to(exam.understood.dtype)
@@ -98,7 +103,9 @@ def _round_trip(exam: Exam) -> None:
         plain = plain_tensors(fresh)
         held = f"`{plain[0][0]}`" if plain else "something that matters"
         exam.found(
-            "state_dict", "saved and loaded, it gives another output", "plain-attribute",
+            "state_dict",
+            "saved and loaded, it gives another output",
+            "plain-attribute",
             f"state_dict does not hold {held}: a loaded copy gives another output.",
         )
 
@@ -135,20 +142,26 @@ def _lengths(exam: Exam) -> None:
                 exam.passed(name, f"{T} tokens")
             else:
                 exam.failed(name, f"{T} tokens: off by {error:.1g}, without an error")
-        elif T == limit:
+        elif limit == T:
             exam.failed(name, f"{T} tokens raised {reply.trouble}")
-        elif isinstance(reply.error, ValueError | AssertionError | IndexError) and _says_length(reply.error, limit):
+        elif isinstance(reply.error, ValueError | AssertionError | IndexError) and _says_length(
+            reply.error, limit
+        ):
             exam.passed(name, "refused with a clear message")
         else:
             exam.found(
-                name, reply.trouble, "obscure-length-error",
+                name,
+                reply.trouble,
+                "obscure-length-error",
                 f"{T} tokens, one over the maximum, raise “{reply.trouble[:140]}”.",
             )
 
 
 def _says_length(error: Exception, limit: int) -> bool:
     text = str(error).lower()
-    return any(word in text for word in ("length", "token", "long", "max", "block", "context", "seq", str(limit)))
+    return any(
+        word in text for word in ("length", "token", "long", "max", "block", "context", "seq", str(limit))
+    )
 
 
 def _other_length(exam: Exam) -> None:
@@ -162,14 +175,19 @@ def _other_length(exam: Exam) -> None:
         longer = build(cls, given, sizes)
         state = exam.module.state_dict() if exam.module is not None else {}
         shapes = {name: tuple(t.shape) for name, t in longer.state_dict().items()}
-    except CannotCheck:
+    except CheckError:
         return
     parameters = {name for name, _ in longer.named_parameters()}
-    blocking = [n for n, t in state.items() if shapes.get(n) not in (None, tuple(t.shape)) and n not in parameters]
+    blocking = [
+        n for n, t in state.items() if shapes.get(n) not in (None, tuple(t.shape)) and n not in parameters
+    ]
     if blocking:
         exam.found(
-            "weights load at another length", f"`{blocking[0]}` differs in shape", "persistent-mask",
-            f"The state_dict holds `{blocking[0]}` {tuple(state[blocking[0]].shape)}, which a module for another "
+            "weights load at another length",
+            f"`{blocking[0]}` differs in shape",
+            "persistent-mask",
+            f"The state_dict holds `{blocking[0]}` {tuple(state[blocking[0]].shape)}, which a module for "
+            "another "
             "maximum length refuses.",
         )
     else:

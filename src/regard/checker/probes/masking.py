@@ -48,9 +48,7 @@ def _empty_rows(exam: Exam, intent: Intent) -> None:
     if not error < TOLERANCE:
         exam.failed("empty rows", f"one row that may look at nothing moves the others by {error:.1g}")
     elif bool(rows.isnan().any()):
-        exam.found(
-            "empty rows", "NaN", "empty-row-nan", "A query that may look at nothing gives NaN."
-        )
+        exam.found("empty rows", "NaN", "empty-row-nan", "A query that may look at nothing gives NaN.")
     else:
         uniform = replace(RIGHT, fill=-1e9).answer(intent.read(question), intent.wiring).output
         same = apart(reply.answer, Answer(uniform)) < TOLERANCE
@@ -74,7 +72,9 @@ def _strange_padding(exam: Exam) -> None:
         exam.passed("NaN in padding", "it reaches no real token")
     elif bool(calm.answer.output[heads.expand_as(calm.answer.output)].isfinite().all()):
         exam.found(
-            "NaN in padding", "it reaches real tokens", "nan-in-padding",
+            "NaN in padding",
+            "it reaches real tokens",
+            "nan-in-padding",
             "NaN in a padded position, which nobody may look at, makes real tokens' outputs NaN.",
         )
 
@@ -111,8 +111,11 @@ def _bias(exam: Exam, intent: Intent) -> None:
     if left < TOLERANCE:
         what = mistake("mask-scaled-too").what
         exam.found(
-            "float mask", "scaled with the scores", "mask-scaled-too",
-            f"Your output equals attention {what}, to {max(left, 1e-16):.0e}.", left,
+            "float mask",
+            "scaled with the scores",
+            "mask-scaled-too",
+            f"Your output equals attention {what}, to {max(left, 1e-16):.0e}.",
+            left,
         )
 
 
@@ -137,9 +140,16 @@ def _alignment(exam: Exam, intent: Intent) -> None:
         left = apart(reply.answer, recipe.answer(asked, intent.wiring))
         if left < TOLERANCE:
             exam.found(
-                "causal, T < S", "not what a cache needs", name,
-                f"With 3 queries and 7 keys your output equals attention {mistake(name).what}, to {left:.0e}.",
-                left, caution=name == "top-left-causal",
+                "causal, T < S",
+                "not what a cache needs",
+                name,
+                f"With 3 queries and 7 keys your output equals attention {mistake(name).what}, to "
+                f"{left:.0e}.",
+                left,
+                caution=name == "top-left-causal",
             )
             return
-    exam.failed("causal, T < S", f"3 queries and 7 keys: off by {apart(reply.answer, truth(asked, intent.wiring)):.1g}")
+    exam.failed(
+        "causal, T < S",
+        f"3 queries and 7 keys: off by {apart(reply.answer, truth(asked, intent.wiring)):.1g}",
+    )

@@ -1,8 +1,11 @@
-"""The right numbers in every precision: errors as ratios to PyTorch's own, gradients, extreme scores, strides."""
+"""The right numbers in every precision: errors as ratios to PyTorch's own, gradients, extreme scores,
+strides."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +18,7 @@ from regard.checker.probes.output import brought
 from regard.checker.question import Question
 from regard.checker.recipe import RIGHT, Answer
 from regard.checker.understand import Intent
+from regard.checker.wiring import Wiring
 
 LIMIT = 10.0  # times PyTorch's own error at the same dtype
 _FLOAT32 = torch.float32
@@ -72,7 +76,8 @@ def _expected(question: Question, intent: Intent, dtype: torch.dtype) -> Answer:
     wiring = intent.wiring
     layers = {
         role: layer._replace(
-            weight=layer.weight.to(dtype).double(), bias=None if layer.bias is None else layer.bias.to(dtype).double()
+            weight=layer.weight.to(dtype).double(),
+            bias=None if layer.bias is None else layer.bias.to(dtype).double(),
         )
         for role in ("query", "key", "value", "out")
         if (layer := getattr(wiring, role)) is not None
@@ -83,8 +88,15 @@ def _expected(question: Question, intent: Intent, dtype: torch.dtype) -> Answer:
 
 def _sizes(exam: Exam) -> list[Question]:
     plain, module = exam.cases.plain, exam.module is not None
-    questions = [plain(B=1, T=1), plain(B=1, T=2, H=1, D=8), plain(B=3, T=5, H=2, D=6), plain(B=2, T=16, H=3, D=32)]
-    questions += [plain(B=1, T=12, seed=20)] if module else [plain(B=1, T=33, H=2, D=64), plain(B=2, T=65, H=1, D=16)]
+    questions = [
+        plain(B=1, T=1),
+        plain(B=1, T=2, H=1, D=8),
+        plain(B=3, T=5, H=2, D=6),
+        plain(B=2, T=16, H=3, D=32),
+    ]
+    questions += (
+        [plain(B=1, T=12, seed=20)] if module else [plain(B=1, T=33, H=2, D=64), plain(B=2, T=65, H=1, D=16)]
+    )
     return questions
 
 
@@ -131,18 +143,23 @@ def _gradients(exam: Exam, intent: Intent) -> None:
         left = max(map(distance, got, detached))
         what = mistake("weights-detached").what
         exam.found(
-            "gradients", f"off by {error:.1g}", "weights-detached",
-            f"Your gradients equal those of attention {what}, to {left:.0e}.", left,
+            "gradients",
+            f"off by {error:.1g}",
+            "weights-detached",
+            f"Your gradients equal those of attention {what}, to {left:.0e}.",
+            left,
         )
     else:
         exam.failed("gradients", f"off by {error:.1g} of the largest, though the output is right")
 
 
-def _without_weights(question: Question, wiring):  # type: ignore[no-untyped-def]
+def _without_weights(question: Question, wiring: Wiring) -> Answer:
     return replace(RIGHT, detach="weights").answer(question, wiring)
 
 
-def _input_gradients(exam: Exam, question: Question, intent: Intent, oracle) -> list[Tensor] | str:  # type: ignore[no-untyped-def]
+def _input_gradients(
+    exam: Exam, question: Question, intent: Intent, oracle: Callable[[Question, Wiring], Answer] | None
+) -> list[Tensor] | str:
     """The gradient of a fixed linear function of the output by each input; zeros where none flows."""
     asked = question.to(exam.understood.dtype if oracle is None else torch.float64)
     asked = asked.mapped(lambda x: x.clone().requires_grad_())
@@ -179,7 +196,9 @@ def _halves(exam: Exam, intent: Intent) -> None:
             trouble = next((t for t in [_ratio(exam, masked, intent, dtype)] if isinstance(t, str)), None)
         if trouble is not None and "overflow" in trouble:
             exam.found(
-                name, trouble, "finite-mask-value",
+                name,
+                trouble,
+                "finite-mask-value",
                 f"In {name} it raises “{trouble.partition(': ')[2]}”: the mask's value does not fit.",
             )
         elif trouble is not None:
@@ -192,7 +211,9 @@ def _halves(exam: Exam, intent: Intent) -> None:
 
 def _extreme(exam: Exam, intent: Intent) -> None:
     """Scores in the hundreds: softmax must neither overflow nor lose the visible ones."""
-    flag = {"flag": True} if "causal" in exam.subject.arguments and exam.options.get("causal") is None else {}
+    flag: dict[str, Any] = {}
+    if "causal" in exam.subject.arguments and exam.options.get("causal") is None:
+        flag["flag"] = True
     size = 14.0 if exam.module is None else 12.0
     for seed in (30, 31):
         question = replace(exam.cases.plain("extreme scores", seed=seed, size=size), **flag)
@@ -271,7 +292,9 @@ def _judge_weights(exam: Exam, got: Tensor, expected: Tensor) -> None:
     elif sums > 1e-4:
         exam.failed("weights", f"the returned weights are not rows that sum to 1 (off by {sums:.1g})")
     else:
-        exam.failed("weights", f"the returned weights are not the ones behind the output (off by {error:.1g})")
+        exam.failed(
+            "weights", f"the returned weights are not the ones behind the output (off by {error:.1g})"
+        )
 
 
 def _judge_lse(exam: Exam, got: Tensor, expected: Tensor) -> None:
@@ -280,8 +303,11 @@ def _judge_lse(exam: Exam, got: Tensor, expected: Tensor) -> None:
         exam.passed("lse", "natural logarithm")
     elif in_bits < 2e-5:
         exam.found(
-            "lse", f"off by {error:.1g}", "lse-base-2",
-            f"The returned lse equals the natural one divided by ln 2, to {in_bits:.0e}.", in_bits,
+            "lse",
+            f"off by {error:.1g}",
+            "lse-base-2",
+            f"The returned lse equals the natural one divided by ln 2, to {in_bits:.0e}.",
+            in_bits,
         )
     else:
         exam.failed("lse", f"the returned lse is off by {error:.1g}")

@@ -1,9 +1,11 @@
-"""Is the output right? Every kind of question once; where one comes out wrong, which mistake explains them all."""
+"""Is the output right? Every kind of question once; where one comes out wrong, which mistake explains them
+all."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -12,7 +14,7 @@ from regard.checker.diagnose import diagnose, explain_parts
 from regard.checker.exam import Exam
 from regard.checker.oracle import apart, truth
 from regard.checker.question import Question
-from regard.checker.recipe import RIGHT
+from regard.checker.recipe import RIGHT, Answer
 from regard.checker.subject import MaskForm, Reply
 from regard.checker.understand import TOLERANCE, Intent, Observed
 
@@ -46,7 +48,9 @@ def _observe(exam: Exam) -> list[Observed]:
     optional: list[Question] = []
     if "causal" in subject.arguments and exam.options.get("causal") is None:
         questions.append(replace(cases.plain("causal", seed=4), flag=True))
-    asked = {"flag": True} if "causal" in subject.arguments and exam.options.get("causal") is not False else {}
+    asked: dict[str, Any] = {}
+    if "causal" in subject.arguments and exam.options.get("causal") is not False:
+        asked["flag"] = True
     if "window" in subject.arguments and "window" not in cases.always:
         questions.append(replace(cases.plain("window", seed=6), window=3, **asked))
     if "softcap" in subject.arguments and exam.module is None and "softcap" not in cases.always:
@@ -75,10 +79,14 @@ def _observe_masks(exam: Exam, observed: list[Observed]) -> list[Observed]:
     if "mask" in subject.arguments:
         question = brought(exam, cases.masked(seed=11))
         forms = _mask_forms(exam)
-        replies = [(form, subject.adjusted(mask_form=form).ask(question.to(exam.understood.dtype))) for form in forms]
+        replies = [
+            (form, subject.adjusted(mask_form=form).ask(question.to(exam.understood.dtype))) for form in forms
+        ]
         ran = [(form, reply) for form, reply in replies if reply.answer is not None]
         if not ran:
-            exam.failed("mask", f"no usual form of a mask was taken; a boolean (T, S) raised {replies[0][1].trouble}")
+            exam.failed(
+                "mask", f"no usual form of a mask was taken; a boolean (T, S) raised {replies[0][1].trouble}"
+            )
             return found
         form, reply = _best_form(exam, question, ran, observed)
         subject.mask_form = form
@@ -116,7 +124,8 @@ def _best_form(
 ) -> tuple[MaskForm, Reply]:
     """The form in which the mask comes out right; else the one that leaves least to explain; else the first.
 
-    Whoever takes a boolean mask must be right with it; only code that adds whatever it is given may want floats.
+    Whoever takes a boolean mask must be right with it; only code that adds whatever it is given may want
+    floats.
     """
     boolean = [(form, reply) for form, reply in ran if form.kind == "look"]
     honest = [(form, reply) for form, reply in boolean if not _adds(exam, question, reply)]
@@ -127,7 +136,7 @@ def _best_form(
                 return form, reply
         elif form.kind != "look":
             together = [*observed, Observed(question, _answered(reply))]
-            if (matches := diagnose(together, exam.understood.intents)) and len(matches[0].names) == 1:
+            if diagnose(together, exam.understood.intents, pairs=False):
                 return form, reply
     return ran[0]
 
@@ -141,7 +150,9 @@ def _adds(exam: Exam, question: Question, reply: Reply) -> bool:
     return apart(_answered(reply), added) < TOLERANCE
 
 
-def _caution_if_added(exam: Exam, question: Question, form: MaskForm, ran: list[tuple[MaskForm, Reply]]) -> None:
+def _caution_if_added(
+    exam: Exam, question: Question, form: MaskForm, ran: list[tuple[MaskForm, Reply]]
+) -> None:
     """Code that adds its mask takes a boolean one without a word, and adds 0 and 1."""
     boolean = next((reply for other, reply in ran if other == MaskForm("look", form.rank)), None)
     if form.kind != "added" or boolean is None or exam.right is None or not _adds(exam, question, boolean):
@@ -151,7 +162,9 @@ def _caution_if_added(exam: Exam, question: Question, form: MaskForm, ran: list[
     detail = f"a boolean `{name}` is taken without a word and added as 0 and 1"
     if converted:
         detail = f"`{converted.group()})` turns a boolean mask into 0 and 1, and these are added"
-    evidence = f"Given a boolean `{name}`, it adds 1 where the mask is True and 0 elsewhere: it hides nothing."
+    evidence = (
+        f"Given a boolean `{name}`, it adds 1 where the mask is True and 0 elsewhere: it hides nothing."
+    )
     exam.found("boolean mask", detail, "mask-added-as-zero-one", evidence, caution=not converted)
 
 
@@ -159,7 +172,7 @@ def _causal_unasked(exam: Exam) -> bool:
     return exam.understood.right is not None and exam.understood.right.causal
 
 
-def _answered(reply: Reply):  # type: ignore[no-untyped-def]
+def _answered(reply: Reply) -> Answer:
     assert reply.answer is not None
     return reply.answer
 
@@ -176,7 +189,9 @@ def _error(exam: Exam, one: Observed) -> float:
 def _explain(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> None:
     intents = [exam.understood.right] if exam.understood.right else exam.understood.intents
     small, unknown = max(wrong.values()) < 3e-2, _unknown(exam, intents[0])
-    search = not small and not unknown  # two mistakes at once are looked for where one could be expected to fit
+    search = (
+        not small and not unknown
+    )  # two mistakes at once are looked for where one could be expected to fit
     matches = diagnose(observed, intents, exam.source, pairs=search)
     matches = matches or explain_parts(observed, intents, exam.source, pairs=search)
     if not matches and small:
@@ -216,7 +231,11 @@ def _unknown(exam: Exam, intent: Intent) -> str:
 
 
 def _apart_in_words(error: float) -> str:
-    return "NaN or inf where numbers belong" if error == float("inf") else f"off by {error:.1g} of the largest number"
+    return (
+        "NaN or inf where numbers belong"
+        if error == float("inf")
+        else f"off by {error:.1g} of the largest number"
+    )
 
 
 def _smallest(exam: Exam, observed: list[Observed], intent: Intent) -> str:
@@ -237,7 +256,8 @@ def _first_difference(one: Observed, intent: Intent) -> str:
     expected = truth(intent.read(one.question), intent.wiring).output.detach()
     got = one.answer.output.detach().double()
     if got.shape != expected.shape:
-        return f"no known mistake: {one.question.shapes()} gives {tuple(got.shape)}, expected {tuple(expected.shape)}"
+        shapes = f"{tuple(got.shape)}, expected {tuple(expected.shape)}"
+        return f"No known mistake: {one.question.shapes()} gives {shapes}"
     off = ~torch.isclose(got, expected, rtol=1e-4, atol=1e-5)
     index = tuple(int(i) for i in off.nonzero()[0]) if bool(off.any()) else (0,) * got.ndim
     return (

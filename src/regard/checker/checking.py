@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.checker.adapt import adapt
-from regard.checker.building import CannotCheck
+from regard.checker.building import CheckError
 from regard.checker.exam import Exam
 from regard.checker.probes.caching import probe_cache
 from regard.checker.probes.dropping import probe_dropout
@@ -38,18 +38,19 @@ def check(
 ) -> Report:
     """Check any attention: a function of `(q, k, v)`, a module on `x`, or a class of modules.
 
-    The code's output, gradients and behaviour are held against the float64 oracle, and what is wrong is named.
+    The code's output, gradients and behaviour are held against the float64 oracle, and what is wrong is
+    named.
 
     - `causal`: whether it should be causal. Without it the code's own word counts (its name, a triangular
       buffer), or else its behaviour; the report says what was assumed.
     - `window`, `softcap`, `scale`, `heads`: what it promises, where that cannot be seen in its arguments.
     - `true_means`: "look" or "hide", for what True says in its boolean masks ("look" unless told otherwise).
-    - `cached`: three lines that continue a sequence, `step(module, x, cache) -> (output, cache)`, called first with
-      `cache=None`; needed only where the module's own way cannot be guessed.
+    - `cached`: three lines that continue a sequence, `step(module, x, cache) -> (output, cache)`, called
+      first with `cache=None`; needed only where the module's own way cannot be guessed.
     - `strict`: cautions count as failures.
     - every other keyword is an argument of the class's constructor, or of the function.
 
-    Raises `CannotCheck`, a ValueError of one line, if the thing cannot be called at all.
+    Raises `CheckError`, a ValueError of one line, if the thing cannot be called at all.
 
     >>> import torch, regard
     >>> report = regard.check(lambda q, k, v: torch.softmax(q @ k.mT, dim=-1) @ v)
@@ -67,13 +68,18 @@ def check(
         understood = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
         exam = Exam(understood, {"causal": causal, "true_means": true_means, "cached": cached})
         _examine(exam)
-    report = Report(_described(understood), _assumed(exam), exam.checks, _sorted(exam), exam.example, strict=strict)
+    report = Report(
+        _described(understood), _assumed(exam), exam.checks, _sorted(exam), exam.example, strict=strict
+    )
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _constructor(thing: Any, arguments: dict[str, Any], window: int | None, softcap: float | None) -> dict[str, Any]:
-    """Constructor arguments; a window or soft cap that was promised is also built in, where there is a place."""
+def _constructor(
+    thing: Any, arguments: dict[str, Any], window: int | None, softcap: float | None
+) -> dict[str, Any]:
+    """Constructor arguments; a window or soft cap that was promised is also built in, where there is a place.
+    Constructor arguments; a window or soft cap that was promised is also built in, where there is a place."""
     from regard.checker.building import _parameters
 
     given = dict(arguments)
@@ -94,21 +100,28 @@ def _examine(exam: Exam) -> None:
         return
     if exam.understood.turned:
         exam.found(
-            "batches", "they fail", "dot-t-on-a-batch",
-            "Right on one sequence (T, D); a batch fails, since .T turns every axis of it.", caution=True,
+            "batches",
+            "they fail",
+            "dot-t-on-a-batch",
+            "Right on one sequence (T, D); a batch fails, since .T turns every axis of it.",
+            caution=True,
         )
     for probe in PROBES:
         probe(exam)
 
 
 def _did_not_run(exam: Exam) -> None:
-    """Nothing came back: if a known mistake is why, that is the diagnosis; otherwise it could not be checked."""
+    """Nothing came back: if a known mistake is why, that is the diagnosis; otherwise it could not be checked.
+    Nothing came back: if a known mistake is why, that is the diagnosis; otherwise it could not be checked."""
     first = exam.understood.first
     if first.turned:
-        evidence = f"On {exam.cases.plain().shapes()} it raises {first.trouble}, after using .T on more than two axes."
+        shapes = exam.cases.plain().shapes()
+        evidence = f"On {shapes} it raises {first.trouble}, after using .T on more than two axes."
         exam.found("runs on a batch", first.trouble, "dot-t-on-a-batch", evidence)
         return
-    raise CannotCheck(f"{exam.subject.name} could not be run on {exam.cases.plain().shapes()}: {first.trouble}")
+    raise CheckError(
+        f"{exam.subject.name} could not be run on {exam.cases.plain().shapes()}: {first.trouble}"
+    )
 
 
 PROBES = (
@@ -144,8 +157,10 @@ def _assumed(exam: Exam) -> list[str]:
     if "causal" in understood.subject.arguments:
         assumed.append(f"causal when {understood.subject.arguments['causal']} says so")
     elif (intent := understood.intent) is not None:
-        why = "as you said" if exam.options["causal"] is not None else (
-            "as it says of itself" if understood.claims_causal is not None else "from its behaviour"
+        why = (
+            "as you said"
+            if exam.options["causal"] is not None
+            else ("as it says of itself" if understood.claims_causal is not None else "from its behaviour")
         )
         assumed.append(f"{'causal' if intent.causal else 'not causal'}, {why}")
     return assumed + exam.notes
