@@ -52,8 +52,8 @@ def paragraphs(body: str) -> Iterator[str]:
     text = OUTSIDE_LINK.sub(r"\1", text)
     text = TAG.sub("", text).replace("'''", "").replace("''", "")
     for line in text.split("\n"):
-        line = SPACES.sub(" ", EMPTY_BRACKETS.sub("", line)).strip()
-        if len(line) < 80 or not (line[0].isalnum() or line[0] in "\"'("):
+        line = SPACES.sub(" ", EMPTY_BRACKETS.sub("", line.lstrip("*#: "))).strip()
+        if len(line) < 70 or not (line[0].isalnum() or line[0] in "\"'("):
             continue
         if line[-1] not in ".!?\"')" or any(mark in line for mark in ("{", "}", "[[", "]]", "|", "http:")):
             continue

@@ -78,8 +78,8 @@ class Corpus:
             yield self._windows(self.validation, some)
 
     def _windows(self, ids: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        places = first.unsqueeze(1) + torch.arange(self.context + 1)
-        windows = ids[places.to(ids.device, non_blocking=True)].long()
+        reach = torch.arange(self.context + 1, device=ids.device)
+        windows = ids[first.to(ids.device, non_blocking=True).unsqueeze(1) + reach].long()
         if self.start is not None:
             windows[:, 0] = self.start
         return windows[:, :-1], windows[:, 1:]

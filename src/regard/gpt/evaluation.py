@@ -13,7 +13,7 @@ from regard.gpt.model import GPT
 from regard.gpt.processes import Processes
 from regard.heads import Scores, probe, repeated
 
-TEXTS = 8  # validation windows whose attention is looked at
+TEXTS = 4  # validation windows whose attention is looked at
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:

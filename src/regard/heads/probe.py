@@ -45,4 +45,9 @@ def repeated(
 def probe(maps: Callable[[Tensor], Sequence[AttentionMap]], ids: Tensor) -> tuple[list[Scores], list[Scores]]:
     """The scores of every layer on ids (draws, T), and their nulls. `maps` is a model's, as `GPT.maps`."""
     seen = list(maps(ids))
-    return [scores(map, ids) for map in seen], [scores(uniform(map), ids) for map in seen]
+    nulls: list[Scores] = []
+    for layer, map in enumerate(seen):
+        # Layers that may see the same have the same null.
+        alike = (nulls[i] for i in range(layer) if seen[i].mask == map.mask and seen[i].shape == map.shape)
+        nulls.append(next(alike, None) or scores(uniform(map), ids))
+    return [scores(map, ids) for map in seen], nulls
