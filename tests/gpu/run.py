@@ -1,8 +1,11 @@
 """The GPU suite without pytest, for machines that have only PyTorch and Triton:
 
 PYTHONPATH=src python tests/gpu/run.py [words of a name]
+
+PART=1/4 runs the second quarter of the cases, for several processes side by side.
 """
 
+import os
 import sys
 import time
 import traceback
@@ -16,9 +19,9 @@ def main() -> int:
         print("needs a CUDA device")
         return 1
     passed, failed, start = 0, [], time.monotonic()
-    for name, check in cases():
-        if not all(word in name for word in sys.argv[1:]):
-            continue
+    part, parts = map(int, os.environ.get("PART", "0/1").split("/"))
+    wanted = [case for case in cases() if all(word in case[0] for word in sys.argv[1:])]
+    for name, check in wanted[part::parts]:
         torch.manual_seed(0)
         try:
             check()

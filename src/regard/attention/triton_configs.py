@@ -30,15 +30,20 @@ def choose(purpose: str, width: int, dtype: torch.dtype) -> Config:
 # are given as lists of blocks, where both backward kernels share one shape.
 CONFIGS: dict[tuple[str, int], list[tuple[int, Config]]] = {
     ("forward", 2): [
-        (128, Config(128, 128, 8, 2, True)),
+        (64, Config(64, 64, 4, 3, True)),
+        (128, Config(128, 128, 8, 3, True)),
         (256, Config(128, 32, 8, 2)),
     ],
     ("forward", 4): [(64, Config(64, 32, 4, 2)), (256, Config(64, 16, 4, 2))],
     ("lists", 2): [(128, Config(128, 64, 8, 3)), (256, Config(128, 64, 8, 2))],
     ("lists", 4): [(64, Config(64, 32, 4, 2)), (256, Config(64, 16, 4, 2))],
-    ("queries", 2): [(128, Config(128, 64, 8, 2, True)), (256, Config(64, 32, 8, 1))],
+    ("queries", 2): [
+        (64, Config(64, 64, 4, 2, True)),
+        (128, Config(128, 64, 8, 3, True)),
+        (256, Config(64, 32, 8, 1)),
+    ],
     ("queries", 4): [(64, Config(32, 32, 4, 1)), (256, Config(16, 16, 4, 1))],
-    ("keys", 2): [(128, Config(32, 128, 8, 3, True)), (256, Config(32, 64, 8, 1))],
+    ("keys", 2): [(128, Config(64, 64, 4, 2, True)), (256, Config(32, 64, 8, 1))],
     ("keys", 4): [(64, Config(32, 32, 4, 1)), (256, Config(16, 16, 4, 1))],
     ("lists backward", 2): [(128, Config(64, 64, 4, 2)), (256, Config(32, 32, 4, 1))],
     ("lists backward", 4): [(64, Config(32, 32, 4, 1)), (256, Config(16, 16, 4, 1))],

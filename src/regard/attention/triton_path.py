@@ -202,6 +202,8 @@ def descriptor(x: Tensor, wanted: bool, rows: int, width: int) -> Any:
     """A tensor descriptor for blocks of rows × width, or None where unwanted or the layout forbids it."""
     if not wanted or x.numel() == 0 or x.data_ptr() % 16 or x.stride(-1) != 1:
         return None
+    if x.shape[-1] != width:  # a block wider than the tensor made the hardware fault
+        return None
     if any(step * x.itemsize % 16 or step == 0 for step in x.stride()[:-1]):
         return None
     from triton.tools.tensor_descriptor import TensorDescriptor
