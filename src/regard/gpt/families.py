@@ -132,7 +132,7 @@ def _llama_like(settings: Settings, **choices: Any) -> Config:
         heads=_needed(settings, "num_attention_heads"),
         width=_needed(settings, "hidden_size"),
         kv_heads=settings.get("num_key_value_heads") or _needed(settings, "num_attention_heads"),
-        head_width=settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"],
+        head_width=settings.get("head_dim"),  # type: ignore[arg-type]  # None: what follows from the sizes
         hidden=_needed(settings, "intermediate_size"),
         norm="rms",
         norm_eps=settings.get("rms_norm_eps", 1e-6),

@@ -1,0 +1,245 @@
+"""Generation: the same tokens with and without cache, alone and in a batch; sampling; stops; streams."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, small
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from regard.gpt import GPT
+from regard.gpt.sampling import Sampling
+
+names = pytest.mark.parametrize("name", ARCHITECTURES)
+PROMPTS = [[5, 9, 2, 33, 17, 4, 60, 8], [7], [11, 12, 13], [1, 2, 3, 4, 5, 6]]
+
+
+def with_text(model: GPT) -> GPT:
+    """The model with a tokenizer of bytes: token i is byte i + 65, and bytes in pairs make é."""
+    letters = {chr(65 + i): i for i in range(58)}
+    vocabulary = letters | {"Ã": 58, "©": 59, "<end>": 60}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    model.tokenizer = tokenizer
+    return model
+
+
+class Fixed(GPT):
+    """A model that always goes on with the next of these tokens, whatever it reads."""
+
+    script: list[int]
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        scores = torch.zeros(*states.shape[:-1], self.config.vocab_size)
+        scores[..., self.script.pop(0)] = 1.0
+        return scores
+
+
+def fixed(*script: int) -> GPT:
+    model = Fixed(small("llama").config)
+    model.script = list(script)
+    return with_text(model)
+
+
+@names
+def test_cached_tokens_are_the_uncached_ones(name: str) -> None:
+    model, ids = small(name), torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
+    for options in ({}, {"temperature": 1.0, "seed": 3}):
+        cached = model.generate(ids, max_new_tokens=30, **options)
+        assert cached.shape == (2, 38)
+        assert torch.equal(cached[:, :8], ids)
+        assert torch.equal(cached, model.generate(ids, max_new_tokens=30, cache=False, **options))
+
+
+@names
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_batch_of_different_lengths_is_each_prompt_alone(name: str, cache: bool) -> None:
+    model = small(name, tied=False)  # tied ones of this size say the same word again and again
+    alone = [model.generate(prompt, max_new_tokens=20) for prompt in PROMPTS]
+    assert model.generate(PROMPTS, max_new_tokens=20, cache=cache) == alone
+    assert (
+        len({token for row, prompt in zip(alone, PROMPTS, strict=True) for token in row[len(prompt) :]}) > 3
+    )
+
+
+def test_greedy_is_the_best_token_each_time() -> None:
+    model, ids = small("llama"), torch.tensor([PROMPTS[0]])
+    with torch.no_grad():
+        for _ in range(10):
+            ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(model.generate(ids[:, :8], max_new_tokens=10), ids)
+
+
+def test_what_goes_in_comes_out() -> None:
+    model = with_text(small("llama"))
+    row = model.generate([1, 2, 3], max_new_tokens=4)
+    assert isinstance(row, list)
+    assert row[:3] == [1, 2, 3]
+    assert model.generate([[1, 2, 3]], max_new_tokens=4) == [row]
+    one = model.generate(torch.tensor([1, 2, 3]), max_new_tokens=4)
+    assert one.tolist() == row
+    many = model.generate([torch.tensor([1, 2, 3]), torch.tensor([4], dtype=torch.int32)], max_new_tokens=4)
+    assert many[0].tolist() == row
+    assert many[1].dtype == torch.int32
+    assert model.generate(torch.tensor([[1, 2, 3]], dtype=torch.int32), max_new_tokens=4).dtype == torch.int32
+    text = model.generate("BCD", max_new_tokens=4)
+    assert text == model.tokenizer.decode(row)
+    assert text.startswith("BCD")
+    assert model.generate(["BCD", "BCD"], max_new_tokens=4) == [text, text]
+
+
+def test_nothing_new_is_the_prompt() -> None:
+    model = small("gpt2")
+    assert model.generate([1, 2], max_new_tokens=0) == [1, 2]
+    assert model.generate(torch.tensor([[1, 2]]), max_new_tokens=0).tolist() == [[1, 2]]
+    assert list(model.stream([1, 2], max_new_tokens=0)) == []
+
+
+def test_generated_ids_may_be_trained_on() -> None:
+    model = small("gpt2").train()
+    ids = model.generate(torch.tensor([[1, 2]]), max_new_tokens=5)
+    assert model.training  # as it was before
+    model(ids).sum().backward()
+
+
+def test_dropout_is_off_while_generating() -> None:
+    model = small("gpt2", dropout=0.5)
+    expected = model.generate([1, 2], max_new_tokens=20)
+    assert model.train().generate([1, 2], max_new_tokens=20) == expected
+
+
+def test_seeds() -> None:
+    model = small("gpt2")
+    draws = [model.generate([1, 2], max_new_tokens=20, temperature=2.0, seed=seed) for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+    torch.manual_seed(5)
+    first = model.generate([1, 2], max_new_tokens=20, temperature=2.0)
+    assert model.generate([1, 2], max_new_tokens=20, temperature=2.0) != first
+    torch.manual_seed(5)
+    assert model.generate([1, 2], max_new_tokens=20, temperature=2.0) == first
+    # A seed of its own leaves PyTorch's state alone.
+    state = torch.get_rng_state()
+    model.generate([1, 2], max_new_tokens=3, temperature=2.0, seed=7)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def shares(logits: list[float], **options: object) -> list[float]:
+    """How often each token is drawn from these logits, in 20,000 draws."""
+    drawn = Sampling(seed=0, **options).choose(torch.tensor([logits]).expand(20_000, -1))
+    return (torch.bincount(drawn, minlength=len(logits)) / 20_000).tolist()
+
+
+def test_draws_follow_the_probabilities() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().tolist()
+    close = {"abs": 0.015}
+    assert shares(logits, temperature=1.0) == pytest.approx([0.5, 0.3, 0.15, 0.05], **close)
+    squared = torch.tensor([0.25, 0.09, 0.0225, 0.0025])
+    assert shares(logits, temperature=0.5) == pytest.approx((squared / squared.sum()).tolist(), **close)
+    assert shares(logits, temperature=1.0, top_k=2) == pytest.approx([0.625, 0.375, 0, 0], **close)
+    assert shares(logits, temperature=1.0, top_k=9) == pytest.approx([0.5, 0.3, 0.15, 0.05], **close)
+    # The fewest best ones that have 0.6 together are two; of 0.5 exactly, one.
+    assert shares(logits, temperature=1.0, top_p=0.6) == pytest.approx([0.625, 0.375, 0, 0], **close)
+    assert shares(logits, temperature=1.0, top_p=0.45) == [1, 0, 0, 0]
+    assert shares(logits, temperature=1.0, top_p=1.0) == pytest.approx([0.5, 0.3, 0.15, 0.05], **close)
+    # After top_k=2 the first has 0.625 of what is left.
+    assert shares(logits, temperature=1.0, top_k=2, top_p=0.6) == [1, 0, 0, 0]
+    assert shares(logits[::-1], temperature=1.0, top_k=2) == pytest.approx([0, 0, 0.375, 0.625], **close)
+    assert shares(logits, temperature=0.0, top_k=3, top_p=0.9) == [1, 0, 0, 0]
+
+
+def test_stop_tokens() -> None:
+    assert fixed(4, 5, 6, 7).generate([1], max_new_tokens=4, stop=6) == [1, 4, 5, 6]
+    assert fixed(4, 5, 6, 7).generate([1], max_new_tokens=4, stop=[7, 5]) == [1, 4, 5]
+    assert fixed(4, 5, 6, 7).generate([6], max_new_tokens=4, stop=6) == [6, 4, 5, 6]  # not in the prompt
+
+
+def test_stop_strings() -> None:
+    assert fixed(4, 5, 6, 7).generate("A", max_new_tokens=4, stop="FG") == "AEFG"
+    assert fixed(4, 5, 6, 7).generate("E", max_new_tokens=2, stop="EE") == "EEF"  # half of it in the prompt
+    # A special token is a stop by its name, though it never shows in the text.
+    assert fixed(4, 60, 6, 7).generate([1], max_new_tokens=4, stop=["no", "<end>"]) == [1, 4, 60]
+
+
+def test_rows_of_a_batch_stop_one_by_one() -> None:
+    model = small("llama")
+    free = model.generate(PROMPTS, max_new_tokens=20)
+    stop = free[0][len(PROMPTS[0]) + 5]
+    expected = []
+    for row, prompt in zip(free, PROMPTS, strict=True):
+        new = row[len(prompt) :]
+        expected.append(prompt + (new[: new.index(stop) + 1] if stop in new else new))
+    assert model.generate(PROMPTS, max_new_tokens=20, stop=stop) == expected
+    assert len({len(row) - len(prompt) for row, prompt in zip(expected, PROMPTS, strict=True)}) > 1
+
+    # In a tensor, what ends early is filled up with its last token.
+    table = model.generate(torch.tensor([p[:1] for p in PROMPTS]), max_new_tokens=20, stop=stop)
+    lists = model.generate([p[:1] for p in PROMPTS], max_new_tokens=20, stop=stop)
+    longest = max(map(len, lists))
+    assert table.tolist() == [row + row[-1:] * (longest - len(row)) for row in lists]
+
+
+def test_streams_are_what_generate_adds() -> None:
+    model = with_text(small("llama"))
+    tokens = list(model.stream([1, 2, 3], max_new_tokens=12))
+    assert [1, 2, 3, *tokens] == model.generate([1, 2, 3], max_new_tokens=12)
+    assert "".join(model.stream("BCD", max_new_tokens=12)) == model.generate("BCD", max_new_tokens=12)[3:]
+
+
+def test_a_stream_comes_token_by_token() -> None:
+    model = fixed(4, 5, 6)
+    pieces = model.stream("A", max_new_tokens=3)
+    assert next(pieces) == "E"
+    assert model.script == [5, 6]  # the rest is not computed before it is asked for
+
+
+def test_a_character_of_two_tokens_comes_whole() -> None:
+    assert list(fixed(4, 58, 59, 5).stream("A", max_new_tokens=4)) == ["E", "é", "F"]
+    # Half a character at the end is shown as what it is.
+    assert list(fixed(4, 58).stream("A", max_new_tokens=2)) == ["E", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_a_stream_that_is_dropped_leaves_the_model_as_it_was() -> None:
+    model = small("gpt2").train()
+    stream = model.stream([1, 2], max_new_tokens=5)
+    next(stream)
+    stream.close()
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        (list(range(49)), {}, "prompt: expected at most context=48 tokens, got 49"),
+        (list(range(40)), {"max_new_tokens": 9}, "max_new_tokens: expected at most 8, .* 40 tokens .* got 9"),
+        ([], {}, "prompt: expected text, .* got list of 0"),
+        ([[1], []], {}, "prompt: expected at least one token in each, got an empty one"),
+        (torch.zeros(1, 0, dtype=torch.long), {}, "prompt: expected at least one token"),
+        (torch.zeros(1, 2), {}, "prompt: expected whole numbers"),
+        ([1, 61], {}, "prompt: expected tokens from 0 to 60, got 1 to 61"),
+        ([1, "two"], {}, "prompt: expected text, a list of texts, token ids"),
+        ("text", {}, "came without a tokenizer: give token ids"),
+        ([1], {"stop": "text"}, "came without a tokenizer"),
+        ([1], {"stop": 61}, "stop: expected tokens from 0 to 60 or strings, got 61"),
+        ([1], {"stop": [""]}, "stop: expected tokens .* got ''"),
+        ([1], {"max_new_tokens": -1}, "max_new_tokens: expected a whole number of at least 0, got -1"),
+        ([1], {"temperature": -0.5}, "temperature: expected 0 .greedy. or a number above it, got -0.5"),
+        ([1], {"temperature": float("nan")}, "temperature: expected 0"),
+        ([1], {"top_k": 0}, "top_k: expected a whole number of at least 1, got 0"),
+        ([1], {"top_p": 0.0}, "top_p: expected a probability above 0 and up to 1, got 0.0"),
+        ([1], {"seed": "x"}, "seed: expected a whole number"),
+    ],
+)
+@pytest.mark.parametrize("way", ["generate", "stream"])
+def test_bad_arguments(way: str, prompt: object, options: dict, message: str) -> None:
+    """At once, before anything is computed, from a stream too."""
+    if way == "stream" and prompt == [[1], []]:
+        pytest.skip("a stream takes one prompt")
+    with pytest.raises(ValueError, match=message):
+        getattr(small("gpt2"), way)(prompt, **{"max_new_tokens": 5, **options})
+
+
+def test_a_stream_takes_one_prompt() -> None:
+    with pytest.raises(ValueError, match="expected one to stream, got 4"):
+        small("gpt2").stream(PROMPTS)

@@ -1,0 +1,247 @@
+"""The model: every architecture, with and without cache and padding; its maps; its files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, small
+from tokenizers import Tokenizer, models
+
+from regard import causal, documents, window
+from regard.gpt import GPT
+from regard.layers import KVCache, WindowCache
+
+names = pytest.mark.parametrize("name", ARCHITECTURES)
+CUTS = [(0, 7), (7, 8), (8, 9), (9, 15), (15, 16)]
+
+
+def some_ids(B: int = 2, T: int = 16) -> torch.Tensor:
+    return torch.randint(0, 61, (B, T), generator=torch.Generator().manual_seed(2))
+
+
+@names
+def test_cached_logits_are_the_uncached_ones(name: str) -> None:
+    model, ids = small(name), some_ids()
+    with torch.no_grad():
+        whole = model(ids)
+        cache = model.caches()
+        parts = torch.cat([model(ids[:, a:b], cache=cache) for a, b in CUTS], 1)
+    assert whole.shape == (2, 16, 61)
+    assert torch.allclose(parts, whole, rtol=1e-4, atol=1e-5)
+    assert whole.std() > 0.5  # large enough for that to mean something
+
+
+@names
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(name: str, side: str) -> None:
+    """Each text in a padded batch gets the logits that it gets alone, with a cache and without."""
+    model, lengths, T = small(name), [16, 9, 1], 16
+    texts = [some_ids(1, n)[0] for n in lengths]
+    ids, real = torch.full((3, T), 60), torch.zeros(3, T, dtype=torch.bool)
+    for row, text in enumerate(texts):
+        at = slice(T - len(text), T) if side == "left" else slice(0, len(text))
+        ids[row, at], real[row, at] = text, True
+    with torch.no_grad():
+        alone = torch.cat([model(text[None])[0] for text in texts])
+        assert torch.allclose(model(ids, real=real)[real], alone, rtol=1e-4, atol=1e-5)
+        cache = model.caches()
+        parts = [model(ids[:, a:b], real=real[:, :b], cache=cache) for a, b in CUTS]
+        assert torch.allclose(torch.cat(parts, 1)[real], alone, rtol=1e-4, atol=1e-5)
+
+
+@names
+def test_no_token_sees_a_later_one(name: str) -> None:
+    model, ids = small(name), some_ids()
+    other = ids.clone()
+    other[:, 10] = (ids[:, 10] + 1) % 61
+    with torch.no_grad():
+        before, after = model(ids), model(other)
+    assert torch.allclose(before[:, :10], after[:, :10], rtol=0, atol=1e-6)
+    assert not torch.allclose(before[:, 10:], after[:, 10:])
+
+
+def test_windows_limit_how_far_a_token_looks() -> None:
+    """Three layers of window 3 pass a token on over 3 · 2 positions, and no further."""
+    model, ids = small("mistral", window=3), some_ids(1, 20)
+    other = ids.clone()
+    other[0, 4] = (ids[0, 4] + 1) % 61
+    with torch.no_grad():
+        differs = (model(ids) - model(other)).abs().amax(-1)[0] > 1e-6
+    assert differs.tolist() == [4 <= i <= 10 for i in range(20)]
+
+
+def test_a_mask_narrows_every_layer() -> None:
+    """Two documents in one row are read as each of them alone, up to learned positions."""
+    model, ids = small("llama"), some_ids(1, 12)
+    with torch.no_grad():
+        packed = model(ids, mask=documents(torch.tensor([[0] * 5 + [1] * 7])))
+        assert torch.allclose(packed[:, :5], model(ids[:, :5]), rtol=1e-4, atol=1e-5)
+        assert torch.allclose(packed[:, 5:], model(ids[:, 5:]), rtol=1e-4, atol=1e-5)
+
+
+def test_caches_are_as_long_as_a_layer_needs() -> None:
+    kinds = [(type(cache), cache.max_length, cache.reach) for cache in small("qwen2").caches(20)]
+    assert kinds == [(KVCache, 20, torch.inf), (WindowCache, None, 5), (WindowCache, None, 7)]
+    assert [cache.max_length for cache in small("gpt2").caches()] == [48] * 3
+
+
+@names
+def test_maps_are_the_weights_and_leave_the_model_as_it_was(name: str) -> None:
+    model, ids = small(name), some_ids()
+    with torch.no_grad():
+        before = model(ids)
+        maps = model.maps(ids)
+        assert torch.equal(model(ids), before)
+    assert [map.shape for map in maps] == [(2, 4, 16, 16)] * 3
+    for size, map in zip(model.config.windows, maps, strict=True):
+        rule = causal if size is None else causal & window(size)
+        assert torch.equal(map.dense() > 0, rule.dense(16).expand(2, 4, 16, 16))
+        assert torch.allclose(map.dense().sum(-1), torch.ones(2, 4, 16))
+    # What a head makes of its values with these weights is what the layer made.
+    first = model.blocks[0]
+    x = model._embed(ids, 0, None)
+    with torch.no_grad():
+        _, _, v = first.attention._project(first.attention_norm(x), None)
+        mixed = maps[0].dense() @ v.repeat_interleave(4 // v.shape[1], 1)
+        assert torch.allclose(
+            first.attention.out(mixed.transpose(1, 2).flatten(2)),
+            first.attention(first.attention_norm(x)),
+            atol=1e-5,
+        )
+
+
+def test_maps_of_a_call_that_fails_leave_no_onlooker() -> None:
+    model = small("gpt2")
+    with pytest.raises(ValueError, match="ids: expected tokens from 0 to 60, got 5 to 61"):
+        model.maps(torch.tensor([[5, 61]]))
+    assert all("attend" not in block.attention.__dict__ for block in model.blocks)
+
+
+def test_tied_models_have_one_matrix() -> None:
+    tied, untied = small("gpt2"), small("gpt2", tied=False)
+    assert untied.size - tied.size == 61 * 24
+    assert "head.weight" in untied.state_dict()
+    assert not any("head" in name for name in tied.state_dict())
+
+
+def test_a_new_model_starts_as_gpt2_does() -> None:
+    model = GPT(small("gpt2", width=96, layers=8).config)
+    first = model.blocks[0]
+    assert first.attention.qkv.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert first.attention.out.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+    assert first.feed_forward.down.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+    assert not first.attention.qkv.bias.any()
+    assert torch.equal(model.norm.weight, torch.ones(96))
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model, ids = small("llama", dropout=0.5), some_ids()
+    assert torch.equal(model(ids), model(ids))
+    model.train()
+    assert not torch.equal(model(ids), model(ids))
+
+
+@names
+def test_gradients_reach_every_weight(name: str) -> None:
+    model = small(name).train()
+    model(some_ids()).logsumexp(-1).sum().backward()
+    # A key's bias cancels in the softmax, so a gradient may be tiny there, but the tensor has one.
+    assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.zeros(2, 49, dtype=torch.long), "ids: expected at most context=48 tokens, got 49"),
+        (torch.zeros(3, dtype=torch.long), r"ids: expected whole numbers \(batch, length\), got \(3,\)"),
+        (torch.zeros(2, 3), "ids: expected whole numbers .* got .2, 3. torch.float32"),
+        (torch.tensor([[0, -1]]), "ids: expected tokens from 0 to 60, got -1 to 0"),
+        ([[1, 2]], "ids: expected whole numbers .* got list"),
+    ],
+)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_bad_ids(name: str, ids: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(name)(ids)
+
+
+def test_bad_caches_and_marks() -> None:
+    model, ids = small("llama"), some_ids(2, 30)
+    cache = model.caches()
+    model(ids, cache=cache)
+    with pytest.raises(ValueError, match="at most context=48 tokens, got 30 after 30 in the cache"):
+        model(ids, cache=cache)
+    with pytest.raises(ValueError, match="cache: expected 3 caches, one a layer, got 2"):
+        model(ids, cache=model.caches()[:2])
+    with pytest.raises(ValueError, match=r"real: expected booleans \(2, 30\)"):
+        model(ids, real=torch.zeros(2, 29, dtype=torch.bool))
+
+
+@names
+def test_saved_and_opened_again(name: str, tmp_path: Path) -> None:
+    model, ids = small(name), some_ids()
+    model.tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    model.save(tmp_path / "model")
+    again = GPT.from_pretrained(tmp_path / "model")
+    assert again.config == model.config
+    assert not again.training
+    assert again.tokenizer is not None
+    assert again.tokenizer.to_str() == model.tokenizer.to_str()
+    assert torch.equal(again(ids), model(ids))
+    assert all(weight.requires_grad for weight in again.parameters())
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+
+
+def test_half_precision_on_disk_and_in_memory(tmp_path: Path) -> None:
+    """The dtype on disk is the model's; in memory it is float32, or what the files have."""
+    model = small("llama").bfloat16()
+    model.save(tmp_path)
+    kept, full = GPT.from_pretrained(tmp_path, dtype=None), GPT.from_pretrained(tmp_path)
+    for name, weight in model.state_dict().items():
+        assert kept.state_dict()[name].dtype == torch.bfloat16
+        assert torch.equal(kept.state_dict()[name], weight)
+        assert full.state_dict()[name].dtype == torch.float32
+        assert torch.equal(full.state_dict()[name], weight.float())
+
+
+def test_a_save_that_fails_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = small("gpt2")
+    old.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(json, "dumps", full_disk)  # the weights are written by then
+    with pytest.raises(OSError, match="No space left"):
+        small("llama").save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_saving_without_a_tokenizer_removes_a_stale_one(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    small("gpt2").save(tmp_path)
+    assert GPT.from_pretrained(tmp_path).tokenizer is None
+
+
+def test_saving_where_there_is_no_place(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="path: expected a folder in one that exists"):
+        small("gpt2").save(tmp_path / "no" / "such")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"path: expected a folder, got .*file, which is a file"):
+        small("gpt2").save(tmp_path / "file")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
+def test_saved_files_have_the_usual_permissions(tmp_path: Path) -> None:
+    small("gpt2").save(tmp_path)
+    (tmp_path / "usual").touch()
+    assert {path.stat().st_mode for path in tmp_path.iterdir()} == {(tmp_path / "usual").stat().st_mode}
