@@ -12,7 +12,9 @@ import typer
 
 from regard import __version__
 from regard.cli.check import check
+from regard.cli.data import data
 from regard.cli.explain_mistake import explain_mistake
+from regard.cli.generate import generate
 from regard.cli.stages import stages
 from regard.cli.train import train
 
@@ -21,6 +23,7 @@ Examples:
   regard stages                       walk through attention, stage by stage
   regard stages --save stages.png     and keep the picture
   regard train book.txt --out book    train a small GPT on a text
+  regard generate "The sea was"       let a small GPT go on with it
 """
 
 app = typer.Typer(
@@ -30,7 +33,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(check)
+app.command()(data)
 app.command()(explain_mistake)
+app.command()(generate)
 app.command()(stages)
 app.command()(train)
 

@@ -107,7 +107,7 @@ def _download(item: Item, folder: Path) -> Path:
     done = subprocess.run(command, stdout=_terminal(), stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        errors = [line for line in done.stderr.splitlines() if "rror" in line or "No module" in line]
+        errors = [line for line in done.stderr.splitlines() if "error" in line.lower() or "No module" in line]
         raise ValueError(
             f"{item.requirement} could not be fetched from the package index: "
             f"{(errors or ['pip download failed'])[-1].strip()}"

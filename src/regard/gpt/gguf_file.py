@@ -119,6 +119,8 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer | None:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     model, cut = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "gpt-2")
+    if model is None:
+        return None
     if model != "gpt2" or cut not in SPLITS:
         warnings.warn(
             f"no tokenizer: expected gpt2 with {', '.join(SPLITS)}, got {model} {cut}", stacklevel=4
@@ -126,7 +128,10 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer | None:
         return None
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
-    made = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    try:
+        made = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    except Exception as error:  # `tokenizers` raises nothing narrower
+        raise ValueError(f"tokenizer.ggml: expected a vocabulary and its merges: {error}") from None
     pattern = SPLITS[cut]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut != "qwen2")
     if pattern is None:

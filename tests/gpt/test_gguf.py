@@ -1,0 +1,260 @@
+"""GGUF: the same model from a folder and from a file as llama.cpp reads it; quantised blocks; tokenizers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from typer.testing import CliRunner
+
+from regard.cli import app
+from regard.gpt import GPT, gguf_file
+
+gguf = pytest.importorskip("gguf")
+
+HEADS, KV_HEADS, WIDTH, HIDDEN, LAYERS, VOCAB = 4, 2, 64, 96, 2, 40
+SETTINGS = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "hidden_size": WIDTH,
+    "intermediate_size": HIDDEN,
+    "head_dim": WIDTH // HEADS,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+}
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+TOKENS = ["<s>", "<|end|>", *"abcdefghij0123456789Ġ!.", "ab", "abc", "Ġa", "Ã", "©", "Ã©"]
+
+
+def tensors(kind: str, tied: bool) -> dict[str, Tensor]:
+    """Random weights by the names that Transformers has for them."""
+    half = KV_HEADS * WIDTH // HEADS
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj.weight": (WIDTH, WIDTH),
+        "self_attn.k_proj.weight": (half, WIDTH),
+        "self_attn.v_proj.weight": (half, WIDTH),
+        "self_attn.o_proj.weight": (WIDTH, WIDTH),
+        "mlp.gate_proj.weight": (HIDDEN, WIDTH),
+        "mlp.up_proj.weight": (HIDDEN, WIDTH),
+        "mlp.down_proj.weight": (WIDTH, HIDDEN),
+        "input_layernorm.weight": (WIDTH,),
+        "post_attention_layernorm.weight": (WIDTH,),
+    }
+    if kind == "qwen2":
+        shapes |= {f"self_attn.{x}_proj.bias": (n,) for x, n in (("q", WIDTH), ("k", half), ("v", half))}
+    if kind == "qwen3":
+        shapes |= {f"self_attn.{x}_norm.weight": (WIDTH // HEADS,) for x in "qk"}
+    named = {f"model.layers.{i}.{name}": shape for i in range(LAYERS) for name, shape in shapes.items()}
+    named |= {"model.embed_tokens.weight": (VOCAB, WIDTH), "model.norm.weight": (WIDTH,)}
+    if not tied:
+        named["lm_head.weight"] = (VOCAB, WIDTH)
+    torch.manual_seed(0)
+    return {name: torch.randn(shape) * 0.3 + ("norm" in name) for name, shape in named.items()}
+
+
+def paired(weight: Tensor, heads: int) -> Tensor:
+    """The rows of every head with each rotary pair side by side, as llama.cpp has them."""
+    return torch.stack([row for head in weight.chunk(heads) for row in pairs(head)])
+
+
+def pairs(head: Tensor) -> list[Tensor]:
+    first, second = head.chunk(2)
+    return [row for pair in zip(first, second, strict=True) for row in pair]
+
+
+def write_gguf(
+    path: Path,
+    kind: str,
+    weights: dict[str, Tensor],
+    *,
+    quantised: bool = False,
+    tokens: list[str] | None = None,
+    pre: str = "gpt-2",
+    **extra: str,
+) -> None:
+    writer = gguf.GGUFWriter(path, kind)
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(32)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(WIDTH // HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(5000.0)
+    for name, value in extra.items():
+        writer.add_string(f"{kind}.{name.replace('_', '.')}", value)
+    if tokens is not None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(tokens)
+        writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
+        writer.add_token_merges(["a b", "ab c", "Ġ a", "Ã ©"])
+        writer.add_eos_token_id(1)
+    for name, x in weights.items():
+        *where, last = name.removeprefix("model.").split(".")
+        if where[0] == "layers":
+            renamed = f"blk.{where[1]}.{NAMES['.'.join(where[2:])]}.{last}"
+        else:
+            renamed = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[
+                where[0]
+            ] + ".weight"
+        if kind == "llama" and (".q_proj" in name or ".k_proj" in name):
+            x = paired(x, HEADS if ".q_proj" in name else KV_HEADS)
+        if quantised and x.ndim == 2:
+            kinds = gguf.GGMLQuantizationType
+            writer.add_tensor(renamed, gguf.quants.quantize(x.numpy(), kinds.Q8_0), raw_dtype=kinds.Q8_0)
+        else:
+            writer.add_tensor(renamed, x.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_a_file_is_the_folder(kind: str, tied: bool, tmp_path: Path) -> None:
+    weights = tensors(kind, tied)
+    write_gguf(tmp_path / "model.gguf", kind, weights)
+    save_file(weights, tmp_path / "model.safetensors")
+    settings = SETTINGS | {"model_type": kind, "tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    file, folder = GPT.from_pretrained(tmp_path / "model.gguf"), GPT.from_pretrained(tmp_path)
+    ids = torch.randint(0, VOCAB, (2, 20))
+    assert torch.allclose(file(ids), folder(ids), rtol=1e-5, atol=1e-5)
+    assert file.config.to_json() == {**folder.config.to_json(), "norm_eps": file.config.norm_eps}
+    assert file.config.norm_eps == pytest.approx(1e-5)
+    assert file.tokenizer is None
+
+
+def test_quantised_blocks(tmp_path: Path) -> None:
+    weights = tensors("llama", True)
+    write_gguf(tmp_path / "model.gguf", "llama", weights, quantised=True)
+    found = GPT.from_pretrained(tmp_path / "model.gguf").state_dict()
+    for name, x in (
+        ("token_embedding.weight", weights["model.embed_tokens.weight"]),
+        ("blocks.1.attention.out.weight", weights["model.layers.1.self_attn.o_proj.weight"]),
+    ):
+        # 8 bits a number: a block of 32 is off by half a step at most, whose size is rounded to 16 bits.
+        error = (found[name] - x).view(-1, 32).abs().amax(-1)
+        assert (error <= x.view(-1, 32).abs().amax(-1) / 127 * 0.57).all()
+        assert error.max() > 0
+    assert torch.equal(found["norm.weight"], weights["model.norm.weight"])
+
+
+def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", "llama", tensors("llama", True), tokens=TOKENS, pre="smollm")
+    model = GPT.from_pretrained(tmp_path / "model.gguf")
+    assert isinstance(model.tokenizer, Tokenizer)
+    assert model.config.end == (1,)
+    encoded = model.tokenizer.encode("abc a42é<|end|>.")
+    assert encoded.tokens == ["abc", "Ġa", "4", "2", "Ã©", "<|end|>", "."]  # digits one by one
+    assert model.tokenizer.decode(encoded.ids) == "abc a42é."
+    assert model.generate("abc a", max_new_tokens=4).startswith("abc a")
+
+
+def test_digits_are_split_only_where_the_file_says_so(tmp_path: Path) -> None:
+    cut = {}
+    for pre in ("gpt-2", "smollm", "qwen2"):
+        tokenizer = gguf_file._tokenizer(
+            {
+                "tokenizer.ggml.model": "gpt2",
+                "tokenizer.ggml.pre": pre,
+                "tokenizer.ggml.tokens": [*TOKENS, "42"],
+                "tokenizer.ggml.merges": ["4 2"],
+            }
+        )
+        cut[pre] = tokenizer.encode("a42!").tokens
+    assert cut == {"gpt-2": ["a", "42", "!"], "smollm": ["a", "4", "2", "!"], "qwen2": ["a", "4", "2", "!"]}
+
+
+def test_a_tokenizer_of_another_kind_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", "llama", tensors("llama", True), tokens=TOKENS, pre="unheard-of")
+    with pytest.warns(UserWarning, match="no tokenizer: expected gpt2 .* got gpt2 unheard-of"):
+        assert GPT.from_pretrained(tmp_path / "model.gguf").tokenizer is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra", "message"),
+    [
+        ("mamba", {}, "general.architecture: expected llama, qwen2 or qwen3, got 'mamba'"),
+        ("llama", {"rope_scaling_type": "yarn"}, "rope_type: expected default or llama3, got 'yarn'"),
+    ],
+)
+def test_files_of_other_models(kind: str, extra: dict, message: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", kind, tensors("llama", True), **extra)
+    with pytest.raises(ValueError) as caught:
+        GPT.from_pretrained(tmp_path / "model.gguf")
+    assert message in str(caught.value)
+
+
+def test_tensors_are_accounted_for(tmp_path: Path) -> None:
+    weights = tensors("llama", True)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    weights["model.layers.0.self_attn.q_norm.weight"] = torch.ones(4)
+    write_gguf(tmp_path / "model.gguf", "llama", weights)
+    with pytest.raises(ValueError) as caught:
+        GPT.from_pretrained(tmp_path / "model.gguf")
+    assert "1 missing (model.layers.1.mlp.up_proj.weight)" in str(caught.value)
+    assert "1 with no place in it (model.layers.0.self_attn.q_norm.weight)" in str(caught.value)
+
+
+def test_files_that_are_not_whole(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "llama", tensors("llama", True))
+    whole = path.read_bytes()
+    for broken in (b"", b"GGUF", whole[:100], b"nothing of the kind" * 100):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match=r"model\.gguf is not a whole GGUF file"):
+            GPT.from_pretrained(path)
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"model\.gguf is not a whole GGUF file"):
+        GPT.from_pretrained(path)
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.gguf").touch()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ValueError, match=r"pip install 'regard\[gguf\]'"):
+        GPT.from_pretrained(tmp_path / "model.gguf")
+
+
+def test_the_command_streams_a_model_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(
+        path, "llama", tensors("llama", True), tokens=TOKENS + [f"x{i}" for i in range(VOCAB - len(TOKENS))]
+    )
+    model = GPT.from_pretrained(path)
+    expected = model.generate("abc", max_new_tokens=6, stop=list(model.config.end))
+    run = CliRunner().invoke
+    asked = ["generate", "--model", str(path), "abc", "--tokens", "6"]
+    for extra in ([], ["--no-cache"]):
+        shown = run(app, [*asked, *extra])
+        assert (shown.exit_code, shown.output) == (0, expected + "\n")
+    drawn = [run(app, [*asked, "--temperature", "3", "--seed", seed]).output for seed in "112"]
+    assert drawn[0] == drawn[1] != drawn[2]
+    error = run(app, [*asked, "--top-p", "2"]).exception
+    assert isinstance(error, ValueError)
+    assert "top_p" in str(error)
