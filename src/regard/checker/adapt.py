@@ -204,7 +204,8 @@ def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
 def of_transformers(subject: Subject) -> bool:
     """Whether this is an attention module of Transformers, or made after one."""
     module = subject.module
-    return module is not None and hasattr(module, "config") and subject.positional[:1] == ["hidden_states"]
+    theirs = hasattr(module, "config") or type(module).__module__.startswith("transformers.")
+    return module is not None and theirs and subject.positional[:1] == ["hidden_states"]
 
 
 def _turns(D: int) -> Callable[[int, torch.dtype], tuple[Tensor, Tensor]]:

@@ -14,7 +14,7 @@ from regard.checker.building import CheckError
 from regard.checker.exam import Exam
 from regard.checker.probes.caching import probe_cache
 from regard.checker.probes.dropping import probe_dropout
-from regard.checker.probes.independence import probe_independence
+from regard.checker.probes.independence import probe_batch, probe_causality
 from regard.checker.probes.keeping import probe_keeping
 from regard.checker.probes.masking import probe_masking
 from regard.checker.probes.numbers import probe_numbers
@@ -125,8 +125,9 @@ def _did_not_run(exam: Exam) -> None:
 
 
 PROBES = (
+    probe_batch,
     probe_output,
-    probe_independence,
+    probe_causality,
     probe_numbers,
     probe_masking,
     probe_dropout,

@@ -11,13 +11,14 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.oracle import apart
-from regard.checker.recipe import RIGHT, Recipe
+from regard.checker.recipe import RIGHT, Recipe, Scale, Sizes
 from regard.checker.understand import TOLERANCE, Intent, Observed
 
 
@@ -80,11 +81,19 @@ def diagnose(
     found = found or [match for bench in benches[:4] for match in _fitted_scale(bench)]
     found = found or _roughly(benches, singles)
     found = found or (_matching(benches[:2], _pairs(), enough=4) if pairs else [])
+    if not found and pairs and benches:
+        found = list(_scale_and_another(benches[0], singles))
     order = list(CATALOGUE)
     unique: dict[tuple[str, ...], Match] = {}
     for match in sorted(found, key=lambda m: (len(m.names), _unlikely(m, source), order.index(m.names[0]))):
         unique.setdefault(match.names, match)
     return list(unique.values())
+
+
+def _plausible(matches: list[Match]) -> tuple[bool, int, int]:
+    """One mistake before two, and what explains much before little; NaN explains anything, so it comes last.
+    One mistake before two, and what explains much before little; NaN explains anything, so it comes last."""
+    return "zero-times-infinity" in matches[0].names, len(matches[0].names), -len(matches)
 
 
 def _roughly(benches: list[Bench], singles: list[tuple[str, Change]]) -> list[Match]:
@@ -112,7 +121,7 @@ def explain_parts(
         for match in diagnose([one], intents, source, pairs=pairs)[:2]:
             found.setdefault(match.names, []).append(match)
         pairs = False  # they are many: the first observation must do
-    return [matches[0] for matches in sorted(found.values(), key=lambda ms: (len(ms[0].names), -len(ms)))]
+    return [matches[0] for matches in sorted(found.values(), key=_plausible)]
 
 
 def _pairs() -> Iterator[tuple[tuple[str, ...], Change]]:
@@ -150,28 +159,50 @@ def _fitting(intents: list[Intent], observed: list[Observed]) -> list[Intent]:
     return fitting[:8]
 
 
-def _fitted_scale(bench: Bench) -> Iterator[Match]:
-    """The one scale that explains everything, if there is one: found by search, not by name."""
-    first = bench.observed[0]
+def _fitted_scale(bench: Bench, beside: tuple[str, Change] | None = None) -> Iterator[Match]:
+    """The one scale that explains everything, if there is one: found by search, not by name.
+
+    `beside` is another mistake that is made together with it.
+    """
+    names, base = ((), RIGHT) if beside is None else ((beside[0],), replace(RIGHT, **beside[1]))
 
     def recipe(log_scale: float) -> Recipe:
-        return replace(RIGHT, scale=lambda n: math.exp(log_scale))
+        return replace(base, scale=lambda n: math.exp(log_scale))
 
     def error(log_scale: float) -> float:
-        return bench.error(recipe(log_scale), first)[0]
+        return bench.error(recipe(log_scale), bench.observed[0])[0]
 
-    grid = [math.log(0.004) + i * 0.3 for i in range(32)]
-    errors = [error(at) for at in grid]
+    errors = [error(at) for at in _GRID]
     best = errors.index(min(errors))
     if errors[best] > 0.5:
         return
-    low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+    low, high = _GRID[max(0, best - 1)], _GRID[min(len(_GRID) - 1, best + 1)]
     golden = (math.sqrt(5) - 1) / 2
     for _ in range(50):
         a, b = high - golden * (high - low), low + golden * (high - low)
         low, high = (low, b) if error(a) < error(b) else (a, high)
     if (left := bench.fits(recipe((low + high) / 2))) is not None:
-        yield Match(("scale-out-of-step",), left, _scale_in_words(math.exp((low + high) / 2)))
+        yield Match((*names, "scale-out-of-step"), left, _scale_in_words(math.exp((low + high) / 2)))
+
+
+_GRID = [math.log(0.004) + i * 0.3 for i in range(32)]  # scales from 0.004 to 44
+
+
+def _constant(scale: float, n: Sizes) -> float:
+    return scale
+
+
+def _scale_and_another(bench: Bench, singles: list[tuple[str, Change]]) -> Iterator[Match]:
+    """An unknown scale together with another mistake: a coarse look at all, a fine one at the nearest."""
+    first = bench.observed[0]
+
+    def nearest(change: Change) -> float:
+        scales: list[Scale] = [partial(_constant, math.exp(at)) for at in _GRID[3:24:3]]
+        return min(bench.error(replace(RIGHT, **change, scale=scale), first)[0] for scale in scales)
+
+    candidates = [(nearest(change), name, change) for name, change in singles if "scale" not in change]
+    for _, name, change in sorted(candidates, key=lambda c: c[0])[:3]:
+        yield from _fitted_scale(bench, (name, change))
 
 
 def _scale_in_words(scale: float) -> str:

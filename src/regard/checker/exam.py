@@ -24,6 +24,7 @@ class Exam:
     options: dict[str, Any]
     checks: list[Check] = field(default_factory=list)
     diagnoses: list[Diagnosis] = field(default_factory=list)
+    mixed: str = ""  # how the items of a batch depend on each other, if they do
     example: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -85,9 +86,11 @@ class Exam:
     def diagnosed(
         self, name: str, evidence: str, error: float | None = None, *, caution: bool = False
     ) -> None:
-        if all(d.name != name for d in self.diagnoses):
-            entry = mistake(name)
-            caution = caution or entry.caution
+        entry = mistake(name)
+        caution = caution or entry.caution
+        known = next((d for d in self.diagnoses if d.name == name), None)
+        if known is None or (known.caution and not caution):  # what is wrong outweighs what calls for caution
+            self.diagnoses = [d for d in self.diagnoses if d is not known]
             self.diagnoses.append(Diagnosis(name, evidence, entry.effect, entry.fix, error, caution))
 
     def matched(self, match: Match) -> None:

@@ -210,7 +210,7 @@ def _head_counts(module: nn.Module, heads: int | None, joined: int | None, query
         return [heads or joined or 1]
     named = [
         value
-        for part in (module, getattr(module, "config", None))
+        for part in (*module.modules(), getattr(module, "config", None))
         for name, value in (vars(part).items() if part is not None else ())
         if names.size(name) == "heads"
         and isinstance(value, int)

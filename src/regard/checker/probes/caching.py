@@ -85,7 +85,8 @@ def _whole(exam: Exam, step: Step, question: Question) -> Tensor:
     if of_transformers(exam.subject):  # which needs to be told that it is causal
         module = exam.subject.at(question.dtype)
         assert module is not None
-        return step(module, question.q, None)[0]
+        output: Tensor = step(module, question.q, None)[0]
+        return output
     answer = exam.subject.ask(question).answer
     assert answer is not None
     return answer.output

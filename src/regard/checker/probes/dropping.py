@@ -198,14 +198,12 @@ def _weights_behind(output: Tensor, question: Question, intent: Intent) -> Tenso
         for h in range(H):
             apart[:, h, :, h] = v[:, h]
         columns = apart.reshape(B, H * S, H * E)  # each weight's own contribution to the merged heads
-        base = torch.zeros(H * E, dtype=torch.float64)
         if wiring.out is not None:
-            base = base if wiring.out.bias is None else wiring.out.bias.detach().double()
             columns = columns @ wiring.out.weight.detach().double()
-            output = output - base if wiring.out.bias is not None else output
+            output = output if wiring.out.bias is None else output - wiring.out.bias.detach().double()
         if columns.shape[1] > columns.shape[2]:
             return None
-        solved = torch.linalg.lstsq(columns.mT, output.mT).solution  # (B, H·S, T)
+        solved: Tensor = torch.linalg.lstsq(columns.mT, output.mT).solution  # (B, H·S, T)
         if float((columns.mT @ solved - output.mT).abs().max()) > 1e-4:
             return None
         return solved.view(B, H, S, -1).transpose(-2, -1)

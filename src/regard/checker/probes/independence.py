@@ -12,13 +12,8 @@ from regard.checker.exam import Exam
 from regard.checker.question import Question
 
 
-def probe_independence(exam: Exam) -> None:
-    """Causality by values and by gradients, and the items of a batch one by one."""
-    _causality(exam)
-    _batch(exam)
-
-
-def _causality(exam: Exam) -> None:
+def probe_causality(exam: Exam) -> None:
+    """No output moves, and no gradient flows, from a later token."""
     subject, intent = exam.subject, exam.understood.intent
     flagged = "causal" in subject.arguments and exam.options.get("causal") is None
     causal = (
@@ -77,7 +72,7 @@ def _position(before: Tensor, after: Tensor) -> int:
     return int((before - after).abs().amax(-1).flatten(0, -2).amax(0).gt(1e-7).nonzero()[0])
 
 
-def _batch(exam: Exam) -> None:
+def probe_batch(exam: Exam) -> None:
     """An item's output must be the same whoever stands beside it."""
     if exam.subject.form in ("TD", "TC"):
         exam.left_out("batch", "it takes one sequence at a time")
@@ -102,7 +97,5 @@ def _batch(exam: Exam) -> None:
         exam.passed("batch", "items do not depend on each other")
     else:
         moved = "becomes NaN" if worst == float("inf") else f"moves by {worst:.2g}"
-        evidence = f"The output of one sequence {moved} when others join its batch."
-        exam.failed("batch", evidence)
-        if not exam.diagnoses:
-            exam.diagnosed("batch-items-mixed", evidence)
+        exam.mixed = f"The output of one sequence {moved} when others join its batch."
+        exam.failed("batch", exam.mixed)

@@ -1,0 +1,33 @@
+"""The catalogue reads well and every entry has an example that runs."""
+
+import re
+
+import pytest
+
+from regard.checker.catalogue import CATALOGUE, THEMES, mistake
+from regard.checker.examples import example, planted
+
+
+def test_names_are_kebab_case_and_unique():
+    names = [m.name for theme in THEMES.values() for m in theme]
+    assert len(names) == len(set(names)) == len(CATALOGUE)
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in names)
+
+
+@pytest.mark.parametrize("entry", CATALOGUE.values(), ids=lambda m: m.name)
+def test_an_entry_says_everything(entry):
+    assert entry.what
+    assert entry.effect.endswith(".")
+    assert entry.fix
+    assert entry.seen
+    assert entry.plants
+    compile(example(entry), entry.name, "exec")
+    for kind in entry.plants:
+        compile(planted(entry, kind), entry.name, "exec")
+
+
+def test_an_unknown_name_is_answered_with_its_neighbours():
+    with pytest.raises(ValueError, match=r"'no-scal'.*no-scale"):
+        mistake("no-scal")
+    with pytest.raises(ValueError, match="--list"):
+        mistake("zzzzzz")

@@ -1,0 +1,45 @@
+"""Two mistakes at once are caught, and at least one of them is named."""
+
+import itertools
+import random
+
+import pytest
+from planting import load
+
+import regard.checker
+from regard.checker.catalogue import CATALOGUE, THEMES
+from regard.checker.examples import NAMES, TEMPLATES
+
+# Two that are in truth a third: swapping two roles twice shuffles all three; and two that leave only NaN.
+ONE_OF_ITS_OWN = [
+    {m.name for m in THEMES["query, key and value"]},
+    {"softmax-over-batch", "missing-diagonal"},
+    {"softmax-over-batch", "inverted-mask"},
+]
+
+
+def both(kind, first, second):
+    """The template with both mistakes in it, or None where they want the same line."""
+    text = TEMPLATES[kind]
+    for name in (first, second):
+        for old, new in CATALOGUE[name].plants[kind]:
+            if old not in text:
+                return None
+            text = text.replace(old, new)
+    return text
+
+
+def drawn(kind, count):
+    names = [m.name for m in CATALOGUE.values() if kind in m.plants and not m.caution]
+    pairs = [pair for pair in itertools.combinations(names, 2) if both(kind, *pair) is not None]
+    pairs = [pair for pair in pairs if not any(set(pair) <= group for group in ONE_OF_ITS_OWN)]
+    return [(kind, *pair) for pair in random.Random(4).sample(pairs, min(count, len(pairs)))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second"), [*drawn("function", 30), *drawn("head", 30), *drawn("layer", 40)]
+)
+def test_a_pair_is_caught_and_one_is_named(kind, first, second):
+    report = regard.checker.check(load(both(kind, first, second), NAMES[kind]))
+    assert not report.ok, report
+    assert {first, second} & {d.name for d in report.diagnoses}, report

@@ -1,0 +1,29 @@
+"""Every mistake, planted in a right function, a right head and a right multi-head layer, is named first."""
+
+import pytest
+from planting import load
+
+import regard.checker
+from regard.checker.catalogue import CATALOGUE
+from regard.checker.examples import NAMES, TEMPLATES, planted
+
+# A function cannot know whether a cache or a batch is meant: what it does there is a caution.
+ONLY_CAUTIONS = {("top-left-causal", "function"), ("dot-t-on-a-batch", "function")}
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_the_templates_are_right(kind):
+    report = regard.checker.check(load(TEMPLATES[kind], NAMES[kind]))
+    assert report.ok, report
+    assert report.diagnoses == []
+    assert report.cautions == []
+
+
+@pytest.mark.parametrize(("name", "kind"), [(m.name, kind) for m in CATALOGUE.values() for kind in m.plants])
+def test_a_planted_mistake_is_the_first_diagnosis(name, kind):
+    report = regard.checker.check(load(planted(CATALOGUE[name], kind), NAMES[kind]))
+    caution = CATALOGUE[name].caution or (name, kind) in ONLY_CAUTIONS
+    assert report.ok is caution, report
+    assert report.diagnoses[0].name == name, report
+    assert report.diagnoses[0].caution is caution
+    assert report.failures or report.cautions
