@@ -105,7 +105,7 @@ def test_maps_are_the_weights_and_leave_the_model_as_it_was(name: str) -> None:
     first = model.blocks[0]
     x = model._embed(ids, 0, None)
     with torch.no_grad():
-        _, _, v = first.attention._project(first.attention_norm(x), None)
+        _, _, v, _ = first.attention._project(first.attention_norm(x), None)
         mixed = maps[0].dense() @ v.repeat_interleave(4 // v.shape[1], 1)
         assert torch.allclose(
             first.attention.out(mixed.transpose(1, 2).flatten(2)),

@@ -111,18 +111,19 @@ class Attention(nn.Module):
         self._check("x", x)
         if cache is not None and not isinstance(cache, KVCache):
             raise ValueError(f"cache: expected a KVCache for this layer, got {type(cache).__name__}")
-        q, k, v = self._project(x, context)  # (B, H, T, D), (B, G, S, D), (B, G, S, D)
+        q, k, v, both = self._project(x, context)  # (B, H, T, D), (B, G, S, D), (B, G, S, D)
         if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+            q, k, both = self.query_norm(q), self.key_norm(k), None
         if self.rotary is not None:
             seen = 0 if cache is None else cache.length
-            if positions is None:
-                q = self.rotary(q, seen + k.shape[2] - q.shape[2])
-                k = self.rotary(k, seen)
-            elif context is None:
-                q, k = self.rotary(q, positions), self.rotary(k, positions)
-            else:
+            if positions is not None and context is not None:
                 raise ValueError("positions: expected None beside a context, whose tokens have their own")
+            if both is not None:  # one turn for both: half the work for a single token
+                turned = self.rotary(both, seen if positions is None else positions)
+                q, k = turned[:, : self.num_heads], turned[:, self.num_heads :]
+            else:
+                q = self.rotary(q, seen + k.shape[2] - q.shape[2] if positions is None else positions)
+                k = self.rotary(k, seen if positions is None else positions)
 
         rule = full if self.mask is None else self.mask
         if mask is not None:
@@ -141,16 +142,17 @@ class Attention(nn.Module):
             q, k, v, mask=mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout
         )
 
-    def _project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values; and, where they stand side by side in memory, queries and keys in one."""
         H, G = self.num_heads, self.num_kv_heads
         if context is None:
             heads = self._heads(self.qkv(x))
-            return heads[:, :H], heads[:, H : H + G], heads[:, H + G :]
+            return heads[:, :H], heads[:, H : H + G], heads[:, H + G :], heads[:, : H + G]
         self._check("context", context, len(x))
         weight, bias, rows = self.qkv.weight, self.qkv.bias, H * self.head_dim
         q = self._heads(linear(x, weight[:rows], None if bias is None else bias[:rows]))
         heads = self._heads(linear(context, weight[rows:], None if bias is None else bias[rows:]))
-        return q, heads[:, :G], heads[:, G:]
+        return q, heads[:, :G], heads[:, G:], None
 
     def _heads(self, projected: Tensor) -> Tensor:
         B, T, width = projected.shape

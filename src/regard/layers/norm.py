@@ -30,6 +30,8 @@ class RMSNorm(nn.Module):
         if x.shape[-1:] != self.weight.shape:
             raise ValueError(f"x: expected a last dimension of {len(self.weight)}, got {tuple(x.shape)}")
         dtype = working_dtype(x.dtype)
+        if x.dtype == self.weight.dtype == dtype:  # the usual case, once for every token and layer
+            return rms_norm(x, self.weight.shape, self.weight, self.eps)
         return rms_norm(x.to(dtype), self.weight.shape, self.weight.to(dtype), self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
