@@ -91,6 +91,7 @@ def train_box(arguments: argparse.Namespace) -> None:
     """Train the model in the box and write it to `--out`/box, in 16 bits, with its curve and its scores."""
     a = arguments
     train_ids, validation = (np.fromfile(a.build / name, np.uint16) for name in ("train.bin", "val.bin"))
+    train_ids = drilled(train_ids, a.drills)
     digest = hashlib.sha256(train_ids.tobytes()).hexdigest()
     from tokenizers import Tokenizer
 
@@ -124,16 +125,33 @@ def train_box(arguments: argparse.Namespace) -> None:
     began = time.time()
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
-        outcome = robustly(config, corpus, run, settings)
+        begin = None if a.begin is None else GPT.from_pretrained(a.begin, dtype=torch.float32)
+        outcome = robustly(config, corpus, run, settings, begin)
         print(f"trained for {time.time() - began:.0f} s: {outcome}", flush=True)
         export(run, corpus, a.out / "box", outcome)
 
 
-def robustly(config: Config, corpus: Corpus, run: Path, settings: Settings) -> Outcome:
+def drilled(ids: np.ndarray, share: float, length: int = 64, times: int = 3) -> np.ndarray:
+    """The text with drills in copying: that share of its passages shuffled, and then said three times over.
+
+    What comes next in a shuffled passage cannot be guessed, only remembered from the time before.
+    """
+    if not share:
+        return ids
+    draw = np.random.default_rng(0)
+    passages = ids[: len(ids) // length * length].reshape(-1, length).copy()
+    chosen = draw.random(len(passages)) < share
+    passages[chosen] = draw.permuted(passages[chosen], axis=1)
+    return np.repeat(passages, np.where(chosen, times, 1), axis=0).ravel()
+
+
+def robustly(
+    config: Config, corpus: Corpus, run: Path, settings: Settings, begin: GPT | None = None
+) -> Outcome:
     """Train; where `torch.compile` fails on this machine, say so and train without it."""
     began = time.time()
     try:
-        return train(config, corpus, run, settings)
+        return train(config, corpus, run, settings, begin=begin)
     except Exception as error:
         begun = (run / METRICS).exists() and '"loss"' in (run / METRICS).read_text()
         if begun or not settings.compile:
@@ -141,7 +159,7 @@ def robustly(config: Config, corpus: Corpus, run: Path, settings: Settings) -> O
         print(f"torch.compile failed, training without: {type(error).__name__}: {error}", flush=True)
         shutil.rmtree(run, ignore_errors=True)
         left = None if settings.minutes is None else settings.minutes - (time.time() - began) / 60
-        return train(config, corpus, run, replace(settings, compile=False, minutes=left))
+        return train(config, corpus, run, replace(settings, compile=False, minutes=left), begin=begin)
 
 
 def export(run: Path, corpus: Corpus, out: Path, outcome: Outcome) -> None:
@@ -205,7 +223,12 @@ def shakespeare(arguments: argparse.Namespace) -> None:
         dropout=0.2,
     )
     settings = Settings(
-        steps=a.steps, batch=a.batch, evaluate_every=a.evaluate_every, save_every=a.steps, compile=a.compile
+        steps=a.steps,
+        batch=a.batch,
+        evaluate_every=a.evaluate_every,
+        save_every=a.steps,
+        compile=a.compile,
+        seed=a.seed,
     )
     began = time.time()
     with tempfile.TemporaryDirectory() as scratch:
@@ -221,7 +244,7 @@ def shakespeare(arguments: argparse.Namespace) -> None:
         "curve": kept,
     }
     a.out.mkdir(parents=True, exist_ok=True)
-    write(a.out / f"shakespeare_{a.positions}.json", json.dumps(result, indent=1))
+    write(a.out / f"shakespeare_{a.positions}_{a.seed}.json", json.dumps(result, indent=1))
     print(f"best validation loss {outcome.best:.4f} in {result['seconds']} s", flush=True)
 
 
@@ -248,6 +271,8 @@ def main() -> None:
     two.add_argument("--warmup", type=int, default=300)
     two.add_argument("--dropout", type=float, default=0.1)
     two.add_argument("--evaluate-every", type=int, default=2500)
+    two.add_argument("--begin", type=Path, help="a model to go on from, instead of a new one")
+    two.add_argument("--drills", type=float, default=0.0, help="share of the passages that drill copying")
     three = commands.add_parser("shakespeare", help="nanoGPT's GPU configuration on Tiny Shakespeare")
     three.set_defaults(command=shakespeare)
     three.add_argument("--text", type=Path, default=BUILD / "shakespeare.txt")
@@ -259,6 +284,7 @@ def main() -> None:
     three.add_argument("--steps", type=int, default=5000)
     three.add_argument("--positions", choices=("learned", "rotary"), default="learned")
     three.add_argument("--evaluate-every", type=int, default=250)
+    three.add_argument("--seed", type=int, default=1337)
     for each in (one, two):
         each.add_argument("--build", type=Path, default=BUILD)
     for each in (two, three):
