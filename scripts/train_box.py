@@ -117,6 +117,7 @@ def train_box(arguments: argparse.Namespace) -> None:
         lowest_rate=a.learning_rate / 50,
         warmup=a.warmup,
         beta2=0.98,
+        weight_decay=a.weight_decay,
         evaluate_every=a.evaluate_every,
         evaluate_tokens=1 << 18,
         save_every=10 * a.evaluate_every,
@@ -268,6 +269,7 @@ def main() -> None:
     two.add_argument("--context", type=int, default=512)
     two.add_argument("--batch", type=int, default=128)
     two.add_argument("--learning-rate", type=float, default=3e-3)
+    two.add_argument("--weight-decay", type=float, default=0.1)
     two.add_argument("--warmup", type=int, default=300)
     two.add_argument("--dropout", type=float, default=0.1)
     two.add_argument("--evaluate-every", type=int, default=2500)
