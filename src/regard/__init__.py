@@ -15,6 +15,7 @@ from regard.attention.masks import (
 )
 from regard.attention.rules import Mask, full
 from regard.attention.steps import scaled_dot_product_attention
+from regard.checker import Report, check
 from regard.maps import AttentionMap, load, weights
 
 __version__ = "0.1.0"
@@ -22,11 +23,13 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionMap",
     "Mask",
+    "Report",
     "alibi",
     "attend",
     "backend",
     "causal",
     "causal_mask",
+    "check",
     "chunks",
     "dense",
     "documents",

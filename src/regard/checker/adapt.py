@@ -179,7 +179,7 @@ def _first_tensors(
         meanings[key] in (None, "query", "key", "value", "x", "context") for key in three
     ):
         return "qkv", three
-    if len(order) > 1 and order[1] in required and meanings[order[1]] in ("context", "x", "key", None):
+    if len(order) > 1 and order[1] in required and meanings[order[1]] in ("context", "x", "key"):
         return "context", order[:2]
     return "x", order[:1]
 

@@ -110,17 +110,14 @@ def _roughly(benches: list[Bench], singles: list[tuple[str, Change]]) -> list[Ma
     return near
 
 
-def explain_parts(
-    observed: list[Observed], intents: list[Intent], source: str = "", *, pairs: bool = True
-) -> list[Match]:
+def explain_parts(observed: list[Observed], intents: list[Intent], source: str = "") -> list[Match]:
     """Where no mistake explains everything: what explains single observations, most observations first."""
     found: dict[tuple[str, ...], list[Match]] = {}
     for one in observed:
         if any(Bench(intent, [one]).fits(RIGHT) is not None for intent in intents):
             continue
-        for match in diagnose([one], intents, source, pairs=pairs)[:2]:
+        for match in diagnose([one], intents, source, pairs=False)[:2]:
             found.setdefault(match.names, []).append(match)
-        pairs = False  # they are many: the first observation must do
     return [matches[0] for matches in sorted(found.values(), key=_plausible)]
 
 

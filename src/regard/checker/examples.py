@@ -118,7 +118,6 @@ class CausalAttention(nn.Module):
 
 TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER}
 NAMES = {"function": "attention", "head": "CausalHead", "layer": "CausalAttention"}
-OPTIONS = {"function": "", "head": "", "layer": ""}
 
 
 def planted(mistake: Mistake, kind: str) -> str:
@@ -134,4 +133,4 @@ def planted(mistake: Mistake, kind: str) -> str:
 def example(mistake: Mistake) -> str:
     """A program that shows the mistake and what `regard.check` says of it."""
     kind = next(iter(mistake.plants))
-    return f"{planted(mistake, kind)}\n\nimport regard\n\nprint(regard.check({NAMES[kind]}))\n"
+    return f"{planted(mistake, kind)}\n\nfrom regard import check\n\nprint(check({NAMES[kind]}))\n"

@@ -73,7 +73,7 @@ def _weights(module: nn.Module) -> Iterator[_Weight]:
     layers = dict(module.named_modules(remove_duplicate=False))
     for path, weight in parameters.items():
         owner_path, _, name = path.rpartition(".")
-        if weight.ndim not in (2, 3) or _inside_norm(path):
+        if weight.ndim not in (2, 3) or _inside_norm(path) or _bias_role(path) is not None:
             continue
         role = names.projection(path)
         owner = layers[owner_path]
@@ -91,8 +91,8 @@ def _bare_bias(parameters: dict[str, nn.Parameter], path: str, role: str | None)
     place = path.rpartition(".")[0]
     for other, tensor in parameters.items():
         same_place = other.rpartition(".")[0] == place
-        if tensor.ndim == 1 and same_place and role is not None and _bias_role(other) == role:
-            return tensor
+        if tensor.ndim <= 2 and same_place and role is not None and _bias_role(other) == role:
+            return tensor.flatten()  # (H·D,), or (H, D) beside (H, C, D)
         if tensor.ndim == 1 and same_place and role in _ROLES and _bias_role(other) == "qkv":
             return tensor.chunk(3)[_ROLES.index(role)]  # one bias beside three weights: nn.MultiheadAttention
     return None
@@ -225,7 +225,7 @@ def _head_counts(module: nn.Module, heads: int | None, joined: int | None, query
 
 def _unfused(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
     """The three parts of a fused projection, in every usual order."""
-    total, width = affine.weight.shape[1], affine.weight.shape[0]
+    total = affine.weight.shape[1]
     if total % 3 == 0 and (total // 3) % H == 0:
         D = total // 3 // H
         for order in itertools.permutations(range(3)):
@@ -237,8 +237,8 @@ def _unfused(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
             for order in itertools.permutations(range(3)):
                 three = [_picked(affine, index.select(axis, part).flatten()) for part in order]
                 yield three[0], three[1], three[2]
-    D = width // H if width % H == 0 else 0
-    for G in (n for n in range(1, H) if D and H % n == 0 and (H + 2 * n) * D == total):
+    for G in (n for n in range(1, H) if H % n == 0 and total % (H + 2 * n) == 0):
+        D = total // (H + 2 * G)
         q, k, v = _blocks(affine, [H * D, G * D, G * D])
         yield q, k, v
         index = torch.arange(total).view(G, H // G + 2, D)  # each group's queries, then its key and value
@@ -277,7 +277,7 @@ def _places(module: nn.Module, known: list[str]) -> dict[str, Any]:
         for path, tensor in itertools.chain(module.named_parameters(), _positional(module))
         if not any(path == m or path.startswith(m + ".") for m in mine)
         and roles.get(path) is None
-        and not (tensor.ndim == 1 and _is_bias(path))
+        and not (tensor.ndim <= 2 and _is_bias(path))
     ]
     nameless = [path for path in others if path in roles]
     if len(nameless) in (3, 4) and not any(

@@ -253,19 +253,24 @@ class Subject:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A copy of a module, also of one that keeps a tensor of an earlier forward pass as an attribute."""
-    kept = {}
-    for part in module.modules():
-        for key, value in vars(part).items():
-            if isinstance(value, Tensor) and value.grad_fn is not None:
-                kept[part, key] = value
-    for (part, key), value in kept.items():
-        part.__dict__[key] = value.detach()
+    """A copy of a module, also of one that keeps tensors of an earlier forward pass as attributes."""
+    kept = [(part, dict(vars(part))) for part in module.modules()]
     try:
+        for part, attributes in kept:
+            part.__dict__.update({name: _without_history(value) for name, value in attributes.items()})
         return copy.deepcopy(module)
     finally:
-        for (part, key), value in kept.items():
-            part.__dict__[key] = value
+        for part, attributes in kept:
+            part.__dict__.update(attributes)
+
+
+def _without_history(value: Any) -> Any:
+    """Tensors that were computed cannot be copied until they forget how."""
+    if isinstance(value, Tensor) and value.grad_fn is not None:
+        return value.detach()
+    if type(value) in (list, tuple):
+        return type(value)(_without_history(part) for part in value)
+    return value
 
 
 def _tensors(raw: Any) -> Iterator[Tensor]:

@@ -67,6 +67,14 @@ class Understood:
     def intent(self) -> Intent | None:
         return self.right or (self.intents[0] if self.intents else None)
 
+    @property
+    def causal(self) -> bool:
+        """Whether it should be causal without being asked: by its reading, or by a rule that it holds."""
+        if self.intent is None:
+            return bool(self.claims_causal)
+        rule = self.cases.always.get("rule")
+        return self.intent.causal or (rule is not None and not bool(rule.dense(6).triu(1).any()))
+
 
 def understand(
     subject: Subject, *, causal: bool | None, heads: int | None, scale: float | None, always: dict[str, Any]

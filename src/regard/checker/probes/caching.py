@@ -36,8 +36,7 @@ def probe_cache(exam: Exam) -> None:
     wanted = {"cache", "start"} & subject.arguments.keys()
     if exam.module is None or not (step or wanted):
         return
-    intent = exam.understood.intent
-    if intent is not None and not intent.causal and not of_transformers(subject):
+    if not exam.understood.causal and not of_transformers(subject):
         exam.left_out("cache", "it is not causal, so earlier outputs depend on later tokens")
         return
     question = exam.cases.plain("cache", T=6, seed=80).to(exam.understood.dtype)

@@ -14,12 +14,10 @@ from regard.checker.question import Question
 
 def probe_causality(exam: Exam) -> None:
     """No output moves, and no gradient flows, from a later token."""
-    subject, intent = exam.subject, exam.understood.intent
+    subject = exam.subject
     flagged = "causal" in subject.arguments and exam.options.get("causal") is None
-    causal = (
-        flagged or exam.options.get("causal") or (intent.causal if intent else exam.understood.claims_causal)
-    )
-    if not causal or subject.takes == "context":
+    expected = flagged or exam.options.get("causal") or exam.understood.causal
+    if not expected or subject.takes == "context":
         return
     question = exam.cases.plain("causality", seed=40)
     question = replace(question, flag=True) if flagged else question

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.checker.adapt import of_transformers
-from regard.checker.diagnose import diagnose, explain_parts
+from regard.checker.diagnose import Bench, Match, diagnose, explain_parts
 from regard.checker.exam import Exam
 from regard.checker.oracle import apart, truth
 from regard.checker.question import Question
@@ -189,11 +189,14 @@ def _error(exam: Exam, one: Observed) -> float:
 def _explain(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> None:
     intents = [exam.understood.right] if exam.understood.right else exam.understood.intents
     small, unknown = max(wrong.values()) < 3e-2, _unknown(exam, intents[0])
-    search = (
-        not small and not unknown
-    )  # two mistakes at once are looked for where one could be expected to fit
+    # Two mistakes at once are looked for only where nothing else explains why one does not fit.
+    search = not small and not unknown and not exam.mixed
     matches = diagnose(observed, intents, exam.source, pairs=search)
-    matches = matches or explain_parts(observed, intents, exam.source, pairs=search)
+    matches = matches or explain_parts(observed, intents, exam.source)
+    if not matches and exam.mixed:
+        matches = _alone(exam, intents)
+        exam.diagnosed("batch-items-mixed", exam.mixed)
+        small = False
     if not matches and small:
         _imprecise(exam, observed, wrong)
         return
@@ -207,8 +210,20 @@ def _explain(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> N
             exam.passed(name)
     for match in matches[:3]:
         exam.matched(match)
-    if not matches:
+    if not matches and not exam.mixed:
         exam.example = _smallest(exam, observed, intents[0])
+
+
+def _alone(exam: Exam, intents: list[Intent]) -> list[Match]:
+    """What is wrong with one sequence by itself, where the items of a batch disturb each other."""
+    observed = []
+    for question in (exam.cases.plain(B=1, T=7, seed=2), exam.cases.plain(B=1, T=5, seed=2)):
+        reply = exam.subject.ask(question.to(exam.understood.dtype))
+        if reply.answer is not None:
+            observed.append(Observed(question, reply.answer))
+    if any(Bench(intent, observed).fits(RIGHT) is not None for intent in intents):
+        return []
+    return diagnose(observed, intents, exam.source)
 
 
 def _imprecise(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> None:

@@ -1,0 +1,230 @@
+"""`regard.check` as its callers meet it: options, what is assumed, errors, and the report itself."""
+
+import json
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from planting import load
+from torch import nn
+
+from regard.checker import CheckError, Report, check
+from regard.checker.examples import HEAD, LAYER
+
+
+def by_name(checks):
+    return {c.name: c for c in checks}
+
+
+class Projected(nn.Module):
+    """Right, and says nothing of being causal."""
+
+    def __init__(self, d_model, num_heads, rule="causal"):
+        super().__init__()
+        self.num_heads, self.rule = num_heads, rule
+        self.qkv, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (t.view(B, T, self.num_heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        future = torch.ones(T, T, dtype=torch.bool).triu(1)
+        mask = {"causal": ~future, "full": None, "inverted": future}[self.rule]
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.proj(mixed.transpose(1, 2).reshape(B, T, C))
+
+
+class CausalProjected(Projected):
+    pass
+
+
+@pytest.mark.parametrize("rule", ["causal", "full"])
+def test_without_a_word_behaviour_decides(rule):
+    report = check(Projected(32, 4, rule))
+    assert report.ok, report
+    assert any("from its behaviour" in line for line in report.assumed)
+
+
+def test_what_the_caller_says_is_binding():
+    assert not check(Projected(32, 4, "full"), causal=True).ok
+    assert check(Projected(32, 4, "full"), causal=True).diagnoses[0].name == "no-mask"
+    assert not check(Projected(32, 4, "causal"), causal=False).ok
+
+
+def test_a_class_called_causal_must_be_causal():
+    report = check(CausalProjected(32, 4, "full"))
+    assert report.diagnoses[0].name == "no-mask"
+    assert {"output", "causality"} <= {c.name for c in report.failures}
+    assert any("as it says of itself" in line for line in report.assumed)
+
+
+def test_the_inverted_mask_of_a_published_notebook_is_named_without_a_hint():
+    report = check(Projected(32, 4, "inverted"))
+    assert not report.ok
+    assert report.diagnoses[0].name == "inverted-mask"
+
+
+def test_a_constant_scale_is_read_off_the_numbers():
+    report = check(lambda q, k, v: torch.softmax(q @ k.mT / 8, -1) @ v)
+    assert report.diagnoses[0].name == "scale-out-of-step"
+    assert "1/√64" in report.diagnoses[0].what
+
+
+def test_a_declared_scale_is_no_mistake():
+    assert check(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v, scale=1.0).ok
+
+
+def test_true_may_mean_hide_if_the_caller_says_so():
+    def attention(q, k, v, mask=None):
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        return torch.softmax(scores if mask is None else scores.masked_fill(mask, -torch.inf), -1) @ v
+
+    assert check(attention).diagnoses[0].name == "inverted-mask"
+    assert check(attention, true_means="hide").ok
+    with pytest.raises(ValueError, match='"look" or "hide"'):
+        check(attention, true_means="see")
+
+
+def test_nothing_of_the_callers_module_is_touched():
+    module = Projected(32, 4).train()
+    before = {name: t.clone() for name, t in module.state_dict().items()}
+    state = torch.random.get_rng_state()
+    check(module)
+    assert module.training
+    assert all(torch.equal(t, before[name]) for name, t in module.state_dict().items())
+    assert all(p.grad is None for p in module.parameters())
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_constructor_arguments_are_guessed_or_given():
+    assert "4 heads of 12" in check(Projected).subject
+    assert "8 heads of 8" in check(Projected, d_model=64, num_heads=8).subject
+
+
+class Odd(nn.Module):
+    def __init__(self, wibble):
+        super().__init__()
+
+    def forward(self, x):
+        return x
+
+
+class Failing(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        raise RuntimeError("no such model\nand more")
+
+    def forward(self, x):
+        return x
+
+
+class NeedsMore(nn.Module):
+    def forward(self, x, zork):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("thing", "options", "says"),
+    [
+        (Odd, {}, "Odd needs `wibble`.*--with wibble="),
+        (Odd, {"wobble": 3, "wibble": 1}, "Odd takes no `wobble`; it takes wibble"),
+        (Failing, {}, "RuntimeError: no such model;"),
+        (NeedsMore(), {}, "needs `zork`"),
+        (Projected(32, 4), {"d_model": 4}, "built already"),
+        (3, {}, "expected a function, an nn.Module"),
+        (nn.Linear(3, 3), {}, "not an attention"),
+        (lambda q, k, v: "text", {}, "returned a str; expected a tensor"),
+        (lambda q, k, v: None, {}, "returned nothing"),
+        (lambda q, k, v: q.nope, {}, "could not be run.*AttributeError"),
+        (lambda: 0, {}, "takes no arguments"),
+    ],
+)
+def test_what_cannot_be_checked_is_answered_in_a_line(thing, options, says):
+    with pytest.raises(CheckError, match=says) as caught:
+        check(thing, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_mistake_shows_the_smallest_failing_case():
+    report = check(lambda q, k, v: torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v + 0.37 * v.cumsum(-2))
+    assert not report.ok
+    assert report.diagnoses == []
+    assert "smallest failing case" in report.example
+    assert "q (1, 1, 1, 10)" in report.example
+    assert "expected" in report.example
+
+
+def test_unknown_parts_leave_the_comparison_out_and_the_rest_in():
+    class Gated(Projected):
+        def __init__(self):
+            super().__init__(32, 4)
+            self.gate = nn.Parameter(torch.ones(32))
+
+        def forward(self, x):
+            return super().forward(x) * torch.sigmoid(self.gate)
+
+    report = check(Gated())
+    assert report.ok
+    assert "gate" in by_name(report.left_out)["output"].detail
+    assert "batch" in by_name(report.passed)
+
+
+CONTINUED = LAYER.replace(
+    "def forward(self, x, cache=None):", "def forward(self, x, memo=None):\n        cache = memo"
+)
+
+
+def test_a_cache_that_cannot_be_guessed_needs_three_lines():
+    layer = load(CONTINUED, "CausalAttention")
+    assert "cache" not in by_name(check(layer).checks)
+
+    def step(module, x, cache):
+        y, cache = module(x, memo=cache)
+        return y, cache
+
+    assert "cache" in by_name(check(layer, cached=step).passed)
+    wrong = load(CONTINUED.replace("self.mask[S - T : S, :S]", "self.mask[:T, :S]"), "CausalAttention")
+    report = check(wrong, cached=step)
+    assert report.diagnoses[0].name == "top-left-causal"
+    assert not report.ok
+
+
+def test_the_message_says_how_to_write_the_adapter():
+    text = CONTINUED.replace("memo", "cache").replace(
+        "return out, cache", "self.kept = cache\n        return out"
+    )
+    report = check(load(text, "CausalAttention"))
+    assert "def step(module, x, cache)" in by_name(report.left_out)["cache"].detail
+
+
+def test_strict_counts_cautions():
+    saved = HEAD.replace(", persistent=False", "")
+    report = check(load(saved, "CausalHead"))
+    assert report.ok
+    assert [d.name for d in report.diagnoses] == ["persistent-mask"]
+    assert "1 caution" in report.verdict
+    assert not check(load(saved, "CausalHead"), strict=True).ok
+
+
+def test_the_report_as_text_json_and_table():
+    report = check(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v)
+    assert "WRONG" in report.verdict
+    assert "no-scale" in str(report)
+    assert report.diagnoses[0].fix in str(report)
+    data = json.loads(report.to_json())
+    assert data["ok"] is False
+    assert data["diagnoses"][0]["name"] == "no-scale"
+    assert data["diagnoses"][0]["error"] < 1e-12
+    again = Report.from_dict(data)
+    assert str(again) == str(report)
+    table = report._repr_html_()
+    assert "<table>" in table
+    assert "no-scale" in table
+
+
+def test_a_small_module_takes_less_than_five_seconds():
+    module = Projected(64, 4)
+    started = time.process_time()
+    report = check(module)
+    assert report.ok
+    assert time.process_time() - started < 5

@@ -1,0 +1,66 @@
+"""`regard check` and `regard explain-mistake` from a shell: exit codes, JSON, the catalogue."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from regard.checker.catalogue import CATALOGUE
+from regard.checker.examples import FUNCTION, HEAD
+from regard.cli import app
+
+
+def run(*words):
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "head.py").write_text(HEAD)
+    (tmp_path / "wrong.py").write_text(FUNCTION.replace("dim=-1)", "dim=-2)"))
+    return tmp_path
+
+
+def test_right_is_zero(folder):
+    result = run("check", "head.py:CausalHead", "--with", "d_model=64", "head_size=16", "max_len=8")
+    assert result.exit_code == 0, result.output
+    assert "one head of 16" in result.output
+    assert "is right" in result.output
+
+
+def test_wrong_is_one_and_json_is_json(folder):
+    result = run("check", "wrong.py:attention", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["diagnoses"][0]["name"] == "softmax-over-queries"
+
+
+def test_what_cannot_be_checked_is_two(folder):
+    assert run("check", "nowhere.py:X").exit_code == 2
+    assert run("check").exit_code == 2
+    assert run("check", "head.py:CausalHead", "--with", "=3").exit_code == 2
+    result = run("check", "nowhere.py:X", "--json")
+    assert result.exit_code == 2
+    assert "no file" in json.loads(result.stdout)["error"]
+
+
+def test_the_catalogue_lists_every_mistake():
+    result = run("check", "--list")
+    assert result.exit_code == 0
+    assert all(name in result.output for name in CATALOGUE)
+    listed = json.loads(run("check", "--list", "--json").stdout)
+    assert [entry["name"] for entry in listed] == list(CATALOGUE)
+
+
+def test_a_mistake_is_explained_with_an_example_that_runs(tmp_path):
+    result = run("explain-mistake", "softmax-over-queries")
+    assert result.exit_code == 0
+    assert "dim=-2" in result.output
+    code = run("explain-mistake", "no-scale", "--code").stdout
+    (tmp_path / "example.py").write_text(code)
+    shown = subprocess.run(
+        [sys.executable, tmp_path / "example.py"], capture_output=True, text=True, check=True
+    )
+    assert "no-scale" in shown.stdout

@@ -1,0 +1,128 @@
+"""No correct implementation is called wrong, and its output is really compared."""
+
+import importlib
+import itertools
+
+import honest
+import pytest
+import torch.nn.functional as F
+from torch import nn
+
+import regard
+import regard.layers
+import regard.stages
+from regard.checker.checking import check
+from regard.layers.rotary import Rotary
+
+OWN = {name for name, thing in vars(honest).items() if getattr(thing, "__module__", None) == "honest"}
+HAND_WRITTEN = sorted(OWN - {"fused_on"})
+STAGES = [name for name in regard.stages.__all__ if isinstance(getattr(regard.stages, name), type)]
+
+
+def assert_right(thing, **options):
+    report = check(thing, **options)
+    assert report.ok, report
+    assert "output" in [c.name for c in report.passed], report
+    assert all(d.caution for d in report.diagnoses)
+    return report
+
+
+@pytest.mark.parametrize("name", HAND_WRITTEN)
+def test_hand_written(name):
+    assert_right(getattr(honest, name))
+
+
+@pytest.mark.parametrize("name", [*STAGES, "simplified_self_attention"])
+def test_every_stage(name):
+    report = assert_right(getattr(regard.stages, name))
+    assert report.cautions == [], report
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_kv_heads": 2, "mask": regard.causal, "qkv_bias": True, "out_bias": True},
+        {"rotary": Rotary(12), "mask": regard.causal, "qk_norm": True},
+        {
+            "sinks": True,
+            "softcap": 5.0,
+            "mask": regard.causal & regard.window(3),
+            "dropout": 0.1,
+            "scale": 0.3,
+        },
+        {"head_dim": 16, "num_kv_heads": 1, "mask": regard.causal},
+    ],
+    ids=str,
+)
+def test_the_layer(options):
+    report = assert_right(regard.layers.Attention(48, 4, **options))
+    assert report.cautions == [], report
+    if "mask" in options:
+        assert "cache" in [c.name for c in report.passed], report
+
+
+def test_the_layer_as_a_class():
+    assert_right(regard.layers.Attention)
+
+
+@pytest.mark.parametrize(
+    "function", [F.scaled_dot_product_attention, regard.attend, regard.scaled_dot_product_attention]
+)
+def test_functions(function):
+    report = assert_right(function)
+    if function is not F.scaled_dot_product_attention:
+        assert report.cautions == [], report
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_first": True, "dropout": 0.1},
+        {"batch_first": True, "kdim": 20, "vdim": 20},
+        {"bias": False},
+    ],
+    ids=str,
+)
+def test_multihead_attention_of_pytorch(options):
+    assert_right(nn.MultiheadAttention(48, 4, **options))
+
+
+def of_transformers(family, implementation):
+    """A small attention module of Transformers, with random weights."""
+    transformers = pytest.importorskip("transformers")
+    folder = f"transformers.models.{family}.modeling_{family}"
+    size = {"hidden_size": 48, "num_attention_heads": 4}
+    name, options = {
+        "gpt2": ("GPT2", {"n_embd": 48, "n_head": 4, "n_positions": 32}),
+        "llama": ("Llama", size | {"num_key_value_heads": 2}),
+        "bert": ("Bert", size),
+        "gemma": ("Gemma", size | {"num_key_value_heads": 1, "head_dim": 12}),
+        "gemma2": ("Gemma2", size | {"num_key_value_heads": 2, "head_dim": 12, "query_pre_attn_scalar": 20}),
+    }[family]
+    config = getattr(transformers, f"{name}Config")(**options)
+    config._attn_implementation = implementation
+    kind = "BertSelfAttention" if family == "bert" else f"{name}Attention"
+    return getattr(importlib.import_module(folder), kind)(config, layer_idx=0)
+
+
+# F.scaled_dot_product_attention has no soft cap, so Gemma 2 runs in the eager way only.
+@pytest.mark.parametrize(
+    ("family", "implementation"),
+    [*itertools.product(["gpt2", "llama", "bert", "gemma"], ["eager", "sdpa"]), ("gemma2", "eager")],
+)
+def test_attention_of_transformers(family, implementation):
+    report = assert_right(of_transformers(family, implementation))
+    assert "cache" in [c.name for c in report.passed], report
+
+
+def test_a_block_around_attention_is_not_judged_by_its_output():
+    pytest.importorskip("transformers")
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertAttention
+
+    report = check(BertAttention(BertConfig(hidden_size=48, num_attention_heads=4)))
+    assert report.ok
+    assert "LayerNorm" in next(c.detail for c in report.left_out if c.name == "output")
+    assert "could not be compared" in report.verdict

@@ -1,0 +1,89 @@
+"""Somebody else's code in its own process: whatever it does, there is an answer, and nothing is left running.
+Somebody else's code in its own process: whatever it does, there is an answer, and nothing is left running."""
+
+import os
+import time
+
+import pytest
+
+from regard.checker import CheckError
+from regard.checker.examples import HEAD
+from regard.checker.sandbox import check_apart
+
+CODE = """
+import os, sys, time, subprocess
+import torch
+
+def right(q, k, v):
+    print("noise", file=sys.stdout)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+def hang(q, k, v):
+    child = subprocess.Popen(["sleep", "1000"])
+    open("child", "w").write(str(child.pid))
+    while True:
+        time.sleep(0.01)
+
+def leave(q, k, v):
+    os._exit(3)
+
+def crash(q, k, v):
+    os.kill(os.getpid(), 11)
+
+def say_goodbye(q, k, v):
+    sys.exit(0)
+
+def greedy(q, k, v):
+    return torch.zeros(2_000_000_000)
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(CODE)
+    (tmp_path / "loop.py").write_text("import time\nwhile True:\n    time.sleep(0.01)\n")
+    return "mine.py"
+
+
+def test_a_report_comes_back_whatever_is_printed(file):
+    report = check_apart("mine.py:right", {})
+    assert report.ok
+    assert report.subject == "right"
+
+
+def test_a_diagnosis_comes_back(tmp_path):
+    (tmp_path / "head.py").write_text(HEAD.replace("dim=-1", "dim=-2"))
+    report = check_apart(f"{tmp_path}/head.py:CausalHead", {"d_model": 24, "causal": True})
+    assert report.diagnoses[0].name == "softmax-over-queries"
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("mine.py:leave", "ended itself with code 3"),
+        ("mine.py:crash", "crashed with SIGSEGV"),
+        ("mine.py:say_goodbye", "SystemExit"),
+        ("mine.py:greedy", r"memory.*the limit is 1 GB"),
+    ],
+)
+def test_an_end_of_its_own_is_answered(file, spec, says):
+    with pytest.raises(CheckError, match=says) as caught:
+        check_apart(spec, {}, memory=1)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hang_is_ended_with_all_that_it_started(file, tmp_path):
+    with pytest.raises(CheckError, match="did not finish within 4 s"):
+        check_apart("mine.py:hang", {}, timeout=4)
+    child = int((tmp_path / "child").read_text())
+    time.sleep(0.2)
+    with pytest.raises(ProcessLookupError):  # or it is a zombie that init has not reaped yet
+        os.kill(child, 0)
+        if "Z" in open(f"/proc/{child}/stat").read().split(")")[1].split()[0]:
+            raise ProcessLookupError
+
+
+def test_a_loop_at_module_level_is_answered(file):
+    with pytest.raises(CheckError, match="still being imported.*__main__"):
+        check_apart("loop.py:anything", {}, timeout=1)
