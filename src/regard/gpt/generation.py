@@ -246,9 +246,9 @@ def _ending(model: GPT, stop: Stop) -> Callable[[list[int]], bool]:
 
 
 def _continuation(tokenizer: Tokenizer, prompt: list[int], new: list[int]) -> str:
-    """The text of the new tokens; after the prompt's, since some tokenizers drop the space at a start."""
-    before: str = tokenizer.decode(prompt)
-    after: str = tokenizer.decode(prompt + new)
+    """The text of the new tokens, after the prompt's last: some tokenizers drop the space at a start."""
+    before: str = tokenizer.decode(prompt[-1:])
+    after: str = tokenizer.decode(prompt[-1:] + new)
     return after[len(before) :]
 
 

@@ -1,0 +1,157 @@
+"""Decoding beside Transformers' `generate`, on the same weights, dtype and threads, and with no cache.
+
+    python -m benchmarks.generation [--threads 1] [--rounds 5] [--out generation.json] [MODEL …]
+
+Both sides take turns within each round, and a ratio is the median of the rounds', so that a busy machine
+slows both alike. Greedy, batch 1. MODEL is `smollm2`, `default` or `small` (random weights, 6 layers of 256).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from regard.gpt import GPT, Config, loading
+from regard.gpt.families import FAMILIES, with_head
+
+PROMPT, NEW = 16, 64
+LENGTHS = (256, 1024)
+
+
+def opened(name: str) -> GPT:
+    if name != "small":
+        return GPT.from_pretrained(name)
+    torch.manual_seed(0)
+    shape = {"vocab_size": 4096, "context": 2048, "layers": 6, "heads": 8, "width": 256}
+    return GPT(Config(**shape, norm="rms", positions="rotary", activation="swiglu")).eval()
+
+
+def in_transformers(model: GPT) -> nn.Module:
+    """The same weights in Transformers' own Llama."""
+    import transformers
+
+    c = model.config
+    if (c.norm, c.positions, c.activation, c.qk_norm) != ("rms", "rotary", "swiglu", False):
+        raise SystemExit(f"only models of Llama's kind can be compared, and this is {c}")
+    other = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=c.vocab_size,
+            max_position_embeddings=c.context,
+            num_hidden_layers=c.layers,
+            num_attention_heads=c.heads,
+            num_key_value_heads=c.kv_heads,
+            head_dim=c.head_width,
+            hidden_size=c.width,
+            intermediate_size=c.hidden,
+            rms_norm_eps=c.norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": c.rotary_base},
+            attention_bias=c.qkv_bias,
+            mlp_bias=c.mlp_bias,
+            tie_word_embeddings=c.tied,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+    theirs, ours = other.state_dict(), model.state_dict()
+    family = FAMILIES["llama"]
+    for name, part in with_head(family.parts(c), family.prefix, c).items():
+        rows = [theirs[their].shape[0] for their in part.names]
+        for their, piece in zip(part.names, ours[name].split(rows), strict=True):
+            theirs[their].copy_(piece)
+    return other.to(model.token_embedding.weight.dtype).eval()
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def beside_transformers(model: GPT, rounds: int) -> dict[str, object]:
+    """Tokens a second of both, a prompt included, and whether they wrote the same."""
+    other = in_transformers(model)
+    ids = torch.randint(0, model.config.vocab_size, (1, PROMPT), generator=torch.Generator().manual_seed(0))
+    marks = torch.ones_like(ids)
+
+    def theirs() -> Tensor:
+        written: Tensor = other.generate(
+            ids, attention_mask=marks, max_new_tokens=NEW, do_sample=False, pad_token_id=0
+        )
+        return written
+
+    def ours() -> Tensor:
+        written: Tensor = model.generate(ids, max_new_tokens=NEW)
+        return written
+
+    same = torch.equal(ours(), theirs())  # and both are warm
+    times = [(seconds(ours), seconds(theirs)) for _ in range(rounds)]
+    return {
+        "same tokens": same,
+        "regard tokens/s": round(statistics.median(NEW / a for a, _ in times), 2),
+        "transformers tokens/s": round(statistics.median(NEW / b for _, b in times), 2),
+        "ratio": round(statistics.median(b / a for a, b in times), 3),
+        "ratio of each round": [round(b / a, 3) for a, b in times],
+    }
+
+
+@torch.inference_mode()
+def beside_no_cache(model: GPT, length: int, rounds: int) -> dict[str, object]:
+    """What the next token costs after `length` others, with their keys and values at hand and without."""
+    ids = torch.randint(0, model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
+    times = []
+    for _ in range(rounds):
+        cache = model.caches(length + 16)
+        model.states(ids[:, :-1], cache=cache)
+
+        def cached(cache: list = cache) -> None:
+            for _ in range(8):
+                model.logits(model.states(ids[:, -1:], cache=cache)[:, -1])
+
+        times.append((seconds(cached) / 8, seconds(lambda: model.logits(model.states(ids)[:, -1]))))
+    return {
+        "cached ms/token": round(statistics.median(a for a, _ in times) * 1e3, 2),
+        "uncached ms/token": round(statistics.median(b for _, b in times) * 1e3, 2),
+        "ratio": round(statistics.median(b / a for a, b in times), 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    torch.set_num_threads(asked.threads)
+    result: dict[str, object] = {
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {platform.system()}",
+        "threads": asked.threads,
+        "prompt": PROMPT,
+        "new tokens": NEW,
+    }
+    names = asked.models or ["small", "smollm2", *(["default"] if loading.BOX.is_dir() else [])]
+    for name in names:
+        model = opened(name)
+        found = {"parameters": model.size, "decoding": beside_transformers(model, asked.rounds)}
+        for length in LENGTHS:
+            if length + 16 <= model.config.context:
+                found[f"no cache, {length} tokens"] = beside_no_cache(model, length, min(asked.rounds, 3))
+        result[name] = found
+        print(name, json.dumps(found, indent=2, ensure_ascii=False), flush=True)
+    if asked.out:
+        asked.out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
