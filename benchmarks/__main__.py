@@ -4,7 +4,7 @@
     python -m benchmarks --device cuda      on a GPU; needs only PyTorch and Triton
     python -m benchmarks --quick            a first look
 
-Prints ratios to the fused forward pass, writes a dated JSON to benchmarks/results/, and renews the README's table.
+Prints ratios to the fused forward pass and writes a dated JSON to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -169,6 +169,10 @@ def main() -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device here: run it on a machine with one, or leave --device out")
     torch.manual_seed(0)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    folder = args.out or Path(os.environ.get("OUT", ROOT / "results"))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{args.device}-{today}.json"
     rows: list[dict[str, Any]] = []
     for case in plan(args.device, args.quick):
         found = case()
@@ -182,13 +186,9 @@ def main() -> None:
             else:
                 print(f"  {row['who']:<42} {row['ms']:>10.2f} ms {row['to_fused']:>7.2f}× fused "
                       f"{row['peak_mib']:>9.1f} MiB", flush=True)  # fmt: skip
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    folder = args.out or Path(os.environ.get("OUT", ROOT / "results"))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{args.device}-{today}.json"
-    path.write_text(
-        json.dumps({"date": today, "machine": machine(args.device), "rows": rows}, indent=1) + "\n"
-    )
+        path.write_text(
+            json.dumps({"date": today, "machine": machine(args.device), "rows": rows}, indent=1) + "\n"
+        )
     print(f"\nwrote {path}; python -m benchmarks.table renews the README from it")
 
 

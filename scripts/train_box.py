@@ -119,7 +119,7 @@ def train_box(arguments: argparse.Namespace) -> None:
         beta2=0.98,
         weight_decay=a.weight_decay,
         evaluate_every=a.evaluate_every,
-        evaluate_tokens=1 << 18,
+        evaluate_tokens=a.evaluate_tokens,
         save_every=10 * a.evaluate_every,
         compile=a.compile,
     )
@@ -132,18 +132,24 @@ def train_box(arguments: argparse.Namespace) -> None:
         export(run, corpus, a.out / "box", outcome)
 
 
-def drilled(ids: np.ndarray, share: float, length: int = 64, times: int = 3) -> np.ndarray:
-    """The text with drills in copying: that share of its passages shuffled, and then said three times over.
+def drilled(ids: np.ndarray, share: float) -> np.ndarray:
+    """The text with drills in copying: that share of its passages shuffled, and said a few times over.
 
-    What comes next in a shuffled passage cannot be guessed, only remembered from the time before.
+    What comes next in a shuffled passage cannot be guessed, only found where its last words stood before; and
+    since passages differ in length, it cannot be found by counting back either.
     """
     if not share:
         return ids
     draw = np.random.default_rng(0)
-    passages = ids[: len(ids) // length * length].reshape(-1, length).copy()
+    cuts = np.cumsum(draw.integers(16, 112, size=len(ids) // 64))
+    passages = np.split(ids, cuts[cuts < len(ids)])
     chosen = draw.random(len(passages)) < share
-    passages[chosen] = draw.permuted(passages[chosen], axis=1)
-    return np.repeat(passages, np.where(chosen, times, 1), axis=0).ravel()
+    return np.concatenate(
+        [
+            np.tile(draw.permutation(p), draw.integers(2, 5)) if c else p
+            for p, c in zip(passages, chosen, strict=True)
+        ]
+    )
 
 
 def robustly(
@@ -273,6 +279,7 @@ def main() -> None:
     two.add_argument("--warmup", type=int, default=300)
     two.add_argument("--dropout", type=float, default=0.1)
     two.add_argument("--evaluate-every", type=int, default=2500)
+    two.add_argument("--evaluate-tokens", type=int, default=1 << 18)
     two.add_argument("--begin", type=Path, help="a model to go on from, instead of a new one")
     two.add_argument("--drills", type=float, default=0.0, help="share of the passages that drill copying")
     three = commands.add_parser("shakespeare", help="nanoGPT's GPU configuration on Tiny Shakespeare")

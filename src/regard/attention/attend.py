@@ -144,9 +144,7 @@ def _choose(problem: Problem, name: str) -> str:
     if name == "auto":
         return next(candidate for candidate in BACKENDS if _refuses(problem, candidate) is None)
     if (why := _refuses(problem, name)) is not None:
-        raise ValueError(
-            f"backend: {name!r} cannot serve this: {why}; backend='auto' finds one that can"
-        )
+        raise ValueError(f"backend: {name!r} cannot serve this: {why}; backend='auto' finds one that can")
     return name
 
 

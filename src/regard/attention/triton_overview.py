@@ -123,12 +123,17 @@ def _past_keys(
                 )
             weight = tl.where(allowed, weight, 0.0)
 
-        bins = weight.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS).permute(0, 2, 1, 3)
-        bins = bins.reshape(ROW_BINS * COL_BINS, ROWS * COLS // (ROW_BINS * COL_BINS))
-        part_total = tl.sum(bins, 1).reshape(ROW_BINS, COL_BINS) * own_share[:, None]
-        # Floats above 0 sort as their bits do, and a warp finds the largest integer in one instruction.
-        part_most = tl.max(bins.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
-        part_most = part_most.reshape(ROW_BINS, COL_BINS)
+        if COLS // COL_BINS == 4:  # the other way compiles to wrong numbers here (Triton 3.6 on Hopper)
+            cells = weight.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS)
+            part_total = tl.sum(tl.sum(cells, 3), 1) * own_share[:, None]
+            part_most = tl.max(tl.max(cells, 3), 1)
+        else:
+            bins = weight.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS).permute(0, 2, 1, 3)
+            bins = bins.reshape(ROW_BINS * COL_BINS, ROWS * COLS // (ROW_BINS * COL_BINS))
+            part_total = tl.sum(bins, 1).reshape(ROW_BINS, COL_BINS) * own_share[:, None]
+            # Floats above 0 sort as their bits do, and a warp finds the largest integer in one instruction.
+            part_most = tl.max(bins.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
+            part_most = part_most.reshape(ROW_BINS, COL_BINS)
         if PARTS == 1:
             total, most = part_total, part_most
         else:  # a bin goes on over the next blocks: what is stored last is the whole of it
