@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from regard.gpt import GPT, data
@@ -123,6 +124,19 @@ def test_shards(name: str, tmp_path: Path) -> None:
     other = theirs(name)
     other.save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    ids = torch.randint(0, 97, (2, 20))
+    with torch.no_grad():
+        assert (GPT.from_pretrained(tmp_path)(ids) - other(ids).logits).abs().max() < 1e-4
+
+
+def test_gpt2_as_the_hub_has_it(tmp_path: Path) -> None:
+    """The files of 2019: names without a prefix, and a causal mask stored in every layer."""
+    other = theirs("gpt2")
+    other.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    old = {name.removeprefix("transformer."): x for name, x in stored.items()}
+    old |= {f"h.{layer}.attn.bias": torch.ones(64, 64).tril()[None, None] for layer in range(3)}
+    save_file(old, tmp_path / "model.safetensors")
     ids = torch.randint(0, 97, (2, 20))
     with torch.no_grad():
         assert (GPT.from_pretrained(tmp_path)(ids) - other(ids).logits).abs().max() < 1e-4

@@ -192,6 +192,25 @@ def test_settings_that_are_missing(folder: Path, name: str) -> None:
     assert f"config.json: expected a value for {name}, got none" in refused(folder)
 
 
+def test_rotary_settings_of_older_files(folder: Path) -> None:
+    """Before version 5 Transformers wrote the base beside the scaling, whose kind was `type` at first."""
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8,
+    }
+    change_settings(folder, rope_parameters={"rope_type": "llama3", "rope_theta": 500.0, **scaling})
+    config = GPT.from_pretrained(folder).config
+    assert config.rotary_base == 500.0
+    assert config.rotary_scaling == (8.0, 1.0, 4.0, 8)
+    for kind in ("rope_type", "type"):
+        change_settings(folder, rope_theta=500.0, rope_scaling={kind: "llama3", **scaling})
+        assert GPT.from_pretrained(folder).config == config
+    change_settings(folder, rope_theta=500.0, rope_scaling=None)
+    assert GPT.from_pretrained(folder).config.rotary_scaling is None
+
+
 def test_broken_files(folder: Path, tmp_path: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-10])
