@@ -18,7 +18,7 @@ def by_name(checks):
 
 
 class Projected(nn.Module):
-    """Right, and says nothing of being causal."""
+    """Right, and silent about what it is."""
 
     def __init__(self, d_model, num_heads, rule="causal"):
         super().__init__()
@@ -169,9 +169,8 @@ def test_unknown_parts_leave_the_comparison_out_and_the_rest_in():
     assert "batch" in by_name(report.passed)
 
 
-CONTINUED = LAYER.replace(
-    "def forward(self, x, cache=None):", "def forward(self, x, memo=None):\n        cache = memo"
-)
+FORWARD = "def forward(self, x, cache=None):"
+CONTINUED = LAYER.replace(FORWARD, "def forward(self, x, memo=None):\n        cache = memo")
 
 
 def test_a_cache_that_cannot_be_guessed_needs_three_lines():
@@ -190,10 +189,8 @@ def test_a_cache_that_cannot_be_guessed_needs_three_lines():
 
 
 def test_the_message_says_how_to_write_the_adapter():
-    text = CONTINUED.replace("memo", "cache").replace(
-        "return out, cache", "self.kept = cache\n        return out"
-    )
-    report = check(load(text, "CausalAttention"))
+    kept = LAYER.replace("return out, cache", "self.kept = cache\n        return out")
+    report = check(load(kept, "CausalAttention"))
     assert "def step(module, x, cache)" in by_name(report.left_out)["cache"].detail
 
 

@@ -60,7 +60,6 @@ def test_a_mistake_is_explained_with_an_example_that_runs(tmp_path):
     assert "dim=-2" in result.output
     code = run("explain-mistake", "no-scale", "--code").stdout
     (tmp_path / "example.py").write_text(code)
-    shown = subprocess.run(
-        [sys.executable, tmp_path / "example.py"], capture_output=True, text=True, check=True
-    )
+    words = [sys.executable, tmp_path / "example.py"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "no-scale" in shown.stdout

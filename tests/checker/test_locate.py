@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from regard.checker import CheckError
-from regard.checker.locate import locate, split
+from regard.checker.locate import locate
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,5 @@ def test_a_name_in_a_file_a_package_and_a_class(tmp_path):
 def test_every_way_to_miss_is_one_line(tmp_path, text, spec, says):
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(CheckError, match=says) as caught:
-        split(spec)
         locate(spec)
     assert "\n" not in str(caught.value)

@@ -10,10 +10,12 @@ import regard.checker
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.examples import NAMES, TEMPLATES
 
-# Two that are in truth a third: swapping two roles twice shuffles all three, and on two dimensions the second
+# Two that are in truth a third: swapping two roles twice shuffles all three, an inverted transposed mask lacks
+# its diagonal, and on two dimensions the second
 # axis is the width; and two that together leave nothing but NaN.
 ONE_OF_ITS_OWN = [
     {m.name for m in THEMES["query, key and value"]},
+    {"inverted-mask", "transposed-mask", "missing-diagonal"},
     {"softmax-over-batch", "missing-diagonal"},
     {"softmax-over-batch", "inverted-mask"},
     {"softmax-over-batch", "heads-merged-by-view"},

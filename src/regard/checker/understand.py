@@ -163,8 +163,8 @@ def _understand_sequences(
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
     width, context_width = _widths(subject, wirings)
     reply, dtype, cases = Reply(None, CheckError("not asked")), torch.float64, Cases(subject)
-    for longest in (None, 5, 4, 3, 2):
-        cases = Cases(subject, width, context_width, longest, always)
+    for limit in (longest(subject), 5, 4, 3, 2):
+        cases = Cases(subject, width, context_width, limit, always)
         reply, dtype = _ask(subject, cases.plain())
         if reply.error is None:
             break
@@ -297,6 +297,29 @@ def claim(subject: Subject) -> bool | None:
         return None  # its docstring then speaks of what may be asked for
     doc = (type(module).__dict__.get("__doc__") if module is not None else subject.target.__doc__) or ""
     return names.says_causal(doc) if len(doc) < 4000 else None
+
+
+def longest(subject: Subject) -> int | None:
+    """The most tokens that a module says it takes: by a size of that name, or by a square mask."""
+    module = subject.module
+    if module is None:
+        return None
+    for name, value in {**vars(module), **subject.given}.items():
+        if names.size(name) == "length" and isinstance(value, int) and not isinstance(value, bool):
+            return value
+    tensors = [tensor for _, tensor in [*module.named_buffers(), *plain_tensors(module)]]
+    squares = [t.shape[-1] for t in tensors if t.ndim >= 2 and t.shape[-1] == t.shape[-2] > 1]
+    return max(squares, default=None)
+
+
+def plain_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Tensors that are attributes, but neither parameters nor buffers."""
+    return [
+        (f"{path}.{name}".lstrip("."), value)
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, Tensor)
+    ]
 
 
 def triangular(tensor: Tensor) -> bool:

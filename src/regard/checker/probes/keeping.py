@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from regard.checker import names
 from regard.checker.building import CheckError, build
@@ -13,7 +12,7 @@ from regard.checker.cases import Cases
 from regard.checker.exam import Exam
 from regard.checker.oracle import apart, truth
 from regard.checker.subject import copied
-from regard.checker.understand import TOLERANCE
+from regard.checker.understand import TOLERANCE, longest, plain_tensors
 
 
 def probe_keeping(exam: Exam) -> None:
@@ -67,16 +66,6 @@ def _moves(exam: Exam) -> None:
         )
 
 
-def plain_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Tensors that are attributes, but neither parameters nor buffers."""
-    return [
-        (f"{path}.{name}".lstrip("."), value)
-        for path, part in module.named_modules()
-        for name, value in vars(part).items()
-        if isinstance(value, Tensor)
-    ]
-
-
 def _round_trip(exam: Exam) -> None:
     """Saved and loaded into a fresh instance: the same outputs."""
     cls = exam.subject.cls
@@ -110,24 +99,9 @@ def _round_trip(exam: Exam) -> None:
         )
 
 
-def longest(exam: Exam) -> int | None:
-    """The most tokens that a module says it takes: by a size of that name, or by a square mask."""
-    module = exam.module
-    assert module is not None
-    for name, value in {**vars(module), **exam.subject.given}.items():
-        if names.size(name) == "length" and isinstance(value, int) and not isinstance(value, bool):
-            return value
-    sizes = [t.shape[-1] for _, t in [*module.named_buffers(), *plain_tensors(module)] if _square(t)]
-    return max(sizes, default=None)
-
-
-def _square(tensor: Tensor) -> bool:
-    return tensor.ndim >= 2 and tensor.shape[-1] == tensor.shape[-2] and tensor.shape[-1] > 1
-
-
 def _lengths(exam: Exam) -> None:
     """At the maximum it must be right; beyond it must be right too, or say clearly why not."""
-    limit = longest(exam)
+    limit = longest(exam.subject)
     if limit is None or limit > 512 or exam.subject.takes == "context":
         return
     cases = Cases(exam.subject, exam.cases.width, exam.cases.context_width, None, exam.cases.always)
@@ -167,7 +141,7 @@ def _says_length(error: Exception, limit: int) -> bool:
 def _other_length(exam: Exam) -> None:
     """Weights saved at one maximum length should load at another."""
     cls = exam.subject.cls
-    if cls is None or longest(exam) is None:
+    if cls is None or longest(exam.subject) is None:
         return
     sizes: dict[str, Any] = {"length": 24}
     given = {k: 24 if names.size(k) == "length" else v for k, v in exam.subject.given.items()}

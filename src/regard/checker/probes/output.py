@@ -192,12 +192,12 @@ def _explain(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> N
     # Two mistakes at once are looked for only where nothing else explains why one does not fit.
     search = not small and not unknown and not exam.mixed
     matches = diagnose(observed, intents, exam.source, pairs=search)
-    matches = matches or explain_parts(observed, intents, exam.source)
     if not matches and exam.mixed:
         matches = _alone(exam, intents)
         exam.diagnosed("batch-items-mixed", exam.mixed)
-        small = False
-    if not matches and small:
+    elif not matches:
+        matches = explain_parts(observed, intents, exam.source)
+    if not matches and small and not exam.mixed:
         _imprecise(exam, observed, wrong)
         return
     if not matches and unknown and "output" in wrong:
