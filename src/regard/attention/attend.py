@@ -168,7 +168,8 @@ def _refuses(problem: Problem, name: str) -> str | None:
     if problem.bias_needs_grad:
         return "the bias needs a gradient"
     path = torch_path if name == "torch" else triton_path if name == "triton" else tiled
-    return path.refuses(problem)
+    why: str | None = path.refuses(problem)
+    return why
 
 
 def _run(problem: Problem, name: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:

@@ -273,7 +273,8 @@ class And(Mask):
         return right if left is None else left if right is None else left.double() + right
 
     def narrowed(self, batch: slice, heads: slice) -> Mask:
-        return And(self.left.narrowed(batch, heads), self.right.narrowed(batch, heads))
+        left, right = self.left.narrowed(batch, heads), self.right.narrowed(batch, heads)
+        return self if left is self.left and right is self.right else And(left, right)
 
     def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         return self.left.misfit(B, H, T, S) or self.right.misfit(B, H, T, S)
@@ -303,7 +304,8 @@ class Or(Mask):
         return some | some2, every | every2
 
     def narrowed(self, batch: slice, heads: slice) -> Mask:
-        return Or(self.left.narrowed(batch, heads), self.right.narrowed(batch, heads))
+        left, right = self.left.narrowed(batch, heads), self.right.narrowed(batch, heads)
+        return self if left is self.left and right is self.right else Or(left, right)
 
     def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         return self.left.misfit(B, H, T, S) or self.right.misfit(B, H, T, S)
@@ -327,7 +329,8 @@ class Not(Mask):
         return ~every, ~some
 
     def narrowed(self, batch: slice, heads: slice) -> Mask:
-        return Not(self.inner.narrowed(batch, heads))
+        inner = self.inner.narrowed(batch, heads)
+        return self if inner is self.inner else Not(inner)
 
     def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         return self.inner.misfit(B, H, T, S)

@@ -76,11 +76,12 @@ def _by_tiles(m: AttentionMap, rows: int, cols: int) -> Overview:
     over_q, over_k = bins(T, rows, QUERIES), bins(S, cols, KEYS)
     mass, peak = (m.lse.new_empty(B, H, rows, cols) for _ in range(2))
     cells = (cols, over_k.per_bin, rows, over_q.per_bin)
+    seen = Seen(m, over_q, over_k)
     for b in range(B):
         for h in range(H):
             q, k = _padded(m, b, h, h // group, over_q, over_k)
             mask = m.mask.narrowed(slice(b, b + 1), slice(h, h + 1))
-            sums, tops = _pool_head(m, mask, q, k, over_q, over_k)  # (runs of keys, runs of queries)
+            sums, tops = _pool_head(m, mask, q, k, over_q, over_k, seen)  # (runs of keys, runs of queries)
             mass[b, h], peak[b, h] = sums.view(cells).sum((1, 3)).mT, tops.view(cells).amax((1, 3)).mT
     return Overview(mass.div_(torch.tensor(over_q.edges).diff().to(mass).view(-1, 1)), peak)
 
@@ -97,46 +98,67 @@ def _padded(m: AttentionMap, b: int, h: int, g: int, over_q: Bins, over_k: Bins)
     return q, k
 
 
+class Seen:
+    """What the mask says of tiles, remembered from head to head where all heads have the same."""
+
+    most = 64  # tiles, of 256 KiB each
+
+    def __init__(self, m: AttentionMap, over_q: Bins, over_k: Bins) -> None:
+        self.over_q, self.over_k, self.device = over_q, over_k, m.device
+        self.shape = (1, 1, *m.matrix[2:])
+        self.kept: dict[tuple[int, int], tuple[Mask, Tensor | None, Tensor]] = {}
+
+    def tile(self, mask: Mask, q_runs: slice, k_runs: slice) -> tuple[Tensor | None, Tensor]:
+        """What is added to the scores of a tile of keys by queries, and which of them are hidden."""
+        place = (q_runs.start, k_runs.start)
+        if place in self.kept and self.kept[place][0] is mask:
+            return self.kept[place][1:]
+        queries, keys = self.over_q.places[q_runs].flatten(), self.over_k.places[k_runs].flatten()
+        at = grid(queries, keys, self.shape, self.device)
+        added = mask.added(at)
+        added = None if added is None else added.detach()[0, 0].mT
+        hidden = (~mask.allowed(at)[0, 0]).expand(len(queries), len(keys)).mT.contiguous()
+        if len(self.kept) < self.most:
+            self.kept[place] = mask, added, hidden
+        return added, hidden
+
+
 def _pool_head(
-    m: AttentionMap, mask: Mask, q: Tensor, k: Tensor, over_q: Bins, over_k: Bins
+    m: AttentionMap, mask: Mask, q: Tensor, k: Tensor, over_q: Bins, over_k: Bins, seen: Seen
 ) -> tuple[Tensor, Tensor]:
     """Sum and maximum of the weights of one head between runs of keys and runs of queries."""
     sums, tops = (q.new_zeros(len(k), len(q)) for _ in range(2))
+    width, columns_of_q = q.shape[1], q.flatten(0, 1).mT.contiguous()  # (D + 2, M): quicker as a right factor
     q_cuts, k_cuts = (list(cuts(over, most)) for over, most in ((over_q, QUERIES), (over_k, KEYS)))
     edges = ([cut.first for cut in q_cuts] + [m.matrix[2]], [cut.first for cut in k_cuts] + [m.matrix[3]])
     starting_at = {cut.first: cut.runs for cut in k_cuts}
     scratch = q.new_empty(max(QUERIES, q.shape[1]) * max(KEYS, k.shape[1]))
     for (q_runs, _), (_, columns) in zip(q_cuts, visits_between(mask, *edges), strict=True):
-        q_tile = q[q_runs].flatten(0, 1)  # (M, D + 2)
+        q_tile = columns_of_q[:, q_runs.start * width : q_runs.stop * width]  # (D + 2, M)
+        M = q_tile.shape[1]
         for column in columns:
             k_runs = starting_at[column.keys.start]
             k_tile = k[k_runs].flatten(0, 1)  # (C, D + 2)
-            logs = scratch[: len(k_tile) * len(q_tile)].view(len(k_tile), len(q_tile))
+            logs = scratch[: len(k_tile) * M].view(len(k_tile), M)
             _log_weights(q_tile, k_tile, m.softcap, out=logs)
             if mask.biased or not column.whole:
-                at = grid(
-                    over_q.places[q_runs].flatten(),
-                    over_k.places[k_runs].flatten(),
-                    (1, 1, *m.matrix[2:]),
-                    q.device,
-                )
-                if (added := mask.added(at)) is not None:
-                    logs.add_(added.detach()[0, 0].mT)
-                if not column.whole:
-                    logs.masked_fill_(~mask.allowed(at)[0, 0].mT, -torch.inf)
-            weights = logs.exp_().view(-1, k.shape[1], len(q_tile))  # (runs of keys, width, M)
-            shape = (len(weights), -1, q.shape[1])  # (runs of keys, runs of queries, width)
+                added, hidden = seen.tile(mask, q_runs, k_runs)
+                if added is not None:
+                    logs.add_(added)
+                logs.masked_fill_(hidden, -torch.inf)
+            weights = logs.exp_().view(-1, k.shape[1], M)  # (runs of keys, width, M)
+            shape = (len(weights), -1, width)  # (runs of keys, runs of queries, width)
             sums[k_runs, q_runs] = weights.sum(1).view(shape).sum(-1)
             tops[k_runs, q_runs] = weights.amax(1).view(shape).amax(-1)
     return sums, tops
 
 
 def _log_weights(q: Tensor, k: Tensor, softcap: float | None, out: Tensor) -> Tensor:
-    """score − lse for a tile of keys by queries, −1e30 on padding; both come in the last two columns."""
+    """score − lse for a tile of keys by queries, −1e30 on padding: k (C, D + 2), q (D + 2, M)."""
     if softcap is None:
-        return torch.mm(k, q.mT, out=out)
-    scores = torch.mm(k[:, :-2], q[:, :-2].mT, out=out).div_(softcap).tanh_().mul_(softcap)
-    return scores.addmm_(k[:, -2:], q[:, -2:].mT)
+        return torch.mm(k, q, out=out)
+    scores = torch.mm(k[:, :-2], q[:-2], out=out).div_(softcap).tanh_().mul_(softcap)
+    return scores.addmm_(k[:, -2:], q[-2:])
 
 
 class Cut(NamedTuple):

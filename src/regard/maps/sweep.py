@@ -53,7 +53,7 @@ def patches(m: AttentionMap, mask: Mask | None = None) -> Iterator[Patch]:
         lse = anchored(m.lse[batch, heads, :, None])
         if m.softcap is None:
             q = torch.cat([part.q * part.scale, -lse], -1)
-            k = torch.cat([part.k, part.k.new_ones(*part.k.shape[:-1], 1)], -1)
+            k = torch.cat([part.k.mT, part.k.new_ones(*part.k.shape[:2], 1, S)], -2).mT  # lies as part.k does
             part = part._replace(q=q, k=k, scale=1.0)
         b, h = part.q.shape[:2]
         for rows, columns in visits(part):
