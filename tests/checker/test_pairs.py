@@ -10,9 +10,8 @@ import regard.checker
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.examples import NAMES, TEMPLATES
 
-# Two that are in truth a third: swapping two roles twice shuffles all three, an inverted transposed mask lacks
-# its diagonal, and on two dimensions the second
-# axis is the width; and two that together leave nothing but NaN.
+# Two that are in truth a third: swapping two roles twice shuffles all three, an inverted transposed mask has
+# lost its diagonal, and on two dimensions the second axis is the width; and two that leave nothing but NaN.
 ONE_OF_ITS_OWN = [
     {m.name for m in THEMES["query, key and value"]},
     {"inverted-mask", "transposed-mask", "missing-diagonal"},
@@ -42,7 +41,7 @@ def drawn(kind, count):
 
 
 @pytest.mark.parametrize(
-    ("kind", "first", "second"), [*drawn("function", 20), *drawn("head", 20), *drawn("layer", 30)]
+    ("kind", "first", "second"), [*drawn("function", 18), *drawn("head", 14), *drawn("layer", 24)]
 )
 def test_a_pair_is_caught_and_one_is_named(kind, first, second):
     report = regard.checker.check(load(both(kind, first, second), NAMES[kind]))

@@ -18,7 +18,7 @@ import torch
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.oracle import apart
-from regard.checker.recipe import RIGHT, Recipe, Scale, Sizes
+from regard.checker.recipe import RIGHT, Answer, Recipe, Scale, Sizes
 from regard.checker.understand import TOLERANCE, Intent, Observed
 
 
@@ -42,32 +42,40 @@ class Bench:
         self.observed = [Observed(intent.read(one.question), one.answer) for one in observed]
         self._projected: dict[tuple[int, str], Any] = {}
         # What comes out wrong tells recipes apart soonest.
-        self.observed.sort(key=lambda one: self.error(RIGHT, one)[0] < TOLERANCE)
+        self.observed.sort(key=lambda one: self.error(RIGHT, one) < TOLERANCE)
 
-    def error(self, recipe: Recipe, one: Observed) -> tuple[float, bool]:
-        """How far the recipe is from the answer, and whether it said anything about it at all."""
+    def predicted(self, recipe: Recipe, one: Observed) -> Answer | None:
+        """What the recipe gives; None where it does not apply to these shapes."""
         key = (id(one.question), recipe.split)
         try:
             with torch.no_grad():
                 if key not in self._projected:
                     view = recipe.split == "view"
                     self._projected[key] = self.intent.wiring.project(one.question, view=view)
-                answer = recipe.answer(one.question, self.intent.wiring, self._projected[key])
-                numbers = answer.output.isfinite()
-                said = numbers if answer.free is None else numbers & ~answer.free
-                return apart(one.answer, answer), recipe.masking == "nan" or bool(said.any())
-        except (RuntimeError, ValueError, IndexError):  # a recipe that does not apply to these shapes
-            return math.inf, True
+                return recipe.answer(one.question, self.intent.wiring, self._projected[key])
+        except (RuntimeError, ValueError, IndexError):
+            return None
+
+    def error(self, recipe: Recipe, one: Observed) -> float:
+        """How far the recipe is from the answer. One that has nothing to say explains only what is no number.
+        How far the recipe is from the answer. One that has nothing to say explains only what is no number."""
+        answer = self.predicted(recipe, one)
+        if answer is None:
+            return math.inf
+        numbers = answer.output.isfinite()
+        said = numbers if answer.free is None else numbers & ~answer.free
+        if not bool(said.any()) and recipe.masking != "nan" and bool(one.answer.output.isfinite().any()):
+            return math.inf
+        return apart(one.answer, answer)
 
     def fits(self, recipe: Recipe, tolerance: float = TOLERANCE) -> float | None:
         """The largest error over all observations, or None at the first that does not match."""
-        worst, said = 0.0, False
+        worst = 0.0
         for one in self.observed:
-            error, spoke = self.error(recipe, one)
-            if not error < tolerance:
+            if not (error := self.error(recipe, one)) < tolerance:
                 return None
-            worst, said = max(worst, error), said or spoke
-        return worst if said else None
+            worst = max(worst, error)
+        return worst
 
 
 def diagnose(
@@ -80,7 +88,10 @@ def diagnose(
     found = _matching(benches, (((name,), change) for name, change in singles))
     found = found or [match for bench in benches[:4] for match in _fitted_scale(bench)]
     found = found or _roughly(benches, singles)
-    found = found or (_matching(benches[:2], _pairs(), enough=4) if pairs else [])
+    if not found and pairs:
+        found = [
+            match for bench in benches[:2] for match in _matching([bench], _pairs(bench, singles), enough=3)
+        ]
     if not found and pairs and benches:
         found = list(_scale_and_another(benches[0], singles))
     order = list(CATALOGUE)
@@ -100,9 +111,7 @@ def _roughly(benches: list[Bench], singles: list[tuple[str, Change]]) -> list[Ma
     """A mistake that comes near in code that also loses digits: ten times nearer than the right way."""
     near: list[Match] = []
     for bench in benches[:2]:
-        right = max(
-            (e for one in bench.observed if math.isfinite(e := bench.error(RIGHT, one)[0])), default=0.0
-        )
+        right = max((e for one in bench.observed if math.isfinite(e := bench.error(RIGHT, one))), default=0.0)
         for name, change in singles:
             error = bench.fits(replace(RIGHT, **change), tolerance=min(0.02, right / 10))
             if error is not None:
@@ -121,12 +130,25 @@ def explain_parts(observed: list[Observed], intents: list[Intent], source: str =
     return [matches[0] for matches in sorted(found.values(), key=_plausible)]
 
 
-def _pairs() -> Iterator[tuple[tuple[str, ...], Change]]:
-    """Every two mistakes, each in the guises in which it usually comes."""
-    usual = [(name, change) for name, m in CATALOGUE.items() for change in m.changes[:3]]
-    for (a, first), (b, second) in itertools.combinations(usual, 2):
-        if a != b and not first.keys() & second.keys():
-            yield (a, b), first | second
+def _pairs(bench: Bench, singles: list[tuple[str, Change]]) -> Iterator[tuple[tuple[str, ...], Change]]:
+    """Every two mistakes that could together give the first observation.
+
+    A mistake that changes nothing there (a window's, where no window was asked for) says nothing about it:
+    then the other one must explain it alone.
+    """
+    first = bench.observed[0]
+    right = bench.predicted(RIGHT, first)
+    active, alone = [], []
+    for _, change in singles:
+        answer = bench.predicted(replace(RIGHT, **change), first)
+        active.append(answer is None or right is None or apart(answer, right) > 1e-9)
+        alone.append(answer is not None and apart(first.answer, answer) < TOLERANCE)
+    for a, b in itertools.combinations(range(len(singles)), 2):
+        (name, change), (other, more) = singles[a], singles[b]
+        if name == other or change.keys() & more.keys():
+            continue
+        if (active[a] and active[b]) or (alone[a] and not active[b]) or (alone[b] and not active[a]):
+            yield (name, other), change | more
 
 
 def _matching(
@@ -167,7 +189,7 @@ def _fitted_scale(bench: Bench, beside: tuple[str, Change] | None = None) -> Ite
         return replace(base, scale=lambda n: math.exp(log_scale))
 
     def error(log_scale: float) -> float:
-        return bench.error(recipe(log_scale), bench.observed[0])[0]
+        return bench.error(recipe(log_scale), bench.observed[0])
 
     errors = [error(at) for at in _GRID]
     best = errors.index(min(errors))
@@ -195,7 +217,7 @@ def _scale_and_another(bench: Bench, singles: list[tuple[str, Change]]) -> Itera
 
     def nearest(change: Change) -> float:
         scales: list[Scale] = [partial(_constant, math.exp(at)) for at in _GRID[3:24:3]]
-        return min(bench.error(replace(RIGHT, **change, scale=scale), first)[0] for scale in scales)
+        return min(bench.error(replace(RIGHT, **change, scale=scale), first) for scale in scales)
 
     candidates = [(nearest(change), name, change) for name, change in singles if "scale" not in change]
     for _, name, change in sorted(candidates, key=lambda c: c[0])[:3]:

@@ -208,7 +208,7 @@ def _explain(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> N
             exam.failed(name, _apart_in_words(wrong[name]))
         else:
             exam.passed(name)
-    for match in matches[:3]:
+    for match in matches[:1] if matches and len(matches[0].names) > 1 else matches[:3]:
         exam.matched(match)
     if not matches and not exam.mixed:
         exam.example = _smallest(exam, observed, intents[0])
