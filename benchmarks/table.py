@@ -20,17 +20,23 @@ def newest(device: str) -> dict[str, Any] | None:
     return json.loads(found[-1].read_text()) if found else None
 
 
-def table(result: dict[str, Any], passes: str) -> list[str]:
-    """One row for each contender, one column for each length: its time over the fused forward pass."""
+def shown(result: dict[str, Any], passes: str) -> list[dict[str, Any]]:
+    """The rows of one pass that the table shows: causal, in the width and dtype that reach the greatest length."""
     rows = [r for r in result["rows"] if r["pass"] == passes and r["mask"] == "causal" and "ms" in r]
-    main = max((r["D"], r["dtype"]) for r in rows if r["T"] == max(r["T"] for r in rows))
-    rows = [r for r in rows if (r["D"], r["dtype"]) == main]
-    lengths = sorted({r["T"] for r in rows})
+    longest = max(r["T"] for r in rows)
+    kind = max((r["D"], r["dtype"]) for r in rows if r["T"] == longest)
+    return [r for r in rows if (r["D"], r["dtype"]) == kind]
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """One row for each contender, one column for each length: its time over the fused forward pass."""
+    sizes = sorted({(r["T"], r["heads"]) for r in rows})
     names = list(dict.fromkeys(r["who"] for r in rows))
-    lines = ["| | " + " | ".join(f"{T:,} tokens" for T in lengths) + " |", "|---|" + "---|" * len(lengths)]
+    titles = (f"{T:,} tokens, {heads} heads" for T, heads in sizes)
+    lines = ["| | " + " | ".join(titles) + " |", "|---|" + "---|" * len(sizes)]
     for name in names:
         cells = []
-        for T in lengths:
+        for T, _ in sizes:
             row = next((r for r in rows if r["who"] == name and r["T"] == T), None)
             cells.append("–" if row is None else f"{row['to_fused']:.2f}×, {memory(row['peak_mib'])}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
@@ -53,21 +59,16 @@ def main() -> None:
         result = newest(device)
         if result is None:
             continue
-        heads = sorted({(r["T"], r["heads"]) for r in result["rows"]})
-        fewer = ", ".join(f"{h} heads at {T:,}" for T, h in heads if h != heads[0][1])
+        forward, look = shown(result, "forward"), shown(result, "look")
+        one = forward[0]
+        parts += [f"**{title}**: {described(result)}; causal, width {one['D']}, {one['dtype']}.", ""]
         parts += [
-            f"**{title}** ({described(result)}; causal; {heads[0][1]} heads"
-            + (f", {fewer}" if fewer else "")
-            + ").",
+            "The forward pass, its time over the fused one and its peak memory:",
+            "",
+            *table(forward),
             "",
         ]
-        parts += [
-            "Forward pass, time over the fused pass and peak memory:",
-            "",
-            *table(result, "forward"),
-            "",
-        ]
-        parts += ["Looking at the map afterwards:", "", *table(result, "look"), ""]
+        parts += ["Looking at the map afterwards:", "", *table(look), ""]
     readme = ROOT.parent / "README.md"
     text = readme.read_text()
     before, rest = text.split(BEGIN)

@@ -138,8 +138,8 @@ def entries(m: AttentionMap, rows: Tensor, keys: Tensor) -> Tensor:
 def paired(m: AttentionMap, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor | None]:
     """What the mask says of single entries, (B or 1, H or 1, N): in runs, since a rule answers for tiles."""
     allowed, added = [], []
-    for i in range(0, len(rows), 64):
-        r, c = rows[i : i + 64], keys[i : i + 64]
+    for i in range(0, len(rows), 256):
+        r, c = rows[i : i + 256], keys[i : i + 256]
         tile = m.mask.tile(r, c, m.matrix, device=m.device)
         bias = m.mask.bias(r, c, m.matrix, device=m.device)
         allowed.append(tile.diagonal(dim1=-2, dim2=-1))
