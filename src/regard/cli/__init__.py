@@ -20,6 +20,7 @@ from regard.cli.train import train
 
 EXAMPLES = """\b
 Examples:
+  regard check file.py:MyAttention    is it right, and if not, what is wrong?
   regard stages                       walk through attention, stage by stage
   regard stages --save stages.png     and keep the picture
   regard train book.txt --out book    train a small GPT on a text
