@@ -31,7 +31,7 @@ def train(
     context: int = 64,
     kv_heads: Annotated[int | None, typer.Option(help="Key/value heads, if fewer than heads.")] = None,
     norm: Annotated[Literal["layer", "rms"], typer.Option()] = "layer",
-    positions: Annotated[Literal["learned", "rotary"], typer.Option()] = "learned",
+    positions: Annotated[Literal["learned", "rotary"], typer.Option()] = "rotary",
     activation: Annotated[Literal["gelu", "gelu_tanh", "swiglu"], typer.Option()] = "gelu",
     dropout: float = 0.0,
     steps: int = 2000,
@@ -62,7 +62,7 @@ def train(
     Examples:
       regard train
       regard train shakespeare.txt --out shakespeare
-      regard train book.txt --vocabulary 2048 --context 256 --width 256 --norm rms --positions rotary
+      regard train book.txt --vocabulary 2048 --context 256 --width 256 --norm rms
       torchrun --nproc-per-node 2 --no-python regard train book.txt --out both
     """
     from regard.gpt.config import Config

@@ -146,8 +146,14 @@ class Attention(nn.Module):
         """Queries, keys and values; and, where they stand side by side in memory, queries and keys in one."""
         H, G = self.num_heads, self.num_kv_heads
         if context is None:
-            heads = self._heads(self.qkv(x))
-            return heads[:, :H], heads[:, H : H + G], heads[:, H + G :], heads[:, : H + G]
+            # Split, not sliced: the gradient is then put together by one copy, not by sums with zeros.
+            widths = [H * self.head_dim, G * self.head_dim, G * self.head_dim]
+            if self.rotary is None:
+                q, k, v = torch.split(self.qkv(x), widths, -1)
+                return self._heads(q), self._heads(k), self._heads(v), None
+            both, v = torch.split(self.qkv(x), [widths[0] + widths[1], widths[2]], -1)
+            both = self._heads(both)
+            return both[:, :H], both[:, H:], self._heads(v), both
         self._check("context", context, len(x))
         weight, bias, rows = self.qkv.weight, self.qkv.bias, H * self.head_dim
         q = self._heads(linear(x, weight[:rows], None if bias is None else bias[:rows]))

@@ -1,0 +1,67 @@
+"""Tokens: every text comes back, whatever is in it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.gpt import tokens
+
+TEXT = "the cat sees the dog, and the dog hears the old cat\n" * 50
+PAIRS = tokens.byte_pairs([TEXT], 300)
+
+
+def test_characters_are_numbered_in_order() -> None:
+    tokenizer = tokens.characters("banana, bread\n")
+    assert tokenizer.get_vocab_size() == len(set("banana, bread\n"))
+    ids = tokens.encode(tokenizer, "ban\n")
+    assert ids.tolist() == [sorted(set("banana, bread\n")).index(c) for c in "ban\n"]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_characters_come_back(text: str) -> None:
+    tokenizer = tokens.characters(text)
+    ids = tokens.encode(tokenizer, text)
+    assert len(ids) == len(text)
+    assert tokenizer.decode(ids.tolist()) == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_byte_pairs_write_any_text(text: str) -> None:
+    assert PAIRS.decode(tokens.encode(PAIRS, text).tolist()) == text.replace(tokens.START, "")
+
+
+def test_byte_pairs_are_fewer_than_characters() -> None:
+    ids = tokens.encode(PAIRS, TEXT)
+    assert 257 < PAIRS.get_vocab_size() <= 300  # fewer where there is nothing left to join
+    assert len(ids) < len(TEXT) / 3
+    assert ids.dtype == np.uint16
+
+
+def test_a_prompt_gets_the_start() -> None:
+    assert PAIRS.encode("the cat").ids[0] == tokens.start(PAIRS) == 0
+    assert PAIRS.decode(PAIRS.encode("the cat").ids) == "the cat"
+    assert tokens.start(tokens.characters("abc")) is None
+
+
+def test_characters_never_read_are_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"expected only characters that the model has read, got \['x', 'ß'\]"
+    ):
+        tokens.encode(tokens.characters("abc"), "abxß")
+
+
+@pytest.mark.parametrize("size", [0, 256, 70000])
+def test_a_vocabulary_that_cannot_be(size: int) -> None:
+    with pytest.raises(ValueError, match="vocab_size: expected from 257"):
+        tokens.byte_pairs([TEXT], size)
+
+
+def test_pieces_are_the_text() -> None:
+    text = ("line\n" * 7 + "x" * 50) * 3000
+    cut = list(tokens.pieces(text))
+    assert "".join(cut) == text
+    assert len(cut) > 1
+    assert all(piece.endswith("\n") for piece in cut[:-1])

@@ -1,0 +1,51 @@
+"""The probe for induction: random tokens, repeated, and a model made by hand that finds them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import causal, weights
+from regard.heads import probe, repeated
+from regard.maps import AttentionMap
+
+
+def test_twenty_five_tokens_four_times_after_a_start() -> None:
+    ids = repeated(1000, start=7)
+    assert ids.shape == (10, 101)
+    assert (ids[:, 0] == 7).all()
+    body = ids[:, 1:].view(10, 4, 25)
+    assert (body == body[:, :1]).all()
+    assert (body != 7).all()
+    assert all(len(set(row.tolist())) == 25 for row in body[:, 0])
+    assert len({tuple(row.tolist()) for row in body[:, 0]}) == 10
+
+
+def test_draws_are_the_same_every_time() -> None:
+    assert torch.equal(repeated(100, seed=3), repeated(100, seed=3))
+    assert not torch.equal(repeated(100, seed=3), repeated(100, seed=4))
+    assert repeated(100).shape == (10, 100)
+
+
+def test_too_few_tokens_to_draw_from() -> None:
+    with pytest.raises(ValueError, match="tokens: expected from 1 to 24"):
+        repeated(25, tokens=25)
+
+
+def test_a_head_that_looks_after_the_last_copy_scores_one_and_its_null_does_not() -> None:
+    def maps(ids: Tensor) -> list[AttentionMap]:
+        T = ids.shape[1]
+        keys = torch.eye(T).expand(len(ids), 1, T, T)
+        after = torch.arange(T).sub(24).clamp(min=0)
+        inducing = weights(300.0 * keys[:, :, after], keys, mask=causal, scale=1.0)
+        idle = weights(0 * keys, keys, mask=causal)
+        return [idle, inducing]
+
+    found, nulls = probe(maps, repeated(1000, start=0))
+    assert found[1].induction.mean().item() == pytest.approx(1, abs=1e-4)
+    assert found[0].induction.mean().item() == pytest.approx(nulls[0].induction.mean().item())
+    # From the second round on one, two or three places among all that came before.
+    rounds = range(26, 101)
+    wanted = sum(((q - 1) // 25) / (q + 1) for q in rounds) / len(rounds)
+    assert nulls[0].induction.mean().item() == pytest.approx(wanted)
