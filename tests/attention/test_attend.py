@@ -205,6 +205,24 @@ def test_one_query_with_a_cache_takes_pytorch() -> None:
     assert regard.explain(torch.randn(1, 2, 3, 4), k, k, mask=regard.causal).backend == "tiled"
 
 
+@pytest.mark.parametrize("mask", [None, regard.causal, regard.padding([3]), regard.chunks(2)])
+def test_the_output_comes_alone_unless_lse_is_asked_for(mask: Any) -> None:
+    q = torch.randn(1, 2, 8, 4)
+    assert isinstance(regard.attend(q, q, q, mask=mask), torch.Tensor)
+    assert len(regard.attend(q, q, q, mask=mask, return_lse=True)) == 2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_padding_goes_to_pytorch_unless_it_holds_nan(bad: float) -> None:
+    q, k = torch.randn(2, 2, 5, 4), torch.randn(2, 2, 7, 4)
+    mask = regard.padding([7, 3])
+    assert regard.explain(q, k, k, mask=mask).backend == "torch"
+    assert regard.explain(q, k, k, mask=regard.padding([7, 0])).backend == "tiled"
+    clean = regard.attend(q, k, k, mask=mask)
+    k[1, :, 3:] = bad
+    assert torch.allclose(regard.attend(q, k, k, mask=mask), clean, atol=1e-6)
+
+
 def test_a_path_can_be_forced_and_says_when_it_cannot() -> None:
     q = torch.randn(1, 2, 8, 4)
     with pytest.raises(ValueError, match=r"backend: 'torch' cannot serve this: its kernels have no softcap"):

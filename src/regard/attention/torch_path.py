@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from regard.attention.masks import causal
+from regard.attention import tiled
+from regard.attention.masks import Padding, causal
 from regard.attention.problem import Problem
-from regard.attention.rules import full
+from regard.attention.rules import full, grid
 
 aten = torch.ops.aten
 
@@ -25,7 +26,7 @@ def refuses(problem: Problem) -> str | None:
         return "its kernels have no softcap"
     if problem.sinks is not None:
         return "its kernels have no sinks"
-    if problem.mask is not full and problem.mask is not causal:
+    if problem.mask is not full and problem.mask is not causal and not _padded_only(problem):
         return f"its kernels know no mask but causal, and this is {problem.mask}"
     if problem.mask is causal and q.shape[2] != k.shape[2]:
         return "its causal mask starts from the first key, and with a cache it should end at the last"
@@ -45,6 +46,7 @@ def kernel(problem: Problem) -> SDPBackend | None:
         p.q,
         p.k,
         p.v,
+        attn_mask=_real_keys(p),
         dropout_p=p.dropout,
         is_causal=p.mask is causal,
         scale=p.scale,
@@ -63,6 +65,23 @@ def _traced() -> bool:
     return torch.compiler.is_compiling()
 
 
+def _padded_only(p: Problem) -> bool:
+    """Whether the mask only hides padding, which PyTorch's CPU kernel can be told, and never a whole sequence."""
+    if not isinstance(p.mask, Padding) or p.q.device.type != "cpu" or _traced():
+        return False
+    real = p.mask.real
+    return bool((real > 0).all() if real.ndim == 1 else real.any(-1).all())
+
+
+def _real_keys(p: Problem) -> Tensor | None:
+    """0 for real keys and −inf for padding, (B, 1, 1, S) made to look like (B, H, T, S)."""
+    if not isinstance(p.mask, Padding):
+        return None
+    real = p.mask.allowed(grid(slice(0, 1), slice(0, p.k.shape[2]), p.matrix))
+    added = torch.zeros_like(real, dtype=p.q.dtype).masked_fill_(~real, -torch.inf)
+    return added.expand(p.matrix)
+
+
 def _flash_can(p: Problem) -> bool:
     """Whether PyTorch's flash kernel takes these tensors."""
     asked = torch.backends.cuda.SDPAParams(p.q, p.k, p.v, None, p.dropout, p.mask is causal, p.group > 1)
@@ -73,6 +92,14 @@ def run(problem: Problem, return_lse: bool = True) -> tuple[Tensor, Tensor | Non
     """Output (B, H, T, E) and, if asked, lse (B, H, T)."""
     p = problem
     q, k, v, is_causal = p.q, p.k, p.v, p.mask is causal
+    if isinstance(p.mask, Padding):
+        output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, False, attn_mask=_real_keys(p), scale=p.scale
+        )
+        # NaN in padding gets through this kernel, since 0 · NaN is NaN: then the tiles, which leave it out.
+        if not bool(output.isfinite().all()):
+            output, lse = tiled.run(p)
+        return output, lse.detach() if return_lse else None
     chosen = kernel(p) if return_lse or not _traced() else None
     by_torch = q.device.type == "cpu" or chosen is not SDPBackend.FLASH_ATTENTION
     if not return_lse and by_torch:
