@@ -29,6 +29,7 @@ class Match:
     names: tuple[str, ...]
     error: float
     detail: str = ""
+    decisions: int = 1  # how many decisions of the right way it changes: the fewer, the simpler
 
 
 Change = dict[str, Any]
@@ -89,14 +90,17 @@ def diagnose(
     found = found or [match for bench in benches[:4] for match in _fitted_scale(bench)]
     found = found or _roughly(benches, singles)
     if not found and pairs:
-        found = [
-            match for bench in benches[:2] for match in _matching([bench], _pairs(bench, singles), enough=3)
-        ]
+        for bench in benches[:2]:
+            found = found or _matching([bench], _pairs(bench, singles), enough=3)
     if not found and pairs and benches:
         found = list(_scale_and_another(benches[0], singles))
     order = list(CATALOGUE)
     unique: dict[tuple[str, ...], Match] = {}
-    for match in sorted(found, key=lambda m: (len(m.names), _unlikely(m, source), order.index(m.names[0]))):
+
+    def simplest(match: Match) -> tuple[int, int, int, int]:
+        return len(match.names), _unlikely(match, source), match.decisions, order.index(match.names[0])
+
+    for match in sorted(found, key=simplest):
         unique.setdefault(match.names, match)
     return list(unique.values())
 
@@ -159,7 +163,7 @@ def _matching(
         recipe = replace(RIGHT, **change)
         errors = (bench.fits(recipe) for bench in benches)
         if (error := next((e for e in errors if e is not None), None)) is not None:
-            found.append(Match(names, error))
+            found.append(Match(names, error, decisions=len(change)))
             if len(found) == enough:
                 break
     return found

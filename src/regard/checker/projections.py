@@ -152,6 +152,8 @@ def _candidates(
     nameless = by_role.get(None, [])
     if sum(map(bool, separate)) == 2 and len(nameless) == 1:  # the third projection goes by another name
         yield from _separate([role or _joined(nameless) for role in separate])
+    if not any(separate) and len(nameless) == 1:
+        separate = [_joined(nameless), [], []]
     yield from _one_for_several(separate)
     if not any(separate) and len(nameless) in (3, 4):
         for order in itertools.permutations(nameless[:3]):

@@ -35,7 +35,7 @@ app = typer.Typer(
 )
 app.command()(check)
 app.command()(data)
-app.command()(explain_mistake)
+app.command("explain-mistake")(explain_mistake)
 app.command()(generate)
 app.command()(stages)
 app.command()(train)

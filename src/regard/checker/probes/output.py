@@ -33,10 +33,26 @@ def probe_output(exam: Exam) -> None:
     observed = _observe(exam)
     wrong = {one.question.name: error for one in observed if not (error := _error(exam, one)) < TOLERANCE}
     if not wrong:
+        _shared(exam)
         for name in dict.fromkeys(one.question.name for one in observed):
             exam.passed(name)
         return
     _explain(exam, observed, wrong)
+
+
+def _shared(exam: Exam) -> None:
+    """One projection for several roles can be computed rightly and still be a mistake: only the weights tell.
+    One projection for several roles can be computed rightly and still be a mistake: only the weights tell."""
+    wiring = exam.understood.right.wiring if exam.understood.right is not None else None
+    if wiring is None or wiring.query is None:
+        return
+    query, key, value = wiring.query, wiring.key, wiring.value
+    pairs = [(query, key, "query and key"), (key, value, "key and value"), (query, value, "query and value")]
+    same = [names for one, other, names in pairs if one is other]
+    if same:
+        names = "query, key and value" if len(same) == 3 else same[0]
+        evidence = f"One projection makes {names}: there is no other."
+        exam.found("projections", f"{names} share one", "one-projection", evidence, caution=len(same) < 3)
 
 
 def _observe(exam: Exam) -> list[Observed]:
@@ -146,8 +162,10 @@ def _adds(exam: Exam, question: Question, reply: Reply) -> bool:
     intent = exam.understood.right
     if intent is None:
         return True
-    added = replace(RIGHT, masking="add").answer(intent.read(question), intent.wiring)
-    return apart(_answered(reply), added) < TOLERANCE
+    assert question.mask is not None
+    added = intent.read(replace(question, mask=None, bias=question.mask.double()))
+    recipes = (RIGHT, replace(RIGHT, masking="scaled"))
+    return any(apart(_answered(reply), recipe.answer(added, intent.wiring)) < TOLERANCE for recipe in recipes)
 
 
 def _caution_if_added(
