@@ -21,7 +21,7 @@ def newest(device: str) -> dict[str, Any] | None:
 
 
 def shown(result: dict[str, Any], passes: str) -> list[dict[str, Any]]:
-    """The rows of one pass that the table shows: causal, in the width and dtype that reach the greatest length."""
+    """The rows of one pass that are shown: causal, in the width and dtype that reach the greatest length."""
     rows = [r for r in result["rows"] if r["pass"] == passes and r["mask"] == "causal" and "ms" in r]
     longest = max(r["T"] for r in rows)
     kind = max((r["D"], r["dtype"]) for r in rows if r["T"] == longest)

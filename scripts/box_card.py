@@ -38,7 +38,7 @@ Validation loss over all {validation_tokens:,} tokens: {validation_loss:.4f}. `m
 ## Heads
 
 The best head of each kind, beside what it would score if it looked at everything alike. "Repeats" are 25
-random tokens four times over after a start token, ten draws (Olsson 2022).
+random tokens four times over after a start token, sixty draws (after Olsson 2022).
 
 | what | score | null | layer, head (from 0) |
 |---|---:|---:|---|

@@ -93,7 +93,6 @@ def train_box(arguments: argparse.Namespace) -> None:
     """Train the model in the box and write it to `--out`/box, in 16 bits, with its curve and its scores."""
     a = arguments
     train_ids, validation = (np.fromfile(a.build / name, np.uint16) for name in ("train.bin", "val.bin"))
-    train_ids = drilled(train_ids, a.drills)
     digest = hashlib.sha256(train_ids.tobytes()).hexdigest()
     from tokenizers import Tokenizer
 
@@ -128,39 +127,16 @@ def train_box(arguments: argparse.Namespace) -> None:
     began = time.time()
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
-        begin = None if a.begin is None else GPT.from_pretrained(a.begin, dtype=torch.float32)
-        outcome = robustly(config, corpus, run, settings, begin)
+        outcome = robustly(config, corpus, run, settings)
         print(f"trained for {time.time() - began:.0f} s: {outcome}", flush=True)
         export(run, corpus, a.out / "box", outcome)
 
 
-def drilled(ids: np.ndarray, share: float) -> np.ndarray:
-    """The text with drills in copying: that share of its passages shuffled, and said a few times over.
-
-    What comes next in a shuffled passage cannot be guessed, only found where its last words stood before; and
-    since passages differ in length, it cannot be found by counting back either.
-    """
-    if not share:
-        return ids
-    draw = np.random.default_rng(0)
-    cuts = np.cumsum(draw.integers(16, 112, size=len(ids) // 64))
-    passages = np.split(ids, cuts[cuts < len(ids)])
-    chosen = draw.random(len(passages)) < share
-    return np.concatenate(
-        [
-            np.tile(draw.permutation(p), draw.integers(2, 5)) if c else p
-            for p, c in zip(passages, chosen, strict=True)
-        ]
-    )
-
-
-def robustly(
-    config: Config, corpus: Corpus, run: Path, settings: Settings, begin: GPT | None = None
-) -> Outcome:
+def robustly(config: Config, corpus: Corpus, run: Path, settings: Settings) -> Outcome:
     """Train; where `torch.compile` fails on this machine, say so and train without it."""
     began = time.time()
     try:
-        return train(config, corpus, run, settings, begin=begin)
+        return train(config, corpus, run, settings)
     except Exception as error:
         begun = (run / METRICS).exists() and '"loss"' in (run / METRICS).read_text()
         if begun or not settings.compile:
@@ -168,7 +144,7 @@ def robustly(
         print(f"torch.compile failed, training without: {type(error).__name__}: {error}", flush=True)
         shutil.rmtree(run, ignore_errors=True)
         left = None if settings.minutes is None else settings.minutes - (time.time() - began) / 60
-        return train(config, corpus, run, replace(settings, compile=False, minutes=left), begin=begin)
+        return train(config, corpus, run, replace(settings, compile=False, minutes=left))
 
 
 def export(run: Path, corpus: Corpus, out: Path, outcome: Outcome) -> None:
@@ -179,7 +155,7 @@ def export(run: Path, corpus: Corpus, out: Path, outcome: Outcome) -> None:
     model = GPT.from_pretrained(out, device=device).eval()
     corpus = corpus.to(device)
     us = Processes(0, 1, device)
-    scores = head_scores(model, corpus)
+    scores = head_scores(model, corpus, draws=60)
     curve = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
     summary = {
         "command": shlex.join(["python", *sys.argv]),
@@ -283,8 +259,6 @@ def main() -> None:
     two.add_argument("--dropout", type=float, default=0.1)
     two.add_argument("--evaluate-every", type=int, default=2500)
     two.add_argument("--evaluate-tokens", type=int, default=1 << 18)
-    two.add_argument("--begin", type=Path, help="a model to go on from, instead of a new one")
-    two.add_argument("--drills", type=float, default=0.0, help="share of the passages that drill copying")
     three = commands.add_parser("shakespeare", help="nanoGPT's GPU configuration on Tiny Shakespeare")
     three.set_defaults(command=shakespeare)
     three.add_argument("--text", type=Path, default=BUILD / "shakespeare.txt")

@@ -32,7 +32,7 @@ def validation_loss(model: GPT, corpus: Corpus, most: int, batch: int, us: Proce
 
 
 @torch.no_grad()
-def head_scores(model: GPT, corpus: Corpus) -> dict[str, Any]:
+def head_scores(model: GPT, corpus: Corpus, draws: int = 10) -> dict[str, Any]:
     """What every head does on validation text and on repeated random tokens, beside the nulls: plain data.
 
     For each score of `regard.heads` a table with a row a layer and a number a head, and its null: the score
@@ -40,7 +40,8 @@ def head_scores(model: GPT, corpus: Corpus) -> dict[str, Any]:
     """
     inputs, _ = next(corpus.judged(TEXTS * corpus.context, TEXTS, slice(None)))
     tokens = max(1, min(25, (corpus.context - 1) // 4, corpus.vocab_size - 2))
-    random = repeated(corpus.vocab_size, start=corpus.start, tokens=tokens).to(inputs.device)
+    random = repeated(corpus.vocab_size, start=corpus.start, tokens=tokens, draws=draws)
+    random = random.to(inputs.device)
     return {"text": _table(*probe(model.maps, inputs)), "repeats": _table(*probe(model.maps, random))}
 
 

@@ -107,13 +107,11 @@ def train(
     folder: Path,
     settings: Settings = Settings(),  # noqa: B008 (immutable)
     *,
-    begin: GPT | None = None,
     resume: bool = False,
     device: str | None = None,
     quiet: bool = False,
 ) -> Outcome:
-    """Train a GPT on a corpus, in a folder that is made if its parent exists; from the weights of `begin`,
-    if given.
+    """Train a GPT on a corpus, in a folder that is made if its parent exists.
 
     A folder that holds a run is left alone unless `resume` says to go on with it, with the same config,
     settings and text. Ctrl-C, or SIGTERM, saves and returns; `finished` is False then.
@@ -129,9 +127,6 @@ def train(
             raise ValueError("minutes: expected None for several processes, whose clocks differ: give steps")
         found = _open(folder, config, corpus, settings, resume)
         run = Run(config, corpus, folder, settings, us, quiet)
-        if begin is not None:
-            run.model.load_state_dict(begin.state_dict())
-            run.evaluated = 0  # what it began with is not a result of this run
         if found is not None:
             run.restore(*found)
         try:
