@@ -66,7 +66,7 @@ def _traced() -> bool:
 
 
 def _padded_only(p: Problem) -> bool:
-    """Whether the mask hides padding only, of which PyTorch's CPU kernel can be told, and no whole sequence."""
+    """Whether the mask hides padding only, which PyTorch's CPU kernel can be told, and no whole sequence."""
     if not isinstance(p.mask, Padding) or p.q.device.type != "cpu" or _traced():
         return False
     real = p.mask.real
