@@ -140,6 +140,7 @@ def plan(device: str, quick: bool) -> list[Callable[[], list[dict[str, Any]]]]:
             looking("causal", T, 64, heads, f32, device, 256)
         if not quick:
             looking("full", 4096, 64, 12, f32, device, 256)
+            looking("causal", 32768, 64, 1, f32, device, 256)
             attention("causal", 4096, 128, 6, f32, device, False, False)
             attention("causal", 1024, 64, 12, bf16, device, False, False)
             attention("causal", 1024, 64, 12, f32, device, True, False)

@@ -66,7 +66,7 @@ def restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim
     moments: dict[int, dict[str, Tensor]] = {}
     for number, (name, _) in enumerate(_moving(model, optimizer)):
         found = {
-            kind: tensors[key]
+            kind: tensors[key].clone()  # not a view into the file, which the next checkpoint replaces
             for kind in ("step", "exp_avg", "exp_avg_sq")
             if (key := f"optimizer.{kind}.{name}") in tensors
         }

@@ -201,8 +201,9 @@ class Run:
         s = self.settings
         if self.us.first:
             self.folder.mkdir(exist_ok=True)
-            for unfinished in self.folder.glob(".*.safetensors.*"):  # of a save that was killed
-                unfinished.unlink()
+            for kind in (".*.safetensors.*", ".*.json*.*"):  # of a save that was killed
+                for unfinished in self.folder.glob(kind):
+                    unfinished.unlink()
         self.began = time.perf_counter()
         total = s.steps if s.minutes is None else s.minutes * 60
         self.progress = Progress(total, self._done_of_total(), self.quiet)
