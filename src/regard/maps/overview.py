@@ -7,7 +7,9 @@ last and whole rows are added at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -77,13 +79,33 @@ def _by_tiles(m: AttentionMap, rows: int, cols: int) -> Overview:
     mass, peak = (m.lse.new_empty(B, H, rows, cols) for _ in range(2))
     cells = (cols, over_k.per_bin, rows, over_q.per_bin)
     seen = Seen(m, over_q, over_k)
-    for b in range(B):
-        for h in range(H):
-            q, k = _padded(m, b, h, h // group, over_q, over_k)
-            mask = m.mask.narrowed(slice(b, b + 1), slice(h, h + 1))
-            sums, tops = _pool_head(m, mask, q, k, over_q, over_k, seen)  # (runs of keys, runs of queries)
-            mass[b, h], peak[b, h] = sums.view(cells).sum((1, 3)).mT, tops.view(cells).amax((1, 3)).mT
+
+    def pool_one(head: tuple[int, int]) -> None:
+        b, h = head
+        q, k = _padded(m, b, h, h // group, over_q, over_k)
+        mask = m.mask.narrowed(slice(b, b + 1), slice(h, h + 1))
+        sums, tops = _pool_head(m, mask, q, k, over_q, over_k, seen)  # (runs of keys, runs of queries)
+        mass[b, h], peak[b, h] = sums.view(cells).sum((1, 3)).mT, tops.view(cells).amax((1, 3)).mT
+
+    _for_each(pool_one, list(product(range(B), range(H))), m.device)
     return Overview(mass.div_(torch.tensor(over_q.edges).diff().to(mass).view(-1, 1)), peak)
+
+
+def _for_each(
+    work: Callable[[tuple[int, int]], None], heads: list[tuple[int, int]], device: torch.device
+) -> None:
+    """Do the work for every head: on a CPU a thread a core, better than cores that share a small tile."""
+    threads = min(torch.get_num_threads(), len(heads))
+    if device.type != "cpu" or threads < 2:
+        for head in heads:
+            work(head)
+        return
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as workers:
+            list(workers.map(torch.no_grad()(work), heads))
+    finally:
+        torch.set_num_threads(before)
 
 
 def _padded(m: AttentionMap, b: int, h: int, g: int, over_q: Bins, over_k: Bins) -> tuple[Tensor, Tensor]:
@@ -128,13 +150,13 @@ def _pool_head(
 ) -> tuple[Tensor, Tensor]:
     """Sum and maximum of the weights of one head between runs of keys and runs of queries."""
     sums, tops = (q.new_zeros(len(k), len(q)) for _ in range(2))
-    width, columns_of_q = q.shape[1], q.flatten(0, 1).mT.contiguous()  # (D + 2, M): quicker as a right factor
+    width = q.shape[1]
     q_cuts, k_cuts = (list(cuts(over, most)) for over, most in ((over_q, QUERIES), (over_k, KEYS)))
     edges = ([cut.first for cut in q_cuts] + [m.matrix[2]], [cut.first for cut in k_cuts] + [m.matrix[3]])
     starting_at = {cut.first: cut.runs for cut in k_cuts}
     scratch = q.new_empty(max(QUERIES, q.shape[1]) * max(KEYS, k.shape[1]))
     for (q_runs, _), (_, columns) in zip(q_cuts, visits_between(mask, *edges), strict=True):
-        q_tile = columns_of_q[:, q_runs.start * width : q_runs.stop * width]  # (D + 2, M)
+        q_tile = q[q_runs].flatten(0, 1).mT.contiguous()  # (D + 2, M): lies as a right factor should
         M = q_tile.shape[1]
         for column in columns:
             k_runs = starting_at[column.keys.start]
