@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,7 +170,7 @@ def main() -> None:
         parser.error("no CUDA device here: run it on a machine with one, or leave --device out")
     torch.manual_seed(0)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    folder = args.out or Path(os.environ.get("OUT", ROOT / "results"))
+    folder = args.out or ROOT / "results"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{args.device}-{today}.json"
     rows: list[dict[str, Any]] = []

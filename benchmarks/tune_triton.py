@@ -1,16 +1,16 @@
 """Find the best blocks for the Triton kernels on this GPU, beside PyTorch's own kernels in the same run.
 
-    PYTHONPATH=src python benchmarks/tune_triton.py
+    PYTHONPATH=src python benchmarks/tune_triton.py [folder]
 
 Every config is first checked against float64 (its error as a ratio to that of PyTorch's kernel at that
 dtype), then timed; one that fails is reported and left out. Ends with a table and the best config for each
-purpose, to be put into `regard/attention/triton_configs.py`, and writes all to $OUT or benchmarks/results/.
+purpose, to be put into `regard/attention/triton_configs.py`, and writes all to the folder given, or to
+benchmarks/results/.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -358,7 +358,7 @@ def line(row: dict[str, Any]) -> str:
 
 def report() -> None:
     """The best of each purpose last, and everything in a file."""
-    folder = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results"
     folder.mkdir(parents=True, exist_ok=True)
     machine = {
         "gpu": torch.cuda.get_device_name(),
