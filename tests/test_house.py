@@ -10,6 +10,7 @@ import regard
 SOURCE = Path(regard.__file__).parent
 FLOORS = {
     "attention": 0,
+    "writing": 0,
     "maps": 1,
     "layers": 1,
     "stages": 1,

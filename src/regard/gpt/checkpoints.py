@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.gpt.folder import replacing
+from regard.writing import replacing
 
 FILE = "checkpoint.safetensors"
 FORMAT = "regard.training 1"

@@ -17,7 +17,7 @@ import zipfile
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from regard.gpt.folder import replacing
+from regard.writing import replacing
 
 
 class Item(NamedTuple):

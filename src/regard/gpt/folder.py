@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors.torch import save_file
 from torch import Tensor
+
+from regard.writing import replacing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,23 +33,6 @@ class Stored(NamedTuple):
     settings: dict[str, Any]
     tensors: Mapping[str, Callable[[], Tensor]]
     tokenizer: Tokenizer | None
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary neighbour to write to, which takes the place of `path` if nothing goes wrong."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.chmod(0o666 & ~_umask())  # mkstemp lets only its maker read
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def save(model: GPT, path: str | os.PathLike[str]) -> None:
@@ -73,9 +56,3 @@ def save(model: GPT, path: str | os.PathLike[str]) -> None:
         else:
             with replacing(folder / TOKENIZER) as tokenizer_file:
                 model.tokenizer.save(str(tokenizer_file))
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

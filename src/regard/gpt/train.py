@@ -28,12 +28,12 @@ from regard.gpt import checkpoints
 from regard.gpt.config import Config
 from regard.gpt.corpus import Corpus
 from regard.gpt.evaluation import head_scores, loss, validation_loss
-from regard.gpt.folder import replacing
 from regard.gpt.model import GPT
 from regard.gpt.optimizer import adamw, learning_rate
 from regard.gpt.processes import Processes, joined
 from regard.gpt.progress import Progress
 from regard.layers.arguments import positive, whole
+from regard.writing import replacing
 
 METRICS, HEADS = "metrics.jsonl", "heads.jsonl"
 SHOWN_EVERY = 10  # steps between looks at the losses, for which a GPU has to be waited for

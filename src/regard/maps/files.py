@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from regard.attention import masks, rules
 from regard.attention.rules import Mask
 from regard.maps.index import Axes
 from regard.maps.map import AttentionMap
+from regard.writing import replacing
 
 FORMAT = "regard.AttentionMap 1"
 KINDS: dict[str, type[Mask]] = {
@@ -59,16 +59,8 @@ def save(map: AttentionMap, path: str | os.PathLike[str]) -> None:
     metadata = {"format": FORMAT, "map": json.dumps(described)}
     if not path.parent.is_dir():
         raise ValueError(f"path: expected a file in a folder that exists, got {path}: make {path.parent}")
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata=metadata)
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        save_file(tensors, file, metadata=metadata)
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

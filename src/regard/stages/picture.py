@@ -5,14 +5,14 @@ This file knows a matrix and its labels; it does not know what the numbers mean.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from regard.writing import replacing
 
 # Light for little, dark for much, in even steps of lightness and of colour difference (OKLab), so that the
 # order can be seen with every kind of colour vision and in print.
@@ -120,23 +120,10 @@ def save_figure(figure: Any, path: str | Path) -> Path:
     path = check_figure_path(path)
     kind = path.suffix.lower()[1:]
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "regard", "pdf.fonttype": 42}):
-            figure.savefig(unfinished, format=kind, dpi=160, metadata=undated)
-        os.chmod(unfinished, 0o666 & ~_umask())  # mkstemp lets nobody else read
-        os.replace(unfinished, path)
-    except BaseException:
-        os.unlink(unfinished)
-        raise
+    style = matplotlib.rc_context({"svg.hashsalt": "regard", "pdf.fonttype": 42})
+    with replacing(path) as file, style:
+        figure.savefig(file, format=kind, dpi=160, metadata=undated)
     return path
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _checked(
