@@ -1,0 +1,1 @@
+"""Pictures: figures, the page and its server."""
