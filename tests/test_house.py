@@ -16,8 +16,10 @@ FLOORS = {
     "stages": 1,
     "heads": 2,
     "gpt": 2,
+    "recorder": 2,
     "checker": 2,
     "testing": 2,
+    "show": 3,
     "cli": 4,
 }
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
