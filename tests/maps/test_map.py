@@ -144,6 +144,38 @@ def test_pool_is_exact_at_any_resolution(drawn: Any, pick: Any) -> None:
     _close(m[0, 0].pool(rows, cols), mass[0, 0])
 
 
+@given(drawn=maps(20), pick=st.data())
+def test_pool_of_a_region(drawn: Any, pick: Any) -> None:
+    m, A, _ = drawn
+    starts = [pick.draw(st.integers(0, size - 1)) for size in A.shape[-2:]]
+    stops = [pick.draw(st.integers(a + 1, n)) for a, n in zip(starts, A.shape[-2:], strict=True)]
+    region = tuple(slice(a, b) for a, b in zip(starts, stops, strict=True))
+    rows, cols = (pick.draw(st.integers(1, b - a)) for a, b in zip(starts, stops, strict=True))
+    mass, most = _pooled(A[..., region[0], region[1]], rows, cols)
+    both = m.pool(rows, cols, "both", region=region)
+    _close(both.mass, mass)
+    _close(both.max, most)
+    _close(m[0].pool(rows, cols, "max", region=region), most[0])
+    of_rows = m[0, 0, region[0]]  # a region of some rows of a map, counted from the first of them
+    _close(of_rows.pool(rows, cols, region=(slice(None), region[1])), mass[0, 0])
+
+
+def test_one_head_is_shared_out_among_threads() -> None:
+    q = torch.randn(1, 1, 43, 4, dtype=torch.float64)
+    m = regard.weights(q, q, mask=regard.causal)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for size in (2, 9, 43):
+            mass, most = _pooled(m.dense(), size, size)
+            both = m.pool(size, size, "both")
+            _close(both.mass, mass)
+            _close(both.max, most)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_pooling_then_pooling_equals_pooling_once() -> None:
     q = torch.randn(2, 16, 4, dtype=torch.float64)
     m = regard.weights(q, q, mask=regard.causal)
@@ -230,6 +262,10 @@ def test_given_lse_is_used() -> None:
         (lambda m: m.pool(0, 2), r"rows: expected a whole number from 1 to 6, got 0"),
         (lambda m: m.pool(2, 7), r"cols: expected a whole number from 1 to 6, got 7"),
         (lambda m: m.pool(2, 2, "mean"), r"reduce: expected 'mass', 'max' or 'both', got 'mean'"),
+        (lambda m: m.pool(2, 5, region=(slice(2, 6), slice(1, 5))), r"cols: expected .* 1 to 4, got 5"),
+        (lambda m: m.pool(2, 2, region=slice(2)), r"region: expected \(slice of rows, slice of keys\)"),
+        (lambda m: m.pool(1, 1, region=(slice(4, 4), slice(2))), r"region: expected some of 6 rows"),
+        (lambda m: m.pool(1, 1, region=(slice(4), slice(0, 6, 2))), r"region: expected some of 6 keys"),
         (lambda m: m[0, 0, 2].pool(1, 1), r"pool: expected a map with rows, got one row"),
         (lambda m: m.top(7), r"n: expected a whole number from 1 to 6, got 7"),
         (lambda m: m.mass(torch.ones(6, 6)), r"rule: expected a mask rule.*got Tensor"),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard.attention.masks import Alibi, Causal, Window
-from regard.attention.rules import And, Mask, full
+from regard.attention.rules import And, Keys, Mask, Rows, full
 
 
 class Band(NamedTuple):
@@ -24,6 +24,11 @@ class Band(NamedTuple):
         if not isinstance(other, Band):
             return NotImplemented
         return Band(_least(self.behind, other.behind), _least(self.ahead, other.ahead))
+
+    def moved(self, steps: int) -> Band:
+        """The band of queries that are numbered this many positions lower, beside the same keys."""
+        behind = None if self.behind is None else self.behind - steps
+        return Band(behind, None if self.ahead is None else self.ahead + steps)
 
 
 def band_of(mask: Mask, T: int, S: int) -> Band | None:
@@ -44,6 +49,12 @@ def band_of(mask: Mask, T: int, S: int) -> Band | None:
     if isinstance(mask, And):
         left, right = band_of(mask.left, T, S), band_of(mask.right, T, S)
         return None if left is None or right is None else left & right
+    if isinstance(mask, Rows):
+        inner = band_of(mask.inner, mask.T, S)
+        return None if inner is None else inner.moved(mask.first + T - mask.T)
+    if isinstance(mask, Keys):
+        inner = band_of(mask.inner, T, mask.S)
+        return None if inner is None else inner.moved(mask.S - S - mask.first)
     return None
 
 

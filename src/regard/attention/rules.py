@@ -399,6 +399,54 @@ class Rows(Mask):
 
 
 @dataclass(frozen=True, repr=False)
+class Keys(Mask):
+    """Another rule's keys from `first` on, out of its `S`: what is left when only some keys are looked at."""
+
+    inner: Mask
+    first: int
+    S: int
+
+    @property
+    def biased(self) -> bool:  # type: ignore[override]
+        return self.inner.biased
+
+    @property
+    def trainable(self) -> bool:  # type: ignore[override]
+        return self.inner.trainable
+
+    def _moved(self, at: Grid) -> Grid:
+        cols = at.cols
+        cols = (
+            slice(cols.start + self.first, cols.stop + self.first)
+            if isinstance(cols, slice)
+            else cols + self.first
+        )
+        return at._replace(q=at.q + self.S - at.S, k=at.k + self.first, cols=cols, S=self.S)
+
+    def allowed(self, at: Grid) -> Tensor:
+        return self.inner.allowed(self._moved(at))
+
+    def added(self, at: Grid) -> Tensor | None:
+        return self.inner.added(self._moved(at))
+
+    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        q_first, q_last = (edge + self.S - blocks.S for edge in (blocks.q_first, blocks.q_last))
+        k_first, k_last = (edge + self.first for edge in (blocks.k_first, blocks.k_last))
+        return self.inner.bounds(Blocks(q_first, q_last, k_first, k_last, blocks.T, self.S))
+
+    def narrowed(self, batch: slice, heads: slice) -> Mask:
+        return Keys(self.inner.narrowed(batch, heads), self.first, self.S)
+
+    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        if self.first + S > self.S:
+            return f"expected at most {self.S - self.first} keys, got {S}"
+        return self.inner.misfit(B, H, T, self.S)
+
+    def __repr__(self) -> str:
+        return f"keys of {self.inner}"
+
+
+@dataclass(frozen=True, repr=False)
 class Full(Mask):
     """Everyone may look at everyone."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.attention.attend import attend
 from regard.attention.inputs import check_inputs, working_dtype
-from regard.attention.rules import Mask, Rows, grid
+from regard.attention.rules import Keys, Mask, Rows, grid
 from regard.maps import overview, sweep
 from regard.maps.index import Axes, heads_of, parse
 
@@ -154,6 +154,15 @@ class AttentionMap:
         q, lse = self.q[:, :, rows], self.lse[:, :, rows]
         return AttentionMap(q, self.k, lse, mask, self.scale, self.softcap, self.sinks, self.axes)
 
+    def _within(self, rows: slice, keys: slice) -> AttentionMap:
+        """The map of some rows and some keys alone; its rows need not sum to 1."""
+        some = self._some_rows(rows)
+        S = self.matrix[3]
+        if keys == slice(0, S):
+            return some
+        mask, k = Keys(some.mask, keys.start, S), self.k[:, :, keys]
+        return AttentionMap(some.q, k, some.lse, mask, self.scale, self.softcap, self.sinks, self.axes)
+
     def tile(self, rows: slice | Tensor, keys: slice | Tensor = slice(None)) -> Tensor:
         """The weights of some rows and some keys, computed now: one product and one exp."""
         at = grid(rows, keys, self.matrix, self.device)
@@ -182,23 +191,34 @@ class AttentionMap:
         return self._shaped(out)
 
     def pool(
-        self, rows: int, cols: int, reduce: Literal["mass", "max", "both"] = "mass"
+        self,
+        rows: int,
+        cols: int,
+        reduce: Literal["mass", "max", "both"] = "mass",
+        *,
+        region: overview.Region | None = None,
     ) -> Tensor | overview.Overview:
         """An exact overview with `rows` × `cols` cells: bins of queries and keys, as equal as can be.
 
         "mass" sums the weights over the keys of a cell and averages over its queries, so that rows sum to 1;
         "max" is the greatest weight in it; "both" gives both from one pass, as `.mass` and `.max`.
+        `region=(slice of rows, slice of keys)` looks at that part of the map alone, at that part's cost; what
+        its rows give to other keys is not in the sums.
 
         >>> import torch, regard
         >>> x = torch.eye(4)
         >>> regard.weights(x, x, mask=regard.causal).pool(2, 2)
         tensor([[1.0000, 0.0000],
                 [0.4892, 0.5108]])
+        >>> regard.weights(x, x, mask=regard.causal).pool(2, 2, region=(slice(2, 4), slice(0, 2)))
+        tensor([[0.2741, 0.2741],
+                [0.2151, 0.2151]])
         """
         if reduce not in ("mass", "max", "both"):
             raise ValueError(f"reduce: expected 'mass', 'max' or 'both', got {reduce!r}")
         self._check_rows("pool")
-        both = overview.Overview(*(self._shaped(x) for x in overview.pool(self, rows, cols)))
+        part = self if region is None else self._within(*overview.spans(region, self.matrix))
+        both = overview.Overview(*(self._shaped(x) for x in overview.pool(part, rows, cols)))
         return both if reduce == "both" else both.mass if reduce == "mass" else both.max
 
     def _check_rows(self, what: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 QUERIES, KEYS = 512, 512  # of one tile: 1 MiB in float32
 
 
+Region = tuple[slice, slice]
+"""Some rows and some keys of a map: `(slice(0, 128), slice(None))`."""
+
+
 class Overview(NamedTuple):
     mass: Tensor  # (B, H, rows, cols)
     max: Tensor  # (B, H, rows, cols)
@@ -37,6 +41,19 @@ def pool(m: AttentionMap, rows: int, cols: int) -> Overview:
         if not isinstance(n, int) or not 1 <= n <= most:
             raise ValueError(f"{name}: expected a whole number from 1 to {most}, got {n!r}")
     return _on_gpu(m, rows, cols) or _by_tiles(m, rows, cols)
+
+
+def spans(region: Region, matrix: tuple[int, int, int, int]) -> tuple[slice, slice]:
+    """A region as plain slices of the queries and of the keys."""
+    if not isinstance(region, tuple) or len(region) != 2 or not all(isinstance(s, slice) for s in region):
+        raise ValueError(f"region: expected (slice of rows, slice of keys), got {region!r}")
+    found = []
+    for name, span, length in zip(("rows", "keys"), region, matrix[2:], strict=True):
+        start, stop, step = span.indices(length)
+        if step != 1 or start >= stop:
+            raise ValueError(f"region: expected some of {length} {name}, without a step, got {span}")
+        found.append(slice(start, stop))
+    return found[0], found[1]
 
 
 def _on_gpu(m: AttentionMap, rows: int, cols: int) -> Overview | None:
@@ -76,34 +93,46 @@ def _by_tiles(m: AttentionMap, rows: int, cols: int) -> Overview:
     B, H, T, S = m.matrix
     group = H // m.k.shape[1]
     over_q, over_k = bins(T, rows, QUERIES), bins(S, cols, KEYS)
-    mass, peak = (m.lse.new_empty(B, H, rows, cols) for _ in range(2))
+    mass, peak = (m.lse.new_zeros(B, H, rows, cols) for _ in range(2))
     cells = (cols, over_k.per_bin, rows, over_q.per_bin)
     seen = Seen(m, over_q, over_k)
+    # One head alone is shared out by its queries, every so many blocks of them: later ones may see more.
+    shares = min(-(-threads_for(m.device) // max(B * H, 1)), len(list(cuts(over_q, QUERIES))))
 
-    def pool_one(head: tuple[int, int]) -> None:
-        b, h = head
+    def pool_one(unit: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+        b, h, share = unit
         q, k = _padded(m, b, h, h // group, over_q, over_k)
         mask = m.mask.narrowed(slice(b, b + 1), slice(h, h + 1))
-        sums, tops = _pool_head(m, mask, q, k, over_q, over_k, seen)  # (runs of keys, runs of queries)
-        mass[b, h], peak[b, h] = sums.view(cells).sum((1, 3)).mT, tops.view(cells).amax((1, 3)).mT
+        part = slice(share, None, shares)
+        sums, tops = _pool_head(m, mask, q, k, over_q, over_k, seen, part)  # (runs of keys, runs of queries)
+        return sums.view(cells).sum((1, 3)).mT, tops.view(cells).amax((1, 3)).mT
 
-    _for_each(pool_one, list(product(range(B), range(H))), m.device)
+    units = list(product(range(B), range(H), range(shares)))
+    for (b, h, _), (sums, tops) in zip(units, each(pool_one, units, m.device), strict=True):
+        mass[b, h] += sums
+        torch.maximum(peak[b, h], tops, out=peak[b, h])
     return Overview(mass.div_(torch.tensor(over_q.edges).diff().to(mass).view(-1, 1)), peak)
 
 
-def _for_each(
-    work: Callable[[tuple[int, int]], None], heads: list[tuple[int, int]], device: torch.device
-) -> None:
-    """Do the work for every head: on a CPU a thread a core, better than cores that share a small tile."""
-    threads = min(torch.get_num_threads(), len(heads))
-    if device.type != "cpu" or threads < 2:
-        for head in heads:
-            work(head)
+Unit = TypeVar("Unit")
+Found = TypeVar("Found")
+
+
+def threads_for(device: torch.device) -> int:
+    """How many units of work go on at once: on a CPU one a core, better than cores that share a tile."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
+
+
+def each(work: Callable[[Unit], Found], units: list[Unit], device: torch.device) -> Iterator[Found]:
+    """What the work gives for every unit, in their order."""
+    threads = min(threads_for(device), len(units))
+    if threads < 2:
+        yield from map(work, units)
         return
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as workers:
-            list(workers.map(torch.no_grad()(work), heads))
+            yield from workers.map(torch.no_grad()(work), units)
     finally:
         torch.set_num_threads(before)
 
@@ -146,16 +175,20 @@ class Seen:
 
 
 def _pool_head(
-    m: AttentionMap, mask: Mask, q: Tensor, k: Tensor, over_q: Bins, over_k: Bins, seen: Seen
+    m: AttentionMap, mask: Mask, q: Tensor, k: Tensor, over_q: Bins, over_k: Bins, seen: Seen, part: slice
 ) -> tuple[Tensor, Tensor]:
-    """Sum and maximum of the weights of one head between runs of keys and runs of queries."""
+    """Sum and maximum of the weights of one head between runs of keys and runs of queries.
+
+    `part` says which blocks of queries; the others stay 0.
+    """
     sums, tops = (q.new_zeros(len(k), len(q)) for _ in range(2))
     width = q.shape[1]
     q_cuts, k_cuts = (list(cuts(over, most)) for over, most in ((over_q, QUERIES), (over_k, KEYS)))
     edges = ([cut.first for cut in q_cuts] + [m.matrix[2]], [cut.first for cut in k_cuts] + [m.matrix[3]])
     starting_at = {cut.first: cut.runs for cut in k_cuts}
     scratch = q.new_empty(max(QUERIES, q.shape[1]) * max(KEYS, k.shape[1]))
-    for (q_runs, _), (_, columns) in zip(q_cuts, visits_between(mask, *edges), strict=True):
+    visits = list(zip(q_cuts, visits_between(mask, *edges), strict=True))
+    for (q_runs, _), (_, columns) in visits[part]:
         q_tile = q[q_runs].flatten(0, 1).mT.contiguous()  # (D + 2, M): lies as a right factor should
         M = q_tile.shape[1]
         for column in columns:
