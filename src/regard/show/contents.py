@@ -1,0 +1,265 @@
+"""What the page shows, of one or more captures: the same for the server and for the saved file.
+
+`meta` describes everything in a form that JSON holds; the rest is computed when someone looks. Texts are
+numbered, layers go by their key ("3", "decoder.3"), heads by their number in the model. This file knows
+captures; it knows neither models nor how the page draws.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks import Window
+from regard.attention.rules import And, Mask
+from regard.maps import AttentionMap
+from regard.recorder import Evidence, Layer, Seen
+from regard.show import pyramid
+from regard.show.glance import Glance, glance
+from regard.show.pyramid import Cells
+
+VERSION = 1
+KEPT = 192  # tiles that are remembered, of at most 512 KiB each
+
+
+class One(NamedTuple):
+    """One head of one layer on one text."""
+
+    layer: Layer
+    map: AttentionMap  # (1, 1, T, S)
+    values: Tensor | None  # (S, E)
+
+
+class Contents:
+    """Captures, ready to be looked at.
+
+    `entry` says which entry of each capture's batch is meant; `titles` names the texts. `can` says what more
+    whoever serves the page can do: {"generate": …, "capture": …}.
+    """
+
+    def __init__(
+        self,
+        seen: Seen | Sequence[Seen],
+        *,
+        entry: int = 0,
+        titles: Sequence[str] | None = None,
+        can: dict[str, bool] | None = None,
+        time: dict[str, Any] | None = None,
+    ) -> None:
+        self.texts: list[Seen] = []
+        self.titles: list[str] = []
+        self.entry, self.can, self.time = entry, can or {}, time
+        self._tiles: OrderedDict[tuple[object, ...], Cells] = OrderedDict()
+        self._glances: dict[tuple[int, str], Glance] = {}
+        self._lock = threading.Lock()
+        given = [seen] if isinstance(seen, Seen) else list(seen)
+        for number, one in enumerate(given):
+            self.add(one, titles[number] if titles else None)
+        if not self.texts:
+            raise ValueError("seen: expected at least one capture to show, got none")
+
+    def add(self, seen: Seen, title: str | None = None) -> int:
+        """Show one more text; returns its number."""
+        if not seen.layers:
+            raise ValueError("seen: expected a capture that saw something, got one without layers")
+        B = seen.layers[0].map.matrix[0]
+        if not 0 <= self.entry < B:
+            raise ValueError(f"entry: expected one of the capture's {B} texts, from 0, got {self.entry}")
+        self.texts.append(seen)
+        self.titles.append(title or _title(seen, self.entry, len(self.texts)))
+        self.__dict__.pop("meta", None)
+        return len(self.texts) - 1
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        """Everything but weights: what the page needs to know before it asks for any."""
+        values = all(layer.values is not None for seen in self.texts for layer in seen.layers)
+        return {
+            "version": VERSION,
+            "model": self.texts[0].model,
+            "texts": [self._text(number) for number in range(len(self.texts))],
+            "can": {"generate": False, "capture": False, **self.can, "values": values},
+            "time": self.time,
+        }
+
+    def one(self, text: int, layer: str | int, head: int) -> One:
+        """The map of one head, (1, 1, T, S); KeyError says what there is instead."""
+        found = self.layer(text, layer)
+        if head not in found.heads:
+            raise KeyError(f"head: expected one of {list(found.heads)}, got {head!r}")
+        h = found.heads.index(head)
+        B, H = found.map.matrix[:2]
+        whole = AttentionMap(*_parts(found.map))
+        values = found.values
+        if values is not None:
+            values = values.reshape(B, -1, *values.shape[-2:])
+            values = values[self.entry, h // (H // values.shape[1])]
+        return One(found, whole[self.entry : self.entry + 1, h : h + 1], values)
+
+    def layer(self, text: int, layer: str | int) -> Layer:
+        """A layer as it ran on a text."""
+        if not 0 <= text < len(self.texts):
+            raise KeyError(f"text: expected a number from 0 to {len(self.texts) - 1}, got {text!r}")
+        return self.texts[text].layer(layer)
+
+    def tile(
+        self, text: int, layer: str | int, head: int, z: int, i: int, j: int, without: int | None = None
+    ) -> Cells:
+        """Tile (i, j) of level z of one head; `without` one key if told (see `pyramid`)."""
+        m = self.one(text, layer, head).map
+        _, _, T, S = m.matrix
+        if not 0 <= z < pyramid.levels(T, S):
+            raise KeyError(f"z: expected a level from 0 to {pyramid.levels(T, S) - 1}, got {z}")
+        high, wide = pyramid.tiles(T, S, z)
+        if not (0 <= i < high and 0 <= j < wide):
+            raise KeyError(f"tile: expected one of {high} × {wide} at level {z}, got ({i}, {j})")
+
+        def child(z: int, i: int, j: int) -> Cells:
+            return self._remembered(
+                (text, str(layer), head, z, i, j), lambda: pyramid.tile(m, z, i, j, child)
+            )
+
+        found = child(z, i, j)
+        return found if without is None else pyramid.without(m, found, z, i, j, without)
+
+    def row(self, text: int, layer: str | int, head: int | str, row: int) -> Tensor:
+        """What one query looks at, (S,); head or layer "mean" is the mean over all of them."""
+        return self._mean(text, layer, head, lambda m: _line(m, "row", row))
+
+    def column(self, text: int, layer: str | int, head: int | str, col: int) -> Tensor:
+        """Who looks at one key, (T,); head or layer "mean" is the mean over all of them."""
+        return self._mean(text, layer, head, lambda m: _line(m, "col", col))
+
+    def glance(self, text: int, layer: str | int) -> Glance:
+        """A layer's small pictures and sinks."""
+        found = self.layer(text, layer)
+        key = (text, found.key)
+        if key not in self._glances:
+            whole = AttentionMap(*_parts(found.map))
+            self._glances[key] = glance(whole[self.entry : self.entry + 1])
+        return self._glances[key]
+
+    def _mean(
+        self, text: int, layer: str | int, head: int | str, look: Callable[[AttentionMap], Tensor]
+    ) -> Tensor:
+        layers = self.texts[text].layers if layer == "mean" else [self.layer(text, layer)]
+        total, count = torch.zeros(()), 0
+        for found in layers:
+            whole = AttentionMap(*_parts(found.map))[self.entry : self.entry + 1]
+            chosen = whole if head == "mean" else self.one(text, found.key, _number("head", head)).map
+            weights = look(chosen)  # (heads, n)
+            if total.shape and weights.shape[-1] != total.shape[-1]:
+                raise ValueError("layer: the layers see different texts, so that they have no mean")
+            total, count = total + weights.sum(0), count + len(weights)
+        return total / count
+
+    def _remembered(self, key: tuple[object, ...], make: Callable[[], Cells]) -> Cells:
+        with self._lock:
+            if key in self._tiles:
+                self._tiles.move_to_end(key)
+                return self._tiles[key]
+        made = make()  # outside the lock: another reader may compute the same, which does no harm
+        with self._lock:
+            self._tiles[key] = made
+            while len(self._tiles) > KEPT:
+                self._tiles.popitem(last=False)
+        return made
+
+    def _text(self, number: int) -> dict[str, Any]:
+        seen = self.texts[number]
+        tokens = seen.tokens[self.entry] if seen.tokens else None
+        return {
+            "title": self.titles[number],
+            "tokens": tokens,
+            "boundary": seen.boundary,
+            "layers": [_layer(layer, len(tokens or ())) for layer in seen.layers],
+        }
+
+
+def _layer(layer: Layer, tokens: int) -> dict[str, Any]:
+    _, H, T, S = layer.map.matrix
+    D, G = layer.map.q.shape[-1], layer.map.k.shape[1]
+    return {
+        "key": layer.key,
+        "name": layer.name,
+        "stack": layer.stack,
+        "number": layer.number,
+        "heads": list(layer.heads),
+        "kv_heads": G,
+        "group": H // G,
+        "width": D,
+        "value_width": None if layer.values is None else layer.values.shape[-1],
+        "scale": layer.map.scale,
+        "softcap": layer.map.softcap,
+        "sinks": layer.map.sinks is not None,
+        "mask": str(layer.map.mask),
+        "window": window_of(layer.map.mask),
+        "rows": T,
+        "cols": S,
+        "queries_from": tokens - T if max(T, S) <= tokens else None,
+        "keys_from": tokens - S if max(T, S) <= tokens else None,
+        "evidence": _evidence(layer.evidence),
+    }
+
+
+def _evidence(found: Evidence) -> dict[str, Any]:
+    return {
+        "certified": found.certified,
+        "text": str(found),
+        "problem": found.problem,
+        "difference": _finite(found.difference),
+        "allowed": _finite(found.allowed),
+        "row_sums": _finite(found.row_sums),
+        "rows": found.rows,
+        "of": found.of,
+    }
+
+
+def window_of(mask: Mask) -> int | None:
+    """How many keys back a mask lets look, if it says so: `causal & window(128)` says 128."""
+    if isinstance(mask, Window):
+        return mask.size
+    if isinstance(mask, And):
+        sizes = [size for size in (window_of(mask.left), window_of(mask.right)) if size is not None]
+        return min(sizes) if sizes else None
+    return None
+
+
+def _line(m: AttentionMap, name: str, index: int) -> Tensor:
+    """One row or one column of every head of a map (1, H, T, S): (H, n)."""
+    _, H, T, S = m.matrix
+    size = T if name == "row" else S
+    if not 0 <= index < size:
+        raise KeyError(f"{name}: expected a number from 0 to {size - 1}, got {index}")
+    at = slice(index, index + 1)
+    tile = m.tile(at) if name == "row" else m.tile(slice(0, T), at)
+    return tile.reshape(H, -1).float().cpu()
+
+
+def _parts(m: AttentionMap) -> tuple[Any, ...]:
+    """What a map is made of, all its axes shown."""
+    return m.q, m.k, m.lse, m.mask, m.scale, m.softcap, m.sinks
+
+
+def _number(name: str, value: int | str) -> int:
+    if not isinstance(value, int):
+        raise KeyError(f'{name}: expected a number or "mean", got {value!r}')
+    return value
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _title(seen: Seen, entry: int, number: int) -> str:
+    """The first words of a text."""
+    words = "".join(seen.tokens[entry]).split() if seen.tokens else []
+    start = " ".join(words)[:48].strip()
+    return start or f"text {number}"
