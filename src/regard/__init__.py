@@ -17,6 +17,7 @@ from regard.attention.rules import Mask, full
 from regard.attention.steps import scaled_dot_product_attention
 from regard.checker import Report, check
 from regard.maps import AttentionMap, load, weights
+from regard.show import plot
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ __all__ = [
     "full",
     "load",
     "padding",
+    "plot",
     "prefix",
     "rule",
     "scaled_dot_product_attention",

@@ -18,6 +18,8 @@ from regard.writing import replacing
 # order can be seen with every kind of colour vision and in print.
 RAMP = ("#f3f7ea", "#c6dfc8", "#93c6b6", "#61acae", "#2f90a3", "#167093", "#0e517f", "#123364", "#111845")
 DARK, LIGHT = "#10131a", "#ffffff"
+HIDDEN = "#e4e4e7"
+LOG_RANGE = 1e4  # from the darkest colour of a log scale to the lightest
 SUFFIXES = (".png", ".svg", ".pdf")
 MOST_NUMBERS = 16  # cells of a larger matrix are too small to read a number in
 
@@ -33,27 +35,28 @@ def draw_heatmap(
     xlabel: str = "attended-to (key)",
     ylabel: str = "query",
     fontsize: float = 9.0,
+    log: bool = False,
 ) -> Any:
     """Draw a matrix (rows, cols) on Matplotlib axes with a number in each cell; returns the image.
 
-    Colours run from 0 to the largest value. Cells where `hidden` is True are hatched and hold no number.
+    Colours run from 0 to the largest value, or with `log` over powers of ten up to it. Cells where `hidden`
+    is True are hatched and hold no number.
     """
-    from matplotlib.colors import LinearSegmentedColormap
-
     values, hidden = _checked(matrix, rows, cols, hidden)
-    top = _top(values, hidden)
+    norm = colour_scale(_top(values, hidden), log)
     shown = values.masked_fill(hidden, torch.nan).numpy()
-    image = ax.imshow(
-        shown, cmap=LinearSegmentedColormap.from_list("regard", RAMP), vmin=0.0, vmax=top, aspect="auto"
-    )
+    image = ax.imshow(shown, cmap=colour_map(), norm=norm, aspect="auto")
     for i, j in hidden.nonzero().tolist():
         ax.add_patch(_hatched(i, j))
     if max(values.shape) <= MOST_NUMBERS:
         for i, j in (~hidden).nonzero().tolist():
             value = values[i, j].item()
-            ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=fontsize, color=ink(value / top))
-    ax.set_xticks(range(len(cols)), cols, rotation=35, ha="right", rotation_mode="anchor", fontsize=fontsize)
-    ax.set_yticks(range(len(rows)), rows, fontsize=fontsize)
+            colour = ink(float(norm(value)))
+            ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=fontsize, color=colour)
+    # A token may hold a dollar sign, which is no formula.
+    plain = {"fontsize": fontsize, "parse_math": False}
+    ax.set_xticks(range(len(cols)), cols, rotation=35, ha="right", rotation_mode="anchor", **plain)
+    ax.set_yticks(range(len(rows)), rows, **plain)
     ax.set_xticks([j - 0.5 for j in range(1, len(cols))], minor=True)
     ax.set_yticks([i - 0.5 for i in range(1, len(rows))], minor=True)
     ax.grid(which="minor", color="white", linewidth=1.2)
@@ -61,8 +64,22 @@ def draw_heatmap(
     ax.spines[:].set_visible(False)
     ax.set_xlabel(xlabel, fontsize=fontsize)
     ax.set_ylabel(ylabel, fontsize=fontsize)
-    ax.set_title(title, fontsize=fontsize + 2, loc="left")
+    ax.set_title(title, fontsize=fontsize + 2, loc="left", parse_math=False)
     return image
+
+
+def colour_map() -> Any:
+    """The ramp as Matplotlib takes it; what is not a number is grey."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("regard", RAMP).with_extremes(bad=HIDDEN)
+
+
+def colour_scale(top: float, log: bool = False) -> Any:
+    """From a value to its share of the ramp: evenly from 0, or by powers of ten."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    return LogNorm(top / LOG_RANGE, top, clip=True) if log else Normalize(0.0, top)
 
 
 def print_heatmap(
@@ -148,5 +165,5 @@ def _hatched(i: int, j: int) -> Any:
     from matplotlib.patches import Rectangle
 
     return Rectangle(
-        (j - 0.5, i - 0.5), 1, 1, facecolor="#e4e4e7", edgecolor="#b4b5bc", hatch="////", linewidth=0
+        (j - 0.5, i - 0.5), 1, 1, facecolor=HIDDEN, edgecolor="#b4b5bc", hatch="////", linewidth=0
     )
