@@ -1,39 +1,124 @@
-"""`Seen`: what a capture saw, layer by layer. It knows maps, tokens and names; it does not know models."""
+"""`Seen`: what a capture saw, layer by layer. It knows maps, tokens and names; it does not know models.
+
+Pictures are the business of `regard.show`, which puts itself at `Seen.viewer` when it is imported; files are
+that of `saved`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from os import PathLike, fspath
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Certificate, Evidence
+from regard.recorder.summary import Summary, summarise
 
 
-@dataclass(frozen=True)
+class Kept(NamedTuple):
+    """What a capture keeps of a layer: its map, or with keep="statistics" only a summary of it."""
+
+    map: AttentionMap | None = None
+    values: Tensor | None = None  # (B, G, S, E)
+    summary: Summary | None = None
+
+    @property
+    def matrix(self) -> tuple[int, int, int, int]:
+        """(B, H, T, S)."""
+        if self.map is not None:
+            return self.map.matrix
+        if self.summary is None:
+            raise ValueError("layer: expected a map or a summary of one, got neither")
+        B, H, T = self.summary.entropy.shape
+        return B, H, T, self.summary.received.shape[-1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self if x is not None)
+
+
 class Layer:
     """One attention of a model, as it ran."""
 
-    number: int
-    """Its place in its stack, counted from 0."""
-    name: str
-    """Where it stands in the model: `transformer.h.0.attn`."""
-    stack: str
-    """"" where a model has one stack; else "encoder", "decoder" or "cross" (the decoder on the encoder)."""
-    map: AttentionMap
-    """(B, H, T, S)."""
-    evidence: Evidence
-    heads: tuple[int, ...]
-    """The number in the model of each head of the map."""
-    values: Tensor | None = None
-    """(B, G, S, E), if the capture was asked to keep them."""
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        stack: str,
+        map: AttentionMap | None,
+        evidence: Evidence,
+        heads: Sequence[int],
+        values: Tensor | None = None,
+        summary: Summary | None = None,
+    ) -> None:
+        self.number = number
+        """Its place in its stack, counted from 0."""
+        self.name = name
+        """Where it stands in the model: `transformer.h.0.attn`."""
+        self.stack = stack
+        """"" where a model has one stack; else "encoder", "decoder" or "cross" (the decoder on the encoder)."""
+        self.evidence = evidence
+        self.heads = tuple(heads)
+        """The number in the model of each head of the map."""
+        self._kept = Kept(map, values, summary)
+
+    def kept(self) -> Kept:
+        """What there is of the layer; read now, where it lies in a file."""
+        return self._kept
 
     @property
     def key(self) -> str:
         """What the layer is called: "3", or "decoder.3"."""
         return f"{self.stack}.{self.number}" if self.stack else str(self.number)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, H, T, S) of its map."""
+        return self._kept.matrix
+
+    @property
+    def map(self) -> AttentionMap:
+        """(B, H, T, S)."""
+        found = self.kept().map
+        if found is None:
+            raise ValueError(
+                f"layer {self.key}: only its statistics were kept, which are in `seen.layer({self.key!r}).summary`; "
+                'for its map capture again with keep="maps", and with to=folder if memory is short'
+            )
+        return found
+
+    @property
+    def summary(self) -> Summary:
+        """An overview and the statistics of rows and keys; computed now, unless the capture kept them."""
+        found = self.kept()
+        return summarise(self.map) if found.summary is None else found.summary
+
+    @property
+    def values(self) -> Tensor | None:
+        """(B, G, S, E), if the capture was asked to keep them."""
+        return self.kept().values
+
+    @property
+    def nbytes(self) -> int:
+        """What is kept of the layer, in memory or on disk."""
+        return self.kept().nbytes
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.shape))
+        return f"Layer({self.key}, {self.name}, {shape}, {self.evidence})"
+
+
+class Viewer(Protocol):
+    """What draws a capture. `regard.show` is one."""
+
+    def show(self, seen: Seen, **options: Any) -> Any: ...
+
+    def figure(self, seen: Seen, layer: int | str, head: int | None, **options: Any) -> Any: ...
+
+    def page(self, seen: Seen, path: str, **options: Any) -> Any: ...
 
 
 @dataclass
@@ -51,12 +136,21 @@ class Seen:
     """Which of them are text and not padding, boolean (B, T); None where all are."""
     boundary: int | None = None
     """How many tokens were the prompt's, where the rest was generated."""
+    passes: list[Seen] = field(default_factory=list, repr=False)
+    """What earlier passes in the same block saw, where this one did not continue them."""
+
+    viewer: ClassVar[Viewer | None] = None
 
     def __len__(self) -> int:
         return len(self.layers)
 
     def __iter__(self) -> Iterator[AttentionMap]:
         return (layer.map for layer in self.layers)
+
+    @property
+    def maps(self) -> list[AttentionMap]:
+        """The maps of all layers, in the order in which they ran."""
+        return list(self)
 
     def layer(self, key: int | str) -> Layer:
         """A layer by its number, or by its name where there are several stacks: "decoder.3", "cross.0"."""
@@ -66,14 +160,15 @@ class Seen:
             raise KeyError(f"layer: expected one of those captured ({known}), got {key!r}")
         return found[0]
 
-    def __getitem__(self, index: int | str | tuple[int | str, int]) -> Any:
+    def __getitem__(self, index: int | str | tuple[int | str, int]) -> AttentionMap:
         key, head = index if isinstance(index, tuple) else (index, None)
         layer = self.layer(key)
         if head is None:
             return layer.map
         if head not in layer.heads:
             raise KeyError(f"head: expected one of those captured {list(layer.heads)}, got {head!r}")
-        return layer.map[:, layer.heads.index(head)]
+        one: AttentionMap = layer.map[:, layer.heads.index(head)]
+        return one
 
     def stack(self, name: str) -> list[AttentionMap]:
         """The maps of one stack in order: "encoder", "decoder" or "cross"."""
@@ -86,12 +181,35 @@ class Seen:
 
     @property
     def nbytes(self) -> int:
-        """What the maps keep."""
-        return sum(map.nbytes for map in self)
+        """What is kept, in memory or on disk."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def show(self, **options: Any) -> Any:
+        """Open the capture to look at: a widget in a notebook, a page elsewhere."""
+        return self._viewer("show()").show(self, **options)
+
+    def figure(self, layer: int | str, head: int | None = None, **options: Any) -> Any:
+        """A Matplotlib figure of a layer, or of one of its heads."""
+        return self._viewer("figure()").figure(self, layer, head, **options)
+
+    def save(self, path: str | PathLike[str], **options: Any) -> None:
+        """Keep the capture: a folder that `regard.load` opens, or one page if the path ends with .html."""
+        if fspath(path).lower().endswith((".html", ".htm")):
+            self._viewer("save(page)").page(self, fspath(path), **options)
+            return
+        from regard.recorder.saved import save
+
+        save(self, path, **options)
+
+    def _viewer(self, what: str) -> Viewer:
+        if self.viewer is None:
+            raise RuntimeError(f"{what}: nothing here can draw yet: `import regard.show` first")
+        return self.viewer
 
     def __repr__(self) -> str:
         if not self.layers:
             return "Seen(nothing yet)"
         certified = sum(found.certified for found in self.certificate)
-        shape = "×".join(map(str, self.layers[0].map.shape))
-        return f"Seen({self.model}, {len(self)} layers of {shape}, {certified} certified)"
+        shape = "×".join(map(str, self.layers[0].shape))
+        model = f"{self.model}, " if self.model else ""
+        return f"Seen({model}{len(self)} layers of {shape}, {certified} certified)"
