@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import regard
 from regard.attention import tiles
-from regard.maps import overview
+from regard.maps import one_head
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "ROWS", 4)
     monkeypatch.setattr(tiles, "COLS", 5)
     monkeypatch.setattr(tiles, "TILE_NUMBERS", 50)
-    monkeypatch.setattr(overview, "QUERIES", 5)
-    monkeypatch.setattr(overview, "KEYS", 4)
+    monkeypatch.setattr(one_head, "QUERIES", 5)
+    monkeypatch.setattr(one_head, "KEYS", 4)
 
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
@@ -160,6 +160,24 @@ def test_pool_of_a_region(drawn: Any, pick: Any) -> None:
     _close(of_rows.pool(rows, cols, region=(slice(None), region[1])), mass[0, 0])
 
 
+@given(drawn=maps(20), pick=st.data())
+def test_a_summary_is_overviews_and_statistics_in_one(drawn: Any, pick: Any) -> None:
+    m, A, _ = drawn
+    T, S = A.shape[-2:]
+    a = pick.draw(st.integers(0, T - 1))
+    back = torch.arange(T, dtype=A.dtype)[:, None] + S - T - torch.arange(S, dtype=A.dtype)
+    for part, rows in ((m, slice(0, T)), (m[:, :, a:], slice(a, T))):
+        A_part = A[:, :, rows]
+        cells = pick.draw(st.integers(1, A_part.shape[-2])), pick.draw(st.integers(1, S))
+        found = part.summary(*cells)
+        mass, most = _pooled(A_part, *cells)
+        _close(found.mass, mass)
+        _close(found.max, most)
+        _close(found.entropy, torch.special.entr(A_part).sum(-1))
+        _close(found.distance, (A_part * back[rows]).sum(-1))
+        _close(found.received, A_part.sum(-2))
+
+
 def test_one_head_is_shared_out_among_threads() -> None:
     q = torch.randn(1, 1, 43, 4, dtype=torch.float64)
     m = regard.weights(q, q, mask=regard.causal)
@@ -171,6 +189,8 @@ def test_one_head_is_shared_out_among_threads() -> None:
             both = m.pool(size, size, "both")
             _close(both.mass, mass)
             _close(both.max, most)
+            for found, expected in zip(m.summary(size, size)[2:], m.statistics(), strict=True):
+                _close(found, expected)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
@@ -219,7 +239,15 @@ def test_nan_in_keys_that_nobody_sees() -> None:
     q, k = torch.randn(2, 1, 6, 4), torch.randn(2, 1, 6, 4)
     k[1, :, 4:] = torch.nan
     m = regard.weights(q, k, mask=regard.padding([6, 4]))
-    for found in (m.dense(), m.entropy(), m.received(), m.pool(3, 3), m.mass(regard.causal), m.diagonal()):
+    for found in (
+        m.dense(),
+        m.entropy(),
+        m.received(),
+        m.pool(3, 3),
+        *m.summary(3, 2),
+        m.mass(regard.causal),
+        m.diagonal(),
+    ):
         assert torch.isfinite(found).all()
 
 

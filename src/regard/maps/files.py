@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.attention import masks, rules
+from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.rules import Mask
 from regard.maps.index import Axes
 from regard.maps.map import AttentionMap
@@ -43,9 +45,8 @@ KINDS: dict[str, type[Mask]] = {
 }
 
 
-def save(map: AttentionMap, path: str | os.PathLike[str]) -> None:
-    """Write a map to a file, atomically."""
-    path = Path(path)
+def save(map: AttentionMap, path: str | os.PathLike[str], beside: Mapping[str, Tensor] | None = None) -> None:
+    """Write a map to a file, atomically, and other tensors beside it if there are any."""
     tensors = {"q": map.q, "k": map.k, "lse": map.lse}
     if map.sinks is not None:
         tensors["sinks"] = map.sinks
@@ -55,12 +56,17 @@ def save(map: AttentionMap, path: str | os.PathLike[str]) -> None:
         "softcap": map.softcap,
         "axes": list(map.axes),
     }
-    tensors = _apart({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
-    metadata = {"format": FORMAT, "map": json.dumps(described)}
+    write(path, {**tensors, **(beside or {})}, {"format": FORMAT, "map": json.dumps(described)})
+
+
+def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file, atomically."""
+    path = Path(path)
+    plain = _apart({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
     if not path.parent.is_dir():
         raise ValueError(f"path: expected a file in a folder that exists, got {path}: make {path.parent}")
     with replacing(path) as file:
-        save_file(tensors, file, metadata=metadata)
+        save_file(plain, file, metadata=metadata)
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -75,20 +81,31 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def load(path: str | os.PathLike[str]) -> AttentionMap:
     """Open a map that was saved with `map.save(path)`. Its tensors are read as they are looked at."""
+    metadata, tensors = read(path)
+    return rebuilt(path, metadata, tensors)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The header and the tensors of a safetensors file; the tensors come in as they are looked at."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"path: expected a file that a map was saved to, got {path}, which is not there")
     try:
         with safe_open(path, framework="pt") as stored:
-            metadata = stored.metadata() or {}
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            return stored.metadata() or {}, {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+
+
+def rebuilt(
+    path: str | os.PathLike[str], metadata: Mapping[str, str], tensors: dict[str, Tensor]
+) -> AttentionMap:
+    """The map that a file describes; ValueError says what is wrong with it."""
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} holds no map: expected format {FORMAT!r}, got {metadata.get('format')!r}")
     try:
         return _rebuilt(json.loads(metadata["map"]), tensors)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
@@ -98,13 +115,14 @@ def _rebuilt(described: Any, tensors: dict[str, Tensor]) -> AttentionMap:
         raise ValueError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, lse {tuple(lse.shape)} do not fit together"
         )
-    mask = _mask(described["mask"], tensors)
-    mask.check((*q.shape[:3], k.shape[2]))
-    softcap = described["softcap"]
+    mask, scale, softcap = _mask(described["mask"], tensors), described["scale"], described["softcap"]
+    check_inputs(q, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
+    if lse.dtype != working_dtype(q.dtype):
+        raise ValueError(f"lse: expected {working_dtype(q.dtype)}, got {lse.dtype}")
     axes = Axes(*(bool(there) for there in described["axes"]))
-    return AttentionMap(
-        q, k, lse, mask, float(described["scale"]), None if softcap is None else float(softcap), sinks, axes
-    )
+    if any(size != 1 for size, there in zip(q.shape[:3], axes, strict=True) if not there):
+        raise ValueError(f"axes: {tuple(axes)} do not fit q {tuple(q.shape)}")
+    return AttentionMap(q, k, lse, mask, scale, softcap, sinks, axes)
 
 
 def _described(mask: Mask, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -221,6 +221,16 @@ class AttentionMap:
         both = overview.Overview(*(self._shaped(x) for x in overview.pool(part, rows, cols)))
         return both if reduce == "both" else both.mass if reduce == "mass" else both.max
 
+    def summary(self, rows: int, cols: int) -> overview.Summary:
+        """Both overviews (`.mass`, `.max`) and the statistics (`.entropy`, `.distance`, `.received`) together.
+
+        What `pool(rows, cols, "both")` and `statistics()` give, on a CPU from one pass over the map.
+        """
+        self._check_rows("summary")
+        found = overview.summary(self, rows, cols)
+        mass, most, entropy, distance = (self._shaped(x) for x in found[:4])
+        return overview.Summary(mass, most, entropy, distance, self._shaped_keys(found.received))
+
     def _check_rows(self, what: str) -> None:
         if not self.axes.rows:
             raise ValueError(

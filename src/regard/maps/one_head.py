@@ -1,0 +1,159 @@
+"""One pass over the weights of one head, tile by tile, for its overview and, if asked for, its statistics.
+
+Tiles hold keys by queries, so that bins are reduced along an axis that is never the last and whole rows are
+added at once. A tile is one product of [scale·q, −lse, 1] and [k, 1, 0], and one exp; padding has a weight of
+0 because its last entry is −1e30.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.rules import Mask, grid
+from regard.attention.tiles import visits_between
+from regard.maps.bins import Bins, cuts
+from regard.maps.sweep import NOTHING, anchored, first_position
+
+if TYPE_CHECKING:
+    from regard.maps.map import AttentionMap
+
+QUERIES, KEYS = 512, 512  # of one tile: 1 MiB in float32
+HIDDEN = -1e4  # the logarithm of a weight that is 0: exp gives 0, and 0 · −1e4 is 0 where 0 · −inf is NaN
+
+
+class Tile(NamedTuple):
+    """Runs of queries and of keys; `whole` if every one of the queries may look at every one of the keys."""
+
+    q_runs: slice
+    k_runs: slice
+    whole: bool
+
+
+class Rows(NamedTuple):
+    """Statistics of one head, for every place of a run."""
+
+    entropy: Tensor  # (runs of queries, width)
+    distance: Tensor  # (runs of queries, width)
+    received: Tensor  # (runs of keys, width)
+
+
+class Pass(NamedTuple):
+    """What some tiles of one head add up to."""
+
+    sums: Tensor  # (runs of keys, runs of queries)
+    tops: Tensor  # (runs of keys, runs of queries)
+    rows: Rows | None
+
+
+class Head:
+    """One head of a map, its q and k laid out in runs."""
+
+    def __init__(self, m: AttentionMap, b: int, h: int, over_q: Bins, over_k: Bins, seen: Seen) -> None:
+        self.over_q, self.over_k, self.seen, self.softcap = over_q, over_k, seen, m.softcap
+        self.mask = m.mask.narrowed(slice(b, b + 1), slice(h, h + 1))
+        self.first = first_position(m)
+        self.matrix = m.matrix
+        lse, one = anchored(m.lse[b, h]), m.lse.new_ones(1, 1)
+        q = torch.cat([m.q[b, h].to(m.dtype) * m.scale, -lse[:, None], one.expand(len(lse), 1)], -1)
+        k = m.k[b, h // (m.q.shape[1] // m.k.shape[1])].to(m.dtype)
+        k = torch.cat([k, one.expand(len(k), 1), torch.zeros_like(one).expand(len(k), 1)], -1)
+        self.q, self.k = q[over_q.places.to(q.device)], k[over_k.places.to(k.device)]  # (runs, width, D + 2)
+        self.q[..., -2].masked_fill_(over_q.padded.to(q.device), -NOTHING)
+        self.k[..., -1].masked_fill_(over_k.padded.to(k.device), -NOTHING)
+
+    def tiles(self) -> list[Tile]:
+        """Every tile in which something may be seen."""
+        q_cuts, k_cuts = list(cuts(self.over_q, QUERIES)), list(cuts(self.over_k, KEYS))
+        edges = [
+            [*(cut.first for cut in side), n]
+            for side, n in zip((q_cuts, k_cuts), self.matrix[2:], strict=True)
+        ]
+        starting_at = {cut.first: cut.runs for cut in k_cuts}
+        return [
+            Tile(cut.runs, starting_at[column.keys.start], column.whole)
+            for cut, (_, columns) in zip(q_cuts, visits_between(self.mask, *edges), strict=True)
+            for column in columns
+        ]
+
+    def over(self, tiles: list[Tile], statistics: bool) -> Pass:
+        """The sums, maxima and, if asked for, the statistics of some of the tiles; the others count as 0."""
+        q, k = self.q, self.k
+        sums, tops = (q.new_zeros(len(k), len(q)) for _ in range(2))
+        rows = Rows(*(q.new_zeros(x.shape[:2]) for x in (q, q, k))) if statistics else None
+        size = max(QUERIES, self.over_q.width) * max(KEYS, self.over_k.width)
+        scratch = q.new_empty(2 if statistics else 1, size)
+        at, q_tile = None, q
+        for tile in tiles:
+            if tile.q_runs != at:
+                q_tile = (
+                    q[tile.q_runs].flatten(0, 1).mT.contiguous()
+                )  # (D + 2, M): as a right factor should lie
+                at = tile.q_runs
+            k_tile = k[tile.k_runs].flatten(0, 1)  # (C, D + 2)
+            M, C = q_tile.shape[1], len(k_tile)
+            logs, weights = scratch[0, : C * M].view(C, M), scratch[-1, : C * M].view(C, M)
+            self._log_weights(tile, q_tile, k_tile, out=logs)
+            torch.exp(logs, out=weights)
+            runs = weights.view(-1, k.shape[1], M)  # (runs of keys, width, M)
+            shape = (len(runs), -1, q.shape[1])  # (runs of keys, runs of queries, width)
+            sum_of_run = runs.sum(1)  # (runs of keys, M)
+            sums[tile.k_runs, tile.q_runs] = sum_of_run.view(shape).sum(-1)
+            tops[tile.k_runs, tile.q_runs] = runs.amax(1).view(shape).amax(-1)
+            if rows is not None:
+                self._add(rows, tile, logs, weights, sum_of_run.sum(0))
+        return Pass(sums, tops, rows)
+
+    def _log_weights(self, tile: Tile, q: Tensor, k: Tensor, out: Tensor) -> None:
+        """score − lse for a tile of keys by queries, at most −1e30 on padding: q (D + 2, M), k (C, D + 2)."""
+        if self.softcap is None:
+            torch.mm(k, q, out=out)
+        else:
+            torch.mm(k[:, :-2], q[:-2], out=out).div_(self.softcap).tanh_().mul_(self.softcap)
+            out.addmm_(k[:, -2:], q[-2:])
+        if self.mask.biased or not tile.whole:
+            added, hidden = self.seen.tile(self.mask, tile)
+            if added is not None:
+                out.add_(added)
+            out.masked_fill_(hidden, HIDDEN)
+
+    def _add(self, rows: Rows, tile: Tile, logs: Tensor, weights: Tensor, totals: Tensor) -> None:
+        """Add what a tile of keys by queries means for its rows; `totals` (M,) are its sums over the keys."""
+        queries, keys = (
+            over.places[runs].flatten().to(logs.device)
+            for over, runs in ((self.over_q, tile.q_runs), (self.over_k, tile.k_runs))
+        )
+        # Sums over the keys are products with a row: faster than sum(0), which adds row to row.
+        entropy = logs.mul_(weights).mT @ torch.ones_like(weights[:, 0])  # (M,)
+        # Counted from the tile's first key: large positions leave float32 no room for small distances.
+        back = (queries + self.first - keys[0]).to(totals) * totals - weights.mT @ (keys - keys[0]).to(totals)
+        rows.entropy[tile.q_runs] -= entropy.view(-1, self.over_q.width)
+        rows.distance[tile.q_runs] += back.view(-1, self.over_q.width)
+        rows.received[tile.k_runs] += weights.sum(1).view(-1, self.over_k.width)
+
+
+class Seen:
+    """What the mask says of tiles, remembered from head to head where all heads have the same."""
+
+    most = 64  # tiles, of 256 KiB each
+
+    def __init__(self, m: AttentionMap, over_q: Bins, over_k: Bins) -> None:
+        self.over_q, self.over_k, self.device = over_q, over_k, m.device
+        self.shape = (1, 1, *m.matrix[2:])
+        self.kept: dict[tuple[int, int], tuple[Mask, Tensor | None, Tensor]] = {}
+
+    def tile(self, mask: Mask, tile: Tile) -> tuple[Tensor | None, Tensor]:
+        """What is added to the scores of a tile of keys by queries, and which of them are hidden."""
+        place = (tile.q_runs.start, tile.k_runs.start)
+        if place in self.kept and self.kept[place][0] is mask:
+            return self.kept[place][1:]
+        queries, keys = self.over_q.places[tile.q_runs].flatten(), self.over_k.places[tile.k_runs].flatten()
+        at = grid(queries, keys, self.shape, self.device)
+        added = mask.added(at)
+        added = None if added is None else added.detach()[0, 0].mT
+        hidden = (~mask.allowed(at)[0, 0]).expand(len(queries), len(keys)).mT.contiguous()
+        if len(self.kept) < self.most:
+            self.kept[place] = mask, added, hidden
+        return added, hidden
