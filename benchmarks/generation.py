@@ -3,7 +3,8 @@
     python -m benchmarks.generation [--threads 1] [--rounds 5] [--out generation.json] [MODEL …]
 
 Both sides take turns within each round, and a ratio is the median of the rounds', so that a busy machine
-slows both alike. Greedy, batch 1. MODEL is `smollm2`, `default` or `small` (random weights, 6 layers of 256).
+slows both alike. Greedy; one prompt, and four of different lengths, padded on the left. MODEL is `smollm2`,
+`default` or `small` (random weights, 6 layers of 256).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from regard.gpt import GPT, Config, loading
 from regard.gpt.families import FAMILIES, with_head
 
 PROMPT, NEW = 16, 64
+PADDED = (16, 13, 9, 4)
 LENGTHS = (256, 1024)
 
 
@@ -76,28 +78,32 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def beside_transformers(model: GPT, rounds: int) -> dict[str, object]:
-    """Tokens a second of both, a prompt included, and whether they wrote the same."""
+def beside_transformers(model: GPT, lengths: tuple[int, ...], rounds: int) -> dict[str, object]:
+    """Tokens a second of both for prompts of these lengths, reading included, and whether they wrote the same."""
     other = in_transformers(model)
-    ids = torch.randint(0, model.config.vocab_size, (1, PROMPT), generator=torch.Generator().manual_seed(0))
-    marks = torch.ones_like(ids)
+    random = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(0, model.config.vocab_size, (n,), generator=random) for n in lengths]
+    ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    marks = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, -len(prompt) :], marks[row, -len(prompt) :] = prompt, 1
 
-    def theirs() -> Tensor:
+    def theirs() -> list[Tensor]:
         written: Tensor = other.generate(
             ids, attention_mask=marks, max_new_tokens=NEW, do_sample=False, pad_token_id=0
         )
-        return written
+        return [row[-NEW:] for row in written]
 
-    def ours() -> Tensor:
-        written: Tensor = model.generate(ids, max_new_tokens=NEW)
-        return written
+    def ours() -> list[Tensor]:
+        return [row[-NEW:] for row in model.generate(prompts, max_new_tokens=NEW)]
 
-    same = torch.equal(ours(), theirs())  # and both are warm
+    same = all(torch.equal(a, b) for a, b in zip(ours(), theirs(), strict=True))  # and both are warm
     times = [(seconds(ours), seconds(theirs)) for _ in range(rounds)]
+    tokens = NEW * len(lengths)
     return {
         "same tokens": same,
-        "regard tokens/s": round(statistics.median(NEW / a for a, _ in times), 2),
-        "transformers tokens/s": round(statistics.median(NEW / b for _, b in times), 2),
+        "regard tokens/s": round(statistics.median(tokens / a for a, _ in times), 2),
+        "transformers tokens/s": round(statistics.median(tokens / b for _, b in times), 2),
         "ratio": round(statistics.median(b / a for a, b in times), 3),
         "ratio of each round": [round(b / a, 3) for a, b in times],
     }
@@ -138,12 +144,17 @@ def main() -> None:
         "machine": f"{platform.machine()}, {platform.system()}",
         "threads": asked.threads,
         "prompt": PROMPT,
+        "padded prompts": PADDED,
         "new tokens": NEW,
     }
     names = asked.models or ["small", "smollm2", *(["default"] if loading.BOX.is_dir() else [])]
     for name in names:
         model = opened(name)
-        found = {"parameters": model.size, "decoding": beside_transformers(model, asked.rounds)}
+        found = {
+            "parameters": model.size,
+            "decoding": beside_transformers(model, (PROMPT,), asked.rounds),
+            "decoding, padded": beside_transformers(model, PADDED, asked.rounds),
+        }
         for length in LENGTHS:
             if length + 16 <= model.config.context:
                 found[f"no cache, {length} tokens"] = beside_no_cache(model, length, min(asked.rounds, 3))

@@ -93,6 +93,7 @@ def train_box(arguments: argparse.Namespace) -> None:
     """Train the model in the box and write it to `--out`/box, in 16 bits, with its curve and its scores."""
     a = arguments
     train_ids, validation = (np.fromfile(a.build / name, np.uint16) for name in ("train.bin", "val.bin"))
+    train_ids = with_repeats(train_ids, a.repeats)
     digest = hashlib.sha256(train_ids.tobytes()).hexdigest()
     from tokenizers import Tokenizer
 
@@ -129,7 +130,25 @@ def train_box(arguments: argparse.Namespace) -> None:
         run = Path(scratch) / "run"
         outcome = robustly(config, corpus, run, settings)
         print(f"trained for {time.time() - began:.0f} s: {outcome}", flush=True)
-        export(run, corpus, a.out / "box", outcome)
+        export(run, corpus, a.out / "box", outcome, a.repeats)
+
+
+def with_repeats(ids: np.ndarray, share: float) -> np.ndarray:
+    """The text with passages that are said again: they make up that share of the result.
+
+    A passage of 16 to 160 tokens comes again at most 384 tokens after it began, wherever that falls. What
+    follows is foreseen by whoever finds where the last words stood before; counting back does not help.
+    """
+    draw = np.random.default_rng(0)
+    shortest, longest, reach = 16, 160, 384
+    many = round(len(ids) * share / (1 - share) / ((shortest + longest) / 2))
+    places = np.sort(draw.integers(reach, len(ids), many))
+    lengths = draw.integers(shortest, longest + 1, many)
+    first = places - draw.integers(lengths, reach + 1)
+    again = [ids[begin : begin + length] for begin, length in zip(first, lengths, strict=True)]
+    between = np.split(ids, places)
+    pairs = zip(between, [*again, ids[:0]], strict=True)
+    return np.concatenate([part for pair in pairs for part in pair])
 
 
 def robustly(config: Config, corpus: Corpus, run: Path, settings: Settings) -> Outcome:
@@ -147,7 +166,7 @@ def robustly(config: Config, corpus: Corpus, run: Path, settings: Settings) -> O
         return train(config, corpus, run, replace(settings, compile=False, minutes=left))
 
 
-def export(run: Path, corpus: Corpus, out: Path, outcome: Outcome) -> None:
+def export(run: Path, corpus: Corpus, out: Path, outcome: Outcome, repeats: float) -> None:
     """The best model in float16, judged as it is stored: losses, what its heads do, what it writes."""
     out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -162,6 +181,7 @@ def export(run: Path, corpus: Corpus, out: Path, outcome: Outcome) -> None:
         "parameters": model.size,
         "steps": outcome.step,
         "training_tokens": len(corpus.train),
+        "repeats": repeats,
         "validation_tokens": len(corpus.validation),
         "validation_loss": validation_loss(model, corpus, len(corpus.validation), 32, us),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
@@ -227,10 +247,14 @@ def shakespeare(arguments: argparse.Namespace) -> None:
         "split": [len(corpus.train), len(corpus.validation)],
         "seconds": round(time.time() - began, 1),
         "positions": a.positions,
+        "steps": a.steps,
+        "seed": a.seed,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "curve": kept,
     }
     a.out.mkdir(parents=True, exist_ok=True)
-    write(a.out / f"shakespeare_{a.positions}_{a.seed}.json", json.dumps(result, indent=1))
+    write(a.out / f"shakespeare-{a.positions}-{a.steps}-{a.seed}.json", json.dumps(result, indent=1))
     print(f"best validation loss {outcome.best:.4f} in {result['seconds']} s", flush=True)
 
 
@@ -257,6 +281,7 @@ def main() -> None:
     two.add_argument("--weight-decay", type=float, default=0.1)
     two.add_argument("--warmup", type=int, default=300)
     two.add_argument("--dropout", type=float, default=0.1)
+    two.add_argument("--repeats", type=float, default=0.0, help="share of passages that are said again")
     two.add_argument("--evaluate-every", type=int, default=2500)
     two.add_argument("--evaluate-tokens", type=int, default=1 << 18)
     three = commands.add_parser("shakespeare", help="nanoGPT's GPU configuration on Tiny Shakespeare")
