@@ -16,7 +16,8 @@ from regard.attention.masks import (
 from regard.attention.rules import Mask, full
 from regard.attention.steps import scaled_dot_product_attention
 from regard.checker import Report, check
-from regard.maps import AttentionMap, load, weights
+from regard.maps import AttentionMap, weights
+from regard.recorder import load
 from regard.show import plot
 
 __version__ = "0.1.0"

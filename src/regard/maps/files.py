@@ -105,7 +105,7 @@ def rebuilt(
         raise ValueError(f"{path} holds no map: expected format {FORMAT!r}, got {metadata.get('format')!r}")
     try:
         return _rebuilt(json.loads(metadata["map"]), tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
@@ -115,10 +115,12 @@ def _rebuilt(described: Any, tensors: dict[str, Tensor]) -> AttentionMap:
         raise ValueError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, lse {tuple(lse.shape)} do not fit together"
         )
-    mask, scale, softcap = _mask(described["mask"], tensors), described["scale"], described["softcap"]
+    mask, scale, softcap = _mask(described["mask"], tensors), float(described["scale"]), described["softcap"]
     check_inputs(q, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
     if lse.dtype != working_dtype(q.dtype):
         raise ValueError(f"lse: expected {working_dtype(q.dtype)}, got {lse.dtype}")
+    if 0 not in q.shape[:3] and k.shape[2]:
+        mask.tile(range(1), range(1), (*q.shape[:3], k.shape[2]))  # a rule with odd settings says so here
     axes = Axes(*(bool(there) for there in described["axes"]))
     if any(size != 1 for size, there in zip(q.shape[:3], axes, strict=True) if not there):
         raise ValueError(f"axes: {tuple(axes)} do not fit q {tuple(q.shape)}")

@@ -59,7 +59,7 @@ class Layer:
         self.name = name
         """Where it stands in the model: `transformer.h.0.attn`."""
         self.stack = stack
-        """"" where a model has one stack; else "encoder", "decoder" or "cross" (the decoder on the encoder)."""
+        """"" in a model of one stack; else "encoder", "decoder" or "cross" (the decoder on the encoder)."""
         self.evidence = evidence
         self.heads = tuple(heads)
         """The number in the model of each head of the map."""
@@ -85,7 +85,7 @@ class Layer:
         found = self.kept().map
         if found is None:
             raise ValueError(
-                f"layer {self.key}: only its statistics were kept, which are in `seen.layer({self.key!r}).summary`; "
+                f"layer {self.key}: only its statistics were kept: see seen.layer({self.key!r}).summary; "
                 'for its map capture again with keep="maps", and with to=folder if memory is short'
             )
         return found
@@ -136,6 +136,10 @@ class Seen:
     """Which of them are text and not padding, boolean (B, T); None where all are."""
     boundary: int | None = None
     """How many tokens were the prompt's, where the rest was generated."""
+    target_ids: Tensor | None = None
+    """What the decoder read (and wrote), (B, T), where it stands beside an encoder, whose tokens `ids` are."""
+    target_tokens: list[list[str]] | None = None
+    """The same as text."""
     passes: list[Seen] = field(default_factory=list, repr=False)
     """What earlier passes in the same block saw, where this one did not continue them."""
 

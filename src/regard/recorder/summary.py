@@ -1,4 +1,4 @@
-"""`Summary`: what is left of a layer whose queries and keys are not kept. It grows with T, as no matrix does."""
+"""`Summary`: what is left of a layer whose queries and keys are not kept. It grows with T, not with T²."""
 
 from __future__ import annotations
 
@@ -29,15 +29,13 @@ class Summary(NamedTuple):
 
 
 def summarise(map: AttentionMap) -> Summary:
-    """What a map (B, H, T, S) says in all: an overview of at most 256×256 cells, and a number a row or key."""
+    """What a map (B, H, T, S) says in all: an overview of up to 256×256 cells, and a number a row or key."""
     _, _, T, S = map.matrix
     with torch.no_grad():
-        both = map.pool(min(T, CELLS), min(S, CELLS), "both")
-        rows = map.statistics()
+        found = map.summary(min(T, CELLS), min(S, CELLS))
         aligned = S - T  # queries stand at the end of the keys
         previous, itself = map.diagonal(aligned - 1), map.diagonal(aligned)
-    assert not isinstance(both, Tensor)
-    return Summary(both.mass, both.max, *rows, previous, itself)
+    return Summary(*found, previous, itself)
 
 
 def summary_size(B: int, H: int, T: int, S: int, itemsize: int = 4) -> int:
