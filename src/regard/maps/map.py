@@ -222,7 +222,7 @@ class AttentionMap:
         return both if reduce == "both" else both.mass if reduce == "mass" else both.max
 
     def summary(self, rows: int, cols: int) -> overview.Summary:
-        """Both overviews (`.mass`, `.max`) and the statistics (`.entropy`, `.distance`, `.received`) together.
+        """Both overviews and all statistics: `.mass`, `.max`, `.entropy`, `.distance` and `.received`.
 
         What `pool(rows, cols, "both")` and `statistics()` give, on a CPU from one pass over the map.
         """
@@ -239,22 +239,22 @@ class AttentionMap:
 
     def statistics(self) -> sweep.Statistics:
         """Entropy and distance of every row and what every key receives, from one pass over the map."""
-        found = sweep.statistics(self)
+        found = overview.statistics(self)
         return sweep.Statistics(
             self._shaped(found.entropy), self._shaped(found.distance), self._shaped_keys(found.received)
         )
 
     def entropy(self) -> Tensor:
         """−Σ A ln A of every row, in nats: 0 looks at one key, ln n at n keys alike. Shape (B, H, T)."""
-        return self._shaped(sweep.statistics(self, ("entropy",)).entropy)
+        return self._shaped(overview.statistics(self).entropy)
 
     def distance(self) -> Tensor:
         """How far back every row looks: Σ A · (position of the query − key). Shape (B, H, T)."""
-        return self._shaped(sweep.statistics(self, ("distance",)).distance)
+        return self._shaped(overview.statistics(self).distance)
 
     def received(self) -> Tensor:
         """The attention that each key gets, summed over the queries. Shape (B, H, S)."""
-        return self._shaped_keys(sweep.statistics(self, ("received",)).received)
+        return self._shaped_keys(overview.statistics(self).received)
 
     def _shaped_keys(self, x: Tensor) -> Tensor:
         B, H = x.shape[:2]

@@ -32,20 +32,19 @@ class Tile(NamedTuple):
     whole: bool
 
 
-class Rows(NamedTuple):
-    """Statistics of one head, for every place of a run."""
+class Cells(NamedTuple):
+    """What the cells of one head hold."""
+
+    sums: Tensor  # (runs of keys, runs of queries)
+    tops: Tensor  # (runs of keys, runs of queries)
+
+
+class Lines(NamedTuple):
+    """Statistics of one head's rows and columns, for every place of a run."""
 
     entropy: Tensor  # (runs of queries, width)
     distance: Tensor  # (runs of queries, width)
     received: Tensor  # (runs of keys, width)
-
-
-class Pass(NamedTuple):
-    """What some tiles of one head add up to."""
-
-    sums: Tensor  # (runs of keys, runs of queries)
-    tops: Tensor  # (runs of keys, runs of queries)
-    rows: Rows | None
 
 
 class Head:
@@ -78,33 +77,35 @@ class Head:
             for column in columns
         ]
 
-    def over(self, tiles: list[Tile], statistics: bool) -> Pass:
-        """The sums, maxima and, if asked for, the statistics of some of the tiles; the others count as 0."""
-        q, k = self.q, self.k
-        sums, tops = (q.new_zeros(len(k), len(q)) for _ in range(2))
-        rows = Rows(*(q.new_zeros(x.shape[:2]) for x in (q, q, k))) if statistics else None
+    def cells(self) -> Cells:
+        """Empty cells, to be filled by a pass."""
+        return Cells(*(self.q.new_zeros(len(self.k), len(self.q)) for _ in range(2)))
+
+    def lines(self) -> Lines:
+        """Empty statistics, to be added to by a pass."""
+        return Lines(*(x.new_zeros(x.shape[:2]) for x in (self.q, self.q, self.k)))
+
+    def sweep(self, tiles: list[Tile], cells: Cells | None, lines: Lines | None) -> None:
+        """Pass over some tiles and put down what is asked for."""
         size = max(QUERIES, self.over_q.width) * max(KEYS, self.over_k.width)
-        scratch = q.new_empty(2 if statistics else 1, size)
-        at, q_tile = None, q
+        scratch = self.q.new_empty(1 if lines is None else 2, size)
+        at, q = None, self.q
         for tile in tiles:
             if tile.q_runs != at:
-                q_tile = (
-                    q[tile.q_runs].flatten(0, 1).mT.contiguous()
-                )  # (D + 2, M): as a right factor should lie
                 at = tile.q_runs
-            k_tile = k[tile.k_runs].flatten(0, 1)  # (C, D + 2)
-            M, C = q_tile.shape[1], len(k_tile)
-            logs, weights = scratch[0, : C * M].view(C, M), scratch[-1, : C * M].view(C, M)
-            self._log_weights(tile, q_tile, k_tile, out=logs)
+                q = self.q[at].flatten(0, 1).mT.contiguous()  # (D + 2, M): lies as a right factor should
+            k = self.k[tile.k_runs].flatten(0, 1)  # (C, D + 2)
+            C, M = len(k), q.shape[1]
+            logs, weights = (scratch[i, : C * M].view(C, M) for i in (0, -1))
+            self._log_weights(tile, q, k, out=logs)
             torch.exp(logs, out=weights)
-            runs = weights.view(-1, k.shape[1], M)  # (runs of keys, width, M)
-            shape = (len(runs), -1, q.shape[1])  # (runs of keys, runs of queries, width)
-            sum_of_run = runs.sum(1)  # (runs of keys, M)
-            sums[tile.k_runs, tile.q_runs] = sum_of_run.view(shape).sum(-1)
-            tops[tile.k_runs, tile.q_runs] = runs.amax(1).view(shape).amax(-1)
-            if rows is not None:
-                self._add(rows, tile, logs, weights, sum_of_run.sum(0))
-        return Pass(sums, tops, rows)
+            if cells is not None:
+                runs = weights.view(-1, self.over_k.width, M)
+                shape = (len(runs), -1, self.over_q.width)  # (runs of keys, runs of queries, width)
+                cells.sums[tile.k_runs, tile.q_runs] = runs.sum(1).view(shape).sum(-1)
+                cells.tops[tile.k_runs, tile.q_runs] = runs.amax(1).view(shape).amax(-1)
+            if lines is not None:
+                self._add(lines, tile, logs, weights)
 
     def _log_weights(self, tile: Tile, q: Tensor, k: Tensor, out: Tensor) -> None:
         """score − lse for a tile of keys by queries, at most −1e30 on padding: q (D + 2, M), k (C, D + 2)."""
@@ -119,19 +120,21 @@ class Head:
                 out.add_(added)
             out.masked_fill_(hidden, HIDDEN)
 
-    def _add(self, rows: Rows, tile: Tile, logs: Tensor, weights: Tensor, totals: Tensor) -> None:
-        """Add what a tile of keys by queries means for its rows; `totals` (M,) are its sums over the keys."""
+    def _add(self, lines: Lines, tile: Tile, logs: Tensor, weights: Tensor) -> None:
+        """Add what a tile of keys by queries means for its rows and columns."""
         queries, keys = (
             over.places[runs].flatten().to(logs.device)
             for over, runs in ((self.over_q, tile.q_runs), (self.over_k, tile.k_runs))
         )
-        # Sums over the keys are products with a row: faster than sum(0), which adds row to row.
-        entropy = logs.mul_(weights).mT @ torch.ones_like(weights[:, 0])  # (M,)
         # Counted from the tile's first key: large positions leave float32 no room for small distances.
-        back = (queries + self.first - keys[0]).to(totals) * totals - weights.mT @ (keys - keys[0]).to(totals)
-        rows.entropy[tile.q_runs] -= entropy.view(-1, self.over_q.width)
-        rows.distance[tile.q_runs] += back.view(-1, self.over_q.width)
-        rows.received[tile.k_runs] += weights.sum(1).view(-1, self.over_k.width)
+        queries, keys = (queries + self.first - keys[0]).to(logs), (keys - keys[0]).to(logs)
+        ones = torch.ones_like(keys)
+        # Sums over the keys are products with a vector, faster than to add row to row.
+        total, back = (weights.mT @ torch.stack([ones, keys], -1)).unbind(-1)  # (M,) each
+        entropy = logs.mul_(weights).mT @ ones
+        lines.entropy[tile.q_runs] -= entropy.view(-1, self.over_q.width)
+        lines.distance[tile.q_runs] += (queries * total - back).view(-1, self.over_q.width)
+        lines.received[tile.k_runs] += weights.sum(1).view(-1, self.over_k.width)
 
 
 class Seen:

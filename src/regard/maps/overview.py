@@ -16,10 +16,13 @@ from torch import Tensor
 
 from regard.maps import one_head, sweep
 from regard.maps.bins import bins
-from regard.maps.one_head import Head, Pass, Seen
+from regard.maps.one_head import Cells, Head, Lines, Seen
+from regard.maps.sweep import Statistics
 
 if TYPE_CHECKING:
     from regard.maps.map import AttentionMap
+
+LARGE = 1 << 20  # weights a head: below, heads are taken many at a time, which costs less than a pass each
 
 Region = tuple[slice, slice]
 """Some rows and some keys of a map: `(slice(0, 128), slice(None))`."""
@@ -44,15 +47,25 @@ def pool(m: AttentionMap, rows: int, cols: int) -> Overview:
     """Both overviews of every head, (B, H, rows, cols)."""
     _check_cells(m, rows, cols)
     found = _on_gpu(m, rows, cols)
-    return Overview(*_by_tiles(m, rows, cols, statistics=False)[:2]) if found is None else found
+    return _by_tiles(m, rows, cols, lines=False)[0] if found is None else found
+
+
+def statistics(m: AttentionMap) -> Statistics:
+    """Entropy and distance of every row, and what every key receives."""
+    _, _, T, S = m.matrix
+    if m.device.type == "cpu" and T * S >= LARGE:
+        most = one_head.QUERIES, one_head.KEYS
+        return _by_tiles(m, *(-(-n // side) for n, side in zip((T, S), most, strict=True)), cells=False)[1]
+    return sweep.statistics(m)
 
 
 def summary(m: AttentionMap, rows: int, cols: int) -> Summary:
     """Overviews and statistics of every head: on a CPU from one pass."""
     _check_cells(m, rows, cols)
     if m.device.type == "cpu":
-        return _by_tiles(m, rows, cols, statistics=True)
-    return Summary(*pool(m, rows, cols), *sweep.statistics(m))
+        both, of_rows = _by_tiles(m, rows, cols)
+        return Summary(*both, *of_rows)
+    return Summary(*pool(m, rows, cols), *statistics(m))
 
 
 def spans(region: Region, matrix: tuple[int, int, int, int]) -> tuple[slice, slice]:
@@ -87,35 +100,39 @@ def _on_gpu(m: AttentionMap, rows: int, cols: int) -> Overview | None:
     return Overview(*triton_pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, rows, cols))
 
 
-def _by_tiles(m: AttentionMap, rows: int, cols: int, *, statistics: bool) -> Summary:
-    """Everything from one pass; without statistics those stay 0."""
+def _by_tiles(
+    m: AttentionMap, rows: int, cols: int, *, cells: bool = True, lines: bool = True
+) -> tuple[Overview, Statistics]:
+    """Both from one pass; what is not asked for stays empty or 0."""
     B, H, T, S = m.matrix
     over_q, over_k = bins(T, rows, one_head.QUERIES), bins(S, cols, one_head.KEYS)
     seen = Seen(m, over_q, over_k)
     shares = -(-_threads(m.device) // max(B * H, 1))  # fewer heads than cores share out their tiles
-    found = Summary(
-        *(m.lse.new_zeros(B, H, *size) for size in ((rows, cols), (rows, cols), (T,), (T,), (S,)))
-    )
-    cells = (cols, over_k.per_bin, rows, over_q.per_bin)
+    both = Overview(*(m.lse.new_zeros(B, H, rows, cols) for _ in range(2)))
+    stats = Statistics(*(m.lse.new_zeros(B, H, n) for n in (T, T, S)))
+    apart = (cols, over_k.per_bin, rows, over_q.per_bin)
 
-    def work(unit: tuple[int, int, int]) -> Pass:
+    def work(unit: tuple[int, int, int]) -> tuple[Cells | None, Lines | None]:
         b, h, share = unit
         head = Head(m, b, h, over_q, over_k, seen)
-        got = head.over(head.tiles()[share::shares], statistics)
-        return got._replace(
-            sums=got.sums.view(cells).sum((1, 3)).mT, tops=got.tops.view(cells).amax((1, 3)).mT
-        )
+        found, of_rows = head.cells() if cells else None, head.lines() if lines else None
+        head.sweep(head.tiles()[share::shares], found, of_rows)
+        if found is not None:
+            sums, tops = (x.view(apart) for x in found)
+            found = Cells(sums.sum((1, 3)).mT, tops.amax((1, 3)).mT)
+        return found, of_rows
 
     units = list(product(range(B), range(H), range(shares)))
-    for (b, h, _), (sums, tops, stats) in zip(units, _each(work, units, m.device), strict=True):
-        found.mass[b, h] += sums
-        found.max[b, h].copy_(torch.maximum(found.max[b, h], tops))
-        if stats is not None:
-            found.entropy[b, h] += over_q.real(stats.entropy)
-            found.distance[b, h] += over_q.real(stats.distance)
-            found.received[b, h] += over_k.real(stats.received)
-    found.mass.div_(torch.tensor(over_q.edges).diff().to(found.mass).view(-1, 1))
-    return found
+    for (b, h, _), (found, of_rows) in zip(units, _each(work, units, m.device), strict=True):
+        if found is not None:
+            both.mass[b, h] += found.sums
+            both.max[b, h].copy_(torch.maximum(both.max[b, h], found.tops))
+        if of_rows is not None:
+            stats.entropy[b, h] += over_q.real(of_rows.entropy)
+            stats.distance[b, h] += over_q.real(of_rows.distance)
+            stats.received[b, h] += over_k.real(of_rows.received)
+    both.mass.div_(torch.tensor(over_q.edges).diff().to(both.mass).view(-1, 1))
+    return both, stats
 
 
 Unit = TypeVar("Unit")
@@ -129,12 +146,12 @@ def _threads(device: torch.device) -> int:
 
 def _each(work: Callable[[Unit], Found], units: list[Unit], device: torch.device) -> Iterator[Found]:
     """What the work gives for every unit, in their order."""
-    before = _threads(device)
+    before, work = _threads(device), torch.no_grad()(work)
     if before == 1:
         yield from map(work, units)
         return
     try:
         with ThreadPoolExecutor(before, initializer=torch.set_num_threads, initargs=(1,)) as workers:
-            yield from workers.map(torch.no_grad()(work), units)
+            yield from workers.map(work, units)
     finally:
         torch.set_num_threads(before)

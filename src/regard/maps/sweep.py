@@ -6,7 +6,7 @@ single product of [scale·q, −lse] and [k, 1].
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -67,27 +67,22 @@ def patches(m: AttentionMap, mask: Mask | None = None) -> Iterator[Patch]:
                 yield Patch(batch, heads, rows, column.keys, logs)
 
 
-def statistics(m: AttentionMap, wanted: Collection[str] = ("entropy", "distance", "received")) -> Statistics:
-    """Row entropies, row distances and what each key receives, from one pass; what is not wanted stays 0."""
+def statistics(m: AttentionMap) -> Statistics:
+    """Row entropies, row distances and what each key receives, from one pass."""
     B, H, T, S = m.matrix
     entropy, distance = (m.lse.new_zeros(B, H, T) for _ in range(2))
     received = m.lse.new_zeros(B, H, S)
     for batch, heads, rows, keys, logs in patches(m):
-        if "entropy" in wanted:
-            logs.clamp_(min=-1e4)  # 0 · −inf would be NaN; exp(−1e4) is 0 all the same
-            weights = logs.exp()
-            entropy[batch, heads, rows] -= torch.linalg.vecdot(weights, logs)
-        else:
-            weights = logs.exp_()
-        if "distance" in wanted:
-            # Counted from the tile's first key: large positions leave float32 no room for small distances.
-            steps = torch.arange(keys.stop - keys.start, device=logs.device, dtype=logs.dtype)
-            sums = weights @ torch.stack([torch.ones_like(steps), steps], -1)  # (b, h, rows, 2)
-            place = torch.arange(rows.start, rows.stop, device=logs.device, dtype=logs.dtype)
-            place += first_position(m) - keys.start
-            distance[batch, heads, rows] += place * sums[..., 0] - sums[..., 1]
-        if "received" in wanted:
-            received[batch, heads, keys] += weights.sum(-2)
+        logs.clamp_(min=-1e4)  # 0 · −inf would be NaN; exp(−1e4) is 0 all the same
+        weights = logs.exp()
+        entropy[batch, heads, rows] -= torch.linalg.vecdot(weights, logs)
+        # Counted from the tile's first key: large positions leave float32 no room for small distances.
+        steps = torch.arange(keys.stop - keys.start, device=logs.device, dtype=logs.dtype)
+        sums = weights @ torch.stack([torch.ones_like(steps), steps], -1)  # (b, h, rows, 2)
+        place = torch.arange(rows.start, rows.stop, device=logs.device, dtype=logs.dtype)
+        place += first_position(m) - keys.start
+        distance[batch, heads, rows] += place * sums[..., 0] - sums[..., 1]
+        received[batch, heads, keys] += weights.sum(-2)
     return Statistics(entropy, distance, received)
 
 
