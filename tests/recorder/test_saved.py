@@ -47,12 +47,16 @@ def test_a_saved_capture_comes_back(tmp_path: Path) -> None:
         tokens=[["a", "é", "\n", "漢", '"', "\\"], ["b"] * 6],
         real=torch.tensor([[True] * 6, [True] * 3 + [False] * 3]),
         boundary=4,
+        target_ids=torch.tensor([[3], [4]]),
+        target_tokens=[["x"], ["y"]],
     )
     seen.save(tmp_path / "new" / "capture")
     back = regard.load(tmp_path / "new" / "capture")
     assert isinstance(back, Seen)
     assert (back.model, back.tokens, back.boundary) == (seen.model, seen.tokens, 4)
     assert torch.equal(back.ids, seen.ids)
+    assert torch.equal(back.target_ids, seen.target_ids)
+    assert back.target_tokens == seen.target_tokens
     assert torch.equal(back.real, seen.real)
     assert repr(back) == repr(seen)
     assert str(back.certificate) == str(seen.certificate)

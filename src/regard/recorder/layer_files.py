@@ -58,8 +58,11 @@ def with_plain_mask(map: AttentionMap) -> AttentionMap:
     """The same map; its mask written out, entry by entry, where a rule in it is a function."""
     if _plain(map.mask):
         return map
-    B, H, T, S = map.matrix
-    if (size := B * H * T * S) > WRITTEN_OUT:
+    T, S = map.matrix[2:]
+    one = map.mask.tile(
+        range(1), range(1), map.matrix, device=map.device
+    )  # with batch and heads, if it varies
+    if (size := one.numel() * T * S) > WRITTEN_OUT:
         raise ValueError(
             f"mask: {map.mask} is a function, which a file cannot hold, and written out it could take "
             f"{size / 2**30:.1f} GiB: combine the named rules (regard.causal, regard.window(n), …) instead"

@@ -167,9 +167,15 @@ def _described(seen: Seen, names: Sequence[str]) -> dict[str, Any]:
         "boundary": seen.boundary,
         "layers": layers,
         "tokens": seen.tokens,
-        "ids": None if seen.ids is None else seen.ids.tolist(),
-        "real": None if seen.real is None else seen.real.int().tolist(),
+        "ids": _rows(seen.ids),
+        "target_tokens": seen.target_tokens,
+        "target_ids": _rows(seen.target_ids),
+        "real": _rows(None if seen.real is None else seen.real.int()),
     }
+
+
+def _rows(table: Tensor | None) -> list[list[int]] | None:
+    return None if table is None else table.tolist()
 
 
 def versions() -> dict[str, str]:
@@ -193,6 +199,8 @@ def _rebuilt(described: dict[str, Any], path: Path) -> Seen:
         model=_of(str, "model", described["model"]),
         ids=_table("ids", described["ids"], torch.long),
         tokens=_texts(described["tokens"]),
+        target_ids=_table("target_ids", described["target_ids"], torch.long),
+        target_tokens=_texts(described["target_tokens"]),
         real=_table("real", described["real"], torch.bool),
         boundary=None if described["boundary"] is None else _of(int, "boundary", described["boundary"]),
     )
