@@ -1,34 +1,126 @@
-"""`capture`: see inside a model while it runs, without giving up its fused attention."""
+"""`capture`: see inside a model while it runs, without giving up its fused attention.
+
+It finds the sources that fit a model, attaches them, listens for where a forward pass begins and which tokens
+it reads, and puts everything back. How attention is seen is the sources' business; what becomes of it the
+recording's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import ExitStack
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.recorder import transformers_source
-from regard.recorder.recording import Recording
+from regard.recorder.recording import Recording, Store, Tokens
+from regard.recorder.saved import Folder
 from regard.recorder.seen import Seen
+from regard.recorder.spelling import encoded, spelled
+
+Attach = Callable[[nn.Module, Recording], AbstractContextManager[None]]
 
 
 class Capture:
     """The block `with regard.capture(model) as seen: …`."""
 
-    def __init__(self, model: nn.Module, recording: Recording) -> None:
-        self.model, self.recording = model, recording
-        self._open = ExitStack()
+    def __init__(self, model: nn.Module, recording: Recording, sources: Sequence[Attach]) -> None:
+        self.model, self.recording, self.sources = model, recording, sources
+        self._put_back = ExitStack()
+        self._depth = 0
 
     def __enter__(self) -> Seen:
-        if transformers_source.fits(self.model):
-            self._open.enter_context(transformers_source.attach(self.model, self.recording))
+        with ExitStack() as undo:
+            for module in self.model.modules():
+                if module is self.model or transformers_source.is_pretrained(module):
+                    before = module.register_forward_pre_hook(self._enters, with_kwargs=True)
+                    after = module.register_forward_hook(self._leaves, always_call=True)
+                    undo.callback(before.remove)
+                    undo.callback(after.remove)
+            for attach in self.sources:
+                undo.enter_context(attach(self.model, self.recording))
+            self._put_back = undo.pop_all()
         return self.recording.seen
 
-    def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
+    def _enters(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self.recording.begin(_tokens(args, kwargs))
+
+    def _leaves(self, *_: Any) -> None:
+        self._depth -= 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._put_back.__exit__(kind, error, trace)
+        if kind is not None:
+            return
         self.recording.close()
+        if self.recording.forwards and not self.recording.seen.layers:
+            raise RuntimeError(
+                f"{type(self.model).__name__} ran, but none of its attention was seen: it does not go through "
+                "the modules that capture watches; regard.capture(model, at={name: adapter}) serves any module"
+            )
+
+
+def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tokens:
+    """What a forward pass reads, as far as its arguments say."""
+    first = args[0] if args else kwargs.get("input_ids", kwargs.get("ids"))
+    real = kwargs.get("attention_mask")
+    if _whole_numbers(real) or (isinstance(real, Tensor) and real.dtype == torch.bool and real.ndim == 2):
+        real = real.detach().bool().cpu()
+    else:
+        real = None
+    ids, target = (
+        x.detach().cpu() if _whole_numbers(x) else None for x in (first, kwargs.get("decoder_input_ids"))
+    )
+    return Tokens(ids, target, real)
+
+
+def _whole_numbers(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.ndim == 2 and not x.dtype.is_floating_point and x.dtype != torch.bool
+
+
+@overload
+def capture(
+    model: nn.Module,
+    *,
+    layers: Collection[int | str] | None = None,
+    heads: Collection[int] | None = None,
+    dtype: torch.dtype | None = None,
+    to: str | PathLike[str] | None = None,
+    budget: int | str | None = None,
+    at: Mapping[str, Callable[..., Any]] | None = None,
+    values: bool = False,
+    keep: Literal["maps", "statistics"] = "maps",
+    text: None = None,
+    tokenizer: Any = None,
+) -> Capture: ...
+
+
+@overload
+def capture(
+    model: nn.Module,
+    *,
+    layers: Collection[int | str] | None = None,
+    heads: Collection[int] | None = None,
+    dtype: torch.dtype | None = None,
+    to: str | PathLike[str] | None = None,
+    budget: int | str | None = None,
+    at: Mapping[str, Callable[..., Any]] | None = None,
+    values: bool = False,
+    keep: Literal["maps", "statistics"] = "maps",
+    text: str | Sequence[str] | None = None,
+    tokenizer: Any = None,
+    **inputs: Any,
+) -> Seen: ...
 
 
 def capture(
@@ -37,8 +129,93 @@ def capture(
     layers: Collection[int | str] | None = None,
     heads: Collection[int] | None = None,
     dtype: torch.dtype | None = None,
+    to: str | PathLike[str] | None = None,
+    budget: int | str | None = None,
+    at: Mapping[str, Callable[..., Any]] | None = None,
     values: bool = False,
-) -> Capture:
-    """Record the attention of everything that runs inside the block."""
-    recording = Recording(layers=layers, heads=heads, dtype=dtype, values=values, model=type(model).__name__)
-    return Capture(model, recording)
+    keep: Literal["maps", "statistics"] = "maps",
+    text: str | Sequence[str] | None = None,
+    tokenizer: Any = None,
+    **inputs: Any,
+) -> Capture | Seen:
+    """Record the attention of a model while it runs: as a block, or as a plain call that runs it once.
+
+        with regard.capture(model) as seen:
+            model(**inputs)                                         # or model.generate(…)
+        seen = regard.capture(model, text="The cat sat", tokenizer=tokenizer)
+        seen = regard.capture(model, input_ids=ids)                 # the model's own arguments
+
+    `seen[layer]` is then an `AttentionMap`, `seen[layer, head]` one head, `seen.certificate` the proof. The
+    model computes as before, on its fused kernels, and is left as it was found.
+
+    - `layers`: numbers, or keys as "decoder.3"; `heads`: numbers; `dtype`: what q and k are kept in;
+      `values`: keep the values, too.
+    - `to`: a folder that layers are written to as they run; `budget`: the most memory to use, as "4GiB", after
+      which they go to a temporary folder; `keep="statistics"`: overviews and row statistics only.
+    - `at`: `{name of a module: adapter}` for attention that is not found by itself.
+    - `tokenizer`: gives `seen.tokens`; with `text` also the model's inputs.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    if tokenizer is None:
+        tokenizer = getattr(model, "tokenizer", None)
+    recording = Recording(
+        layers=layers,
+        heads=heads,
+        dtype=dtype,
+        values=values,
+        store=_store(to, budget, keep),
+        stitch=keep == "maps",
+        model=name_of(model),
+        spell=None if tokenizer is None else functools.partial(spelled, tokenizer),
+    )
+    block = Capture(model, recording, sources(model, at))
+    if text is None and not inputs:
+        return block
+    if text is not None:
+        if tokenizer is None:
+            raise ValueError(
+                "text: expected a tokenizer beside it: tokenizer=AutoTokenizer.from_pretrained(…)"
+            )
+        inputs = _inputs_of(model, encoded(tokenizer, text)) | inputs
+    with torch.no_grad(), block as seen:
+        model(**inputs)
+    return seen
+
+
+def _store(to: str | PathLike[str] | None, budget: int | str | None, keep: str) -> Store | None:
+    return None if to is None else Folder(to)
+
+
+def sources(model: nn.Module, at: Mapping[str, Callable[..., Any]] | None) -> list[Attach]:
+    """Everything that can see some of the model's attention."""
+    found: list[Attach] = []
+    if transformers_source.fits(model):
+        found.append(transformers_source.attach)
+    if not found:
+        raise ValueError(
+            f"model: expected one with attention that capture knows (Transformers' interface, "
+            f"torch.nn.MultiheadAttention, regard.layers.Attention), got {type(model).__name__}: "
+            "name its attention modules with at={name: adapter}"
+        )
+    return found
+
+
+def name_of(model: nn.Module) -> str:
+    """What the model calls itself: the name that it was loaded by, or its class."""
+    return getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
+
+
+def _inputs_of(model: nn.Module, read: dict[str, Tensor]) -> dict[str, Any]:
+    """What a tokenizer gives, as this model's arguments, where the model is."""
+    taken = inspect.signature(model.forward).parameters
+    open_ended = any(x.kind is x.VAR_KEYWORD for x in taken.values())
+    device = next((x.device for x in model.parameters()), torch.device("cpu"))
+    if "input_ids" not in taken and not open_ended:
+        first = next(iter(taken))
+        return {first: read["input_ids"].to(device)}
+    inputs = {name: x.to(device) for name, x in read.items() if open_ended or name in taken}
+    start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
+    if "decoder_input_ids" in taken and start is not None:
+        inputs["decoder_input_ids"] = torch.full((len(read["input_ids"]), 1), start, device=device)
+    return inputs

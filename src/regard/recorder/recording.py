@@ -7,8 +7,10 @@ the layers that come of it, in memory or elsewhere.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -19,8 +21,9 @@ from regard.attention.inputs import working_dtype
 from regard.attention.masks import Alibi, Dense, Rule
 from regard.attention.rules import And, Mask, Not, Or, Rows
 from regard.maps import AttentionMap
-from regard.recorder.certificate import examine
+from regard.recorder.certificate import Evidence, examine
 from regard.recorder.seen import Layer, Seen
+from regard.recorder.stitching import Sizes, Step, Strip, joined_mask
 
 
 class Place(NamedTuple):
@@ -42,23 +45,37 @@ class Place(NamedTuple):
 class Store(Protocol):
     """Keeps the layers of a capture."""
 
-    def put(self, layer: Layer) -> Layer:
-        """Keep a layer (again, if it has grown). What comes back stands for it in `Seen`."""
+    def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
+        """Keep a layer, perhaps in the place of one that has grown. What comes back stands for it in `Seen`."""
+
+    def finish(self, seen: Seen) -> None:
+        """The capture is whole."""
 
 
 class Memory:
     """Layers stay where they are."""
 
-    def put(self, layer: Layer) -> Layer:
+    def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         return layer
+
+    def finish(self, seen: Seen) -> None:
+        pass
+
+
+class Tokens(NamedTuple):
+    """The tokens that a forward pass reads, as far as they can be seen."""
+
+    ids: Tensor | None = None  # (B, T)
+    target_ids: Tensor | None = None  # (B, T) of a decoder that stands beside an encoder
+    real: Tensor | None = None  # (B, tokens so far)
 
 
 class Recording:
     """What is asked for of a capture, and what came of it so far.
 
-    - `layers`: numbers ("all stacks"), keys as "decoder.3" or module names; `heads`: numbers; None for all.
+    - `layers`: numbers (of every stack), keys as "decoder.3" or module names; `heads`: numbers; None for all.
     - `dtype`: what q and k are kept in; as they are if None. `values`: keep v, too.
-    - `store`: where layers go.
+    - `store`: where layers go. `stitch`: whether later calls may continue earlier ones. `spell`: ids as text.
     """
 
     def __init__(
@@ -69,17 +86,38 @@ class Recording:
         dtype: torch.dtype | None = None,
         values: bool = False,
         store: Store | None = None,
+        stitch: bool = True,
         model: str = "",
+        spell: Callable[[Tensor], list[list[str]]] | None = None,
     ) -> None:
         self.layers = None if layers is None else {str(layer) for layer in layers}
         self.heads = None if heads is None else sorted(set(heads))
-        self.dtype, self.values = dtype, values
+        self.dtype, self.values, self.stitch = dtype, values, stitch
         self.store: Store = Memory() if store is None else store
+        self.spell = spell
         self.seen = Seen(model=model)
+        self.forwards = 0
+        self._strips: dict[tuple[str, int], Strip] = {}  # by module and how many times it ran before
+        self._calls: Counter[str] = Counter()  # of each module, in this forward pass
+        self._keys: dict[str, None] = {}  # of every layer that ran
+        self._modules: Counter[str] = Counter()  # in each stack
+        self._tokens: Tokens | None = None  # of this forward pass, until it is known what it continues
+        self._joined: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # masks of this forward pass
 
     def wants(self, place: Place) -> bool:
         """Whether this layer was asked for."""
         return self.layers is None or not self.layers.isdisjoint((str(place.number), place.key, place.name))
+
+    def expect(self, places: Collection[Place]) -> None:
+        """Where attention is going to be seen, as far as a source knows."""
+        self._modules.update(place.stack for place in places)
+
+    def begin(self, tokens: Tokens | None = None) -> None:
+        """A forward pass of the model begins."""
+        self.forwards += 1
+        self._calls.clear()
+        self._joined.clear()
+        self._tokens = tokens
 
     def take(
         self,
@@ -95,27 +133,119 @@ class Recording:
         softcap: float | None = None,
         sinks: Tensor | None = None,
         problem: str | None = None,
+        part: bool = False,
     ) -> None:
         """An attention has run at a place.
 
         q (B, H, T, D), k (B, G, S, D), v (B, G, S, E), the output that the model goes on with (B, H, T, E),
-        lse (B, H, T); `problem` says why it cannot be certified, if that is known.
+        lse (B, H, T); `problem` says why it cannot be certified, if that is known; `part` that the module
+        cuts its tokens into stretches that do not see each other, and this is not the first of them.
         """
+        if not self.forwards:  # nobody says where a forward pass begins: every call is one
+            self._calls.clear()
+        self._calls[place.name] += not part
+        times = self._calls[place.name] - 1
+        slot = (place.name, times)
+        if times:  # a model that runs one module several times, as layers of their own
+            number = place.number + times * self._modules[place.stack]
+            place = place._replace(number=number, name=f"{place.name}#{times}")
+        self._keys[place.key] = None
         if not self.wants(place):
             return
-        q, k, v, output, lse = (x.detach() for x in (q, k, v, output, lse))
         with torch.no_grad():
+            q, k, v, output, lse = (x.detach() for x in (q, k, v, output, lse))
             lse = lse.to(working_dtype(q.dtype))
             sinks = None if sinks is None else sinks.detach()
-            map = AttentionMap(q, k, lse, mask, scale, softcap, sinks)
-            evidence = examine(map, v, output, problem=problem)
-            map, heads = narrowed(map, self.heads)
-            map = compact(map, self.dtype)
-            values = own(v) if self.values else None
-        self.seen.layers.append(self.store.put(Layer(*place, map, evidence, heads, values)))
+            whole = AttentionMap(q, k, lse, mask, scale, softcap, sinks)
+            evidence = examine(whole, v, output, problem=problem)
+            map, heads = narrowed(whole, self.heads)
+            if self.dtype is not None:
+                map = cast(map, self.dtype)
+            values = v if self.values else None
+            strip = self._strips.get(slot)
+            step = None
+            if strip is not None and self.stitch:
+                step = Step("beside") if part else strip.step(map)
+            self._place_tokens(strip is not None and step is None, step, map.matrix[2])
+            if strip is None or step is None:
+                self._strips[slot] = self._started(place, map, values, evidence, heads)
+            else:
+                strip.extend(step, map, values, evidence, self._joint(strip, step, map))
+
+    def _started(
+        self,
+        place: Place,
+        map: AttentionMap,
+        values: Tensor | None,
+        evidence: Evidence,
+        heads: tuple[int, ...],
+    ) -> Strip:
+        map = compact(map)
+        layer = Layer(*place, map, evidence, heads, None if values is None else own(values))
+        stored = self.store.put(layer)
+        self.seen.layers.append(stored)
+        return Strip(stored, map)
+
+    def _joint(self, strip: Strip, step: Step, map: AttentionMap) -> Mask:
+        """The rule for a strip and a call that continues it: the same for the layers that share a mask."""
+        B, H, T, S = map.matrix
+        question = (id(strip.mask), id(map.mask), step.kind, strip.T, strip.S, T, S, map.device)
+        if question not in self._joined:
+            before, added = Sizes(strip.T, strip.S), Sizes(T, S)
+            rule = joined_mask(strip.mask, before, map.mask, added, step, B, H, map.device)
+            self._joined[question] = (rule, strip.mask, map.mask)  # kept alive, so that no id is used twice
+        return self._joined[question][0]
+
+    def _place_tokens(self, anew: bool, step: Step | None, T: int) -> None:
+        """What this forward pass read, put where it belongs once it is known what the pass continues."""
+        if anew:
+            self._finish_pass()
+        tokens, self._tokens = self._tokens, None
+        if step is not None and step.kind == "after" and T == 1 and self.seen.boundary is None:
+            strip = next(iter(self._strips.values()))
+            self.seen.boundary = strip.T
+        if tokens is None:
+            return
+        seen = self.seen
+        for name in ("ids", "target_ids"):
+            old, new = getattr(seen, name), getattr(tokens, name)
+            if new is not None and old is not None and step is not None and len(old) == len(new):
+                old = old if step.order is None else old[step.order.to(old.device)]
+                new = torch.cat([old, new.to(old.device)], 1)
+            if new is not None:
+                setattr(seen, name, new)
+        if tokens.real is not None and seen.ids is not None and tokens.real.shape == seen.ids.shape:
+            seen.real = None if bool(tokens.real.all()) else tokens.real
+
+    def _finish_pass(self) -> None:
+        """The layers so far are all that this pass will have; what comes is another."""
+        self._finish_layers()
+        earlier = dataclasses.replace(self.seen, passes=[])
+        self.seen.passes.append(earlier)
+        self.seen.layers = []
+        self.seen.ids = self.seen.target_ids = self.seen.tokens = self.seen.target_tokens = None
+        self.seen.real = self.seen.boundary = None
+
+    def _finish_layers(self) -> None:
+        for strip in self._strips.values():
+            if strip.grown:
+                whole = self.store.put(strip.finished(), instead_of=strip.layer)
+                self.seen.layers[self.seen.layers.index(strip.layer)] = whole
+        self._strips.clear()
+        seen = self.seen
+        if self.spell is not None:
+            seen.tokens = None if seen.ids is None else self.spell(seen.ids)
+            seen.target_tokens = None if seen.target_ids is None else self.spell(seen.target_ids)
 
     def close(self) -> None:
         """Nothing more comes."""
+        with torch.no_grad():
+            self._finish_layers()
+        if self.forwards and self.layers is not None and not self.seen.layers and self._keys:
+            known = ", ".join(map(repr, self._keys))
+            raise ValueError(f"layers: expected some of those that ran ({known}), got {sorted(self.layers)}")
+        if self.seen.layers:
+            self.store.finish(self.seen)
 
 
 def narrowed(map: AttentionMap, heads: Sequence[int] | None) -> tuple[AttentionMap, tuple[int, ...]]:
@@ -151,10 +281,16 @@ def mask_of_heads(mask: Mask, heads: Sequence[int]) -> Mask:
     return mask
 
 
-def compact(map: AttentionMap, dtype: torch.dtype | None) -> AttentionMap:
+def cast(map: AttentionMap, dtype: torch.dtype) -> AttentionMap:
+    """The map with q and k in another dtype, and its lse as exact as it was."""
+    q, k = map.q.to(dtype), map.k.to(dtype)
+    return AttentionMap(q, k, map.lse, map.mask, map.scale, map.softcap, map.sinks, map.axes)
+
+
+def compact(map: AttentionMap) -> AttentionMap:
     """The map with q, k and lse in memory of their own, no larger than they are, that nobody writes to."""
-    q, k = (own(x if dtype is None else x.to(dtype)) for x in (map.q, map.k))
-    return AttentionMap(q, k, own(map.lse), map.mask, map.scale, map.softcap, map.sinks, map.axes)
+    q, k, lse = own(map.q), own(map.k), own(map.lse)
+    return AttentionMap(q, k, lse, map.mask, map.scale, map.softcap, map.sinks, map.axes)
 
 
 def own(x: Tensor) -> Tensor:

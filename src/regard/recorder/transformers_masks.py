@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ Predicate = Callable[..., Any]
 
 
 class Spot(NamedTuple):
-    """Which part of the whole matrix is asked for: T queries from `q_offset` on, S keys from `kv_offset` on."""
+    """Which part of the matrix is asked for: T queries from `q_offset` on, S keys from `kv_offset` on."""
 
     B: int
     T: int
@@ -51,7 +51,7 @@ class RuleMask(Tensor):
     """How many of the keys there are to see: a static cache holds places for more."""
 
     @staticmethod
-    def made(rule: Mask, shape: tuple[int, int, int, int], keys: int, device: torch.device) -> RuleMask:
+    def made(rule: Mask, shape: Sequence[int], keys: int, device: torch.device) -> RuleMask:
         nothing = torch.zeros((), dtype=torch.bool, device=device).expand(shape)
         mask = nothing.as_subclass(RuleMask)
         mask.rule, mask.keys = rule, keys
@@ -77,7 +77,7 @@ class RuleMask(Tensor):
                 result = func(first, *args[1:], **kwargs)
                 same = (result.shape, result.dtype) == (first.shape, first.dtype)
             if same:
-                return RuleMask.made(first.rule, tuple(first.shape), first.keys, result.device)
+                return RuleMask.made(first.rule, first.shape, first.keys, result.device)
         plain = [x.spelled_out() if isinstance(x, RuleMask) else x for x in args]
         return func(
             *plain, **{n: x.spelled_out() if isinstance(x, RuleMask) else x for n, x in kwargs.items()}
@@ -133,9 +133,9 @@ def rule_mask(
     plain = found.simplified((batch_size, 1, spot.T, keys))
     if allow_is_causal_skip and plain is causal and keys == spot.T:
         return None
-    if plain is full and keys == kv_length:
-        if allow_is_bidirectional_skip or (allow_is_causal_skip and spot.T == 1):
-            return None
+    skipped = allow_is_bidirectional_skip or (allow_is_causal_skip and spot.T == 1)
+    if plain is full and keys == kv_length and skipped:
+        return None
     return RuleMask.made(found, (batch_size, 1, spot.T, kv_length), keys, device)
 
 
@@ -165,8 +165,8 @@ def recognised(says: Predicate, spot: Spot) -> Mask | None:
     if getattr(says, "__module__", "") != "transformers.masking_utils":
         return None
     name = says.__qualname__.split(".")[0]
-    closure = says.__closure__ or ()  # type: ignore[attr-defined]
-    held = dict(zip(says.__code__.co_freevars, (c.cell_contents for c in closure), strict=True))  # type: ignore[attr-defined]
+    closure = says.__closure__ or ()
+    held = dict(zip(says.__code__.co_freevars, (c.cell_contents for c in closure), strict=True))
     if name in ("and_masks", "or_masks"):
         parts = [recognised(part, spot) for part in held["mask_functions"]]
         known = [part for part in parts if part is not None]
@@ -174,8 +174,8 @@ def recognised(says: Predicate, spot: Spot) -> Mask | None:
             return None
         if name == "or_masks":
             return functools.reduce(operator.or_, known)
-        narrowing = [part for part in known if part is not full] or [full]
-        return functools.reduce(operator.and_, narrowing)
+        narrowing = sorted((part for part in known if part is not full), key=lambda part: part is not causal)
+        return functools.reduce(operator.and_, narrowing) if narrowing else full
     if name == "bidirectional_mask_function":
         return full
     if name == "padding_mask_function":

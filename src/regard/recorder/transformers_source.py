@@ -123,6 +123,7 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
             f"{type(model).__name__} cannot be captured: none of its modules takes its attention from "
             "Transformers' AttentionInterface; regard.capture(model, at={name: adapter}) serves any module"
         )
+    recording.expect(places.values())
     configs = _configs(model)
     before = [config._attn_implementation_internal for config in configs]
     try:
@@ -142,10 +143,10 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
 
 def fits(model: nn.Module) -> bool:
     """Whether this is a Transformers model, or has one inside."""
-    return any(_is_pretrained(module) for module in model.modules())
+    return any(is_pretrained(module) for module in model.modules())
 
 
-def _is_pretrained(module: nn.Module) -> bool:
+def is_pretrained(module: nn.Module) -> bool:
     return any(c.__module__ == "transformers.modeling_utils" for c in type(module).__mro__)
 
 

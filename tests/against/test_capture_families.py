@@ -1,0 +1,195 @@
+"""Capture against eager attention, family by family: the same maps, certified, and the model as it was."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.attention.masks import causal
+from regard.recorder.capture import capture
+
+transformers = pytest.importorskip("transformers")
+
+T = 14
+LLAMA = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+BERT = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
+GPT2 |= {"bos_token_id": None, "eos_token_id": None}
+MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None}
+BART = {
+    "vocab_size": 97,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "forced_eos_token_id": None,
+    "decoder_start_token_id": 2,
+}
+
+DECODERS: dict[str, tuple[str, dict]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "gpt2, scaled by layer": ("GPT2LMHeadModel", GPT2 | {"scale_attn_by_inverse_layer_idx": True}),
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 5}),
+    "qwen2": ("Qwen2ForCausalLM", LLAMA),
+    "qwen2, windows from layer 1": (
+        "Qwen2ForCausalLM",
+        LLAMA | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", LLAMA | {"head_dim": 16}),
+    "gemma": ("GemmaForCausalLM", LLAMA | {"head_dim": 16}),
+    "gemma 2": (
+        "Gemma2ForCausalLM",
+        LLAMA | MIXED | {"head_dim": 16, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 5},
+    ),
+    "gemma 3": ("Gemma3ForCausalLM", LLAMA | MIXED | {"head_dim": 16}),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        LLAMA | MIXED | {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1},
+    ),
+    "phi-3": ("Phi3ForCausalLM", LLAMA),
+    "phi": ("PhiForCausalLM", LLAMA),
+    "olmo": ("OlmoForCausalLM", LLAMA),
+    "olmo 2": ("Olmo2ForCausalLM", LLAMA),
+    "falcon": (
+        "FalconForCausalLM",
+        {
+            "vocab_size": 97,
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        },
+    ),
+    "gpt-neox": ("GPTNeoXForCausalLM", {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}),
+    "opt": (
+        "OPTForCausalLM",
+        BERT | {"ffn_dim": 48, "word_embed_proj_dim": 32, "bos_token_id": None, "eos_token_id": None},
+    ),
+    "stablelm": ("StableLmForCausalLM", LLAMA),
+    "cohere": ("CohereForCausalLM", LLAMA),
+    "granite": ("GraniteForCausalLM", LLAMA | {"attention_multiplier": 0.3}),
+    "mixtral": ("MixtralForCausalLM", LLAMA | {"num_local_experts": 2}),
+}
+ENCODERS: dict[str, tuple[str, dict]] = {
+    "bert": ("BertModel", BERT),
+    "roberta": ("RobertaModel", BERT),
+    "distilbert": (
+        "DistilBertModel",
+        {"vocab_size": 97, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "pad_token_id": 0},
+    ),
+    "electra": ("ElectraModel", BERT | {"embedding_size": 16}),
+    "albert": ("AlbertModel", BERT | {"embedding_size": 16, "num_hidden_layers": 3}),
+}
+BOTH: dict[str, tuple[str, dict]] = {
+    "t5": ("T5ForConditionalGeneration", T5),
+    "bart": ("BartForConditionalGeneration", BART),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    yield
+
+
+def build(name: str, settings: dict) -> nn.Module:
+    """A small model with weights large enough that its heads differ."""
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**settings)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+    return model
+
+
+def ids_and_padding(side: str) -> dict[str, Tensor]:
+    ids = torch.randint(1, 97, (2, T))
+    if side == "none":
+        return {"input_ids": ids}
+    real = torch.ones_like(ids)
+    real[0, :4] = 0
+    if side == "right":
+        real = real.flip(1)
+    return {"input_ids": ids * real, "attention_mask": real}
+
+
+def eager(model: nn.Module, inputs: dict[str, Tensor]):
+    """The model's own answer with every matrix in memory."""
+    before = {id(c): c._attn_implementation for c in configs(model)}
+    model.set_attn_implementation("eager")
+    out = model(**inputs, output_attentions=True)
+    for config in configs(model):
+        config._attn_implementation_internal = before[id(config)]
+    return out
+
+
+def configs(model: nn.Module) -> list:
+    return list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
+
+
+def check(seen_maps: list, theirs: tuple[Tensor, ...], rows: Tensor | None, tolerance: float = 1e-5) -> None:
+    """Maps equal matrices, on the rows that are text."""
+    assert len(seen_maps) == len(theirs)
+    for map, matrix in zip(seen_maps, theirs, strict=True):
+        off = (map.dense() - matrix).abs()
+        if rows is not None:
+            off = off.transpose(1, 2)[rows]
+        assert off.max() < tolerance
+        assert matrix.std() > 1e-3  # not all alike, so that a wrong head or row would show
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("family", DECODERS)
+@torch.no_grad()
+def test_decoders(family: str, side: str) -> None:
+    model = build(*DECODERS[family])
+    inputs = ids_and_padding(side)
+    before = [c._attn_implementation for c in configs(model)]
+    plain = model(**inputs).logits
+    with capture(model) as seen:
+        logits = model(**inputs).logits
+    theirs = eager(model, inputs)
+    rows = inputs["attention_mask"].bool() if side != "none" else None
+    check(seen.maps, theirs.attentions, rows)
+    assert seen.certificate.certified, str(seen.certificate)
+    assert [layer.number for layer in seen.layers] == list(range(3))
+    assert [c._attn_implementation for c in configs(model)] == before
+    real = slice(None) if rows is None else rows
+    assert (logits - plain)[real].abs().max() < 2e-4 * plain[real].abs().max()
+    if side == "none" and all(layer.map.mask is causal for layer in seen.layers) and "sdpa" in before:
+        assert torch.equal(logits, plain)
