@@ -90,6 +90,7 @@ class Site:
             "row": self._row,
             "column": self._column,
             "steps": self._steps,
+            "eviction": self._eviction,
         }
         answers = [Route(f"/api/{name}", self._computed(make)) for name, make in looks.items()]
         orders = [
@@ -161,6 +162,9 @@ class Site:
         text, head, row = (ask.number(name) for name in ("text", "head", "row"))
         return JSONResponse(self.contents.steps(text, ask["layer"], head, row))
 
+    def _eviction(self, ask: Ask) -> Response:
+        return JSONResponse(self.contents.eviction(ask.number("text"), ask["layer"]))
+
     async def _capture(self, request: Request) -> Response:
         if self.read is None:
             raise RefusedError(404, "no text can be read here: there is a capture and no model")
@@ -174,7 +178,7 @@ class Site:
                 say({"progress": {"doing": doing, "done": done, "of": of}})
 
             seen = read(text, tell)
-            tokens = max(layer.shape[3] for layer in seen.layers)
+            tokens = max((layer.shape[3] for layer in seen.layers), default=0)
             if tokens > self.limits.tokens:
                 raise RefusedError(
                     413, f"text: expected at most {self.limits.tokens:,} tokens, got {tokens:,}"
@@ -188,7 +192,8 @@ class Site:
             raise RefusedError(404, "nothing can be generated here: there is no model that can")
         generate, asked = self.generate, await _body(request, self.limits)
         text = text_of(asked.get("text"), self.limits)
-        tokens = whole("tokens", asked.get("tokens", 32), 1, self.limits.generated)
+        most = self.limits.generated
+        tokens = whole("tokens", asked.get("tokens", min(32, most)), 1, most)
         window = whole("window", asked.get("window", 64), 1, MOST)
         sinks = whole("sinks", asked.get("sinks", 4), 0, MOST)
 
