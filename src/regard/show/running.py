@@ -65,6 +65,16 @@ class Running:
             time.sleep(0.01)
         return self
 
+    def wait(self) -> None:
+        """Serve on until Ctrl-C, if it was started in the background."""
+        try:
+            while self._thread is not None and self._thread.is_alive():
+                self._thread.join(0.2)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.close()
+
     def close(self) -> None:
         """Stop serving."""
         self._server.should_exit = True
@@ -75,6 +85,9 @@ class Running:
     def _end(self) -> None:
         self._socket.close()
         self.site.workers.shutdown(wait=False, cancel_futures=True)
+
+    def __repr__(self) -> str:
+        return f"Running({self.address})"
 
     def __enter__(self) -> Self:
         return self.start()
