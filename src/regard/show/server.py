@@ -91,7 +91,6 @@ class Site:
             "column": self._column,
             "steps": self._steps,
             "eviction": self._eviction,
-            "eviction": self._eviction,
         }
         answers = [Route(f"/api/{name}", self._computed(make)) for name, make in looks.items()]
         orders = [
@@ -162,9 +161,6 @@ class Site:
     def _steps(self, ask: Ask) -> Response:
         text, head, row = (ask.number(name) for name in ("text", "head", "row"))
         return JSONResponse(self.contents.steps(text, ask["layer"], head, row))
-
-    def _eviction(self, ask: Ask) -> Response:
-        return JSONResponse(self.contents.eviction(ask.number("text"), ask["layer"]))
 
     def _eviction(self, ask: Ask) -> Response:
         return JSONResponse(self.contents.eviction(ask.number("text"), ask["layer"]))
