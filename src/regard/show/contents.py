@@ -22,8 +22,12 @@ from regard.attention.rules import And, Mask
 from regard.maps import AttentionMap
 from regard.recorder import Evidence, Layer, Seen
 from regard.show import pyramid
+from regard.show.eviction import eviction
+from regard.show.example import example
 from regard.show.glance import Glance, glance
+from regard.show.headings import describe
 from regard.show.pyramid import Cells
+from regard.show.working import working
 
 VERSION = 1
 KEPT = 192  # tiles that are remembered, of at most 512 KiB each
@@ -58,6 +62,8 @@ class Contents:
         self.entry, self.can, self.time = entry, can or {}, time
         self._tiles: OrderedDict[tuple[object, ...], Cells] = OrderedDict()
         self._glances: dict[tuple[int, str], Glance] = {}
+        self._heads: dict[int, list[dict[str, Any]]] = {}
+        self._evictions: dict[tuple[int, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
         given = [seen] if isinstance(seen, Seen) else list(seen)
         for number, one in enumerate(given):
@@ -87,6 +93,7 @@ class Contents:
             "texts": [self._text(number) for number in range(len(self.texts))],
             "can": {"generate": False, "capture": False, **self.can, "values": values},
             "time": self.time,
+            "example": example(),
         }
 
     def one(self, text: int, layer: str | int, head: int) -> One:
@@ -145,6 +152,25 @@ class Contents:
             whole = AttentionMap(*_parts(found.map))
             self._glances[key] = glance(whole[self.entry : self.entry + 1])
         return self._glances[key]
+
+    def steps(self, text: int, layer: str | int, head: int, row: int) -> dict[str, Any]:
+        """The whole computation of one row, step by step (see `working`)."""
+        found, m, values = self.one(text, layer, head)
+        return working(m, values, row, found.map.matrix[1], found.map.k.shape[1])
+
+    def heads(self, text: int) -> list[dict[str, Any]]:
+        """What every head does on a text: scores beside those of a head that looks everywhere alike."""
+        if text not in self._heads:
+            self._heads[text] = describe(self.texts[text], self.entry)
+        return self._heads[text]
+
+    def eviction(self, text: int, layer: str | int) -> dict[str, Any]:
+        """What a cache that keeps first and latest keys would lose, for every head of a layer (see `eviction`)."""
+        found = self.layer(text, layer)
+        key = (text, found.key)
+        if key not in self._evictions:
+            self._evictions[key] = eviction(AttentionMap(*_parts(found.map))[self.entry : self.entry + 1])
+        return self._evictions[key]
 
     def _mean(
         self, text: int, layer: str | int, head: int | str, look: Callable[[AttentionMap], Tensor]

@@ -1,0 +1,73 @@
+// The colour bar with its numbers, and what is to be known about what is not in the picture.
+
+import { css, ramp } from "./colours.js";
+import { element } from "./dom.js";
+import { exact } from "./readout.js";
+
+/** Fills `root`; returns {show({scale, clipped, sink, hidden, token, reduce})}. */
+export function legend(root) {
+  const canvas = element("canvas", { width: 240, height: 1, "aria-hidden": "true" });
+  const ticks = element("div", { class: "ticks" });
+  const bar = element("div", { class: "bar", role: "img" });
+  bar.append(canvas, ticks);
+  const mask = element("span", { class: "key" });
+  mask.append(element("i"), "hidden by the mask");
+  const words = element("p", { class: "small quiet" });
+  const hidden = element("p", { class: "small", id: "hidden-mass" });
+  root.append(bar, mask, words, hidden);
+
+  return {
+    show({ scale, clipped, reduce, z, sink }) {
+      paint(canvas);
+      const marks = scale.scale === "log" ? decades(scale) : [0, 0.5, 1].map((t) => [t, exact(scale.weight(t))]);
+      if (clipped) marks.at(-1)[1] = `≥ ${marks.at(-1)[1]}`;
+      ticks.replaceChildren(
+        ...marks.map(([t, text]) => {
+          const mark = element("span", { text });
+          mark.style.left = `${100 * t}%`;
+          return mark;
+        }),
+      );
+      bar.setAttribute("aria-label", `Colours from ${marks[0][1]} to ${marks.at(-1)[1]}, ${scale.scale}`);
+      words.textContent = z === 0 ? "One cell is one weight." : described(reduce, 2 ** z);
+      hidden.hidden = !sink;
+      if (sink) {
+        const share = sink.share === null ? "…" : `${(100 * sink.share).toFixed(1)}%`;
+        hidden.replaceChildren(
+          `Key ${sink.key} `, element("span", { class: "token", text: sink.token }),
+          ` stands apart with ${share} of all attention; colours show each query's rest.`,
+        );
+        hidden.dataset.share = sink.share ?? "";
+      }
+    },
+  };
+}
+
+function described(reduce, size) {
+  return reduce === "max"
+    ? `One cell is the greatest weight of ${size} × ${size}.`
+    : `One cell is ${size} × ${size} weights: summed over keys, averaged over queries.`;
+}
+
+function paint(canvas) {
+  const context = canvas.getContext("2d");
+  const { colours } = ramp();
+  for (let x = 0; x < canvas.width; x++) {
+    context.fillStyle = css(x / (canvas.width - 1));
+    context.fillRect(x, 0, 1, 1);
+  }
+  return colours;
+}
+
+function decades(scale) {
+  const marks = [[0, `≤ ${power(scale.bottom)}`]];
+  for (let decade = scale.bottom * 10; decade < scale.top * 0.6; decade *= 10) {
+    marks.push([scale.at(decade), power(decade)]);
+  }
+  return [...marks, [1, exact(scale.top)]];
+}
+
+function power(value) {
+  const exponent = Math.round(Math.log10(value));
+  return exponent >= -3 ? String(Number(value.toPrecision(1))) : `1e−${-exponent}`;
+}

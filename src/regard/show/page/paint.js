@@ -1,0 +1,56 @@
+// A tile's numbers as pixels. It knows tiles and scales; where they go is the picture's business.
+
+/**
+ * The tile as a canvas of one pixel a cell. Cells that nobody may see stay transparent.
+ * `look`: {reduce, scale (from colours.js), pixels (the ramp), style (a name for all this together)};
+ * `rest`: for each row of cells the share of attention that is left when the sink is taken out, or null.
+ */
+export function painted(tile, look, rest) {
+  if (tile.style === look.style) return tile.canvas;
+  const { rows, cols } = tile;
+  const values = look.reduce === "max" ? tile.max : tile.mass;
+  tile.canvas ??= Object.assign(document.createElement("canvas"), { width: cols, height: rows });
+  const context = tile.canvas.getContext("2d");
+  const image = context.createImageData(cols, rows);
+  const out = new Uint32Array(image.data.buffer);
+  const { pixels, scale } = look;
+  for (let y = 0, n = 0; y < rows; y++) {
+    const share = rest ? Math.max(rest[y], 1e-6) : 1;
+    for (let x = 0; x < cols; x++, n++) {
+      if (tile.max[n] >= 0) out[n] = pixels[Math.round(255 * scale.at(values[n] / share))];
+    }
+  }
+  context.putImageData(image, 0, 0);
+  tile.style = look.style;
+  return tile.canvas;
+}
+
+/**
+ * Where a scale that fits what is seen should end: the 99.5th percentile of the visible cells in the frame,
+ * to two digits. `drawn` is what the pyramid covers the frame with; `restOf(tile)` as `rest` above.
+ */
+export function fitTop(drawn, frame, reduce, restOf) {
+  const found = [];
+  for (const one of drawn) {
+    const { tile, z, i, j } = one;
+    if (!tile) continue;
+    const size = 2 ** z;
+    const rest = restOf(one);
+    const from = (edge, first) => Math.floor(edge / size) - first * 256;
+    const [top, left] = [Math.max(0, from(frame.top, i)), Math.max(0, from(frame.left, j))];
+    const bottom = Math.min(tile.rows, from(frame.bottom, i) + 1);
+    const right = Math.min(tile.cols, from(frame.right, j) + 1);
+    const values = reduce === "max" ? tile.max : tile.mass;
+    const step = Math.max(1, Math.floor(((bottom - top) * (right - left) * drawn.length) / 40000)) | 1;
+    for (let y = top, n = 0; y < bottom; y++) {
+      for (let x = left; x < right; x++, n++) {
+        const at = y * tile.cols + x;
+        if (n % step === 0 && tile.max[at] >= 0) found.push(values[at] / (rest ? Math.max(rest[y], 1e-6) : 1));
+      }
+    }
+  }
+  if (!found.length) return 1;
+  const sorted = Float32Array.from(found).sort();
+  const top = sorted[Math.floor(0.995 * (sorted.length - 1))];
+  return Math.min(1, Math.max(Number(top.toPrecision(2)), 1e-6));
+}

@@ -1,0 +1,101 @@
+// The page's numbers from the server that it came from, with what was asked lately kept at hand.
+
+const KEPT = 96; // answers
+
+/** An answer from the server, or an error with the server's own sentence. */
+async function ask(path, query, signal) {
+  const response = await fetch(`api/${path}?${new URLSearchParams(query)}`, { signal });
+  if (!response.ok) throw new Error(await problem(response));
+  return response;
+}
+
+async function problem(response) {
+  const text = await response.text();
+  try {
+    return JSON.parse(text).error ?? text;
+  } catch {
+    return text || `The server answered ${response.status}.`;
+  }
+}
+
+/** Lines of JSON as they come. */
+async function follow(path, body, onLine, signal) {
+  const response = await fetch(`api/${path}`, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  if (!response.ok) throw new Error(await problem(response));
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let last = null;
+  for (;;) {
+    const { value, done } = await reader.read();
+    const lines = (rest + (value ?? "")).split("\n");
+    rest = done ? "" : lines.pop();
+    for (const line of lines) {
+      if (!line.trim()) continue;
+      last = JSON.parse(line);
+      if (last.error) throw new Error(last.error);
+      onLine?.(last);
+    }
+    if (done) return last;
+  }
+}
+
+export async function openServed() {
+  const kept = new Map();
+  const once = async (key, make) => {
+    if (kept.has(key)) {
+      const found = kept.get(key);
+      kept.delete(key);
+      kept.set(key, found);
+      return found;
+    }
+    const made = await make();
+    kept.set(key, made);
+    if (kept.size > KEPT) kept.delete(kept.keys().next().value);
+    return made;
+  };
+  const floats = async (path, query, signal) =>
+    new Float32Array(await (await ask(path, query, signal)).arrayBuffer());
+
+  const source = {
+    meta: await (await ask("meta", {})).json(),
+    thumbs: (text, layer) =>
+      once(`thumbs ${text} ${layer}`, async () => {
+        const [pictures, sinks] = await Promise.all([ask("thumbs", { text, layer }), ask("sinks", { text, layer })]);
+        return { pictures: new Uint8Array(await pictures.arrayBuffer()), sinks: await sinks.json() };
+      }),
+    tile: (text, layer, head, z, i, j, { without = null, signal } = {}) =>
+      once(`tile ${text} ${layer} ${head} ${z} ${i} ${j} ${without}`, async () => {
+        const query = { text, layer, head, z, i, j };
+        if (without !== null) query.without = without;
+        const both = await floats("tile", query, signal);
+        const { rows: T, cols: S } = source.meta.texts[text].layers.find((one) => one.key === layer);
+        const size = 2 ** z;
+        const rows = Math.ceil((Math.min(T, (i + 1) * 256 * size) - i * 256 * size) / size);
+        const cols = Math.ceil((Math.min(S, (j + 1) * 256 * size) - j * 256 * size) / size);
+        return { mass: both.subarray(0, rows * cols), max: both.subarray(rows * cols), rows, cols };
+      }),
+    row: (text, layer, head, row) =>
+      once(`row ${text} ${layer} ${head} ${row}`, () => floats("row", { text, layer, head, row })),
+    column: (text, layer, head, col) =>
+      once(`column ${text} ${layer} ${head} ${col}`, () => floats("column", { text, layer, head, col })),
+    heads: (text) => once(`heads ${text}`, async () => (await ask("heads", { text })).json()),
+    steps: (text, layer, head, row) =>
+      once(`steps ${text} ${layer} ${head} ${row}`, async () =>
+        (await ask("steps", { text, layer, head, row })).json(),
+      ),
+    eviction: (text, layer) =>
+      once(`eviction ${text} ${layer}`, async () => (await ask("eviction", { text, layer })).json()),
+    async capture(text, onProgress, signal) {
+      const last = await follow("capture", { text }, onProgress, signal);
+      source.meta = await (await ask("meta", {})).json();
+      return last.text;
+    },
+    generate: (options, onStep, signal) => follow("generate", options, onStep, signal),
+  };
+  return source;
+}

@@ -1,0 +1,88 @@
+// What the reader looks at, and the same in the address bar: #view=map&layer=3&head=5&zoom=12.
+// It knows names and values; it does not know what they mean to a view.
+
+/** What every reader starts from. What is as it is here is left out of the address. */
+export const DEFAULTS = {
+  view: "map",
+  text: 0,
+  layer: "", // a layer's key; "" is the first
+  head: -1, // a head's number in the model; -1 is the layer's first
+  row: -1, // the chosen query, and
+  col: -1, // key; -1 is none
+  x: -1, // the middle of the map, in keys and
+  y: -1, // queries, and
+  zoom: 0, // pixels a token; 0 is the whole map
+  scale: "linear", // or "log"
+  reduce: "mass", // or "max"
+  top: "fit", // the colour scale ends at what is there, or at "one"
+  sink: "in", // or "apart"
+};
+
+/** The state that an address's part after # describes; what it does not name is as by default. */
+export function parse(hash) {
+  const state = { ...DEFAULTS };
+  for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    if (!/^[a-z_]{1,24}$/.test(name)) continue;
+    if (typeof DEFAULTS[name] === "number") {
+      const number = Number(value);
+      if (value !== "" && Number.isFinite(number)) state[name] = number;
+    } else {
+      state[name] = value.slice(0, 400);
+    }
+  }
+  return state;
+}
+
+/** The address's part after # for a state. */
+export function format(state) {
+  const parts = new URLSearchParams();
+  for (const [name, value] of Object.entries(state)) {
+    if (value === DEFAULTS[name] || value === undefined || value === null || value === "") continue;
+    parts.set(name, typeof value === "number" ? String(+value.toFixed(3)) : String(value));
+  }
+  return "#" + parts.toString();
+}
+
+/**
+ * The state and those who want to know when it changes.
+ * `set` keeps the address bar up to date: a new view, text, layer or head can be gone back from.
+ */
+export function makeState() {
+  const listeners = new Set();
+  let state = parse(location.hash);
+  let timer = 0;
+
+  const write = (step) => {
+    clearTimeout(timer);
+    const address = format(state);
+    if (address === location.hash || (address === "#" && !location.hash)) return;
+    if (step) history.pushState(null, "", address);
+    else timer = setTimeout(() => history.replaceState(null, "", format(state)), 150); // browsers allow few
+  };
+  const tell = (before) => {
+    for (const listener of [...listeners]) listener(state, before);
+  };
+  addEventListener("popstate", () => {
+    const before = state;
+    clearTimeout(timer);
+    state = parse(location.hash);
+    tell(before);
+  });
+  return {
+    get now() {
+      return state;
+    },
+    set(changes) {
+      const before = state;
+      const changed = Object.keys(changes).some((name) => state[name] !== changes[name]);
+      if (!changed) return;
+      state = { ...state, ...changes };
+      write(["view", "text", "layer", "head"].some((name) => state[name] !== before[name]));
+      tell(before);
+    },
+    on(listener) {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+  };
+}

@@ -1,0 +1,30 @@
+// Tokens as a reader can see them: spaces, line ends and what cannot be printed get a sign.
+
+const SIGNS = {
+  " ": "·", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u2028": "↵", "\u2029": "↵",
+};
+
+/** Control, direction, and invisible characters, and halves of surrogate pairs, which would confuse or vanish. */
+const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u00a0 ]/gu;
+
+/** A token in full, with everything visible. */
+export function visible(token) {
+  if (token === "") return "∅";
+  return token.replace(HIDDEN, (mark) => SIGNS[mark] ?? `\\u{${mark.codePointAt(0).toString(16)}}`);
+}
+
+/** At most `most` characters of it, with … for what is left out. */
+export function short(token, most = 16) {
+  const shown = visible(token.length > 400 ? token.slice(0, 400) : token);
+  const letters = [...shown];
+  if (letters.length <= most) return shown;
+  const tail = Math.floor((most - 1) / 3);
+  return `${letters.slice(0, most - 1 - tail).join("")}…${tail ? letters.slice(-tail).join("") : ""}`;
+}
+
+/** The token at a place of one of a layer's axes ("queries" or "keys"), or its number if the text is unknown. */
+export function tokenAt(meta, text, layer, axis, index) {
+  const { tokens } = meta.texts[text];
+  const from = axis === "queries" ? layer.queries_from : layer.keys_from;
+  return tokens && from !== null ? tokens[from + index] : `#${index}`;
+}
