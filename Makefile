@@ -9,10 +9,10 @@ READY  := $(VENV)/.ready
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint bench bench-gpu format clean
+.PHONY: help demo test chromium lint bench bench-gpu format clean
 
 help:
-	@echo "make demo       set up, walk through the four stages, write out/stages.png"
+	@echo "make demo       set up, look into the model in the box, write out/inspect.html and out/stages.png"
 	@echo "make test       set up, run every test"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      measure speed and memory on this CPU"
@@ -30,8 +30,12 @@ demo: $(READY)
 	@mkdir -p out
 	$(BIN)/python -m regard.stages --save out/stages.png
 
-test: $(READY)
+test: $(READY) chromium
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# The page is tested in a real browser: installed if there is none, and never fetched if there is.
+chromium: $(READY)
+	@$(BIN)/python tests/browser/chromium.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,0 +1,98 @@
+"""A real Chromium and the page in it, served or from a file. What its console complains of fails a test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import chromium
+import pytest
+from captures import captured
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from regard.recorder import Seen
+from regard.show.contents import Contents
+from regard.show.page import write
+from regard.show.running import Running
+from regard.show.server import Site
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = chromium.find()
+    if path is None:
+        pytest.fail("there is no Chromium: `make chromium` installs one", pytrace=False)
+    arguments = ["--disable-gpu", "--disable-dev-shm-usage"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        arguments.append("--no-sandbox")  # Chromium's own sandbox does not work for root
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def context_options() -> dict[str, Any]:
+    """What a test may override to have another window, theme or touch screen."""
+    return {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
+
+
+@pytest.fixture
+def context(browser: Browser, context_options: dict[str, Any]) -> Iterator[BrowserContext]:
+    made = browser.new_context(**context_options)
+    made.set_default_timeout(20_000)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Iterator[Page]:
+    """A page that may not complain: errors in the console, exceptions and dialogs fail the test."""
+    made = context.new_page()
+    problems: list[str] = []
+    made.on(
+        "console",
+        lambda m: problems.append(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None,
+    )
+    made.on("pageerror", lambda error: problems.append(f"exception: {error}"))
+    made.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    made.problems = problems  # type: ignore[attr-defined]  # a test that expects one clears it
+    yield made
+    assert problems == []
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Running]]:
+    """Serves captures on a free port of loopback; gives what has the `address`."""
+    open_: list[Running] = []
+
+    def start(
+        seen: Seen | Sequence[Seen] | None = None, *, contents: dict[str, Any] | None = None, **site: Any
+    ) -> Running:
+        shown = Contents(captured() if seen is None else seen, **(contents or {}))
+        open_.append(Running(Site(shown, **site)).start())
+        return open_[-1]
+
+    yield start
+    for running in open_:
+        running.close()
+
+
+@pytest.fixture
+def saved(tmp_path: Path, context: BrowserContext) -> Iterator[Callable[..., str]]:
+    """Saves captures as one file, with the network off; gives its address. Asking for anything else fails."""
+    asked: list[str] = []
+    context.on("request", lambda request: asked.append(request.url))
+
+    def save(seen: Seen | Sequence[Seen] | None = None, **options: Any) -> str:
+        context.set_offline(True)
+        path = tmp_path / "page.html"
+        return write(captured() if seen is None else seen, path, **options).as_uri()
+
+    yield save
+    own = (tmp_path / "page.html").as_uri()
+    assert [
+        url for url in asked if url.partition("#")[0] != own and not url.startswith(("data:", "blob:"))
+    ] == []
