@@ -70,6 +70,11 @@ class Layer:
         return self._kept
 
     @property
+    def in_memory(self) -> bool:
+        """Whether it is held here, and not read from a file."""
+        return any(x is not None for x in self._kept)
+
+    @property
     def key(self) -> str:
         """What the layer is called: "3", or "decoder.3"."""
         return f"{self.stack}.{self.number}" if self.stack else str(self.number)
@@ -120,6 +125,8 @@ class Viewer(Protocol):
 
     def page(self, seen: Seen, path: str, **options: Any) -> Any: ...
 
+    def in_notebook(self, seen: Seen) -> str: ...
+
 
 @dataclass
 class Seen:
@@ -137,7 +144,7 @@ class Seen:
     boundary: int | None = None
     """How many tokens were the prompt's, where the rest was generated."""
     target_ids: Tensor | None = None
-    """What the decoder read (and wrote), (B, T), where it stands beside an encoder, whose tokens `ids` are."""
+    """What the decoder read (and wrote), (B, T), beside an encoder, whose tokens `ids` are."""
     target_tokens: list[list[str]] | None = None
     """The same as text."""
     passes: list[Seen] = field(default_factory=list, repr=False)
@@ -204,6 +211,10 @@ class Seen:
         from regard.recorder.saved import save
 
         save(self, path, **options)
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook displays: the page while it is small; the plain text if nothing can draw."""
+        return None if self.viewer is None else self.viewer.in_notebook(self)
 
     def _viewer(self, what: str) -> Viewer:
         if self.viewer is None:
