@@ -9,8 +9,9 @@ import torch
 
 import regard
 from regard import causal, chunks, dense, documents, padding, prefix, rule, window
-from regard.attention import triton_configs, triton_path, triton_pool
+from regard.attention import triton_configs, triton_path, triton_pool, triton_statistics
 from regard.attention.problem import pose
+from regard.attention.rules import Keys, Rows
 from regard.attention.steps import trace
 
 pytestmark = pytest.mark.filterwarnings(
@@ -43,6 +44,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     shapes = {"forward": (32, 16), "lists": (16, 32), "queries": (32, 16), "keys": (16, 32), "pool": (32, 16)}
+    shapes["statistics"] = (32, 16)
     monkeypatch.setattr(
         triton_configs,
         "choose",
@@ -198,3 +200,55 @@ def test_pool_of_bins_that_fill_blocks(rows, cols):
     found = triton_pool.pool(q, k, true_lse(steps.masked).float(), causal, 0.25, None, rows, cols)
     for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
         assert_near(result, truth, 2e-6)
+
+
+def true_statistics(weights, first_position):
+    T, S = weights.shape[-2:]
+    back = torch.arange(T)[:, None] + first_position - torch.arange(S)
+    return torch.special.entr(weights).sum(-1), (weights * back).sum(-1), weights.sum(-2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_statistics(case):
+    mask, T, S = CASES[case]
+    q, k, _ = draw(T, S, D=8)
+    softcap, sinks = (
+        (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
+    )
+    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
+    lse = true_lse(steps.masked, sinks).float()
+    problem = pose(q, k, k, mask=mask)
+    assert triton_statistics.refuses(q, k, problem.mask) is None
+    found = triton_statistics.statistics(q, k, lse, problem.mask, problem.scale, softcap, S - T)
+    for result, truth in zip(found, true_statistics(steps.weights, S - T), strict=True):
+        assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
+
+
+@pytest.mark.parametrize("mask", [causal, causal & window(9), causal | prefix(5)], ids=str)
+def test_statistics_and_pool_of_some_rows_and_keys(mask):
+    """Rows and keys cut out of a map: a band stays a band, at another place."""
+    q, k, _ = draw(60, 60)
+    whole = trace(q.double(), k.double(), k.double(), mask)
+    lse = true_lse(whole.masked).float()
+    rows = Rows(mask, 21, 60)
+    found = triton_statistics.statistics(q[:, :, 21:], k, lse[:, :, 21:], rows, 0.25, None, 21)
+    for result, truth in zip(found, true_statistics(whole.weights[:, :, 21:], 21), strict=True):
+        assert_near(result, truth, 4e-6 * truth.abs().max().item())
+    for first, last in ((0, 16), (30, 60), (17, 34)):
+        part, cut = Keys(rows, first, 60), whole.weights[:, :, 21:, first:last]
+        found = triton_pool.pool(q[:, :, 21:], k[:, :, first:last], lse[:, :, 21:], part, 0.25, None, 13, 8)
+        for result, truth in zip(found, binned(cut, 13, 8), strict=True):
+            assert_near(result, truth, 2e-6)
+
+
+def test_statistics_of_keys_nobody_sees():
+    q, k, _ = draw(20, 60)
+    k[0], k[1, :, 21:] = torch.nan, torch.nan
+    mask = padding([0, 21])
+    lse = true_lse(trace(q.double(), k.double(), k.double(), mask).masked).float()
+    for result in triton_statistics.statistics(q, k, lse, mask, 0.25, None, 40):
+        assert torch.isfinite(result).all()
+    k[1, :, 3] = torch.nan  # and one that all see
+    for result in triton_statistics.statistics(q, k, lse, mask, 0.25, None, 40):
+        assert torch.isnan(result[1]).all()
+        assert torch.isfinite(result[0]).all()

@@ -17,13 +17,14 @@ from regard.attention import triton_path
 from regard.attention.bands import Band, band_of
 from regard.attention.block_lists import blocks_of, survey
 from regard.attention.problem import pose
+from regard.attention.rules import Keys, Rows
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
 QUIETLY = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
 
 
-@pytest.mark.parametrize("part", ["forward", "gradients", "pool"])
+@pytest.mark.parametrize("part", ["forward", "gradients", "pool", "statistics"])
 def test_interpreted(part):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", HERE / "interpreted_triton.py", "-k", f"test_{part}", *QUIETLY],
@@ -57,12 +58,22 @@ def test_refuses_in_a_phrase(monkeypatch):
         (regard.causal.top_left, Band(ahead=-4)),
         (regard.causal & regard.window(3), Band(2, 0)),
         (regard.window(3, ahead=5) & regard.window(7), Band(2, 5)),
+        (Rows(regard.causal & regard.window(3), 5, 20), Band(2 + 9, -9)),
+        (Keys(regard.causal, 7, 30), Band(ahead=13)),
+        (Keys(Rows(regard.causal.top_left, 5, 20), 7, 30), Band(ahead=5 - 7 - 4)),
         (regard.causal & regard.prefix(2), None),
+        (Rows(regard.prefix(2), 0, 6), None),
         (regard.causal | regard.window(3), None),
     ],
 )
 def test_band(mask, band):
     assert band_of(mask, 6, 10) == band
+    if band is not None:
+        steps = torch.arange(10) - torch.arange(4, 10)[:, None]  # from a query to a key
+        allowed = (steps <= (10 if band.ahead is None else band.ahead)) & (
+            steps >= (-10 if band.behind is None else -band.behind)
+        )
+        assert torch.equal(mask.tile(range(6), range(10), (6, 10)), allowed)
 
 
 @pytest.mark.parametrize(

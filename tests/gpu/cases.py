@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
-from regard.attention import triton_path, triton_pool
+from regard.attention import triton_path, triton_pool, triton_statistics
 from regard.attention.problem import pose
 from regard.attention.rules import Mask, full
 from regard.attention.steps import trace
@@ -66,6 +66,20 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"pool 1024, {rows} × {cols}, {mask}", partial(pool, masks()[mask], rows, cols, 1024)
     yield "pool, float32", partial(pool, regard.causal, 8, 8, 1024, F32)
     yield "pool, rows of a long overview sum to 1", long_pool
+    for name in ("causal", "window", "prefix", "padding", "alibi"):
+        for cells in ((8, 8), (70, 11), (100, 128)):
+            yield f"pool of a region, {cells}, {name}", partial(region, masks()[name], *cells)
+    for name, mask in masks().items():
+        for dtype in (BF16, F32):
+            yield f"statistics, {name}, {dtype}", partial(statistics, mask, dtype)
+    for D in (8, 24, 40, 80, 128, 192, 256):
+        for dtype in (BF16, F32):
+            yield f"statistics, width {D}, {dtype}", partial(statistics, regard.causal, dtype, D)
+    for name in ("full", "both sides", "prefix"):
+        yield f"statistics, softcap and sinks, {name}", partial(statistics, masks()[name], BF16, options=True)
+    yield "statistics, some rows", partial(statistics, regard.causal, BF16, first=77)
+    yield "statistics, keys nobody may look at hold NaN", statistics_beside_nan
+    yield "statistics, long, the same bits twice", long_statistics
 
 
 def attention(
@@ -201,6 +215,69 @@ def long_pool() -> None:
     assert (mass.sum(-1) - 1).abs().max() < 1e-5
     assert ((peak <= 1 + 1e-5) & (peak >= 0)).all()
     assert (mass.triu(1) == 0).all()
+
+
+def region(mask: Mask, rows: int, cols: int) -> None:
+    q, k = (torch.randn(2, h, n, 64, device="cuda", dtype=BF16) for h, n in ((4, T), (2, S)))
+    m = regard.weights(q, k, mask=mask)
+    steps = trace(q.double(), k.double(), k.double(), mask)
+    for at in (
+        (slice(0, 128), slice(0, 128)),
+        (slice(150, 257), slice(31, 201)),
+        (slice(200, T), slice(0, S)),
+    ):
+        cut = steps.weights[:, :, at[0], at[1]]
+        t, s = cut.shape[-2:]
+        found = m.pool(rows, cols, "both", region=at)
+        cells = [
+            [
+                cut[..., i * t // rows : (i + 1) * t // rows, j * s // cols : (j + 1) * s // cols]
+                for j in range(cols)
+            ]
+            for i in range(rows)
+        ]
+        mass = torch.stack([torch.stack([c.sum(-1).mean(-1) for c in row], -1) for row in cells], -2)
+        most = torch.stack([torch.stack([c.amax((-1, -2)) for c in row], -1) for row in cells], -2)
+        assert (found.mass - mass).abs().max() < 1e-5, f"mass: error {(found.mass - mass).abs().max():.1e}"
+        assert (found.max - most).abs().max() < 1e-5, f"max: error {(found.max - most).abs().max():.1e}"
+
+
+def statistics(mask: Mask, dtype: torch.dtype, D: int = 64, first: int = 0, options: bool = False) -> None:
+    """By the kernel, through a map, against the dense matrix in float64."""
+    q = torch.randn(2, 4, T, D, device="cuda").to(dtype)
+    k = torch.randn(2, 2, S, D, device="cuda").to(dtype)
+    softcap, sinks = (2.0, torch.randn(4, device="cuda")) if options else (None, None)
+    true_sinks = None if sinks is None else sinks.double()
+    weights = trace(q.double(), k.double(), k.double(), mask, softcap=softcap, sinks=true_sinks).weights
+    m = regard.weights(q, k, mask=mask, softcap=softcap, sinks=sinks)[:, :, first:]
+    assert triton_statistics.refuses(m.q, m.k, m.mask.simplified(m.matrix)) is None
+    back = torch.arange(T, device="cuda")[:, None] + S - T - torch.arange(S, device="cuda")
+    weights, back = weights[:, :, first:], back[first:]
+    truths = torch.special.entr(weights).sum(-1), (weights * back).sum(-1), weights.sum(-2)
+    for name, found, truth in zip(m.statistics()._fields, m.statistics(), truths, strict=True):
+        # lse comes from the forward kernel: its own error in float32 is a share of every weight.
+        assert distance(found, truth) < 2e-5, f"{name}: error {distance(found, truth):.1e}"
+
+
+def statistics_beside_nan() -> None:
+    q, k, _ = draw(BF16, 64, 64)
+    k[0], k[1, :, 200:] = torch.nan, torch.nan
+    for found in regard.weights(q, k, mask=regard.padding([0, 200])).statistics():
+        assert torch.isfinite(found).all()
+
+
+def long_statistics() -> None:
+    q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
+    m = regard.weights(q, k, mask=regard.causal)
+    once, twice = m.statistics(), m.statistics()
+    for a, b in zip(once, twice, strict=True):
+        assert torch.equal(a, b)
+    assert (once.received.sum(-1) / 16_384 - 1).abs().max() < 1e-5
+    some = torch.arange(0, 16_384, 321, device="cuda")
+    tile = m.tile(some).double()
+    back = some[:, None] - torch.arange(16_384, device="cuda")
+    assert distance(once.entropy[:, :, some], torch.special.entr(tile).sum(-1)) < 1e-5
+    assert distance(once.distance[:, :, some], (tile * back).sum(-1)) < 1e-5
 
 
 def draw(dtype: torch.dtype, D: int, E: int) -> list[Tensor]:

@@ -49,6 +49,8 @@ CONFIGS: dict[tuple[str, int], list[tuple[int, Config]]] = {
     ("lists backward", 4): [(64, Config(32, 32, 4, 1)), (256, Config(16, 16, 4, 1))],
     ("pool", 2): [(128, Config(128, 128, 8, 2, True)), (256, Config(128, 64, 8, 2))],
     ("pool", 4): [(64, Config(64, 64, 4, 2)), (256, Config(64, 32, 4, 1))],
+    ("statistics", 2): [(128, Config(128, 128, 8, 2, True)), (256, Config(128, 64, 8, 2))],
+    ("statistics", 4): [(64, Config(64, 64, 4, 2)), (256, Config(64, 32, 4, 1))],
 }
 
 PRECISION = "tf32x3"

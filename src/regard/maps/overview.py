@@ -56,6 +56,12 @@ def statistics(m: AttentionMap) -> Statistics:
     if m.device.type == "cpu" and T * S >= LARGE:
         most = one_head.QUERIES, one_head.KEYS
         return _by_tiles(m, *(-(-n // side) for n, side in zip((T, S), most, strict=True)), cells=False)[1]
+    if m.device.type == "cuda":
+        from regard.attention import triton_statistics
+
+        mask, first = m.mask.simplified(m.matrix), sweep.first_position(m)
+        if triton_statistics.refuses(m.q, m.k, mask) is None:
+            return Statistics(*triton_statistics.statistics(m.q, m.k, m.lse, mask, m.scale, m.softcap, first))
     return sweep.statistics(m)
 
 
