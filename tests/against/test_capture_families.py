@@ -39,6 +39,8 @@ BERT = {
 GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
 GPT2 |= {"bos_token_id": None, "eos_token_id": None}
 MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+FALCON = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+FALCON |= {"bos_token_id": None, "eos_token_id": None}
 T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None}
 BART = {
@@ -83,21 +85,20 @@ DECODERS: dict[str, tuple[str, dict]] = {
     "phi": ("PhiForCausalLM", LLAMA),
     "olmo": ("OlmoForCausalLM", LLAMA),
     "olmo 2": ("Olmo2ForCausalLM", LLAMA),
-    "falcon": (
-        "FalconForCausalLM",
-        {
-            "vocab_size": 97,
-            "hidden_size": 32,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "bos_token_id": None,
-            "eos_token_id": None,
-        },
-    ),
+    "falcon": ("FalconForCausalLM", FALCON | {"multi_query": False}),
+    "falcon, one key/value head, alibi": ("FalconForCausalLM", FALCON | {"alibi": True}),
+    "falcon, new": ("FalconForCausalLM", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "gpt-neox": ("GPTNeoXForCausalLM", {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}),
     "opt": (
         "OPTForCausalLM",
-        BERT | {"ffn_dim": 48, "word_embed_proj_dim": 32, "bos_token_id": None, "eos_token_id": None},
+        BERT
+        | {
+            "num_hidden_layers": 3,
+            "ffn_dim": 48,
+            "word_embed_proj_dim": 32,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        },
     ),
     "stablelm": ("StableLmForCausalLM", LLAMA),
     "cohere": ("CohereForCausalLM", LLAMA),
@@ -150,12 +151,17 @@ def ids_and_padding(side: str) -> dict[str, Tensor]:
 
 def eager(model: nn.Module, inputs: dict[str, Tensor]):
     """The model's own answer with every matrix in memory."""
-    before = {id(c): c._attn_implementation for c in configs(model)}
-    model.set_attn_implementation("eager")
-    out = model(**inputs, output_attentions=True)
+    before = implementations(model)
     for config in configs(model):
-        config._attn_implementation_internal = before[id(config)]
+        config._attn_implementation_internal = "eager"
+    out = model(**inputs, output_attentions=True)
+    for config, name in zip(configs(model), before, strict=True):
+        config._attn_implementation_internal = name
     return out
+
+
+def implementations(model: nn.Module) -> list[str]:
+    return [config._attn_implementation for config in configs(model)]
 
 
 def configs(model: nn.Module) -> list:
@@ -179,7 +185,7 @@ def check(seen_maps: list, theirs: tuple[Tensor, ...], rows: Tensor | None, tole
 def test_decoders(family: str, side: str) -> None:
     model = build(*DECODERS[family])
     inputs = ids_and_padding(side)
-    before = [c._attn_implementation for c in configs(model)]
+    before = implementations(model)
     plain = model(**inputs).logits
     with capture(model) as seen:
         logits = model(**inputs).logits
@@ -188,8 +194,83 @@ def test_decoders(family: str, side: str) -> None:
     check(seen.maps, theirs.attentions, rows)
     assert seen.certificate.certified, str(seen.certificate)
     assert [layer.number for layer in seen.layers] == list(range(3))
-    assert [c._attn_implementation for c in configs(model)] == before
+    assert implementations(model) == before
     real = slice(None) if rows is None else rows
     assert (logits - plain)[real].abs().max() < 2e-4 * plain[real].abs().max()
-    if side == "none" and all(layer.map.mask is causal for layer in seen.layers) and "sdpa" in before:
+    if side == "none" and before[0] == "sdpa" and all(map.mask is causal for map in seen):
         assert torch.equal(logits, plain)
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("family", ENCODERS)
+@torch.no_grad()
+def test_encoders(family: str, side: str) -> None:
+    model = build(*ENCODERS[family])
+    inputs = ids_and_padding(side)
+    plain = model(**inputs).last_hidden_state
+    with capture(model) as seen:
+        hidden = model(**inputs).last_hidden_state
+    rows = inputs["attention_mask"].bool() if side != "none" else None
+    check(seen.maps, eager(model, inputs).attentions, rows)
+    assert seen.certificate.certified, str(seen.certificate)
+    assert [layer.key for layer in seen.layers] == [str(n) for n in range(model.config.num_hidden_layers)]
+    real = slice(None) if rows is None else rows
+    assert (hidden - plain)[real].abs().max() < 1e-5
+    assert torch.equal(hidden, plain) or side != "none"
+
+
+@torch.no_grad()
+def test_a_vision_transformer() -> None:
+    settings = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = build("ViTModel", settings | {"image_size": 16, "patch_size": 4})
+    inputs = {"pixel_values": torch.randn(2, 3, 16, 16)}
+    plain = model(**inputs).last_hidden_state
+    with capture(model) as seen:
+        hidden = model(**inputs).last_hidden_state
+    check(seen.maps, eager(model, inputs).attentions, None)
+    assert torch.equal(hidden, plain)
+    assert seen.certificate.certified
+    assert seen.ids is None
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("family", BOTH)
+@torch.no_grad()
+def test_encoders_with_decoders(family: str, side: str) -> None:
+    model = build(*BOTH[family])
+    inputs = ids_and_padding(side) | {"decoder_input_ids": torch.randint(1, 97, (2, 9))}
+    plain = model(**inputs).logits
+    with capture(model) as seen:
+        logits = model(**inputs).logits
+    theirs = eager(model, inputs)
+    rows = inputs["attention_mask"].bool() if side != "none" else None
+    check(seen.stack("encoder"), theirs.encoder_attentions, rows)
+    check(seen.stack("decoder"), theirs.decoder_attentions, None)
+    check(seen.stack("cross"), theirs.cross_attentions, None)
+    assert seen["cross.1"].shape == (2, 4, 9, T)
+    assert seen.certificate.certified, str(seen.certificate)
+    assert (logits - plain).abs().max() < 1e-4 * plain.abs().max()
+    assert torch.equal(seen.ids, inputs["input_ids"])
+    assert torch.equal(seen.target_ids, inputs["decoder_input_ids"])
+
+
+@torch.no_grad()
+def test_whisper() -> None:
+    settings = {k: v for k, v in BART.items() if k != "max_position_embeddings"}
+    model = build(
+        "WhisperForConditionalGeneration",
+        settings | {"num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 32},
+    )
+    inputs = {
+        "input_features": torch.randn(2, 8, 40),
+        "decoder_input_ids": torch.randint(1, 97, (2, 9)),
+    }
+    plain = model(**inputs).logits
+    with capture(model) as seen:
+        logits = model(**inputs).logits
+    theirs = eager(model, inputs)
+    check(seen.stack("encoder"), theirs.encoder_attentions, None)
+    check(seen.stack("decoder"), theirs.decoder_attentions, None)
+    check(seen.stack("cross"), theirs.cross_attentions, None)
+    assert seen.certificate.certified
+    assert torch.equal(logits, plain)

@@ -18,7 +18,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from regard.recorder import transformers_source
+from regard.recorder import sdpa_source, transformers_source
 from regard.recorder.recording import Recording, Store, Tokens
 from regard.recorder.saved import Folder
 from regard.recorder.seen import Seen
@@ -192,6 +192,8 @@ def sources(model: nn.Module, at: Mapping[str, Callable[..., Any]] | None) -> li
     found: list[Attach] = []
     if transformers_source.fits(model):
         found.append(transformers_source.attach)
+    if sdpa_source.fits(model):
+        found.append(sdpa_source.attach)
     if not found:
         raise ValueError(
             f"model: expected one with attention that capture knows (Transformers' interface, "

@@ -6,20 +6,19 @@ records the module that called. `attach` switches a model to it and back.
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from regard.attention.attend import attend
 from regard.attention.masks import Dense, Padding, causal
 from regard.attention.rules import Mask, full
 from regard.maps import AttentionMap
+from regard.recorder import sdpa_source
+from regard.recorder.dense_masks import as_rule
+from regard.recorder.places import mentions, placed
 from regard.recorder.recording import Place, Recording, own
 from regard.recorder.transformers_masks import RuleMask, rule_mask
 
@@ -99,36 +98,34 @@ def _rule(given: Tensor | None, is_causal: bool, T: int, S: int) -> tuple[Mask, 
     """The mask that a layer was given as a rule, and how many of its keys there are to see."""
     if given is None:
         # As everywhere in Transformers: one query sees all keys, several see from the first key on.
-        return (causal, min(T, S)) if is_causal and T > 1 else (full, S)
+        if not is_causal or T == 1:
+            return full, S
+        return (causal, T) if T <= S else (causal.top_left, S)
     if isinstance(given, RuleMask):
         return given.rule, given.keys
     if given.ndim == 2:
         return Padding(given[:, -S:].bool()), S
-    given = given[..., :S]
-    if given.dtype == torch.bool:
-        return Dense(given), S
-    hidden = given <= torch.finfo(given.dtype).min / 2  # Transformers hides with the least number there is
-    if bool((hidden | (given == 0)).all()):
-        return Dense(~hidden), S
-    return Dense(given.masked_fill(hidden, -torch.inf)), S
+    return as_rule(given[..., :S]), S
 
 
 @contextmanager
 def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
     """Record a Transformers model's attention; on leaving, the model is as it was."""
     register()
-    places = attentions(model)
-    if not places:
-        raise ValueError(
-            f"{type(model).__name__} cannot be captured: none of its modules takes its attention from "
-            "Transformers' AttentionInterface; regard.capture(model, at={name: adapter}) serves any module"
-        )
+    places = placed(_attentions(model))
+    calling = sdpa_source.attentions(model)
+    if not places and not calling:
+        raise ValueError(_no_way_in(model))
     recording.expect(places.values())
     configs = _configs(model)
+    # Models outside the interface have a branch for "sdpa" instead, which `sdpa_source` listens to.
+    outside = {id(getattr(m, "config", None)) for m in calling.values()} - {
+        id(getattr(m, "config", None)) for m in places
+    }
     before = [config._attn_implementation_internal for config in configs]
     try:
         for config in configs:
-            config._attn_implementation_internal = NAME
+            config._attn_implementation_internal = "sdpa" if id(config) in outside else NAME
         for module, place in places.items():
             _listening.setdefault(module, []).append((recording, place))
         yield
@@ -139,6 +136,17 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
             _listening[module].remove((recording, place))
             if not _listening[module]:
                 del _listening[module]
+
+
+def _no_way_in(model: nn.Module) -> str:
+    kinds = {
+        type(module).__name__: None for module in model.modules() if "Attention" in type(module).__name__
+    }
+    return (
+        f"{type(model).__name__} cannot be captured: its attention ({', '.join(kinds) or 'none is named so'}) "
+        "goes neither through Transformers' AttentionInterface nor through PyTorch's "
+        "scaled_dot_product_attention; regard.capture(model, at={name: adapter}) serves any module"
+    )
 
 
 def fits(model: nn.Module) -> bool:
@@ -164,52 +172,6 @@ def _configs(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
-def attentions(model: nn.Module) -> dict[nn.Module, Place]:
-    """The modules that ask Transformers' interface for their attention, and where they stand."""
-    found = {name: module for name, module in model.named_modules() if _asks_interface(type(module))}
-    groups = {name: _group(name, module) for name, module in found.items()}
-    stacks = _stack_names(list(dict.fromkeys(groups.values())))
-    number_in_name = {
-        name: int(n[0]) if (n := re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name)) else -1 for name in found
-    }
-    counts = Counter((stacks[groups[name]], number_in_name[name]) for name in found)
-    places, order = {}, Counter[str]()
-    for name, module in found.items():
-        stack, number = stacks[groups[name]], number_in_name[name]
-        alone = all(
-            counts[stack, number_in_name[other]] == 1 for other in found if stacks[groups[other]] == stack
-        )
-        places[module] = Place(number if alone and number >= 0 else order[stack], name, stack)
-        order[stack] += 1
-    return places
-
-
-def _asks_interface(kind: type[nn.Module]) -> bool:
-    forward = inspect.unwrap(kind.forward)
-    names = getattr(getattr(forward, "__code__", None), "co_names", ())
-    return "ALL_ATTENTION_FUNCTIONS" in names
-
-
-def _group(name: str, module: nn.Module) -> str:
-    """What the attentions of one stack have in common: their name up to the first number, and cross or not."""
-    parts = name.split(".")
-    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
-    before = parts[: numbers[0]] if numbers else parts[:-1]
-    after = parts[numbers[0] + 1 :] if numbers else parts[-1:]
-    own_name = ".".join(after).lower()
-    cross = "cross" in own_name or "encoder_attn" in own_name or "encdec" in own_name
-    return ".".join(
-        [*before, "cross"] if cross or getattr(module, "is_cross_attention", False) is True else before
-    )
-
-
-def _stack_names(groups: list[str]) -> dict[str, str]:
-    """A short name for each stack: "" if it is the only one; "encoder", "decoder", "cross"; or what differs."""
-    if len(groups) == 1:
-        return {groups[0]: ""}
-    names = {}
-    for group in groups:
-        parts = group.split(".")
-        known = [part for part in parts if part in ("encoder", "decoder", "cross")]
-        names[group] = known[-1] if known else group
-    return names
+def _attentions(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that ask Transformers' interface for their attention."""
+    return {name: m for name, m in model.named_modules() if mentions(type(m), "ALL_ATTENTION_FUNCTIONS")}

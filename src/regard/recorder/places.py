@@ -1,0 +1,75 @@
+"""Where the attentions of a model stand: which stack, and which number in it, told from the modules' names."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Mapping
+
+from torch import nn
+
+from regard.recorder.recording import Place
+
+
+def placed(found: Mapping[str, nn.Module]) -> dict[nn.Module, Place]:
+    """Attention modules by name, each with its place.
+
+    The number is the one in the name (`model.layers.3.self_attn`), or where names have none that tells them
+    apart, the order in which they stand.
+    """
+    groups = {name: _group(name, module) for name, module in found.items()}
+    stacks = _stack_names(list(dict.fromkeys(groups.values())))
+    numbers = {name: next((int(part) for part in name.split(".") if part.isdigit()), -1) for name in found}
+    same = Counter((groups[name], number) for name, number in numbers.items())
+    unclear = {group for (group, number), count in same.items() if count > 1 or number < 0}
+    order: Counter[str] = Counter()
+    places = {}
+    for name, module in found.items():
+        group = groups[name]
+        number = order[group] if group in unclear else numbers[name]
+        places[module] = Place(number, name, stacks[group])
+        order[group] += 1
+    return places
+
+
+@functools.cache
+def mentions(kind: type[nn.Module], name: str) -> bool:
+    """Whether a method of a module's class uses something of this name."""
+    for base in kind.__mro__:
+        if base.__module__.startswith(("torch.", "transformers.modeling_utils")):
+            continue  # what every model has
+        for method in vars(base).values():
+            code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+            if code is not None and name in code.co_names:
+                return True
+    return False
+
+
+def _group(name: str, module: nn.Module) -> str:
+    """What the attentions of a stack have in common: the name up to the first number, and whether they cross."""
+    parts = name.split(".")
+    first = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
+    own = ".".join(parts[first:]).lower()
+    crosses = any(mark in own for mark in ("cross", "encoder_attn", "encdec"))
+    if crosses or getattr(module, "is_cross_attention", False) is True:
+        return ".".join([*parts[:first], "cross"])
+    return ".".join(parts[:first])
+
+
+def _stack_names(groups: list[str]) -> dict[str, str]:
+    """A short name for each stack: "" if it is the only one; "encoder", "decoder", "cross"; else what differs."""
+    if len(groups) == 1:
+        return {groups[0]: ""}
+    paths = {group: group.split(".") for group in groups}
+    names = {
+        group: next((x for x in ("cross", "decoder", "encoder") if x in path), "")
+        for group, path in paths.items()
+    }
+    if len(set(names.values())) == len(groups) and all(names.values()):
+        return names
+    # The first part of the names in which all differ, as vision_tower and language_model; or the whole name.
+    for parts in zip(*paths.values(), strict=False):
+        if len(set(parts)) == len(groups):
+            return dict(zip(groups, parts, strict=True))
+    return {group: group for group in groups}
