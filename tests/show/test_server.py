@@ -22,7 +22,8 @@ from regard.show.contents import Contents
 from regard.show.guard import HEADERS, Door, is_loopback
 from regard.show.limits import Limits
 from regard.show.running import Running
-from regard.show.server import Site, Tell
+from regard.show.server import Site
+from regard.show.streaming import Tell
 
 SMALL = Limits(body=4096, characters=200, tokens=64, texts=3, generated=8)
 

@@ -15,11 +15,13 @@ from regard.cli.check import check
 from regard.cli.data import data
 from regard.cli.explain_mistake import explain_mistake
 from regard.cli.generate import generate
+from regard.cli.inspect import inspect
 from regard.cli.stages import stages
 from regard.cli.train import train
 
 EXAMPLES = """\b
 Examples:
+  regard inspect                      see what every head of a model looks at
   regard check file.py:MyAttention    is it right, and if not, what is wrong?
   regard stages                       walk through attention, stage by stage
   regard stages --save stages.png     and keep the picture
@@ -37,6 +39,7 @@ app.command()(check)
 app.command()(data)
 app.command("explain-mistake")(explain_mistake)
 app.command()(generate)
+app.command()(inspect)
 app.command()(stages)
 app.command()(train)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import html
+import os
 import sys
 from os import PathLike
 from pathlib import Path
@@ -37,9 +38,7 @@ def show(seen: Seen, *, port: int = 0, open: bool = True, block: bool | None = N
     running = Running(Site(Contents(seen, **options)), port=port).start()
     print(f"{running.address} shows {seen!r}", file=sys.stderr)
     if open:
-        import webbrowser
-
-        webbrowser.open(running.address)
+        open_browser(running.address)
     if block or (block is None and not hasattr(sys, "ps1") and not sys.flags.interactive):
         running.wait()
     else:
@@ -98,6 +97,15 @@ def _summary(seen: Seen) -> str:
         "<code>seen.save('page.html')</code> writes it to a file, "
         "<code>seen.figure(layer, head)</code> draws one head.</p>"
     )
+
+
+def open_browser(address: str) -> None:
+    """Open an address in the reader's browser, if there is a screen: a terminal's would be in the way."""
+    import webbrowser
+
+    screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if screen:
+        webbrowser.open(address)
 
 
 def _in_notebook() -> bool:

@@ -1,0 +1,183 @@
+"""`regard inspect`: a page that shows what every head of a model looks at."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from regard.cli.opening import Opened
+    from regard.recorder import Seen
+
+
+def inspect(
+    captures: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[CAPTURE]...", help="Saved captures to show instead of a model."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="default, smollm2, a folder, a .gguf file, or a name on the hub.",
+            show_default="default",
+        ),
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option("--text", metavar="TEXT", help="What it reads; may come often.")
+    ] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option("--file", metavar="FILE", help="A text file; may come often.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="FOLDER", help="A training run, for the time slider.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.html", help="Write one file and end.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", metavar="N", help="0 takes a free one.")] = 0,
+    host: Annotated[
+        str,
+        typer.Option("--host", metavar="ADDRESS", help="Anything but loopback puts a secret in the address."),
+    ] = "127.0.0.1",
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
+) -> None:
+    """Show what every head of a model looks at, on a page in the browser or in one file.
+
+    With no arguments it is the model in the box on a built-in text. The page is served to this machine only,
+    until Ctrl-C.
+
+    \b
+    Examples:
+      regard inspect
+      regard inspect --model smollm2 --file letter.txt
+      regard inspect --model Qwen/Qwen3-0.6B --text "The cat sat because the cat was tired."
+      regard inspect --model trained --run trained
+      regard inspect --out page.html
+      regard inspect capture-folder
+    """
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if captures and (model or text or file):
+        raise ValueError("expected captures to show or a model to read with (--model, --text), not both")
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"--out: there is no folder {str(out.parent)!r}: make it first")
+    if captures:
+        opened, seen, titles = None, [_loaded(path) for path in captures], [path.name for path in captures]
+    else:
+        texts = _texts(text or [], file or [])
+        opened = _opened(console, model or "default")
+        seen = [_read(console, opened, words) for words in texts.values()]
+        titles = list(texts)
+    from regard.show.contents import Contents
+    from regard.show.run import read_run
+
+    folder = run or (opened.run if opened else None)
+    contents = Contents(seen, titles=titles, time=None if folder is None else read_run(folder))
+    if out is not None:
+        _write(console, contents, out)
+        if opened is not None:
+            _glimpse(seen[0])
+        typer.echo(f"Open {out} in any browser: it needs no server and no network.")
+        return
+    _serve(contents, opened, host, port, open_)
+
+
+def _texts(given: list[str], files: list[Path]) -> dict[str, str]:
+    """What is read, by its title; the built-in text if nothing was given."""
+    from regard.cli.story import STORY, TITLE
+
+    found = {_title(text): text for text in given}
+    for path in files:
+        try:
+            found[path.name] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"--file: expected a text in UTF-8, and {path} is not") from None
+    for title, words in found.items():
+        if not words.strip():
+            raise ValueError(f"text: expected some text to read, and {title!r} is empty")
+    return found or {TITLE: STORY}
+
+
+def _title(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= 48 else words[:47].rstrip() + "…"
+
+
+def _loaded(path: Path) -> Seen:
+    import regard
+    from regard.recorder import Seen
+
+    found: Any = regard.load(path)
+    if not isinstance(found, Seen):
+        raise ValueError(f"{path}: expected a capture, a folder that seen.save(…) wrote, got one map")
+    return found
+
+
+def _opened(console: Any, name: str) -> Opened:
+    from regard.cli.opening import open_model
+
+    with console.status(f"Opening {name} …"):
+        return open_model(name)
+
+
+def _read(console: Any, opened: Opened, text: str) -> Seen:
+    from rich.progress import Progress
+
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("Reading", total=None)
+
+        def tell(doing: str, done: int, of: int) -> None:
+            bar.update(task, description=doing.capitalize(), completed=done, total=of or None)
+
+        return opened.read(text, tell)
+
+
+def _write(console: Any, contents: Any, out: Path) -> None:
+    from regard.show.page import write
+
+    began = time.perf_counter()
+    with console.status("Writing the page …"):
+        write(contents, out)
+    size, seconds = out.stat().st_size / 1e6, time.perf_counter() - began
+    console.print(f"{out}: {size:.1f} MB, written in {seconds:.1f} s", markup=False)
+
+
+def _glimpse(seen: Seen) -> None:
+    """What can be said in a terminal: the heads that do something that has a name, and one of them drawn."""
+    from rich.console import Console
+
+    from regard.heads.printing import caption, rendered
+    from regard.show.terminal import print_map
+
+    console = Console(highlight=False)
+    table = seen.heads()
+    console.print(rendered(table))
+    console.print(caption(table), style="dim", markup=False)
+    best = table.best("induction", 1)[0]
+    score = best.scores["induction"]
+    console.print(f"\nLayer {best.layer}, head {best.head}: queries run down, keys run across.", markup=False)
+    print_map(console, seen[best.layer, best.head][0])
+    console.print(
+        f"It puts {score.value:.0%} of its attention on what came after earlier copies of the token; looking "
+        f"at all alike would put {score.null:.0%} there.\n",
+        markup=False,
+    )
+
+
+def _serve(contents: Any, opened: Opened | None, host: str, port: int, open_: bool) -> None:
+    from regard.show.running import Running
+    from regard.show.server import Site
+    from regard.show.viewer import open_browser
+
+    read, generate = (opened.read, opened.generate) if opened else (None, None)
+    running = Running(Site(contents, read, generate), host=host, port=port)
+    typer.echo(f"{running.address}\nCtrl-C ends it.")
+    if open_:
+        open_browser(running.address)
+    running.run()

@@ -1,0 +1,39 @@
+"""One head's map in a terminal: two rows of cells a line, in colour, or in shades where there is none."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from regard.maps import AttentionMap
+from regard.stages.picture import shade
+
+SHADES = " ░▒▓█"
+
+
+def print_map(console: Any, map: AttentionMap, *, width: int = 64) -> None:
+    """Print a map (T, S) on a Rich console, at most `width` columns wide and half as many lines high.
+
+    Each cell holds a stretch of queries and keys; its colour is the square root of the mass, so that what is
+    faint can be seen as well.
+    """
+    from rich.text import Text
+
+    T, S = map.shape
+    cols = min(S, width, console.width)
+    rows = min(T, cols)
+    mass = cast(Tensor, map.pool(rows, cols)).float().cpu()
+    share = mass.sqrt() / (mass.max().sqrt() or 1.0)  # (rows, cols), from 0 to 1
+    if console.color_system is None or not console.is_terminal:
+        for row in torch.nn.functional.pad(share, (0, 0, 0, rows % 2)).view(-1, 2, cols).mean(1).tolist():
+            console.print(Text("".join(SHADES[round(x * (len(SHADES) - 1))] for x in row)))
+        return
+    for top in range(0, rows, 2):
+        line = Text()
+        below = share[top + 1] if top + 1 < rows else None
+        for col in range(cols):
+            under = "" if below is None else f" on {shade(float(below[col]))}"
+            line.append("▀", style=f"{shade(float(share[top, col]))}{under}")
+        console.print(line)
