@@ -17,7 +17,7 @@ from regard.attention.rules import Mask, full
 from regard.attention.steps import scaled_dot_product_attention
 from regard.checker import Report, check
 from regard.maps import AttentionMap, weights
-from regard.recorder import load
+from regard.recorder import capture, capture_size, load
 from regard.show import plot
 
 __version__ = "0.1.0"
@@ -29,6 +29,8 @@ __all__ = [
     "alibi",
     "attend",
     "backend",
+    "capture",
+    "capture_size",
     "causal",
     "causal_mask",
     "check",

@@ -56,9 +56,10 @@ def attach(
     model: nn.Module, recording: Recording, at: Mapping[str, Adapter], first: int = 0
 ) -> Iterator[None]:
     """Ask the adapters at every call of their modules; on leaving, those are as they were."""
-    modules = dict(model.named_modules())
+    modules, known = dict(model.named_modules()), places(model, at, first)
+    recording.expect([place for place, _ in known.values()])
     with ExitStack() as undo:
-        for name, (place, adapter) in places(model, at, first).items():
+        for name, (place, adapter) in known.items():
             module = modules[name]
             undo.enter_context(covered(module, "forward", _asking(module, place, adapter, recording)))
         yield

@@ -18,11 +18,12 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from regard.recorder import sdpa_source, transformers_source
-from regard.recorder.recording import Recording, Store, Tokens
-from regard.recorder.saved import Folder
+from regard.recorder import adapters, gpt_source, sdpa_source, torch_source, transformers_source
+from regard.recorder.covering import covered
+from regard.recorder.recording import Recording, Tokens
 from regard.recorder.seen import Seen
 from regard.recorder.spelling import encoded, spelled
+from regard.recorder.stores import store_for
 
 Attach = Callable[[nn.Module, Recording], AbstractContextManager[None]]
 
@@ -39,22 +40,27 @@ class Capture:
         with ExitStack() as undo:
             for module in self.model.modules():
                 if module is self.model or transformers_source.is_pretrained(module):
-                    before = module.register_forward_pre_hook(self._enters, with_kwargs=True)
-                    after = module.register_forward_hook(self._leaves, always_call=True)
-                    undo.callback(before.remove)
-                    undo.callback(after.remove)
+                    # Covered, not hooked: PyTorch's encoder layers run otherwise where they find a hook.
+                    undo.enter_context(covered(module, "forward", self._counting(module.forward)))
             for attach in self.sources:
                 undo.enter_context(attach(self.model, self.recording))
             self._put_back = undo.pop_all()
         return self.recording.seen
 
-    def _enters(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self.recording.begin(_tokens(args, kwargs))
+    def _counting(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A model's `forward`, which also says where a forward pass begins."""
 
-    def _leaves(self, *_: Any) -> None:
-        self._depth -= 1
+        @functools.wraps(forward)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            if self._depth == 1:
+                self.recording.begin(_tokens(args, kwargs))
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        return counted
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -164,7 +170,7 @@ def capture(
         heads=heads,
         dtype=dtype,
         values=values,
-        store=_store(to, budget, keep),
+        store=store_for(to, budget, keep, lambda: recording.expected),
         stitch=keep == "maps",
         model=name_of(model),
         spell=None if tokenizer is None else functools.partial(spelled, tokenizer),
@@ -183,17 +189,13 @@ def capture(
     return seen
 
 
-def _store(to: str | PathLike[str] | None, budget: int | str | None, keep: str) -> Store | None:
-    return None if to is None else Folder(to)
-
-
 def sources(model: nn.Module, at: Mapping[str, Callable[..., Any]] | None) -> list[Attach]:
-    """Everything that can see some of the model's attention."""
-    found: list[Attach] = []
-    if transformers_source.fits(model):
-        found.append(transformers_source.attach)
-    if sdpa_source.fits(model):
-        found.append(sdpa_source.attach)
+    """Everything that can see some of the model's attention; where adapters are given, those alone."""
+    if at is not None:
+        adapters.places(model, at)  # names that are not there are refused at once
+        return [functools.partial(adapters.attach, at=at)]
+    every = (transformers_source, sdpa_source, torch_source, gpt_source)
+    found: list[Attach] = [source.attach for source in every if source.fits(model)]
     if not found:
         raise ValueError(
             f"model: expected one with attention that capture knows (Transformers' interface, "

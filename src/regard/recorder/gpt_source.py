@@ -38,8 +38,10 @@ def places(model: nn.Module) -> dict[Attention, Place]:
 @contextmanager
 def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
     """Record a model's `Attention`s; on leaving, they are as they were."""
+    known = places(model)
+    recording.expect(known.values())
     with ExitStack() as undo:
-        for layer, place in places(model).items():
+        for layer, place in known.items():
             watch = _Watch(layer, place, recording)
             undo.enter_context(covered(layer, "forward", watch.forward))
             undo.enter_context(covered(layer, "attend", watch.attend))
@@ -109,7 +111,7 @@ class _Watch:
             self._past = None if old else (k_new.clone(), v_new.clone())
         else:
             self._past = torch.cat([self._past[0], k_new], 2), torch.cat([self._past[1], v_new], 2)
-        if self._past is None or k.shape[2] == cache.length:
+        if self._past is None:
             return k, v, mask
         rules = [self.layer.mask, None if given is None else as_mask(given), cache.rule]
         rule: Mask = full

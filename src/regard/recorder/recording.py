@@ -97,6 +97,8 @@ class Recording:
         self.spell = spell
         self.seen = Seen(model=model)
         self.forwards = 0
+        self.expected = 0
+        """How many layers a forward pass will give, as far as the sources know."""
         self._strips: dict[tuple[str, int], Strip] = {}  # by module and how many times it ran before
         self._calls: Counter[str] = Counter()  # of each module, in this forward pass
         self._keys: dict[str, None] = {}  # of every layer that ran
@@ -111,6 +113,7 @@ class Recording:
     def expect(self, places: Collection[Place]) -> None:
         """Where attention is going to be seen, as far as a source knows."""
         self._modules.update(place.stack for place in places)
+        self.expected += sum(self.wants(place) for place in places)
 
     def begin(self, tokens: Tokens | None = None) -> None:
         """A forward pass of the model begins."""

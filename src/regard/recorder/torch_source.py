@@ -81,6 +81,7 @@ def places(model: nn.Module) -> dict[nn.MultiheadAttention, Place]:
 def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
     """Record a model's `MultiheadAttention`s; on leaving, everything is as it was."""
     known = places(model)
+    recording.expect(known.values())
     with ExitStack() as undo:
         undo.enter_context(_listening())
         for module in model.modules():
@@ -185,7 +186,8 @@ def _dot_product(
     if see is None or query.ndim != 4:
         output: Tensor = run()
         return output
-    mask = causal.top_left if is_causal else full if attn_mask is None else as_rule(attn_mask.detach())
+    order = causal if query.shape[2] == key.shape[2] else causal.top_left
+    mask = order if is_causal else full if attn_mask is None else as_rule(attn_mask.detach())
     problem = pose(query, key, value, mask=mask, scale=scale)
     if attn_mask is None and not dropout_p and torch_path.refuses(problem) is None:
         output, lse = torch_path.run(problem)  # the same kernel, which has lse to give
