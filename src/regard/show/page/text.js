@@ -1,0 +1,330 @@
+// The tokens as running text: point at one, and what it looks at (or who looks at it) is shaded.
+// It knows one row or one column of weights at a time; the same colours as the map.
+
+import { css, inkOn, makeScale } from "./colours.js";
+import { choice, element } from "./dom.js";
+import { weight } from "./numbers.js";
+import { headPicker, latest, legend } from "./parts.js";
+import { layerOf } from "./source.js";
+import { theme } from "./theme.js";
+import { short, visible } from "./tokens.js";
+
+const LEVELS = 64; // shades: a token whose shade stays the same is left alone
+const RANKED = 12;
+
+export function text(root, app) {
+  const picker = headPicker(app);
+  const way = choice("Shade", "text-way", { at: "what it looks at", by: "who looks at it" }, (value) =>
+    app.set({ way: value === "at" ? "" : value, row: -1, col: -1 }),
+  );
+  const of = choice("of", "text-of", { head: "one head", layer: "the layer", all: "all layers" }, (value) =>
+    app.set({ of: value === "head" ? "" : value }),
+  );
+  const sink = choice("Sink", "text-sink", { in: "in", apart: "left out" }, (value) => app.set({ sink: value }));
+  const scale = choice("Scale", "text-scale", { linear: "linear", log: "log" }, (value) => app.set({ scale: value }));
+  const ramp = legend();
+  const body = element("div", { class: "text-body", role: "listbox", tabindex: "0", "aria-label": "Tokens of the text" });
+  const said = element("p", { class: "text-said", "aria-live": "polite" });
+  const chosen = element("div", { class: "notes-block" });
+  const ranked = element("ol", { class: "ranked" });
+  const ranking = element("div", { class: "notes-block" }, element("h3"), ranked);
+  const note = element("p", { class: "small quiet text-note" });
+  root.append(
+    element("div", { class: "bar-of-choices" }, picker, way, of, sink, scale),
+    element(
+      "div",
+      { class: "text-view" },
+      element("div", { class: "text-main" }, said, element("div", { class: "text-scroll" }, body)),
+      element("aside", { class: "text-notes", "aria-label": "The chosen token" }, chosen, ranking, ramp, note),
+    ),
+  );
+
+  let spans = []; // one a token
+  let levels = new Uint8Array(0); // the shade of each
+  let drawn = ""; // which text the spans are of
+  let colours = ""; // and which theme their shades
+  let at = -1; // the token that is pointed at
+  let under = -1; // the token under the pointer while another is pinned
+  let found = null; // {token, weights, from} of what is shaded
+  let state = null;
+
+  const looking = () => state.way !== "by";
+  const about = () => layerOf(app.meta, state.text, state.layer);
+  const offsets = () => {
+    const { queries_from: queries, keys_from: keys, rows, cols } = about();
+    return looking() ? { mine: queries, count: rows, theirs: keys } : { mine: keys, count: cols, theirs: queries };
+  };
+  const pinned = () => {
+    const { mine } = offsets();
+    const index = looking() ? state.row : state.col;
+    return index >= 0 && mine !== null ? index + mine : -1;
+  };
+  const tokens = () => app.meta.texts[state.text].tokens;
+
+  function build() {
+    const all = tokens() ?? Array.from({ length: about().cols }, (_, i) => ` ${i}`);
+    spans = all.map((token, i) => {
+      const span = element("span", { class: "tok", role: "option", id: `tok-${i}`, text: running(token) });
+      if (i > 0 && i === app.meta.texts[state.text].boundary) span.classList.add("first-written");
+      span.token = i;
+      return span;
+    });
+    levels = new Uint8Array(spans.length);
+    body.replaceChildren(...spans);
+    at = under = -1;
+    found = null;
+  }
+
+  /** Shades the tokens by the weights of what is found; only those whose shade changes are touched. */
+  function paint() {
+    const shade = found && makeScale({ scale: state.scale, top: found.top, bottom: Math.min(1e-4, found.top / 10) });
+    const name = theme();
+    for (let i = 0; i < spans.length; i++) {
+      const w = found && i !== found.without ? found.weights[i - found.from] : undefined;
+      // 0 is plain, 1 is out of sight, the others are shades.
+      const level = !found ? 0 : !(w > 0) ? (i === found.token || i === found.without ? 0 : 1) : 2 + Math.round(shade.at(w) * LEVELS);
+      if (level === levels[i]) continue;
+      levels[i] = level;
+      const { style, classList } = spans[i];
+      classList.toggle("unseen", level === 1);
+      style.backgroundColor = level > 2 ? css((level - 2) / LEVELS, name) : "";
+      style.color = level > 2 ? inkOn((level - 2) / LEVELS, name) : "";
+    }
+    for (const old of body.querySelectorAll(".at, .left-out")) old.classList.remove("at", "left-out");
+    if (!found) return;
+    spans[found.token]?.classList.add("at");
+    if (found.without >= 0) spans[found.without]?.classList.add("left-out");
+  }
+
+  function tell() {
+    const all = tokens() ?? spans.map((_, i) => `#${i}`);
+    const verb = looking() ? "looks at" : "is looked at by";
+    chosen.replaceChildren();
+    ranked.replaceChildren();
+    ranking.hidden = !found;
+    ramp.hidden = !found;
+    note.textContent = "";
+    if (!found) {
+      said.textContent = at < 0 ? "Point at a token, or move with the arrow keys; Enter pins it." : "…";
+      chosen.append(element("p", { class: "quiet", text: "No token is chosen yet." }));
+      return;
+    }
+    const entries = [...found.weights.entries()]
+      .map(([index, w]) => ({ token: index + found.from, w }))
+      .filter(({ token, w }) => w > 0 && token !== found.without)
+      .sort((a, b) => b.w - a.w);
+    const name = (token) => `“${short(all[token] ?? "", 24)}”`;
+    const other = pinned() >= 0 && under >= 0 ? under : -1;
+    if (other >= 0) {
+      const w = found.weights[other - found.from] ?? 0;
+      said.textContent = `${name(found.token)} ${verb} ${name(other)}: ${weight(w)}`;
+    } else {
+      const best = entries.slice(0, 3).map(({ token, w }) => `${name(token)} ${weight(w)}`);
+      said.textContent = `${name(found.token)} ${verb} ${best.join(", ") || "nothing"}`;
+    }
+    chosen.append(
+      element("h3", { text: `Token ${found.token}${pinned() >= 0 ? ", pinned" : ""}` }),
+      element("p", { class: "big-token token", text: visible((all[found.token] ?? "").slice(0, 60)) }),
+      element("p", { class: "small quiet", text: scope() }),
+    );
+    ranking.firstChild.textContent = looking() ? "Looks most at" : "Is looked at most by";
+    ranked.append(
+      ...entries.slice(0, RANKED).map(({ token, w }) => {
+        const button = element(
+          "button",
+          { type: "button", title: `Go to token ${token}` },
+          element("span", { class: "place", text: token }),
+          element("span", { class: "token", text: short(all[token] ?? "", 24) }),
+          element("span", { class: "weight", text: weight(w) }),
+        );
+        button.style.setProperty("--share", String(w / found.top));
+        button.addEventListener("click", () => pin(token));
+        return element("li", {}, button);
+      }),
+    );
+    ramp.show("0", weight(found.top));
+    const total = entries.reduce((sum, { w }) => sum + w, 0);
+    const rest = entries.slice(RANKED).reduce((sum, { w }) => sum + w, 0);
+    const notes = [];
+    if (entries.length > RANKED) notes.push(`${entries.length - RANKED} more tokens: ${weight(rest)} together.`);
+    if (found.without >= 0) {
+      notes.push(`Left out of the shading: ${name(found.without)}, token ${found.without}, with ${weight(found.weights[found.without - found.from] ?? 0)}.`);
+    }
+    if (looking()) notes.push(`Shown here: ${weight(total)} of the row’s attention.`);
+    else notes.push(`Sum over the tokens that look at it: ${total.toFixed(2)}.`);
+    note.textContent = notes.join(" ");
+  }
+
+  function scope() {
+    if (state.of === "all") return "The mean over all heads of all layers";
+    if (state.of === "layer") return `The mean over the ${about().heads.length} heads of layer ${about().key}`;
+    return `Layer ${about().key}, head ${state.head}`;
+  }
+
+  /** The key that gets the most, of the head or over those that are shown together. */
+  async function sinkToken() {
+    if (state.sink !== "apart") return -1;
+    const layers = state.of === "all" ? app.meta.texts[state.text].layers : [about()];
+    const sums = new Map();
+    for (const layer of layers) {
+      const { sinks } = await app.source.thumbs(state.text, layer.key);
+      sinks.forEach(({ key, share }, h) => {
+        if (!state.of && layer.heads[h] !== state.head) return;
+        sums.set(key, (sums.get(key) ?? 0) + share);
+      });
+    }
+    const best = [...sums].sort((a, b) => b[1] - a[1])[0];
+    return best ? best[0] + about().keys_from : -1;
+  }
+
+  const look = latest(async (fresh) => {
+    const token = pinned() >= 0 ? pinned() : at;
+    const { mine, theirs, count } = offsets();
+    const index = token - mine;
+    if (token < 0 || index < 0 || index >= count) {
+      found = null;
+      paint();
+      tell();
+      if (token >= 0) said.textContent = "This layer did not read that token in the pass that was captured.";
+      return;
+    }
+    const [layer, head] = [state.of === "all" ? "mean" : state.layer, state.of ? "mean" : state.head];
+    const ask = looking() ? app.source.row : app.source.column;
+    const without = await sinkToken();
+    const weights = await ask(state.text, layer, head, index);
+    if (!fresh()) return;
+    // Looked at by: the sink's own column is what is asked for, so nothing is left out.
+    const out = looking() ? without : -1;
+    let top = 0;
+    weights.forEach((w, i) => {
+      if (w > top && i + theirs !== out) top = w;
+    });
+    found = { token, weights, from: theirs, without: out, top: top || 1 };
+    paint();
+    tell();
+  });
+
+  function point(token) {
+    if (pinned() >= 0) {
+      under = token;
+      body.setAttribute("aria-activedescendant", token >= 0 ? `tok-${token}` : "");
+      if (found) tell();
+      return;
+    }
+    if (token === at || token < 0) return;
+    at = token;
+    body.setAttribute("aria-activedescendant", `tok-${token}`);
+    look();
+  }
+
+  function pin(token) {
+    const { mine, count } = offsets();
+    const index = token - mine;
+    if (token < 0 || index < 0 || index >= count) return;
+    under = -1;
+    at = token;
+    app.set(looking() ? { row: index, col: -1 } : { col: index, row: -1 });
+    spans[token].scrollIntoView({ block: "nearest" });
+  }
+
+  function unpin() {
+    app.set({ row: -1, col: -1 });
+    under = -1;
+  }
+
+  /** The token nearest to this one on the line above or below. */
+  function beside(from, step) {
+    const here = spans[from].getBoundingClientRect();
+    const middle = here.left + here.width / 2;
+    let best = from;
+    let line = null;
+    for (let i = from + step; i >= 0 && i < spans.length; i += step) {
+      const rect = spans[i].getClientRects()[0];
+      if (!rect) continue;
+      if (line === null && Math.abs(rect.top - here.top) < here.height / 2) continue;
+      line ??= rect.top;
+      if (Math.abs(rect.top - line) > 4) break;
+      const off = Math.abs(rect.left + rect.width / 2 - middle);
+      const known = spans[best].getClientRects()[0];
+      if (best === from || off < Math.abs(known.left + known.width / 2 - middle)) best = i;
+    }
+    return best;
+  }
+
+  body.addEventListener("pointerover", (event) => {
+    const token = event.target.closest(".tok")?.token;
+    if (token !== undefined) point(token);
+  });
+  body.addEventListener("pointerleave", () => pinned() >= 0 && point(-1));
+  body.addEventListener("click", (event) => {
+    const token = event.target.closest(".tok")?.token;
+    if (token === undefined) return;
+    if (token === pinned()) unpin();
+    else pin(token);
+  });
+  body.addEventListener("keydown", (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const now = pinned() >= 0 && under >= 0 ? under : pinned() >= 0 ? pinned() : at;
+    const here = Math.max(0, now);
+    const to = {
+      ArrowRight: () => (now < 0 ? 0 : here + 1),
+      ArrowLeft: () => here - 1,
+      ArrowDown: () => beside(here, 1),
+      ArrowUp: () => beside(here, -1),
+      Home: () => 0,
+      End: () => spans.length - 1,
+    }[event.key];
+    if (to) {
+      const token = Math.min(spans.length - 1, Math.max(0, to()));
+      point(token);
+      spans[token].scrollIntoView({ block: "nearest" });
+    } else if (event.key === "Enter" || event.key === " ") {
+      if (now === pinned()) unpin();
+      else pin(now);
+    } else if (event.key === "Escape") unpin();
+    else return;
+    event.preventDefault();
+  });
+  body.addEventListener("focus", () => {
+    if (pinned() < 0 && at < 0) point(Math.max(0, offsets().mine));
+  });
+
+  return {
+    show(now) {
+      state = now;
+      picker.show(state, { heads: !state.of, layers: state.of !== "all" });
+      way.value = looking() ? "at" : "by";
+      of.value = state.of || "head";
+      sink.value = state.sink;
+      scale.value = state.scale;
+      sink.hidden = !looking();
+      const crossed = about().keys_from === null || about().queries_from === null;
+      root.classList.toggle("no-text", crossed && Boolean(tokens()));
+      if (crossed && tokens()) {
+        drawn = "";
+        said.textContent = `Layer ${about().key} looks from one text at another, whose tokens are not known here: see the Map.`;
+        body.replaceChildren();
+        return;
+      }
+      const wanted = `${state.text} ${about().cols}`;
+      if (drawn !== wanted) build();
+      drawn = wanted;
+      if (colours !== theme()) levels.fill(255); // every shade anew
+      colours = theme();
+      if (pinned() >= 0) at = pinned();
+      body.querySelector("[aria-selected]")?.removeAttribute("aria-selected");
+      spans[pinned()]?.setAttribute("aria-selected", "true");
+      look();
+    },
+    hide() {
+      under = -1;
+    },
+  };
+}
+
+/** A token as it stands in the text: spaces and line ends stay, these with a sign; what cannot be seen gets one. */
+function running(token) {
+  if (token === "") return visible(token);
+  const shown = (part) => part && visible(part);
+  return token.split("\n").map((line) => line.split(" ").map(shown).join(" ")).join("↵\n");
+}
