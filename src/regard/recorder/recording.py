@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from regard.attention.inputs import working_dtype
-from regard.attention.masks import Alibi, Dense, Rule
+from regard.attention.masks import Alibi, Dense, Padding, Rule
 from regard.attention.rules import And, Mask, Not, Or, Rows
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Evidence, examine
 from regard.recorder.seen import Layer, Seen
-from regard.recorder.stitching import Sizes, Step, Strip, joined_mask
+from regard.recorder.stitching import Sizes, Step, Strip, joined_mask, parts_of
 
 
 class Place(NamedTuple):
@@ -218,7 +218,7 @@ class Recording:
             if new is not None:
                 setattr(seen, name, new)
         if tokens.real is not None and seen.ids is not None and tokens.real.shape == seen.ids.shape:
-            seen.real = None if bool(tokens.real.all()) else tokens.real
+            seen.real = tokens.real
 
     def _finish_pass(self) -> None:
         """The layers so far are all that this pass will have; what comes is another."""
@@ -234,11 +234,23 @@ class Recording:
             if strip.grown:
                 whole = self.store.put(strip.finished(), instead_of=strip.layer)
                 self.seen.layers[self.seen.layers.index(strip.layer)] = whole
-        self._strips.clear()
         seen = self.seen
+        if seen.real is None and seen.ids is not None:
+            seen.real = self._real(seen.ids.shape)
+        if seen.real is not None and bool(seen.real.all()):
+            seen.real = None
+        self._strips.clear()
         if self.spell is not None:
             seen.tokens = None if seen.ids is None else self.spell(seen.ids)
             seen.target_tokens = None if seen.target_ids is None else self.spell(seen.target_ids)
+
+    def _real(self, shape: torch.Size) -> Tensor | None:
+        """Which tokens the layers' own masks say are real, where the model was not told so in the open."""
+        for strip in self._strips.values():
+            for part in parts_of(strip.mask):
+                if isinstance(part, Padding) and part.real.shape == shape:
+                    return part.real.cpu()
+        return None
 
     def close(self) -> None:
         """Nothing more comes."""

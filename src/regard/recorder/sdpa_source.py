@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -93,13 +94,17 @@ class Listening(TorchFunctionMode):
         if query.ndim != 4:
             name = listeners[0][1].name
             raise ValueError(f"{name}: expected q (batch, heads, length, width), got {tuple(query.shape)}")
-        mask: Mask = full if attn_mask is None else as_rule(attn_mask)
+        mask: Mask = full
+        k, v = key, value
+        if attn_mask is not None:
+            reach = _reach(attn_mask)
+            k, v, mask = key[:, :, :reach], value[:, :, :reach], as_rule(attn_mask[..., :reach])
         if is_causal:
             mask = causal.top_left if mask is full else mask & causal.top_left
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         settings: dict[str, Any] = {"mask": mask, "scale": scale}
-        if not dropout_p and explain(query, key, value, **settings).backend == "torch":
-            output, lse = attend(query, key, value, **settings, return_lse=True)
+        if attn_mask is None and not dropout_p and explain(query, k, v, **settings).backend == "torch":
+            output, lse = attend(query, k, v, **settings, return_lse=True)
         else:
             output = scaled_dot_product_attention(
                 query,
@@ -111,13 +116,13 @@ class Listening(TorchFunctionMode):
                 scale=scale,
                 enable_gqa=enable_gqa,
             )
-            lse = weights(query, key, **settings).lse
+            lse = weights(query, k, **settings).lse
         for recording, place in listeners:
             recording.take(
                 place,
                 query,
-                key,
-                value,
+                k,
+                v,
                 output,
                 lse=lse,
                 mask=mask,
@@ -126,3 +131,10 @@ class Listening(TorchFunctionMode):
                 part=again,
             )
         return output
+
+
+def _reach(mask: Tensor) -> int:
+    """How many keys there are up to the last that anyone may see: a static cache holds places for more."""
+    hidden = ~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2
+    seen = (~hidden).flatten(0, -2).any(0).nonzero()
+    return int(seen[-1]) + 1 if len(seen) and mask.shape[-1] > 1 else mask.shape[-1]

@@ -74,31 +74,28 @@ class RuleMask(Tensor):
         first = args[0] if args else None
         if isinstance(first, RuleMask) and func in _MAY_CHANGE_NOTHING:
             with torch._C.DisableTorchFunctionSubclass():
-                result = func(first, *args[1:], **kwargs)
-                same = (result.shape, result.dtype) == (first.shape, first.dtype)
-            if same:
+                # Asked of one entry, or of the view: the result says whether anything but the device changes.
+                small = first if func in _VIEWS else torch.zeros((), dtype=torch.bool, device=first.device)
+                result = func(small, *args[1:], **kwargs)
+            if result.dtype == torch.bool and result.shape == small.shape:
                 return RuleMask.made(first.rule, first.shape, first.keys, result.device)
         plain = [x.spelled_out() if isinstance(x, RuleMask) else x for x in args]
-        return func(
-            *plain, **{n: x.spelled_out() if isinstance(x, RuleMask) else x for n, x in kwargs.items()}
-        )
+        return func(*plain, **{n: x.spelled_out() if isinstance(x, RuleMask) else x for n, x in kwargs.items()})
 
 
 _ASKS_ABOUT = {
     getattr(Tensor, name).__get__
-    for name in (
-        "shape",
-        "dtype",
-        "device",
-        "ndim",
-        "is_cuda",
-        "requires_grad",
-        "layout",
-        "is_meta",
-        "is_cpu",
-    )
+    for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "is_meta", "is_cpu")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point}
-_MAY_CHANGE_NOTHING = {Tensor.__getitem__, Tensor.to, Tensor.bool, Tensor.expand, Tensor.detach, Tensor.cuda}
+_VIEWS = {Tensor.__getitem__, Tensor.expand}
+_MAY_CHANGE_NOTHING = _VIEWS | {
+    Tensor.to,
+    Tensor.bool,
+    Tensor.detach,
+    Tensor.cuda,
+    Tensor.clone,
+    Tensor.contiguous,
+}
 
 
 def rule_mask(
