@@ -294,10 +294,25 @@ def _taken(tensor: Tensor, dim: int, part: slice) -> Tensor:
 
 
 def _extremes(values: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and greatest of values[:, first:last + 1] for each pair of edges, (B, number of pairs)."""
-    parts = [values[:, a : b + 1] for a, b in zip(first.tolist(), last.tolist(), strict=True)]
-    parts = [part if part.shape[1] else values.new_zeros(len(values), 1) for part in parts]  # T or S is 0
-    return torch.stack([p.amin(-1) for p in parts], -1), torch.stack([p.amax(-1) for p in parts], -1)
+    """The least and greatest of values[:, first:last + 1] for each pair of edges, (B, number of pairs).
+
+    A stretch is two stretches of a power of two that overlap, and those of twice the length are two of the
+    length before: a few operations for any number of pairs. 0 where there are no values (T or S is 0).
+    """
+    B, S = values.shape
+    least = most = values.new_zeros(B, len(first))
+    lengths = last - first + 1
+    longest = int(lengths.max()) if S else 0
+    low = high = values
+    for size in (1 << n for n in range(longest.bit_length())):
+        if size > 1:
+            low = torch.minimum(low[:, : -size // 2], low[:, size // 2 :])
+            high = torch.maximum(high[:, : -size // 2], high[:, size // 2 :])
+        ours = (lengths >= size) & (lengths < 2 * size)
+        starts, ends = (edge.clamp(0, S - size) for edge in (first, last + 1 - size))
+        least = torch.where(ours, torch.minimum(low[:, starts], low[:, ends]), least)
+        most = torch.where(ours, torch.maximum(high[:, starts], high[:, ends]), most)
+    return least, most
 
 
 def _by(shape: Sequence[int]) -> str:

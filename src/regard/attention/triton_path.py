@@ -18,6 +18,7 @@ from regard.attention import triton_configs as configs
 from regard.attention.bands import Band, band_of, split_alibi
 from regard.attention.block_lists import Survey, blocks_of, survey
 from regard.attention.problem import Problem
+from regard.attention.remembered import remembered
 from regard.attention.rules import Mask
 
 WIDEST = 256
@@ -84,8 +85,11 @@ def surveyed(
     rule: Mask, shape: tuple[int, int, int, int], rows: int, cols: int, device: torch.device
 ) -> Survey:
     """What a mask allows in blocks of rows × cols."""
-    index, _ = blocks_of(shape[2], rows, device)
-    return survey(rule, shape, index, *blocks_of(shape[3], cols, device))
+    return remembered(
+        rule,
+        (shape, rows, cols, device),
+        lambda: survey(rule, shape, blocks_of(shape[2], rows, device)[0], *blocks_of(shape[3], cols, device)),
+    )
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.attention import triton_configs as configs
 from regard.attention.bands import Band
 from regard.attention.block_lists import blocks_of, survey
+from regard.attention.remembered import remembered
 from regard.attention.rules import Mask
 from regard.attention.triton_path import descriptor, padded, refuses_scores, scores_of
 
@@ -53,8 +54,12 @@ def pool(
     lists, band, parts = None, scores.band, across.parts
     if band is None or down.places is not None or across.places is not None:
         # Lists hold their blocks in no order of keys, so the parts of a bin are put together afterwards.
-        row_blocks, _ = down.blocks(T, q.device)
-        lists = survey(scores.rule, (B, H, T, S), row_blocks, *across.blocks(S, q.device)).by_row()
+        shape = (B, H, T, S)
+        lists = remembered(
+            scores.rule,
+            (shape, rows, cols, config, q.device),
+            lambda: survey(scores.rule, shape, down.blocks(T, q.device)[0], *across.blocks(S, q.device)),
+        ).by_row()
         band, parts = Band(), 1
     bin_rows, bin_cols = rows * down.parts, cols * across.parts // parts
     mass, peak = torch.zeros(2, B, H, bin_rows, bin_cols, dtype=torch.float32, device=q.device)
