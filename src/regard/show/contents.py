@@ -8,8 +8,6 @@ captures; it knows neither models nor how the page draws.
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,18 +17,20 @@ from torch import Tensor
 
 from regard.attention.masks import Window
 from regard.attention.rules import And, Mask
+from regard.heads import describe
 from regard.maps import AttentionMap
 from regard.recorder import Evidence, Layer, Seen
 from regard.show import pyramid
 from regard.show.eviction import eviction
 from regard.show.example import example
 from regard.show.glance import Glance, glance
-from regard.show.headings import describe
+from regard.show.lately import Lately
 from regard.show.pyramid import Cells
 from regard.show.working import working
 
 VERSION = 1
-KEPT = 192  # tiles that are remembered, of at most 512 KiB each
+TILES = 192  # that are remembered, of at most 512 KiB each
+MAPS = 64  # that are remembered; those in memory take no more of it
 
 
 class One(NamedTuple):
@@ -60,11 +60,11 @@ class Contents:
         self.texts: list[Seen] = []
         self.titles: list[str] = []
         self.entry, self.can, self.time = entry, can or {}, time
-        self._tiles: OrderedDict[tuple[object, ...], Cells] = OrderedDict()
+        self._tiles: Lately[Cells] = Lately(TILES)
+        self._maps: Lately[AttentionMap] = Lately(MAPS)
         self._glances: dict[tuple[int, str], Glance] = {}
         self._heads: dict[int, list[dict[str, Any]]] = {}
         self._evictions: dict[tuple[int, str], dict[str, Any]] = {}
-        self._lock = threading.Lock()
         given = [seen] if isinstance(seen, Seen) else list(seen)
         for number, one in enumerate(given):
             self.add(one, titles[number] if titles else None)
@@ -75,7 +75,7 @@ class Contents:
         """Show one more text; returns its number."""
         if not seen.layers:
             raise ValueError("seen: expected a capture that saw something, got one without layers")
-        B = seen.layers[0].map.matrix[0]
+        B = seen.layers[0].shape[0]
         if not 0 <= self.entry < B:
             raise ValueError(f"entry: expected one of the capture's {B} texts, from 0, got {self.entry}")
         self.texts.append(seen)
@@ -102,19 +102,29 @@ class Contents:
         if head not in found.heads:
             raise KeyError(f"head: expected one of {list(found.heads)}, got {head!r}")
         h = found.heads.index(head)
-        B, H = found.map.matrix[:2]
-        whole = AttentionMap(*_parts(found.map))
-        values = found.values
+        B, H = found.shape[:2]
+        whole, values = self.whole(text, found.key), found.values
         if values is not None:
             values = values.reshape(B, -1, *values.shape[-2:])
             values = values[self.entry, h // (H // values.shape[1])]
-        return One(found, whole[self.entry : self.entry + 1, h : h + 1], values)
+        return One(found, whole[:, h : h + 1], values)
 
     def layer(self, text: int, layer: str | int) -> Layer:
         """A layer as it ran on a text."""
-        if not 0 <= text < len(self.texts):
-            raise KeyError(f"text: expected a number from 0 to {len(self.texts) - 1}, got {text!r}")
+        self._check(text)
         return self.texts[text].layer(layer)
+
+    def whole(self, text: int, layer: str | int) -> AttentionMap:
+        """The map of all heads of a layer, (1, H, T, S). A few are remembered: they may lie in files."""
+        found = self.layer(text, layer)
+
+        def read() -> AttentionMap:
+            m = found.map
+            whole = AttentionMap(m.q, m.k, m.lse, m.mask, m.scale, m.softcap, m.sinks)  # all axes shown
+            one: AttentionMap = whole[self.entry : self.entry + 1]
+            return one
+
+        return self._maps.get((text, found.key), read)
 
     def tile(
         self, text: int, layer: str | int, head: int, z: int, i: int, j: int, without: int | None = None
@@ -129,9 +139,7 @@ class Contents:
             raise KeyError(f"tile: expected one of {high} × {wide} at level {z}, got ({i}, {j})")
 
         def child(z: int, i: int, j: int) -> Cells:
-            return self._remembered(
-                (text, str(layer), head, z, i, j), lambda: pyramid.tile(m, z, i, j, child)
-            )
+            return self._tiles.get((text, str(layer), head, z, i, j), lambda: pyramid.tile(m, z, i, j, child))
 
         found = child(z, i, j)
         return found if without is None else pyramid.without(m, found, z, i, j, without)
@@ -149,8 +157,7 @@ class Contents:
         found = self.layer(text, layer)
         key = (text, found.key)
         if key not in self._glances:
-            whole = AttentionMap(*_parts(found.map))
-            self._glances[key] = glance(whole[self.entry : self.entry + 1])
+            self._glances[key] = glance(self.whole(text, found.key))
         return self._glances[key]
 
     def steps(self, text: int, layer: str | int, head: int, row: int) -> dict[str, Any]:
@@ -159,17 +166,26 @@ class Contents:
         return working(m, values, row, found.map.matrix[1], found.map.k.shape[1])
 
     def heads(self, text: int) -> list[dict[str, Any]]:
-        """What every head does on a text: scores beside those of a head that looks everywhere alike."""
+        """What every head does on a text: the rows of `regard.heads.describe`, as plain data."""
+        self._check(text)
         if text not in self._heads:
-            self._heads[text] = describe(self.texts[text], self.entry)
+            seen, some = self.texts[text], slice(self.entry, self.entry + 1)
+            table = describe(
+                [self.whole(text, layer.key) for layer in seen.layers],
+                None if seen.ids is None else seen.ids[some],
+                keys=[layer.key for layer in seen.layers],
+                heads=[layer.heads for layer in seen.layers],
+                real=None if seen.real is None else seen.real[some],
+            )
+            self._heads[text] = table.to_data()
         return self._heads[text]
 
     def eviction(self, text: int, layer: str | int) -> dict[str, Any]:
-        """What a cache that keeps first and latest keys would lose, for every head of a layer (see `eviction`)."""
+        """What a cache of first and latest keys would lose, for every head of a layer (see `eviction`)."""
         found = self.layer(text, layer)
         key = (text, found.key)
         if key not in self._evictions:
-            self._evictions[key] = eviction(AttentionMap(*_parts(found.map))[self.entry : self.entry + 1])
+            self._evictions[key] = eviction(self.whole(text, found.key))
         return self._evictions[key]
 
     def _mean(
@@ -178,7 +194,7 @@ class Contents:
         layers = self.texts[text].layers if layer == "mean" else [self.layer(text, layer)]
         total, count = torch.zeros(()), 0
         for found in layers:
-            whole = AttentionMap(*_parts(found.map))[self.entry : self.entry + 1]
+            whole = self.whole(text, found.key)
             chosen = whole if head == "mean" else self.one(text, found.key, _number("head", head)).map
             weights = look(chosen)  # (heads, n)
             if total.shape and weights.shape[-1] != total.shape[-1]:
@@ -186,17 +202,9 @@ class Contents:
             total, count = total + weights.sum(0), count + len(weights)
         return total / count
 
-    def _remembered(self, key: tuple[object, ...], make: Callable[[], Cells]) -> Cells:
-        with self._lock:
-            if key in self._tiles:
-                self._tiles.move_to_end(key)
-                return self._tiles[key]
-        made = make()  # outside the lock: another reader may compute the same, which does no harm
-        with self._lock:
-            self._tiles[key] = made
-            while len(self._tiles) > KEPT:
-                self._tiles.popitem(last=False)
-        return made
+    def _check(self, text: int) -> None:
+        if not 0 <= text < len(self.texts):
+            raise KeyError(f"text: expected a number from 0 to {len(self.texts) - 1}, got {text!r}")
 
     def _text(self, number: int) -> dict[str, Any]:
         seen = self.texts[number]
@@ -267,11 +275,6 @@ def _line(m: AttentionMap, name: str, index: int) -> Tensor:
     at = slice(index, index + 1)
     tile = m.tile(at) if name == "row" else m.tile(slice(0, T), at)
     return tile.reshape(H, -1).float().cpu()
-
-
-def _parts(m: AttentionMap) -> tuple[Any, ...]:
-    """What a map is made of, all its axes shown."""
-    return m.q, m.k, m.lse, m.mask, m.scale, m.softcap, m.sinks
 
 
 def _number(name: str, value: int | str) -> int:

@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.attention.rules import grid
 from regard.maps import AttentionMap
 
 SIDE = 64
 QUERIES = 16  # looked at for each row of the picture
+LARGE = 1 << 22  # weights that are computed at a time
 
 
 class Glance(NamedTuple):
@@ -33,32 +35,30 @@ def glance(m: AttentionMap) -> Glance:
     """A map (1, H, T, S) at a glance."""
     _, H, T, S = m.matrix
     high, wide = min(SIDE, T), min(SIDE, S)
-    edges = [y * T // max(high, 1) for y in range(high + 1)]
-    rows, line = _evenly(edges)
-    cell = torch.arange(S) * wide // max(S, 1)
+    if not high or not wide or not H:
+        return Glance(np.zeros((H, SIDE, SIDE), np.uint8), [{"key": 0, "share": 0.0}] * H, 0)
+    rows, line = _evenly([y * T // high for y in range(high + 1)])
+    to_line = (line == torch.arange(high)[:, None]).to(m.lse)  # (high, rows)
+    to_cell = (torch.arange(S)[:, None] * wide // S == torch.arange(wide)).to(m.lse)  # (S, wide)
+    mass = seen = received = looked = m.lse.new_zeros(())
+    for first in range(0, len(rows), step := max(1, LARGE // (H * S))):
+        some = slice(first, first + step)
+        here = rows[some].to(m.device)
+        weights = m.tile(here)[0].to(m.lse)  # (H, rows, S)
+        visible = m.mask.allowed(grid(here, slice(0, S), m.matrix, m.device))[0].to(m.lse)  # (H or 1, …)
+        visible = visible.expand(-1, len(here), S)
+        mass = mass + to_line[:, some] @ (weights @ to_cell)
+        seen = seen + to_line[:, some] @ (visible @ to_cell)
+        received, looked = received + weights.sum(1), looked + visible.sum(1)
+    mass = mass / to_line.sum(1, keepdim=True)  # (H, high, wide)
+    picture = (1 + 254 * mass.clamp(0, 1).sqrt()).where(seen > 0, 0)
     shown = [torch.arange(SIDE) * n // SIDE for n in (high, wide)]  # a short text is stretched
-    thumbs = np.zeros((H, SIDE, SIDE), np.uint8)
-    sinks: list[dict[str, float]] = []
-    for h in range(H):
-        one = m[:, h : h + 1]
-        mass, seen = torch.zeros(high, wide), torch.zeros(high, wide)
-        received, looked = torch.zeros(S, dtype=torch.float64), torch.zeros(S, dtype=torch.float64)
-        for first in range(0, len(rows), 256):
-            some = slice(first, first + 256)
-            here = rows[some].to(m.device)
-            weights = one.tile(here).reshape(len(here), S).float().cpu()
-            visible = one.mask.tile(here, slice(0, S), one.matrix, device=m.device)
-            visible = visible.reshape(-1, *visible.shape[-2:])[0].float().cpu()
-            for kept, new in ((mass, weights), (seen, visible)):
-                kept.index_add_(0, line[some], torch.zeros(len(here), wide).index_add_(1, cell, new))
-            received += weights.sum(0)
-            looked += visible.sum(0)
-        mass /= torch.bincount(line, minlength=high).clamp(min=1)[:, None]
-        if high and wide:
-            picture = (1 + 254 * mass.clamp(0, 1).sqrt()).where(seen > 0, 0)[shown[0]][:, shown[1]]
-            thumbs[h] = picture.round().to(torch.uint8).numpy()
-        sinks.append(_sink(received, looked))
-    return Glance(thumbs, sinks, len(rows))
+    thumbs = picture[:, shown[0]][:, :, shown[1]].round().to(torch.uint8).cpu().numpy()
+    share = received / looked.clamp(min=1)
+    # A key that few see may get much by chance: a sink is looked for among those that many see.
+    share = share.where(looked * 2 >= looked.amax(-1, keepdim=True), 0)
+    best = [{"key": int(key), "share": float(value)} for value, key in zip(*share.max(-1), strict=True)]
+    return Glance(thumbs, best, len(rows))
 
 
 def _evenly(edges: list[int]) -> tuple[Tensor, Tensor]:
@@ -69,10 +69,3 @@ def _evenly(edges: list[int]) -> tuple[Tensor, Tensor]:
         rows += [first + (2 * n + 1) * (last - first) // (2 * count) for n in range(count)]
         line += [y] * count
     return torch.tensor(rows, dtype=torch.long), torch.tensor(line, dtype=torch.long)
-
-
-def _sink(received: Tensor, looked: Tensor) -> dict[str, float]:
-    """The key with the largest mean weight, among those that at least half as many queries see as any."""
-    share = (received / looked.clamp(min=1)).where(looked * 2 >= looked.max(), 0)
-    key = int(share.argmax()) if len(share) else 0
-    return {"key": key, "share": float(share[key]) if len(share) else 0.0}

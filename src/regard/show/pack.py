@@ -2,8 +2,9 @@
 
 A block is a list of arrays, one after another, each with its bytes in planes (all first bytes, then all
 second ones), deflated. q and k are float16; keys are kept as differences from their mean, which the softmax
-does not see and which leaves float16 more room. A layer whose weights would be more than 1% off keeps 24 bits
-instead. This file knows captures and bytes; `page` knows HTML, and `packed.js` reads what is written here.
+does not see and which leaves float16 more room. Where there is room for 24 bits, or a layer's weights would
+otherwise be more than 1% off, it is 24 bits. This file knows captures and bytes; `page` knows HTML, and
+`packed.js` reads what is written here.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from regard.recorder import Layer
 from regard.show.contents import Contents
 
 ALLOWED = 0.01  # of a weight, at most, by which a packed one may be off
+FINE = 2_000_000  # numbers in all queries and keys up to which each keeps 24 bits, a file of 8 MB
+LARGE = 1 << 22  # weights that are computed at a time
 MEASURED = 128  # rows of a layer that are looked at to know by how much it is
 VALUES_LIMIT = 24_000_000  # bytes of the whole file up to which values are taken along
 DENSE_LIMIT = 1 << 26  # numbers of a bias that follows no rule
@@ -51,6 +54,7 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
     fields: dict[str, list[dict[str, Any]]] = {}
     masks: dict[bytes, str] = {}
     worst = (0.0, 0.0)
+    fine = _numbers(meta) <= FINE
 
     def put(name: str, arrays: Sequence[Array], noise: bool = False) -> None:
         fields[name] = [{"name": a.name, "type": a.type, "shape": list(a.data.shape)} for a in arrays]
@@ -60,10 +64,8 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
         thumbs = [contents.glance(text, layer.key).thumbs for layer in seen.layers]
         put(f"thumbs-{text}", [Array("pictures", "u8", np.concatenate(thumbs))])
         for layer, about in zip(seen.layers, meta["texts"][text]["layers"], strict=True):
-            one = AttentionMap(*(getattr(layer.map, name) for name in PARTS))[
-                contents.entry : contents.entry + 1
-            ]
-            arrays, error = _layer(one)
+            one = contents.whole(text, layer.key)
+            arrays, error = _layer(one, fine)
             worst = (max(worst[0], error[0]), max(worst[1], error[1]))
             about["block"] = f"layer-{text}-{layer.key}"
             put(about["block"], arrays, noise=True)
@@ -91,7 +93,10 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
     return Packed(blocks, *worst)
 
 
-PARTS = ("q", "k", "lse", "mask", "scale", "softcap", "sinks")
+def _numbers(meta: dict[str, Any]) -> int:
+    """How many numbers all queries and keys are."""
+    layers = [layer for text in meta["texts"] for layer in text["layers"]]
+    return sum(x["width"] * (len(x["heads"]) * x["rows"] + x["kv_heads"] * x["cols"]) for x in layers)
 
 
 def _put_values(
@@ -119,8 +124,8 @@ def _values(contents: Contents, layer: Layer) -> Tensor:
     return layer.values.reshape(-1, *layer.values.shape[-3:])[contents.entry].cpu()  # (G, S, E)
 
 
-def _layer(m: AttentionMap) -> tuple[list[Array], tuple[float, float]]:
-    """A map (1, H, T, S) as arrays, and how far its weights are off."""
+def _layer(m: AttentionMap, fine: bool) -> tuple[list[Array], tuple[float, float]]:
+    """A map (1, H, T, S) as arrays, and how far its weights are off. `fine` keeps 24 bits in any case."""
     q, k = m.q[0].double().cpu(), m.k[0].double().cpu()  # (H, T, D), (G, S, D)
     k = k.masked_fill(~k.isfinite(), 0)  # padding may hold anything, and nobody looks at it
     mean = (
@@ -130,18 +135,15 @@ def _layer(m: AttentionMap) -> tuple[list[Array], tuple[float, float]]:
     group = len(q) // len(k)
     lse = m.lse[0].double().cpu() - m.scale * (q * mean.repeat_interleave(group, 0)).sum(-1)  # (H, T)
     shifted = k - mean
-    best: tuple[list[Array], tuple[float, float]] | None = None
-    for kind in ("f16", "f24"):
-        packed = [_float16(n, x) if kind == "f16" else _float24(n, x) for n, x in (("q", q), ("k", shifted))]
-        if None in packed:  # too large for float16
-            continue
-        rest = [Array("mean", "f32", mean[:, 0].float().numpy()), Array("lse", "f32", lse.float().numpy())]
-        arrays = [*packed, *rest]
-        best = arrays, _error(m, arrays)  # type: ignore[arg-type,assignment]
-        if best[1][0] <= ALLOWED:  # type: ignore[index]
-            break
-    assert best is not None
-    return best
+    rest = [Array("mean", "f32", mean[:, 0].float().numpy()), Array("lse", "f32", lse.float().numpy())]
+    halves = [_float16(name, x) for name, x in (("q", q), ("k", shifted))]
+    if not fine and all(half is not None for half in halves):
+        arrays = [*(half for half in halves if half is not None), *rest]
+        error = _error(m, arrays)
+        if error[0] <= ALLOWED:
+            return arrays, error
+    arrays = [_float24("q", q), _float24("k", shifted), *rest]
+    return arrays, _error(m, arrays)
 
 
 def _error(m: AttentionMap, arrays: list[Array]) -> tuple[float, float]:
@@ -155,11 +157,12 @@ def _error(m: AttentionMap, arrays: list[Array]) -> tuple[float, float]:
     )
     rows = torch.linspace(0, T - 1, min(T, MEASURED)).round().long()
     relative = absolute = 0.0
-    for h in range(H):
-        true = m[:, h : h + 1].tile(rows.to(m.device)).double().cpu()
-        off = (small[:, h : h + 1].tile(rows).double() - true).abs()
+    for some in range(0, len(rows), step := max(1, LARGE // (H * S))):
+        here = rows[some : some + step]
+        true = m.tile(here.to(m.device)).cpu()
+        off = (small.tile(here) - true).abs_()
         absolute = max(absolute, float(off.max()))
-        relative = max(relative, float(torch.where(true > 1e-9, off / true, 0).max()))
+        relative = max(relative, float(off.div_(true).masked_fill_(true < 1e-9, 0).max()))
     return relative, absolute
 
 

@@ -16,8 +16,7 @@ export function grid(root, app) {
     const table = element("div", { class: "grid", role: "grid", "aria-label": "Layers and heads" });
     for (const layer of layers) table.append(line(layer));
     table.addEventListener("keydown", walk);
-    const most = Math.max(...layers.map((layer) => layer.heads.length));
-    root.style.setProperty("--thumb", `${Math.max(22, Math.min(44, Math.floor(250 / most) - 4))}px`);
+    resize();
     const uncertified = layers.filter((layer) => !layer.evidence.certified).length;
     const head = element("div", { class: "grid-head" });
     head.append(element("h2", { text: "Every head" }));
@@ -28,6 +27,15 @@ export function grid(root, app) {
     head.append(badge(evidence));
     root.replaceChildren(head, table);
     fetchAll(layers, text);
+  }
+
+  /** Small maps as large as lets a layer stand in one line. */
+  function resize() {
+    const { layers } = app.meta.texts[text];
+    const most = Math.max(...layers.map((layer) => layer.heads.length));
+    const grouped = Math.max(...layers.map((layer) => (layer.group > 1 ? layer.kv_heads * 4 : 0)));
+    const room = root.clientWidth - 86 - grouped;
+    root.style.setProperty("--thumb", `${Math.max(20, Math.min(56, Math.floor(room / most) - 4))}px`);
   }
 
   function line(layer) {
@@ -91,6 +99,7 @@ export function grid(root, app) {
     rows.get(to.key).get(next).focus();
   }
 
+  new ResizeObserver(() => text >= 0 && resize()).observe(root);
   addEventListener("regard-theme", () => {
     for (const [button, bytes] of pictures) paintThumb(button.firstChild, bytes);
   });

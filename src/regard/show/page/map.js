@@ -3,14 +3,14 @@
 
 import { Camera } from "./camera.js";
 import { makeScale, ramp } from "./colours.js";
-import { choice, element } from "./dom.js";
+import { badge, choice, element } from "./dom.js";
 import { listen } from "./gestures.js";
 import { grid } from "./grid.js";
 import { legend } from "./legend.js";
 import { fitTop } from "./paint.js";
 import { draw, drawingColours, STRIP, STRIP_GAP } from "./picture.js";
 import { levelFor, Pyramid } from "./pyramid.js";
-import { readout } from "./readout.js";
+import { exact, readout } from "./readout.js";
 import { layerOf } from "./source.js";
 import { theme } from "./theme.js";
 import { short, tokenAt } from "./tokens.js";
@@ -23,21 +23,22 @@ export function map(root, app) {
   root.append(side, main, notes);
 
   const title = element("h2", { id: "map-title" });
+  const proof = element("span", { class: "map-proof" });
   const controls = makeControls(app);
   const stage = element("div", { class: "map-stage" });
   const canvas = element("canvas", {
     tabindex: "0", role: "application", "aria-labelledby": "map-title", "aria-describedby": "map-help",
   });
-  stage.append(canvas);
+  const tip = element("p", { class: "tip", "aria-hidden": "true", hidden: true });
+  stage.append(canvas, tip);
   const foot = element("div", { class: "map-foot" });
-  const help = element("p", { id: "map-help", class: "small quiet map-help" });
-  help.textContent = "Drag to move, scroll or pinch to zoom, click a cell to keep it. Keys: arrows choose a cell, "
-    + "Shift and arrows move, + and − zoom, Enter goes to the cell, 0 shows all.";
-  main.append(title, controls.bar, stage, foot, help);
+  const heading = element("div", { class: "map-title" }, title, proof, controls.zooming);
+  main.append(heading, controls.bar, stage, foot);
 
   const pictures = grid(side, app);
   const bar = legend(foot);
   const reading = readout(notes, app);
+  notes.append(help());
   const camera = new Camera();
   const pyramid = new Pyramid(app.source, () => plan(), (error) => app.status(error.message));
   const context = canvas.getContext("2d");
@@ -84,7 +85,8 @@ export function map(root, app) {
   /** All that a drawing of this moment needs. */
   function compose() {
     const size = measure();
-    camera.settle();
+    if (state.zoom > 0) camera.settle();
+    else camera.fit();
     const z = levelFor(camera.zoom / size.pixel, layer.rows, layer.cols);
     const apart = state.sink === "apart" && sink;
     pyramid.look({
@@ -104,7 +106,7 @@ export function map(root, app) {
       ...size, camera, z, drawn, complete, look, restOf, colours, meta: app.meta, text: state.text, layer,
       thumb: pictures.chosen(state),
       sink: apart, sinkColumn: apart ? sink.column : null,
-      restAt: (row) => (apart ? Math.max(1e-6, 1 - sink.column[row]) : 1),
+      restAt: (row) => (apart ? Math.max(LEAST_REST, 1 - sink.column[row]) : 1),
       boundary: boundaryOf(text, layer),
       hover: over, cursor,
       marked: { row: over?.row ?? state.row, col: over?.col ?? state.col },
@@ -140,7 +142,7 @@ export function map(root, app) {
     return Float32Array.from({ length: rows }, (_, y) => {
       const from = (i * 256 + y) * size;
       const to = Math.min(layer.rows, from + size);
-      return 1 - (sink.sums[to] - sink.sums[from]) / (to - from);
+      return Math.max(LEAST_REST, 1 - (sink.sums[to] - sink.sums[from]) / (to - from));
     });
   }
 
@@ -160,25 +162,41 @@ export function map(root, app) {
       sink: apart ? { ...sink, token: short(tokenAt(app.meta, state.text, layer, "keys", sink.key), 16) } : null,
     });
     const cell = scene.hover ?? scene.cursor;
+    tip.hidden = true;
     if (!cell) return reading.cell(state, layer, null);
-    if (cell === scene.cursor) return exactly(cell);
+    if (cell === scene.cursor) return exactly(scene, cell);
     const found = pyramid.cell(cell.row, cell.col);
     if (found && 2 ** found.z === cell.size) {
       const own = apart && cell.size === 1 && cell.col === sink.key;
       const mass = own ? sink.column[cell.row] : found.mass;
-      reading.cell(state, layer, { ...cell, mass, max: own ? Math.max(mass, found.max) : found.max });
+      const read = { ...cell, mass, max: own ? Math.max(mass, found.max) : found.max };
+      reading.cell(state, layer, read);
+      label(scene, read);
     }
   }
 
+  /** The number beside the cell, for eyes that are on the map. */
+  function label({ gutter, width }, cell) {
+    const [x, y] = camera.point(cell.col + cell.size, cell.row);
+    const [left, top] = [gutter.left + x + 10, gutter.top + y - 10];
+    if (x < 0 || y < 0 || x > camera.width + camera.zoom * cell.size || y > camera.height) return;
+    tip.textContent = cell.max < 0 ? "hidden by the mask" : exact(cell.mass);
+    tip.hidden = false;
+    const over = left + tip.offsetWidth > width;
+    tip.style.transform = `translate(${Math.round(over ? left - tip.offsetWidth - 20 - camera.zoom * cell.size : left)}px, ${Math.round(Math.max(0, top))}px)`;
+  }
+
   /** The chosen cell's weight comes from its own row, so that it is exact at every zoom. */
-  async function exactly(cell) {
+  async function exactly(scene, cell) {
     const { text, layer: key, head, row, col } = state;
     const weights = await app.source.row(text, key, head, row);
     const now = app.state;
     if (now.row !== row || now.col !== col || now.layer !== key || now.head !== head || hover) return;
     const found = pyramid.cell(row, col);
     const unseen = weights[col] === 0 && found && found.z === 0 && found.max < 0;
-    reading.cell(state, layer, { ...cell, mass: weights[col], max: unseen ? -1 : weights[col] });
+    const read = { ...cell, mass: weights[col], max: unseen ? -1 : weights[col] };
+    reading.cell(state, layer, read);
+    label(scene, read);
   }
 
   /** Learns where the head's sink is and how much goes there. */
@@ -308,6 +326,7 @@ export function map(root, app) {
       else if (name !== shown || !camera.isWhole) camera.fit();
       shown = name;
       title.textContent = `Layer ${layer.key}, head ${state.head}`;
+      proof.replaceChildren(badge(layer.evidence));
       pictures.show(state);
       controls.show(state);
       reading.layer(state, layer);
@@ -321,6 +340,7 @@ export function map(root, app) {
   };
 }
 
+const LEAST_REST = 0.01; // of a query's attention: what it leaves beside its sink is not blown up further
 const MONO = 'ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
 const SANS = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif';
 
@@ -328,6 +348,17 @@ const SANS = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, san
 function boundaryOf(text, layer) {
   if (text.boundary === null || layer.keys_from === null) return null;
   return { key: text.boundary - layer.keys_from, query: text.boundary - layer.queries_from };
+}
+
+/** How the map is moved, in few words. */
+function help() {
+  const list = element("dl", { class: "facts spoken" });
+  const lines = [
+    ["drag", "move"], ["wheel, pinch", "zoom"], ["click", "keep a cell"], ["double click", "go to a cell"],
+    ["arrows", "choose a cell"], ["⇧ arrows", "move"], ["+ − 0", "zoom, show all"], ["Enter", "go to the cell"],
+  ];
+  for (const [hand, does] of lines) list.append(element("dt", { class: "mono", text: hand }), element("dd", { text: does }));
+  return element("div", { class: "notes-block", id: "map-help" }, element("h3", { text: "By hand and by key" }), list);
 }
 
 function makeControls(app) {
@@ -340,9 +371,11 @@ function makeControls(app) {
   };
   const button = (text, label) => element("button", { class: "button", type: "button", text, "aria-label": label, title: label });
   const [out, into, all] = [button("−", "Zoom out"), button("+", "Zoom in"), button("All", "Show the whole map")];
-  bar.append(...Object.values(choices), element("div", { class: "push" }, out, into, all));
+  bar.append(...Object.values(choices));
+  const zooming = element("div", { class: "push", role: "group", "aria-label": "Zoom" }, out, into, all);
   return {
     bar,
+    zooming,
     show(state) {
       for (const [name, one] of Object.entries(choices)) one.value = state[name];
     },

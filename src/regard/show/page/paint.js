@@ -15,7 +15,7 @@ export function painted(tile, look, rest) {
   const out = new Uint32Array(image.data.buffer);
   const { pixels, scale } = look;
   for (let y = 0, n = 0; y < rows; y++) {
-    const share = rest ? Math.max(rest[y], 1e-6) : 1;
+    const share = rest ? rest[y] : 1;
     for (let x = 0; x < cols; x++, n++) {
       if (tile.max[n] >= 0) out[n] = pixels[Math.round(255 * scale.at(values[n] / share))];
     }
@@ -45,7 +45,7 @@ export function fitTop(drawn, frame, reduce, restOf) {
     for (let y = top, n = 0; y < bottom; y++) {
       for (let x = left; x < right; x++, n++) {
         const at = y * tile.cols + x;
-        if (n % step === 0 && tile.max[at] >= 0) found.push(values[at] / (rest ? Math.max(rest[y], 1e-6) : 1));
+        if (n % step === 0 && tile.max[at] >= 0) found.push(values[at] / (rest ? rest[y] : 1));
       }
     }
   }

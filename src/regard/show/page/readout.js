@@ -81,7 +81,7 @@ export function readout(root, app) {
         const button = element("button", { type: "button" });
         button.append(
           element("span", { class: "place", text: String(col) }), element("span", { class: "token", text: token }),
-          element("span", { class: "weight", text: exact(weights[col]) }),
+          element("span", { class: "weight", text: weights[col].toFixed(4) }),
         );
         button.addEventListener("click", () => app.set({ col }));
         list.append(element("li", {}, button));
@@ -102,7 +102,7 @@ export function readout(root, app) {
       );
       if (layer.softcap) list.append(...fact("softcap", String(layer.softcap)));
       if (layer.sinks) list.append(...fact("sinks", "a learned logit a head takes its share"));
-      const proof = element("p", { class: "small quiet", text: layer.evidence.text });
+      const proof = element("p", { class: "small quiet proof", text: layer.evidence.text });
       about.replaceChildren(element("h3", { text: `Layer ${layer.key}` }), badge(layer.evidence), proof, list);
       const { precision } = app.meta;
       if (precision) {
