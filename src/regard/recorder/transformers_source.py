@@ -30,8 +30,11 @@ _listening: dict[nn.Module, list[tuple[Recording, Place]]] = {}
 
 def register() -> None:
     """Make the attention known to Transformers: `model.set_attn_implementation("regard")`."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
+    try:
+        from transformers.masking_utils import AttentionMaskInterface
+        from transformers.modeling_utils import AttentionInterface
+    except ImportError:
+        raise ImportError("capture of Transformers' models needs a Transformers of 4.54 or later") from None
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, rule_mask)
 
