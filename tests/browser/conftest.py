@@ -24,7 +24,9 @@ def browser() -> Iterator[Browser]:
     path = chromium.find()
     if path is None:
         pytest.fail("there is no Chromium: `make chromium` installs one", pytrace=False)
-    arguments = ["--disable-gpu", "--disable-dev-shm-usage"]
+    # A name that somebody else owns and points at this machine, as in DNS rebinding.
+    rebound = "--host-resolver-rules=MAP rebound.example 127.0.0.1"
+    arguments = ["--disable-gpu", "--disable-dev-shm-usage", rebound]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         arguments.append("--no-sandbox")  # Chromium's own sandbox does not work for root
     with sync_playwright() as playwright:

@@ -133,16 +133,16 @@ class Site:
         return answer
 
     def _meta(self, ask: Ask) -> Response:
-        return JSONResponse(self.contents.meta)
+        return Json(self.contents.meta)
 
     def _thumbs(self, ask: Ask) -> Response:
         return _binary(self.contents.glance(ask.number("text"), ask["layer"]).thumbs.tobytes())
 
     def _sinks(self, ask: Ask) -> Response:
-        return JSONResponse(self.contents.glance(ask.number("text"), ask["layer"]).sinks)
+        return Json(self.contents.glance(ask.number("text"), ask["layer"]).sinks)
 
     def _heads(self, ask: Ask) -> Response:
-        return JSONResponse(self.contents.heads(ask.number("text")))
+        return Json(self.contents.heads(ask.number("text")))
 
     def _tile(self, ask: Ask) -> Response:
         text, head, z, i, j = (ask.number(name) for name in ("text", "head", "z", "i", "j"))
@@ -160,10 +160,10 @@ class Site:
 
     def _steps(self, ask: Ask) -> Response:
         text, head, row = (ask.number(name) for name in ("text", "head", "row"))
-        return JSONResponse(self.contents.steps(text, ask["layer"], head, row))
+        return Json(self.contents.steps(text, ask["layer"], head, row))
 
     def _eviction(self, ask: Ask) -> Response:
-        return JSONResponse(self.contents.eviction(ask.number("text"), ask["layer"]))
+        return Json(self.contents.eviction(ask.number("text"), ask["layer"]))
 
     async def _capture(self, request: Request) -> Response:
         if self.read is None:
@@ -202,6 +202,13 @@ class Site:
                 say(line)
 
         return stream(self.turn, "generating", work)
+
+
+class Json(JSONResponse):
+    """JSON in ASCII: a token may be half of a character, which no encoding of text can hold."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 class Ask:
@@ -252,14 +259,14 @@ def _floats(x: torch.Tensor) -> bytes:
 
 
 async def _refused(request: Request, refusal: Exception) -> Response:
-    return JSONResponse({"error": str(refusal)}, getattr(refusal, "status", 500))
+    return Json({"error": str(refusal)}, getattr(refusal, "status", 500))
 
 
 async def _not_served(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     said = {404: "there is nothing at this address", 405: "this address does not take such a request"}
-    return JSONResponse({"error": said.get(status, str(error))}, status)
+    return Json({"error": said.get(status, str(error))}, status)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": f"the server stumbled: {type(error).__name__}: {error}"}, 500)
+    return Json({"error": f"the server stumbled: {type(error).__name__}: {error}"}, 500)

@@ -83,7 +83,7 @@ class LinesResponse(Response):
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         while (line := await self.lines.get()) is not None:
-            body = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+            body = json.dumps(line).encode("ascii") + b"\n"
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
