@@ -139,7 +139,7 @@ def examine(map: AttentionMap, v: Tensor, output: Tensor, *, problem: str | None
         window_of(map.mask),
         map.sinks is not None,
         problem,
-        shaky,
+        shaky + (kept / 8 if kept > working else 0.0),  # kernels of the half precisions have a quick exp
     )
 
 

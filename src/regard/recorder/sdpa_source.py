@@ -7,6 +7,7 @@ its interface are switched to their own call of this function while the capture 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -101,7 +102,10 @@ class Listening(TorchFunctionMode):
             k, v, mask = key[:, :, :reach], value[:, :, :reach], as_rule(attn_mask[..., :reach])
         if is_causal:
             mask = causal.top_left if mask is full else mask & causal.top_left
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        if scale is None:
+            scale = 1.0 / math.sqrt(
+                query.shape[-1]
+            )  # as PyTorch has it: in float64 not the same as D ** -0.5
         settings: dict[str, Any] = {"mask": mask, "scale": scale}
         if attn_mask is None and not dropout_p and explain(query, k, v, **settings).backend == "torch":
             output, lse = attend(query, k, v, **settings, return_lse=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -49,8 +50,10 @@ class Sight(NamedTuple):
 
 
 See = Callable[[Sight], None]
-_watching: ContextVar[See | None] = ContextVar("watching", default=None)
-"""Who wants to know of the attention that runs now."""
+_watchers: dict[nn.MultiheadAttention, list[See]] = {}
+"""Who wants to know of which attention, while captures are open."""
+_told: ContextVar[tuple[See, ...]] = ContextVar("told", default=())
+"""Those of them that are told of what runs now."""
 
 
 def fits(model: nn.Module) -> bool:
@@ -84,13 +87,16 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
     recording.expect(known.values())
     with ExitStack() as undo:
         undo.enter_context(_listening())
+        for attention, place in known.items():
+            see = _taking(recording, place)
+            _watchers.setdefault(attention, []).append(see)
+            undo.callback(_unwatched, attention, see)
         for module in model.modules():
             # The fused kernel of an encoder layer does not call its attention.
             inner = module.self_attn if isinstance(module, nn.TransformerEncoderLayer) else module
             if isinstance(inner, nn.MultiheadAttention):
-                watched = _telling(module.forward, _taking(recording, known[inner]))
                 # Covered, not hooked: PyTorch leaves its fast path where it finds a hook.
-                undo.enter_context(covered(module, "forward", watched))
+                undo.enter_context(covered(module, "forward", _telling(module.forward, inner)))
         yield
 
 
@@ -104,24 +110,35 @@ def _taking(recording: Recording, place: Place) -> See:
     return take
 
 
-def _telling(forward: Callable[..., Any], see: See) -> Callable[..., Any]:
-    """A module's `forward`, during which `see` is told of the attention in it."""
+def _unwatched(attention: nn.MultiheadAttention, see: See) -> None:
+    _watchers[attention].remove(see)
+    if not _watchers[attention]:
+        del _watchers[attention]
+
+
+def _telling(forward: Callable[..., Any], attention: nn.MultiheadAttention) -> Callable[..., Any]:
+    """A module's `forward`, during which those who watch its attention are told of it."""
 
     @functools.wraps(forward)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        with _told(see):
+        with _telling_only(*_watchers.get(attention, ())):
             return forward(*args, **kwargs)
 
     return watched
 
 
 @contextmanager
-def _told(see: See | None) -> Iterator[None]:
-    token = _watching.set(see)
+def _telling_only(*watchers: See) -> Iterator[None]:
+    token = _told.set(watchers)
     try:
         yield
     finally:
-        _watching.reset(token)
+        _told.reset(token)
+
+
+def _tell(watchers: tuple[See, ...], sight: Sight) -> None:
+    for see in watchers:
+        see(sight)
 
 
 _lock, _listeners, _originals = threading.Lock(), 0, dict[str, Callable[..., Any]]()
@@ -182,12 +199,14 @@ def _dot_product(
         scale=scale,
         enable_gqa=enable_gqa,
     )
-    see = _watching.get()
-    if see is None or query.ndim != 4:
+    watchers = _told.get()
+    if not watchers or query.ndim != 4:
         output: Tensor = run()
         return output
     order = causal if query.shape[2] == key.shape[2] else causal.top_left
     mask = order if is_causal else full if attn_mask is None else as_rule(attn_mask.detach())
+    if scale is None:
+        scale = 1.0 / math.sqrt(query.shape[-1])  # as PyTorch has it: in float64 not the same as D ** -0.5
     problem = pose(query, key, value, mask=mask, scale=scale)
     if attn_mask is None and not dropout_p and torch_path.refuses(problem) is None:
         output, lse = torch_path.run(problem)  # the same kernel, which has lse to give
@@ -196,7 +215,7 @@ def _dot_product(
     if lse is None:
         with torch.no_grad():
             lse = attend(query, key, key, mask=mask, scale=scale, return_lse=True)[1]
-    see(Sight(query, key, value, output, lse, mask, problem.scale, _dropped(dropout_p)))
+    _tell(watchers, Sight(query, key, value, output, lse, mask, scale, _dropped(dropout_p)))
     return output
 
 
@@ -209,22 +228,22 @@ _arguments = inspect.signature(functional.multi_head_attention_forward)
 
 def _with_weights(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """All of an attention from its inputs to its output, and its weights if they are asked for."""
-    run, see = _original("multi_head_attention_forward"), _watching.get()
+    run, watchers = _original("multi_head_attention_forward"), _told.get()
     given = _arguments.bind(*args, **kwargs)
     given.apply_defaults()
-    if see is None or not given.arguments["need_weights"]:
+    if not watchers or not given.arguments["need_weights"]:
         return run(*args, **kwargs)  # type: ignore[no-any-return]
     dropout = given.arguments["dropout_p"] if given.arguments["training"] else 0.0
-    with _told(None):
+    with _telling_only():
         result: tuple[Tensor, Tensor] = run(*args, **kwargs)
     # Once more, through `_dot_product`. The hint is taken for the mask only where no weights are asked for.
     sights: list[Sight] = []
     given.arguments |= {"need_weights": False, "is_causal": False, "training": False}
-    with _told(sights.append), torch.no_grad():
+    with _telling_only(sights.append), torch.no_grad():
         again: Tensor = run(*given.args, **given.kwargs)[0]
     problem = _dropped(dropout) or _difference(result[0].detach(), again)
     for sight in sights:
-        see(sight._replace(problem=problem))
+        _tell(watchers, sight._replace(problem=problem))
     return result
 
 
@@ -244,15 +263,15 @@ def _fused_attention(
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The fast path of an attention on its own: query, key and value are one tensor (B, T, width)."""
-    run, see = _original("_native_multi_head_attention"), _watching.get()
+    run, watchers = _original("_native_multi_head_attention"), _told.get()
     weights = qkv_weight, qkv_bias, proj_weight, proj_bias
     asked = need_weights, average_attn_weights, mask_type
     result: tuple[Tensor, Tensor] = run(query, key, value, embed_dim, num_head, *weights, mask, *asked)
-    if see is not None:
+    if watchers:
         x, lengths = _opened(query)
         sight, rows, real = _beside(x, lengths, num_head, qkv_weight, qkv_bias, _kernel_rule(mask, mask_type))
         mixed = linear(_merged(sight.output, rows), proj_weight, proj_bias)
-        see(sight._replace(problem=_difference(_rows(result[0], rows, real), mixed * real)))
+        _tell(watchers, sight._replace(problem=_difference(_rows(result[0], rows, real), mixed * real)))
     return result
 
 
@@ -279,12 +298,12 @@ def _fused_layer(
     mask_type: int | None = None,
 ) -> Tensor:
     """The fast path of a whole encoder layer."""
-    run, see = _original("_transformer_encoder_layer_fwd"), _watching.get()
+    run, watchers = _original("_transformer_encoder_layer_fwd"), _told.get()
     weights = [qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps]
     weights += [norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2]
     weights += [ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2]
     result: Tensor = run(src, embed_dim, num_heads, *weights, mask, mask_type)
-    if see is None:
+    if not watchers:
         return result
 
     def norm_1(x: Tensor) -> Tensor:
@@ -304,7 +323,7 @@ def _fused_layer(
     )
     x = x[:, rows] + linear(_merged(sight.output, rows), proj_weight, proj_bias)
     x = x + feed_forward(norm_2(x)) if norm_first else norm_2((y := norm_1(x)) + feed_forward(y))
-    see(sight._replace(problem=_difference(_rows(result, rows, real), x * real)))
+    _tell(watchers, sight._replace(problem=_difference(_rows(result, rows, real), x * real)))
     return result
 
 
