@@ -8,7 +8,7 @@ from strategies import DrawnMask, Sizes, masks, positional_masks, sized_masks, s
 
 import regard
 from regard import causal, chunks, dense, documents, full, padding, prefix, rule, window
-from regard.attention.rules import block_table, grid, one_block
+from regard.attention.grids import block_table, grid, one_block
 
 NAMES = {name: getattr(regard, name) for name in regard.__all__}
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.rules import Blocks, Mask, grid
+from regard.attention.grids import Blocks, grid
+from regard.attention.rules import Mask
 
 PIECE = 1 << 22
 """How many entries of the matrix are looked at in one go."""

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.attention.rules import Blocks, Grid, Mask, full
+from regard.attention.grids import Blocks, Grid, extremes
+from regard.attention.rules import Mask, full
 
 Says = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -121,7 +122,7 @@ class Padding(Mask):
         if real.ndim == 1:
             lengths = real.view(-1, 1, 1, 1)
             return rows & (blocks.k_first < lengths), rows & (blocks.k_last < lengths)
-        least, most = _extremes(real.byte(), blocks.k_first.flatten(), blocks.k_last.flatten())
+        least, most = extremes(real.byte(), blocks.k_first.flatten(), blocks.k_last.flatten())
         return rows & most[:, None, None].bool(), rows & least[:, None, None].bool()
 
     def narrowed(self, batch: slice, heads: slice) -> Mask:
@@ -156,8 +157,8 @@ class Documents(Mask):
 
     def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         ids = self.ids.to(blocks.k_first.device)
-        q_least, q_most = _extremes(ids, blocks.q_first.flatten(), blocks.q_last.flatten())  # (B, R)
-        k_least, k_most = _extremes(ids, blocks.k_first.flatten(), blocks.k_last.flatten())  # (B, C)
+        q_least, q_most = extremes(ids, blocks.q_first.flatten(), blocks.q_last.flatten())  # (B, R)
+        k_least, k_most = extremes(ids, blocks.k_first.flatten(), blocks.k_last.flatten())  # (B, C)
         q_least, q_most = q_least[:, None, :, None], q_most[:, None, :, None]
         k_least, k_most = k_least[:, None, None, :], k_most[:, None, None, :]
         some = (q_least <= k_most) & (k_least <= q_most)
@@ -278,6 +279,40 @@ class Alibi(Mask):
         return f"alibi({len(self.slopes)})"
 
 
+@dataclass(frozen=True, repr=False, eq=False)
+class Relative(Mask):
+    """A number for every head and distance is added to the scores, as in T5: table[h, zero + k − q]."""
+
+    table: Tensor  # (H, distances); the ends stand for what lies beyond
+    zero: int  # where distance 0 is
+    biased = True
+
+    @property
+    def trainable(self) -> bool:  # type: ignore[override]
+        return self.table.requires_grad
+
+    def allowed(self, at: Grid) -> Tensor:
+        return full.allowed(at)
+
+    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        return full.bounds(blocks)
+
+    def added(self, at: Grid) -> Tensor:
+        distance = (at.k - at.q + self.zero).clamp(0, self.table.shape[1] - 1)
+        return self.table.to(at.k.device)[at.h, distance]
+
+    def narrowed(self, batch: slice, heads: slice) -> Mask:
+        return Relative(self.table[heads], self.zero)
+
+    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        if H in (None, len(self.table)):
+            return None
+        return f"expected numbers for each of the {H} heads, got {len(self.table)}"
+
+    def __repr__(self) -> str:
+        return f"relative({_by(self.table.shape)})"
+
+
 def renumbered(says: Says, b0: int, b_step: int, h0: int, h_step: int) -> Says:
     """A rule over sequences b0, b0 + b_step, … and heads h0, h0 + h_step, …, that keeps its name."""
 
@@ -291,28 +326,6 @@ def renumbered(says: Says, b0: int, b_step: int, h0: int, h_step: int) -> Says:
 def _taken(tensor: Tensor, dim: int, part: slice) -> Tensor:
     """Part of a dimension, unless it is one entry that stands for all."""
     return tensor if tensor.shape[dim] == 1 else tensor[(slice(None),) * dim + (part,)]
-
-
-def _extremes(values: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and greatest of values[:, first:last + 1] for each pair of edges, (B, number of pairs).
-
-    A stretch is two stretches of a power of two that overlap, and those of twice the length are two of the
-    length before: a few operations for any number of pairs. 0 where there are no values (T or S is 0).
-    """
-    B, S = values.shape
-    least = most = values.new_zeros(B, len(first))
-    lengths = last - first + 1
-    longest = int(lengths.max()) if S else 0
-    low = high = values
-    for size in (1 << n for n in range(longest.bit_length())):
-        if size > 1:
-            low = torch.minimum(low[:, : -size // 2], low[:, size // 2 :])
-            high = torch.maximum(high[:, : -size // 2], high[:, size // 2 :])
-        ours = (lengths >= size) & (lengths < 2 * size)
-        starts, ends = (edge.clamp(0, S - size) for edge in (first, last + 1 - size))
-        least = torch.where(ours, torch.minimum(low[:, starts], low[:, ends]), least)
-        most = torch.where(ours, torch.maximum(high[:, starts], high[:, ends]), most)
-    return least, most
 
 
 def _by(shape: Sequence[int]) -> str:

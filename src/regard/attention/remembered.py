@@ -7,7 +7,6 @@ remembered for it, nor for tensors of inference mode, which do not say when they
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast

@@ -3,44 +3,21 @@
 A rule answers for any tile of the T×S matrix, so the matrix itself is never built, and it can say of a whole
 block at once whether nothing or everything in it is allowed.
 
-Queries align with the end of the keys: query i stands at position i + S − T, which is what a cache needs.
-This file knows positions; the rules by name (`causal`, `window`, …) are in `masks`.
+Positions come from `grids`; the rules by name (`causal`, `window`, …) are in `masks`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-Span = slice | range | Tensor
-"""Some rows or columns of the matrix: `slice(0, 128)`, `range(0, 128)` or a tensor of indices."""
-
-
-class Grid(NamedTuple):
-    """The indices of a tile, each shaped so that together they broadcast to (B, H, rows, cols)."""
-
-    b: Tensor  # (B, 1, 1, 1) batch item
-    h: Tensor  # (1, H, 1, 1) query head
-    q: Tensor  # (1, 1, rows, 1) position of the query among the keys
-    k: Tensor  # (1, 1, 1, cols) key
-    rows: slice | Tensor  # the same queries, counted from the first query
-    cols: slice | Tensor  # the same keys
-    T: int
-    S: int
-
-
-class Blocks(NamedTuple):
-    """A table of blocks: first and last query position and first and last key of each, (R, 1) and (1, C)."""
-
-    q_first: Tensor
-    q_last: Tensor
-    k_first: Tensor
-    k_last: Tensor
-    T: int
-    S: int
+from regard.attention.grids import Blocks as Blocks
+from regard.attention.grids import Grid as Grid
+from regard.attention.grids import Span, full_shape, one_block
+from regard.attention.grids import grid as grid
 
 
 class Mask:
@@ -163,77 +140,6 @@ class Mask:
         return Not(self)
 
 
-def full_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """(T, S), (H, T, S) or (B, H, T, S) as (B, H, T, S)."""
-    if not 2 <= len(shape) <= 4:
-        raise ValueError(f"shape: expected (T, S) or (B, H, T, S), got {tuple(shape)}")
-    B, H, T, S = (1,) * (4 - len(shape)) + tuple(shape)
-    return B, H, T, S
-
-
-def grid(
-    rows: Span, cols: Span, shape: tuple[int, ...] | None = None, device: torch.device | None = None
-) -> Grid:
-    """The index tensors of a tile. Query i of T stands at position i + S − T."""
-    B, H, T, S = (1, 1, 0, 0) if shape is None else full_shape(shape)
-    i, rows = indices("rows", rows, None if shape is None else T, device)
-    k, cols = indices("cols", cols, None if shape is None else S, device)
-    b, h = torch.arange(B, device=device).view(B, 1, 1, 1), torch.arange(H, device=device).view(1, H, 1, 1)
-    return Grid(b, h, (i + S - T).view(1, 1, -1, 1), k.view(1, 1, 1, -1), rows, cols, T, S)
-
-
-def indices(
-    name: str, span: Span, length: int | None, device: torch.device | None
-) -> tuple[Tensor, slice | Tensor]:
-    """The indices that a slice, a range or a tensor names, and the same as a slice where that is possible."""
-    if isinstance(span, Tensor):
-        if span.ndim != 1 or span.dtype.is_floating_point or span.dtype == torch.bool:
-            raise _no_span(name, f"{tuple(span.shape)} {span.dtype}")
-        index = span.to(device=device, dtype=torch.long)
-        if index.is_cpu and len(index):  # looking at the numbers would make the host wait for a GPU
-            _check_within(name, int(index.min()), int(index.max()), length)
-        return index, index
-    if isinstance(span, slice):
-        if length is None and (span.stop is None or span.stop < 0 or (span.start or 0) < 0):
-            raise ValueError(f"{name}: {span} needs the attention's shape=(T, S)")
-        span = range(*span.indices(span.stop if length is None else length))
-    if not isinstance(span, range):
-        raise _no_span(name, type(span).__name__)
-    if not len(span):  # torch.arange refuses range(3, 1)
-        return torch.arange(0, device=device), slice(0, 0)
-    _check_within(name, min(span), max(span), length)
-    index = torch.arange(span.start, span.stop, span.step, device=device)
-    return index, slice(span.start, span.stop) if span.step == 1 else index
-
-
-def _no_span(name: str, came: str) -> ValueError:
-    return ValueError(f"{name}: expected a slice, a range or a 1-D tensor of whole indices, got {came}")
-
-
-def _check_within(name: str, least: int, most: int, length: int | None) -> None:
-    if least < 0 or (length is not None and most >= length):
-        limit = "0 or more" if length is None else f"from 0 to {length - 1}"
-        raise ValueError(f"{name}: expected indices {limit}, got some from {least} to {most}")
-
-
-def one_block(T: int, S: int) -> Blocks:
-    """The whole matrix as one block."""
-    return block_table(T, S, max(T, 1), max(S, 1))
-
-
-def block_table(T: int, S: int, rows: int, cols: int, device: torch.device | None = None) -> Blocks:
-    """The matrix cut into blocks of rows × cols (smaller at the far edges)."""
-    return blocks_between([*range(0, max(T, 1), rows), T], [*range(0, max(S, 1), cols), S], device)
-
-
-def blocks_between(q_edges: list[int], k_edges: list[int], device: torch.device | None = None) -> Blocks:
-    """The matrix cut at the given edges, which start at 0 and end at T and S."""
-    T, S = q_edges[-1], k_edges[-1]
-    q = torch.tensor(q_edges, device=device).view(-1, 1) + S - T
-    k = torch.tensor(k_edges, device=device).view(1, -1)
-    return Blocks(q[:-1], q[1:] - 1, k[:, :-1], k[:, 1:] - 1, T, S)
-
-
 def _spread(answer: Tensor, at: Grid) -> Tensor:
     """A rule's answer as (rows, cols), or (B, H, rows, cols) where it varies with batch or head."""
     answer = answer.expand(*answer.shape[:-2], at.q.shape[-2], at.k.shape[-1])
@@ -347,12 +253,10 @@ def _yes_or_no(mask: Mask, sign: str) -> None:
 
 
 @dataclass(frozen=True, repr=False)
-class Rows(Mask):
-    """Another rule's rows from `first` on, out of its `T`: what is left when only some queries are kept."""
+class Part(Mask):
+    """Another rule, asked about some of its queries or keys only, numbered from 0 again."""
 
     inner: Mask
-    first: int
-    T: int
 
     @property
     def biased(self) -> bool:  # type: ignore[override]
@@ -362,24 +266,34 @@ class Rows(Mask):
     def trainable(self) -> bool:  # type: ignore[override]
         return self.inner.trainable
 
-    def _shift(self, at: Grid | Blocks) -> int:
-        """How far the positions move: query i of these stands at i + first + S − T."""
-        return self.first + at.T - self.T
-
     def _moved(self, at: Grid) -> Grid:
-        rows = at.rows
-        rows = (
-            slice(rows.start + self.first, rows.stop + self.first)
-            if isinstance(rows, slice)
-            else rows + self.first
-        )
-        return at._replace(q=at.q + self._shift(at), rows=rows, T=self.T)
+        """The tile where it lies among all."""
+        raise NotImplementedError
 
     def allowed(self, at: Grid) -> Tensor:
         return self.inner.allowed(self._moved(at))
 
     def added(self, at: Grid) -> Tensor | None:
         return self.inner.added(self._moved(at))
+
+
+def _further(span: slice | Tensor, steps: int) -> slice | Tensor:
+    return slice(span.start + steps, span.stop + steps) if isinstance(span, slice) else span + steps
+
+
+@dataclass(frozen=True, repr=False)
+class Rows(Part):
+    """Another rule's rows from `first` on, out of its `T`: what is left when only some queries are kept."""
+
+    first: int
+    T: int
+
+    def _shift(self, at: Grid | Blocks) -> int:
+        """How far the positions move: query i of these stands at i + first + S − T."""
+        return self.first + at.T - self.T
+
+    def _moved(self, at: Grid) -> Grid:
+        return at._replace(q=at.q + self._shift(at), rows=_further(at.rows, self.first), T=self.T)
 
     def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         shift = self._shift(blocks)
@@ -399,35 +313,15 @@ class Rows(Mask):
 
 
 @dataclass(frozen=True, repr=False)
-class Keys(Mask):
+class Keys(Part):
     """Another rule's keys from `first` on, out of its `S`: what is left when only some keys are looked at."""
 
-    inner: Mask
     first: int
     S: int
 
-    @property
-    def biased(self) -> bool:  # type: ignore[override]
-        return self.inner.biased
-
-    @property
-    def trainable(self) -> bool:  # type: ignore[override]
-        return self.inner.trainable
-
     def _moved(self, at: Grid) -> Grid:
-        cols = at.cols
-        cols = (
-            slice(cols.start + self.first, cols.stop + self.first)
-            if isinstance(cols, slice)
-            else cols + self.first
-        )
+        cols = _further(at.cols, self.first)
         return at._replace(q=at.q + self.S - at.S, k=at.k + self.first, cols=cols, S=self.S)
-
-    def allowed(self, at: Grid) -> Tensor:
-        return self.inner.allowed(self._moved(at))
-
-    def added(self, at: Grid) -> Tensor | None:
-        return self.inner.added(self._moved(at))
 
     def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         q_first, q_last = (edge + self.S - blocks.S for edge in (blocks.q_first, blocks.q_last))

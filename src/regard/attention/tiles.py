@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.grids import blocks_between, grid
 from regard.attention.inputs import working_dtype
 from regard.attention.problem import Problem
-from regard.attention.rules import Mask, blocks_between, grid
+from regard.attention.rules import Mask
 
 ROWS, COLS = 256, 512  # of one tile
 TILE_NUMBERS = 1 << 19  # of all the tiles computed together: 2 MiB in float32, which stays in the cache

@@ -12,9 +12,10 @@ from torch.nn.attention import SDPBackend
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.attention import tiled
+from regard.attention.grids import grid
 from regard.attention.masks import Padding, causal
 from regard.attention.problem import Problem
-from regard.attention.rules import full, grid
+from regard.attention.rules import full
 
 aten = torch.ops.aten
 

@@ -41,6 +41,7 @@ KINDS: dict[str, type[Mask]] = {
         masks.Documents,
         masks.Dense,
         masks.Alibi,
+        masks.Relative,
     )
 }
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from regard.attention.attend import attend
+from regard.attention.grids import grid
 from regard.attention.inputs import check_inputs, working_dtype
-from regard.attention.rules import Keys, Mask, Rows, grid
+from regard.attention.rules import Keys, Mask, Rows
 from regard.maps import overview, sweep
 from regard.maps.index import Axes, heads_of, parse
 

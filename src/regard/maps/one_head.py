@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.rules import Mask, grid
+from regard.attention.grids import grid
+from regard.attention.rules import Mask
 from regard.attention.tiles import visits_between
 from regard.maps.bins import Bins, cuts
 from regard.maps.sweep import NOTHING, anchored, first_position

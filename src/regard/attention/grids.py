@@ -1,0 +1,132 @@
+"""Where a tile or a block of the T×S matrix lies: its indices and edges, which mask rules are asked with.
+
+Queries align with the end of the keys: query i stands at position i + S − T, which is what a cache needs.
+This file knows positions; what a rule says of them is in `rules`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Span = slice | range | Tensor
+"""Some rows or columns of the matrix: `slice(0, 128)`, `range(0, 128)` or a tensor of indices."""
+
+
+class Grid(NamedTuple):
+    """The indices of a tile, each shaped so that together they broadcast to (B, H, rows, cols)."""
+
+    b: Tensor  # (B, 1, 1, 1) batch item
+    h: Tensor  # (1, H, 1, 1) query head
+    q: Tensor  # (1, 1, rows, 1) position of the query among the keys
+    k: Tensor  # (1, 1, 1, cols) key
+    rows: slice | Tensor  # the same queries, counted from the first query
+    cols: slice | Tensor  # the same keys
+    T: int
+    S: int
+
+
+class Blocks(NamedTuple):
+    """A table of blocks: first and last query position and first and last key of each, (R, 1) and (1, C)."""
+
+    q_first: Tensor
+    q_last: Tensor
+    k_first: Tensor
+    k_last: Tensor
+    T: int
+    S: int
+
+
+def full_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """(T, S), (H, T, S) or (B, H, T, S) as (B, H, T, S)."""
+    if not 2 <= len(shape) <= 4:
+        raise ValueError(f"shape: expected (T, S) or (B, H, T, S), got {tuple(shape)}")
+    B, H, T, S = (1,) * (4 - len(shape)) + tuple(shape)
+    return B, H, T, S
+
+
+def grid(
+    rows: Span, cols: Span, shape: tuple[int, ...] | None = None, device: torch.device | None = None
+) -> Grid:
+    """The index tensors of a tile. Query i of T stands at position i + S − T."""
+    B, H, T, S = (1, 1, 0, 0) if shape is None else full_shape(shape)
+    i, rows = indices("rows", rows, None if shape is None else T, device)
+    k, cols = indices("cols", cols, None if shape is None else S, device)
+    b, h = torch.arange(B, device=device).view(B, 1, 1, 1), torch.arange(H, device=device).view(1, H, 1, 1)
+    return Grid(b, h, (i + S - T).view(1, 1, -1, 1), k.view(1, 1, 1, -1), rows, cols, T, S)
+
+
+def indices(
+    name: str, span: Span, length: int | None, device: torch.device | None
+) -> tuple[Tensor, slice | Tensor]:
+    """The indices that a slice, a range or a tensor names, and the same as a slice where that is possible."""
+    if isinstance(span, Tensor):
+        if span.ndim != 1 or span.dtype.is_floating_point or span.dtype == torch.bool:
+            raise _no_span(name, f"{tuple(span.shape)} {span.dtype}")
+        index = span.to(device=device, dtype=torch.long)
+        if index.is_cpu and len(index):  # looking at the numbers would make the host wait for a GPU
+            _check_within(name, int(index.min()), int(index.max()), length)
+        return index, index
+    if isinstance(span, slice):
+        if length is None and (span.stop is None or span.stop < 0 or (span.start or 0) < 0):
+            raise ValueError(f"{name}: {span} needs the attention's shape=(T, S)")
+        span = range(*span.indices(span.stop if length is None else length))
+    if not isinstance(span, range):
+        raise _no_span(name, type(span).__name__)
+    if not len(span):  # torch.arange refuses range(3, 1)
+        return torch.arange(0, device=device), slice(0, 0)
+    _check_within(name, min(span), max(span), length)
+    index = torch.arange(span.start, span.stop, span.step, device=device)
+    return index, slice(span.start, span.stop) if span.step == 1 else index
+
+
+def _no_span(name: str, came: str) -> ValueError:
+    return ValueError(f"{name}: expected a slice, a range or a 1-D tensor of whole indices, got {came}")
+
+
+def _check_within(name: str, least: int, most: int, length: int | None) -> None:
+    if least < 0 or (length is not None and most >= length):
+        limit = "0 or more" if length is None else f"from 0 to {length - 1}"
+        raise ValueError(f"{name}: expected indices {limit}, got some from {least} to {most}")
+
+
+def one_block(T: int, S: int) -> Blocks:
+    """The whole matrix as one block."""
+    return block_table(T, S, max(T, 1), max(S, 1))
+
+
+def block_table(T: int, S: int, rows: int, cols: int, device: torch.device | None = None) -> Blocks:
+    """The matrix cut into blocks of rows × cols (smaller at the far edges)."""
+    return blocks_between([*range(0, max(T, 1), rows), T], [*range(0, max(S, 1), cols), S], device)
+
+
+def blocks_between(q_edges: list[int], k_edges: list[int], device: torch.device | None = None) -> Blocks:
+    """The matrix cut at the given edges, which start at 0 and end at T and S."""
+    T, S = q_edges[-1], k_edges[-1]
+    q = torch.tensor(q_edges, device=device).view(-1, 1) + S - T
+    k = torch.tensor(k_edges, device=device).view(1, -1)
+    return Blocks(q[:-1], q[1:] - 1, k[:, :-1], k[:, 1:] - 1, T, S)
+
+
+def extremes(values: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and greatest of values[:, first:last + 1] for each pair of edges, (B, number of pairs).
+
+    A stretch is two stretches of a power of two that overlap, and those of twice the length are two of the
+    length before: a few operations for any number of pairs. 0 where there are no values (T or S is 0).
+    """
+    B, S = values.shape
+    least = most = values.new_zeros(B, len(first))
+    lengths = last - first + 1
+    longest = int(lengths.max()) if S else 0
+    low = high = values
+    for size in (1 << n for n in range(longest.bit_length())):
+        if size > 1:
+            low = torch.minimum(low[:, : -size // 2], low[:, size // 2 :])
+            high = torch.maximum(high[:, : -size // 2], high[:, size // 2 :])
+        ours = (lengths >= size) & (lengths < 2 * size)
+        starts, ends = (edge.clamp(0, S - size) for edge in (first, last + 1 - size))
+        least = torch.where(ours, torch.minimum(low[:, starts], low[:, ends]), least)
+        most = torch.where(ours, torch.maximum(high[:, starts], high[:, ends]), most)
+    return least, most
