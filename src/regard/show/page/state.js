@@ -54,6 +54,7 @@ export function makeState() {
 
   const write = (step) => {
     clearTimeout(timer);
+    if (location.protocol === "about:") return; // a frame in a notebook has no address of its own
     const address = format(state);
     if (address === location.hash || (address === "#" && !location.hash)) return;
     if (step) history.pushState(null, "", address);

@@ -1,0 +1,76 @@
+"""Captures show themselves: a page in the background, in a notebook, in a file."""
+
+from __future__ import annotations
+
+import sys
+import types
+import urllib.request
+from pathlib import Path
+
+import pytest
+from captures import captured
+
+from regard.recorder import Seen
+from regard.show import viewer
+
+
+def test_a_page_is_served_until_it_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = captured(8)
+    running = seen.show(open=False, block=False)
+    assert running.address in capsys.readouterr().err
+    assert running in viewer._running  # also when nobody holds on to it
+    with urllib.request.urlopen(running.address) as answer:
+        assert answer.status == 200
+    running.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(running.address)
+    viewer._running.remove(running)
+
+
+def test_the_browser_is_opened_only_where_there_is_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    viewer.open_browser("http://127.0.0.1:1/")
+    assert opened == []
+    monkeypatch.setenv("DISPLAY", ":0")
+    viewer.open_browser("http://127.0.0.1:1/")
+    assert opened == ["http://127.0.0.1:1/"]
+
+
+def test_a_small_capture_is_a_page_in_a_notebook_and_a_large_one_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = captured(8)
+    small = seen._repr_html_()
+    assert small.startswith("<iframe")
+    assert 'sandbox="allow-scripts allow-downloads"' in small
+    assert "allow-same-origin" not in small
+    assert "<script" not in small  # all of it stands inside the attribute
+    monkeypatch.setattr(viewer, "MOST_INLINE", seen.nbytes - 1)
+    large = captured(8, model="<b>bold</b>")._repr_html_()
+    assert "<iframe" not in large
+    assert "&lt;b&gt;bold" in large
+    assert "seen.save(" in large
+    assert "nothing yet" in Seen()._repr_html_()
+
+
+def test_in_a_notebook_show_returns_what_the_notebook_displays(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    assert captured(8).show()._repr_html_().startswith("<iframe")
+
+
+def test_save_writes_a_page(tmp_path: Path) -> None:
+    captured(8).save(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert text.startswith("<!doctype html>")
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    with pytest.raises(FileNotFoundError, match="make it first"):
+        captured(8).save(tmp_path / "no" / "page.html")
+
+
+def test_figure_is_the_one_of_figures() -> None:
+    assert captured(8).figure(1, 2).axes[0].get_ylabel() == "query"
