@@ -1,6 +1,6 @@
 // The colour bar with its numbers, and what is to be known about what is not in the picture.
 
-import { css, ramp } from "./colours.js";
+import { css } from "./colours.js";
 import { element } from "./dom.js";
 import { exact } from "./readout.js";
 
@@ -19,8 +19,7 @@ export function legend(root) {
   return {
     show({ scale, clipped, reduce, z, sink }) {
       paint(canvas);
-      const marks = scale.scale === "log" ? decades(scale) : [0, 0.5, 1].map((t) => [t, exact(scale.weight(t))]);
-      if (clipped) marks.at(-1)[1] = `≥ ${marks.at(-1)[1]}`;
+      const marks = marksOf(scale, clipped);
       ticks.replaceChildren(
         ...marks.map(([t, text]) => {
           const mark = element("span", { text });
@@ -29,7 +28,7 @@ export function legend(root) {
         }),
       );
       bar.setAttribute("aria-label", `Colours from ${marks[0][1]} to ${marks.at(-1)[1]}, ${scale.scale}`);
-      words.textContent = z === 0 ? "One cell is one weight." : described(reduce, 2 ** z);
+      words.textContent = noteOf(reduce, z);
       hidden.hidden = !sink;
       if (sink) {
         const share = sink.share === null ? "…" : `${(100 * sink.share).toFixed(1)}%`;
@@ -43,7 +42,17 @@ export function legend(root) {
   };
 }
 
-function described(reduce, size) {
+/** The numbers of a colour bar: [[place from 0 to 1, text]]. */
+export function marksOf(scale, clipped) {
+  const marks = scale.scale === "log" ? decades(scale) : [0, 0.5, 1].map((t) => [t, exact(scale.weight(t))]);
+  if (clipped) marks.at(-1)[1] = `≥ ${marks.at(-1)[1]}`;
+  return marks;
+}
+
+/** What one cell stands for. */
+export function noteOf(reduce, z) {
+  if (z === 0) return "One cell is one weight.";
+  const size = 2 ** z;
   return reduce === "max"
     ? `One cell is the greatest weight of ${size} × ${size}.`
     : `One cell is ${size} × ${size} weights: summed over keys, averaged over queries.`;
@@ -51,12 +60,10 @@ function described(reduce, size) {
 
 function paint(canvas) {
   const context = canvas.getContext("2d");
-  const { colours } = ramp();
   for (let x = 0; x < canvas.width; x++) {
     context.fillStyle = css(x / (canvas.width - 1));
     context.fillRect(x, 0, 1, 1);
   }
-  return colours;
 }
 
 function decades(scale) {

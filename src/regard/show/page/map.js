@@ -6,9 +6,10 @@ import { makeScale, ramp } from "./colours.js";
 import { badge, choice, element } from "./dom.js";
 import { listen } from "./gestures.js";
 import { grid } from "./grid.js";
-import { legend } from "./legend.js";
+import { exporter } from "./export.js";
+import { legend, marksOf, noteOf } from "./legend.js";
 import { fitTop } from "./paint.js";
-import { draw, drawingColours, STRIP, STRIP_GAP } from "./picture.js";
+import { draw, drawingColours, NUMBERS, STRIP, STRIP_GAP } from "./picture.js";
 import { levelFor, Pyramid } from "./pyramid.js";
 import { exact, readout } from "./readout.js";
 import { layerOf } from "./source.js";
@@ -32,6 +33,7 @@ export function map(root, app) {
   const tip = element("p", { class: "tip", "aria-hidden": "true", hidden: true });
   stage.append(canvas, tip);
   const foot = element("div", { class: "map-foot" });
+  controls.zooming.append(exporter(app, shownNow, numbersNow));
   const heading = element("div", { class: "map-title" }, title, proof, controls.zooming);
   main.append(heading, controls.bar, stage, foot);
 
@@ -115,7 +117,7 @@ export function map(root, app) {
         return found && found.z === 0 && found.max >= 0 && !(apart && col === sink.key) ? found.mass : null;
       },
       fonts: {
-        token: `11px ${MONO}`, title: `12px ${SANS}`,
+        token: `11px ${MONO}`, title: `12px ${SANS}`, heading: `15px ${SANS}`,
         number: `${Math.min(13, Math.max(10, Math.floor(camera.zoom / 3.4)))}px ${MONO}`,
       },
       measure: 6.7,
@@ -158,7 +160,7 @@ export function map(root, app) {
   function tell(scene) {
     const apart = scene.sink;
     bar.show({
-      scale: scene.look.scale, clipped: state.top === "fit" && scene.look.scale.top < 1, reduce: state.reduce, z: scene.z,
+      scale: scene.look.scale, clipped: isClipped(scene.look.scale), reduce: state.reduce, z: scene.z,
       sink: apart ? { ...sink, token: short(tokenAt(app.meta, state.text, layer, "keys", sink.key), 16) } : null,
     });
     const cell = scene.hover ?? scene.cursor;
@@ -177,13 +179,15 @@ export function map(root, app) {
 
   /** The number beside the cell, for eyes that are on the map. */
   function label({ gutter, width }, cell) {
+    if (camera.zoom >= NUMBERS && cell.max >= 0) return; // it is written in the cell
     const [x, y] = camera.point(cell.col + cell.size, cell.row);
     const [left, top] = [gutter.left + x + 10, gutter.top + y - 10];
     if (x < 0 || y < 0 || x > camera.width + camera.zoom * cell.size || y > camera.height) return;
     tip.textContent = cell.max < 0 ? "hidden by the mask" : exact(cell.mass);
     tip.hidden = false;
     const over = left + tip.offsetWidth > width;
-    tip.style.transform = `translate(${Math.round(over ? left - tip.offsetWidth - 20 - camera.zoom * cell.size : left)}px, ${Math.round(Math.max(0, top))}px)`;
+    const x0 = over ? left - tip.offsetWidth - 20 - camera.zoom * cell.size : left;
+    tip.style.transform = `translate(${Math.round(x0)}px, ${Math.round(Math.max(0, top))}px)`;
   }
 
   /** The chosen cell's weight comes from its own row, so that it is exact at every zoom. */
@@ -214,6 +218,48 @@ export function map(root, app) {
     sink = { name, key: col, column, sums, share: sums.at(-1) / column.length };
     plan();
   }
+
+  /** What there is to export: the picture of this moment, with its words. */
+  function shownNow() {
+    const scene = compose();
+    const { scale } = scene.look;
+    const name = `layer-${layer.key}-head-${state.head}`;
+    const words = {
+      title: `${app.meta.model}, layer ${layer.key}, head ${state.head}${layer.evidence.certified ? "" : " (not certified)"}`,
+      marks: marksOf(scale, isClipped(scale)),
+      note: noteOf(state.reduce, scene.z) + (scene.sink ? ` Key ${sink.key} stands apart.` : ""),
+    };
+    return { scene: { ...scene, hover: null }, words, name };
+  }
+
+  /** The numbers in the picture, as they are pooled there. */
+  async function numbersNow() {
+    const { z } = compose();
+    const { text, layer: key, head, reduce } = state;
+    const without = pyramid.without;
+    const about = layer;
+    const size = 2 ** z;
+    const { left, top, right, bottom } = camera.frame;
+    const edge = (value, all) => Math.min(Math.ceil(all / size), Math.max(0, value));
+    const [x0, x1] = [edge(Math.floor(left / size), about.cols), edge(Math.ceil(right / size), about.cols)];
+    const [y0, y1] = [edge(Math.floor(top / size), about.rows), edge(Math.ceil(bottom / size), about.rows)];
+    const [rows, cols] = [y1 - y0, x1 - x0];
+    const values = new Float32Array(rows * cols);
+    for (let i = y0 >> 8; i <= (y1 - 1) >> 8; i++) {
+      for (let j = x0 >> 8; j <= (x1 - 1) >> 8; j++) {
+        const tile = await app.source.tile(text, key, head, z, i, j, { without });
+        for (let y = Math.max(y0, i * 256); y < Math.min(y1, i * 256 + tile.rows); y++) {
+          for (let x = Math.max(x0, j * 256); x < Math.min(x1, j * 256 + tile.cols); x++) {
+            const at = (y - i * 256) * tile.cols + x - j * 256;
+            values[(y - y0) * cols + x - x0] = reduce === "max" ? Math.max(0, tile.max[at]) : tile.mass[at];
+          }
+        }
+      }
+    }
+    return { values, rows, cols, row: y0 * size, col: x0 * size, size, layer: about, meta: app.meta, text };
+  }
+
+  const isClipped = (scale) => state.top === "fit" && scale.top < 1;
 
   /** Remembers in the address what is looked at. */
   function keep() {
