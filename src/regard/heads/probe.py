@@ -6,12 +6,13 @@ earlier copy of the current token and looks at what came next scores high; gramm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
-from regard.heads.scores import Scores, scores, uniform
+from regard.heads.reading import Text
+from regard.heads.scores import Scores, scores_and_null
 from regard.maps import AttentionMap
 
 
@@ -42,12 +43,14 @@ def repeated(
     return ids if start is None else torch.cat([ids.new_full((draws, 1), start), ids], 1)
 
 
-def probe(maps: Callable[[Tensor], Sequence[AttentionMap]], ids: Tensor) -> tuple[list[Scores], list[Scores]]:
+def probe(maps: Callable[[Tensor], Iterable[AttentionMap]], ids: Tensor) -> tuple[list[Scores], list[Scores]]:
     """The scores of every layer on ids (draws, T), and their nulls. `maps` is a model's, as `GPT.maps`."""
-    seen = list(maps(ids))
-    nulls: list[Scores] = []
-    for layer, map in enumerate(seen):
-        # Layers that may see the same have the same null.
-        alike = (nulls[i] for i in range(layer) if seen[i].mask == map.mask and seen[i].shape == map.shape)
-        nulls.append(next(alike, None) or scores(uniform(map), ids))
-    return [scores(map, ids) for map in seen], nulls
+    found, nulls = [], []
+    text: Text | None = None
+    for map in maps(ids):
+        if text is None or not text.suits(map):  # layers that may see the same have the same null
+            text = Text(map, ids)
+        layer, null = scores_and_null(map, ids, alike=text)
+        found.append(layer)
+        nulls.append(null)
+    return found, nulls
