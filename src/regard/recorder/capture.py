@@ -71,8 +71,8 @@ class Capture:
         self.recording.close()
         if self.recording.forwards and not self.recording.seen.layers:
             raise RuntimeError(
-                f"{type(self.model).__name__} ran, but none of its attention was seen: it does not go through "
-                "the modules that capture watches; regard.capture(model, at={name: adapter}) serves any module"
+                f"{type(self.model).__name__} ran, but none of its attention was seen: it does not go where "
+                "capture looks; regard.capture(model, at={name: adapter}) serves any module"
             )
 
 
@@ -80,18 +80,18 @@ def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tokens:
     """What a forward pass reads, as far as its arguments say."""
     first = args[0] if args else kwargs.get("input_ids", kwargs.get("ids"))
     real = kwargs.get("attention_mask")
-    if _whole_numbers(real) or (isinstance(real, Tensor) and real.dtype == torch.bool and real.ndim == 2):
+    if isinstance(real, Tensor) and real.ndim == 2 and not real.dtype.is_floating_point:
         real = real.detach().bool().cpu()
     else:
         real = None
-    ids, target = (
-        x.detach().cpu() if _whole_numbers(x) else None for x in (first, kwargs.get("decoder_input_ids"))
-    )
-    return Tokens(ids, target, real)
+    return Tokens(_ids(first), _ids(kwargs.get("decoder_input_ids")), real)
 
 
-def _whole_numbers(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.ndim == 2 and not x.dtype.is_floating_point and x.dtype != torch.bool
+def _ids(x: Any) -> Tensor | None:
+    """A table of token ids (B, T), if that is what it is."""
+    if isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32):
+        return x.detach().cpu()
+    return None
 
 
 @overload
@@ -156,8 +156,8 @@ def capture(
 
     - `layers`: numbers, or keys as "decoder.3"; `heads`: numbers; `dtype`: what q and k are kept in;
       `values`: keep the values, too.
-    - `to`: a folder that layers are written to as they run; `budget`: the most memory to use, as "4GiB", after
-      which they go to a temporary folder; `keep="statistics"`: overviews and row statistics only.
+    - `to`: a folder that layers are written to as they run; `budget`: the most memory to use, as "4GiB",
+      after which they go to a temporary folder; `keep="statistics"`: overviews and row statistics only.
     - `at`: `{name of a module: adapter}` for attention that is not found by itself.
     - `tokenizer`: gives `seen.tokens`; with `text` also the model's inputs.
     """

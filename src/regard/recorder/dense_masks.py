@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.attention.masks import Dense, Padding, causal
+from regard.attention.masks import Dense, Padding, Relative, causal
 from regard.attention.rules import Mask, full, grid
 
 
@@ -21,6 +21,18 @@ def as_rule(mask: Tensor) -> Mask:
         if not bool((allowed | (mask == -torch.inf)).all()):
             return Dense(mask)
     return _known(allowed) or Dense(allowed)
+
+
+def as_bias(bias: Tensor) -> Mask:
+    """The rule for numbers (B, H, T, S) that are added to scores: by distance, if that is all they are."""
+    if not bias.requires_grad and not bool(bias.any()):
+        return full
+    B, S = len(bias), bias.shape[-1]
+    if B > 1 or bias.requires_grad or not torch.equal(bias[..., 1:, 1:], bias[..., :-1, :-1]):
+        return Dense(bias)
+    # One row and one column hold every distance there is: queries stand at the end of the keys.
+    table = torch.cat([bias[0, :, 1:, 0].flip(-1), bias[0, :, 0]], -1)  # (H, T − 1 + S)
+    return Relative(table, S - 1)
 
 
 def _known(allowed: Tensor) -> Mask | None:

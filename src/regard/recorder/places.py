@@ -1,4 +1,7 @@
-"""Where the attentions of a model stand: which stack, and which number in it, told from the modules' names."""
+"""Where the attentions of a model stand: which stack, and which number in it, told from the modules' names.
+
+Transformers' models name theirs in many ways; the rules here are few and serve those that were looked at.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def placed(found: Mapping[str, nn.Module]) -> dict[nn.Module, Place]:
 
 
 @functools.cache
-def mentions(kind: type[nn.Module], name: str) -> bool:
+def mentions(kind: type, name: str) -> bool:
     """Whether a method of a module's class uses something of this name."""
     for base in kind.__mro__:
         if base.__module__.startswith(("torch.", "transformers.modeling_utils")):
@@ -47,7 +50,7 @@ def mentions(kind: type[nn.Module], name: str) -> bool:
 
 
 def _group(name: str, module: nn.Module) -> str:
-    """What the attentions of a stack have in common: the name up to the first number, and whether they cross."""
+    """What the attentions of a stack share: the name up to the first number, and whether they cross."""
     parts = name.split(".")
     first = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
     own = ".".join(parts[first:]).lower()
@@ -58,7 +61,7 @@ def _group(name: str, module: nn.Module) -> str:
 
 
 def _stack_names(groups: list[str]) -> dict[str, str]:
-    """A short name for each stack: "" if it is the only one; "encoder", "decoder", "cross"; else what differs."""
+    """A name for each stack: "" if it is the only one; "encoder", "decoder", "cross"; else what differs."""
     if len(groups) == 1:
         return {groups[0]: ""}
     paths = {group: group.split(".") for group in groups}

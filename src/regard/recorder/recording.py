@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from regard.attention.inputs import working_dtype
-from regard.attention.masks import Alibi, Dense, Padding, Rule
+from regard.attention.masks import Alibi, Dense, Padding, Relative, Rule
 from regard.attention.rules import And, Mask, Not, Or, Rows
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Evidence, examine
+from regard.recorder.joining import joined_mask, parts_of
+from regard.recorder.pieces import Sizes
 from regard.recorder.seen import Layer, Seen
-from regard.recorder.stitching import Sizes, Step, Strip, joined_mask, parts_of
+from regard.recorder.stitching import Step, Strip
 
 
 class Place(NamedTuple):
@@ -46,7 +48,7 @@ class Store(Protocol):
     """Keeps the layers of a capture."""
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
-        """Keep a layer, perhaps in the place of one that has grown. What comes back stands for it in `Seen`."""
+        """Keep a layer, perhaps instead of one that has grown. What comes back stands for it in `Seen`."""
 
     def finish(self, seen: Seen) -> None:
         """The capture is whole."""
@@ -104,6 +106,7 @@ class Recording:
         self._keys: dict[str, None] = {}  # of every layer that ran
         self._modules: Counter[str] = Counter()  # in each stack
         self._tokens: Tokens | None = None  # of this forward pass, until it is known what it continues
+        self._past: Tensor | None = None  # which sequences this pass continues, where they changed places
         self._joined: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # masks of this forward pass
 
     def wants(self, place: Place) -> bool:
@@ -120,7 +123,7 @@ class Recording:
         self.forwards += 1
         self._calls.clear()
         self._joined.clear()
-        self._tokens = tokens
+        self._tokens, self._past = tokens, None
 
     def take(
         self,
@@ -169,7 +172,11 @@ class Recording:
             step = None
             if strip is not None and self.stitch:
                 step = Step("beside") if part else strip.step(map)
-            self._place_tokens(strip is not None and step is None, step, map.matrix[2])
+                if step is not None and step.match is not None:
+                    self._past = step.match
+                elif step is not None and step.kind == "again" and self._past is not None:
+                    step = strip.with_past(step, self._past)
+            self._place_tokens(strip, step, map.matrix[2])
             if strip is None or step is None:
                 self._strips[slot] = self._started(place, map, values, evidence, heads)
             else:
@@ -195,18 +202,17 @@ class Recording:
         question = (id(strip.mask), id(map.mask), step.kind, strip.T, strip.S, T, S, map.device)
         if question not in self._joined:
             before, added = Sizes(strip.T, strip.S), Sizes(T, S)
-            rule = joined_mask(strip.mask, before, map.mask, added, step, B, H, map.device)
+            rule = joined_mask(strip.mask, before, map.mask, added, step.kind, step.order, B, H, map.device)
             self._joined[question] = (rule, strip.mask, map.mask)  # kept alive, so that no id is used twice
         return self._joined[question][0]
 
-    def _place_tokens(self, anew: bool, step: Step | None, T: int) -> None:
+    def _place_tokens(self, strip: Strip | None, step: Step | None, T: int) -> None:
         """What this forward pass read, put where it belongs once it is known what the pass continues."""
-        if anew:
+        if strip is not None and step is None:
             self._finish_pass()
         tokens, self._tokens = self._tokens, None
-        if step is not None and step.kind == "after" and T == 1 and self.seen.boundary is None:
-            strip = next(iter(self._strips.values()))
-            self.seen.boundary = strip.T
+        if strip is not None and step is not None and step.kind == "after" and T == 1:
+            self.seen.boundary = self.seen.boundary or strip.T
         if tokens is None:
             return
         seen = self.seen
@@ -288,6 +294,8 @@ def mask_of_heads(mask: Mask, heads: Sequence[int]) -> Mask:
         return mask if mask.tensor.shape[1] == 1 else Dense(mask.tensor[:, heads])
     if isinstance(mask, Alibi):
         return Alibi(mask.slopes[heads])
+    if isinstance(mask, Relative):
+        return Relative(mask.table[heads], mask.zero)
     if isinstance(mask, Not | Rows):
         return replace(mask, inner=mask_of_heads(mask.inner, heads))
     if isinstance(mask, Rule):

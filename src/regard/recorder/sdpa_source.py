@@ -1,8 +1,8 @@
 """Modules that call PyTorch's `scaled_dot_product_attention` themselves, as a source.
 
-Every call is let through as it is, or computed by the same kernel where that also gives lse; the output is the
-model's own in any case, and a certificate holds the map against it. Models of Transformers that do not use
-its interface are switched to their own call of this function while the capture lasts.
+Every call is let through as it is, or computed by the same kernel where that also gives lse; the output is
+the model's own in any case, and the certificate holds the map against it. Models of Transformers that do not
+use its interface are switched to their own call of this function while the capture lasts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from regard.recorder.recording import Place, Recording
 
 def attentions(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that call the function."""
-    return {name: m for name, m in model.named_modules() if mentions(type(m), "scaled_dot_product_attention")}
+    return {
+        name: m for name, m in model.named_modules() if mentions(m.__class__, "scaled_dot_product_attention")
+    }
 
 
 def fits(model: nn.Module) -> bool:
@@ -49,7 +51,7 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
                 undo.callback(module.register_forward_hook(_leave, always_call=True).remove)
             _listening[module].append((recording, place))
             undo.callback(_listening[module].remove, (recording, place))
-        if not any(isinstance(mode, Listening) for mode in _get_current_function_mode_stack()):
+        if not any(isinstance(mode, Listening) for mode in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
             undo.enter_context(Listening())
         yield
 

@@ -213,7 +213,9 @@ def _of_config(config: Any, source: int, target: int) -> Iterator[Part]:
 
 def _grouped(config: Any, named: Any, H: int) -> int:
     """How many key heads there are."""
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+    if getattr(config, "new_decoder_architecture", False):
+        return H  # Falcon repeats its keys before it attends
+    if getattr(config, "multi_query", False):
         return 1
     found: int = named("num_key_value_heads", "num_kv_heads", default=H)
     return found

@@ -45,4 +45,4 @@ def _one(tokenizer: Any, number: int) -> str:
     # A decoder that drops the space before a first word drops it before every token decoded alone.
     if piece[0] in "▁Ġ" and not text.startswith(" "):
         text = f" {text}"
-    return text or piece
+    return str(text or piece)

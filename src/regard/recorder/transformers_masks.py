@@ -79,13 +79,26 @@ class RuleMask(Tensor):
                 result = func(small, *args[1:], **kwargs)
             if result.dtype == torch.bool and result.shape == small.shape:
                 return RuleMask.made(first.rule, first.shape, first.keys, result.device)
-        plain = [x.spelled_out() if isinstance(x, RuleMask) else x for x in args]
-        return func(*plain, **{n: x.spelled_out() if isinstance(x, RuleMask) else x for n, x in kwargs.items()})
+        return func(*map(_plain, args), **{name: _plain(x) for name, x in kwargs.items()})
+
+
+def _plain(x: Any) -> Any:
+    return x.spelled_out() if isinstance(x, RuleMask) else x
 
 
 _ASKS_ABOUT = {
     getattr(Tensor, name).__get__
-    for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "is_meta", "is_cpu")
+    for name in (
+        "shape",
+        "dtype",
+        "device",
+        "ndim",
+        "is_cuda",
+        "is_cpu",
+        "is_meta",
+        "requires_grad",
+        "layout",
+    )
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point}
 _VIEWS = {Tensor.__getitem__, Tensor.expand}
 _MAY_CHANGE_NOTHING = _VIEWS | {

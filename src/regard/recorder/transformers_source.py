@@ -13,11 +13,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.attention.attend import attend
-from regard.attention.masks import Dense, Padding, causal
+from regard.attention.masks import Padding, causal
 from regard.attention.rules import Mask, full
 from regard.maps import AttentionMap
 from regard.recorder import sdpa_source
-from regard.recorder.dense_masks import as_rule
+from regard.recorder.dense_masks import as_bias, as_rule
 from regard.recorder.places import mentions, placed
 from regard.recorder.recording import Place, Recording, own
 from regard.recorder.transformers_masks import RuleMask, rule_mask
@@ -62,8 +62,8 @@ def attention(
     mask, S = _rule(attention_mask, is_causal, query.shape[2], key.shape[2])
     key, value = key[:, :, :S], value[:, :, :S]
     if position_bias is not None:
-        bias = Dense(position_bias[..., :S])
-        mask = bias if mask is full else mask & bias
+        bias = as_bias(position_bias[..., :S])
+        mask = bias if mask is full else mask if bias is full else mask & bias
     if s_aux is not None:
         s_aux = s_aux.to(query.dtype).flatten()
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
@@ -146,7 +146,7 @@ def _no_way_in(model: nn.Module) -> str:
         type(module).__name__: None for module in model.modules() if "Attention" in type(module).__name__
     }
     return (
-        f"{type(model).__name__} cannot be captured: its attention ({', '.join(kinds) or 'none is named so'}) "
+        f"{type(model).__name__} cannot be captured: its attention ({', '.join(kinds) or 'none found'}) "
         "goes neither through Transformers' AttentionInterface nor through PyTorch's "
         "scaled_dot_product_attention; regard.capture(model, at={name: adapter}) serves any module"
     )
@@ -177,4 +177,4 @@ def _configs(model: nn.Module) -> list[Any]:
 
 def _attentions(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that ask Transformers' interface for their attention."""
-    return {name: m for name, m in model.named_modules() if mentions(type(m), "ALL_ATTENTION_FUNCTIONS")}
+    return {name: m for name, m in model.named_modules() if mentions(m.__class__, "ALL_ATTENTION_FUNCTIONS")}
