@@ -1,0 +1,193 @@
+"""The saved page beside BertViz's, on the same attention and in one run: time, size, memory, first picture.
+
+    pip install --no-deps --target bertviz-here bertviz ipython decorator traitlets
+    PYTHONPATH=bertviz-here python -m benchmarks.page
+
+A GPT of GPT-2-small's shape with random weights reads random tokens. What is measured is what comes after:
+from the attention to a file on disk, and from opening it in Chromium to a picture. BertViz's page asks a CDN
+for its scripts, so that offline it stays empty. Writes a dated JSON to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.measure import machine, peak_mib
+from benchmarks.panning import drag, median
+from regard import capture, causal, weights
+from regard.gpt import GPT, Config
+from regard.recorder import Evidence, Layer, Seen
+from regard.show.contents import Contents
+from regard.show.page import write
+from regard.show.running import Running
+from regard.show.server import Site
+
+ROOT = Path(__file__).parent
+HINT = "pip install --no-deps --target bertviz-here bertviz ipython decorator traitlets"
+PICTURE = """() => {
+  const canvas = document.querySelector(".map-stage canvas");
+  if (!canvas || !canvas.width) return false;
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const colours = new Set();
+  for (let i = 0; i < pixels.length; i += 404) colours.add(pixels.slice(i, i + 3).join());
+  return colours.size > 24;
+}"""
+
+
+def gpt2_small() -> GPT:
+    """GPT-2-small's shape; its attention sharper than at the start of a training, as a trained one's is."""
+    torch.manual_seed(0)
+    model = GPT(Config(vocab_size=50257, context=1024, layers=12, heads=12, width=768, qkv_bias=True))
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.qkv.weight *= 4
+    return model.eval()
+
+
+def measured(make: Callable[[], bytes | None], path: Path) -> dict[str, Any]:
+    """Seconds, peak memory and size of a page that `make` writes to `path`, or returns."""
+    taken: list[float] = []
+    busy: list[float] = []
+
+    def call() -> None:
+        began, busy_before = time.perf_counter(), time.process_time()
+        made = make()
+        if made is not None:
+            path.write_bytes(made)
+        taken.append(time.perf_counter() - began)
+        busy.append(time.process_time() - busy_before)
+
+    peak = peak_mib(call, "cpu")
+    elsewhere = {url for url in re.findall(rb"https?://[\w.-]+", path.read_bytes()) if b"w3.org" not in url}
+    return {
+        "seconds": taken[0],
+        "cpu_seconds": busy[0],
+        "megabytes": path.stat().st_size / 1e6,
+        "peak_mib": peak,
+        "asks_elsewhere": bool(elsewhere),
+    }
+
+
+def pages(model: GPT, T: int, folder: Path, browser: Any) -> list[dict[str, Any]]:
+    ids = torch.randint(0, 50257, (1, T))
+    began = time.perf_counter()
+    seen = capture(model, ids=ids, values=True)
+    captured = time.perf_counter() - began
+    tokens = [f" tok{number}" for number in ids[0].tolist()]
+    seen.tokens = [tokens]
+    path = folder / f"regard-{T}.html"
+    rows = [
+        {"who": "Regard", "T": T, "capture": captured, **measured(lambda: _none(write(seen, path)), path)}
+    ]
+    rows[0]["precision"] = _precision(seen)
+    if browser is not None:
+        rows[0]["first_picture"] = first_picture(browser, path)
+    dense = [layer.dense() for layer in seen]
+    path = folder / f"bertviz-{T}.html"
+    for name, view in bertviz_views().items():
+        make = partial(_bertviz, view, dense, tokens)
+        rows.append({"who": f"BertViz {name}", "T": T, **measured(make, path)})
+        path.unlink()
+    return rows
+
+
+def _bertviz(view: Callable[..., Any], attention: list[torch.Tensor], tokens: list[str]) -> bytes:
+    made: str = view(attention, tokens, html_action="return").data
+    return made.encode()
+
+
+def _none(_: object) -> None:
+    return None
+
+
+def _precision(seen: Seen) -> float:
+    from regard.show.pack import pack
+
+    return pack(Contents(seen), values=False).relative
+
+
+def bertviz_views() -> dict[str, Callable[..., Any]]:
+    try:
+        from bertviz import head_view, model_view
+    except ImportError as error:
+        print(f"BertViz is not here ({error}), so that it is left out: {HINT}", file=sys.stderr)
+        return {}
+    return {"head_view": head_view, "model_view": model_view}
+
+
+def first_picture(browser: Any, path: Path) -> float:
+    """Seconds from asking for the file to a picture on the canvas: the best of three."""
+    taken = []
+    for _ in range(3):
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        began = time.perf_counter()
+        page.goto(path.as_uri(), wait_until="commit")
+        page.wait_for_function(PICTURE, polling="raf", timeout=120_000)
+        taken.append(time.perf_counter() - began)
+        page.close()
+    return min(taken)
+
+
+def long_map(browser: Any, T: int = 16_384) -> dict[str, Any]:
+    """Milliseconds between frames while a map of 16,384 tokens is dragged, served."""
+    q, k = torch.randn(1, 2, T, 16), torch.randn(1, 1, T, 16)
+    map = weights(q, k, mask=causal)
+    evidence = Evidence(0.0, 1.0, 0.0, T, T, "causal", map.scale)
+    seen = Seen([Layer(0, "attention", "", map, evidence, (0, 1))], "random", None, [["t"] * T])
+    with Running(Site(Contents(seen))) as running:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(f"{running.address}#zoom=0.5&x=4000&y=9000")
+        page.wait_for_function(PICTURE, polling="raf", timeout=120_000)
+        times = [drag(page, ".map-stage canvas", 240) for _ in range(3)]
+        page.close()
+    best = min(times, key=median)
+    slowest = sorted(best)[int(0.95 * len(best))]
+    return {"who": "Regard, served", "T": T, "frame_ms": median(best), "frame_ms_95": slowest}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--out", type=Path, help="where the JSON goes (default: benchmarks/results/)")
+    args = parser.parse_args()
+    sys.path.append(str(ROOT.parent / "tests" / "browser"))  # the tests know where a Chromium is
+    import chromium
+    from playwright.sync_api import sync_playwright
+
+    model = gpt2_small()
+    rows: list[dict[str, Any]] = []
+    path = chromium.find()
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
+        browser = None
+        if path is not None:
+            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        for T in args.lengths:
+            rows += pages(model, T, Path(folder), browser)
+        if browser is not None:
+            rows.append(long_map(browser))
+            browser.close()
+    for row in rows:
+        print("  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    out = (args.out or ROOT / "results") / f"page-cpu-{today}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"date": today, "machine": machine("cpu"), "rows": rows}, indent=1) + "\n")
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    main()
