@@ -116,30 +116,33 @@ def measure(device: str, compiled: bool, rounds: int, steps: int) -> dict[str, o
     ids = torch.randint(0, VOCABULARY, (batch, context + 1), device=device)
     steppers = {name: stepper(model, device, compiled) for name, model in models(**shape).items()}
     taken: dict[str, list[float]] = {name: [] for name in steppers}
+    order = list(steppers)
     for number in range(rounds + 1):
-        for name, step in steppers.items():
+        for name in order:
             began = now(device)
             for _ in range(steps):
-                step(ids)
+                steppers[name](ids)
             if number > 0:  # the first round warms up
                 taken[name].append((now(device) - began) / steps)
+        order = order[1:] + order[:1]  # everyone is first in turn
     # The least is what the code costs; the rest is what else the machine was doing.
     speed = {name: batch * context / min(times) for name, times in taken.items()}
-    pairs = zip(*taken.values(), strict=True)
-    names = list(taken)
-    each = [dict(zip(names, times, strict=True)) for times in pairs]
+    ratios = {
+        name: [theirs / ours for theirs, ours in zip(times, taken["regard"], strict=True)]
+        for name, times in taken.items()
+        if name != "regard"
+    }
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "compiled": compiled,
         "shape": {**shape, "batch": batch},
+        "rounds": rounds,
+        "steps a round": steps,
         "tokens_per_second": {name: round(value) for name, value in speed.items()},
-        "regard_to_others": {
-            name: round(statistics.median(times[name] / times["regard"] for times in each), 3)
-            for name in names
-            if name != "regard"
-        },
+        "regard_to_others": {name: round(statistics.median(each), 3) for name, each in ratios.items()},
+        "regard_to_others, each round": {name: [round(x, 3) for x in each] for name, each in ratios.items()},
     }
 
 
@@ -157,7 +160,9 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=5, help="steps a round")
+    parser.add_argument(
+        "--steps", type=int, default=5, help="steps a round (30 for a GPU, which runs behind)"
+    )
     arguments = parser.parse_args()
     found = measure(arguments.device, arguments.compile, arguments.rounds, arguments.steps)
     print(json.dumps(found, indent=1))

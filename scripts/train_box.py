@@ -209,7 +209,7 @@ def samples(model: GPT) -> list[str]:
     """What it writes after a few words, the same every time."""
     most = min(150, model.config.context - 20)
     return [
-        model.generate(prompt, max_new_tokens=most, temperature=0.7, top_p=0.9, seed=number)
+        model.generate(prompt, max_new_tokens=most, temperature=0.8, top_p=0.95, seed=number)
         for number, prompt in enumerate(PROMPTS)
     ]
 
@@ -273,15 +273,15 @@ def main() -> None:
     two.set_defaults(command=train_box)
     two.add_argument("--minutes", type=float, default=6.0)
     two.add_argument("--layers", type=int, default=6)
-    two.add_argument("--heads", type=int, default=8)
+    two.add_argument("--heads", type=int, default=4)
     two.add_argument("--width", type=int, default=256)
     two.add_argument("--context", type=int, default=512)
     two.add_argument("--batch", type=int, default=128)
-    two.add_argument("--learning-rate", type=float, default=3e-3)
-    two.add_argument("--weight-decay", type=float, default=0.1)
+    two.add_argument("--learning-rate", type=float, default=2e-3)
+    two.add_argument("--weight-decay", type=float, default=0.01)
     two.add_argument("--warmup", type=int, default=300)
-    two.add_argument("--dropout", type=float, default=0.1)
-    two.add_argument("--repeats", type=float, default=0.0, help="share of passages that are said again")
+    two.add_argument("--dropout", type=float, default=0.05)
+    two.add_argument("--repeats", type=float, default=0.05, help="share of passages that are said again")
     two.add_argument("--evaluate-every", type=int, default=2500)
     two.add_argument("--evaluate-tokens", type=int, default=1 << 18)
     three = commands.add_parser("shakespeare", help="nanoGPT's GPU configuration on Tiny Shakespeare")

@@ -84,7 +84,9 @@ class GPT(nn.Module):
         if real is not None and not bool(real.all()):
             first = self._first_real(real, ids, seen)
             mask = padding(real) if mask is None else as_mask(mask) & padding(real)
-        x = dropout(self._embed(ids, seen, first), self.config.dropout, self.training)  # (B, T, width)
+        x = self._embed(ids, seen, first)  # (B, T, width)
+        if self.training and self.config.dropout:
+            x = dropout(x, self.config.dropout)
         for layer, block in enumerate(self.blocks):
             x = block(x, mask=mask, cache=None if cache is None else cache[layer])
         normed: Tensor = self.norm(x)

@@ -1,0 +1,93 @@
+"""The model in the box: what its card promises, measured again on the weights as they are packed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.gpt import GPT
+from regard.gpt.evaluation import loss
+from regard.gpt.loading import BOX
+from regard.heads import Scores, probe, repeated
+
+DRAWS = 60
+STORY = (
+    "The old man went down to the river in the morning. The water was cold, and no one was on the road. "
+    "He thought of the years when he was young, and of the house in which his father had lived."
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    return GPT.from_pretrained("default").eval()
+
+
+@pytest.fixture(scope="module")
+def found(model: GPT) -> tuple[list[Scores], list[Scores]]:
+    """Olsson's probe: 25 random tokens four times over, after the start token."""
+    ids = repeated(model.config.vocab_size, start=0, tokens=25, times=4, draws=DRAWS, seed=5)
+    return probe(model.maps, ids)
+
+
+def best(found: tuple[list[Scores], list[Scores]], name: str) -> tuple[Tensor, float]:
+    """The scores of the best head, one a draw, and the null."""
+    every = torch.stack([getattr(layer, name) for layer in found[0]])  # (layers, draws, H)
+    layer, head = divmod(int(every.mean(1).argmax()), every.shape[2])
+    return every[layer, :, head], float(torch.stack([getattr(layer, name) for layer in found[1]]).mean())
+
+
+@pytest.mark.parametrize(("name", "least"), [("induction", 0.4), ("previous_token", 0.5), ("sink", 0.5)])
+def test_a_clear_head_of_each_kind(found: tuple[list[Scores], list[Scores]], name: str, least: float) -> None:
+    scores, null = best(found, name)
+    error = float(scores.std()) / DRAWS**0.5
+    assert scores.shape == (DRAWS,)
+    assert float(scores.mean()) - 3 * error > least
+    assert float(scores.mean()) > 10 * null
+
+
+def test_it_knows_english(model: GPT) -> None:
+    """A story surprises it far less than the same words in any order."""
+    words = STORY.split()
+    order = torch.randperm(len(words), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def surprise(text: str) -> float:
+        assert model.tokenizer is not None
+        ids = torch.tensor([model.tokenizer.encode(text).ids])
+        with torch.no_grad():
+            return float(loss(model(ids[:, :-1]), ids[:, 1:]))
+
+    told, jumbled = surprise(STORY), surprise(" ".join(words[i] for i in order))
+    assert told < 3.5
+    assert jumbled > told + 1.5
+
+
+def test_it_goes_on_writing(model: GPT) -> None:
+    text = model.generate("The city of", max_new_tokens=60, temperature=0.8, top_p=0.95, seed=1)
+    assert text.startswith("The city of")
+    assert len(set(text.split())) > 20
+    assert text == model.generate("The city of", max_new_tokens=60, temperature=0.8, top_p=0.95, seed=1)
+
+
+def test_it_is_small() -> None:
+    assert sum(path.stat().st_size for path in BOX.iterdir()) <= 12e6
+
+
+def test_the_card_says_what_was_measured(
+    model: GPT, found: tuple[list[Scores], list[Scores]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "scripts"), *sys.path])
+    from box_card import card
+
+    assert (BOX / "README.md").read_text(encoding="utf-8") == card(BOX)
+    summary = json.loads((BOX / "summary.json").read_text())
+    assert summary["parameters"] == model.size
+    for name in ("induction", "previous_token", "sink"):
+        # Other draws than the card's, hence not the same digits.
+        assert float(best(found, name)[0].mean()) == pytest.approx(
+            summary["best_heads"][f"{name} on repeats"]["score"], abs=0.05
+        )
