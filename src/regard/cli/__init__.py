@@ -15,13 +15,16 @@ from regard.cli.check import check
 from regard.cli.data import data
 from regard.cli.explain_mistake import explain_mistake
 from regard.cli.generate import generate
+from regard.cli.heads import heads
 from regard.cli.inspect import inspect
 from regard.cli.stages import stages
+from regard.cli.survey import survey
 from regard.cli.train import train
 
 EXAMPLES = """\b
 Examples:
   regard inspect                      see what every head of a model looks at
+  regard heads                        what every head does, in a table
   regard check file.py:MyAttention    is it right, and if not, what is wrong?
   regard stages                       walk through attention, stage by stage
   regard stages --save stages.png     and keep the picture
@@ -39,8 +42,10 @@ app.command()(check)
 app.command()(data)
 app.command("explain-mistake")(explain_mistake)
 app.command()(generate)
+app.command()(heads)
 app.command()(inspect)
 app.command()(stages)
+app.command()(survey)
 app.command()(train)
 
 

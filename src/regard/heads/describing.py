@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.heads.labels import REPEATS, labels
-from regard.heads.measuring import measure, total
+from regard.heads.measuring import Ids, measure, total
 from regard.heads.probe import repeated
 from regard.heads.reading import KEPT, NAMES, NEAR, Known, Options
 from regard.heads.table import Head, HeadTable, Score
@@ -36,8 +36,8 @@ class Layer(NamedTuple):
 
 
 def describe(
-    maps: Maps | Sequence[tuple[Maps, Tensor | None]],
-    ids: Tensor | None = None,
+    maps: Maps | Sequence[tuple[Maps, Ids]],
+    ids: Ids = None,
     *,
     keys: Sequence[str] | None = None,
     heads: Sequence[Sequence[int]] | None = None,
@@ -51,8 +51,9 @@ def describe(
 ) -> HeadTable:
     """What every head does, from the maps (B, H, T, S) of all layers and the tokens ids (B, S) they read.
 
-    Several texts are a batch, or a list of (maps, ids). `real`, boolean (B, S), says which tokens are text
-    and not padding. `keys` names the layers; those that begin with "cross" look at another text. Where a map
+    Several texts are a batch, or a list of (maps, ids). `ids` may be a list, one a layer, where layers read
+    different tokens, as an encoder and a decoder do. `real`, boolean (B, S), says which tokens are text and
+    not padding. `keys` names the layers; those that begin with "cross" look at another text. Where a map
     holds only some heads, `heads` are their numbers in the model, and `group` of them share a key/value head.
     `shuffled` is what the same model does with shuffled texts, as (maps, ids). `statistics` are those of each
     map, if they are known already, as from `map.summary(…)`. `near` tokens count as local; `kept` is the
@@ -66,19 +67,18 @@ def describe(
     """
     options = Options(near, kept)
     texts = _as_texts(maps, ids)
-    single = sum(_batch(some, read) for some, read in texts) == 1
+    count = sum(_batch(some) for some, _ in texts)
     measured = partial(measure, real=real, crossed=_crossed(keys), options=options)
     tallies, layers, tokens = [], [], 0
     for some, read in texts:
-        found = list(measured(some, read, known=statistics, single=single))
+        found = list(measured(some, read, known=statistics, single=count == 1))
         tallies.append([tally for tally, _ in found])
         layers = [name_layer(i, map, keys, heads, group) for i, (_, map) in enumerate(found)]
-        tokens += _tokens(found[0][1], read, real) if found else 0
+        tokens += _tokens(found[0][1], real) if found else 0
     other = None
     if shuffled is not None:
         pairs = [shuffled] if isinstance(shuffled, tuple) else list(shuffled)
         other = total((x for x, _ in measured(some, read)) for some, read in pairs)
-    count = sum(_batch(some, read) for some, read in texts)
     return assemble(layers, total(tallies), shuffled=other, texts=count, tokens=tokens, model=model)
 
 
@@ -192,7 +192,7 @@ def _crossed(keys: Sequence[str] | None) -> list[bool] | None:
     return None if keys is None else [key.startswith("cross") for key in keys]
 
 
-def _as_texts(maps: Any, ids: Tensor | None) -> list[tuple[list[AttentionMap], Tensor | None]]:
+def _as_texts(maps: Any, ids: Ids) -> list[tuple[list[AttentionMap], Ids]]:
     given = list(maps)
     if given and all(isinstance(text, tuple) for text in given):
         if ids is not None:
@@ -201,14 +201,12 @@ def _as_texts(maps: Any, ids: Tensor | None) -> list[tuple[list[AttentionMap], T
     return [(given, ids)]
 
 
-def _batch(maps: Sequence[AttentionMap], ids: Tensor | None) -> int:
-    return len(ids) if ids is not None else maps[0].matrix[0] if maps else 0
+def _batch(maps: Sequence[AttentionMap]) -> int:
+    return maps[0].matrix[0] if maps else 0
 
 
-def _tokens(map: AttentionMap, ids: Tensor | None, real: Tensor | None) -> int:
-    if real is not None:
-        return int(real.sum())
-    return ids.numel() if ids is not None else map.matrix[0] * map.matrix[2]
+def _tokens(map: AttentionMap, real: Tensor | None) -> int:
+    return map.matrix[0] * map.matrix[2] if real is None else int(real.sum())
 
 
 def _as_batches(texts: Tensor | Sequence[Tensor]) -> list[Tensor]:

@@ -16,11 +16,13 @@ from regard.heads.rest import without_sink
 from regard.heads.tally import BLOCKS, Tally, in_pieces
 from regard.maps import AttentionMap
 
+Ids = Tensor | Sequence[Tensor | None] | None
+
 
 @torch.no_grad()
 def measure(
     maps: Iterable[AttentionMap],
-    ids: Tensor | None,
+    ids: Ids,
     real: Tensor | None = None,
     *,
     crossed: Sequence[bool] | None = None,
@@ -28,15 +30,22 @@ def measure(
     options: Options = Options(),  # noqa: B008 (immutable)
     single: bool = False,
 ) -> Iterator[tuple[Tally, AttentionMap]]:
-    """The tally of every layer, and its map. A `single` text is cut into blocks, for want of other texts."""
+    """The tally of every layer, and its map. A `single` text is cut into blocks, for want of other texts.
+
+    `ids` (B, S) are what all layers read, or a list of what each did; `real` goes with those of its shape.
+    """
     texts: list[Text] = []
     statistics = None if known is None else iter(known)
     for layer, map in enumerate(maps):
-        _check(map, ids, real)
         over = crossed is not None and crossed[layer]
-        text = next((x for x in texts if x.suits(map) and x.asked == over), None)
+        read = ids if ids is None or isinstance(ids, Tensor) else ids[layer]
+        apart = over or not (ids is None or isinstance(ids, Tensor))
+        known_real = None if apart and (read is None or real is None or read.shape != real.shape) else real
+        if not over:
+            _check(map, read, known_real)
+        text = next((x for x in texts if x.suits(map, read, over)), None)
         if text is None:
-            text = Text(map, ids, real, crossed=over, options=options)
+            text = Text(map, read, known_real, crossed=over, options=options)
             texts.append(text)
         yield _tally(map, text, None if statistics is None else next(statistics), single), map
 

@@ -48,7 +48,7 @@ def probe(maps: Callable[[Tensor], Iterable[AttentionMap]], ids: Tensor) -> tupl
     found, nulls = [], []
     text: Text | None = None
     for map in maps(ids):
-        if text is None or not text.suits(map):  # layers that may see the same have the same null
+        if text is None or not text.suits(map, ids):  # layers that may see the same have the same null
             text = Text(map, ids)
         layer, null = scores_and_null(map, ids, alike=text)
         found.append(layer)

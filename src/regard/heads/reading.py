@@ -79,7 +79,7 @@ class Text:
         options: Options = Options(),  # noqa: B008 (immutable)
     ) -> None:
         _, _, T, S = map.matrix
-        self.like, self.options, self.asked = map, options, crossed
+        self.like, self.options, self.given, self.asked = map, options, ids, crossed
         self.crossed = crossed or (ids is not None and ids.shape[1] != S) or (ids is None and T != S)
         self.ids = None if ids is None or self.crossed else ids.to(map.device)
         real = None if real is None or bool(real.all()) else real.to(map.device)
@@ -89,9 +89,10 @@ class Text:
         self.sight: Sight = sight(map, self.real)
         self.null, _ = self._read(self.sight.alike, None)
 
-    def suits(self, map: AttentionMap) -> bool:
-        """Whether another map has the same shape and mask, so that this text serves it too."""
-        return map.matrix == self.like.matrix and map.mask == self.like.mask
+    def suits(self, map: AttentionMap, ids: Tensor | None, crossed: bool = False) -> bool:
+        """Whether another map read the same and has the same shape and mask, so that this serves it too."""
+        alike = map.matrix == self.like.matrix and map.mask == self.like.mask
+        return alike and ids is self.given and crossed == self.asked
 
     def read(self, map: AttentionMap, known: Known | None = None) -> tuple[dict[str, Reading], Tensor]:
         """Every score that has a meaning, query by query, and the key (B, H) that gets most, −1 for none.

@@ -85,8 +85,10 @@ class HeadTable:
         """The scores that some head has."""
         return list(dict.fromkeys(name for row in self.rows for name in row.scores))
 
-    def where(self, *, label: str | None = None, layer: int | str | None = None) -> HeadTable:
-        """Only the heads that earn a label, or those of a layer.
+    def where(
+        self, *, label: str | None = None, layer: int | str | None = None, labelled: bool = False
+    ) -> HeadTable:
+        """Only the heads that earn a label, those of a layer, or those that have any label.
 
         >>> HeadTable([]).where(label="induction")
         HeadTable(0 heads)
@@ -95,7 +97,9 @@ class HeadTable:
         return self._with(
             row
             for row in self.rows
-            if (label is None or label in row.labels) and (layer is None or row.layer == str(layer))
+            if (label is None or label in row.labels)
+            and (layer is None or row.layer == str(layer))
+            and (row.labels or not labelled)
         )
 
     def best(self, name: str, n: int = 5) -> HeadTable:

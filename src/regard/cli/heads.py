@@ -1,0 +1,170 @@
+"""`regard heads`: what every head of a model does with a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from regard.cli.models import Model
+    from regard.heads import HeadTable
+
+STRONGEST = ("previous_token", "induction", "induction_on_repeats", "duplicate", "sink")
+
+
+def heads(
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", metavar="NAME", help="default, smollm2, a folder, a .gguf file, or a name on the hub."
+        ),
+    ] = "default",
+    text: Annotated[
+        list[str] | None, typer.Option("--text", metavar="TEXT", help="What it reads; may come often.")
+    ] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option("--file", metavar="FILE", help="A text file; may come often.")
+    ] = None,
+    length: Annotated[
+        int, typer.Option("--length", metavar="N", help="Longer texts are read in windows of N tokens.")
+    ] = 1024,
+    windows: Annotated[
+        int, typer.Option("--windows", metavar="N", help="At most so many, from the beginning.")
+    ] = 8,
+    probe: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="Also read random tokens, repeated (Olsson 2022).")
+    ] = True,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle/--no-shuffle", help="Also read the text with its tokens shuffled.")
+    ] = True,
+    every: Annotated[bool, typer.Option("--all", help="Show the heads without a label, too.")] = False,
+    label: Annotated[
+        str | None, typer.Option("--label", metavar="NAME", help="Show only heads that earn this label.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE.json", help="Write every score of every head.")
+    ] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE.csv", help="The same as a table.")
+    ] = None,
+) -> None:
+    """Show what every head of a model does: its scores beside their nulls, and labels where they are clear.
+
+    With no text it is a story in which names and phrases come back.
+
+    \b
+    Examples:
+      regard heads
+      regard heads --model smollm2 --file letter.txt
+      regard heads --text "The cat sat because the cat was tired." --all
+      regard heads --model Qwen/Qwen3-0.6B --label induction --json heads.json
+    """
+    from rich.console import Console
+
+    from regard.cli.models import open_model
+    from regard.heads.table import check_writable
+
+    for path in (json_file, csv_file):
+        if path is not None:
+            check_writable(path)
+    texts = _texts(text or [], file or [])
+    screen, words = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
+    with words.status(f"opening {model}") as status:
+        opened = open_model(model)
+        found, uncertified = _studied(opened, texts, length, windows, probe, shuffle, status)
+    if json_file is not None:
+        found.save(json_file)
+    if csv_file is not None:
+        found.save(csv_file)
+    _print(screen, found, every, label)
+    for line in uncertified:
+        words.print(f"[bold yellow]{line}[/]")
+
+
+def _studied(
+    model: Model, texts: list[str], length: int, most: int, probe: bool, shuffle: bool, status: Any
+) -> tuple[HeadTable, list[str]]:
+    """The table, and what is to be said of layers that could not be certified."""
+    import torch
+
+    from regard.heads import study
+
+    length = min(length, model.context or length)
+    if length < 2 or most < 1:
+        raise ValueError(f"--length: expected at least 2 tokens, and --windows 1, got {length} and {most}")
+    ids = []
+    for text in texts:
+        found = model.encode(text, whole=True)
+        lead = [] if model.start is None else [model.start]
+        first, room = found[:length], length - len(lead)
+        ids.append(torch.tensor(first))
+        later = range(length, len(found) - room + 1, room)
+        ids += [torch.tensor(lead + found[i : i + room]) for i in later]
+    ids = [some for some in ids if len(some) > 1][:most]
+    if not ids:
+        raise ValueError("text: expected at least two tokens to look at")
+    doubts: dict[str, str] = {}
+
+    def heard(seen: Any) -> None:
+        for layer in seen.layers:
+            if not layer.evidence.certified:
+                doubts.setdefault(layer.key, f"layer {layer.key}: {layer.evidence}")
+
+    table = study(
+        model.runs(heard),
+        ids,
+        model.vocab_size,
+        model.boundary,
+        shuffle=shuffle,
+        probe=probe,
+        longest=model.context,
+        model=model.name,
+        tell=lambda doing: status.update(f"{model.name}: {doing}"),
+    )
+    return table, list(doubts.values())
+
+
+def _texts(texts: list[str], files: list[Path]) -> list[str]:
+    from regard.cli.story import STORY
+    from regard.gpt.corpus import read
+
+    return [*texts, *(read(path) for path in files)] or [STORY]
+
+
+def _print(screen: Any, table: HeadTable, every: bool, label: str | None) -> None:
+    from rich.text import Text
+
+    from regard.heads.printing import caption, number, words
+
+    labelled = [row for row in table if row.labels]
+    texts = f"{table.texts} texts, " if table.texts > 1 else ""
+    screen.print(
+        Text.assemble(
+            (table.model, "bold"),
+            f": {len(labelled)} of {len(table)} heads have a label ",
+            (f"({texts}", "dim"),
+            (f"{table.tokens:,} tokens)", "dim"),
+        )
+    )
+    shown = table.where(label=label) if label else table if every else table.where(labelled=True)
+    if len(shown):
+        screen.print()
+        screen.print(shown)
+        screen.print()
+        screen.print(Text(caption(shown), style="dim"))
+    elif label:
+        screen.print(f"none earns the label {label}")
+    strongest = Text("\nhighest\n", style="bold")
+    for name in STRONGEST:
+        if name in table.names:
+            row = table.best(name, 1)[0]
+            score = row.scores[name]
+            on = " on repeats" if name.endswith("repeats") else ""
+            strongest.append(f"  {words(name) + on:<22}", style="default")
+            strongest.append(f"{number(score.value):>5}", style="bold")
+            strongest.append(
+                f"  layer {row.layer} head {row.head}  (alike {number(score.null)})\n", style="dim not bold"
+            )
+    screen.print(strongest, end="")

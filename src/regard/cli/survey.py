@@ -1,0 +1,117 @@
+"""`regard survey`: what every head of a model does over a whole corpus."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from regard.heads.survey import State
+
+
+def survey(
+    corpus: Annotated[Path, typer.Argument(help="A text file of any length.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="What to write: .parquet, .csv or .json.")
+    ] = Path("survey.csv"),
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", metavar="NAME", help="default, smollm2, a folder, a .gguf file, or a name on the hub."
+        ),
+    ] = "default",
+    length: Annotated[int, typer.Option("--length", metavar="N", help="Tokens of a window.")] = 1024,
+    windows: Annotated[
+        int | None, typer.Option("--windows", metavar="N", help="At most so many; without, the whole corpus.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Windows read at once.")] = 1,
+    threads: Annotated[
+        int,
+        typer.Option("--threads", metavar="N", help="Of a process; part of what makes a result the same."),
+    ] = 1,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew, even where an unfinished survey lies.")
+    ] = False,
+    save_every: Annotated[
+        float, typer.Option("--save-every", metavar="SECONDS", help="How often it is kept how far it is.")
+    ] = 20.0,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself, a GPU if there is one.")] = None,
+) -> None:
+    """Read a corpus window by window, and write what every head does in all.
+
+    A survey that was stopped or killed goes on when the same command is given again, and ends with the same
+    numbers to the last bit; so do many processes, started with torchrun, one for each core.
+
+    \b
+    Examples:
+      regard survey book.txt
+      regard survey book.txt --model smollm2 --out survey.parquet
+      torchrun --nproc-per-node 4 --no-python regard survey corpus.txt --out survey.parquet
+    """
+    from regard.cli.models import open_model
+    from regard.gpt.processes import joined
+    from regard.heads.survey import Reader
+    from regard.heads.survey import survey as run
+
+    for name, value, least in (("length", length, 2), ("batch", batch, 1), ("threads", threads, 1)):
+        if value < least:
+            raise ValueError(f"--{name}: expected at least {least}, got {value}")
+    if not corpus.is_file():
+        raise ValueError(f"corpus: expected a text file, got {corpus}, which is not there")
+    with joined(device) as us:
+        opened = open_model(model).to(us.device)
+        reader = Reader(opened.name, opened.runs(), opened.encode, opened.start, opened.digest(), us.device)
+        try:
+            with _bar(corpus.stat().st_size, us.first) as tell:
+                table = run(
+                    reader,
+                    corpus,
+                    out,
+                    us=us,
+                    length=min(length, opened.context or length),
+                    batch=batch,
+                    most=windows,
+                    threads=threads,
+                    save_every=save_every,
+                    fresh=fresh,
+                    tell=tell,
+                )
+        except KeyboardInterrupt:
+            if us.first:
+                again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--fresh")])
+                typer.echo(f"stopped and saved; go on with: {again}", err=True)
+            raise typer.Exit(130) from None
+        if us.first:
+            named = sum(bool(row.labels) for row in table)
+            typer.echo(
+                f"{out}: {len(table)} heads over {table.texts:,} windows, {table.tokens:,} tokens; "
+                f"{named} have a label",
+                err=True,
+            )
+
+
+@contextmanager
+def _bar(size: int, shown: bool) -> Iterator[Callable[[State, int], None]]:
+    """A bar in a terminal, over the bytes of the corpus; elsewhere nothing."""
+    if not shown or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda state, read: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.fields[windows]:,} windows"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("survey", total=size, windows=0)
+        yield lambda state, read: bar.update(task, completed=read, windows=state.windows)

@@ -1,0 +1,216 @@
+"""Surveys: the same to the last bit for one process or two, and for one that was killed and went on."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.gpt import GPT, Config
+from regard.gpt.processes import Processes
+from regard.heads import HeadTable, describe
+from regard.heads.survey import Reader, survey
+from regard.heads.windows import batches
+
+WORDS = "the sea was high and the wind was in the north so the ships came home to the land again\n".split(" ")
+US = Processes(0, 1, torch.device("cpu"))
+OPTIONS = ["--length", "48", "--batch", "2", "--save-every", "0"]
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) % 64 for letter in text]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    draw = random.Random(0)
+    path = tmp_path / "corpus.txt"
+    path.write_text(" ".join(draw.choice(WORDS) for _ in range(400)))
+    return path
+
+
+@pytest.fixture
+def reader() -> Reader:
+    torch.manual_seed(1)
+    model = GPT(Config(vocab_size=64, context=64, layers=2, heads=4, width=16, kv_heads=2)).eval()
+    return Reader("small", model.maps, letters, 0, "weights")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model as a command opens it."""
+    from regard.gpt.tokens import byte_pairs
+
+    torch.manual_seed(1)
+    model = GPT(Config(vocab_size=300, context=64, layers=2, heads=4, width=16, kv_heads=2)).eval()
+    model.tokenizer = byte_pairs([" ".join(WORDS)], 300)
+    (tmp_path / "model").mkdir()
+    model.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_windows_hold_the_corpus_in_order(corpus: Path) -> None:
+    text = letters(corpus.read_text())
+    found = list(batches(corpus, letters, 33, 3, start=0))
+    assert [len(batch.ids) for batch in found[:-1]] == [3] * (len(found) - 1)
+    rows = torch.cat([batch.ids for batch in found])
+    assert (rows[:, 0] == 0).all()
+    whole = len(text) // 32 * 32
+    assert rows[:, 1:].flatten().tolist() == text[:whole]
+    assert found[-1].read <= corpus.stat().st_size
+    assert sum(len(batch.ids) for batch in batches(corpus, letters, 33, 2, most=5)) == 5
+
+
+def test_a_short_corpus_is_one_window(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("home")
+    assert next(batches(tmp_path / "short.txt", letters, 100, 4)).ids.tolist() == [letters("home")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "is empty"), (b"\xff\xfe", "UTF-8"), (b"a\0b", "zero bytes")]
+)
+def test_what_is_no_text(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "bad").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        list(batches(tmp_path / "bad", letters, 8, 1))
+
+
+def test_a_survey_is_what_describe_says_of_all_windows(corpus: Path, reader: Reader, tmp_path: Path) -> None:
+    table = survey(reader, corpus, tmp_path / "out.json", us=US, length=32, batch=3)
+    texts = [(list(reader.run(ids)), ids) for ids, _ in batches(corpus, letters, 32, 3, start=0)]
+    wanted = describe(texts)
+    assert table.to_data() == pytest.approx(wanted.to_data()) or table.to_json() == wanted.to_json()
+    assert HeadTable.from_json(tmp_path / "out.json").to_json() == table.to_json()
+    assert table.texts == sum(len(ids) for _, ids in texts)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 2, 5])
+def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
+    corpus: Path, reader: Reader, tmp_path: Path, after: int
+) -> None:
+    whole = survey(reader, corpus, tmp_path / "whole.csv", us=US, length=32)
+    seen = []
+
+    def stop(state: object, read: int) -> None:
+        seen.append(read)
+        if len(seen) > after:
+            raise Killed
+
+    with pytest.raises(Killed):
+        survey(reader, corpus, tmp_path / "cut.csv", us=US, length=32, save_every=0, tell=stop)
+    assert not (tmp_path / "cut.csv").exists()
+    begun = []
+    table = survey(
+        reader,
+        corpus,
+        tmp_path / "cut.csv",
+        us=US,
+        length=32,
+        tell=lambda state, _: begun.append(state.batches),
+    )
+    assert begun[0] == after + 1
+    assert table.to_json() == whole.to_json()
+    assert (tmp_path / "cut.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "cut.csv", "whole.csv"]
+
+
+def test_another_survey_is_not_continued(corpus: Path, reader: Reader, tmp_path: Path) -> None:
+    def stop(state: object, read: int) -> None:
+        if state.batches > 2:  # type: ignore[attr-defined]
+            raise Killed
+
+    out = tmp_path / "out.csv"
+    with pytest.raises(Killed):
+        survey(reader, corpus, out, us=US, length=32, save_every=0, tell=stop)
+    with pytest.raises(ValueError, match="another length"):
+        survey(reader, corpus, out, us=US, length=16)
+    corpus.write_text(corpus.read_text() + "more")
+    with pytest.raises(ValueError, match="another corpus"):
+        survey(reader, corpus, out, us=US, length=32)
+    (tmp_path / "out.csv.partial").write_bytes(b"rubbish")
+    with pytest.raises(ValueError, match="no unfinished survey"):
+        survey(reader, corpus, out, us=US, length=32)
+    survey(reader, corpus, out, us=US, length=32, fresh=True)
+    assert out.exists()
+
+
+def test_where_it_cannot_write_is_said_before_the_work(corpus: Path, reader: Reader, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\.json, \.csv or \.parquet"):
+        survey(reader, corpus, tmp_path / "out.txt", us=US)
+    with pytest.raises(ValueError, match="folder that exists"):
+        survey(reader, corpus, tmp_path / "no" / "out.csv", us=US)
+
+
+def command(folder: Path, corpus: Path, out: Path, processes: int = 1) -> list[str]:
+    regard = str(Path(sys.executable).parent / "regard")
+    words = [
+        regard,
+        "survey",
+        str(corpus),
+        "--model",
+        str(folder),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+        *OPTIONS,
+    ]
+    if processes == 1:
+        return words
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    return [torchrun, "--standalone", "--nproc-per-node", str(processes), "--no-python", *words]
+
+
+def test_two_processes_and_one_write_the_same_survey(folder: Path, corpus: Path, tmp_path: Path) -> None:
+    outs = {n: tmp_path / f"{n}.csv" for n in (1, 2)}
+    for n, out in outs.items():
+        done = subprocess.run(
+            command(folder, corpus, out, n), capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        assert "8 heads over" in done.stderr
+    assert outs[1].read_bytes() == outs[2].read_bytes()
+    assert outs[1].read_text().startswith("layer,head,kv_head,label,")
+
+
+def test_killed_at_random_it_resumes_to_the_same_survey(folder: Path, corpus: Path, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.csv", tmp_path / "cut.csv"
+    began = time.monotonic()
+    subprocess.run(command(folder, corpus, whole), check=True, capture_output=True, timeout=300)
+    took = time.monotonic() - began
+    draw, kills = random.Random(os.getpid()), 0
+    partial = tmp_path / "cut.csv.partial"
+    for _ in range(12):
+        process = subprocess.Popen(
+            command(folder, corpus, cut), stderr=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            # From where it first keeps something: before, there is nothing to resume.
+            limit = time.monotonic() + 60
+            while not partial.exists() and process.poll() is None and time.monotonic() < limit:
+                time.sleep(0.01)
+            process.wait(draw.uniform(0, took / 6))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            kills += 1
+        _, error = process.communicate()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, error
+    else:
+        subprocess.run(command(folder, corpus, cut), check=True, capture_output=True, timeout=300)
+    assert kills
+    assert cut.read_bytes() == whole.read_bytes()
+    assert not list(tmp_path.glob(".cut*"))
+    assert not partial.exists()
