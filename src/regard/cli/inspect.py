@@ -120,10 +120,10 @@ def _loaded(path: Path) -> Seen:
 
 
 def _opened(console: Any, name: str) -> Opened:
-    from regard.cli.opening import open_model
+    from regard.cli.opening import open_for_page
 
     with console.status(f"Opening {name} …"):
-        return open_model(name)
+        return open_for_page(name)
 
 
 def _read(console: Any, opened: Opened, text: str) -> Seen:

@@ -18,10 +18,12 @@ class Running:
     """A site at an address: `run()` until Ctrl-C, or in the background between `start()` and `close()`."""
 
     def __init__(self, site: Site, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        if not 0 <= port < 1 << 16:
+            raise ValueError(f"port: expected a number from 0, for any that is free, to 65535, got {port}")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family)
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise ValueError(
                 f"host, port: {host}:{port} cannot be served ({error}): another port, or 0 for a free one?"
             ) from None

@@ -1,0 +1,245 @@
+"""`regard inspect`: a page in a file or served, of a model or of captures, and what it says of mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from captures import captured
+from typer.testing import CliRunner
+
+import regard
+from regard.cli import app, main
+from regard.cli.opening import open_for_page
+from regard.cli.story import STORY
+from regard.gpt import GPT, Config
+from regard.gpt.tokens import characters
+from regard.show.limits import StoppedError
+
+TEXT = "the cat sat on the mat, the cat sat on the hat"
+run = CliRunner().invoke
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model on disk."""
+    torch.manual_seed(0)
+    tokenizer = characters(TEXT + "\n")
+    model = GPT(Config(vocab_size=tokenizer.get_vocab_size(), context=64, layers=2, heads=2, width=16))
+    model.tokenizer = tokenizer
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    model.save(path)
+    return path
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What a wrong command says: one line on stderr, and exit code 2."""
+    monkeypatch.setattr(sys, "argv", ["regard", "inspect", *map(str, arguments)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_a_page_is_written_and_the_command_ends(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    result = run(app, ["inspect", "--model", str(folder), "--text", TEXT, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert out.read_text("utf-8").startswith("<!doctype html>")
+    assert f"Open {out} in any browser" in result.output
+    assert "queries run down, keys run across" in result.output
+    assert "█" in result.output  # the first token looks at itself alone
+
+
+def test_several_texts_and_files_stand_side_by_side(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mat.txt").write_text("the mat", encoding="utf-8")
+    out = tmp_path / "page.html"
+    options = [
+        "--text",
+        "the cat",
+        "--text",
+        "the hat",
+        "--file",
+        str(tmp_path / "mat.txt"),
+        "--out",
+        str(out),
+    ]
+    result = run(app, ["inspect", "--model", str(folder), *options])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_saved_capture_is_shown(tmp_path: Path) -> None:
+    captured(12).save(tmp_path / "capture")
+    out = tmp_path / "page.html"
+    result = run(app, ["inspect", str(tmp_path / "capture"), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert out.stat().st_size > 10_000
+
+
+def test_the_built_in_text_fits_the_model_in_the_box_and_repeats_itself() -> None:
+    model = GPT.from_pretrained("default")
+    assert model.tokenizer is not None
+    assert 250 <= len(model.tokenizer.encode(STORY).ids) <= 400
+    for phrase in ("Captain Thomas Reed", "And so it was that the ships came home", "If the lamp is lit"):
+        assert STORY.count(phrase) >= 2, phrase
+
+
+@contextmanager
+def served(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The real command in a process of its own, and the address that it prints."""
+    script = Path(sys.executable).parent / "regard"
+    process = subprocess.Popen(
+        [script, "inspect", "--no-open", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip(), process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ask(address: str, path: str, body: dict[str, Any] | None = None) -> list[Any]:
+    """The lines of JSON of an answer, also of one that refuses."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address + path, data, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            said = answer.read()
+    except urllib.error.HTTPError as refusal:
+        said = refusal.read()
+    return [json.loads(line) for line in said.splitlines()]
+
+
+def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
+    with served("--model", folder, "--text", TEXT) as (address, process):
+        assert address.startswith("http://127.0.0.1:")
+        meta = ask(address, "api/meta")[0]
+        assert meta["model"] == "tiny"
+        assert meta["can"] == {"capture": True, "generate": True, "values": True}
+        assert "".join(meta["texts"][0]["tokens"]) == TEXT
+        lines = ask(address, "api/capture", {"text": "the hat sat"})
+        assert lines[0] == {"progress": {"doing": "reading", "done": 0, "of": 2}}
+        assert lines[-1] == {"text": 1}
+        long = ask(address, "api/capture", {"text": "the cat " * 20})
+        assert (
+            "expected at most 64 tokens, which is how much this model can read, got 160" in long[-1]["error"]
+        )
+        start, *steps, end = ask(
+            address, "api/generate", {"text": "the", "tokens": 3, "window": 2, "sinks": 1}
+        )
+        assert "".join(start["start"]["tokens"]) == "the"
+        assert [len(step["step"]["lost"]) for step in steps] == [2, 2, 2]
+        assert steps[1]["step"]["computed"] == {"cached": 1, "anew": 4}
+        assert end["end"]["text"] == "".join(step["step"]["token"] for step in steps)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        assert (process.returncode, stderr) == (0, "")
+
+
+def test_reading_stops_when_nobody_waits(folder: Path) -> None:
+    told: list[int] = []
+
+    def tell(doing: str, done: int, of: int) -> None:
+        told.append(done)
+        if done == 1:
+            raise StoppedError
+
+    opened = open_for_page(str(folder))
+    with pytest.raises(StoppedError):
+        opened.read("the cat", tell)
+    assert told == [0, 1]
+    assert len(opened.read("the cat", lambda *_: None).layers) == 2  # and the model is as it was
+
+
+def test_numbers_on_the_page_are_those_of_the_model(folder: Path) -> None:
+    opened = open_for_page(str(folder))
+    seen = opened.read(TEXT, lambda *_: None)
+    model = GPT.from_pretrained(folder)
+    maps = model.maps(torch.tensor([model.tokenizer.encode(TEXT).ids]))  # type: ignore[union-attr]
+    for layer, map in enumerate(maps):
+        torch.testing.assert_close(seen[layer].dense(), map.dense(), rtol=1e-5, atol=1e-7)
+    assert seen.certificate.certified
+
+
+def test_a_model_that_only_transformers_knows_is_shown(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(["[UNK]", "the", "cat", "sat"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path)
+    config = BertConfig(
+        vocab_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    BertModel(config).save_pretrained(tmp_path)
+    opened = open_for_page(str(tmp_path))
+    assert opened.generate is None
+    seen = opened.read("the cat sat", lambda *_: None)
+    assert seen[1, 0].shape == (1, 3, 3)
+    assert [token.strip() for token in (seen.tokens or [[]])[0]] == ["the", "cat", "sat"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", " "], "text: expected some text to read"),
+        (["--text", "the cat " * 20], "text: expected at most 64 tokens"),
+        (["--file", "no-such-file.txt"], "No such file"),
+        (["--out", "no/such/page.html"], "--out: there is no folder 'no/such'"),
+        (["--run", "no-such-run"], "run: expected a folder that `regard train` wrote"),
+        (["--port", "99999", "--no-open"], "port: expected a number from 0"),
+        (["--host", "256.256.256.256", "--no-open"], "cannot be served"),
+        (["capture"], "not both"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_said_in_a_line(
+    arguments: list[str],
+    message: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = [] if {"--text", "--file"} & {*arguments} else ["--text", TEXT]
+    assert message in fails(monkeypatch, capsys, "--model", folder, *text, *arguments)
+
+
+def test_a_broken_model_folder_is_said_in_a_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
+    assert "is not a whole safetensors file" in fails(monkeypatch, capsys, "--model", tmp_path)
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    assert "expected JSON" in fails(monkeypatch, capsys, "--model", tmp_path)
+
+
+def test_what_is_no_capture_is_said_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.eye(3)
+    regard.weights(x, x).save(tmp_path / "map.safetensors")
+    said = fails(monkeypatch, capsys, tmp_path / "map.safetensors")
+    assert "expected a capture" in said
+    (tmp_path / "text.bin").write_bytes(b"\xff\xfe")
+    said = fails(monkeypatch, capsys, "--file", tmp_path / "text.bin")
+    assert "expected a text in UTF-8" in said
