@@ -1,4 +1,4 @@
-"""What a command looks at: a model by its name, or a saved capture, as what the page needs of it.
+"""A model as the page needs it.
 
 The page knows no models. This file hands it functions: one that reads a text with a model, one that goes on
 with a text and measures what a cache saves.
@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from regard.cli.models import open_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,29 +32,19 @@ class Opened(NamedTuple):
     """The folder of the training run that made it, if that is there."""
 
 
-def open_model(name: str) -> Opened:
-    """The model in the box, smollm2, a folder, a .gguf file or a name on the hub.
-
-    What `regard.gpt` does not know is opened with Transformers, if that is installed.
-    """
+def open_for_page(name: str) -> Opened:
+    """A model by its name (see `models`), ready to read and, if it is a GPT of ours, to write."""
     from regard.gpt import GPT
 
-    try:
-        model = GPT.from_pretrained(name)
-    except ValueError as error:
-        if "model_type: expected one of" not in str(error):
-            raise
-        return _by_transformers(name, error)
-    if model.tokenizer is None:
-        raise ValueError(f"model: {name} came without a tokenizer, so that it cannot read a text")
-    title = "The model in the box" if name == "default" else Path(name).name
-    read = reader(model, model.tokenizer, title, model.config.context)
-    return Opened(title, read, generator(model), _run_of(name))
+    model = open_model(name)
+    read = reader(model.module, model.tokenizer, model.name, model.context)
+    generate = generator(model.module) if isinstance(model.module, GPT) else None
+    return Opened(model.name, read, generate, _run_of(name))
 
 
 def reader(model: nn.Module, tokenizer: Any, title: str, context: int | None) -> Read:
     """Reads a text with a model and says how far it is, layer by layer."""
-    from regard.recorder.capture import capture
+    from regard.recorder import capture
     from regard.recorder.spelling import encoded
 
     def read(text: str, tell: Tell) -> Seen:
@@ -119,25 +111,6 @@ def _told(model: nn.Module, tell: Tell) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _by_transformers(name: str, reason: ValueError) -> Opened:
-    try:
-        from transformers import AutoModel, AutoTokenizer, logging
-    except ImportError:
-        raise ValueError(f"{reason}; Transformers knows more: pip install 'regard[transformers]'") from None
-    quiet: Any = logging
-    quiet.set_verbosity_error()
-    quiet.disable_progress_bar()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModel.from_pretrained(name, use_safetensors=True).eval()
-    except Exception as error:  # whatever a folder that somebody else wrote comes up with
-        first = str(error).strip().split("\n")[0]
-        raise ValueError(f"model: {name} could not be opened ({type(error).__name__}: {first})") from None
-    title = Path(name).name
-    context = getattr(model.config, "max_position_embeddings", None)
-    return Opened(title, reader(model, tokenizer, title, context), None, _run_of(name))
 
 
 def _run_of(name: str) -> Path | None:
