@@ -19,7 +19,7 @@ from regard.heads import HeadTable, describe
 from regard.heads.survey import Reader, survey
 from regard.heads.windows import batches
 
-WORDS = "the sea was high and the wind was in the north so the ships came home to the land again\n".split(" ")
+TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
 US = Processes(0, 1, torch.device("cpu"))
 OPTIONS = ["--length", "48", "--batch", "2", "--save-every", "0"]
 
@@ -32,7 +32,7 @@ def letters(text: str) -> list[int]:
 def corpus(tmp_path: Path) -> Path:
     draw = random.Random(0)
     path = tmp_path / "corpus.txt"
-    path.write_text(" ".join(draw.choice(WORDS) for _ in range(400)))
+    path.write_text(" ".join(draw.choice(TEXT.split(" ")) for _ in range(400)))
     return path
 
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
     torch.manual_seed(1)
     model = GPT(Config(vocab_size=300, context=64, layers=2, heads=4, width=16, kv_heads=2)).eval()
-    model.tokenizer = byte_pairs([" ".join(WORDS)], 300)
+    model.tokenizer = byte_pairs([TEXT], 300)
     (tmp_path / "model").mkdir()
     model.save(tmp_path / "model")
     return tmp_path / "model"
@@ -86,13 +86,13 @@ def test_a_survey_is_what_describe_says_of_all_windows(corpus: Path, reader: Rea
     table = survey(reader, corpus, tmp_path / "out.json", us=US, length=32, batch=3)
     texts = [(list(reader.run(ids)), ids) for ids, _ in batches(corpus, letters, 32, 3, start=0)]
     wanted = describe(texts)
-    assert table.to_data() == pytest.approx(wanted.to_data()) or table.to_json() == wanted.to_json()
+    assert table.to_json() == wanted.to_json()
     assert HeadTable.from_json(tmp_path / "out.json").to_json() == table.to_json()
     assert table.texts == sum(len(ids) for _, ids in texts)
 
 
-class Killed(Exception):
-    pass
+class KilledError(Exception):
+    """Stands for whatever ends a process."""
 
 
 @pytest.mark.parametrize("after", [1, 2, 5])
@@ -105,9 +105,9 @@ def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
     def stop(state: object, read: int) -> None:
         seen.append(read)
         if len(seen) > after:
-            raise Killed
+            raise KilledError
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         survey(reader, corpus, tmp_path / "cut.csv", us=US, length=32, save_every=0, tell=stop)
     assert not (tmp_path / "cut.csv").exists()
     begun = []
@@ -128,10 +128,10 @@ def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
 def test_another_survey_is_not_continued(corpus: Path, reader: Reader, tmp_path: Path) -> None:
     def stop(state: object, read: int) -> None:
         if state.batches > 2:  # type: ignore[attr-defined]
-            raise Killed
+            raise KilledError
 
     out = tmp_path / "out.csv"
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         survey(reader, corpus, out, us=US, length=32, save_every=0, tell=stop)
     with pytest.raises(ValueError, match="another length"):
         survey(reader, corpus, out, us=US, length=16)

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Certificate, Evidence
 from regard.recorder.summary import Summary, summarise
+
+if TYPE_CHECKING:
+    from regard.heads import HeadTable
 
 
 class Kept(NamedTuple):
@@ -194,6 +197,28 @@ class Seen:
     def nbytes(self) -> int:
         """What is kept, in memory or on disk."""
         return sum(layer.nbytes for layer in self.layers)
+
+    def heads(self, **options: Any) -> HeadTable:
+        """What every head does: its scores beside their nulls, and labels where they are clear.
+
+        Options are those of `regard.heads.describe`.
+        """
+        from regard.heads import describe
+
+        return describe(
+            self,
+            [self._read_by(layer) for layer in self.layers],
+            keys=[layer.key for layer in self.layers],
+            heads=[layer.heads for layer in self.layers],
+            real=self.real,
+            model=self.model,
+            **options,
+        )
+
+    def _read_by(self, layer: Layer) -> Tensor | None:
+        """The tokens that a layer looked at, as far as they are known."""
+        ids = self.target_ids if layer.stack == "decoder" and self.target_ids is not None else self.ids
+        return ids if ids is not None and layer.stack != "cross" and ids.shape[1] == layer.shape[3] else None
 
     def show(self, **options: Any) -> Any:
         """Open the capture to look at: a widget in a notebook, a page elsewhere."""
