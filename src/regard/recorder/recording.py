@@ -164,10 +164,10 @@ class Recording:
             sinks = None if sinks is None else sinks.detach()
             whole = AttentionMap(q, k, lse, mask, scale, softcap, sinks)
             evidence = examine(whole, v, output, problem=problem)
-            map, heads = narrowed(whole, self.heads)
+            map, heads, readers = narrowed(whole, self.heads)
+            values = v[:, readers] if self.values else None
             if self.dtype is not None:
                 map = cast(map, self.dtype)
-            values = v if self.values else None
             strip = self._strips.get(slot)
             step = None
             if strip is not None and self.stitch:
@@ -269,21 +269,24 @@ class Recording:
             self.store.finish(self.seen)
 
 
-def narrowed(map: AttentionMap, heads: Sequence[int] | None) -> tuple[AttentionMap, tuple[int, ...]]:
-    """The map of some heads only, and their numbers."""
+def narrowed(
+    map: AttentionMap, heads: Sequence[int] | None
+) -> tuple[AttentionMap, tuple[int, ...], list[int] | slice]:
+    """The map of some heads only, their numbers, and those of the key/value heads that they read."""
     H, G = map.q.shape[1], map.k.shape[1]
     if heads is None:
-        return map, tuple(range(H))
+        return map, tuple(range(H)), slice(None)
     if not heads or not all(0 <= head < H for head in heads):
         raise ValueError(f"heads: expected numbers from 0 to {H - 1}, got {list(heads)}")
     readers = [head // (H // G) for head in heads]  # the key/value head of each
     groups = sorted(set(readers))
     evenly = readers == sorted(groups * (len(heads) // len(groups)))
     q, lse = map.q[:, heads], map.lse[:, heads]
-    k = map.k[:, groups if evenly else readers]
+    kept = groups if evenly else readers
     sinks = None if map.sinks is None else map.sinks[heads]
     mask = mask_of_heads(map.mask, heads)
-    return AttentionMap(q, k, lse, mask, map.scale, map.softcap, sinks, map.axes), tuple(heads)
+    k = map.k[:, kept]
+    return AttentionMap(q, k, lse, mask, map.scale, map.softcap, sinks, map.axes), tuple(heads), kept
 
 
 def mask_of_heads(mask: Mask, heads: Sequence[int]) -> Mask:
@@ -305,9 +308,9 @@ def mask_of_heads(mask: Mask, heads: Sequence[int]) -> Mask:
 
 
 def cast(map: AttentionMap, dtype: torch.dtype) -> AttentionMap:
-    """The map with q and k in another dtype, and its lse as exact as it was."""
-    q, k = map.q.to(dtype), map.k.to(dtype)
-    return AttentionMap(q, k, map.lse, map.mask, map.scale, map.softcap, map.sinks, map.axes)
+    """The map with q and k in another dtype, and its lse in the one that weights are then computed in."""
+    q, k, lse = map.q.to(dtype), map.k.to(dtype), map.lse.to(working_dtype(dtype))
+    return AttentionMap(q, k, lse, map.mask, map.scale, map.softcap, map.sinks, map.axes)
 
 
 def compact(map: AttentionMap) -> AttentionMap:
