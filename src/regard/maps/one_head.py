@@ -127,15 +127,25 @@ class Head:
             over.places[runs].flatten().to(logs.device)
             for over, runs in ((self.over_q, tile.q_runs), (self.over_k, tile.k_runs))
         )
-        # Counted from the tile's first key: large positions leave float32 no room for small distances.
-        queries, keys = (queries + self.first - keys[0]).to(logs), (keys - keys[0]).to(logs)
-        ones = torch.ones_like(keys)
-        # Sums over the keys are products with a vector, faster than to add row to row.
-        total, back = (weights.mT @ torch.stack([ones, keys], -1)).unbind(-1)  # (M,) each
-        entropy = logs.mul_(weights).mT @ ones
+        # Sums over keys are products with a vector, a few keys at a time: quick, and long sums would lose
+        # digits. Distances count from the first of those few, as large positions would lose them too.
+        C, M = weights.shape
+        keys = keys.view(-1, 1, _few(C))  # (groups, 1, few)
+        first = keys[:, 0, :1]
+        steps = (keys - first[:, None]).to(logs)
+        ones = torch.ones_like(steps)
+        grouped = weights.view(len(keys), -1, M)
+        total, back = torch.bmm(torch.cat([ones, steps], 1), grouped).unbind(1)  # (groups, M) each
+        distance = ((queries + self.first - first).to(logs) * total - back).sum(0)
+        entropy = torch.bmm(ones, logs.mul_(weights).view(grouped.shape)).sum((0, 1))
         lines.entropy[tile.q_runs] -= entropy.view(-1, self.over_q.width)
-        lines.distance[tile.q_runs] += (queries * total - back).view(-1, self.over_q.width)
+        lines.distance[tile.q_runs] += distance.view(-1, self.over_q.width)
         lines.received[tile.k_runs] += weights.sum(1).view(-1, self.over_k.width)
+
+
+def _few(n: int) -> int:
+    """A number that divides n, from 8 to 64 where there is one."""
+    return next((few for few in range(64, 7, -1) if n % few == 0), n)
 
 
 class Seen:

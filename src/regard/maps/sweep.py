@@ -76,12 +76,9 @@ def statistics(m: AttentionMap) -> Statistics:
         logs.clamp_(min=-1e4)  # 0 · −inf would be NaN; exp(−1e4) is 0 all the same
         weights = logs.exp()
         entropy[batch, heads, rows] -= torch.linalg.vecdot(weights, logs)
-        # Counted from the tile's first key: large positions leave float32 no room for small distances.
-        steps = torch.arange(keys.stop - keys.start, device=logs.device, dtype=logs.dtype)
-        sums = weights @ torch.stack([torch.ones_like(steps), steps], -1)  # (b, h, rows, 2)
-        place = torch.arange(rows.start, rows.stop, device=logs.device, dtype=logs.dtype)
-        place += first_position(m) - keys.start
-        distance[batch, heads, rows] += place * sums[..., 0] - sums[..., 1]
+        place = torch.arange(rows.start, rows.stop, device=logs.device) + first_position(m)
+        back = place[:, None] - torch.arange(keys.start, keys.stop, device=logs.device)
+        distance[batch, heads, rows] += torch.linalg.vecdot(weights, back.to(weights))
         received[batch, heads, keys] += weights.sum(-2)
     return Statistics(entropy, distance, received)
 
