@@ -102,41 +102,45 @@ def capture_size(
         keys = ", ".join(repr(part.place.key) for part in known)
         raise ValueError(f"layers: expected some of {keys}, got {list(layers or [])}")
     own = _dtype(model)
-    sizes = {part.place.key: _size(part, B, heads, dtype or own, values, keep) for part in parts}
+    value_bytes = own.itemsize if values else 0
+
+    def each(
+        heads: Collection[int] | None = heads, dtype: torch.dtype = dtype or own, keep: str = keep
+    ) -> dict[str, int]:
+        return {part.place.key: _size(part, B, heads, dtype, value_bytes, keep) for part in parts}
+
+    sizes = each()
     size = CaptureSize(sum(sizes.values()))
     size.layers = sizes
     size.tokens = f"{source:,} tokens" if source == target else f"{source:,} and {target:,} tokens"
     size.tokens += f" in each of {B} texts" if B > 1 else ""
     size.dense = sum(B * part.H * part.T * part.S for part in parts) * own.itemsize
-    first = parts[0]
     size.ways = {}
     if len(parts) > 1:
-        name = first.place.number if first.place.key.isdigit() else first.place.key
-        size.ways[f"layers=[{name!r}]"] = sizes[first.place.key]
+        first = parts[0].place
+        size.ways[f"layers=[{(first.key if first.stack else first.number)!r}]"] = sizes[first.key]
     if heads is None and any(part.H > 1 for part in parts):
-        size.ways["heads=[0]"] = sum(_size(part, B, [0], dtype or own, values, keep) for part in parts)
-    if (dtype or own).itemsize > 2 and keep == "maps":
-        size.ways["dtype=torch.bfloat16"] = sum(
-            _size(part, B, heads, torch.bfloat16, values, keep) for part in parts
-        )
+        size.ways["heads=[0]"] = sum(each(heads=[0]).values())
+    if keep == "maps" and (dtype or own).itemsize > 2:
+        size.ways["dtype=torch.bfloat16"] = sum(each(dtype=torch.bfloat16).values())
     if keep == "maps":
-        size.ways['keep="statistics"'] = sum(
-            _size(part, B, heads, dtype or own, False, "statistics") for part in parts
-        )
+        size.ways['keep="statistics"'] = sum(each(keep="statistics").values())
     return size
 
 
 def _size(p: Part, B: int, heads: Collection[int] | None, dtype: torch.dtype, values: bool, keep: str) -> int:
+    """The bytes of one layer; values are kept as k is, for the same heads and in the same dtype."""
     H, G = p.H, p.G
     if heads is not None:
         readers = [head // (H // G) for head in sorted(set(heads)) if head < H]
         H, groups = len(readers), sorted(set(readers))
         even = readers == sorted(groups * (len(readers) // max(len(groups), 1)))
         G = len(groups) if even else H
+    working = working_dtype(dtype).itemsize
+    beside = B * G * p.S * p.E * value_bytes
     if keep == "statistics":
-        return summary_size(B, H, p.T, p.S, working_dtype(dtype).itemsize)
-    kept = (H * p.T * p.D + G * p.S * p.D) * dtype.itemsize + H * p.T * working_dtype(dtype).itemsize
-    return B * (kept + (p.G * p.S * p.E * dtype.itemsize if values else 0))
+        return beside + summary_size(B, H, p.T, p.S, working)
+    return beside + B * ((H * p.T + G * p.S) * p.D * dtype.itemsize + H * p.T * working)
 
 
 def _parts(model: Any, source: int, target: int) -> Iterator[Part]:

@@ -1,0 +1,331 @@
+"""What a capture keeps, known before: sizes to the byte, budgets kept, too much refused with a way out."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import regard
+from regard.gpt import GPT, Config
+from regard.recorder import sizes, stores
+from regard.recorder.saved import StoredLayer
+from regard.recorder.summary import Summary
+
+
+def a_gpt(**changes: Any) -> GPT:
+    options = dict(vocab_size=32, context=256, layers=4, heads=4, width=32, kv_heads=2)
+    return GPT(Config(**(options | changes))).eval()
+
+
+@settings(max_examples=40)
+@given(
+    kv=st.sampled_from([1, 2, 4]),
+    B=st.integers(1, 3),
+    T=st.integers(1, 20),
+    heads=st.sampled_from([None, [0], [1, 3], [0, 1], [0, 1, 2], [3]]),
+    layers=st.sampled_from([None, [0], [1, 3]]),
+    dtype=st.sampled_from([None, torch.bfloat16, torch.float64]),
+    values=st.booleans(),
+    keep=st.sampled_from(["maps", "maps", "statistics"]),
+)
+def test_the_size_is_known_to_the_byte(kv: int, B: int, T: int, **options: Any) -> None:
+    model = a_gpt(kv_heads=kv)
+    size = regard.capture_size(model, T, batch=B, **options)
+    seen = regard.capture(model, ids=torch.randint(0, 32, (B, T)), **options)
+    assert {layer.key: layer.nbytes for layer in seen.layers} == size.layers
+    assert seen.nbytes == size
+    assert size == regard.capture_size(model.config, T, batch=B, **options)
+
+
+def test_what_would_be_smaller_is_as_printed() -> None:
+    model = a_gpt(layers=2)
+    size = regard.capture_size(model, 100)
+    ids = torch.randint(0, 32, (1, 100))
+    for way, bytes in size.ways.items():
+        assert regard.capture(model, ids=ids, **eval(f"dict({way})")).nbytes == bytes
+        assert (
+            f"{way:<21} {sizes.written(bytes)}".split()
+            == str(size).splitlines()[1 + list(size.ways).index(way)].split()
+        )
+    assert size.dense == 2 * 4 * 100 * 100 * 4
+    assert (
+        str(size).splitlines()[0]
+        == f"{sizes.written(size)} for 100 tokens: 2 layers of {sizes.written(size // 2)}"
+    )
+    assert "in each of 3 texts" in str(regard.capture_size(model, 100, batch=3))
+
+
+@pytest.mark.parametrize("extra", [{}, {"add_bias_kv": True}, {"add_bias_kv": True, "add_zero_attn": True}])
+def test_attention_of_pytorch(extra: dict[str, bool]) -> None:
+    module = nn.MultiheadAttention(16, 4, **extra)
+    with regard.capture(module) as seen:
+        module(*[torch.randn(7, 2, 16)] * 3)
+    assert seen.nbytes == regard.capture_size(module, 7, batch=2)
+
+
+def test_encoder_and_decoder_of_different_lengths() -> None:
+    model = nn.Transformer(16, 4, 2, 1, 32, batch_first=True).eval()
+    with regard.capture(model) as seen:
+        model(torch.randn(2, 7, 16), torch.randn(2, 5, 16))
+    size = regard.capture_size(model, (7, 5), batch=2)
+    assert {layer.key: layer.nbytes for layer in seen.layers} == size.layers
+    assert "for 7 and 5 tokens in each of 2 texts: 4 layers" in str(size)
+    assert "layers=['encoder.0']" in str(size)
+    assert set(regard.capture_size(model, (7, 5), layers=["cross.0", "encoder.1"]).layers) == {
+        "cross.0",
+        "encoder.1",
+    }
+
+
+def families() -> dict[str, Any]:
+    tr = pytest.importorskip("transformers")
+    plain = dict(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
+    )
+    grouped = plain | dict(num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    wide = grouped | dict(head_dim=16)
+    ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, vocab_size=64)
+    bart = ends | dict(d_model=32, encoder_layers=2, decoder_layers=3, encoder_ffn_dim=64, decoder_ffn_dim=64)
+    falcon = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    return {
+        "gpt2": (tr.GPT2Model, tr.GPT2Config(n_embd=32, n_layer=2, n_head=4, **ends)),
+        "llama": (tr.LlamaModel, tr.LlamaConfig(**grouped)),
+        "mistral": (tr.MistralModel, tr.MistralConfig(**grouped, sliding_window=4)),
+        "qwen3": (tr.Qwen3Model, tr.Qwen3Config(**wide)),
+        "gemma3": (tr.Gemma3TextModel, tr.Gemma3TextConfig(**wide, sliding_window=4)),
+        "phi3": (tr.Phi3Model, tr.Phi3Config(**grouped)),
+        "falcon": (tr.FalconModel, tr.FalconConfig(**falcon)),
+        "falcon 40b": (
+            tr.FalconModel,
+            tr.FalconConfig(**falcon, num_kv_heads=2, new_decoder_architecture=True),
+        ),
+        "bert": (tr.BertModel, tr.BertConfig(**plain)),
+        "distilbert": (tr.DistilBertModel, tr.DistilBertConfig(vocab_size=64, dim=32, n_layers=2, n_heads=4)),
+        "t5": (tr.T5Model, tr.T5Config(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=4, **ends)),
+        "bart": (tr.BartModel, tr.BartConfig(encoder_attention_heads=4, decoder_attention_heads=2, **bart)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", list(families()))
+def test_transformers_models_and_their_configurations(name: str) -> None:
+    kind, config = families()[name]
+    model = kind(config).eval()
+    tokens: Any = (9, 5) if config.is_encoder_decoder else 9
+    inputs = {"input_ids": torch.randint(3, 60, (2, 9))}
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.randint(3, 60, (2, 5))
+    seen = regard.capture(model, **inputs)
+    for thing in (model, config):
+        size = regard.capture_size(thing, tokens, batch=2)
+        assert {layer.key: layer.nbytes for layer in seen.layers} == size.layers
+
+
+def test_keys_that_are_made_for_every_head() -> None:
+    class Deep:
+        hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads = 64, 1, 4, 4
+        qk_nope_head_dim, qk_rope_head_dim, v_head_dim = 8, 4, 16
+
+    assert regard.capture_size(Deep(), 10) == 4 * (2 * 10 * 4 * 12 + 4 * 10)
+    assert regard.capture_size(Deep(), 10, values=True) == 4 * (2 * 10 * 4 * 12 + 4 * 10 + 10 * 4 * 16)
+
+
+def test_what_it_cannot_know() -> None:
+    with pytest.raises(
+        ValueError, match="expected attention that capture knows, or a configuration, got Linear"
+    ):
+        regard.capture_size(nn.Linear(2, 2), 5)
+    with pytest.raises(ValueError, match="expected sizes in its configuration, got str"):
+        regard.capture_size("gpt2", 5)
+    with pytest.raises(ValueError, match="layers: expected some of '0', '1', '2', '3', got \\[7\\]"):
+        regard.capture_size(a_gpt(), 5, layers=[7])
+    with pytest.raises(ValueError, match="tokens: expected"):
+        regard.capture_size(a_gpt(), 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "bytes"),
+    [
+        (0, 0),
+        (12345, 12345),
+        ("4GiB", 4 << 30),
+        ("4gib", 4 << 30),
+        (" 500 MB ", 500_000_000),
+        ("1.5k", 1500),
+        ("2KiB", 2048),
+        ("1Ti", 1 << 40),
+        ("77", 77),
+        ("77 b", 77),
+    ],
+)
+def test_bytes_as_people_write_them(given: Any, bytes: int) -> None:
+    assert sizes.parse_bytes("budget", given) == bytes
+
+
+@pytest.mark.parametrize("given", ["", "GiB", "4 apples", "-1", "1e9", -1, True, 1.5, None, "4iB", "4GGB"])
+def test_other_things_are_no_bytes(given: Any) -> None:
+    with pytest.raises(
+        ValueError, match='budget: expected a number of bytes, as 4_000_000, "4GiB" or "500MB", got'
+    ):
+        sizes.parse_bytes("budget", given)
+
+
+@pytest.mark.parametrize(
+    ("bytes", "text"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (5 << 50, "5120.0 TiB")],
+)
+def test_bytes_for_people(bytes: int, text: str) -> None:
+    assert sizes.written(bytes) == text
+
+
+def test_free_memory() -> None:
+    free = sizes.free_memory(torch.device("cpu"))
+    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    assert 0 < free < total
+    held = torch.ones(256 << 20, dtype=torch.uint8)  # touched, so that it is really taken
+    assert sizes.free_memory(torch.device("cpu")) < free - (64 << 20)
+    del held
+    assert sizes.free_memory(torch.device("meta")) is None
+
+
+def test_a_container_has_a_limit_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "memory.max": "1000000",
+        "memory.current": "900000",
+        "memory.stat": "anon 5\ninactive_file 50000\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    real = sizes.Path
+    monkeypatch.setattr(sizes, "Path", lambda path: real(str(path).replace("/sys/fs/cgroup", str(tmp_path))))
+    assert sizes.free_memory(torch.device("cpu")) == 150_000
+    (tmp_path / "memory.max").write_text("max")
+    assert sizes.free_memory(torch.device("cpu")) > 1_000_000
+
+
+def test_a_budget_is_kept_and_the_rest_lies_on_disk() -> None:
+    model, ids = a_gpt(), torch.randint(0, 32, (1, 50))
+    whole = regard.capture(model, ids=ids)
+    each = whole.layers[0].nbytes
+    with torch.no_grad(), regard.capture(model, budget=2 * each + 10) as seen:
+        model(ids)
+    assert [isinstance(layer, StoredLayer) for layer in seen.layers] == [False, False, True, True]
+    for a, b in zip(seen, whole, strict=True):
+        assert torch.equal(a.dense(), b.dense())
+    assert seen.certificate.certified
+    folder = seen.layers[3].file.parent
+    assert folder.is_dir()
+    del seen
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_a_budget_under_generate() -> None:
+    model, prompt = a_gpt(), torch.randint(0, 32, (1, 30))
+    with regard.capture(model) as whole:
+        model.generate(prompt, max_new_tokens=8)
+    with regard.capture(model, budget="1KiB") as seen:
+        model.generate(prompt, max_new_tokens=8)
+    assert all(isinstance(layer, StoredLayer) for layer in seen.layers)
+    assert len(list(seen.layers[0].file.parent.iterdir())) == 4  # those that have grown are gone
+    for a, b in zip(seen, whole, strict=True):
+        assert torch.equal(a.dense(), b.dense())
+
+
+def test_to_a_folder_as_layers_run(tmp_path: Path) -> None:
+    model, ids = a_gpt(), torch.randint(0, 32, (1, 50))
+    there: list[int] = []
+    model.blocks[3].register_forward_pre_hook(lambda *_: there.append(len(list(tmp_path.iterdir()))))
+    with torch.no_grad(), regard.capture(model, to=tmp_path) as seen:
+        model(ids)
+        assert not (tmp_path / "capture.json").exists()
+    assert there == [3]  # the layers before the last are on disk when it begins
+    back = regard.load(tmp_path)
+    assert torch.equal(back.ids, ids)
+    for a, b, c in zip(seen, back, model.maps(ids), strict=True):
+        assert torch.equal(a.dense(), b.dense())
+        assert torch.equal(b.dense(), c.dense())
+    with regard.capture(model, to=tmp_path) as written:
+        model.generate(ids, max_new_tokens=3)
+    back = regard.load(tmp_path)
+    assert back.boundary == 50
+    assert back[3].shape == written[3].shape == (1, 4, 52, 52)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_a_capture_that_fails_leaves_the_old_one_in_its_folder(tmp_path: Path) -> None:
+    model, ids = a_gpt(), torch.randint(0, 32, (1, 20))
+    regard.capture(model, ids=ids, to=tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        fails(model, tmp_path)
+    assert torch.equal(regard.load(tmp_path).ids, ids)
+    assert regard.load(tmp_path)[3].shape == (1, 4, 20, 20)
+
+
+def fails(model: GPT, folder: Path) -> None:
+    with torch.no_grad(), regard.capture(model, to=folder):
+        model(torch.randint(0, 32, (1, 9)))
+        raise ZeroDivisionError
+
+
+def test_statistics_only(tmp_path: Path) -> None:
+    model, ids = a_gpt(), torch.randint(0, 32, (2, 50))
+    whole = regard.capture(model, ids=ids)
+    for options in ({}, {"to": tmp_path}, {"budget": 10}):
+        seen = regard.capture(model, ids=ids, keep="statistics", **options)
+        assert seen.certificate.certified
+        found, wanted = seen.layer(2).summary, whole.layer(2).summary
+        assert isinstance(found, Summary)
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b)
+        with pytest.raises(
+            ValueError, match=r"layer 2: only its statistics were kept.*seen\.layer\('2'\)\.summary"
+        ):
+            seen[2]
+    assert regard.load(tmp_path).layer(0).summary.entropy.shape == (2, 4, 50)
+    with pytest.raises(ValueError, match="keep: expected 'maps' or 'statistics', got 'all'"):
+        regard.capture(model, keep="all")
+
+
+def test_too_much_is_refused_at_the_first_layer_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = a_gpt(), torch.randint(0, 32, (1, 100))
+    size = regard.capture_size(model, 100)
+    monkeypatch.setattr(stores, "free_memory", lambda device: size // 2)
+    ran: list[int] = []
+    model.blocks[1].register_forward_pre_hook(lambda *_: ran.append(1))
+    for kind in (ValueError, MemoryError):
+        with pytest.raises(kind, match="this capture would keep") as refused:
+            regard.capture(model, ids=ids)
+    for part in (
+        sizes.written(size),
+        sizes.written(size // 2),
+        "layers=",
+        "heads=",
+        "dtype=",
+        "to=",
+        "budget=",
+        "keep=",
+    ):
+        assert part in str(refused.value)
+    assert not ran
+    assert not any("attend" in vars(module) for module in model.modules())
+    assert len(regard.capture(model, ids=ids, layers=[0, 1])) == 2  # half of it fits
+    monkeypatch.setattr(stores, "free_memory", lambda device: size)
+    assert len(regard.capture(model, ids=ids)) == 4
+    monkeypatch.setattr(stores, "free_memory", lambda device: None)
+    assert len(regard.capture(model, ids=ids)) == 4
+
+
+def test_no_more_is_held_than_q_and_k_take() -> None:
+    model = a_gpt(layers=2, width=256, kv_heads=4, context=4096)
+    with torch.no_grad(), regard.capture(model) as seen:
+        model(torch.randint(0, 32, (1, 4096)))
+    for m in seen:
+        held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in (m.q, m.k, m.lse)}
+        assert sum(held.values()) <= 1.10 * (m.q.nbytes + m.k.nbytes)
