@@ -28,7 +28,10 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	@mkdir -p out
-	$(BIN)/python -m regard.stages --save out/stages.png
+	$(BIN)/regard stages --save out/stages.png
+	$(BIN)/regard heads
+	$(BIN)/regard inspect --out out/inspect.html
+	@echo "The same page, served, with a model that reads your text: $(BIN)/regard inspect"
 
 test: $(READY) chromium
 	$(BIN)/python -m pytest -n auto --dist worksteal

@@ -81,8 +81,7 @@ def inspect(
     contents = Contents(seen, titles=titles, time=None if folder is None else read_run(folder))
     if out is not None:
         _write(console, contents, out)
-        if opened is not None:
-            _glimpse(seen[0])
+        _glimpse(contents)
         typer.echo(f"Open {out} in any browser: it needs no server and no network.")
         return
     _serve(contents, opened, host, port, open_)
@@ -148,25 +147,27 @@ def _write(console: Any, contents: Any, out: Path) -> None:
     console.print(f"{out}: {size:.1f} MB, written in {seconds:.1f} s", markup=False)
 
 
-def _glimpse(seen: Seen) -> None:
-    """What can be said in a terminal: the heads that do something that has a name, and one of them drawn."""
+def _glimpse(contents: Any) -> None:
+    """One head in the terminal: the one that most looks for what came next the last time, if there is one."""
     from rich.console import Console
 
-    from regard.heads.printing import caption, rendered
     from regard.show.terminal import print_map
 
+    found = [(row["scores"].get("induction", {}), row) for row in contents.heads(0)]
+    scored = [(score["value"], score["null"], row) for score, row in found if score.get("value") is not None]
+    if not scored:
+        return
+    value, null, row = max(scored, key=lambda one: one[0])
     console = Console(highlight=False)
-    table = seen.heads()
-    console.print(rendered(table))
-    console.print(caption(table), style="dim", markup=False)
-    best = table.best("induction", 1)[0]
-    score = best.scores["induction"]
-    console.print(f"\nLayer {best.layer}, head {best.head}: queries run down, keys run across.", markup=False)
-    print_map(console, seen[best.layer, best.head][0])
     console.print(
-        f"It puts {score.value:.0%} of its attention on what came after earlier copies of the token; looking "
-        f"at all alike would put {score.null:.0%} there.\n",
+        f"\nLayer {row['layer']}, head {row['head']}: queries run down, keys run across.", markup=False
+    )
+    print_map(console, contents.one(0, row["layer"], row["head"]).map[0, 0])
+    console.print(
+        f"It puts {value:.0%} of its attention on what came after earlier copies of the token; "
+        f"looking at all alike would put {null:.0%} there.\n",
         markup=False,
+        soft_wrap=True,
     )
 
 

@@ -16,8 +16,8 @@ SHADES = " ░▒▓█"
 def print_map(console: Any, map: AttentionMap, *, width: int = 64) -> None:
     """Print a map (T, S) on a Rich console, at most `width` columns wide and half as many lines high.
 
-    Each cell holds a stretch of queries and keys; its colour is the square root of the mass, so that what is
-    faint can be seen as well.
+    Each cell holds a stretch of queries and keys; its colour is the square root of the mass up to what 98% of
+    the cells have, so that what is faint can be seen as well.
     """
     from rich.text import Text
 
@@ -25,9 +25,10 @@ def print_map(console: Any, map: AttentionMap, *, width: int = 64) -> None:
     cols = min(S, width, console.width)
     rows = min(T, cols)
     mass = cast(Tensor, map.pool(rows, cols)).float().cpu()
-    share = mass.sqrt() / (mass.max().sqrt() or 1.0)  # (rows, cols), from 0 to 1
+    top = mass.flatten().quantile(0.98) or 1.0  # a sink would leave everything else in the dark
+    share = (mass / top).clamp(max=1).sqrt()  # (rows, cols)
     if console.color_system is None or not console.is_terminal:
-        for row in torch.nn.functional.pad(share, (0, 0, 0, rows % 2)).view(-1, 2, cols).mean(1).tolist():
+        for row in torch.nn.functional.pad(share, (0, 0, 0, rows % 2)).view(-1, 2, cols).amax(1).tolist():
             console.print(Text("".join(SHADES[round(x * (len(SHADES) - 1))] for x in row)))
         return
     for top in range(0, rows, 2):
