@@ -98,3 +98,13 @@ def saved(tmp_path: Path, context: BrowserContext) -> Iterator[Callable[..., str
     assert [
         url for url in asked if url.partition("#")[0] != own and not url.startswith(("data:", "blob:"))
     ] == []
+
+
+@pytest.fixture(params=["served", "saved"])
+def opened(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """The address of a page that shows captures, from a server and then from a file."""
+    if request.param == "saved":
+        save: Callable[..., str] = request.getfixturevalue("saved")
+        return save
+    serve: Callable[..., Running] = request.getfixturevalue("serve")
+    return lambda seen: serve(seen).address

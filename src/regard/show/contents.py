@@ -8,7 +8,7 @@ captures; it knows neither models nor how the page draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -45,7 +45,8 @@ class Contents:
     """Captures, ready to be looked at.
 
     `entry` says which entry of each capture's batch is meant; `titles` names the texts. `can` says what more
-    whoever serves the page can do: {"generate": …, "capture": …}.
+    whoever serves the page can do: {"generate": …, "capture": …}. `time` is what `read_run` reads of a
+    training run; `generation` the lines of one that was recorded, for a page that has no model.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class Contents:
         titles: Sequence[str] | None = None,
         can: dict[str, bool] | None = None,
         time: dict[str, Any] | None = None,
+        generation: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self.texts: list[Seen] = []
         self.titles: list[str] = []
-        self.entry, self.can, self.time = entry, can or {}, time
+        self.entry, self.can, self.time, self.generation = entry, can or {}, time, generation
         self._tiles: Lately[Cells] = Lately(TILES)
         self._maps: Lately[AttentionMap] = Lately(MAPS)
         self._glances: dict[tuple[int, str], Glance] = {}
@@ -94,6 +96,7 @@ class Contents:
             "can": {"generate": False, "capture": False, **self.can, "values": values},
             "time": self.time,
             "example": example(),
+            "generation": None if self.generation is None else list(self.generation),
         }
 
     def one(self, text: int, layer: str | int, head: int) -> One:

@@ -40,7 +40,10 @@ export function compare(root, app) {
     const key = `${chosen.map(written).join(",")} ${theme()} ${app.meta.texts.length}`;
     if (key === drawn) return;
     drawn = key;
-    if (!chosen.length) return;
+    if (!chosen.length) {
+      root.replaceChildren();
+      return;
+    }
     const known = await Promise.all(chosen.map(async (one) => {
       const all = await app.source.heads(one.text);
       return { all, own: all.find((head) => head.layer === one.layer && head.head === one.head) };

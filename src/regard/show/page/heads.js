@@ -145,7 +145,9 @@ export function heads(root, app) {
         return sign * (value(a) - value(b));
       });
     }
-    list.replaceChildren(...shown.map((head) => cards.get(place(head)).card));
+    const wanted = shown.map((head) => cards.get(place(head)).card);
+    const same = wanted.length === list.children.length && wanted.every((card, n) => card === list.children[n]);
+    if (!same) list.replaceChildren(...wanted); // what stays where it is keeps the focus
     for (const { lines, head } of cards.values()) {
       [...lines.querySelectorAll(".score-line")].forEach((line, n) => {
         line.classList.toggle("sorted", namesOf([head])[n] === by);

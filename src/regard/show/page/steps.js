@@ -204,7 +204,7 @@ function projection({ work, keys, key, name }, example) {
       element(
         "div",
         { class: "rows" },
-        ...keys.map((one) => line(one.key, key(one.key), vector(x[one.key], 1, "x"))),
+        ...keys.map((one) => entry(one.key, key(one.key), vector(x[one.key], 1, "x"))),
       ),
       element("div", { class: "matrices" }, ...Object.entries(projections).map(([label, matrix]) => grid(label, matrix))),
       element("p", {
@@ -306,13 +306,13 @@ function output(context) {
   const scaledValues = keys.map((key) => key.v.map((x) => (key.weight ? x * key.weight : 0)));
   const most = reach([work.output, rest, ...scaledValues]);
   const rows = keys.map((key, n) =>
-    line(key.key, context.key(key.key), vector(scaledValues[n], most, "weight · v"), `× ${weight(key.weight)}`),
+    entry(key.key, context.key(key.key), vector(scaledValues[n], most, "weight · v"), `× ${weight(key.weight)}`),
   );
   const others = work.shapes.S - keys.length;
   if (others > 0) {
-    rows.push(line(null, `${others} others`, vector(rest, most, "the others together"), `× ${weight(context.rest)}`, "cut"));
+    rows.push(entry(null, `${others} others`, vector(rest, most, "the others together"), `× ${weight(context.rest)}`, "cut"));
   }
-  rows.push(line(null, "output", vector(work.output, most, "output"), "", "total"));
+  rows.push(entry(null, "output", vector(work.output, most, "output"), "", "total"));
   const proved = [];
   if (others === 0) {
     const off = Math.max(...rest.map(Math.abs));
@@ -344,19 +344,19 @@ function output(context) {
 const rowsOf = ({ evidence }) =>
   evidence.rows === evidence.of ? `all ${some(evidence.of, "row")}` : `${evidence.rows} of ${evidence.of} rows`;
 
-/** Where the values are not at hand. */
-function left({ app }) {
-  const saved = Boolean(document.getElementById("regard-data"));
+/** Where the values are not at hand: why, and how to have them. */
+function left({ layer }) {
+  const captured = layer.value_width !== null;
   return {
     title: "Values and output",
-    about: "The last step would add up the values, each times its weight.",
+    about: "The last step adds up the values, each times its weight.",
     shape: "",
     body: [
       element("p", {
         class: "note",
-        text: saved && app.meta.values_left_out !== undefined
-          ? "The values were left out to keep this file small. Save it again with values=True to have them here."
-          : "The values were not kept. Capture with values=True, and save the page with values=True, to have them here.",
+        text: captured
+          ? "The values were left out to keep this file small, so it stops at the weights. seen.save(\"page.html\", values=True) takes them along."
+          : "The capture did not keep the values, so it stops at the weights. regard.capture(model, values=True) keeps them.",
       }),
     ],
   };
@@ -368,9 +368,9 @@ function vectors(context, part, first = null) {
   const own = context.work.position;
   const most = reach([...(first ? [first.values] : []), ...keys.map((key) => key[part])]);
   const rows = keys.map((key) =>
-    line(key.key, context.key(key.key), vector(key[part], most, `${part}[${key.key}]`), null, key.visible ? "" : "hidden-key"),
+    entry(key.key, context.key(key.key), vector(key[part], most, `${part}[${key.key}]`), null, key.visible ? "" : "hidden-key"),
   );
-  if (first) rows.unshift(line(own, context.name, vector(first.values, most, first.name), null, "query"));
+  if (first) rows.unshift(entry(own, context.name, vector(first.values, most, first.name), null, "query"));
   if (first) rows[0].querySelector(".place").textContent = first.name;
   const all = [...(first ? [first] : []), ...keys.map((key) => ({ name: `${part}[${key.key}]`, values: key[part] }))];
   return [element("div", { class: "rows" }, ...rows), ...(all[0].values.length > 4 ? [allNumbers(all)] : [])];
@@ -395,7 +395,7 @@ function bar(context, key, value, low, high, text, kind = "") {
     piece.style.setProperty("--size", String(Math.abs(value) / span));
     line.append(piece);
   }
-  const row = line(key.key, context.key(key.key), line, text);
+  const row = entry(key.key, context.key(key.key), line, text);
   if (!Number.isFinite(value) || !key.visible) row.classList.add("hidden-key");
   row.lastChild.dataset.value = String(value);
   return row;
@@ -407,15 +407,15 @@ function remainder({ work, keys }, text, value) {
   piece.style.setProperty("--from", "0");
   piece.style.setProperty("--size", String(value));
   line.append(piece);
-  return line(null, `${work.shapes.S - keys.length} others`, line, text, "cut");
+  return entry(null, `${work.shapes.S - keys.length} others`, line, text, "cut");
 }
 
 function total(name, text) {
-  return line(null, name, element("span"), text, "total");
+  return entry(null, name, element("span"), text, "total");
 }
 
 /** A line: whose it is, what is drawn, and a figure if there is one. */
-function line(place, token, drawing, text = null, kind = "") {
+function entry(place, token, drawing, text = null, kind = "") {
   const row = element(
     "div",
     { class: `row ${text === null ? "wide" : ""} ${kind}` },

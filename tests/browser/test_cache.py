@@ -1,0 +1,114 @@
+"""The cache view: a real model writes and is measured; what forgetting would lose, as the library has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from captures import HOSTILE, captured
+from playwright.sync_api import Page, expect
+
+from regard.cli.opening import generator
+from regard.gpt import GPT
+from regard.heads import describe
+from regard.show.running import Running
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    return GPT.from_pretrained("default").eval()
+
+
+def table(page: Page) -> dict[str, list[str]]:
+    rows = page.locator(".measured tbody tr").all()
+    return {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in rows}
+
+
+def test_a_model_writes_and_is_measured(page: Page, serve: Callable[..., Running], model: GPT) -> None:
+    page.goto(serve(captured(80), generate=generator(model)).address + "#view=cache")
+    prompt = "The history of the river begins"
+    page.get_by_label("The text to go on with").fill(prompt)
+    page.get_by_label("How many tokens to write").fill("6")
+    page.get_by_role("button", name="Generate").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#view-cache [role=status]")).to_contain_text("6 tokens written", timeout=60_000)
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    P = len(tokenizer.encode(prompt).ids)
+    assert (
+        "".join(page.locator(".tok.new").all_inner_texts())
+        == model.generate(prompt, max_new_tokens=6)[len(prompt) :]
+    )
+    found = table(page)
+    layers, per_layer = model.config.layers, model.config.kv_heads * model.config.layers
+    assert found["Tokens × layers computed"][:2] == [
+        f"{(P + 5) * layers:,}",
+        f"{sum(P + i for i in range(6)) * layers:,}",
+    ]
+    triangle = lambda n: n * (n + 1) // 2  # noqa: E731
+    assert found["Keys read, all layers and heads"][:2] == [
+        f"{(triangle(P) + sum(P + i for i in range(1, 6))) * per_layer:,}",
+        f"{sum(triangle(P + i) for i in range(6)) * per_layer:,}",
+    ]
+    held = (P + 5) * layers * model.config.kv_heads * model.config.head_width * 2 * 4
+    assert found["Held in memory"][0] == f"{held / 1024:.0f} KiB"
+    assert found["Time for a token (median)"][0].endswith("ms")
+    expect(page.locator("#view-cache .chart-line")).to_have_count(2)
+    expect(page.locator(".cache-figures .note")).to_contain_text("both ways choose the same token every time")
+    assert page.locator("canvas.computed").evaluate("c => c.height") > 0
+    page.get_by_role("radio", name="what was written").check()
+    expect(page.locator(".cache-policy .heat-cell")).to_have_count(layers * model.config.heads)
+
+
+def test_what_forgetting_loses_is_the_library_s(page: Page, opened: Callable[..., str]) -> None:
+    seen = captured(100)
+    page.goto(opened(seen) + "#view=cache&window=16&first=4")
+    expect(page.locator(".cache-policy .heat-cell")).to_have_count(8)
+    said = page.locator(".cache-policy [aria-live]")
+    expect(said).to_contain_text("4 first keys and the latest 16")
+    for row in describe(seen.maps, seen.ids, kept=(4, 16)):
+        spoken = page.get_by_role("gridcell", name=f"Layer {row.layer}, head {row.head}:")
+        number = float((spoken.get_attribute("aria-label") or "").rpartition(" ")[2])
+        assert number == pytest.approx(row.scores["eviction"].value, rel=0.01)
+    page.get_by_label("First keys kept").focus()
+    page.keyboard.press("Home")
+    expect(said).to_contain_text("0 first keys and the latest 16")
+
+
+def test_a_saved_file_says_what_it_needs_and_shows_what_was_recorded(
+    page: Page, saved: Callable[..., str], model: GPT
+) -> None:
+    page.goto(saved(captured(40)) + "#view=cache")
+    expect(page.locator("#view-cache .lead")).to_contain_text("run regard inspect")
+    expect(page.get_by_role("button", name="Generate")).to_be_hidden()
+    expect(page.locator(".cache-policy .heat-cell")).to_have_count(8)
+    lines = list(generator(model)("The river", tokens=3, window=64, sinks=4))
+    page.goto("about:blank")
+    page.goto(saved(captured(40), generation=lines) + "#view=cache")
+    expect(page.locator("#view-cache .lead")).to_contain_text("recorded")
+    expect(page.locator(".tok.new")).to_have_count(3)
+
+
+def test_what_the_model_says_is_only_text_and_errors_are_said(
+    page: Page, serve: Callable[..., Running]
+) -> None:
+    def generate(text: str, *, tokens: int, window: int, sinks: int) -> Any:
+        yield {
+            "start": {
+                "tokens": HOSTILE,
+                "layers": 1,
+                "heads": 1,
+                "kv_heads": 1,
+                "context": 9,
+                "window": 1,
+                "sinks": 0,
+            }
+        }
+        raise ValueError(f"text: {HOSTILE[0]}")
+
+    page.goto(serve(captured(40, tokens=(HOSTILE * 5)[:40]), generate=generate).address + "#view=cache")
+    page.get_by_label("The text to go on with").fill("something")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.locator("#view-cache [role=status]")).to_contain_text(HOSTILE[0])
+    assert page.locator("#view-cache img").count() == 0

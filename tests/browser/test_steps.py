@@ -1,0 +1,121 @@
+"""The steps view: every number of a row as the library has it, of a model and of the small example."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from captures import HOSTILE, captured
+from playwright.sync_api import Page, expect
+
+import regard
+from regard.show.running import Running
+from regard.stages.example import X, multi_head, project
+
+
+def step(page: Page, title: str) -> dict[int, float]:
+    """The figures of a step by key."""
+    body = page.locator("#view-steps .step").filter(has=page.get_by_role("heading", name=title, exact=True))
+    rows = body.locator(".row[data-key]").evaluate_all(
+        "rows => rows.map(row => [row.dataset.key, row.querySelector('.figure').dataset.value])"
+    )
+    return {int(key): float(value.replace("Infinity", "inf")) for key, value in rows}
+
+
+def numbers(page: Page, title: str, name: str) -> list[float]:
+    """A line of what is folded under “All numbers”."""
+    body = page.locator("#view-steps .step").filter(has=page.get_by_role("heading", name=title, exact=True))
+    for line in (body.locator("pre").text_content() or "").splitlines():
+        if line.startswith(name):
+            return [float(x.replace("−", "-")) for x in line.removeprefix(name).split()]
+    raise AssertionError(f"no line {name}")
+
+
+def test_every_step_is_the_library_s(page: Page, opened: Callable[..., str]) -> None:
+    seen = captured(30)
+    page.goto(opened(seen) + "#view=steps&layer=1&head=3&row=20")
+    expect(page.locator("#view-steps .lead")).to_contain_text("token 20, looks at in layer 1, head 3")
+    m, v = seen[1].q[0, 3, 20], seen.layer(1).values[0, 1]  # type: ignore[index]
+    scores = seen[1].k[0, 1] @ m
+    weights = seen[1, 3].dense()[0, 20]
+    found = step(page, "Softmax")
+    assert {0, 20} <= found.keys()
+    assert len(found) >= 5
+    keys = list(found)
+    assert list(found.values()) == pytest.approx(weights[keys].tolist(), rel=0.01, abs=1e-6)
+    assert list(step(page, "Scores").values()) == pytest.approx(scores[keys].tolist(), abs=2e-3)
+    assert list(step(page, "Divided by √d").values()) == pytest.approx(
+        (scores[keys] / 8**0.5).tolist(), abs=2e-3
+    )
+    assert numbers(page, "Output", "output") == pytest.approx((weights @ v).tolist(), abs=2e-3)
+    assert numbers(page, "Query and keys", "q") == pytest.approx(m.tolist(), abs=2e-3)
+    expect(page.locator("#view-steps .checks .bad")).to_have_count(0)
+    expect(page.locator("#view-steps .checks")).to_contain_text(
+        ["weights sum to", "of what the model itself"]
+    )
+
+
+def test_masked_and_capped(page: Page, serve: Callable[..., Running]) -> None:
+    seen = captured(30, mask=regard.causal & regard.window(4))
+    page.goto(serve(seen).address + "#view=steps&row=20")
+    expect(page.locator("#view-steps .step").first).to_be_visible()
+    masked = step(page, "Masked")
+    assert masked[0] == float("-inf")
+    assert masked[20] > float("-inf")
+    assert step(page, "Softmax")[0] == 0
+    expect(page.locator("#view-steps")).to_contain_text("lets it look at 4 keys of 30")
+
+
+def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(
+    page: Page, serve: Callable[..., Running]
+) -> None:
+    page.goto(serve(captured(40)).address + "#view=steps&row=10")
+    before = page.get_by_label("The token before")
+    before.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#view-steps .lead")).to_contain_text("token 9")
+    expect(page).to_have_url(re.compile("row=9"))
+    page.get_by_label("Token’s place").fill("33")
+    page.keyboard.press("Tab")
+    expect(page.locator("#view-steps .lead")).to_contain_text("token 33")
+    shown = page.locator("#view-steps .step").nth(1).locator(".row[data-key]")
+    few = shown.count()
+    page.get_by_label("Strongest keys").focus()
+    page.keyboard.press("End")
+    assert shown.count() > few
+
+
+def test_the_small_example_is_that_of_the_stages(page: Page, opened: Callable[..., str]) -> None:
+    page.goto(opened(captured(12)) + "#view=steps")
+    page.get_by_label("the small example").check()
+    view = page.locator("#view-steps")
+    view.get_by_label("Token", exact=True).select_option("learns")
+    q, k, v = project(X)
+    stages = {
+        "Simplified": regard.scaled_dot_product_attention(X, X, X, scale=1.0)[1],
+        "Trainable": regard.scaled_dot_product_attention(q, k, v)[1],
+        "Causal": regard.scaled_dot_product_attention(q, k, v, regard.causal)[1],
+    }
+    with torch.no_grad():
+        both = multi_head(2).attention(X)[1]
+    stages |= {"Two heads, head 1": both[0], "Two heads, head 2": both[1]}
+    for name, weights in stages.items():
+        view.get_by_label("Stage").select_option(name)
+        expect(view.locator(".lead")).to_contain_text(name.split(",")[0])
+        assert list(step(page, "Softmax").values()) == pytest.approx(weights[2].tolist(), abs=1e-6)
+        expect(view.locator(".checks .bad")).to_have_count(0)
+
+
+def test_without_values_it_stops_at_the_weights(page: Page, saved: Callable[..., str]) -> None:
+    page.goto(saved(captured(12), values=False) + "#view=steps")
+    expect(page.locator("#view-steps")).to_contain_text("left out to keep this file small")
+    expect(page.locator("#view-steps")).to_contain_text("values=True")
+    expect(page.get_by_role("heading", name="Softmax")).to_be_visible()
+
+
+def test_hostile_tokens_stay_text(page: Page, opened: Callable[..., str]) -> None:
+    page.goto(opened(captured(16, tokens=HOSTILE * 2)) + "#view=steps&row=8")
+    expect(page.locator("#view-steps .lead .token")).to_contain_text("</script>")
+    assert page.locator("#view-steps img").count() == 0
