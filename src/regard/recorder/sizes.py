@@ -128,8 +128,10 @@ def capture_size(
     return size
 
 
-def _size(p: Part, B: int, heads: Collection[int] | None, dtype: torch.dtype, values: bool, keep: str) -> int:
-    """The bytes of one layer; values are kept as k is, for the same heads and in the same dtype."""
+def _size(
+    p: Part, B: int, heads: Collection[int] | None, dtype: torch.dtype, value_bytes: int, keep: str
+) -> int:
+    """The bytes of one layer; values are kept in the model's own dtype, for the heads that k is kept for."""
     H, G = p.H, p.G
     if heads is not None:
         readers = [head // (H // G) for head in sorted(set(heads)) if head < H]
