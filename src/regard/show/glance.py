@@ -39,7 +39,9 @@ def glance(m: AttentionMap) -> Glance:
         return Glance(np.zeros((H, SIDE, SIDE), np.uint8), [{"key": 0, "share": 0.0}] * H, 0)
     rows, line = _evenly([y * T // high for y in range(high + 1)])
     to_line = (line == torch.arange(high)[:, None]).to(m.lse)  # (high, rows)
-    to_cell = (torch.arange(S)[:, None] * wide // S == torch.arange(wide)).to(m.lse)  # (S, wide)
+    edges = torch.tensor([x * S // wide for x in range(1, wide + 1)])  # as `map.pool` sets them
+    cell = torch.bucketize(torch.arange(S), edges, right=True)
+    to_cell = (cell[:, None] == torch.arange(wide)).to(m.lse)  # (S, wide)
     mass = seen = received = looked = m.lse.new_zeros(())
     for first in range(0, len(rows), step := max(1, LARGE // (H * S))):
         some = slice(first, first + step)

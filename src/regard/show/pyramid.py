@@ -19,7 +19,7 @@ from regard.maps import AttentionMap
 
 SIDE = 256  # cells of a tile
 FINE = 4  # levels up to this one are computed from q and k: 4,096 queries by 4,096 keys at most
-ROWS, KEYS = 1024, 2048  # computed at a time
+STEP = 512  # queries and keys of which the mask is asked at a time
 
 
 class Cells(NamedTuple):
@@ -67,26 +67,45 @@ def cells(m: AttentionMap, rows: range, keys: range, size: int) -> Cells:
     """Cells of `size` queries by `size` keys over a stretch of the map."""
     shape = (-(-len(rows) // size), -(-len(keys) // size))
     mass, peak = torch.zeros(shape), torch.full(shape, -1.0)
-    for top in range(rows.start, rows.stop, ROWS):
-        some_rows = slice(top, min(top + ROWS, rows.stop))
-        for left in range(keys.start, keys.stop, KEYS):
-            some_keys = slice(left, min(left + KEYS, keys.stop))
-            visible, whole = _covers(m, some_rows, some_keys)
-            if not visible:
+    for some_rows in _even(rows, size):
+        for some_keys in _even(keys, size):
+            if not _covers(m, some_rows, some_keys)[0]:
                 continue
-            weights = m.tile(some_rows, some_keys).reshape(some_rows.stop - top, -1).float().cpu()
+            top, left = (some_rows.start - rows.start) // size, (some_keys.start - keys.start) // size
+            high, wide = (-(-(span.stop - span.start) // size) for span in (some_rows, some_keys))
+            here = (slice(top, top + high), slice(left, left + wide))
+            if size == 1:
+                mass[here] = peak[here] = m.tile(some_rows, some_keys).reshape(high, wide).float().cpu()
+                continue
+            both = m.pool(high, wide, "both", region=(some_rows, some_keys))
+            mass[here], peak[here] = (x.reshape(high, wide).float().cpu() for x in both)
+    return Cells(mass, peak.where(seen(m, rows, keys, size), -1.0))
+
+
+def _even(span: range, size: int) -> list[slice]:
+    """The stretch in two: what whole cells cover, and what is left for a smaller one at the end."""
+    middle = span.start + len(span) // size * size
+    return [slice(a, b) for a, b in ((span.start, middle), (middle, span.stop)) if a < b]
+
+
+def seen(m: AttentionMap, rows: range, keys: range, size: int) -> Tensor:
+    """Which cells hold a key that one of their queries may look at, (rows, cols)."""
+    shape = (-(-len(rows) // size), -(-len(keys) // size))
+    found = torch.zeros(shape, dtype=torch.bool)
+    step = max(size, STEP // size * size)
+    for top in range(rows.start, rows.stop, step):
+        some_rows = slice(top, min(top + step, rows.stop))
+        for left in range(keys.start, keys.stop, step):
+            some_keys = slice(left, min(left + step, keys.stop))
+            some, every = _covers(m, some_rows, some_keys)
             y, x = (top - rows.start) // size, (left - keys.start) // size
-            sums = _sums(weights, size)
-            here = (slice(y, y + sums.shape[0]), slice(x, x + sums.shape[1]))
-            mass[here] = sums
-            peaks = _peaks(weights, size, 0.0)
-            if not whole:
-                seen = m.mask.tile(some_rows, some_keys, m.matrix, device=m.device)
-                seen = seen.reshape(-1, *seen.shape[-2:])[0].float().cpu()
-                peaks = peaks.where(_peaks(seen, size, 0.0) > 0, -1.0)
-            peak[here] = peaks
-    counts = (rows.stop - rows.start - torch.arange(shape[0]) * size).clamp(max=size)
-    return Cells(mass / counts[:, None], peak)
+            here = (slice(y, y + step // size), slice(x, x + step // size))
+            if every or not some:
+                found[here] = every
+                continue
+            tile = m.mask.tile(some_rows, some_keys, m.matrix, device=m.device)
+            found[here] = _peaks(tile.reshape(-1, *tile.shape[-2:])[0].float().cpu(), size, 0.0) > 0
+    return found
 
 
 def without(m: AttentionMap, found: Cells, z: int, i: int, j: int, key: int) -> Cells:
@@ -122,15 +141,21 @@ def _covers(m: AttentionMap, rows: slice, keys: slice) -> tuple[bool, bool]:
 
 
 def _sums(x: Tensor, size: int) -> Tensor:
-    return x if size == 1 else _blocks(x, size, 0.0).sum(3).sum(1)
+    if size == 1:
+        return x
+    lines = _blocks(x, size, 0.0).sum(1)  # (R, C · size)
+    return lines.view(len(lines), -1, size).sum(2)
 
 
 def _peaks(x: Tensor, size: int, nothing: float) -> Tensor:
-    return x if size == 1 else _blocks(x, size, nothing).amax(3).amax(1)
+    if size == 1:
+        return x
+    lines = _blocks(x, size, nothing).amax(1)
+    return lines.view(len(lines), -1, size).amax(2)
 
 
 def _blocks(x: Tensor, size: int, nothing: float) -> Tensor:
-    """(rows, cols) in blocks, (R, size, C, size), filled up at the far edges."""
+    """(rows, cols) as (R, size, C · size), filled up at the far edges."""
     rows, cols = x.shape
     x = pad(x, (0, -cols % size, 0, -rows % size), value=nothing)
-    return x.reshape(x.shape[0] // size, size, -1, size)
+    return x.view(-1, size, x.shape[1])
