@@ -191,7 +191,7 @@ def test_killed_at_random_it_resumes_to_the_same_survey(folder: Path, corpus: Pa
     took = time.monotonic() - began
     draw, kills = random.Random(os.getpid()), 0
     partial = tmp_path / "cut.csv.partial"
-    for _ in range(12):
+    for _ in range(4):
         process = subprocess.Popen(
             command(folder, corpus, cut), stderr=subprocess.PIPE, start_new_session=True
         )

@@ -5,7 +5,7 @@ A score earns its label when all of this holds:
 - the lower end of its interval, taken twice as wide as the 95% that is shown, since many heads are tried, is
   0.1 or more above its nulls: looking at everything alike and, for scores that ask which tokens are equal,
   the same attention with the labels of the tokens shuffled;
-- at least four queries had an occasion; where fewer than sixteen had, only 0.8 and more is a label.
+- at least six queries had an occasion; where fewer than sixteen had, only 0.8 and more is a label.
 
 A head that earns several is called by the one that stands highest above its null. A sink and looking at what
 is near count half there: they are what heads do beside their work.
@@ -29,7 +29,7 @@ FLOORS = {
 BESIDE = ("sink", "local")
 MARGIN = 0.1
 REACH = 2  # times the 95% interval
-QUERIES = 4
+QUERIES = 6
 FEW, SURE = 16, 0.8
 
 

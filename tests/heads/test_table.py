@@ -1,0 +1,100 @@
+"""`HeadTable`: rows that print within 80 columns, sort, and come back from JSON, CSV and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from made import inducing, looking_at, previous, repeats, sinking
+
+from regard import causal, weights
+from regard.heads import HeadTable, describe
+
+
+@pytest.fixture
+def table() -> HeadTable:
+    torch.manual_seed(0)
+    ids = repeats(15, 60)
+    made = [looking_at(x) for x in (inducing(ids), previous(60), sinking(4, 60), torch.arange(60))]
+    q = torch.cat([map.q for map in made], 1)
+    same = weights(q, made[0].k, mask=causal, scale=1.0)  # four query heads, one key/value head
+    grouped = weights(q, made[0].k.expand(1, 2, 60, 60), mask=causal, scale=1.0)
+    idle = weights(0 * q, made[0].k, mask=causal)
+    return describe([same, grouped, idle], ids, model="made by hand")
+
+
+def test_labels_and_key_value_heads(table: HeadTable) -> None:
+    assert [row.label for row in table] == ["induction", "previous_token", "sink", "itself"] * 2 + [None] * 4
+    assert [row.kv_head for row in table] == [0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
+    assert table[1, 2].sink_key == 4
+    assert table[1, 2].place == "1.2"
+
+
+def test_json_is_what_the_page_reads_and_comes_back(table: HeadTable, tmp_path: Path) -> None:
+    rows = json.loads(table.to_json(tmp_path / "heads.json"))
+    assert [row["label"] for row in rows] == [row.label for row in table]
+    assert {"layer", "head", "kv_head", "label", "scores"} <= rows[0].keys()
+    assert (rows[4]["layer"], rows[4]["head"], rows[6]["kv_head"]) == ("1", 0, 1)
+    for score in rows[0]["scores"].values():
+        assert {"value", "null", "shuffled", "low", "high"} <= score.keys()
+    assert rows[0]["scores"]["previous_token"]["shuffled"] is None
+    assert rows[0]["scores"]["induction"]["shuffled"] is not None
+    again = HeadTable.from_json(tmp_path / "heads.json")
+    assert again.to_json() == HeadTable.from_json(table.to_json()).to_json() == table.to_json()
+    assert math.isnan(again[0, 0].scores["previous_token"].shuffled)
+    with pytest.raises(ValueError, match="JSON of a table of heads"):
+        HeadTable.from_json('[{"layer": 1}]')
+
+
+def test_best_where_and_sorted(table: HeadTable) -> None:
+    assert [row.place for row in table.best("induction", 2)] == ["0.0", "1.0"]
+    assert [row.place for row in table.where(label="previous token")] == ["0.1", "1.1"]
+    assert [row.place for row in table.where(label="self", layer=1)] == ["1.3"]
+    assert len(table.where(labelled=True)) == 8
+    values = [row.scores["sink"].value for row in table.sorted("sink")]
+    assert values == sorted(values, reverse=True)
+    with pytest.raises(ValueError, match="name: expected one of previous_token"):
+        table.best("inductoin")
+    with pytest.raises(KeyError, match="expected a layer and a head"):
+        table[9, 0]
+
+
+def test_data_frames(table: HeadTable) -> None:
+    frame = table.to_pandas()
+    assert frame.shape[0] == 12
+    assert frame.loc[frame.label == "sink", "sink_key"].tolist() == [4, 4]
+    assert frame["induction"][0] == pytest.approx(1)
+    assert {"induction_null", "induction_low", "induction_high", "induction_shuffled"} <= set(frame.columns)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_files_hold_every_number(table: HeadTable, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"heads.{kind}"
+    table.save(path)
+    columns = table.columns()
+    if kind == "csv":
+        with path.open(newline="") as opened:
+            read = list(csv.DictReader(opened))
+        assert [float(row["induction"]) for row in read] == columns["induction"]
+        assert read[0]["previous_token_shuffled"] == read[-1]["label"] == ""
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        found = parquet.read_table(path).to_pydict()
+        assert found["induction"] == columns["induction"]
+        assert found["label"] == columns["label"]
+        assert found["layer"] == columns["layer"]
+
+
+def test_it_prints_within_80_columns_under_its_key_value_heads(table: HeadTable) -> None:
+    lines = str(table).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in str(table)
+    assert lines[0].split()[:4] == ["layer", "kv", "head", "does"]
+    assert any(line.split()[:4] == ["1", "0", "0", "induction"] for line in lines)
+    assert any("sink on 4" in line for line in lines)
+    assert sum(line.strip().startswith(("0", "1", "2", "3")) for line in lines) >= 12
+    assert repr(table) == "HeadTable(12 heads)"
