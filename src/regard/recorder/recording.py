@@ -25,7 +25,7 @@ from regard.recorder.certificate import Evidence, examine
 from regard.recorder.joining import joined_mask, parts_of
 from regard.recorder.pieces import Sizes
 from regard.recorder.seen import Layer, Seen
-from regard.recorder.stitching import Step, Strip
+from regard.recorder.stitching import Addition, Step, Strip
 
 
 class Place(NamedTuple):
@@ -106,7 +106,7 @@ class Recording:
         self._keys: dict[str, None] = {}  # of every layer that ran
         self._modules: Counter[str] = Counter()  # in each stack
         self._tokens: Tokens | None = None  # of this forward pass, until it is known what it continues
-        self._past: Tensor | None = None  # which sequences this pass continues, where they changed places
+        self._waiting: list[tuple[Strip, Addition]] = []  # what this forward pass adds to layers
         self._joined: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # masks of this forward pass
 
     def wants(self, place: Place) -> bool:
@@ -120,10 +120,10 @@ class Recording:
 
     def begin(self, tokens: Tokens | None = None) -> None:
         """A forward pass of the model begins."""
+        self._settle()
         self.forwards += 1
         self._calls.clear()
-        self._joined.clear()
-        self._tokens, self._past = tokens, None
+        self._tokens = tokens
 
     def take(
         self,
@@ -147,7 +147,8 @@ class Recording:
         lse (B, H, T); `problem` says why it cannot be certified, if that is known; `part` that the module
         cuts its tokens into stretches that do not see each other, and this is not the first of them.
         """
-        if not self.forwards:  # nobody says where a forward pass begins: every call is one
+        if not self.forwards and not part:  # nobody says where a forward pass begins: every call is one
+            self._settle()
             self._calls.clear()
         self._calls[place.name] += not part
         times = self._calls[place.name] - 1
@@ -172,15 +173,16 @@ class Recording:
             step = None
             if strip is not None and self.stitch:
                 step = Step("beside") if part else strip.step(map)
-                if step is not None and step.match is not None:
-                    self._past = step.match
-                elif step is not None and step.kind == "again" and self._past is not None:
-                    step = strip.with_past(step, self._past)
-            self._place_tokens(strip, step, map.matrix[2])
             if strip is None or step is None:
+                if strip is not None:
+                    self._finish_pass()
                 self._strips[slot] = self._started(place, map, values, evidence, heads)
+                return
+            added = strip.addition(step, map, values, evidence)
+            if part:
+                strip.extend(added, None, self._joint(strip, added, None))
             else:
-                strip.extend(step, map, values, evidence, self._joint(strip, step, map))
+                self._waiting.append((strip, added))
 
     def _started(
         self,
@@ -196,31 +198,59 @@ class Recording:
         self.seen.layers.append(stored)
         return Strip(stored, map)
 
-    def _joint(self, strip: Strip, step: Step, map: AttentionMap) -> Mask:
+    def _settle(self) -> None:
+        """A forward pass is over: what it added goes to its layers, and its tokens to the others.
+
+        Only now is it known in which order a beam search has put the batch: some layers cannot tell (an
+        encoder's keys are the same for all beams, a window forgets where they parted), but all together can.
+        """
+        waiting, self._waiting = self._waiting, []
+        order, problem = self._order([added.step for _, added in waiting])
+        for strip, added in waiting:
+            if added.step.kind == "after" and added.sizes.T == 1 and self.seen.boundary is None:
+                self.seen.boundary = strip.T
+            if problem is not None:
+                added = added._replace(evidence=dataclasses.replace(added.evidence, problem=problem))
+            strip.extend(added, order, self._joint(strip, added, order))
+        self._joined.clear()
+        tokens, self._tokens = self._tokens, None
+        if tokens is not None and self._calls:
+            self._place(tokens, bool(waiting), order)
+
+    def _order(self, steps: list[Step]) -> tuple[Tensor | None, str | None]:
+        """The old sequence that each of the batch continues, or None for its own; and what is wrong."""
+        if all(step.new is None for step in steps):
+            return None, None
+        matches = [match.cpu() for step in steps if (match := step.match()) is not None]
+        common = torch.stack(matches).all(0)  # (B, B)
+        if not bool(common.any(1).all()):
+            return None, "its batch was reordered, and not in the same way in all layers"
+        order = common.int().argmax(1)
+        ids = self.seen.ids if self.seen.target_ids is None else self.seen.target_ids
+        if ids is None:
+            unclear = common & ~torch.nn.functional.one_hot(order, len(order)).bool()
+        else:  # sequences with one past are as good as each other
+            unclear = common & (ids[order][:, None] != ids[None]).any(-1)
+        doubt = "beams changed places, and the layers that were captured do not show which went where"
+        return order, doubt if bool(unclear.any()) else None
+
+    def _joint(self, strip: Strip, added: Addition, order: Tensor | None) -> Mask:
         """The rule for a strip and a call that continues it: the same for the layers that share a mask."""
-        B, H, T, S = map.matrix
-        question = (id(strip.mask), id(map.mask), step.kind, strip.T, strip.S, T, S, map.device)
+        B, H = added.q.shape[:2]
+        kind, before, device = added.step.kind, Sizes(strip.T, strip.S), added.q.device
+        question = (id(strip.mask), id(added.mask), kind, before, added.sizes, device)
         if question not in self._joined:
-            before, added = Sizes(strip.T, strip.S), Sizes(T, S)
-            rule = joined_mask(strip.mask, before, map.mask, added, step.kind, step.order, B, H, map.device)
-            self._joined[question] = (rule, strip.mask, map.mask)  # kept alive, so that no id is used twice
+            rule = joined_mask(strip.mask, before, added.mask, added.sizes, kind, order, B, H, device)
+            self._joined[question] = (rule, strip.mask, added.mask)  # kept alive: no id is used twice
         return self._joined[question][0]
 
-    def _place_tokens(self, strip: Strip | None, step: Step | None, T: int) -> None:
-        """What this forward pass read, put where it belongs once it is known what the pass continues."""
-        if strip is not None and step is None:
-            self._finish_pass()
-        tokens, self._tokens = self._tokens, None
-        if strip is not None and step is not None and step.kind == "after" and T == 1:
-            self.seen.boundary = self.seen.boundary or strip.T
-        if tokens is None:
-            return
+    def _place(self, tokens: Tokens, continues: bool, order: Tensor | None) -> None:
+        """What a forward pass read, after what it continues or instead of it."""
         seen = self.seen
         for name in ("ids", "target_ids"):
             old, new = getattr(seen, name), getattr(tokens, name)
-            if new is not None and old is not None and step is not None and len(old) == len(new):
-                old = old if step.order is None else old[step.order.to(old.device)]
-                new = torch.cat([old, new.to(old.device)], 1)
+            if new is not None and old is not None and continues and len(old) == len(new):
+                new = torch.cat([old if order is None else old[order], new], 1)
             if new is not None:
                 setattr(seen, name, new)
         if tokens.real is not None and seen.ids is not None and tokens.real.shape == seen.ids.shape:
@@ -261,6 +291,7 @@ class Recording:
     def close(self) -> None:
         """Nothing more comes."""
         with torch.no_grad():
+            self._settle()
             self._finish_layers()
         if self.forwards and self.layers is not None and not self.seen.layers and self._keys:
             known = ", ".join(map(repr, self._keys))

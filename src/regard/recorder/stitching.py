@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.attention.rules import Mask
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Evidence, joined, sampled_rows
+from regard.recorder.pieces import Sizes
 from regard.recorder.seen import Layer
 
 PROBES = 16  # keys of the first call that are kept to compare later calls with
@@ -25,13 +26,30 @@ class Step(NamedTuple):
 
     kind: Literal["after", "again", "beside"]
     """New keys after the old; the same keys again, as an encoder's; or other keys beside them."""
-    match: Tensor | None = None
-    """Which old sequences (B, B) each sequence may continue, where a beam search has reordered them."""
+    old: Tensor | None = None
+    """The keys (B, G, n, D) that were compared, as the strip has them."""
+    new: Tensor | None = None
+    """The same as the call has them, where they differ: a beam search has reordered the batch."""
 
-    @property
-    def order(self) -> Tensor | None:
-        """The old sequence that each continues; sequences with one past are as good as each other."""
-        return None if self.match is None else self.match.int().argmax(1)
+    def match(self) -> Tensor | None:
+        """Which old sequences each sequence may continue, (B, B)."""
+        if self.old is None:
+            return None
+        new = self.old if self.new is None else self.new
+        return torch.stack([(self.old == one).flatten(1).all(1) for one in new])
+
+
+class Addition(NamedTuple):
+    """What a call adds to a strip."""
+
+    step: Step
+    q: Tensor  # (B, H, T, D)
+    k: Tensor  # (B, G, new keys, D)
+    lse: Tensor  # (B, H, T)
+    v: Tensor | None
+    mask: Mask
+    sizes: Sizes  # of the call
+    evidence: Evidence
 
 
 class Strip:
@@ -60,57 +78,52 @@ class Strip:
         B, H, T, S = map.matrix
         if self.layer.shape[:2] != (B, H) or map.k.shape[1] != self.probes.shape[1]:
             return None
-        # As many queries as keys is a pass of its own, if of the same text; a decoder's steps are fewer.
         held = S - T  # old keys that this call still has, the last ones
         # As many queries as keys on the same keys: the same text once more, not a continuation of it.
         more = held > 0 or self.layer.stack == "cross"
-        if more and S == self.S and (match := self._same(map.k, 0)) is not None:
-            return Step("again", None if bool(match.diagonal().all()) else match)
-        if 0 < held <= self.S and (match := self._same(map.k[:, :, :held], self.S - held)) is not None:
-            return Step("after", None if bool(match.diagonal().all()) else match)
-        return None
+        if more and S == self.S and (step := self._compared("again", map.k, 0)) is not None:
+            return step
+        return self._compared("after", map.k[:, :, :held], self.S - held) if 0 < held <= self.S else None
 
-    def with_past(self, step: Step, past: Tensor) -> Step:
-        """A step on keys that never change, for sequences that may continue those that `past` (B, B) says.
-
-        An encoder's keys are the same for all beams of a text, and do not show that beams changed places.
-        """
-        alike = _alike(self.probes, self.probes) & past.to(self.probes.device)
-        return step._replace(match=alike) if bool(alike.any(1).all()) else step
-
-    def _same(self, k: Tensor, first: int) -> Tensor | None:
-        """Which old sequences hold these keys, old number `first` and on, (B, B); None if one is unknown."""
+    def _compared(self, kind: Literal["after", "again"], k: Tensor, first: int) -> Step | None:
+        """The step, if these keys are those of the strip, number `first` and on, the batch in any order."""
         here = (self.probed >= first) & (self.probed < first + k.shape[2])
         at = self.probed[here] - first
         old, new = self.probes[:, :, here], k[:, :, at]
         if self.k:
             known = torch.cat(self.k, 2)
-            since = max(first - self.first_keys, 0)
-            old = torch.cat([old, known[:, :, since:]], 2)
+            old = torch.cat([old, known[:, :, max(first - self.first_keys, 0) :]], 2)
             new = torch.cat([new, k[:, :, max(self.first_keys - first, 0) :]], 2)
         if old.shape != new.shape or not old.shape[2]:
             return None
         if torch.equal(old, new):
-            return torch.eye(len(k), dtype=torch.bool, device=k.device)
-        match = _alike(new, old)
-        return match if bool(match.any(1).all()) else None
+            return Step(kind, old)
+        step = Step(kind, old, new)
+        match = step.match()
+        return step if match is not None and bool(match.any(1).all()) else None
 
-    def extend(self, step: Step, map: AttentionMap, v: Tensor | None, evidence: Evidence, mask: Mask) -> None:
-        """Put a call at the end. `mask` is the rule for the whole."""
+    def addition(self, step: Step, map: AttentionMap, v: Tensor | None, evidence: Evidence) -> Addition:
+        """What a call adds, in memory of its own."""
         T, S = map.matrix[2:]
-        if step.order is not None:
-            self.order = step.order if self.order is None else self.order[step.order]
-            self.probes = self.probes[step.order]
-            for parts in (self.q, self.k, self.lse, self.v):
-                parts[:] = [part[step.order] for part in parts]
         new = {"after": T, "again": 0, "beside": S}[step.kind]
-        self.q.append(map.q.clone())
-        self.lse.append(map.lse.clone())
-        self.k.append(map.k[:, :, S - new :].clone())
-        if v is not None:
-            self.v.append(v[:, :, S - new :].clone())
-        self.T, self.S, self.mask = self.T + T, self.S + new, mask
-        self.evidence = joined(self.evidence, evidence, mask)
+        k, values = map.k[:, :, S - new :].clone(), None if v is None else v[:, :, S - new :].clone()
+        return Addition(step, map.q.clone(), k, map.lse.clone(), values, map.mask, Sizes(T, S), evidence)
+
+    def extend(self, added: Addition, order: Tensor | None, mask: Mask) -> None:
+        """Put a call at the end, each of its sequences after the one that it continues. `mask` is for all."""
+        if order is not None:
+            order = order.to(self.probes.device)
+            self.order = order if self.order is None else self.order[order]
+            self.probes = self.probes[order]
+            for parts in (self.q, self.k, self.lse, self.v):
+                parts[:] = [part[order] for part in parts]
+        self.q.append(added.q)
+        self.k.append(added.k)
+        self.lse.append(added.lse)
+        if added.v is not None:
+            self.v.append(added.v)
+        self.T, self.S, self.mask = self.T + added.q.shape[2], self.S + added.k.shape[2], mask
+        self.evidence = joined(self.evidence, added.evidence, mask)
 
     def finished(self) -> Layer:
         """The whole layer."""
@@ -129,8 +142,3 @@ class Strip:
             values = torch.cat([values, *(part.to(values.device) for part in self.v)], 2)
         map = AttentionMap(q, k, lse, self.mask, start.scale, start.softcap, start.sinks)
         return Layer(old.number, old.name, old.stack, map, self.evidence, old.heads, values)
-
-
-def _alike(new: Tensor, old: Tensor) -> Tensor:
-    """Which sequences of two batches are the same, (B new, B old)."""
-    return torch.stack([(old == one).flatten(1).all(1) for one in new])

@@ -1,0 +1,145 @@
+"""`generate` under capture: prefill and steps as one map, equal to eager's on the whole text at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from against.test_capture_families import BOTH, DECODERS, T, _quiet, build, check, eager, ids_and_padding
+from torch import Tensor, nn
+
+import regard
+from regard.recorder import Seen
+
+transformers = pytest.importorskip("transformers")
+__all__ = ["_quiet"]
+NEW = 8
+
+
+def generated(model: nn.Module, inputs: dict[str, Tensor], **options) -> tuple[Tensor, Seen]:
+    """What a model writes, the same with and without capture, and what was seen."""
+    options |= {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(**inputs, **options)
+    with regard.capture(model) as seen:
+        captured = model.generate(**inputs, **options)
+    assert torch.equal(plain, captured)
+    assert seen.certificate.certified, str(seen.certificate)
+    assert seen.passes == []
+    return captured, seen
+
+
+def whole(seen: Seen, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the model read and wrote, to be read at once."""
+    if "attention_mask" not in inputs:
+        return {"input_ids": seen.ids}
+    real = inputs["attention_mask"].repeat_interleave(len(seen.ids) // len(inputs["attention_mask"]), 0)
+    real = torch.cat([real, real.new_ones(len(seen.ids), seen.ids.shape[1] - T)], 1)
+    assert torch.equal(seen.real, real.bool())
+    return {
+        "input_ids": seen.ids,
+        "attention_mask": real,
+        "position_ids": (real.cumsum(-1) - 1).clamp(min=0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "side", "options"),
+    [
+        ("gpt2", "none", {}),
+        ("llama", "left", {}),
+        ("mistral", "none", {}),
+        ("mistral", "left", {"cache_implementation": "static"}),
+        ("gemma 2", "left", {}),
+        ("gemma 2", "none", {"num_beams": 3}),
+        ("gemma 3", "left", {"cache_implementation": "static"}),
+        ("gpt-oss", "left", {}),
+        ("qwen2, windows from layer 1", "none", {}),
+        ("falcon", "left", {}),
+        ("falcon", "none", {"cache_implementation": "static"}),
+        ("llama", "left", {"num_beams": 3}),
+        ("llama", "none", {"cache_implementation": "static"}),
+    ],
+)
+@torch.no_grad()
+def test_decoders(family: str, side: str, options: dict) -> None:
+    model = build(*DECODERS[family])
+    inputs = ids_and_padding(side)
+    written, seen = generated(model, inputs, **options)
+    assert seen.boundary == T
+    assert seen[0].shape[2:] == (T + NEW - 1, T + NEW - 1)  # the last token is never read
+    if "num_beams" not in options:
+        assert torch.equal(seen.ids, written[:, :-1])
+    inputs = whole(seen, inputs)
+    rows = inputs["attention_mask"].bool() if side != "none" else None
+    check(seen.maps, eager(model, inputs).attentions, rows)
+
+
+@torch.no_grad()
+def test_masks_stay_rules() -> None:
+    model = build(*DECODERS["gemma 2"])
+    _, seen = generated(model, ids_and_padding("left"))
+    assert str(seen[0].mask) == "causal & window(5) & padding(2×21)"
+    assert str(seen[1].mask) == "causal & padding(2×21)"
+    assert [found.window for found in seen.certificate] == [5, None, 5]
+    assert {found.softcap for found in seen.certificate} == {2.0}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
+@pytest.mark.parametrize("family", BOTH)
+@torch.no_grad()
+def test_encoders_with_decoders(family: str, options: dict) -> None:
+    model = build(*BOTH[family])
+    inputs = ids_and_padding("right")
+    _, seen = generated(model, inputs, **options)
+    beams = len(seen.target_ids) // 2
+    assert seen.boundary == 1  # the decoder's prompt is its start token
+    assert seen["encoder.0"].shape == (2, 4, T, T)
+    assert seen["decoder.0"].shape == (2 * beams, 4, NEW, NEW)
+    assert seen["cross.0"].shape == (2 * beams, 4, NEW, T)
+    read = {name: x.repeat_interleave(beams, 0) for name, x in inputs.items()}
+    theirs = eager(model, read | {"decoder_input_ids": seen.target_ids})
+    encoder = [matrix[::beams] for matrix in theirs.encoder_attentions]
+    check(seen.stack("encoder"), encoder, inputs["attention_mask"].bool(), 1e-4)
+    check(seen.stack("decoder"), theirs.decoder_attentions, None, 1e-4)
+    check(seen.stack("cross"), theirs.cross_attentions, None, 1e-4)
+
+
+@torch.no_grad()
+def test_a_prompt_read_in_two_parts() -> None:
+    model = build(*DECODERS["mistral"])
+    ids = torch.randint(1, 97, (2, 20))
+    with regard.capture(model) as seen:
+        first = model(ids[:, :11], use_cache=True)
+        model(ids[:, 11:], past_key_values=first.past_key_values)
+    assert torch.equal(seen.ids, ids)
+    assert seen.boundary is None
+    assert str(seen[0].mask) == "causal & window(5)"
+    check(seen.maps, eager(model, {"input_ids": ids}).attentions, None)
+
+
+@torch.no_grad()
+def test_two_texts_are_two_passes() -> None:
+    model = build(*DECODERS["llama"])
+    one, two = torch.randint(1, 97, (1, 9)), torch.randint(1, 97, (1, 6))
+    with regard.capture(model) as seen:
+        model(one)
+        model(two)
+        model(two)
+    assert [torch.equal(x.ids, ids) for x, ids in zip((*seen.passes, seen), (one, two, two), strict=True)]
+    assert [x[0].shape for x in (*seen.passes, seen)] == [(1, 4, 9, 9), (1, 4, 6, 6), (1, 4, 6, 6)]
+    check(seen.passes[0].maps, eager(model, {"input_ids": one}).attentions, None)
+
+
+@torch.no_grad()
+def test_weights_asked_for_are_maps() -> None:
+    model = build(*DECODERS["gemma 2"])
+    inputs = ids_and_padding("left")
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    options |= {"output_attentions": True, "return_dict_in_generate": True}
+    model.set_attn_implementation("eager")
+    theirs = model.generate(**inputs, **options)
+    model.set_attn_implementation("regard")
+    ours = model.generate(**inputs, **options)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    for step, (maps, matrices) in enumerate(zip(ours.attentions, theirs.attentions, strict=True)):
+        assert all(isinstance(map, regard.AttentionMap) for map in maps)
+        check(list(maps), matrices, inputs["attention_mask"].bool() if step == 0 else None)
