@@ -79,7 +79,8 @@ class Text:
         options: Options = Options(),  # noqa: B008 (immutable)
     ) -> None:
         _, _, T, S = map.matrix
-        self.like, self.options, self.given, self.asked = map, options, ids, crossed
+        self.matrix, self.mask, self.device = map.matrix, map.mask, map.device
+        self.options, self.given, self.asked = options, ids, crossed
         self.crossed = crossed or (ids is not None and ids.shape[1] != S) or (ids is None and T != S)
         self.ids = None if ids is None or self.crossed else ids.to(map.device)
         real = None if real is None or bool(real.all()) else real.to(map.device)
@@ -91,7 +92,7 @@ class Text:
 
     def suits(self, map: AttentionMap, ids: Tensor | None, crossed: bool = False) -> bool:
         """Whether another map read the same and has the same shape and mask, so that this serves it too."""
-        alike = map.matrix == self.like.matrix and map.mask == self.like.mask
+        alike = map.matrix == self.matrix and map.mask == self.mask
         return alike and ids is self.given and crossed == self.asked
 
     def read(self, map: AttentionMap, known: Known | None = None) -> tuple[dict[str, Reading], Tensor]:
@@ -136,7 +137,7 @@ class Text:
 
     def places(self) -> Tensor:
         """(T,): where the queries stand among the keys."""
-        return torch.arange(self.like.matrix[2], device=self.like.device) + self.first
+        return torch.arange(self.matrix[2], device=self.device) + self.first
 
     def _sink(self, map: AttentionMap, found: Statistics) -> tuple[Tensor, Tensor]:
         """The key that gets most on average over the queries that see it, −1 if none counts; its column."""
@@ -181,17 +182,17 @@ class Text:
 
     def first_keys(self, n: int) -> list[Tensor]:
         """The first n keys of every text that are no padding, (B,) each."""
-        B, _, _, S = self.like.matrix
+        B, _, _, S = self.matrix
         n = min(n, S)
         if self.real_keys is None:
-            return [torch.full((B,), i, device=self.like.device) for i in range(n)]
+            return [torch.full((B,), i, device=self.device) for i in range(n)]
         order = (~self.real_keys).byte().argsort(dim=1, stable=True)
         return list(order[:, :n].unbind(1))
 
     @cached_property
     def _blocks(self) -> list[list[Block]]:
         assert self.ids is not None
-        _, H, T, _ = self.like.matrix
+        _, H, T, _ = self.matrix
         real = [None] * len(self.ids) if self.real_keys is None else self.real_keys
         queries = range(self.first, self.first + T)
         return [blocks_of(text, known, queries, H) for text, known in zip(self.ids, real, strict=True)]

@@ -1,0 +1,75 @@
+"""`regard survey` in this process: what it writes, and what a user can get wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from regard.cli import app
+from regard.gpt import GPT, Config
+from regard.gpt.tokens import byte_pairs
+
+TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(1)
+    model = GPT(Config(vocab_size=300, context=64, layers=2, heads=4, width=16, kv_heads=2)).eval()
+    model.tokenizer = byte_pairs([TEXT], 300)
+    model.save(path)
+    return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    (tmp_path / "corpus.txt").write_text(TEXT * 10)
+    return tmp_path / "corpus.txt"
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["survey", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_parquet_with_a_row_a_head(folder: Path, corpus: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out = tmp_path / "survey.parquet"
+    said = run(corpus, "--model", folder, "--out", out, "--length", 32, "--windows", 3, "--device", "cpu")
+    assert "8 heads over 3 windows, 96 tokens; 0 have a label" in said
+    found = parquet.read_table(out).to_pydict()
+    assert found["kv_head"] == [0, 0, 1, 1] * 2
+    assert all(
+        low <= value <= high
+        for low, value, high in zip(found["itself_low"], found["itself"], found["itself_high"], strict=True)
+    )
+
+
+def test_windows_no_longer_than_the_model_can_read(folder: Path, corpus: Path, tmp_path: Path) -> None:
+    said = run(corpus, "--model", folder, "--out", tmp_path / "out.csv", "--windows", 1, "--device", "cpu")
+    assert "1 windows, 64 tokens" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "survey.txt"], r"\.json, \.csv or \.parquet"),
+        (["--length", "1"], "--length: expected at least 2"),
+        (["--batch", "0"], "--batch: expected at least 1"),
+    ],
+)
+def test_what_a_user_gets_wrong(folder: Path, corpus: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(corpus, "--model", folder, "--device", "cpu", *arguments)
+
+
+def test_no_corpus(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="corpus: expected a text file"):
+        run(tmp_path / "none.txt")
