@@ -8,7 +8,7 @@ from strategies import DrawnMask, Sizes, masks, positional_masks, sized_masks, s
 
 import regard
 from regard import causal, chunks, dense, documents, full, padding, prefix, rule, window
-from regard.attention.grids import block_table, grid, one_block
+from regard.attention.grids import block_table, extremes, grid, one_block
 
 NAMES = {name: getattr(regard, name) for name in regard.__all__}
 
@@ -343,3 +343,16 @@ def test_the_grid_counts_positions_from_the_end_of_the_keys():
     assert at.q.flatten().tolist() == [3, 4]
     assert at.k.flatten().tolist() == [0, 2, 4]
     assert [x.shape for x in at[:4]] == [(2, 1, 1, 1), (1, 3, 1, 1), (1, 1, 2, 1), (1, 1, 1, 3)]
+
+
+@given(data=st.data(), S=st.integers(0, 40), pairs=st.integers(1, 30))
+def test_extremes_of_many_stretches_and_of_few(data, S, pairs):
+    values = torch.randint(-50, 50, (2, S), generator=torch.Generator().manual_seed(pairs * 100 + S))
+    edges = st.integers(0, S - 1) if S else st.just(0)
+    first = torch.tensor(data.draw(st.lists(edges, min_size=pairs, max_size=pairs)))
+    last = torch.tensor([data.draw(st.integers(a - 1, S - 1)) if S else -1 for a in first.tolist()])
+    least, most = extremes(values, first, last)
+    for n, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        part = values[:, a : b + 1] if b >= a else torch.zeros(2, 1, dtype=torch.int64)
+        assert torch.equal(least[:, n], part.amin(-1))
+        assert torch.equal(most[:, n], part.amax(-1))

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+FEW_PAIRS = 16  # up to here looking at each pair of edges takes fewer operations
+
 Span = slice | range | Tensor
 """Some rows or columns of the matrix: `slice(0, 128)`, `range(0, 128)` or a tensor of indices."""
 
@@ -113,15 +115,19 @@ def blocks_between(q_edges: list[int], k_edges: list[int], device: torch.device 
 def extremes(values: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
     """The least and greatest of values[:, first:last + 1] for each pair of edges, (B, number of pairs).
 
-    A stretch is two stretches of a power of two that overlap, and those of twice the length are two of the
-    length before: a few operations for any number of pairs. 0 where there are no values (T or S is 0).
+    0 where there are no values (T or S is 0).
     """
+    if len(first) <= FEW_PAIRS:
+        parts = [values[:, a : b + 1] for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+        parts = [part if part.shape[1] else values.new_zeros(len(values), 1) for part in parts]
+        return torch.stack([p.amin(-1) for p in parts], -1), torch.stack([p.amax(-1) for p in parts], -1)
+    # A stretch is two stretches of a power of two that overlap, and those of twice the length are two of the
+    # length before: a few operations for any number of pairs.
     B, S = values.shape
     least = most = values.new_zeros(B, len(first))
     lengths = last - first + 1
-    longest = int(lengths.max()) if S else 0
     low = high = values
-    for size in (1 << n for n in range(longest.bit_length())):
+    for size in (1 << n for n in range(int(lengths.max()).bit_length() if S else 0)):
         if size > 1:
             low = torch.minimum(low[:, : -size // 2], low[:, size // 2 :])
             high = torch.maximum(high[:, : -size // 2], high[:, size // 2 :])
