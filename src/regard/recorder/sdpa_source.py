@@ -103,7 +103,8 @@ class Listening(TorchFunctionMode):
             reach = _reach(attn_mask)
             k, v, mask = key[:, :, :reach], value[:, :, :reach], as_rule(attn_mask[..., :reach])
         if is_causal:
-            mask = causal.top_left if mask is full else mask & causal.top_left
+            order = causal if query.shape[2] == k.shape[2] else causal.top_left
+            mask = order if mask is full else mask & order
         if scale is None:
             scale = 1.0 / math.sqrt(
                 query.shape[-1]

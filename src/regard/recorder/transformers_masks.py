@@ -99,7 +99,7 @@ _ASKS_ABOUT = {
         "requires_grad",
         "layout",
     )
-} | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point}
+} | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, Tensor.untyped_storage}
 _VIEWS = {Tensor.__getitem__, Tensor.expand}
 _MAY_CHANGE_NOTHING = _VIEWS | {
     Tensor.to,

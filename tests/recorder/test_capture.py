@@ -1,0 +1,313 @@
+"""Capture itself: what is asked for, what is proved, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import regard
+from regard.recorder.recording import Place, Recording
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    found = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+    with torch.no_grad():
+        for parameter in found.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+    return found
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(0, 97, (2, 11))
+
+
+def state(model: nn.Module) -> list[Any]:
+    """Everything that a capture might leave behind in a model."""
+    return [
+        (name, sorted(vars(module)), len(module._forward_hooks), len(module._forward_pre_hooks))
+        for name, module in model.named_modules()
+    ] + [copy.deepcopy(model.config.to_dict()), model.config._attn_implementation]
+
+
+def attention(T: int = 40, dtype: torch.dtype = torch.float32, **settings: Any) -> dict[str, Any]:
+    """One attention as a source would hand it over."""
+    q, k, v = (torch.randn(2, heads, T, 8).to(dtype) for heads in (4, 2, 2))
+    settings = {"mask": regard.causal, "scale": 0.4} | settings
+    output, lse = regard.attend(q, k, v, **settings, return_lse=True)
+    return {"q": q, "k": k, "v": v, "output": output, "lse": lse} | settings
+
+
+def evidence(given: dict[str, Any]) -> Any:
+    recording = Recording()
+    recording.take(Place(0, "attn"), **given)
+    recording.close()
+    return recording.seen.certificate[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("T", [1, 40, 300])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"softcap": 3.0},
+        {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+        {"mask": regard.causal & regard.window(7)},
+        {"mask": regard.full, "scale": 40.0},
+        {"mask": regard.padding([0, 25])},  # a sequence that sees nothing
+    ],
+)
+def test_the_truth_is_certified(settings: dict[str, Any], T: int, dtype: torch.dtype) -> None:
+    found = evidence(attention(T, dtype, **settings))
+    assert found.certified, str(found)
+    assert found.rows == min(T, 64)
+    assert found.of == T
+    assert "certified within" in str(found)
+
+
+PLANTED: dict[str, dict[str, Any]] = {
+    "no mask": {"mask": regard.full},
+    "no diagonal": {"mask": regard.causal & ~regard.window(1)},
+    "a window": {"mask": regard.causal & regard.window(39)},
+    "another scale": {"scale": 0.41},
+    "a softcap": {"softcap": 50.0},
+    "a sink": {"sinks": torch.full((4,), -2.0)},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("planted", PLANTED)
+def test_what_is_not_true_is_not_certified(planted: str, dtype: torch.dtype) -> None:
+    found = evidence(attention(dtype=dtype) | PLANTED[planted])
+    assert not found.certified
+    assert "not certified: off by" in str(found)
+
+
+def test_tampering_is_seen() -> None:
+    given = attention(300)
+    for name in ("lse", "output", "k", "v"):
+        changed = given[name].clone()
+        changed[1, 1, 299] += 0.1  # the last row is always among those looked at
+        assert not evidence(given | {name: changed}).certified
+    heads = given["q"].flip(1)
+    assert not evidence(given | {"q": heads}).certified
+    assert not evidence(given | {"output": given["output"] * torch.nan}).certified
+
+
+def test_nan_in_padding_is_no_fault() -> None:
+    q, k, v = (torch.randn(2, 2, 9, 8) for _ in range(3))
+    k[0, :, 5:], v[0, :, 5:] = torch.nan, torch.inf
+    mask = regard.causal & regard.padding([5, 9])
+    output, lse = regard.attend(q, k, v, mask=mask, return_lse=True)
+    given = {"q": q, "k": k, "v": v, "output": output, "lse": lse, "mask": mask, "scale": 8**-0.5}
+    assert evidence(given).certified
+
+
+def test_dropout_cannot_be_certified(ids: Tensor) -> None:
+    config = transformers.GPT2Config(
+        vocab_size=97, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.3, bos_token_id=None, eos_token_id=None
+    )
+    model = transformers.GPT2LMHeadModel(config).train()
+    seen = regard.capture(model, input_ids=ids)
+    assert not seen.certificate.certified
+    assert "dropout 0.3 was on" in str(seen.certificate)
+    assert "0 certified" in repr(seen)
+    assert regard.capture(model.eval(), input_ids=ids).certificate.certified
+
+
+def test_layers_heads_dtype_and_values(model: nn.Module, ids: Tensor) -> None:
+    whole = regard.capture(model, input_ids=ids, values=True)
+    some = regard.capture(
+        model, input_ids=ids, layers=[0, 2], heads=[3, 1], dtype=torch.bfloat16, values=True
+    )
+    assert [layer.key for layer in some.layers] == ["0", "2"]
+    assert some.layers[0].heads == (1, 3)
+    assert some[2].q.dtype == torch.bfloat16
+    assert (some[2, 3].dense() - whole[2, 3].dense()).abs().max() < 0.05
+    assert torch.equal(some.layer(0).values, whole.layer(0).values)
+    exact = regard.capture(model, input_ids=ids, heads=[0, 1, 3])  # no whole groups
+    assert torch.equal(exact[1, 3].dense(), whole[1, 3].dense())
+    assert regard.capture(model, input_ids=ids, layers=["model.layers.1.self_attn"]).layers[0].key == "1"
+
+
+def test_what_is_not_there_is_refused(model: nn.Module, ids: Tensor) -> None:
+    with pytest.raises(
+        ValueError, match=r"layers: expected some of those that ran \('0', '1', '2'\), got \['7'\]"
+    ):
+        regard.capture(model, input_ids=ids, layers=[7])
+    with pytest.raises(ValueError, match="heads: expected numbers from 0 to 3, got"):
+        regard.capture(model, input_ids=ids, heads=[4])
+    with pytest.raises(ValueError, match="text: expected a tokenizer beside it"):
+        regard.capture(model, text="hello")
+    with pytest.raises(ValueError, match=r"got Linear: name its attention modules with at="):
+        regard.capture(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"model: expected a torch.nn.Module, got str"):
+        regard.capture("gpt2")
+
+
+def test_tokens(model: nn.Module) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: number for number, word in enumerate(["the", "cat", "sat", "?"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    seen = regard.capture(model, text="the cat sat", tokenizer=tokenizer)
+    assert seen.tokens == [["the", "cat", "sat"]]
+    assert torch.equal(seen.ids, torch.tensor([[0, 1, 2]]))
+    with pytest.raises(ValueError, match="expected texts of one length in tokens"):
+        regard.capture(model, text=["the cat", "sat"], tokenizer=tokenizer)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="?", padding_side="left"
+    )
+    seen = regard.capture(model, text=["the cat sat", "cat"], tokenizer=fast)
+    assert seen.tokens == [["the", "cat", "sat"], ["?", "?", "cat"]]
+    assert torch.equal(seen.real, torch.tensor([[True] * 3, [False, False, True]]))
+    assert str(seen[0].mask) == "causal & padding(2×3)"
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "regard"])
+def test_the_model_is_as_it_was(model: nn.Module, ids: Tensor, implementation: str) -> None:
+    model.set_attn_implementation(implementation)
+    before = state(model)
+    plain = model(ids).logits
+    with regard.capture(model) as seen:
+        inside = model(ids).logits
+        assert state(model) != before
+    assert state(model) == before
+    assert torch.equal(model(ids).logits, plain)
+    assert (inside - plain).abs().max() < 1e-4
+    assert torch.equal(inside, plain) or implementation == "eager"
+    assert len(seen) == 3
+
+
+def test_also_after_an_exception(model: nn.Module, ids: Tensor) -> None:
+    before = state(model)
+
+    def broken() -> None:
+        with regard.capture(model):
+            model(ids)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        broken()
+    assert state(model) == before
+
+    def inside_the_model() -> None:
+        with regard.capture(model):
+            model(ids.float())
+
+    with pytest.raises(RuntimeError):
+        inside_the_model()
+    assert state(model) == before
+    assert regard.capture(model, input_ids=ids).certificate.certified
+
+
+def test_captures_inside_captures_and_two_models_at_once(model: nn.Module, ids: Tensor) -> None:
+    other = copy.deepcopy(model)
+    before = state(model)
+    with regard.capture(model) as outer, regard.capture(other, layers=[1]) as second:
+        with regard.capture(model, heads=[0]) as inner:
+            model(ids)
+        model(ids[:, :4])
+        other(ids[:, :7])
+    assert [x[1].shape for x in (outer.passes[0], outer, inner, second)] == [
+        (2, 4, 11, 11),
+        (2, 4, 4, 4),
+        (2, 1, 11, 11),
+        (2, 4, 7, 7),
+    ]
+    assert torch.equal(inner[1, 0].dense(), outer.passes[0][1, 0].dense())
+    assert len(second) == 1
+    assert state(model) == before
+
+
+def test_nothing_holds_on_to_the_model_or_to_what_it_computed(ids: Tensor) -> None:
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+    seen = regard.capture(model, input_ids=ids)
+    kept = sum(x.untyped_storage().nbytes() for map in seen for x in (map.q, map.k, map.lse))
+    assert kept == seen.nbytes  # no view of anything larger
+    assert not any(x.requires_grad for map in seen for x in (map.q, map.k, map.lse))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert seen[0].dense().shape == (2, 4, 11, 11)
+
+
+def test_gradients_are_the_same(model: nn.Module, ids: Tensor) -> None:
+    model(ids, labels=ids).loss.backward()
+    plain = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with regard.capture(model) as seen:
+        model(ids, labels=ids).loss.backward()
+    assert all(torch.equal(p.grad, before) for p, before in zip(model.parameters(), plain, strict=True))
+    assert seen.certificate.certified
+
+
+def test_static_caches_are_copied(model: nn.Module, ids: Tensor) -> None:
+    """What a cache writes later must not change what was seen."""
+    model.set_attn_implementation("regard")
+    cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+    with torch.no_grad():
+        first = model(ids, past_key_values=cache, output_attentions=True).attentions[0]
+        before = first.dense().clone()
+        cache.reset()
+        model(ids.flip(1), past_key_values=cache)
+    assert torch.equal(first.dense(), before)
+
+
+class Homemade(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (y.view(*x.shape[:2], 2, 8).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        mixed = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def test_homemade_attention() -> None:
+    model = nn.Sequential(Homemade(), nn.ReLU(), Homemade())
+    x = torch.randn(3, 10, 16)
+    plain = model(x)
+    with regard.capture(model) as seen, regard.capture(model, layers=[2]) as again:
+        assert torch.equal(model(x), plain)
+    assert [layer.key for layer in seen.layers] == ["0", "2"]
+    assert seen.certificate.certified
+    assert str(seen[0].mask) == "causal"
+    assert torch.equal(again[2].dense(), seen[2].dense())
+    assert torch.equal(model(x), plain)
+
+
+def test_homemade_attention_with_a_mask() -> None:
+    model = Homemade()
+    x, mask = torch.randn(1, 6, 16), torch.rand(6, 6) < 0.6
+    mask |= torch.eye(6, dtype=torch.bool)
+    seen = regard.capture(model, x=x, mask=mask)
+    assert seen.certificate.certified
+    assert torch.equal(seen[0].dense() > 0, mask.expand(1, 2, 6, 6))
