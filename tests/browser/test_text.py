@@ -9,6 +9,7 @@ import pytest
 from captures import HOSTILE, captured
 from playwright.sync_api import Page, expect
 
+from regard.recorder import Seen
 from regard.show.running import Running
 
 
@@ -95,6 +96,26 @@ def test_the_sink_is_left_out_and_said(page: Page, serve: Callable[..., Running]
     assert hidden == pytest.approx(float(row[key]), rel=1e-3)
     assert key not in [place for place, _ in ranked(page)]
     expect(page.locator(f"#tok-{key}")).to_have_class(re.compile("left-out"))
+
+
+def test_another_text_is_read_and_shown(page: Page, serve: Callable[..., Running]) -> None:
+    def read(text: str, tell: Callable[[str, int, int], None]) -> Seen:
+        if "no" in text.split():
+            raise ValueError("text: expected another one")
+        tell("reading", 1, 2)
+        return captured(5, tokens=text.split(" "))
+
+    page.goto(serve(captured(20), read=read).address + "#view=text")
+    page.get_by_text("Read another text").click()
+    area = page.get_by_label("A text to read")
+    area.fill("no")
+    page.get_by_role("button", name="Read it").click()
+    expect(page.locator("#view-text .reading [role=status]")).to_have_text("text: expected another one")
+    area.fill("a <b>text</b> of five words")
+    area.press("Control+Enter")
+    expect(page.locator("#view-text .tok")).to_have_text(["a", "<b>text</b>", "of", "five", "words"])
+    expect(page.locator("#text option")).to_have_count(2)
+    expect(page).to_have_url(re.compile("text=1"))
 
 
 def test_hostile_tokens_stay_text(page: Page, opened: Callable[..., str]) -> None:

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from regard.cli.opening import Opened
     from regard.recorder import Seen
+    from regard.show.server import Generate
+
+OPENING = 240  # characters of a text that a recorded generation begins with, at most
+PATIENCE = 3.0  # seconds that it may take
 
 
 def inspect(
@@ -78,7 +84,11 @@ def inspect(
     from regard.show.run import read_run
 
     folder = run or (opened.run if opened else None)
-    contents = Contents(seen, titles=titles, time=None if folder is None else read_run(folder))
+    written = None
+    if out is not None and opened is not None and opened.generate is not None:
+        written = _written(console, opened.generate, next(iter(texts.values())))
+    training = None if folder is None else read_run(folder)
+    contents = Contents(seen, titles=titles, time=training, generation=written)
     if out is not None:
         _write(console, contents, out)
         _glimpse(contents)
@@ -135,6 +145,19 @@ def _read(console: Any, opened: Opened, text: str) -> Seen:
             bar.update(task, description=doing.capitalize(), completed=done, total=of or None)
 
         return opened.read(text, tell)
+
+
+def _written(console: Any, generate: Generate, text: str) -> list[Mapping[str, object]]:
+    """A few tokens with and without a cache, measured now: the page that is written will have no model."""
+    began = time.perf_counter()
+    lines: list[Mapping[str, object]] = []
+    start = text.strip()[:OPENING].partition(". ")[0]
+    with console.status("Writing a few tokens …"):
+        for line in generate(start, tokens=24, window=64, sinks=4):
+            lines.append(line)
+            if time.perf_counter() - began > PATIENCE:
+                break
+    return lines
 
 
 def _write(console: Any, contents: Any, out: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.masks import causal, full
-from regard.attention.rules import Mask
+from regard.attention.masks import causal
+from regard.attention.rules import Mask, full
 from regard.attention.steps import trace
 from regard.maps import weights
 from regard.show.working import working
@@ -26,14 +26,15 @@ def example() -> dict[str, Any]:
 
     `heads` has each head's rows, worked out; `apart` is how far their outputs are from the stage's own.
     """
-    projected = [x[None] for x in project(X)]  # (1, T, 2) each
+    q, k, v = (x[None] for x in project(X))  # (1, T, 2)
+    projected = [q, k, v]
     layer = multi_head(num_heads=2)
     split = [layer.split(W(X)).detach() for W in (layer.W_q, layer.W_k, layer.W_v)]  # (2, T, 1) each
     with torch.no_grad():
         outputs = (
             simplified_self_attention(X)[0],
-            trace(*projected).output[0],
-            trace(*projected, causal).output[0],
+            trace(q, k, v).output[0],
+            trace(q, k, v, causal).output[0],
             layer(X),
         )
     simple = "No weights at all: every token is its own query, key and value."

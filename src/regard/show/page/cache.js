@@ -141,7 +141,7 @@ export function cache(root, app) {
       y: { title: "milliseconds", low: 0, high: high * 1.05, say: String },
       series: [
         { name: "without", kind: "other", points: points(anew("seconds")) },
-        { name: "with cache", kind: "own", points: points(cached("seconds")) },
+        { name: "with", kind: "own", points: points(cached("seconds")) },
       ],
     });
     drawComputed(picture, steps, getComputedStyle(run).backgroundColor, getComputedStyle(read).backgroundColor);

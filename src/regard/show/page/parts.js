@@ -38,6 +38,7 @@ export function headPicker(app) {
     head.fill(about.heads.map((number) => [String(number), String(number)]), state.head);
     layer.hidden = !layers;
     head.hidden = !heads;
+    box.hidden = !heads && !layers;
   };
   return box;
 }

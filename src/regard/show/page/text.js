@@ -3,8 +3,9 @@
 
 import { css, inkOn, makeScale } from "./colours.js";
 import { choice, element } from "./dom.js";
-import { weight } from "./numbers.js";
+import { count, weight } from "./numbers.js";
 import { headPicker, latest, legend } from "./parts.js";
+import { reading } from "./read.js";
 import { layerOf } from "./source.js";
 import { theme } from "./theme.js";
 import { short, visible } from "./tokens.js";
@@ -29,12 +30,13 @@ export function text(root, app) {
   const ranked = element("ol", { class: "ranked" });
   const ranking = element("div", { class: "notes-block" }, element("h3"), ranked);
   const note = element("p", { class: "small quiet text-note" });
+  const more = app.meta.can.capture ? reading(app) : "";
   root.append(
     element("div", { class: "bar-of-choices" }, picker, way, of, sink, scale),
     element(
       "div",
       { class: "text-view" },
-      element("div", { class: "text-main" }, said, element("div", { class: "text-scroll" }, body)),
+      element("div", { class: "text-main" }, said, element("div", { class: "text-scroll" }, more, body)),
       element("aside", { class: "text-notes", "aria-label": "The chosen token" }, chosen, ranking, ramp, note),
     ),
   );
@@ -43,6 +45,7 @@ export function text(root, app) {
   let levels = new Uint8Array(0); // the shade of each
   let drawn = ""; // which text the spans are of
   let colours = ""; // and which theme their shades
+  const marked = []; // the spans that are outlined or struck out
   let at = -1; // the token that is pointed at
   let under = -1; // the token under the pointer while another is pinned
   let found = null; // {token, weights, from} of what is shaded
@@ -52,7 +55,7 @@ export function text(root, app) {
   const about = () => layerOf(app.meta, state.text, state.layer);
   const offsets = () => {
     const { queries_from: queries, keys_from: keys, rows, cols } = about();
-    return looking() ? { mine: queries, count: rows, theirs: keys } : { mine: keys, count: cols, theirs: queries };
+    return looking() ? { mine: queries, size: rows, theirs: keys } : { mine: keys, size: cols, theirs: queries };
   };
   const pinned = () => {
     const { mine } = offsets();
@@ -70,7 +73,8 @@ export function text(root, app) {
       return span;
     });
     levels = new Uint8Array(spans.length);
-    body.replaceChildren(...spans);
+    // The last line end stands outside of its token, which would otherwise begin the next line.
+    body.replaceChildren(...spans.flatMap((span, i) => (all[i].endsWith("\n") ? [span, "\n"] : [span])));
     at = under = -1;
     found = null;
   }
@@ -90,10 +94,16 @@ export function text(root, app) {
       style.backgroundColor = level > 2 ? css((level - 2) / LEVELS, name) : "";
       style.color = level > 2 ? inkOn((level - 2) / LEVELS, name) : "";
     }
-    for (const old of body.querySelectorAll(".at, .left-out")) old.classList.remove("at", "left-out");
+    for (const span of marked.splice(0)) span.classList.remove("at", "left-out");
     if (!found) return;
-    spans[found.token]?.classList.add("at");
-    if (found.without >= 0) spans[found.without]?.classList.add("left-out");
+    mark(spans[found.token], "at");
+    mark(spans[found.without], "left-out");
+  }
+
+  function mark(span, kind) {
+    if (!span) return;
+    span.classList.add(kind);
+    marked.push(span);
   }
 
   function tell() {
@@ -109,18 +119,15 @@ export function text(root, app) {
       chosen.append(element("p", { class: "quiet", text: "No token is chosen yet." }));
       return;
     }
-    const entries = [...found.weights.entries()]
-      .map(([index, w]) => ({ token: index + found.from, w }))
-      .filter(({ token, w }) => w > 0 && token !== found.without)
-      .sort((a, b) => b.w - a.w);
+    const { best, total, seen } = strongest(found);
     const name = (token) => `“${short(all[token] ?? "", 24)}”`;
     const other = pinned() >= 0 && under >= 0 ? under : -1;
     if (other >= 0) {
       const w = found.weights[other - found.from] ?? 0;
       said.textContent = `${name(found.token)} ${verb} ${name(other)}: ${weight(w)}`;
     } else {
-      const best = entries.slice(0, 3).map(({ token, w }) => `${name(token)} ${weight(w)}`);
-      said.textContent = `${name(found.token)} ${verb} ${best.join(", ") || "nothing"}`;
+      const few = best.slice(0, 3).map(({ token, w }) => `${name(token)} ${weight(w)}`);
+      said.textContent = `${name(found.token)} ${verb} ${few.join(", ") || "nothing"}`;
     }
     chosen.append(
       element("h3", { text: `Token ${found.token}${pinned() >= 0 ? ", pinned" : ""}` }),
@@ -129,7 +136,7 @@ export function text(root, app) {
     );
     ranking.firstChild.textContent = looking() ? "Looks most at" : "Is looked at most by";
     ranked.append(
-      ...entries.slice(0, RANKED).map(({ token, w }) => {
+      ...best.map(({ token, w }) => {
         const button = element(
           "button",
           { type: "button", title: `Go to token ${token}` },
@@ -143,10 +150,9 @@ export function text(root, app) {
       }),
     );
     ramp.show("0", weight(found.top));
-    const total = entries.reduce((sum, { w }) => sum + w, 0);
-    const rest = entries.slice(RANKED).reduce((sum, { w }) => sum + w, 0);
+    const rest = total - best.reduce((sum, { w }) => sum + w, 0);
     const notes = [];
-    if (entries.length > RANKED) notes.push(`${entries.length - RANKED} more tokens: ${weight(rest)} together.`);
+    if (seen > best.length) notes.push(`${count(seen - best.length)} more tokens: ${weight(Math.max(0, rest))} together.`);
     if (found.without >= 0) {
       notes.push(`Left out of the shading: ${name(found.without)}, token ${found.without}, with ${weight(found.weights[found.without - found.from] ?? 0)}.`);
     }
@@ -179,9 +185,9 @@ export function text(root, app) {
 
   const look = latest(async (fresh) => {
     const token = pinned() >= 0 ? pinned() : at;
-    const { mine, theirs, count } = offsets();
+    const { mine, theirs, size } = offsets();
     const index = token - mine;
-    if (token < 0 || index < 0 || index >= count) {
+    if (token < 0 || index < 0 || index >= size) {
       found = null;
       paint();
       tell();
@@ -218,9 +224,9 @@ export function text(root, app) {
   }
 
   function pin(token) {
-    const { mine, count } = offsets();
+    const { mine, size } = offsets();
     const index = token - mine;
-    if (token < 0 || index < 0 || index >= count) return;
+    if (token < 0 || index < 0 || index >= size) return;
     under = -1;
     at = token;
     app.set(looking() ? { row: index, col: -1 } : { col: index, row: -1 });
@@ -322,9 +328,27 @@ export function text(root, app) {
   };
 }
 
-/** A token as it stands in the text: spaces and line ends stay, these with a sign; what cannot be seen gets one. */
+/** The tokens with the largest weights, largest first; the sum of all weights, and how many there are. */
+function strongest({ weights, from, without }) {
+  const best = [];
+  let total = 0;
+  let seen = 0;
+  weights.forEach((w, index) => {
+    const token = index + from;
+    if (!(w > 0) || token === without) return;
+    total += w;
+    seen++;
+    if (best.length === RANKED && w <= best.at(-1).w) return;
+    const place = best.findIndex((one) => one.w < w);
+    best.splice(place < 0 ? best.length : place, 0, { token, w });
+    best.length = Math.min(best.length, RANKED);
+  });
+  return { best, total, seen };
+}
+
+/** A token as it stands in the text: spaces and line ends stay (but for the last), these with a sign. */
 function running(token) {
   if (token === "") return visible(token);
   const shown = (part) => part && visible(part);
-  return token.split("\n").map((line) => line.split(" ").map(shown).join(" ")).join("↵\n");
+  return token.split("\n").map((line) => line.split(" ").map(shown).join(" ")).join("↵\n").replace(/\n$/, "");
 }
