@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 import torch
 from captures import captured
 
+import regard
 from regard.recorder import Seen
 from regard.show.contents import Contents
 from regard.show.guard import HEADERS, Door, is_loopback
@@ -483,3 +485,23 @@ def test_a_reader_that_sees_nothing_is_reported(serve: Callable[..., Running]) -
     lines = ask(running, "/api/capture", body={"text": "a"}).lines
     assert "expected a capture that saw something" in lines[-1]["error"]
     assert ask(running, "/api/meta").status == 200
+
+
+def test_a_capture_whose_files_are_damaged_is_reported_and_the_rest_goes_on(
+    serve: Callable[..., Running], tmp_path: Path
+) -> None:
+    captured(12).save(tmp_path / "capture")
+    running = serve(regard.load(tmp_path / "capture"))
+    assert ask(running, "/api/meta").status == 200
+    for path in (tmp_path / "capture").glob("*.safetensors"):
+        path.write_bytes(b"\x00" * 64)
+    found = ask(running, "/api/row?text=0&layer=1&head=0&row=3")
+    assert found.status == 400
+    assert "is not a whole safetensors file" in found.json["error"]
+    for path in (tmp_path / "capture").glob("*.safetensors"):
+        path.unlink()
+    found = ask(running, "/api/row?text=0&layer=0&head=0&row=3")
+    assert found.status == 400
+    assert "which is not there" in found.json["error"]
+    assert ask(running, "/api/capture", body={"text": "a b c"}).lines[-1] == {"text": 1}
+    assert ask(running, "/api/row?text=1&layer=0&head=0&row=2").status == 200
