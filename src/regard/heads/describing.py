@@ -63,7 +63,7 @@ def describe(
     >>> q = torch.zeros(1, 2, 12, 4)
     >>> table = describe([regard.weights(q, q, mask=regard.causal)], torch.arange(12)[None] % 4)
     >>> table[0, 1].label, round(table[0, 1].scores["induction"].value, 3)
-    (None, 0.166)
+    (None, 0.176)
     """
     options = Options(near, kept)
     texts = _as_texts(maps, ids)
