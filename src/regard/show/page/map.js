@@ -296,7 +296,8 @@ export function map(root, app) {
   function step(dx, dy) {
     const z = levelFor(camera.zoom * devicePixelRatio, layer.rows, layer.cols);
     const size = 2 ** z;
-    const middle = [Math.floor(camera.x), Math.floor(camera.y)];
+    const { left, top, right, bottom } = camera.frame;
+    const middle = [left + Math.min(layer.cols, right), top + Math.min(layer.rows, bottom)].map((sum) => sum >> 1);
     const some = state.row >= 0 && state.col >= 0;
     const [col, row] = some ? [state.col + dx * size, state.row + dy * size] : middle;
     const within = (value, all) => Math.min(all - 1, Math.max(0, value));

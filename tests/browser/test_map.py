@@ -1,0 +1,329 @@
+"""The Map view in a real browser: by mouse and by keys, from the whole map to one weight, and to files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from captures import captured
+from playwright.sync_api import Page, expect
+
+import regard
+from regard.recorder import Evidence, Layer, Seen
+from regard.show.running import Running
+
+CANVAS = ".map-stage canvas"
+T = 300  # two levels of tiles
+
+
+@pytest.fixture(scope="module")
+def seen() -> Seen:
+    return captured(T, layers=2, boundary=200)
+
+
+def weight(page: Page) -> float:
+    """The number in the notes, once there is one."""
+    expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
+    return float(page.locator("#weight").get_attribute("data-weight") or "nan")
+
+
+def settle(page: Page) -> None:
+    """Until the address has followed what was done."""
+    page.wait_for_timeout(250)
+
+
+def state(page: Page) -> dict[str, str]:
+    settle(page)
+    return dict(part.split("=") for part in page.url.partition("#")[2].split("&") if part)
+
+
+def middle(page: Page) -> tuple[float, float]:
+    box = page.locator(CANVAS).bounding_box()
+    assert box is not None
+    return box["x"] + 0.35 * box["width"], box["y"] + 0.6 * box["height"]
+
+
+def pixels(page: Page, x: float, y: float) -> list[int]:
+    """The colour of the canvas at a point of the page."""
+    found: list[int] = page.evaluate(
+        """([selector, x, y]) => {
+          const canvas = document.querySelector(selector), box = canvas.getBoundingClientRect();
+          const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+          const at = [(x - box.left) * devicePixelRatio, (y - box.top) * devicePixelRatio].map(Math.round);
+          context.drawImage(canvas, ...at, 1, 1, 0, 0, 1, 1);
+          return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+        }""",
+        [CANVAS, x, y],
+    )
+    return found
+
+
+@pytest.fixture(params=["served", "saved"])
+def address(request: pytest.FixtureRequest, seen: Seen) -> str:
+    """The page of the capture, from a server and from a file."""
+    if request.param == "served":
+        running: Running = request.getfixturevalue("serve")(seen)
+        return running.address
+    address: str = request.getfixturevalue("saved")(seen)
+    return address
+
+
+def test_zoom_to_a_cell_and_read_the_library_s_number(page: Page, seen: Seen, address: str) -> None:
+    page.goto(f"{address}#layer=1&head=2")
+    x, y = middle(page)
+    page.mouse.move(x, y)
+    page.mouse.dblclick(x, y)
+    row, col = int(state(page)["row"]), int(state(page)["col"])
+    page.mouse.move(5, 5)  # off the map: the kept cell is read
+    true = float(seen[1, 2][0, row, col])
+    assert weight(page) == pytest.approx(true, rel=1e-3, abs=1e-9)
+    assert float(state(page)["zoom"]) >= 28  # numbers are written in the cells
+    expect(page.locator(".facts").first).to_contain_text(f"{row} ·t{row % 13}")
+    # The same cell under the pointer says the same.
+    page.mouse.move(*cell_point(page, row, col))
+    expect(page.locator("#weight")).to_have_text(re.compile(r"[\d.]+"))
+    assert weight(page) == pytest.approx(true, rel=1e-3, abs=1e-9)
+
+
+def cell_point(page: Page, row: int, col: int) -> tuple[float, float]:
+    """Where a cell lies on the page, from what the address says of the camera."""
+    box = page.locator(CANVAS).bounding_box()
+    assert box is not None
+    at = state(page)
+    zoom, x, y = (float(at[name]) for name in ("zoom", "x", "y"))
+    left, top = 112, 96  # the gutters of a wide picture
+    wide, high = box["width"] - left - 2, box["height"] - top - 2
+    return (
+        box["x"] + left + (col + 0.5 - x) * zoom + wide / 2,
+        box["y"] + top + (row + 0.5 - y) * zoom + high / 2,
+    )
+
+
+def test_hover_reads_pooled_cells_of_the_whole_map(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.goto(f"{saved(seen)}#layer=0&head=1")
+    expect(page.locator("#view-map")).to_contain_text("One cell is 2 × 2 weights")
+    box = page.locator(CANVAS).bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 76, box["y"] + box["height"] * 0.7)  # near the first key
+    facts = page.locator(".facts").first
+    expect(facts).to_contain_text("keys")
+    found = re.search(r"queries(\d+)–(\d+)keys(\d+)–(\d+)", facts.inner_text().replace("\n", ""))
+    assert found is not None
+    r0, r1, k0, k1 = map(int, found.groups())
+    cell = seen[0, 1].dense()[0, r0 : r1 + 1, k0 : k1 + 1]
+    assert weight(page) == pytest.approx(float(cell.sum() / len(cell)), rel=1e-3)
+
+
+def test_what_the_mask_hides_says_so(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+    page.goto(f"{saved(seen)}#zoom=40&x=100&y=90")
+    page.mouse.move(*cell_point(page, 90, 98))
+    expect(page.locator("#weight")).to_have_text("hidden")
+    expect(page.locator(".map-notes")).to_contain_text("The mask (causal) does not let the query look here")
+    page.mouse.move(*cell_point(page, 90, 88))
+    expect(page.locator("#weight")).not_to_have_text("hidden")
+
+
+def test_the_sink_stands_apart(page: Page, seen: Seen, address: str) -> None:
+    page.goto(f"{address}#layer=1&head=0")
+    expect(page.locator("#hidden-mass")).to_be_hidden()
+    before = page.locator(".bar").get_attribute("aria-label")
+    page.get_by_role("radio", name="apart").check()
+    note = page.locator("#hidden-mass")
+    expect(note).to_contain_text("stands apart")
+    key = int(re.search(r"Key (\d+)", note.inner_text())[1])  # type: ignore[index]
+    share = float(seen[1, 0].dense()[0, :, key].mean())
+    assert float(note.get_attribute("data-share") or "nan") == pytest.approx(share, rel=1e-3)
+    expect(note).to_contain_text(f"{100 * share:.1f}%")
+    expect(page.locator(".bar")).not_to_have_attribute("aria-label", before or "")
+    assert state(page)["sink"] == "apart"
+
+
+def test_scales_and_pooling(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.goto(f"{saved(seen)}#layer=1&head=3")
+    bar = page.locator(".bar")
+    expect(bar).to_have_attribute("aria-label", re.compile("linear"))
+    page.get_by_role("radio", name="log").check()
+    expect(bar).to_have_attribute("aria-label", re.compile(r"from ≤ 0.0?\d+ to .*, log"))
+    page.get_by_role("radio", name="1").check()
+    expect(bar).to_have_attribute("aria-label", re.compile(r"to 1, log"))
+    page.get_by_role("radio", name="max").check()
+    expect(page.locator("#view-map")).to_contain_text("the greatest weight of 2 × 2")
+    assert {"scale": "log", "top": "one", "reduce": "max"}.items() <= state(page).items()
+
+
+def test_by_keyboard_alone(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+    page.goto(saved(seen))
+    page.locator(".thumb[tabindex='0']").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#map-title")).to_have_text("Layer 1, head 1")
+    page.locator(CANVAS).focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowLeft", "Enter", "+", "-", "ArrowRight"):
+        page.keyboard.press(key)
+    at = state(page)
+    row, col = int(at["row"]), int(at["col"])
+    assert weight(page) == pytest.approx(float(seen[1, 1][0, row, col]), rel=1e-3, abs=1e-9)
+    x = float(at["x"])
+    page.keyboard.press("Shift+ArrowLeft")
+    assert float(state(page)["x"]) < x
+    page.keyboard.press("0")
+    assert "zoom" not in state(page)
+    page.keyboard.press("Escape")
+    assert "row" not in state(page)
+
+
+def test_drag_wheel_and_buttons(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+    page.goto(saved(seen))
+    x, y = middle(page)
+    page.mouse.move(x, y)
+    for _ in range(6):
+        page.mouse.wheel(0, -240)
+    near = state(page)
+    assert float(near["zoom"]) > 4
+    page.mouse.down()
+    page.mouse.move(x + 90, y + 60, steps=6)
+    page.mouse.up()
+    moved = state(page)
+    assert float(moved["x"]) == pytest.approx(float(near["x"]) - 90 / float(near["zoom"]), abs=1.5)
+    assert "row" not in moved  # a drag keeps no cell
+    page.get_by_label("Zoom out").click()
+    assert float(state(page)["zoom"]) < float(moved["zoom"])
+    page.get_by_label("Show the whole map").click()
+    assert "zoom" not in state(page)
+
+
+def test_two_fingers(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+    page.goto(saved(seen))
+    x, y = middle(page)
+    page.evaluate(
+        """([selector, x, y]) => {
+          const canvas = document.querySelector(selector);
+          canvas.setPointerCapture = () => {};
+          const fire = (type, pointerId, dx) => canvas.dispatchEvent(new PointerEvent(type, {
+            pointerId, pointerType: "touch", clientX: x + dx, clientY: y, button: 0,
+          }));
+          fire("pointerdown", 11, -20); fire("pointerdown", 12, 20);
+          for (let d = 20; d <= 100; d += 10) { fire("pointermove", 11, -d); fire("pointermove", 12, d); }
+          fire("pointerup", 11, -100); fire("pointerup", 12, 100);
+        }""",
+        [CANVAS, x, y],
+    )
+    assert float(state(page)["zoom"]) > 4
+
+
+def test_a_link_leads_back_to_the_same_picture(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+    link = "layer=1&head=3&row=150&col=140&x=140&y=150&zoom=30&scale=log&reduce=max&sink=apart"
+    page.goto(f"{saved(seen)}#{link}")
+    expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
+    first = weight(page)
+    page.reload()
+    expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
+    assert weight(page) == first == pytest.approx(float(seen[1, 3][0, 150, 140]), rel=1e-3)
+    assert state(page) == dict(part.split("=") for part in link.split("&"))
+    page.get_by_label("Layer 0, head 0").click()
+    page.go_back()
+    expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
+
+
+def test_a_broken_link_shows_what_there_is(page: Page, saved: Callable[..., str]) -> None:
+    address = saved(captured(20))
+    for hash in ("zoom=-3&x=1e9&y=nan", "layer=99&head=77&text=5", "row=9999&col=-4", "view=<b>", "%%%"):
+        page.goto("about:blank")
+        page.goto(f"{address}#{hash}")
+        expect(page.locator("#map-title")).to_have_text("Layer 0, head 0")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_themes(page: Page, seen: Seen, saved: Callable[..., str], scheme: Any) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.goto(f"{saved(captured(20))}#top=one&head=1&row=0&col=0")
+    weight(page)
+    box = page.locator(CANVAS).bounding_box()
+    assert box is not None
+    settle(page)
+    strongest = sum(pixels(page, box["x"] + 118, box["y"] + 102))  # query 0 looks at itself with all it has
+    paper = sum(pixels(page, box["x"] + 2, box["y"] + 2))
+    assert (strongest < paper) is (scheme == "light")
+    page.get_by_label("Theme: system").click()
+    page.get_by_label("Theme: light").click()
+    settle(page)
+    assert sum(pixels(page, box["x"] + 2, box["y"] + 2)) < 150  # dark, whatever the system says
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_exports(page: Page, seen: Seen, saved: Callable[..., str], tmp_path: Path) -> None:
+    page.goto(f"{saved(seen)}#layer=1&head=2&zoom=30&x=100&y=105")
+    settle(page)
+
+    def export(kind: str) -> Path:
+        page.get_by_text("Export", exact=True).click()
+        with page.expect_download() as waiting:
+            page.locator("[role=menuitem]", has_text=kind).click()
+        assert waiting.value.suggested_filename == f"layer-1-head-2.{kind.lower()}"
+        path = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(path)
+        return path
+
+    assert export("PNG").read_bytes().startswith(b"\x89PNG")
+    pdf = export("PDF").read_bytes()
+    assert pdf.startswith(b"%PDF-1.4")
+    assert int(pdf.rpartition(b"startxref\n")[2].split()[0]) == pdf.rindex(b"xref\n0 ")
+    svg = export("SVG").read_text("utf-8")
+    assert "attended-to (key)" in svg
+    assert "·t3" in svg
+    array = np.load(export("NPY"))
+    lines = export("CSV").read_text("utf-8").splitlines()
+    keys = [int(key) for key in lines[0].split(",")[2:]]
+    rows = [int(line.split(",")[0]) for line in lines[2:]]
+    assert array.shape == (len(rows), len(keys))
+    true = seen[1, 2].dense()[0, rows[0] : rows[-1] + 1, keys[0] : keys[-1] + 1].numpy()
+    np.testing.assert_allclose(array, true, rtol=1e-3, atol=1e-6)
+    assert float(lines[2].split(",")[2]) == pytest.approx(float(array[0, 0]))
+
+
+def test_layers_say_what_they_are(page: Page, saved: Callable[..., str]) -> None:
+    full = captured(30, layers=1).layers[0]
+    short = captured(30, layers=1, mask=regard.causal & regard.window(8)).layers[0]
+    doubt = Evidence(0.3, 1e-6, 1e-7, 30, 30, "causal", 0.5, problem="the output was changed after attention")
+    layers = [
+        full,
+        Layer(1, "h.1", "", short.map, short.evidence, range(4)),
+        Layer(2, "h.2", "", full.map, doubt, range(4)),
+    ]
+    page.goto(saved(Seen(layers, "three kinds")))
+    labels = page.locator(".grid-label")
+    expect(labels.nth(0)).to_contain_text("full")
+    expect(labels.nth(1)).to_contain_text("last 8")
+    expect(labels.nth(2)).to_contain_text("uncertified")
+    expect(page.locator(".grid-head .badge")).to_have_text("Not certified")
+    expect(page.locator(".group.several")).to_have_count(6)  # four heads on two key/value heads
+    page.get_by_label("Layer 2, head 3").click()
+    expect(page.locator(".map-title .badge")).to_have_text("Not certified")
+    expect(page.locator(".map-notes")).to_contain_text("the output was changed after attention")
+
+
+@pytest.mark.parametrize("size", [(390, 800), (1280, 800), (1920, 1080)], ids=str)
+def test_nothing_runs_over_the_edge(page: Page, saved: Callable[..., str], size: tuple[int, int]) -> None:
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.goto(f"{saved(captured(60, heads=12, kv_heads=12, layers=3))}#row=20&col=3")
+    weight(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    canvas = page.locator(CANVAS).bounding_box()
+    assert canvas is not None
+    assert canvas["width"] > 300
+
+
+def test_a_file_cut_short_says_so(page: Page, saved: Callable[..., str]) -> None:
+    address = saved(captured(20))
+    path = Path(address.removeprefix("file://"))
+    text = path.read_text("utf-8")
+    start = text.index('id="layer-0-0">') + 15
+    path.write_text(text[:start] + text[start + 400 :], "utf-8")
+    page.goto(address)
+    expect(page.locator("#status")).not_to_be_empty()
