@@ -7,7 +7,7 @@ import torch
 from architectures import ARCHITECTURES, small
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from regard.gpt import GPT
+from regard.gpt import GPT, tokens
 from regard.gpt.sampling import Sampling
 
 names = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -236,6 +236,14 @@ def test_bad_arguments(way: str, prompt: object, options: dict, message: str) ->
     """At once, before anything is computed, from a stream too."""
     with pytest.raises(ValueError, match=message):
         getattr(small("gpt2"), way)(prompt, **{"max_new_tokens": 5, **options})
+
+
+@pytest.mark.parametrize("way", ["generate", "stream"])
+def test_characters_that_the_model_never_read_are_named(way: str) -> None:
+    model = small("llama")
+    model.tokenizer = tokens.characters("abc")
+    with pytest.raises(ValueError, match=r"expected only characters that the model has read, got \['x'\]"):
+        getattr(model, way)("abxa", max_new_tokens=1)
 
 
 def test_a_stream_takes_one_prompt() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from regard.gpt import tokens
 
@@ -51,6 +52,27 @@ def test_characters_never_read_are_named() -> None:
         ValueError, match=r"expected only characters that the model has read, got \['x', 'ß'\]"
     ):
         tokens.encode(tokens.characters("abc"), "abxß")
+
+
+def test_a_prompt_loses_nothing_in_silence() -> None:
+    letters = tokens.characters("abc ")
+    assert tokens.prompt_ids(letters, "a cab") == letters.encode("a cab").ids
+    with pytest.raises(ValueError, match=r"the model has read, got \['\\t', 'x', 'ß'\]"):
+        tokens.prompt_ids(letters, "ab\txß")
+    assert tokens.prompt_ids(letters, "") == []
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_byte_pairs_read_any_prompt(text: str) -> None:
+    assert tokens.prompt_ids(PAIRS, text) == PAIRS.encode(text).ids
+
+
+def test_a_tokenizer_may_rewrite_the_text_and_drop_spaces() -> None:
+    words = Tokenizer(models.WordLevel({"cat": 0, "?": 1}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert tokens.prompt_ids(words, " cat  dog ") == [0, 1]  # what it does not know it says so
+    words.normalizer = normalizers.Replace("!", "")
+    assert tokens.prompt_ids(words, "cat!") == [0]
 
 
 @pytest.mark.parametrize("size", [0, 256, 70000])

@@ -6,15 +6,17 @@ none of them computes as the contract wants it.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.attention import tiled
-from regard.attention.grids import grid
 from regard.attention.masks import Padding, causal
 from regard.attention.problem import Problem
+from regard.attention.remembered import remembered
 from regard.attention.rules import full
 
 aten = torch.ops.aten
@@ -47,15 +49,14 @@ def kernel(problem: Problem) -> SDPBackend | None:
         p.q,
         p.k,
         p.v,
-        attn_mask=_real_keys(p),
         dropout_p=p.dropout,
         is_causal=p.mask is causal,
         scale=p.scale,
         enable_gqa=p.group > 1,
     )
-    name = SDPBackend(chosen)
+    name = SDPBackend(chosen)  # compared by ==: PyTorch makes these anew each time
     # cuDNN plans anew for every length, tens of milliseconds each: with a cache, every step has another.
-    if name is SDPBackend.CUDNN_ATTENTION and p.q.shape[2] != p.k.shape[2] and _flash_can(p):
+    if name == SDPBackend.CUDNN_ATTENTION and p.q.shape[2] != p.k.shape[2] and _flash_can(p):
         return SDPBackend.FLASH_ATTENTION
     fused = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
     return name if name in fused else None
@@ -71,16 +72,22 @@ def _padded_only(p: Problem) -> bool:
     if not isinstance(p.mask, Padding) or p.q.device.type != "cpu" or _traced():
         return False
     real = p.mask.real
-    return bool((real > 0).all() if real.ndim == 1 else real.any(-1).all())
+    return remembered(
+        p.mask, "no empty row", lambda: bool((real > 0).all() if real.ndim == 1 else real.any(-1).all())
+    )
 
 
-def _real_keys(p: Problem) -> Tensor | None:
+def _real_keys(p: Problem, mask: Padding) -> Tensor:
     """0 for real keys and −inf for padding, (B, 1, 1, S) made to look like (B, H, T, S)."""
-    if not isinstance(p.mask, Padding):
-        return None
-    real = p.mask.allowed(grid(slice(0, 1), slice(0, p.k.shape[2]), p.matrix))
-    added = torch.zeros_like(real, dtype=p.q.dtype).masked_fill_(~real, -torch.inf)
-    return added.expand(p.matrix)
+
+    def make() -> Tensor:
+        real, S = mask.real.to(p.q.device), p.k.shape[2]
+        if real.ndim == 1:
+            real = torch.arange(S, device=real.device) < real.unsqueeze(1)
+        added = p.q.new_zeros(len(real), 1, 1, S).masked_fill_(~real[:, None, None], -torch.inf)
+        return added.expand(p.matrix)
+
+    return remembered(mask, (p.matrix, p.q.dtype), make)  # every layer of a model asks for the same
 
 
 def _flash_can(p: Problem) -> bool:
@@ -95,28 +102,28 @@ def run(problem: Problem, return_lse: bool = True) -> tuple[Tensor, Tensor | Non
     q, k, v, is_causal = p.q, p.k, p.v, p.mask is causal
     if isinstance(p.mask, Padding):
         output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, False, attn_mask=_real_keys(p), scale=p.scale
+            q, k, v, 0.0, False, attn_mask=_real_keys(p, p.mask), scale=p.scale
         )
         # NaN in padding gets through this kernel, since 0 · NaN is NaN: then the tiles, which leave it out.
-        if not bool(output.isfinite().all()):
+        if not math.isfinite(output.detach().sum(dtype=torch.float64)):
             output, lse = tiled.run(p)
         return output, lse.detach() if return_lse else None
-    chosen = kernel(p) if return_lse or not _traced() else None
-    by_torch = q.device.type == "cpu" or chosen is not SDPBackend.FLASH_ATTENTION
-    if not return_lse and by_torch:
+    on_cpu = q.device.type == "cpu"  # where there is one kernel, and nothing to ask
+    chosen = kernel(p) if not on_cpu and (return_lse or not _traced()) else None
+    if not return_lse and chosen != SDPBackend.FLASH_ATTENTION:
         output = scaled_dot_product_attention(
             q, k, v, dropout_p=p.dropout, is_causal=is_causal, scale=p.scale, enable_gqa=p.group > 1
         )
         return output, None
-    if q.device.type == "cpu":
+    if on_cpu:
         output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, p.dropout, is_causal, scale=p.scale
         )
-    elif chosen is SDPBackend.CUDNN_ATTENTION:
+    elif chosen == SDPBackend.CUDNN_ATTENTION:
         output, lse, *_ = aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, p.dropout, is_causal, False, scale=p.scale
         )
-    elif chosen is SDPBackend.FLASH_ATTENTION:
+    elif chosen == SDPBackend.FLASH_ATTENTION:
         missing = -q.shape[-1] % 8  # this kernel wants widths that are multiples of 8
         padded = (pad(x, (0, missing)) if missing else x for x in (q, k, v))
         output, lse, *_ = aten._scaled_dot_product_flash_attention(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.gpt.sampling import Sampling
+from regard.gpt.tokens import prompt_ids
 from regard.layers.arguments import whole
 
 if TYPE_CHECKING:
@@ -109,12 +110,13 @@ def _run(
 ) -> Iterator[list[int | None]]:
     B, T = len(prompts), max(map(len, prompts))
     ids = torch.zeros(B, T + limit, dtype=torch.long)
-    real = torch.ones(B, T + limit, dtype=torch.bool)
+    with torch.inference_mode(False):  # such a tensor's masks are worked out once for all layers
+        real = torch.ones(B, T + limit, dtype=torch.bool, device=model.device)
     for row, prompt in enumerate(prompts):
         ids[row, T - len(prompt) : T] = torch.tensor(prompt)
         real[row, : T - len(prompt)] = False
     padded = not bool(real.all())
-    ids, real = ids.to(model.device), real.to(model.device)
+    ids = ids.to(model.device)
     caches = model.caches(T + limit) if cached else None
     texts: list[list[int]] = [[] for _ in prompts]
     ended = [False] * B
@@ -175,7 +177,7 @@ def _understood(model: GPT, prompt: Prompt) -> _Prompts:
     if items and all(isinstance(item, str) for item in items):
         tokenizer = _tokenizer(model)
         texts = [str(item) for item in items]
-        rows = [tokenizer.encode(text).ids for text in texts]
+        rows = [prompt_ids(tokenizer, text) for text in texts]
 
         def as_text(added: list[list[int]]) -> list[str]:
             new = [_continuation(tokenizer, row, ids) for row, ids in _pairs(rows, added)]

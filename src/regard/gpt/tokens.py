@@ -64,9 +64,30 @@ def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.uint16]:
     encoded = tokenizer.encode_batch_fast(list(pieces(text)), add_special_tokens=False)
     ids = np.concatenate([np.asarray(part.ids, np.uint16) for part in encoded] or [np.empty(0, np.uint16)])
     if start(tokenizer) is None and len(ids) != len(text):
-        unknown = sorted(set(text) - set(tokenizer.get_vocab()))[:8]
-        raise ValueError(f"text: expected only characters that the model has read, got {unknown}")
+        raise _unknown(set(text) - set(tokenizer.get_vocab()))
     return ids
+
+
+def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a prompt, with a start if there is one; ValueError names what would be left out.
+
+    Any tokenizer will do. One that rewrites the text first may leave out what it likes, and one that cuts it
+    up first may leave out spaces.
+    """
+    found = tokenizer.encode(text)
+    ids: list[int] = found.ids
+    if tokenizer.normalizer is None:
+        covered = {place for first, end in found.offsets for place in range(first, end)}
+        missed = {character for place, character in enumerate(text) if place not in covered}
+        if tokenizer.pre_tokenizer is not None:
+            missed = {character for character in missed if not character.isspace()}
+        if missed:
+            raise _unknown(missed)
+    return ids
+
+
+def _unknown(characters: set[str]) -> ValueError:
+    return ValueError(f"text: expected only characters that the model has read, got {sorted(characters)[:8]}")
 
 
 def start(tokenizer: Tokenizer) -> int | None:
