@@ -69,7 +69,7 @@ def survey(
         opened = open_model(model).to(us.device)
         reader = Reader(opened.name, opened.runs(), opened.encode, opened.start, opened.digest(), us.device)
         try:
-            with _bar(corpus.stat().st_size, us.first) as tell:
+            with _bar(corpus.stat().st_size, windows, us.first) as tell:
                 table = run(
                     reader,
                     corpus,
@@ -98,8 +98,8 @@ def survey(
 
 
 @contextmanager
-def _bar(size: int, shown: bool) -> Iterator[Callable[[State, int], None]]:
-    """A bar in a terminal, over the bytes of the corpus; elsewhere nothing."""
+def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[State, int], None]]:
+    """A bar in a terminal, over the corpus or as many windows as were asked for; elsewhere nothing."""
     if not shown or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda state, read: None
         return
@@ -113,5 +113,10 @@ def _bar(size: int, shown: bool) -> Iterator[Callable[[State, int], None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("survey", total=size, windows=0)
-        yield lambda state, read: bar.update(task, completed=read, windows=state.windows)
+        task = bar.add_task("survey", total=1.0, windows=0)
+
+        def tell(state: State, read: int) -> None:
+            share = max(read / size, state.windows / most if most else 0.0)
+            bar.update(task, completed=share, windows=state.windows)
+
+        yield tell

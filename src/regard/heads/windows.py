@@ -20,7 +20,7 @@ Encode = Callable[[str], list[int]]
 
 
 class Batch(NamedTuple):
-    """Some windows, and how many bytes of the corpus have been read so far."""
+    """Some windows, and about how many bytes of the corpus they reach to."""
 
     ids: Tensor  # (windows, T)
     read: int
@@ -43,15 +43,17 @@ def _windows(corpus: Path, encode: Encode, length: int, start: int | None) -> It
     lead = [] if start is None else [start]
     room = length - len(lead)
     held: list[int] = []
-    read, none = 0, True
+    size = tokens = used = 0
     for piece in pieces(corpus):
-        held += encode(piece)
-        read += len(piece.encode())
+        found = encode(piece)
+        held += found
+        size, tokens = size + len(piece.encode()), tokens + len(found)
         while len(held) >= room:
-            yield lead + held[:room], read
-            held, none = held[room:], False
-    if none and held:
-        yield lead + held, read
+            used += room
+            yield lead + held[:room], size * used // tokens
+            held = held[room:]
+    if not used and held:
+        yield lead + held, size
 
 
 def pieces(corpus: Path) -> Iterator[str]:
