@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 OPENING = 240  # characters of a text that a recorded generation begins with, at most
 PATIENCE = 3.0  # seconds that it may take
+MOST_SCORED = 256 << 20  # bytes of a capture whose heads are looked at before the page opens
 
 
 def inspect(
@@ -73,10 +74,10 @@ def inspect(
         raise ValueError("expected captures to show or a model to read with (--model, --text), not both")
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"--out: there is no folder {str(out.parent)!r}: make it first")
+    texts = _texts(text or [], file or [])
     if captures:
         opened, seen, titles = None, [_loaded(path) for path in captures], [path.name for path in captures]
     else:
-        texts = _texts(text or [], file or [])
         opened = _opened(console, model or "default")
         seen = [_read(console, opened, words) for words in texts.values()]
         titles = list(texts)
@@ -84,12 +85,11 @@ def inspect(
     from regard.show.run import read_run
 
     folder = run or (opened.run if opened else None)
-    written = None
-    if out is not None and opened is not None and opened.generate is not None:
-        written = _written(console, opened.generate, next(iter(texts.values())))
-    training = None if folder is None else read_run(folder)
-    contents = Contents(seen, titles=titles, time=training, generation=written)
+    contents = Contents(seen, titles=titles, time=None if folder is None else read_run(folder))
+    contents.start = _telling(console, contents)
     if out is not None:
+        if opened is not None and opened.generate is not None:
+            contents.generation = _written(console, opened.generate, next(iter(texts.values())))
         _write(console, contents, out)
         _glimpse(contents)
         typer.echo(f"Open {out} in any browser: it needs no server and no network.")
@@ -170,25 +170,34 @@ def _write(console: Any, contents: Any, out: Path) -> None:
     console.print(f"{out}: {size:.1f} MB, written in {seconds:.1f} s", markup=False)
 
 
+def _telling(console: Any, contents: Any) -> tuple[str, int] | None:
+    """The head that most looks for what came next the last time, if a text gives occasion for that."""
+    if contents.texts[0].nbytes > MOST_SCORED:
+        return None
+    with console.status("Looking at what each head does …"):
+        rows = contents.heads(0)
+    scores = [(row["scores"].get("induction", {}).get("value"), row["layer"], row["head"]) for row in rows]
+    best = max((score for score in scores if score[0] is not None), default=None)
+    return None if best is None else best[1:]
+
+
 def _glimpse(contents: Any) -> None:
-    """One head in the terminal: the one that most looks for what came next the last time, if there is one."""
+    """The head that the page begins with, in the terminal."""
     from rich.console import Console
 
     from regard.show.terminal import print_map
 
-    found = [(row["scores"].get("induction", {}), row) for row in contents.heads(0)]
-    scored = [(score["value"], score["null"], row) for score, row in found if score.get("value") is not None]
-    if not scored:
+    if contents.start is None:
         return
-    value, null, row = max(scored, key=lambda one: one[0])
+    layer, head = contents.start
+    row = next(row for row in contents.heads(0) if (row["layer"], row["head"]) == contents.start)
+    score = row["scores"]["induction"]
     console = Console(highlight=False)
+    console.print(f"\nLayer {layer}, head {head}: queries run down, keys run across.", markup=False)
+    print_map(console, contents.one(0, layer, head).map[0, 0])
     console.print(
-        f"\nLayer {row['layer']}, head {row['head']}: queries run down, keys run across.", markup=False
-    )
-    print_map(console, contents.one(0, row["layer"], row["head"]).map[0, 0])
-    console.print(
-        f"It puts {value:.0%} of its attention on what came after earlier copies of the token; "
-        f"looking at all alike would put {null:.0%} there.\n",
+        f"It puts {score['value']:.0%} of its attention on what came after earlier copies of the token; "
+        f"looking at all alike would put {score['null']:.0%} there.\n",
         markup=False,
         soft_wrap=True,
     )

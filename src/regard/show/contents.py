@@ -46,7 +46,8 @@ class Contents:
 
     `entry` says which entry of each capture's batch is meant; `titles` names the texts. `can` says what more
     whoever serves the page can do: {"generate": …, "capture": …}. `time` is what `read_run` reads of a
-    training run; `generation` the lines of one that was recorded, for a page that has no model.
+    training run; `generation` the lines of one that was recorded, for a page that has no model; `start` the
+    layer and the head that a reader sees first.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class Contents:
         can: dict[str, bool] | None = None,
         time: dict[str, Any] | None = None,
         generation: Sequence[Mapping[str, Any]] | None = None,
+        start: tuple[str, int] | None = None,
     ) -> None:
         self.texts: list[Seen] = []
         self.titles: list[str] = []
         self.entry, self.can, self.time, self.generation = entry, can or {}, time, generation
+        self.start = start
         self._tiles: Lately[Cells] = Lately(TILES)
         self._maps: Lately[AttentionMap] = Lately(MAPS)
         self._glances: dict[tuple[int, str], Glance] = {}
@@ -97,6 +100,7 @@ class Contents:
             "time": self.time,
             "example": example(),
             "generation": None if self.generation is None else list(self.generation),
+            "start": None if self.start is None else {"layer": self.start[0], "head": self.start[1]},
         }
 
     def one(self, text: int, layer: str | int, head: int) -> One:
@@ -175,7 +179,7 @@ class Contents:
             seen, some = self.texts[text], slice(self.entry, self.entry + 1)
             table = describe(
                 [self.whole(text, layer.key) for layer in seen.layers],
-                None if seen.ids is None else seen.ids[some],
+                [None if (ids := seen._read_by(layer)) is None else ids[some] for layer in seen.layers],
                 keys=[layer.key for layer in seen.layers],
                 heads=[layer.heads for layer in seen.layers],
                 real=None if seen.real is None else seen.real[some],
@@ -212,16 +216,23 @@ class Contents:
     def _text(self, number: int) -> dict[str, Any]:
         seen = self.texts[number]
         tokens = seen.tokens[self.entry] if seen.tokens else None
+        targets = seen.target_tokens[self.entry] if seen.target_tokens else None
         return {
             "title": self.titles[number],
             "tokens": tokens,
+            "target_tokens": targets,
             "boundary": seen.boundary,
-            "layers": [_layer(layer, len(tokens or ())) for layer in seen.layers],
+            "layers": [_layer(layer, tokens or [], targets) for layer in seen.layers],
         }
 
 
-def _layer(layer: Layer, tokens: int) -> dict[str, Any]:
+def _layer(layer: Layer, tokens: list[str], targets: list[str] | None) -> dict[str, Any]:
+    """A layer's facts. `queries_of` and `keys_of` say which tokens its axes stand for, from which one on."""
     _, H, T, S = layer.map.matrix
+    decodes = targets is not None and layer.stack in ("decoder", "cross")
+    queries = targets if targets is not None and decodes else tokens
+    keys = tokens if layer.stack == "cross" else queries
+    known = len(queries) >= T and len(keys) >= S and (layer.stack != "cross" or decodes)
     D, G = layer.map.q.shape[-1], layer.map.k.shape[1]
     return {
         "key": layer.key,
@@ -240,8 +251,10 @@ def _layer(layer: Layer, tokens: int) -> dict[str, Any]:
         "window": window_of(layer.map.mask),
         "rows": T,
         "cols": S,
-        "queries_from": tokens - T if max(T, S) <= tokens else None,
-        "keys_from": tokens - S if max(T, S) <= tokens else None,
+        "queries_of": "target_tokens" if queries is targets else "tokens",
+        "keys_of": "target_tokens" if keys is targets else "tokens",
+        "queries_from": len(queries) - T if known else None,
+        "keys_from": len(keys) - S if known else None,
         "evidence": _evidence(layer.evidence),
     }
 

@@ -88,8 +88,10 @@ function run(source) {
 function settled(meta, now) {
   const text = Number.isInteger(now.text) && meta.texts[now.text] ? now.text : 0;
   const layers = meta.texts[text].layers;
-  const layer = layers.find((one) => one.key === now.layer) ?? layers[0];
-  const head = layer.heads.includes(now.head) ? now.head : layer.heads[0];
+  const named = (key) => layers.find((one) => one.key === key);
+  const layer = named(now.layer) ?? named(meta.start?.layer) ?? layers[0];
+  const wanted = [now.head, layer.key === meta.start?.layer ? meta.start.head : -1];
+  const head = wanted.find((one) => layer.heads.includes(one)) ?? layer.heads[0];
   const within = (value, size) => (Number.isInteger(value) && value >= 0 && value < size ? value : -1);
   return {
     ...now, text, head, layer: layer.key, row: within(now.row, layer.rows), col: within(now.col, layer.cols),
