@@ -1,0 +1,203 @@
+"""Capture beside the plain forward pass, on Transformers' own models with random weights.
+
+    python -m benchmarks.capture [--tokens 4096] [--rounds 3] [--eager] [--out capture.json]
+    python -m benchmarks.capture --device cuda [--tokens 131072] [--out capture.json]
+
+On a CPU a GPT-2 of the small size, on a GPU a Llama of the 8B size in bfloat16; logits of the last token
+only. Both sides take turns within each round, and a ratio is the median of the rounds'. `--eager` also runs
+eager attention with output_attentions=True, which keeps every matrix: 10 GB at 4,096 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import logging
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import regard
+import regard.heads
+from benchmarks.measure import machine
+from regard.recorder import Seen
+
+CELLS = 256
+
+
+def gpt2(tokens: int) -> nn.Module:
+    import transformers
+
+    config = transformers.GPT2Config(n_positions=tokens, attn_implementation="sdpa")
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def llama(tokens: int) -> nn.Module:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=tokens,
+        attn_implementation="sdpa",
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda"):
+            return transformers.LlamaForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+class Clock:
+    """Seconds of a block, the GPU's work included; of one thread its own, whatever else the machine does."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.seconds = device, 0.0
+
+    def _wait(self) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        elif torch.get_num_threads() == 1:
+            return time.process_time()
+        return time.perf_counter()
+
+    def __enter__(self) -> Clock:
+        self._start = self._wait()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.seconds = self._wait() - self._start
+
+
+def resident() -> int:
+    """The bytes of this process that are in memory, once what was freed has been given back."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def forward(model: nn.Module, ids: Tensor) -> Tensor:
+    logits: Tensor = model(ids, use_cache=False, logits_to_keep=1).logits
+    return logits
+
+
+@torch.no_grad()
+def on_cpu(tokens: int, rounds: int, eager: bool) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = gpt2(tokens)
+    ids = torch.randint(0, model.config.vocab_size, (1, tokens))
+    plain_logits = forward(model, ids)  # and the model is warm
+    times: list[dict[str, float]] = []
+    seen = Seen()
+    for _ in range(rounds):
+        with Clock("cpu") as plain:
+            forward(model, ids)
+        del seen
+        before = resident()
+        with Clock("cpu") as captured, regard.capture(model) as seen:
+            logits = forward(model, ids)
+        grown = resident() - before
+        times.append({"plain": plain.seconds, "captured": captured.seconds, "grown": grown})
+    q_and_k = sum(map.q.nbytes + map.k.nbytes for map in seen)
+    with Clock("cpu") as overviews:
+        summaries = [map.summary(CELLS, CELLS) for map in seen]
+    with Clock("cpu") as scores:
+        regard.heads.describe(list(seen), ids, statistics=summaries, model="GPT-2")
+    plain_time = statistics.median(x["plain"] for x in times)
+    result: dict[str, Any] = {
+        "model": "GPT-2 small, random weights, float32",
+        "tokens": tokens,
+        "same logits, to the last bit": torch.equal(logits, plain_logits),
+        "certified": seen.certificate.certified,
+        "plain forward s": round(plain_time, 3),
+        "forward with capture, ratio": round(statistics.median(x["captured"] / x["plain"] for x in times), 3),
+        "ratio of each round": [round(x["captured"] / x["plain"], 3) for x in times],
+        "q and k MB": round(q_and_k / 1e6, 1),
+        "resident growth over q and k": round(statistics.median(x["grown"] for x in times) / q_and_k, 3),
+        "overviews and statistics of all heads, forwards": round(overviews.seconds / plain_time, 3),
+        "scores of all heads, forwards": round(scores.seconds / plain_time, 3),
+    }
+    if eager:
+        model.set_attn_implementation("eager")
+        del summaries, seen
+        before = resident()
+        with Clock("cpu") as slow:
+            weights = model(ids, use_cache=False, logits_to_keep=1, output_attentions=True).attentions
+        result["eager with output_attentions, ratio"] = round(slow.seconds / plain_time, 2)
+        result["eager with output_attentions, GB kept"] = round((resident() - before) / 1e9, 2)
+        del weights
+    return result
+
+
+@torch.no_grad()
+def on_cuda(tokens: int, rounds: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = llama(tokens)
+    ids = torch.randint(0, model.config.vocab_size, (1, tokens), device="cuda")
+    forward(model, ids[:, : min(tokens, 4096)])
+    result: dict[str, Any] = {"model": "Llama 8B shape, random weights, bfloat16", "tokens": tokens}
+    times, seen = [], Seen()
+    for _ in range(rounds):
+        with Clock("cuda") as plain:
+            plain_logits = forward(model, ids)
+        del seen
+        torch.cuda.reset_peak_memory_stats()
+        with Clock("cuda") as captured, regard.capture(model) as seen:
+            logits = forward(model, ids)
+        peak = torch.cuda.max_memory_allocated()
+        with Clock("cuda") as overviews:
+            for map in seen:
+                map.pool(CELLS, CELLS, "both")
+        times.append((plain.seconds, captured.seconds, overviews.seconds))
+        print([round(x, 2) for x in times[-1]], flush=True)
+    return result | {
+        "same logits, to the last bit": torch.equal(logits, plain_logits),
+        "largest difference of logits": float((logits - plain_logits).abs().max()),
+        "certified": f"{sum(found.certified for found in seen.certificate)} of {len(seen)}",
+        "worst strain": round(max(found.strain for found in seen.certificate), 4),
+        "plain forward s": round(statistics.median(x for x, _, _ in times), 2),
+        "forward with capture, ratio": round(statistics.median(y / x for x, y, _ in times), 3),
+        "overviews of every head s": round(statistics.median(z for _, _, z in times), 2),
+        "overviews of every head, forwards": round(statistics.median(z / x for x, _, z in times), 3),
+        "kept GiB": round(seen.nbytes / 2**30, 2),
+        "peak of the captured forward GiB": round(peak / 2**30, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    torch.set_num_threads(asked.threads)
+    if asked.device == "cuda":
+        found = on_cuda(asked.tokens or 131_072, asked.rounds)
+    else:
+        found = on_cpu(asked.tokens or 4096, asked.rounds, asked.eager)
+    result = {"machine": machine(asked.device)} | found
+    text = json.dumps(result, indent=2, ensure_ascii=False)
+    print(text)
+    if asked.out:
+        asked.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
