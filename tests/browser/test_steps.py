@@ -11,6 +11,9 @@ from captures import HOSTILE, captured
 from playwright.sync_api import Page, expect
 
 import regard
+from regard.attention.steps import trace
+from regard.recorder import Layer, Seen
+from regard.recorder.certificate import examine
 from regard.show.running import Running
 from regard.stages.example import X, multi_head, project
 
@@ -57,7 +60,7 @@ def test_every_step_is_the_library_s(page: Page, opened: Callable[..., str]) -> 
     )
 
 
-def test_masked_and_capped(page: Page, serve: Callable[..., Running]) -> None:
+def test_what_the_mask_hides(page: Page, serve: Callable[..., Running]) -> None:
     seen = captured(30, mask=regard.causal & regard.window(4))
     page.goto(serve(seen).address + "#view=steps&row=20")
     expect(page.locator("#view-steps .step").first).to_be_visible()
@@ -66,6 +69,44 @@ def test_masked_and_capped(page: Page, serve: Callable[..., Running]) -> None:
     assert masked[20] > float("-inf")
     assert step(page, "Softmax")[0] == 0
     expect(page.locator("#view-steps")).to_contain_text("lets it look at 4 keys of 30")
+
+
+def test_a_soft_cap_and_a_learned_sink(page: Page, opened: Callable[..., str]) -> None:
+    torch.manual_seed(0)
+    q, k, v = (3 * torch.randn(1, 2, 12, 8) for _ in range(3))
+    sinks = torch.tensor([0.5, -1.0])
+    m = regard.weights(q, k, mask=regard.causal, softcap=2.0, sinks=sinks)
+    layer = Layer(0, "h.0", "", m, examine(m, v, m.apply(v)), (0, 1), v)
+    seen = Seen([layer], "capped", torch.arange(12)[None], [[f" t{i}" for i in range(12)]])
+    page.goto(opened(seen) + "#view=steps&head=1&row=11")
+    expect(page.get_by_role("heading", name="Capped")).to_be_visible()
+    steps = trace(q, k, v, regard.causal, softcap=2.0, sinks=sinks)
+    capped, weights = step(page, "Capped"), step(page, "Softmax")
+    assert list(capped.values()) == pytest.approx(steps.scaled[0, 1, 11, list(capped)].tolist(), abs=2e-3)
+    assert list(weights.values()) == pytest.approx(steps.weights[0, 1, 11, list(weights)].tolist(), rel=0.01)
+    assert numbers(page, "Output", "output") == pytest.approx(steps.output[0, 1, 11].tolist(), abs=5e-3)
+    expect(page.locator("#view-steps .checks").first).to_contain_text("a learned sink takes the rest")
+    expect(page.locator("#view-steps .checks .bad")).to_have_count(0)
+
+
+def test_one_text_that_looks_at_another(page: Page, opened: Callable[..., str]) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    m = regard.weights(q, k)
+    seen = Seen([Layer(0, "cross.0", "cross", m, examine(m, v, m.apply(v)), (0, 1), v)], "crossed")
+    seen.tokens, seen.target_tokens = [["k0", "k1", "k2", "k3", "k4"]], [["q0", "q1", "q2", "q3", "q4", "q5"]]
+    page.goto(opened(seen) + "#view=steps&row=3")
+    expect(page.locator("#view-steps .checks").first).to_contain_text("All 5 weights sum to 1.0")
+    expect(page.locator("#view-steps .lead .token")).to_have_text("q3")
+    expect(page.locator("#view-steps .step").nth(1).locator(".token").first).to_have_text("k0")
+    page.click("#tab-text")
+    best = int(m[0, 0, 3].dense().argmax())
+    expect(page.locator("#view-text .tok")).to_have_count(11)
+    expect(page.locator("#view-text .ranked .token").first).to_have_text(f"k{best}")
+    page.click("#tab-heads")
+    expect(page.locator("#view-heads .card")).to_have_count(2)
+    page.click("#tab-cache")
+    expect(page.locator(".cache-policy [aria-live]")).to_contain_text("look ahead")
 
 
 def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(

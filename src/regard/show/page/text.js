@@ -8,7 +8,7 @@ import { headPicker, latest, legend } from "./parts.js";
 import { reading } from "./read.js";
 import { layerOf } from "./source.js";
 import { theme } from "./theme.js";
-import { short, visible } from "./tokens.js";
+import { axisOf, short, visible } from "./tokens.js";
 
 const LEVELS = 64; // shades: a token whose shade stays the same is left alone
 const RANKED = 12;
@@ -41,6 +41,7 @@ export function text(root, app) {
     ),
   );
 
+  let texts = null; // what `written` gives
   let spans = []; // one a token
   let levels = new Uint8Array(0); // the shade of each
   let drawn = ""; // which text the spans are of
@@ -53,28 +54,40 @@ export function text(root, app) {
 
   const looking = () => state.way !== "by";
   const about = () => layerOf(app.meta, state.text, state.layer);
+  /** What is written out: the tokens, and where on them the layer's queries and keys begin. */
+  const written = () => {
+    const layer = about();
+    const [queries, keys] = ["queries", "keys"].map((axis) => axisOf(app.meta, state.text, layer, axis));
+    if (queries && keys && queries.tokens === keys.tokens) return { tokens: keys.tokens, queries: queries.from, keys: keys.from };
+    // One text looks at another: both are written, the one that is looked at first.
+    const numbered = (size) => ({ tokens: Array.from({ length: size }, (_, i) => ` ${i}`), from: 0 });
+    if (!queries && !keys && layer.stack !== "cross") return { tokens: numbered(layer.cols).tokens, queries: layer.cols - layer.rows, keys: 0 };
+    const [a, b] = [keys ?? numbered(layer.cols), queries ?? numbered(layer.rows)];
+    return { tokens: [...a.tokens, ...b.tokens], keys: a.from, queries: a.tokens.length + b.from, second: a.tokens.length };
+  };
   const offsets = () => {
-    const { queries_from: queries, keys_from: keys, rows, cols } = about();
-    return looking() ? { mine: queries, size: rows, theirs: keys } : { mine: keys, size: cols, theirs: queries };
+    const { rows, cols } = about();
+    return looking() ? { mine: texts.queries, size: rows, theirs: texts.keys } : { mine: texts.keys, size: cols, theirs: texts.queries };
   };
   const pinned = () => {
     const { mine } = offsets();
     const index = looking() ? state.row : state.col;
-    return index >= 0 && mine !== null ? index + mine : -1;
+    return index >= 0 ? index + mine : -1;
   };
-  const tokens = () => app.meta.texts[state.text].tokens;
 
   function build() {
-    const all = tokens() ?? Array.from({ length: about().cols }, (_, i) => ` ${i}`);
-    spans = all.map((token, i) => {
+    const { tokens, second } = texts;
+    const { boundary } = app.meta.texts[state.text];
+    spans = tokens.map((token, i) => {
       const span = element("span", { class: "tok", role: "option", id: `tok-${i}`, text: running(token) });
-      if (i > 0 && i === app.meta.texts[state.text].boundary) span.classList.add("first-written");
+      if (i > 0 && i === boundary) span.classList.add("first-written");
       span.token = i;
       return span;
     });
     levels = new Uint8Array(spans.length);
     // The last line end stands outside of its token, which would otherwise begin the next line.
-    body.replaceChildren(...spans.flatMap((span, i) => (all[i].endsWith("\n") ? [span, "\n"] : [span])));
+    body.replaceChildren(...spans.flatMap((span, i) => (tokens[i].endsWith("\n") ? [span, "\n"] : [span])));
+    if (second) spans[second]?.before(element("span", { class: "second-text", text: "looks at the text above:", role: "presentation" }));
     at = under = -1;
     found = null;
   }
@@ -107,7 +120,7 @@ export function text(root, app) {
   }
 
   function tell() {
-    const all = tokens() ?? spans.map((_, i) => `#${i}`);
+    const all = texts.tokens;
     const verb = looking() ? "looks at" : "is looked at by";
     chosen.replaceChildren();
     ranked.replaceChildren();
@@ -180,7 +193,7 @@ export function text(root, app) {
       });
     }
     const best = [...sums].sort((a, b) => b[1] - a[1])[0];
-    return best ? best[0] + about().keys_from : -1;
+    return best ? best[0] + texts.keys : -1;
   }
 
   const look = latest(async (fresh) => {
@@ -304,15 +317,8 @@ export function text(root, app) {
       sink.value = state.sink;
       scale.value = state.scale;
       sink.hidden = !looking();
-      const crossed = about().keys_from === null || about().queries_from === null;
-      root.classList.toggle("no-text", crossed && Boolean(tokens()));
-      if (crossed && tokens()) {
-        drawn = "";
-        said.textContent = `Layer ${about().key} looks from one text at another, whose tokens are not known here: see the Map.`;
-        body.replaceChildren();
-        return;
-      }
-      const wanted = `${state.text} ${about().cols}`;
+      texts = written();
+      const wanted = `${state.text} ${texts.tokens.length} ${texts.second} ${about().queries_of}`;
       if (drawn !== wanted) build();
       drawn = wanted;
       if (colours !== theme()) levels.fill(255); // every shade anew

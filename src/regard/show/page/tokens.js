@@ -22,9 +22,15 @@ export function short(token, most = 16) {
   return `${letters.slice(0, most - 1 - tail).join("")}…${tail ? letters.slice(-tail).join("") : ""}`;
 }
 
-/** The token at a place of one of a layer's axes ("queries" or "keys"), or its number if the text is unknown. */
+/** The tokens that an axis of a layer ("queries" or "keys") stands for, and from which one on; null if unknown. */
+export function axisOf(meta, text, layer, axis) {
+  const tokens = meta.texts[text][layer[`${axis}_of`]];
+  const from = layer[`${axis}_from`];
+  return tokens && from !== null ? { tokens, from } : null;
+}
+
+/** The token at a place of one of a layer's axes, or its number if the text is unknown. */
 export function tokenAt(meta, text, layer, axis, index) {
-  const { tokens } = meta.texts[text];
-  const from = axis === "queries" ? layer.queries_from : layer.keys_from;
-  return tokens && from !== null ? tokens[from + index] : `#${index}`;
+  const found = axisOf(meta, text, layer, axis);
+  return found ? found.tokens[found.from + index] : `#${index}`;
 }
