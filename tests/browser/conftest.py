@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import chromium
 import pytest
 from captures import captured
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
+from browser import chromium
 from regard.recorder import Seen
 from regard.show.contents import Contents
 from regard.show.page import write
