@@ -45,6 +45,7 @@ def test_json_is_what_the_page_reads_and_comes_back(table: HeadTable, tmp_path: 
     assert rows[0]["scores"]["induction"]["shuffled"] is not None
     again = HeadTable.from_json(tmp_path / "heads.json")
     assert again.to_json() == HeadTable.from_json(table.to_json()).to_json() == table.to_json()
+    assert rows[0]["shuffled"] == again.shuffled == "labels"
     assert math.isnan(again[0, 0].scores["previous_token"].shuffled)
     with pytest.raises(ValueError, match="JSON of a table of heads"):
         HeadTable.from_json('[{"layer": 1}]')

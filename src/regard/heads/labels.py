@@ -27,6 +27,7 @@ FLOORS = {
     "local": 0.5,
 }
 BESIDE = ("sink", "local")
+REPEATS = "_on_repeats"  # ends the names of scores that were taken on random tokens, repeated
 MARGIN = 0.1
 REACH = 2  # times the 95% interval
 QUERIES = 6
@@ -42,9 +43,6 @@ def labels(found: Mapping[str, Estimate]) -> tuple[str, ...]:
             above = (score.value - _null(score)) * (0.5 if label in BESIDE else 1.0)
             excess[label] = max(above, excess.get(label, above))
     return tuple(sorted(excess, key=lambda label: -excess[label]))
-
-
-REPEATS = "_on_repeats"  # ends the names of scores that were taken on random tokens, repeated
 
 
 def _clear(score: Estimate, floor: float) -> bool:

@@ -86,9 +86,15 @@ class Text:
         real = None if real is None or bool(real.all()) else real.to(map.device)
         self.first = first_position(map)
         self.real_keys = None if real is None or self.crossed else real  # (B, S)
-        self.real = _of_queries(real, self.first, T)  # (B, T)
+        self.real = self._of_queries(real)  # (B, T)
         self.sight: Sight = sight(map, self.real)
         self.null, _ = self._read(self.sight.alike, None)
+
+    def _of_queries(self, real: Tensor | None) -> Tensor | None:
+        T = self.matrix[2]
+        if real is None or real.shape[1] == T:
+            return real
+        return None if self.crossed else real[:, self.first : self.first + T]
 
     def suits(self, map: AttentionMap, ids: Tensor | None, crossed: bool = False) -> bool:
         """Whether another map read the same and has the same shape and mask, so that this serves it too."""
@@ -230,12 +236,6 @@ class Text:
         out: dict[str, Reading] = {}
         self._add_tokens(self._silenced(map), self.null, out)
         return out
-
-
-def _of_queries(real: Tensor | None, first: int, T: int) -> Tensor | None:
-    if real is None:
-        return None
-    return real if real.shape[1] == T else real[:, first : first + T]
 
 
 def columns(map: AttentionMap, keys: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -61,8 +61,6 @@ class HeadTable:
     shuffled: Literal["text", "labels"] = "labels"
     """What `Score.shuffled` is of: the model reading a shuffled text, or only the tokens' labels shuffled."""
     model: str = ""
-    kv_heads: dict[str, int] = field(default_factory=dict)
-    """How many key/value heads a layer has."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -123,7 +121,7 @@ class HeadTable:
         return name
 
     def _with(self, rows: Iterable[Head]) -> HeadTable:
-        return HeadTable(list(rows), self.texts, self.tokens, self.shuffled, self.model, self.kv_heads)
+        return HeadTable(list(rows), self.texts, self.tokens, self.shuffled, self.model)
 
     def to_data(self) -> list[dict[str, Any]]:
         """Plain data, a row a head; None stands for NaN."""
@@ -135,6 +133,7 @@ class HeadTable:
                 "label": row.label,
                 "labels": list(row.labels),
                 "sink_key": row.sink_key,
+                "shuffled": self.shuffled,
                 "scores": {
                     name: {part: _plain(x) for part, x in score._asdict().items()}
                     for name, score in row.scores.items()
@@ -161,6 +160,7 @@ class HeadTable:
         if not isinstance(text, str) or not text.lstrip().startswith("["):
             text = Path(text).read_text(encoding="utf-8")
         try:
+            given = json.loads(text)
             rows = [
                 Head(
                     row["layer"],
@@ -170,11 +170,12 @@ class HeadTable:
                     row["sink_key"],
                     {name: _score(parts) for name, parts in row["scores"].items()},
                 )
-                for row in json.loads(text)
+                for row in given
             ]
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"text: expected the JSON of a table of heads: {error!r}") from None
-        return cls(rows)
+        how: Literal["text", "labels"] = "text" if given and given[0].get("shuffled") == "text" else "labels"
+        return cls(rows, shuffled=how)
 
     def columns(self) -> dict[str, list[Any]]:
         """Column by column: a score's value under its name, its parts under `name_null` and so on."""
