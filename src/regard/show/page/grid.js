@@ -3,8 +3,8 @@
 import { badge, element } from "./dom.js";
 import { paintThumb } from "./colours.js";
 
-/** Fills `root`; returns {show(state)}. */
-export function grid(root, app) {
+/** Fills `root`; calls `came` when small maps have come. Returns {show(state), chosen(state)}. */
+export function grid(root, app, came = () => {}) {
   const rows = new Map(); // layer key → its buttons by head
   const pictures = new Map(); // button → its bytes
   let text = -1;
@@ -81,6 +81,7 @@ export function grid(root, app) {
         pictures.set(button, found.pictures.subarray(at * 4096, (at + 1) * 4096));
         paintThumb(button.firstChild, pictures.get(button));
       });
+      came();
     }
   }
 

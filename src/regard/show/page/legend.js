@@ -3,6 +3,7 @@
 import { css } from "./colours.js";
 import { element } from "./dom.js";
 import { exact } from "./readout.js";
+import { theme } from "./theme.js";
 
 /** Fills `root`; returns {show({scale, clipped, sink, hidden, token, reduce})}. */
 export function legend(root) {
@@ -15,9 +16,13 @@ export function legend(root) {
   const words = element("p", { class: "small quiet" });
   const hidden = element("p", { class: "small", id: "hidden-mass" });
   root.append(bar, mask, words, hidden);
+  let shown = "";
 
   return {
     show({ scale, clipped, reduce, z, sink }) {
+      const name = [theme(), scale.scale, scale.top, scale.bottom, clipped, reduce, z, sink?.key, sink?.share].join(" ");
+      if (name === shown) return; // a map that is moved draws often
+      shown = name;
       paint(canvas);
       const marks = marksOf(scale, clipped);
       ticks.replaceChildren(
@@ -31,12 +36,12 @@ export function legend(root) {
       words.textContent = noteOf(reduce, z);
       hidden.hidden = !sink;
       if (sink) {
-        const share = sink.share === null ? "…" : `${(100 * sink.share).toFixed(1)}%`;
+        const share = `${(100 * sink.share).toFixed(1)}%`;
         hidden.replaceChildren(
           `Key ${sink.key} `, element("span", { class: "token", text: sink.token }),
           ` stands apart with ${share} of all attention; colours show each query's rest.`,
         );
-        hidden.dataset.share = sink.share ?? "";
+        hidden.dataset.share = sink.share;
       }
     },
   };

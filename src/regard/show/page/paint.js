@@ -3,10 +3,11 @@
 /**
  * The tile as a canvas of one pixel a cell. Cells that nobody may see stay transparent.
  * `look`: {reduce, scale (from colours.js), pixels (the ramp), style (a name for all this together)};
- * `rest`: for each row of cells the share of attention that is left when the sink is taken out, or null.
+ * `restOf()`: for each row of cells the share of attention that is left when the sink is taken out, or null.
  */
-export function painted(tile, look, rest) {
+export function painted(tile, look, restOf) {
   if (tile.style === look.style) return tile.canvas;
+  const rest = restOf();
   const { rows, cols } = tile;
   const values = look.reduce === "max" ? tile.max : tile.mass;
   tile.canvas ??= Object.assign(document.createElement("canvas"), { width: cols, height: rows });
@@ -27,7 +28,7 @@ export function painted(tile, look, rest) {
 
 /**
  * Where a scale that fits what is seen should end: the 99.5th percentile of the visible cells in the frame,
- * to two digits. `drawn` is what the pyramid covers the frame with; `restOf(tile)` as `rest` above.
+ * to two digits. `drawn` is what the pyramid covers the frame with; `restOf(one)` as above.
  */
 export function fitTop(drawn, frame, reduce, restOf) {
   const found = [];

@@ -17,8 +17,8 @@ export function brief(weight, digits = 2) {
 }
 
 /**
- * Draws a scene: {width, height, gutter, camera, z, drawn, thumb, look, restOf, sink, sinkColumn, boundary,
- * cursor, hover, pinned, weightAt(row, col), meta, text, layer, colours, fonts, measure, pixel}.
+ * Draws a scene: {width, height, gutter, camera, z, drawn, thumb, look, restOf, restAt, sink, boundary, cursor,
+ * hover, marked, weightAt(row, col), meta, text, layer, colours, fonts, measure, pixel}.
  * `pixel` is the size of a screen's pixel in ours: 1 / devicePixelRatio.
  */
 export function draw(context, scene) {
@@ -85,7 +85,7 @@ function tiles(context, scene) {
     // A last cell that holds fewer tokens is drawn as large as they are.
     const [sw, sh] = [(part.right - part.left) / size, (part.bottom - part.top) / size];
     context.imageSmoothingEnabled = (camera.zoom * size) / pixel < 2.5;
-    const canvas = painted(tile, look, scene.restOf(one));
+    const canvas = painted(tile, look, () => scene.restOf(one));
     context.drawImage(canvas, sx, sy, sw, sh, x0, y0, x1 - x0, y1 - y0);
   }
 }
@@ -113,7 +113,7 @@ function removed(context, { camera, sink, colours }, shown) {
 }
 
 /** The sink's own column, beside the map, on the same rows and a scale from 0 to 1. */
-function strip(context, { camera, gutter, sink, sinkColumn, colours, fonts, pixel }, shown) {
+function strip(context, { camera, gutter, sink, colours, fonts, pixel }, shown) {
   const x = gutter.left - STRIP_GAP - STRIP;
   context.save();
   context.beginPath();
@@ -121,14 +121,13 @@ function strip(context, { camera, gutter, sink, sinkColumn, colours, fonts, pixe
   context.clip();
   context.fillStyle = colours.sunken;
   context.fillRect(x, gutter.top, STRIP, shown.height);
-  if (sinkColumn) {
-    const { top, bottom } = camera.frame;
-    const step = Math.max(1, Math.floor(pixel / camera.zoom));
-    for (let row = Math.max(0, Math.floor(top)); row < Math.min(camera.T, bottom); row += step) {
-      const [, y] = camera.point(0, row);
-      context.fillStyle = css(sinkColumn[row]);
-      context.fillRect(x, gutter.top + y, STRIP, Math.max(pixel, camera.zoom * step) + 0.3);
-    }
+  const { top, bottom } = camera.frame;
+  const step = Math.max(1, Math.floor(pixel / camera.zoom));
+  for (let row = Math.max(0, Math.floor(top)); row < Math.min(camera.T, bottom); row += step) {
+    const [, y] = camera.point(0, row);
+    const last = Math.min(camera.T, row + step);
+    context.fillStyle = css((sink.sums[last] - sink.sums[row]) / (last - row));
+    context.fillRect(x, gutter.top + y, STRIP, Math.max(pixel, camera.zoom * step) + 0.3);
   }
   context.restore();
   context.strokeStyle = colours.accent;

@@ -2,7 +2,6 @@
 // A tile of level z is 256 × 256 cells of 2^z × 2^z tokens, as `source.js` gives it.
 
 const SIDE = 256;
-const AT_ONCE = 4; // questions under way
 const KEPT = 128; // tiles of one head
 
 /** The coarsest level: one tile holds the whole map. */
@@ -91,7 +90,7 @@ export class Pyramid {
       }
     }
     for (const place of missing) {
-      if (this.asked.size >= AT_ONCE) break;
+      if (this.asked.size >= this.source.atOnce) break;
       if (!this.asked.has(place.join(" "))) this.fetch(place);
     }
   }

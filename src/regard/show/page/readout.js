@@ -24,6 +24,7 @@ export function readout(root, app) {
   const about = element("div", { class: "notes-block" });
   root.append(live, ranked, about);
   let asked = "";
+  let shown = "";
 
   const fact = (name, value, mono = "") => [
     element("dt", { text: name }), element("dd", { text: value, class: mono }),
@@ -34,6 +35,9 @@ export function readout(root, app) {
   return {
     /** One cell: {row, col, size, mass, max, exact}, or null. `size` 1 is a single weight. */
     cell(state, layer, cell) {
+      const name = JSON.stringify([state.text, layer.key, state.head, cell]);
+      if (name === shown) return;
+      shown = name;
       if (!cell) {
         number.textContent = "–";
         delete number.dataset.weight;

@@ -79,6 +79,7 @@ export async function openSaved() {
 
   return {
     meta,
+    atOnce: 1, // there is one of us to compute
     async thumbs(text, layer) {
       const about = described(text, layer);
       const { pictures } = await block(`thumbs-${text}`);

@@ -62,6 +62,7 @@ export async function openServed() {
     new Float32Array(await (await ask(path, query, signal)).arrayBuffer());
 
   const source = {
+    atOnce: 4, // questions that it likes to have at a time
     meta: await (await ask("meta", {})).json(),
     thumbs: (text, layer) =>
       once(`thumbs ${text} ${layer}`, async () => {

@@ -1,5 +1,6 @@
 // Where the page's numbers come from: a server, or the file itself. Both answer the same questions.
 //
+//   atOnce                                     how many tiles to ask for at a time
 //   meta                                       what there is (see contents.py), known at once
 //   thumbs(text, layer)                        {pictures: Uint8Array (heads · 64 · 64), sinks: [{key, share}]}
 //   tile(text, layer, head, z, i, j, {without, signal})   {mass, max: Float32Array, rows, cols}; max −1: unseen

@@ -58,7 +58,7 @@ export function makeState() {
     const address = format(state);
     if (address === location.hash || (address === "#" && !location.hash)) return;
     if (step) history.pushState(null, "", address);
-    else timer = setTimeout(() => history.replaceState(null, "", format(state)), 150); // browsers allow few
+    else timer = setTimeout(() => history.replaceState(null, "", format(state)), 60); // browsers allow few
   };
   const tell = (before) => {
     for (const listener of [...listeners]) listener(state, before);

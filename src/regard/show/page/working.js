@@ -20,14 +20,14 @@ export function stepsOf(head, v, about, row) {
     const capped = head.softcap ? head.softcap * Math.tanh(scaled / head.softcap) : scaled;
     const added = head.relative ? head.relative[j - row + T - 1] : head.dense ? head.dense[row * S + j] : 0;
     let visible = false;
-    head.visible(row, j, j + 1, () => (visible = true));
+    head.stretches(row, j, j + 1, () => (visible = true));
     return {
       key: j, k, score, scaled, capped, added, visible, weight: weights[j],
       v: v ? Array.from(v.subarray(j * E, (j + 1) * E)) : null,
     };
   });
   let visible = 0;
-  head.visible(row, 0, S, () => visible++);
+  head.stretches(row, 0, S, (from, to) => (visible += to - from));
   let output = null;
   if (v) {
     output = new Array(E).fill(0);

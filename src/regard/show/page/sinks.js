@@ -1,0 +1,35 @@
+// The key that takes the most of a head's attention, when it is to stand apart from the rest of the map.
+
+const LEAST_REST = 0.01; // of a query's attention: what it leaves beside its sink is not blown up further
+
+/** A head's sink: its key, the weights of its column, and the share of all attention that goes there. */
+class Sink {
+  constructor(key, column) {
+    Object.assign(this, { key, column, sums: new Float64Array(column.length + 1) });
+    column.forEach((weight, row) => (this.sums[row + 1] = this.sums[row] + weight));
+    this.share = this.sums.at(-1) / column.length;
+  }
+
+  /** What the sink leaves of the attention of the queries from `first` to before `last`, on average. */
+  rest(first, last) {
+    return Math.max(LEAST_REST, 1 - (this.sums[last] - this.sums[first]) / (last - first));
+  }
+
+  /** The same for each row of cells of tile row i at level z. */
+  rests(z, i) {
+    const size = 2 ** z;
+    const all = this.column.length;
+    const rows = Math.min(256, Math.ceil(all / size) - i * 256);
+    return Float32Array.from({ length: rows }, (_, y) => {
+      const first = (i * 256 + y) * size;
+      return this.rest(first, Math.min(all, first + size));
+    });
+  }
+}
+
+/** A promise of the sink of one head. `layer` is what the meta says of it. */
+export async function findSink(source, text, layer, head) {
+  const { sinks } = await source.thumbs(text, layer.key);
+  const { key } = sinks[layer.heads.indexOf(head)];
+  return new Sink(key, await source.column(text, layer.key, head, key));
+}
