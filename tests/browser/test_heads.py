@@ -79,6 +79,10 @@ def test_two_heads_and_two_texts_side_by_side(page: Page, opened: Callable[..., 
     expect(page.locator(".compare-side h3")).to_have_text(["Layer 0, head 1", "Layer 1, head 2"])
     expect(page.locator(".compare-scores .compare-row").first.locator(".score-bar .null")).to_have_count(2)
     expect(page.locator(".compare-picture").first).to_have_attribute("width", "60")
+    inked = page.locator(".compare-picture").first.evaluate(
+        "c => c.getContext('2d').getImageData(0, 0, 60, 60).data.filter((x, n) => n % 4 === 3 && x).length"
+    )
+    assert inked == 60 * 61 // 2  # what the mask hides is left blank
     page.get_by_role("button", name="Close").click()
     expect(page.locator(".compare-side")).to_have_count(0)
     page.locator("#view-heads .card").nth(1).get_by_role("button", name="Compare").click()

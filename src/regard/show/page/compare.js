@@ -1,13 +1,12 @@
 // Two heads, or one head on two texts, side by side: their pictures, and their scores bar against bar.
 // What is compared stands in the address as pair=text/layer/head,text/layer/head.
 
-import { makeScale, ramp } from "./colours.js";
+import { ramp } from "./colours.js";
 import { element } from "./dom.js";
 import { score } from "./numbers.js";
 import { latest, select } from "./parts.js";
 import { SCORES, endOf, namesOf, scoreBar, sentence, words } from "./scores.js";
 import { layerOf } from "./source.js";
-import { painted } from "./paint.js";
 import { theme } from "./theme.js";
 
 const written = ({ text, layer, head }) => `${text}/${layer}/${head}`;
@@ -85,12 +84,17 @@ export function compare(root, app) {
   async function picture(canvas, one, about) {
     const z = Math.max(0, Math.ceil(Math.log2(Math.max(about.rows, about.cols) / 256)));
     const tile = await app.source.tile(one.text, one.layer, one.head, z, 0, 0);
-    const own = { mass: tile.mass, max: tile.max, rows: tile.rows, cols: tile.cols };
-    const root_of = { ...makeScale({ scale: "linear", top: 1 }), at: (mass) => Math.sqrt(Math.min(1, mass)) };
-    const image = painted(own, { reduce: "mass", scale: root_of, pixels: ramp().pixels, style: "compare" }, null);
+    const { pixels } = ramp();
     canvas.width = tile.cols;
     canvas.height = tile.rows;
-    canvas.getContext("2d").drawImage(image, 0, 0);
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(tile.cols, tile.rows);
+    const out = new Uint32Array(image.data.buffer);
+    // The root, as in the small pictures: what is faint can be seen as well.
+    tile.mass.forEach((mass, n) => {
+      if (tile.max[n] >= 0) out[n] = pixels[Math.round(255 * Math.sqrt(Math.min(1, mass)))];
+    });
+    context.putImageData(image, 0, 0);
   }
 
   function bars(chosen, known) {
