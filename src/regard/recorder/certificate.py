@@ -100,28 +100,23 @@ def examine(map: AttentionMap, v: Tensor, output: Tensor, *, problem: str | None
     rows = sampled_rows(T).to(map.device)
     difference = sums = scores = size = 0.0
     group = H // max(map.k.shape[1], 1)
-    heads_at_once = max(1, TILE // max(1, B * min(16, T) * S * map.dtype.itemsize) // group) * group
-    if 0 not in (B, H, T, S):
-        for first in range(0, H, heads_at_once):
-            some = slice(first, first + heads_at_once)
-            part = map[:, some]
-            groups = slice(first // group, (first + heads_at_once) // group)
-            values = v[:, groups].to(map.dtype)  # (B, g, S, E)
-            size = max(size, float(values.abs().nan_to_num(0.0, 0.0, 0.0).amax()))
-            for i in range(0, len(rows), 16):
-                at = rows[i : i + 16]
-                weights = part.tile(at)  # (B, h, rows, S)
-                folded = weights.view(B, values.shape[1], -1, S)
-                mixed = _finite_product(folded, values).view(*weights.shape[:3], -1)
-                lse = part.lse[:, :, at]
-                total = weights.sum(-1)
-                if part.sinks is not None:
-                    total = total + (part.sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
-                seen = lse > -torch.inf
-                given = output[:, some][:, :, at].to(map.dtype)
-                difference = _worst(difference, (mixed - given).abs())
-                sums = _worst(sums, ((total - 1.0) * seen).abs())
-                scores = _worst(scores, lse.abs().masked_fill(~seen, 0.0))
+    heads_at_once = max(1, TILE // max(1, B * len(rows) * S * map.dtype.itemsize) // group) * group
+    for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
+        some = slice(first, first + heads_at_once)
+        part = map[:, some]
+        values = v[:, first // group : (first + heads_at_once) // group].to(map.dtype)  # (B, g, S, E)
+        weights = part.tile(rows)  # (B, h, rows, S)
+        mixed = _finite_product(weights.view(B, values.shape[1], -1, S), values)
+        lse = part.lse[:, :, rows]
+        total = weights.sum(-1)
+        if part.sinks is not None:
+            total = total + (part.sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
+        seen = lse > -torch.inf
+        given = output[:, some][:, :, rows].to(map.dtype)
+        difference = _worst(difference, (mixed.view(given.shape) - given).abs())
+        sums = _worst(sums, ((total - 1.0) * seen).abs())
+        scores = _worst(scores, lse.abs().masked_fill(~seen, 0.0))
+        size = _worst(size, values.abs().nan_to_num(0.0, 0.0, 0.0))
     working, kept = torch.finfo(map.dtype).eps, torch.finfo(output.dtype).eps
     # A score of size s is known to s · eps, and so is the logarithm of its weight. Kernels of the half
     # precisions round the weights and the output once each.

@@ -353,8 +353,9 @@ def compact(map: AttentionMap) -> AttentionMap:
 def own(x: Tensor) -> Tensor:
     """x, or a copy where it is part of something larger or has been written to in place before."""
     alone = x.untyped_storage().nbytes() <= 1.05 * x.nbytes
-    return (
-        x
-        if alone and not x.is_inference() and x._version == 0
-        else x.clone(memory_format=torch.contiguous_format)
-    )
+    return unwritten(x) if alone else x.clone(memory_format=torch.contiguous_format)
+
+
+def unwritten(x: Tensor) -> Tensor:
+    """x, or a copy where it has been written to in place before and may be again, as a static cache is."""
+    return x.clone() if x.is_inference() or x._version else x

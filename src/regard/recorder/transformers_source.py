@@ -19,7 +19,7 @@ from regard.maps import AttentionMap
 from regard.recorder import sdpa_source
 from regard.recorder.dense_masks import as_bias, as_rule
 from regard.recorder.places import mentions, placed
-from regard.recorder.recording import Place, Recording, own
+from regard.recorder.recording import Place, Recording, unwritten
 from regard.recorder.transformers_masks import RuleMask, rule_mask
 
 NAME = "regard"  # names with "flash", "sdpa" or "flex" in them switch on other code in Transformers
@@ -93,7 +93,7 @@ def attention(
             problem=f"dropout {dropout} was on, which no map shows" if dropout else None,
         )
     sinks = None if s_aux is None else s_aux.detach()
-    map = AttentionMap(query.detach(), own(key.detach()), lse, mask, scale, softcap, sinks)
+    map = AttentionMap(query.detach(), unwritten(key.detach()), lse, mask, scale, softcap, sinks)
     return output.transpose(1, 2).contiguous(), map
 
 
