@@ -189,8 +189,8 @@ def table(result: dict[str, Any]) -> str:
     off = max(row["precision"] for row in rows if "precision" in row)
     moving = [row for row in result["rows"] if "frame_ms" in row]
     words = (
-        "From the attention of a GPT-2-small shape (12 layers of 12 heads of 64) to a page on disk, both in one "
-        f"run of `python -m benchmarks.page` ({about}). BertViz "
+        "From the attention of a GPT-2-small shape (12 layers of 12 heads of 64) to a page on disk, "
+        f"both in one run of `python -m benchmarks.page` ({about}). BertViz "
         f"draws nothing without its CDN. The largest error of a weight in our file was {off:.1%}."
     )
     if moving:

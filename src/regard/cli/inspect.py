@@ -210,7 +210,10 @@ def _serve(contents: Any, opened: Opened | None, host: str, port: int, open_: bo
 
     read, generate = (opened.read, opened.generate) if opened else (None, None)
     running = Running(Site(contents, read, generate), host=host, port=port)
-    typer.echo(f"{running.address}\nCtrl-C ends it.")
+    typer.echo(running.address)
+    if running.door.token:
+        typer.echo("Whoever has this whole address can read the texts on the page, from other machines too.")
+    typer.echo("Ctrl-C ends it.")
     if open_:
         open_browser(running.address)
     running.run()
