@@ -71,18 +71,17 @@ def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.uint16]:
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """The tokens of a prompt, with a start if there is one; ValueError names what would be left out.
 
-    Any tokenizer will do. One that rewrites the text first may leave out what it likes, and one that cuts it
-    up first may leave out spaces.
+    A BPE leaves out characters that it has no token for, without a word; other kinds say that they do not
+    know. One that rewrites the text first may leave out what it likes, and one that cuts it up first, spaces.
     """
-    found = tokenizer.encode(text)
-    ids: list[int] = found.ids
-    if tokenizer.normalizer is None:
-        covered = {place for first, end in found.offsets for place in range(first, end)}
-        missed = {character for place, character in enumerate(text) if place not in covered}
-        if tokenizer.pre_tokenizer is not None:
-            missed = {character for character in missed if not character.isspace()}
-        if missed:
-            raise _unknown(missed)
+    from tokenizers.models import BPE
+
+    if isinstance(tokenizer.model, BPE) and tokenizer.normalizer is None:
+        cut = tokenizer.pre_tokenizer is not None
+        asked = {character for character in text if not (cut and character.isspace())}
+        if unread := {one for one in asked if not tokenizer.encode(one, add_special_tokens=False).ids}:
+            raise _unknown(unread)
+    ids: list[int] = tokenizer.encode(text).ids
     return ids
 
 
