@@ -369,3 +369,26 @@ def test_families_outside_are_named() -> None:
         ValueError, match=r"BloomForCausalLM cannot be captured: its attention \(BloomAttention\)"
     ):
         capture(model).__enter__()
+
+
+@torch.no_grad()
+def test_images_that_do_not_see_each_other() -> None:
+    """A tower that attends to each image apart is one layer, its images as documents."""
+    settings = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "out_hidden_size": 32}
+    config = transformers.Qwen2_5_VLConfig(vision_config=settings | {"patch_size": 4, "in_channels": 3})
+    vision = config.vision_config
+    tower = transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel
+    vision._attn_implementation = "sdpa"
+    vision.fullatt_block_indexes = [0, 1]
+    model = tower(vision).eval()
+    grid = torch.tensor([[1, 4, 4], [1, 2, 4]])
+    pixels = torch.randn(24, 3 * 2 * 4 * 4)
+    plain = model(pixels, grid_thw=grid)
+    with capture(model) as seen:
+        model(pixels, grid_thw=grid)
+    assert plain is not None
+    assert [layer.key for layer in seen.layers] == ["0", "1"]
+    assert str(seen[0].mask) == "documents(1×24)"
+    assert seen.certificate.certified
+    assert (seen[0].dense()[:, :, :16, 16:] == 0).all()
+    assert (seen[0].dense().sum(-1) - 1).abs().max() < 1e-5

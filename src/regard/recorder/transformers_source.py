@@ -6,11 +6,13 @@ records the module that called. `attach` switches a model to it and back.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from regard.attention.attend import attend
 from regard.attention.masks import Padding, causal
@@ -26,6 +28,8 @@ NAME = "regard"  # names with "flash", "sdpa" or "flex" in them switch on other 
 
 _listening: dict[nn.Module, list[tuple[Recording, Place]]] = {}
 """Who records which module's attention, while captures are open."""
+_calls: Counter[nn.Module] = Counter()
+"""How often each of those modules has called the attention since it was called itself."""
 
 
 def register() -> None:
@@ -78,7 +82,12 @@ def attention(
         dropout=dropout,
         return_lse=True,
     )
-    for recording, place in _listening.get(module, ()):
+    listeners = _listening.get(module, ())
+    # Some vision towers cut their tokens into images or windows, and call for each of them.
+    part = _calls[module] > 0
+    if listeners:
+        _calls[module] += 1
+    for recording, place in listeners:
         recording.take(
             place,
             query,
@@ -91,6 +100,7 @@ def attention(
             softcap=softcap,
             sinks=s_aux,
             problem=f"dropout {dropout} was on, which no map shows" if dropout else None,
+            part=part,
         )
     sinks = None if s_aux is None else s_aux.detach()
     map = AttentionMap(query.detach(), unwritten(key.detach()), lse, mask, scale, softcap, sinks)
@@ -126,11 +136,13 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
         id(getattr(m, "config", None)) for m in places
     }
     before = [config._attn_implementation_internal for config in configs]
+    hooks: list[RemovableHandle] = []
     try:
         for config in configs:
             config._attn_implementation_internal = "sdpa" if id(config) in outside else NAME
         for module, place in places.items():
             _listening.setdefault(module, []).append((recording, place))
+            hooks.append(module.register_forward_pre_hook(_called_itself))
         yield
     finally:
         for config, name in zip(configs, before, strict=True):
@@ -139,6 +151,13 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
             _listening[module].remove((recording, place))
             if not _listening[module]:
                 del _listening[module]
+            _calls.pop(module, None)
+        for hook in hooks:
+            hook.remove()
+
+
+def _called_itself(module: nn.Module, _: Any) -> None:
+    _calls.pop(module, None)
 
 
 def _no_way_in(model: nn.Module) -> str:
