@@ -43,16 +43,28 @@ export function compare(root, app) {
       root.replaceChildren();
       return;
     }
-    const known = await Promise.all(chosen.map(async (one) => {
-      const all = await app.source.heads(one.text);
-      return { all, own: all.find((head) => head.layer === one.layer && head.head === one.head) };
-    }));
+    const known = await Promise.all(
+      chosen.map(async (one) => {
+        const all = await app.source.heads(one.text);
+        return { all, own: all.find((head) => head.layer === one.layer && head.head === one.head) };
+      }),
+    );
     if (!fresh()) return;
     const clear = element("button", { class: "button", type: "button", text: "Close" });
     clear.addEventListener("click", () => set([]));
     root.replaceChildren(
-      element("div", { class: "compare-head" }, element("h2", { text: chosen.length === 2 ? "Side by side" : "Compare with…" }), clear),
-      element("div", { class: "compare-body" }, ...chosen.map((one, n) => side(one, n, chosen)), bars(chosen, known)),
+      element(
+        "div",
+        { class: "compare-head" },
+        element("h2", { text: chosen.length === 2 ? "Side by side" : "Compare with…" }),
+        clear,
+      ),
+      element(
+        "div",
+        { class: "compare-body" },
+        ...chosen.map((one, n) => side(one, n, chosen)),
+        bars(chosen, known),
+      ),
     );
   });
 
@@ -65,15 +77,33 @@ export function compare(root, app) {
     const box = element(
       "figure",
       { class: `compare-side ${"ab"[n]}` },
-      element("figcaption", {}, element("h3", { text: `Layer ${one.layer}, head ${one.head}` }), element("p", { class: "small quiet", text: app.meta.texts[one.text].title })),
+      element(
+        "figcaption",
+        {},
+        element("h3", { text: `Layer ${one.layer}, head ${one.head}` }),
+        element("p", { class: "small quiet", text: app.meta.texts[one.text].title }),
+      ),
       canvas,
-      element("p", { class: "small quiet", text: `${about.mask}, ${about.rows.toLocaleString("en")} × ${about.cols.toLocaleString("en")}` }),
+      element("p", {
+        class: "small quiet",
+        text: `${about.mask}, ${about.rows.toLocaleString("en")} × ${about.cols.toLocaleString("en")}`,
+      }),
       open,
     );
-    if (!about.evidence.certified) box.append(element("p", { class: "small compare-doubt", text: about.evidence.text }));
+    if (!about.evidence.certified)
+      box.append(element("p", { class: "small compare-doubt", text: about.evidence.text }));
     if (chosen.length === 1 && app.meta.texts.length > 1) {
-      const other = select("The same head on", (value) => value !== "" && set([one, { ...one, text: Number(value) }]));
-      other.fill([["", "another text…"], ...app.meta.texts.map((text, i) => [String(i), text.title]).filter(([i]) => Number(i) !== one.text)], "");
+      const other = select(
+        "The same head on",
+        (value) => value !== "" && set([one, { ...one, text: Number(value) }]),
+      );
+      other.fill(
+        [
+          ["", "another text…"],
+          ...app.meta.texts.map((text, i) => [String(i), text.title]).filter(([i]) => Number(i) !== one.text),
+        ],
+        "",
+      );
       box.append(other);
     }
     picture(canvas, one, about);
@@ -115,10 +145,21 @@ export function compare(root, app) {
         );
       });
       table.append(
-        element("div", { class: "compare-row" }, element("span", { class: "score-name", text: title, title: about }), element("div", {}, ...lines)),
+        element(
+          "div",
+          { class: "compare-row" },
+          element("span", { class: "score-name", text: title, title: about }),
+          element("div", {}, ...lines),
+        ),
       );
     }
-    if (chosen.length < 2) table.append(element("p", { class: "note", text: "Choose a second head below, or the same head on another text." }));
+    if (chosen.length < 2)
+      table.append(
+        element("p", {
+          class: "note",
+          text: "Choose a second head below, or the same head on another text.",
+        }),
+      );
     return table;
   }
 

@@ -1,6 +1,6 @@
-// Which tokens go through the model at each step, drawn: a line a step, a column a token, both ways above each other.
+// Which tokens go through the model at each step, drawn: a line a step, a column a token, both ways.
 
-/** Draws two pictures into a canvas, without the cache and with it: what is computed in one colour, read in another. */
+/** Draws both ways into a canvas, what is computed in the colour `run` and what is read in `read`. */
 export function drawComputed(canvas, steps, run, read) {
   const style = getComputedStyle(canvas);
   const wide = canvas.clientWidth || 480;
@@ -34,6 +34,7 @@ export function drawComputed(canvas, steps, run, read) {
   const last = steps.at(-1);
   canvas.setAttribute(
     "aria-label",
-    `At the last step ${last.computed.cached} token of ${last.position} goes through the model with the cache, and all ${last.computed.anew} without it`,
+    `At the last step ${last.computed.cached} token of ${last.position} goes through the model with the cache, ` +
+      `and all ${last.computed.anew} without it`,
   );
 }

@@ -15,12 +15,14 @@ function windows(S) {
   return sizes;
 }
 
-/** For each head of a layer, window and number of first keys that are kept: the mean loss, null if there is none. */
+/** For each head of a layer, window and number of first keys that are kept: the mean loss, or null. */
 export async function evictionOf(heads) {
   const { T, S } = heads[0];
   const sizes = windows(S);
   const count = Math.min(T, QUERIES);
-  const rows = Array.from({ length: count }, (_, n) => (T > QUERIES ? Math.floor(((2 * n + 1) * T) / (2 * count)) : n));
+  const rows = Array.from({ length: count }, (_, n) =>
+    T > QUERIES ? Math.floor(((2 * n + 1) * T) / (2 * count)) : n,
+  );
   const mass = new Float64Array(S + 1); // of the keys before each
   const keys = new Int32Array(S + 1);
   const lost = [];

@@ -25,7 +25,9 @@ export function heads(root, app) {
   const list = element("ul", { class: "gallery", "aria-label": "Heads" });
   const keys = element("p", {
     class: "note",
-    text: "A tick marks what looking at everything alike would score, a hollow one what shuffled tokens give, a thin line the 95% interval. Arrow keys walk, Enter opens a head in the Map, C takes it to compare.",
+    text:
+      "A tick marks what looking at everything alike would score, a hollow one what shuffled tokens give, a thin " +
+      "line the 95% interval. Arrow keys walk, Enter opens a head in the Map, C takes it to compare.",
   });
   root.append(
     element("div", { class: "bar-of-choices" }, sort, order, label, layer, detail, number),
@@ -72,17 +74,41 @@ export function heads(root, app) {
       const button = element("button", { class: "gallery-picture", type: "button", tabindex: "-1" }, canvas);
       button.setAttribute("aria-label", described(head, about));
       button.title = "Open in the Map";
-      button.addEventListener("click", () => app.set({ view: "map", layer: head.layer, head: head.head, x: -1, y: -1, zoom: 0 }));
-      const take = element("button", { class: "plain take", type: "button", tabindex: "-1", text: "Compare", "aria-pressed": "false" });
+      button.addEventListener("click", () =>
+        app.set({ view: "map", layer: head.layer, head: head.head, x: -1, y: -1, zoom: 0 }),
+      );
+      const take = element("button", {
+        class: "plain take",
+        type: "button",
+        tabindex: "-1",
+        text: "Compare",
+        "aria-pressed": "false",
+      });
       take.addEventListener("click", () => comparison.toggle({ text, layer: head.layer, head: head.head }));
       const title = element("h3", { text: `Layer ${head.layer}, head ${head.head}` });
       const tags = element("p", { class: "tags" });
       for (const one of labelsOf(head)) tags.append(element("span", { class: "tag", text: words(one) }));
-      if (!about.evidence.certified) tags.append(element("span", { class: "tag bad", text: "not certified", title: about.evidence.text }));
+      if (!about.evidence.certified)
+        tags.append(element("span", { class: "tag bad", text: "not certified", title: about.evidence.text }));
       const lines = element("div", { class: "score-lines" });
-      for (const name of names) if (head.scores[name]) lines.append(scoreLine(name, head.scores[name], ends[name]));
-      if (!lines.children.length) lines.append(element("p", { class: "small quiet", text: "No scores: the tokens of this layer are not known." }));
-      const card = element("li", { class: "card" }, button, element("div", { class: "card-body" }, element("div", { class: "card-head" }, title, take), tags, lines));
+      for (const name of names)
+        if (head.scores[name]) lines.append(scoreLine(name, head.scores[name], ends[name]));
+      if (!lines.children.length)
+        lines.append(
+          element("p", { class: "small quiet", text: "No scores: the tokens of this layer are not known." }),
+        );
+      const card = element(
+        "li",
+        { class: "card" },
+        button,
+        element(
+          "div",
+          { class: "card-body" },
+          element("div", { class: "card-head" }, title, take),
+          tags,
+          lines,
+        ),
+      );
       cards.set(place(head), { card, canvas, button, take, lines, head });
     }
     painted = "";
@@ -122,12 +148,22 @@ export function heads(root, app) {
     const by = names.includes(state.sort) ? state.sort : "";
     const all = [...new Set(found.flatMap(labelsOf))].sort();
     const count = (test) => found.filter(test).length;
-    sort.fill([["place", "place in the model"], ...names.map((name) => [name, SCORES[name]?.[0] ?? words(name)])], by || "place");
+    sort.fill(
+      [["place", "place in the model"], ...names.map((name) => [name, SCORES[name]?.[0] ?? words(name)])],
+      by || "place",
+    );
     label.fill(
-      [["any", "anything"], ...all.map((one) => [one, `${words(one)} (${count((head) => labelsOf(head).includes(one))})`]), ["none", `nothing with a name (${count((head) => !labelsOf(head).length)})`]],
+      [
+        ["any", "anything"],
+        ...all.map((one) => [one, `${words(one)} (${count((head) => labelsOf(head).includes(one))})`]),
+        ["none", `nothing with a name (${count((head) => !labelsOf(head).length)})`],
+      ],
       state.label || "any",
     );
-    layer.fill([["all", "all"], ...app.meta.texts[text].layers.map((one) => [one.key, one.key])], state.only || "all");
+    layer.fill(
+      [["all", "all"], ...app.meta.texts[text].layers.map((one) => [one.key, one.key])],
+      state.only || "all",
+    );
     order.value = state.order || "high";
     order.hidden = !by;
     detail.value = state.detail || "scores";
@@ -135,7 +171,8 @@ export function heads(root, app) {
     let shown = found.filter(
       (head) =>
         (!state.only || head.layer === state.only) &&
-        (!state.label || (state.label === "none" ? !labelsOf(head).length : labelsOf(head).includes(state.label))),
+        (!state.label ||
+          (state.label === "none" ? !labelsOf(head).length : labelsOf(head).includes(state.label))),
     );
     if (by) {
       const sign = state.order === "low" ? 1 : -1;
@@ -146,7 +183,8 @@ export function heads(root, app) {
       });
     }
     const wanted = shown.map((head) => cards.get(place(head)).card);
-    const same = wanted.length === list.children.length && wanted.every((card, n) => card === list.children[n]);
+    const same =
+      wanted.length === list.children.length && wanted.every((card, n) => card === list.children[n]);
     if (!same) list.replaceChildren(...wanted); // what stays where it is keeps the focus
     for (const { lines, head } of cards.values()) {
       [...lines.querySelectorAll(".score-line")].forEach((line, n) => {
@@ -154,11 +192,17 @@ export function heads(root, app) {
       });
     }
     if (!shown.length) list.append(empty("No head does this here."));
-    number.textContent = shown.length === found.length ? some(found.length, "head") : `${shown.length} of ${some(found.length, "head")}`;
+    number.textContent =
+      shown.length === found.length
+        ? some(found.length, "head")
+        : `${shown.length} of ${some(found.length, "head")}`;
     const doubtful = app.meta.texts[text].layers.filter((one) => !one.evidence.certified);
     warning.hidden = !doubtful.length;
+    const named = doubtful.map((one) => one.key).join(", ");
+    const why = doubtful[0]?.evidence.text.replace(/^not certified: (.)/, (_, first) => first.toUpperCase());
     warning.textContent = doubtful.length
-      ? `Layer${doubtful.length > 1 ? "s" : ""} ${doubtful.map((one) => one.key).join(", ")}: not certified, so what is shown there may not be what the model used. ${doubtful[0].evidence.text.replace(/^not certified: (.)/, (_, first) => first.toUpperCase())}`
+      ? `Layer${doubtful.length > 1 ? "s" : ""} ${named}: not certified, so what is shown there may not be ` +
+        `what the model used. ${why}`
       : "";
     if (!shown.some((head) => place(head) === current)) current = shown.length ? place(shown[0]) : "";
     reach();
@@ -175,10 +219,22 @@ export function heads(root, app) {
   });
   list.addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
-    const shown = [...list.children].map((card) => [...cards.entries()].find(([, one]) => one.card === card)?.[0]);
+    const shown = [...list.children].map(
+      (card) => [...cards.entries()].find(([, one]) => one.card === card)?.[0],
+    );
     const at = shown.indexOf(current);
-    const wide = Math.max(1, [...list.children].filter((card) => card.offsetTop === list.children[0].offsetTop).length);
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + wide, ArrowUp: at - wide, Home: 0, End: shown.length - 1 }[event.key];
+    const wide = Math.max(
+      1,
+      [...list.children].filter((card) => card.offsetTop === list.children[0].offsetTop).length,
+    );
+    const to = {
+      ArrowRight: at + 1,
+      ArrowLeft: at - 1,
+      ArrowDown: at + wide,
+      ArrowUp: at - wide,
+      Home: 0,
+      End: shown.length - 1,
+    }[event.key];
     if (to !== undefined) {
       const next = cards.get(shown[Math.min(shown.length - 1, Math.max(0, to))]);
       next?.button.focus();

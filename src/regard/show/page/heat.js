@@ -1,4 +1,4 @@
-// A number for every head as a table of colours, layer by layer. It knows numbers; what they mean is its user's.
+// A number for every head as a table of colours, layer by layer. It knows numbers, not what they mean.
 
 import { css, inkOn } from "./colours.js";
 import { element } from "./dom.js";
@@ -7,7 +7,7 @@ const WRITTEN = 16; // heads a layer up to which the numbers are written in the 
 
 /**
  * Makes the table. `choose(layer, head)` is called when the reader takes a cell. Fill it with
- * `fill(layers, {top, value(layer, at), say(x), brief(x), chosen})`: layers are {key, heads}, `at` counts their heads.
+ * `fill(layers, {top, value(layer, at), say(x), brief(x), chosen})`: layers are {key, heads}, `at` counts heads.
  */
 export function heat(label, choose) {
   const table = element("div", { class: "heat", role: "grid", "aria-label": label });
@@ -20,7 +20,12 @@ export function heat(label, choose) {
     table.style.setProperty("--heads", String(most));
     cells = layers.map((layer) =>
       layer.heads.map((head) => {
-        const button = element("button", { class: "heat-cell", type: "button", role: "gridcell", tabindex: "-1" });
+        const button = element("button", {
+          class: "heat-cell",
+          type: "button",
+          role: "gridcell",
+          tabindex: "-1",
+        });
         button.addEventListener("click", () => choose?.(layer.key, head));
         return { button, layer: layer.key, head };
       }),
@@ -30,7 +35,12 @@ export function heat(label, choose) {
         element(
           "div",
           { class: "heat-row", role: "row" },
-          element("span", { class: "heat-label", role: "rowheader", text: layer.key, title: `Layer ${layer.key}` }),
+          element("span", {
+            class: "heat-label",
+            role: "rowheader",
+            text: layer.key,
+            title: `Layer ${layer.key}`,
+          }),
           ...cells[y].map(({ button }) => button),
         ),
       ),
@@ -64,7 +74,10 @@ export function heat(label, choose) {
         button.style.color = known ? inkOn(t) : "";
         button.textContent = known ? brief(found) : "";
         button.classList.toggle("unknown", !known);
-        button.setAttribute("aria-label", `Layer ${layer}, head ${head}: ${known ? say(found) : "no number"}`);
+        button.setAttribute(
+          "aria-label",
+          `Layer ${layer}, head ${head}: ${known ? say(found) : "no number"}`,
+        );
         button.title = button.getAttribute("aria-label");
         const own = `${layer}/${head}` === chosen;
         button.setAttribute("aria-selected", String(own));

@@ -36,7 +36,8 @@ export function count(n) {
 /** 1.5 MiB. */
 export function bytes(n) {
   for (const unit of ["bytes", "KiB", "MiB", "GiB"]) {
-    if (n < 1024 || unit === "GiB") return `${unit === "bytes" || n >= 100 ? Math.round(n) : n.toFixed(1)} ${unit}`;
+    if (n < 1024 || unit === "GiB")
+      return `${unit === "bytes" || n >= 100 ? Math.round(n) : n.toFixed(1)} ${unit}`;
     n /= 1024;
   }
 }

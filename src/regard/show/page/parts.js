@@ -7,11 +7,17 @@ import { layerOf } from "./source.js";
 /** A labelled select; `fill(options, value)` with options as [value, label] pairs. */
 export function select(label, choose) {
   const box = element("select", { "aria-label": label });
-  const whole = element("label", { class: "field" }, element("span", { class: "quiet small", text: label }), box);
+  const whole = element(
+    "label",
+    { class: "field" },
+    element("span", { class: "quiet small", text: label }),
+    box,
+  );
   let shown = "";
   whole.fill = (options, value) => {
     const now = JSON.stringify(options);
-    if (now !== shown) box.replaceChildren(...options.map(([v, text]) => element("option", { value: v, text })));
+    if (now !== shown)
+      box.replaceChildren(...options.map(([v, text]) => element("option", { value: v, text })));
     shown = now;
     box.value = String(value);
   };
@@ -34,8 +40,14 @@ export function headPicker(app) {
   const box = element("div", { class: "fields" }, layer, head);
   box.show = (state, { heads = true, layers = true } = {}) => {
     const about = layerOf(app.meta, state.text, state.layer);
-    layer.fill(app.meta.texts[state.text].layers.map((one) => [one.key, layerName(one)]), about.key);
-    head.fill(about.heads.map((number) => [String(number), String(number)]), state.head);
+    layer.fill(
+      app.meta.texts[state.text].layers.map((one) => [one.key, layerName(one)]),
+      about.key,
+    );
+    head.fill(
+      about.heads.map((number) => [String(number), String(number)]),
+      state.head,
+    );
     layer.hidden = !layers;
     head.hidden = !heads;
     box.hidden = !heads && !layers;
@@ -63,7 +75,13 @@ export function legend() {
 export function slider(label, choose, say = String) {
   const input = element("input", { type: "range", min: 0, step: 1, "aria-label": label });
   const value = element("output", { class: "mono" });
-  const box = element("label", { class: "slider" }, element("span", { class: "quiet small", text: label }), input, value);
+  const box = element(
+    "label",
+    { class: "slider" },
+    element("span", { class: "quiet small", text: label }),
+    input,
+    value,
+  );
   let values = [];
   const spell = () => {
     value.textContent = values.length ? say(values[input.value]) : "–";

@@ -1,4 +1,4 @@
-// What a cache would lose that keeps only the first keys and the latest: for every head, at any size of window.
+// What a cache would lose that keeps only the first keys and the latest: for every head and size of window.
 
 import { element, choice } from "./dom.js";
 import { heat } from "./heat.js";
@@ -9,10 +9,15 @@ import { latest, legend, slider } from "./parts.js";
 export function policy(root, app, generated) {
   const window = slider("Latest keys kept", (n) => app.set({ window: String(n) }));
   const sinks = slider("First keys kept", (n) => app.set({ first: String(n) }));
-  const on = choice("Measured on", "policy-on", { text: "this text", generation: "what was written" }, (value) =>
-    app.set({ measured: value === "text" ? "" : value }),
+  const on = choice(
+    "Measured on",
+    "policy-on",
+    { text: "this text", generation: "what was written" },
+    (value) => app.set({ measured: value === "text" ? "" : value }),
   );
-  const table = heat("Attention that would be lost, for every head", (layer, head) => app.set({ layer, head, view: "map" }));
+  const table = heat("Attention that would be lost, for every head", (layer, head) =>
+    app.set({ layer, head, view: "map" }),
+  );
   const ramp = legend();
   const said = element("p", { class: "note", "aria-live": "polite" });
   const more = element("p", { class: "note" });
@@ -20,7 +25,9 @@ export function policy(root, app, generated) {
     element("h2", { text: "If the cache forgot" }),
     element("p", {
       class: "note",
-      text: "A smaller cache keeps the first few keys and the latest ones. This is the share of each head’s attention that falls on the keys it would have dropped: the mean over the queries that would lose any.",
+      text:
+        "A smaller cache keeps the first few keys and the latest ones. This is the share of each head’s attention " +
+        "that falls on the keys it would have dropped: the mean over the queries that would lose any.",
     }),
     element("div", { class: "fields policy-fields" }, window, sinks, on),
     said,
@@ -47,7 +54,10 @@ export function policy(root, app, generated) {
 
   const at = (values, wanted, usual) => {
     const given = Number(wanted || usual);
-    return values.reduce((best, one) => (Math.abs(one - given) < Math.abs(best - given) ? one : best), values[0] ?? given);
+    return values.reduce(
+      (best, one) => (Math.abs(one - given) < Math.abs(best - given) ? one : best),
+      values[0] ?? given,
+    );
   };
 
   function chosen() {
@@ -85,23 +95,40 @@ export function policy(root, app, generated) {
     else {
       const mean = all.reduce((a, b) => a + b, 0) / all.length;
       const light = all.filter((x) => x < 0.05).length;
-      said.textContent = `Keeping ${some(s, "first key")} and the latest ${w}, the heads would lose ${weight(mean)} on average; ${light} of ${all.length} would lose less than 0.05.`;
+      said.textContent =
+        `Keeping ${some(s, "first key")} and the latest ${w}, the heads would lose ${weight(mean)} on average; ` +
+        `${light} of ${all.length} would lose less than 0.05.`;
     }
     const looked = known[0].queries;
     const { rows } = layers[0];
-    more.textContent = looked < rows ? `Looked at ${looked} of ${rows.toLocaleString("en")} queries, evenly chosen.` : "";
+    more.textContent =
+      looked < rows ? `Looked at ${looked} of ${rows.toLocaleString("en")} queries, evenly chosen.` : "";
   }
 
   function ofGeneration({ steps, start }) {
-    const layers = Array.from({ length: start.layers }, (_, y) => ({ key: String(y), heads: steps[0].lost[y].map((_, x) => x) }));
+    const layers = Array.from({ length: start.layers }, (_, y) => ({
+      key: String(y),
+      heads: steps[0].lost[y].map((_, x) => x),
+    }));
     paint(layers, (y, x) => steps.reduce((sum, step) => sum + step.lost[y][x], 0) / steps.length);
     const last = steps.at(-1);
-    said.textContent = `Keeping ${some(start.sinks, "first key")} and the latest ${start.window} while writing: the mean over ${some(steps.length, "written token")}. The cache would hold ${bytes(last.held_by_policy)} instead of ${bytes(last.held)}.`;
-    more.textContent = last.position <= start.window + start.sinks ? "The text is still shorter than this cache, so nothing is lost yet." : "";
+    said.textContent =
+      `Keeping ${some(start.sinks, "first key")} and the latest ${start.window} while writing: the mean over ` +
+      `${some(steps.length, "written token")}. The cache would hold ${bytes(last.held_by_policy)} instead of ` +
+      `${bytes(last.held)}.`;
+    more.textContent =
+      last.position <= start.window + start.sinks
+        ? "The text is still shorter than this cache, so nothing is lost yet."
+        : "";
   }
 
   function paint(layers, value) {
-    table.fill(layers, { top: 1, value, say: weight, brief: (x) => (x < 0.005 ? "·" : x.toFixed(2).replace(/^0/, "")) });
+    table.fill(layers, {
+      top: 1,
+      value,
+      say: weight,
+      brief: (x) => (x < 0.005 ? "·" : x.toFixed(2).replace(/^0/, "")),
+    });
     ramp.show("0", "1");
   }
 

@@ -4,10 +4,22 @@ import { element } from "./dom.js";
 
 /** What is unfolded to write or paste a text. */
 export function reading(app) {
-  const area = element("textarea", { class: "prompt", rows: 5, "aria-label": "A text to read", spellcheck: "false" });
+  const area = element("textarea", {
+    class: "prompt",
+    rows: 5,
+    "aria-label": "A text to read",
+    spellcheck: "false",
+  });
   const go = element("button", { class: "button strong", type: "button", text: "Read it" });
   const said = element("p", { class: "note", role: "status" });
-  const box = element("details", { class: "reading" }, element("summary", { text: "Read another text" }), area, go, said);
+  const box = element(
+    "details",
+    { class: "reading" },
+    element("summary", { text: "Read another text" }),
+    area,
+    go,
+    said,
+  );
   let running = null; // what stops it
 
   async function read() {

@@ -24,7 +24,10 @@ export const words = (label) => label.replaceAll("_", " ");
 /** The names of the scores that some head has, in the order above, then any others. */
 export function namesOf(heads) {
   const found = new Set(heads.flatMap((head) => Object.keys(head.scores)));
-  return [...Object.keys(SCORES).filter((name) => found.has(name)), ...[...found].filter((name) => !SCORES[name])];
+  return [
+    ...Object.keys(SCORES).filter((name) => found.has(name)),
+    ...[...found].filter((name) => !SCORES[name]),
+  ];
 }
 
 /** The end of a score's scale: 1 for shares, the greatest that any head has for the others. */
@@ -37,10 +40,14 @@ export function endOf(name, heads) {
 /** All that is known of a score, as a sentence. */
 export function sentence(name, one) {
   const parts = [`${SCORES[name]?.[0] ?? words(name)} ${score(name, one.value)}`];
-  if (one.low !== null && one.low !== undefined) parts.push(`95% interval ${score(name, one.low)} to ${score(name, one.high)}`);
-  if (one.null !== null && one.null !== undefined) parts.push(`looking at all alike ${score(name, one.null)}`);
-  if (one.shuffled !== null && one.shuffled !== undefined) parts.push(`shuffled ${score(name, one.shuffled)}`);
-  if (one.without_sink !== null && one.without_sink !== undefined) parts.push(`without the sink ${score(name, one.without_sink)}`);
+  if (one.low !== null && one.low !== undefined)
+    parts.push(`95% interval ${score(name, one.low)} to ${score(name, one.high)}`);
+  if (one.null !== null && one.null !== undefined)
+    parts.push(`looking at all alike ${score(name, one.null)}`);
+  if (one.shuffled !== null && one.shuffled !== undefined)
+    parts.push(`shuffled ${score(name, one.shuffled)}`);
+  if (one.without_sink !== null && one.without_sink !== undefined)
+    parts.push(`without the sink ${score(name, one.without_sink)}`);
   return parts.join("; ");
 }
 

@@ -6,6 +6,7 @@ import { choice, element } from "./dom.js";
 import { count, weight } from "./numbers.js";
 import { headPicker, latest, legend } from "./parts.js";
 import { reading } from "./read.js";
+import { beside, running, strongest } from "./running.js";
 import { layerOf } from "./source.js";
 import { theme } from "./theme.js";
 import { axisOf, short, visible } from "./tokens.js";
@@ -21,10 +22,19 @@ export function text(root, app) {
   const of = choice("of", "text-of", { head: "one head", layer: "the layer", all: "all layers" }, (value) =>
     app.set({ of: value === "head" ? "" : value }),
   );
-  const sink = choice("Sink", "text-sink", { in: "in", apart: "left out" }, (value) => app.set({ sink: value }));
-  const scale = choice("Scale", "text-scale", { linear: "linear", log: "log" }, (value) => app.set({ scale: value }));
+  const sink = choice("Sink", "text-sink", { in: "in", apart: "left out" }, (value) =>
+    app.set({ sink: value }),
+  );
+  const scale = choice("Scale", "text-scale", { linear: "linear", log: "log" }, (value) =>
+    app.set({ scale: value }),
+  );
   const ramp = legend();
-  const body = element("div", { class: "text-body", role: "listbox", tabindex: "0", "aria-label": "Tokens of the text" });
+  const body = element("div", {
+    class: "text-body",
+    role: "listbox",
+    tabindex: "0",
+    "aria-label": "Tokens of the text",
+  });
   const said = element("p", { class: "text-said", "aria-live": "polite" });
   const chosen = element("div", { class: "notes-block" });
   const ranked = element("ol", { class: "ranked" });
@@ -37,7 +47,14 @@ export function text(root, app) {
       "div",
       { class: "text-view" },
       element("div", { class: "text-main" }, said, element("div", { class: "text-scroll" }, more, body)),
-      element("aside", { class: "text-notes", "aria-label": "The chosen token" }, chosen, ranking, ramp, note),
+      element(
+        "aside",
+        { class: "text-notes", "aria-label": "The chosen token" },
+        chosen,
+        ranking,
+        ramp,
+        note,
+      ),
     ),
   );
 
@@ -58,16 +75,25 @@ export function text(root, app) {
   const written = () => {
     const layer = about();
     const [queries, keys] = ["queries", "keys"].map((axis) => axisOf(app.meta, state.text, layer, axis));
-    if (queries && keys && queries.tokens === keys.tokens) return { tokens: keys.tokens, queries: queries.from, keys: keys.from };
+    if (queries && keys && queries.tokens === keys.tokens)
+      return { tokens: keys.tokens, queries: queries.from, keys: keys.from };
     // One text looks at another: both are written, the one that is looked at first.
     const numbered = (size) => ({ tokens: Array.from({ length: size }, (_, i) => ` ${i}`), from: 0 });
-    if (!queries && !keys && layer.stack !== "cross") return { tokens: numbered(layer.cols).tokens, queries: layer.cols - layer.rows, keys: 0 };
+    if (!queries && !keys && layer.stack !== "cross")
+      return { tokens: numbered(layer.cols).tokens, queries: layer.cols - layer.rows, keys: 0 };
     const [a, b] = [keys ?? numbered(layer.cols), queries ?? numbered(layer.rows)];
-    return { tokens: [...a.tokens, ...b.tokens], keys: a.from, queries: a.tokens.length + b.from, second: a.tokens.length };
+    return {
+      tokens: [...a.tokens, ...b.tokens],
+      keys: a.from,
+      queries: a.tokens.length + b.from,
+      second: a.tokens.length,
+    };
   };
   const offsets = () => {
     const { rows, cols } = about();
-    return looking() ? { mine: texts.queries, size: rows, theirs: texts.keys } : { mine: texts.keys, size: cols, theirs: texts.queries };
+    return looking()
+      ? { mine: texts.queries, size: rows, theirs: texts.keys }
+      : { mine: texts.keys, size: cols, theirs: texts.queries };
   };
   const pinned = () => {
     const { mine } = offsets();
@@ -87,19 +113,29 @@ export function text(root, app) {
     levels = new Uint8Array(spans.length);
     // The last line end stands outside of its token, which would otherwise begin the next line.
     body.replaceChildren(...spans.flatMap((span, i) => (tokens[i].endsWith("\n") ? [span, "\n"] : [span])));
-    if (second) spans[second]?.before(element("span", { class: "second-text", text: "looks at the text above:", role: "presentation" }));
+    if (second)
+      spans[second]?.before(
+        element("span", { class: "second-text", text: "looks at the text above:", role: "presentation" }),
+      );
     at = under = -1;
     found = null;
   }
 
   /** Shades the tokens by the weights of what is found; only those whose shade changes are touched. */
   function paint() {
-    const shade = found && makeScale({ scale: state.scale, top: found.top, bottom: Math.min(1e-4, found.top / 10) });
+    const shade =
+      found && makeScale({ scale: state.scale, top: found.top, bottom: Math.min(1e-4, found.top / 10) });
     const name = theme();
     for (let i = 0; i < spans.length; i++) {
       const w = found && i !== found.without ? found.weights[i - found.from] : undefined;
       // 0 is plain, 1 is out of sight, the others are shades.
-      const level = !found ? 0 : !(w > 0) ? (i === found.token || i === found.without ? 0 : 1) : 2 + Math.round(shade.at(w) * LEVELS);
+      const level = !found
+        ? 0
+        : !(w > 0)
+          ? i === found.token || i === found.without
+            ? 0
+            : 1
+          : 2 + Math.round(shade.at(w) * LEVELS);
       if (level === levels[i]) continue;
       levels[i] = level;
       const { style, classList } = spans[i];
@@ -132,7 +168,7 @@ export function text(root, app) {
       chosen.append(element("p", { class: "quiet", text: "No token is chosen yet." }));
       return;
     }
-    const { best, total, seen } = strongest(found);
+    const { best, total, seen } = strongest(found, RANKED);
     const name = (token) => `“${short(all[token] ?? "", 24)}”`;
     const other = pinned() >= 0 && under >= 0 ? under : -1;
     if (other >= 0) {
@@ -165,9 +201,13 @@ export function text(root, app) {
     ramp.show("0", weight(found.top));
     const rest = total - best.reduce((sum, { w }) => sum + w, 0);
     const notes = [];
-    if (seen > best.length) notes.push(`${count(seen - best.length)} more tokens: ${weight(Math.max(0, rest))} together.`);
+    if (seen > best.length)
+      notes.push(`${count(seen - best.length)} more tokens: ${weight(Math.max(0, rest))} together.`);
     if (found.without >= 0) {
-      notes.push(`Left out of the shading: ${name(found.without)}, token ${found.without}, with ${weight(found.weights[found.without - found.from] ?? 0)}.`);
+      notes.push(
+        `Left out of the shading: ${name(found.without)}, token ${found.without}, ` +
+          `with ${weight(found.weights[found.without - found.from] ?? 0)}.`,
+      );
     }
     if (looking()) notes.push(`Shown here: ${weight(total)} of the row’s attention.`);
     else notes.push(`Sum over the tokens that look at it: ${total.toFixed(2)}.`);
@@ -176,7 +216,8 @@ export function text(root, app) {
 
   function scope() {
     if (state.of === "all") return "The mean over all heads of all layers";
-    if (state.of === "layer") return `The mean over the ${about().heads.length} heads of layer ${about().key}`;
+    if (state.of === "layer")
+      return `The mean over the ${about().heads.length} heads of layer ${about().key}`;
     return `Layer ${about().key}, head ${state.head}`;
   }
 
@@ -251,25 +292,6 @@ export function text(root, app) {
     under = -1;
   }
 
-  /** The token nearest to this one on the line above or below. */
-  function beside(from, step) {
-    const here = spans[from].getBoundingClientRect();
-    const middle = here.left + here.width / 2;
-    let best = from;
-    let line = null;
-    for (let i = from + step; i >= 0 && i < spans.length; i += step) {
-      const rect = spans[i].getClientRects()[0];
-      if (!rect) continue;
-      if (line === null && Math.abs(rect.top - here.top) < here.height / 2) continue;
-      line ??= rect.top;
-      if (Math.abs(rect.top - line) > 4) break;
-      const off = Math.abs(rect.left + rect.width / 2 - middle);
-      const known = spans[best].getClientRects()[0];
-      if (best === from || off < Math.abs(known.left + known.width / 2 - middle)) best = i;
-    }
-    return best;
-  }
-
   body.addEventListener("pointerover", (event) => {
     const token = event.target.closest(".tok")?.token;
     if (token !== undefined) point(token);
@@ -288,8 +310,8 @@ export function text(root, app) {
     const to = {
       ArrowRight: () => (now < 0 ? 0 : here + 1),
       ArrowLeft: () => here - 1,
-      ArrowDown: () => beside(here, 1),
-      ArrowUp: () => beside(here, -1),
+      ArrowDown: () => beside(spans, here, 1),
+      ArrowUp: () => beside(spans, here, -1),
       Home: () => 0,
       End: () => spans.length - 1,
     }[event.key];
@@ -332,29 +354,4 @@ export function text(root, app) {
       under = -1;
     },
   };
-}
-
-/** The tokens with the largest weights, largest first; the sum of all weights, and how many there are. */
-function strongest({ weights, from, without }) {
-  const best = [];
-  let total = 0;
-  let seen = 0;
-  weights.forEach((w, index) => {
-    const token = index + from;
-    if (!(w > 0) || token === without) return;
-    total += w;
-    seen++;
-    if (best.length === RANKED && w <= best.at(-1).w) return;
-    const place = best.findIndex((one) => one.w < w);
-    best.splice(place < 0 ? best.length : place, 0, { token, w });
-    best.length = Math.min(best.length, RANKED);
-  });
-  return { best, total, seen };
-}
-
-/** A token as it stands in the text: spaces and line ends stay (but for the last), these with a sign. */
-function running(token) {
-  if (token === "") return visible(token);
-  const shown = (part) => part && visible(part);
-  return token.split("\n").map((line) => line.split(" ").map(shown).join(" ")).join("↵\n").replace(/\n$/, "");
 }

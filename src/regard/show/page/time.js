@@ -14,13 +14,20 @@ const TEMPO = 700; // milliseconds at each step while it plays
 
 export function time(root, app) {
   const run = app.meta.time;
-  const on = choice("On", "time-on", Object.fromEntries(Object.entries(ON).filter(([name]) => run[name])), (value) => app.set({ on: value }));
+  const on = choice(
+    "On",
+    "time-on",
+    Object.fromEntries(Object.entries(ON).filter(([name]) => run[name])),
+    (value) => app.set({ on: value }),
+  );
   const which = select("Score", (value) => app.set({ score: value }));
   const at = slider("Step", (step) => app.set({ at: String(step) }), count);
   const play = element("button", { class: "button", type: "button", text: "Play" });
   const about = element("p", { class: "note" });
   const ramp = legend();
-  const table = heat("What each head scores at this step", (layer, head) => app.set({ own: `${layer}/${head}` }));
+  const table = heat("What each head scores at this step", (layer, head) =>
+    app.set({ own: `${layer}/${head}` }),
+  );
   const lines = chart(300);
   const losses = chart(200);
   const sample = element("blockquote", { class: "sample" });
@@ -58,7 +65,10 @@ export function time(root, app) {
   const source = () => run[state.on] ?? run.text ?? run.repeats;
   const scores = () => {
     const names = Object.keys(source());
-    return [...FIRST.filter((name) => names.includes(name)), ...names.filter((name) => !FIRST.includes(name))];
+    return [
+      ...FIRST.filter((name) => names.includes(name)),
+      ...names.filter((name) => !FIRST.includes(name)),
+    ];
   };
   const name = () => (source()[state.score] ? state.score : scores()[0]);
 
@@ -81,7 +91,10 @@ export function time(root, app) {
 
   /** The least and the most that any head scores during the run, so that the scale stands still. */
   function ends(found) {
-    const all = found.heads.flat(2).concat(found.null).filter((x) => x !== null);
+    const all = found.heads
+      .flat(2)
+      .concat(found.null)
+      .filter((x) => x !== null);
     const most = Math.max(1e-9, ...all);
     return name() === "distance" || name() === "entropy" ? most : Math.min(1, Math.ceil(most * 10) / 10);
   }
@@ -104,20 +117,33 @@ export function time(root, app) {
     });
     ramp.show("0", say(top));
     const [called, meaning] = SCORES[name()] ?? [words(name()), ""];
-    about.textContent = `${called[0].toUpperCase()}${called.slice(1)}: ${meaning || "a score of each head"}, on ${ON[state.on] ?? ON.text}. A head that looks at all alike scores ${say(found.null[n])}.`;
+    about.textContent =
+      `${called[0].toUpperCase()}${called.slice(1)}: ${meaning || "a score of each head"}, on ` +
+      `${ON[state.on] ?? ON.text}. A head that looks at all alike scores ${say(found.null[n])}.`;
     const best = strongest(found.heads[n]);
     title.textContent = best
       ? `At step ${count(run.steps[n])} head ${best.x} of layer ${best.y} is the highest, with ${say(best.value)}.`
       : `Step ${count(run.steps[n])}.`;
     lines.draw({
-      label: `${called} of every head over ${count(run.steps.at(-1))} steps; the chosen head, layer ${chosen[0]} head ${chosen[1]}, ends at ${say(found.heads.at(-1)[chosen[0]][chosen[1]])}`,
+      label:
+        `${called} of every head over ${count(run.steps.at(-1))} steps; the chosen head, layer ${chosen[0]} ` +
+        `head ${chosen[1]}, ends at ${say(found.heads.at(-1)[chosen[0]][chosen[1]])}`,
       mark: run.steps[n],
       x: axis("step"),
       y: { title: called, low: 0, high: top, say: (x) => (top > 1 ? String(x) : share(x)) },
       series: [
-        ...layers.flatMap((layer, y) => layer.heads.map((_, x) => ({ kind: "faint", points: run.steps.map((step, i) => [step, found.heads[i][y][x]]) }))),
+        ...layers.flatMap((layer, y) =>
+          layer.heads.map((_, x) => ({
+            kind: "faint",
+            points: run.steps.map((step, i) => [step, found.heads[i][y][x]]),
+          })),
+        ),
         { name: "all alike", kind: "null", points: run.steps.map((step, i) => [step, found.null[i]]) },
-        { name: `head ${chosen.join(".")}`, kind: "own", points: run.steps.map((step, i) => [step, found.heads[i][chosen[0]][chosen[1]]]) },
+        {
+          name: `head ${chosen.join(".")}`,
+          kind: "own",
+          points: run.steps.map((step, i) => [step, found.heads[i][chosen[0]][chosen[1]]]),
+        },
       ],
     });
     const training = run.loss.steps.map((step, i) => [step, run.loss.values[i]]);
@@ -140,13 +166,21 @@ export function time(root, app) {
     sample.textContent = run.sample[n];
   }
 
-  const axis = (called) => ({ title: called, low: run.steps[0], high: run.steps.at(-1) || 1, say: (x) => (x >= 10000 ? `${x / 1000}k` : String(x)) });
+  const axis = (called) => ({
+    title: called,
+    low: run.steps[0],
+    high: run.steps.at(-1) || 1,
+    say: (x) => (x >= 10000 ? `${x / 1000}k` : String(x)),
+  });
 
   return {
     show(now) {
       state = { ...now, on: run[now.on] ? now.on : run.text ? "text" : "repeats" };
       on.value = state.on;
-      which.fill(scores().map((one) => [one, SCORES[one]?.[0] ?? words(one)]), name());
+      which.fill(
+        scores().map((one) => [one, SCORES[one]?.[0] ?? words(one)]),
+        name(),
+      );
       at.fill(run.steps, run.steps[step()]);
       play.disabled = run.steps.length < 2;
       draw();

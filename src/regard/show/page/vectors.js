@@ -6,7 +6,16 @@ import { number } from "./numbers.js";
 import { theme } from "./theme.js";
 
 const FEW = 4; // numbers that are written out
-const ENDS = { light: [[164, 60, 20], [24, 79, 140]], dark: [[255, 160, 104], [122, 190, 255]] };
+const ENDS = {
+  light: [
+    [164, 60, 20],
+    [24, 79, 140],
+  ],
+  dark: [
+    [255, 160, 104],
+    [122, 190, 255],
+  ],
+};
 const MIDDLE = { light: [241, 239, 233], dark: [34, 37, 43] };
 
 /** The greatest size among some vectors, which stands at both ends of the colours. */
@@ -23,10 +32,16 @@ export function vector(values, most, name) {
   }
   const canvas = element("canvas", { class: "strip", width: values.length, height: 1, role: "img" });
   const [low, high] = [Math.min(...values), Math.max(...values)];
-  canvas.setAttribute("aria-label", `${name}: ${values.length} numbers from ${number(low, 2)} to ${number(high, 2)}`);
+  canvas.setAttribute(
+    "aria-label",
+    `${name}: ${values.length} numbers from ${number(low, 2)} to ${number(high, 2)}`,
+  );
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
-    const at = Math.min(values.length - 1, Math.floor(((event.clientX - box.left) / box.width) * values.length));
+    const at = Math.min(
+      values.length - 1,
+      Math.floor(((event.clientX - box.left) / box.width) * values.length),
+    );
     canvas.title = `${name}[${at}] = ${number(values[at], 5)}`;
   });
   paint(canvas, values, most);
@@ -50,7 +65,9 @@ function paint(canvas, values, most) {
 /** All numbers of some named vectors, to be unfolded. */
 export function allNumbers(vectors) {
   const width = Math.max(...vectors.map(({ name }) => name.length));
-  const lines = vectors.map(({ name, values }) => `${name.padEnd(width)}  ${values.map((x) => number(x, 4).padStart(8)).join(" ")}`);
+  const lines = vectors.map(
+    ({ name, values }) => `${name.padEnd(width)}  ${values.map((x) => number(x, 4).padStart(8)).join(" ")}`,
+  );
   return element(
     "details",
     { class: "all-numbers" },
