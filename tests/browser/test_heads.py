@@ -17,7 +17,7 @@ from regard.show.running import Running
 
 
 def titles(page: Page) -> list[str]:
-    return page.locator("#view-heads .card h3").all_inner_texts()
+    return page.locator("#view-heads .card h3").all_text_contents()
 
 
 def test_every_head_with_its_scores(page: Page, opened: Callable[..., str]) -> None:
@@ -26,14 +26,14 @@ def test_every_head_with_its_scores(page: Page, opened: Callable[..., str]) -> N
     expect(page.locator("#view-heads .card")).to_have_count(8)
     table = describe(seen.maps, seen.ids)
     for card, row in zip(page.locator("#view-heads .card").all(), table, strict=True):
-        assert card.locator("h3").inner_text() == f"Layer {row.layer}, head {row.head}"
+        assert card.locator("h3").text_content() == f"Layer {row.layer}, head {row.head}"
         spoken = card.locator(".gallery-picture").get_attribute("aria-label") or ""
         for name, called in (("induction", "induction"), ("local", "local"), ("sink", "sink")):
             score = row.scores[name]
             assert f"{called} {score.value:.2f}" in spoken
             assert f"looking at all alike {score.null:.2f}" in spoken
         for label in row.labels:
-            assert label.replace("_", " ") in card.locator(".tags").inner_text()
+            assert label.replace("_", " ") in (card.locator(".tags").text_content() or "")
 
 
 def test_sorted_and_filtered(page: Page, serve: Callable[..., Running]) -> None:

@@ -56,7 +56,7 @@ def test_every_step_is_the_library_s(page: Page, opened: Callable[..., str]) -> 
     assert numbers(page, "Query and keys", "q") == pytest.approx(m.tolist(), abs=2e-3)
     expect(page.locator("#view-steps .checks .bad")).to_have_count(0)
     expect(page.locator("#view-steps .checks")).to_contain_text(
-        ["weights sum to", "of what the model itself"]
+        ["weights, added up on this page, sum to", "of what the model itself"]
     )
 
 
@@ -96,7 +96,9 @@ def test_one_text_that_looks_at_another(page: Page, opened: Callable[..., str]) 
     seen = Seen([Layer(0, "cross.0", "cross", m, examine(m, v, m.apply(v)), (0, 1), v)], "crossed")
     seen.tokens, seen.target_tokens = [["k0", "k1", "k2", "k3", "k4"]], [["q0", "q1", "q2", "q3", "q4", "q5"]]
     page.goto(opened(seen) + "#view=steps&row=3")
-    expect(page.locator("#view-steps .checks").first).to_contain_text("All 5 weights sum to 1.0")
+    expect(page.locator("#view-steps .checks").first).to_contain_text(
+        "All 5 weights, added up on this page, sum to 1.0"
+    )
     expect(page.locator("#view-steps .lead .token")).to_have_text("q3")
     expect(page.locator("#view-steps .step").nth(1).locator(".token").first).to_have_text("k0")
     page.click("#tab-text")
@@ -154,6 +156,11 @@ def test_without_values_it_stops_at_the_weights(page: Page, saved: Callable[...,
     expect(page.locator("#view-steps")).to_contain_text("left out to keep this file small")
     expect(page.locator("#view-steps")).to_contain_text("values=True")
     expect(page.get_by_role("heading", name="Softmax")).to_be_visible()
+
+
+def test_a_capture_without_values_says_how_to_keep_them(page: Page, serve: Callable[..., Running]) -> None:
+    page.goto(serve(captured(12, values=False)).address + "#view=steps")
+    expect(page.locator("#view-steps")).to_contain_text("regard.capture(model, values=True) keeps them")
 
 
 def test_hostile_tokens_stay_text(page: Page, opened: Callable[..., str]) -> None:

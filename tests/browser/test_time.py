@@ -79,6 +79,19 @@ def test_a_head_is_followed_by_key(page: Page, saved: Callable[..., str], run: d
     page.get_by_role("button", name="Pause").click()
 
 
+def test_a_hostile_address_is_only_an_address(
+    page: Page, serve: Callable[..., Running], run: dict[str, Any]
+) -> None:
+    address = serve(captured(20), contents={"time": run}).address
+    for view in ("time", "heads", "steps", "text", "cache"):
+        odd = "score=constructor&on=__proto__&own=9/9&at=x&sort=toString&example=9.9&pair=0/0/0,9/x/y&of=a"
+        page.goto("about:blank")
+        page.goto(f"{address}#view={view}&{odd}&window=-1&first=NaN&label=__proto__&only=9")
+        expect(page.locator(f"#tab-{view}")).to_have_attribute("aria-selected", "true")
+        page.wait_for_load_state("networkidle")
+        expect(page.locator("#status")).to_be_empty()
+
+
 def test_without_a_run_there_is_no_such_view(page: Page, serve: Callable[..., Running]) -> None:
     page.goto(serve(captured(20)).address + "#view=time")
     expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")

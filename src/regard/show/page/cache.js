@@ -86,6 +86,16 @@ export function cache(root, app) {
   let start = null;
   let steps = [];
   let running = null; // what stops it
+  const paintComputed = () => {
+    if (!steps.length) return;
+    drawComputed(
+      picture,
+      steps,
+      getComputedStyle(run).backgroundColor,
+      getComputedStyle(read).backgroundColor,
+    );
+  };
+  new ResizeObserver(paintComputed).observe(picture);
   const lost = policy(losing, app, () => (steps.length ? { steps, start } : null));
 
   async function generate() {
@@ -208,12 +218,7 @@ export function cache(root, app) {
         { name: "with", kind: "own", points: points(cached("seconds")) },
       ],
     });
-    drawComputed(
-      picture,
-      steps,
-      getComputedStyle(run).backgroundColor,
-      getComputedStyle(read).backgroundColor,
-    );
+    paintComputed();
     lost.show(state);
   }
 

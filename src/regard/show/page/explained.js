@@ -134,7 +134,7 @@ function softmax(context) {
     .filter((key) => key.visible)
     .map((key) => Math.abs(Math.exp(key.capped + key.added - work.lse) - key.weight));
   const off = Math.max(0, ...again);
-  const sums = Math.abs(work.sum - 1);
+  const sums = Math.abs(context.sum - 1); // of all weights, added up on the page
   return {
     title: "Softmax",
     about:
@@ -144,12 +144,15 @@ function softmax(context) {
       element("div", { class: "rows" }, ...rows),
       checks([
         sink
-          ? [true, `The weights sum to ${number(work.sum, 6)}: a learned sink takes the rest.`]
+          ? [
+              Math.abs(context.sum - work.sum) < 1e-3,
+              `The weights sum to ${number(context.sum, 6)}: a learned sink takes the rest.`,
+            ]
           : work.visible === 0
             ? [true, "It may look at nothing, so all weights are 0."]
             : [
                 sums < 1e-3,
-                `All ${work.shapes.S} weights sum to ${number(work.sum, 6)}, ` +
+                `All ${work.shapes.S} weights, added up on this page, sum to ${number(context.sum, 6)}, ` +
                   `${sums === 0 ? "exactly 1" : `${sums.toExponential(1)} from 1`}.`,
               ],
         [

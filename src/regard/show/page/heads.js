@@ -186,10 +186,8 @@ export function heads(root, app) {
     const same =
       wanted.length === list.children.length && wanted.every((card, n) => card === list.children[n]);
     if (!same) list.replaceChildren(...wanted); // what stays where it is keeps the focus
-    for (const { lines, head } of cards.values()) {
-      [...lines.querySelectorAll(".score-line")].forEach((line, n) => {
-        line.classList.toggle("sorted", namesOf([head])[n] === by);
-      });
+    for (const { lines } of cards.values()) {
+      for (const line of lines.children) line.classList.toggle("sorted", line.dataset.name === by);
     }
     if (!shown.length) list.append(empty("No head does this here."));
     number.textContent =

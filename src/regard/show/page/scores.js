@@ -74,7 +74,7 @@ export function scoreLine(name, one, end) {
   const [title, about] = SCORES[name] ?? [words(name), ""];
   return element(
     "div",
-    { class: "score-line", title: `${about ? `${about}. ` : ""}${sentence(name, one)}` },
+    { class: "score-line", "data-name": name, title: `${about ? `${about}. ` : ""}${sentence(name, one)}` },
     element("span", { class: "score-name", text: title }),
     scoreBar(one, end),
     element("span", { class: "score-value", text: score(name, one.value) }),

@@ -87,9 +87,11 @@ export function steps(root, app) {
   async function ofModel() {
     const layer = layerOf(app.meta, state.text, state.layer);
     const at = row();
-    const work = await app.source.steps(state.text, state.layer, state.head, at);
+    const asked = [state.text, state.layer, state.head, at];
+    const [work, weights] = await Promise.all([app.source.steps(...asked), app.source.row(...asked)]);
     const key = (j) => tokenAt(app.meta, state.text, layer, "keys", j);
-    return { work, layer, name: tokenAt(app.meta, state.text, layer, "queries", at), key, example: null };
+    const name = tokenAt(app.meta, state.text, layer, "queries", at);
+    return { work, layer, name, key, example: null, sum: weights.reduce((total, w) => total + w, 0) };
   }
 
   function small() {
@@ -97,7 +99,8 @@ export function steps(root, app) {
     const [n, h] = state.example.split(".").map(Number);
     const one = stages[n] ?? stages[0];
     const work = (one.heads[h || 0] ?? one.heads[0])[row()];
-    return { work, layer: null, name: tokens[row()], key: (j) => tokens[j], example: one };
+    const sum = work.keys.reduce((total, one) => total + one.weight, 0);
+    return { work, layer: null, name: tokens[row()], key: (j) => tokens[j], example: one, sum };
   }
 
   function draw() {

@@ -70,7 +70,7 @@ export function time(root, app) {
       ...names.filter((name) => !FIRST.includes(name)),
     ];
   };
-  const name = () => (source()[state.score] ? state.score : scores()[0]);
+  const name = () => (Object.hasOwn(source(), state.score ?? "") ? state.score : scores()[0]);
 
   function stop() {
     clearInterval(timer);
@@ -175,7 +175,10 @@ export function time(root, app) {
 
   return {
     show(now) {
-      state = { ...now, on: run[now.on] ? now.on : run.text ? "text" : "repeats" };
+      state = {
+        ...now,
+        on: Object.hasOwn(ON, now.on ?? "") && run[now.on] ? now.on : run.text ? "text" : "repeats",
+      };
       on.value = state.on;
       which.fill(
         scores().map((one) => [one, SCORES[one]?.[0] ?? words(one)]),
