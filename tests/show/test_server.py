@@ -306,6 +306,21 @@ def test_a_model_that_fails_is_reported_and_the_server_goes_on(serve: Callable[.
     assert ask(running, "/api/capture", body={"text": "a b"}).lines[-1] == {"text": 1}
 
 
+def test_a_mistake_of_ours_is_answered_and_logged(
+    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Contents, "row", lambda *_: 1 / 0)
+    running = serve()
+    answer = ask(running, "/api/row?text=0&layer=0&head=0&row=0")
+    assert (answer.status, answer.json) == (
+        500,
+        {"error": "the server stumbled: ZeroDivisionError: division by zero"},
+    )
+    assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
+    assert "a request failed: /api/row" in caplog.text
+    assert ask(running, "/api/meta").status == 200
+
+
 def test_too_many_tokens_and_too_many_texts(serve: Callable[..., Running]) -> None:
     running = serve()
     long = ask(running, "/api/capture", body={"text": "a " * 70}).lines[-1]

@@ -35,7 +35,7 @@ class Running:
                 http="h11",
                 ws="none",
                 lifespan="off",
-                log_level="error",
+                log_level="critical",  # what was cut off by Ctrl-C is no error; the site logs its own
                 access_log=False,
                 server_header=False,
                 date_header=False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -118,8 +119,7 @@ class Site:
                 raise RefusedError(503, "the server has more to do than it can: try again in a moment")
             ask = Ask(request.query_params)
             self.waiting += 1
-            work = self.workers.submit(kindly, make, ask)
-            done = asyncio.wrap_future(work)
+            done = asyncio.wrap_future(self.workers.submit(kindly, make, ask))
             leaving = asyncio.ensure_future(left(request.receive))
             try:
                 either: set[asyncio.Future[Any]] = {done, leaving}
@@ -128,7 +128,7 @@ class Site:
             finally:
                 self.waiting -= 1
                 leaving.cancel()
-                work.cancel()  # if no worker has begun it
+                done.cancel()  # drops it if no worker has begun it, and what comes of it if one has
 
         return answer
 
@@ -269,4 +269,5 @@ async def _not_served(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
+    logging.getLogger(__name__).error("a request failed: %s", request.url.path, exc_info=error)
     return Json({"error": f"the server stumbled: {type(error).__name__}: {error}"}, 500)
