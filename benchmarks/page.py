@@ -62,7 +62,7 @@ def gpt2_small() -> GPT:
 
 
 def measured(make: Callable[[], bytes | None], path: Path, rounds: int = 1) -> dict[str, Any]:
-    """Seconds of the first round, peak memory of the worst and size of a page that `make` writes or returns."""
+    """Seconds of the first round, peak memory of the worst, and size of a page that `make` writes."""
     taken: list[float] = []
     busy: list[float] = []
 

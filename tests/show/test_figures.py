@@ -121,6 +121,16 @@ def test_a_capture_names_layer_and_head_and_shows_what_its_certificate_says() ->
     assert [ax.get_title(loc="left") for ax in gallery.axes] == ["head 4", "head 7"]
 
 
+def test_a_decoder_that_looks_at_an_encoder_has_the_tokens_of_both() -> None:
+    map = regard.weights(torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8))
+    evidence = Evidence(1e-7, 1e-6, 1e-7, 3, 3, "full", map.scale)
+    capture = Seen([Layer(0, "cross", "cross", map, evidence, (0, 1))], "both", None, [TOKENS])
+    capture.target_tokens = [["x", "y", "z"]]
+    ax = figure(capture, "cross.0", 1).axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["x", "y", "z"]
+    assert [label.get_text() for label in ax.get_xticklabels()][1] == "·sea"
+
+
 def test_what_is_not_certified_says_so_in_the_figure() -> None:
     foot = figure(seen(problem="its scale is not known"), 3, 0)._supxlabel
     assert foot.get_text() == "not certified: its scale is not known"

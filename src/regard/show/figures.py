@@ -86,20 +86,22 @@ def figure(
     chosen = seen.layer(layer)
     map = (chosen.map if head is None else seen[layer, head])[batch]
     T, S = map.shape[-2:]
-    own = chosen.stack != "cross"  # tokens are those of the decoder, which looks at the encoder's there
-    tokens = None if seen.tokens is None else seen.tokens[batch]
-    lengths = (None if tokens is None else len(tokens)) == (S if own else T)
+    read = None if seen.tokens is None else seen.tokens[batch]
+    written = read if seen.target_tokens is None else seen.target_tokens[batch]
+    keys = written if chosen.stack == "decoder" else read
+    queries = written if chosen.stack in ("decoder", "cross") else read
+    marked = seen.boundary is not None and chosen.stack != "cross" and 0 < seen.boundary < S
     which = f"layer {chosen.key}" + ("" if head is None else f", head {head}")
     drawn = plot(
         map,
-        tokens if lengths and own else None,
-        queries=tokens if lengths and not own else None,
+        keys[-S:] if keys is not None and len(keys) >= S else None,
+        queries=queries[-T:] if queries is not None and len(queries) >= T else None,
         ax=ax,
         title=f"{seen.model}: {which}" if seen.model else which,
         note=str(chosen.evidence),
         scale=scale,
         reduce=reduce,
-        boundary=seen.boundary if own and seen.boundary is not None and 0 < seen.boundary < S else None,
+        boundary=seen.boundary if marked else None,
     )
     if map.ndim == 3 and len(chosen.heads) > 1:
         for panel, number in zip(drawn.axes, chosen.heads, strict=False):
