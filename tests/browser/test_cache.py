@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_a_model_writes_and_is_measured(page: Page, serve: Callable[..., Running
     held = (P + 5) * layers * model.config.kv_heads * model.config.head_width * 2 * 4
     assert found["Held in memory"][0] == f"{held / 1024:.0f} KiB"
     assert found["Time for a token (median)"][0].endswith("ms")
-    expect(page.locator("#view-cache .chart-line")).to_have_count(2)
+    expect(page.locator(".cache-figures .chart-line")).to_have_count(2)
     expect(page.locator(".cache-figures .note")).to_contain_text("both ways choose the same token every time")
     assert page.locator("canvas.computed").evaluate("c => c.height") > 0
     page.get_by_role("radio", name="what was written").check()
@@ -67,7 +68,13 @@ def test_what_forgetting_loses_is_the_library_s(page: Page, opened: Callable[...
     expect(page.locator(".cache-policy .heat-cell")).to_have_count(8)
     said = page.locator(".cache-policy [aria-live]")
     expect(said).to_contain_text("4 first keys and the latest 16")
-    for row in describe(seen.maps, seen.ids, kept=(4, 16)):
+    table = describe(seen.maps, seen.ids, kept=(4, 16))
+    mean = sum(row.scores["eviction"].value for row in table) / len(table)
+    average = re.search(r"would lose ([\d.]+) on average", said.inner_text())
+    assert average is not None
+    assert float(average[1]) == pytest.approx(mean, rel=0.01)
+    expect(page.locator(".cache-policy .chart-line")).to_have_count(2)
+    for row in table:
         spoken = page.get_by_role("gridcell", name=f"Layer {row.layer}, head {row.head}:")
         number = float((spoken.get_attribute("aria-label") or "").rpartition(" ")[2])
         assert number == pytest.approx(row.scores["eviction"].value, rel=0.01)

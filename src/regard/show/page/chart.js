@@ -75,7 +75,7 @@ export function chart(height = 240) {
         ),
       );
     }
-    axes.append(svg("text", { class: "chart-title", x: margin.left, y: height - 2 }, x.title));
+    axes.append(svg("text", { class: "chart-title", x: margin.left, y: height - 5 }, x.title));
     axes.append(svg("text", { class: "chart-title", x: margin.left, y: 9 }, y.title));
     drawing.append(axes);
     if (mark !== null && mark !== undefined) {

@@ -1,8 +1,9 @@
 // What a cache would lose that keeps only the first keys and the latest: for every head and size of window.
 
-import { element, choice } from "./dom.js";
+import { chart } from "./chart.js";
+import { choice, element } from "./dom.js";
 import { heat } from "./heat.js";
-import { bytes, some, weight } from "./numbers.js";
+import { bytes, share, some, weight } from "./numbers.js";
 import { latest, legend, slider } from "./parts.js";
 
 /** Fills `root`; `generated()` gives {steps, start} of a generation, or null. Returns {show(state), chosen()}. */
@@ -21,6 +22,7 @@ export function policy(root, app, generated) {
   const ramp = legend();
   const said = element("p", { class: "note", "aria-live": "polite" });
   const more = element("p", { class: "note" });
+  const curve = chart(240);
   root.append(
     element("h2", { text: "If the cache forgot" }),
     element("p", {
@@ -31,9 +33,7 @@ export function policy(root, app, generated) {
     }),
     element("div", { class: "fields policy-fields" }, window, sinks, on),
     said,
-    table,
-    ramp,
-    more,
+    element("div", { class: "policy-figures" }, element("div", {}, table, ramp, more), curve),
   );
   let state = null;
   let known = []; // the table of every layer, in order
@@ -99,13 +99,43 @@ export function policy(root, app, generated) {
         `Keeping ${some(s, "first key")} and the latest ${w}, the heads would lose ${weight(mean)} on average; ` +
         `${light} of ${all.length} would lose less than 0.05.`;
     }
+    drawCurve(w, s);
     const looked = known[0].queries;
     const { rows } = layers[0];
     more.textContent =
       looked < rows ? `Looked at ${looked} of ${rows.toLocaleString("en")} queries, evenly chosen.` : "";
   }
 
+  /** The mean over all heads at every size of window, beside what it would be if no first keys were kept. */
+  function drawCurve(w, s) {
+    const { windows, sinks } = known[0];
+    const mean = (at, first) => {
+      const all = known.flatMap((one) => one.lost.map((head) => head[at]?.[sinks.indexOf(first)] ?? null));
+      const found = all.filter((x) => x !== null);
+      return found.length ? found.reduce((a, b) => a + b, 0) / found.length : null;
+    };
+    const line = (first) => windows.map((_, at) => [at, mean(at, first)]);
+    const high = Math.max(0.1, ...windows.map((_, at) => mean(at, 0) ?? 0));
+    curve.hidden = known.some((one) => one.ahead) || windows.length < 2;
+    curve.draw({
+      label: `The mean loss by size of window, from ${windows[0]} to ${windows.at(-1)} latest keys`,
+      mark: windows.indexOf(w),
+      x: {
+        title: "latest keys kept",
+        low: 0,
+        high: windows.length - 1,
+        say: (at) => String(windows[at] ?? ""),
+      },
+      y: { title: "lost, mean over all heads", low: 0, high, say: share },
+      series: [
+        { name: "no first keys", kind: "other", points: line(0) },
+        ...(s ? [{ name: `${s} first`, kind: "own", points: line(s) }] : []),
+      ],
+    });
+  }
+
   function ofGeneration({ steps, start }) {
+    curve.hidden = true;
     const layers = Array.from({ length: start.layers }, (_, y) => ({
       key: String(y),
       heads: steps[0].lost[y].map((_, x) => x),
