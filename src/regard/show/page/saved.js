@@ -6,6 +6,7 @@ import { Head } from "./weights.js";
 import { stepsOf } from "./working.js";
 
 const KEPT = 96; // tiles
+const HEADS = 8; // whose arrays are ready
 
 export async function openSaved() {
   const { meta, blocks, sinks, heads } = await json("regard-data");
@@ -23,8 +24,15 @@ export async function openSaved() {
     return found;
   };
 
+  const ready = new Map(); // heads that were looked at lately
   /** One head's arrays, ready to compute with. */
-  async function head(text, layer, number) {
+  function head(text, layer, number) {
+    const found = once(ready, [text, layer, number].join(" "), () => prepared(text, layer, number));
+    if (ready.size > HEADS) ready.delete(ready.keys().next().value);
+    return found;
+  }
+
+  async function prepared(text, layer, number) {
     const about = described(text, layer);
     const h = about.heads.indexOf(number);
     if (h < 0) throw new Error(`Layer ${layer} has no head ${number}.`);
