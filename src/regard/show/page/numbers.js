@@ -2,7 +2,7 @@
 
 import { exact } from "./readout.js";
 
-const minus = (text) => text.replace("-", "−");
+const minus = (text) => (/^-0\.?0*$/.test(text) ? text.slice(1) : text.replace("-", "−"));
 
 /** A weight with four digits that count, as the map writes it. */
 export function weight(x) {
