@@ -19,6 +19,7 @@ from regard.maps import AttentionMap
 
 SIDE = 64
 QUERIES = 16  # looked at for each row of the picture
+ENOUGH = 1 << 23  # weights of a head: of a very long text fewer queries are looked at
 LARGE = 1 << 22  # weights that are computed at a time
 
 
@@ -37,7 +38,8 @@ def glance(m: AttentionMap) -> Glance:
     high, wide = min(SIDE, T), min(SIDE, S)
     if not high or not wide or not H:
         return Glance(np.zeros((H, SIDE, SIDE), np.uint8), [{"key": 0, "share": 0.0}] * H, 0)
-    rows, line = _evenly([y * T // high for y in range(high + 1)])
+    most = max(4, min(QUERIES, ENOUGH // (SIDE * S)))
+    rows, line = _evenly([y * T // high for y in range(high + 1)], most)
     to_line = (line == torch.arange(high)[:, None]).to(m.lse)  # (high, rows)
     edges = torch.tensor([x * S // wide for x in range(1, wide + 1)])  # as `map.pool` sets them
     cell = torch.bucketize(torch.arange(S), edges, right=True)
@@ -63,11 +65,11 @@ def glance(m: AttentionMap) -> Glance:
     return Glance(thumbs, best, len(rows))
 
 
-def _evenly(edges: list[int]) -> tuple[Tensor, Tensor]:
-    """At most 16 queries between each edge and the next, and between which edges they stand."""
+def _evenly(edges: list[int], most: int) -> tuple[Tensor, Tensor]:
+    """At most `most` queries between each edge and the next, and between which edges they stand."""
     rows, line = [], []
     for y, (first, last) in enumerate(pairwise(edges)):
-        count = min(QUERIES, last - first)
+        count = min(most, last - first)
         rows += [first + (2 * n + 1) * (last - first) // (2 * count) for n in range(count)]
         line += [y] * count
     return torch.tensor(rows, dtype=torch.long), torch.tensor(line, dtype=torch.long)

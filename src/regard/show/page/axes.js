@@ -1,7 +1,7 @@
 // The two axes of a map: keys along the top, queries down the left, as tokens where there is room for them
 // and as numbers where there is not. It draws on whatever has a canvas's methods.
 
-import { short, tokenAt } from "./tokens.js";
+import { axisOf, short, tokenAt } from "./tokens.js";
 
 const ROOM = 13; // pixels that a label needs
 
@@ -33,13 +33,15 @@ function axis(context, scene, name) {
   const room = (queries ? gutter.labels : gutter.top) - 26;
   const mark = queries ? marked.row : marked.col;
   const each = scene.measure; // pixels of one letter
+  const known = axisOf(scene.meta, scene.text, layer, name) !== null;
   const label = (index, strong) => {
     const [px, py] = camera.point(index + 0.5, index + 0.5);
     const along = queries ? gutter.top + py : gutter.left + px;
     if (along < (queries ? gutter.top : gutter.left)) return;
     const number = String(index);
-    const letters = Math.floor(room / each) - (step > 1 ? number.length + 1 : 0);
-    const token = short(tokenAt(scene.meta, scene.text, layer, name, index), Math.max(3, letters));
+    const counted = step > 1 || !known; // tokens that are next to each other need no number
+    const letters = Math.max(3, Math.floor(room / each) - (counted ? number.length + 1 : 0));
+    const token = known ? short(tokenAt(scene.meta, scene.text, layer, name, index), letters) : "";
     context.save();
     if (queries) context.translate(gutter.labels - 8, along);
     else {
@@ -53,10 +55,10 @@ function axis(context, scene, name) {
     const shown = `\u2068${token}\u2069`;
     if (queries) {
       context.fillText(shown, 0, 0);
-      if (step > 1) numbered(context, number, -(lengthOf(token) + 1) * each, "right", colours);
+      if (counted) numbered(context, number, token ? -(lengthOf(token) + 1) * each : 0, "right", colours);
     } else {
-      context.fillText(shown, step > 1 ? (number.length + 1) * each : 0, 0);
-      if (step > 1) numbered(context, number, 0, "left", colours);
+      context.fillText(shown, counted ? (number.length + 1) * each : 0, 0);
+      if (counted) numbered(context, number, 0, "left", colours);
     }
     context.restore();
     tick(context, queries, along, gutter, strong ? colours.accent : colours.line);

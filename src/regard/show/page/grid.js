@@ -34,7 +34,9 @@ export function grid(root, app, came = () => {}) {
     const { layers } = app.meta.texts[text];
     const most = Math.max(...layers.map((layer) => layer.heads.length));
     const grouped = Math.max(...layers.map((layer) => (layer.group > 1 ? layer.kv_heads * 4 : 0)));
-    const room = root.clientWidth - 86 - grouped;
+    const label = layers.some((layer) => layer.window) ? 52 : 36; // pixels
+    const room = root.clientWidth - 50 - label - grouped;
+    root.style.setProperty("--label", `${label}px`);
     root.style.setProperty("--thumb", `${Math.max(20, Math.min(56, Math.floor(room / most) - 4))}px`);
   }
 

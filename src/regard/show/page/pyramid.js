@@ -9,9 +9,9 @@ export function topLevel(T, S) {
   return Math.max(0, Math.ceil(Math.log2(Math.max(T, S, 1) / SIDE)));
 }
 
-/** The level at which a cell is at least one pixel of the screen. */
+/** The level at which a cell is about one pixel of the screen: from 0.7 to 1.4. */
 export function levelFor(pixels, T, S) {
-  return Math.min(topLevel(T, S), Math.max(0, Math.ceil(-Math.log2(pixels) - 0.01)));
+  return Math.min(topLevel(T, S), Math.max(0, Math.round(-Math.log2(pixels))));
 }
 
 export class Pyramid {
