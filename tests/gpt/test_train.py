@@ -10,10 +10,10 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from regard.gpt import GPT
 from regard.gpt import train as training_module
 from regard.gpt.evaluation import sharpest
 from regard.gpt.optimizer import adamw, learning_rate
-from regard.gpt.train import HEADS, Settings, train
+from regard.gpt.train import HEADS, Run, Settings, train
 
 
 @pytest.fixture(scope="module")
@@ -110,17 +110,22 @@ def test_twenty_kills_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
     assert not list(folder.glob(".*"))
 
 
-def test_one_step_at_a_time_is_the_same_run(undisturbed: Path, tmp_path: Path) -> None:
-    """Stopped after every few steps, as by Ctrl-C, and resumed."""
-    folder = tmp_path / "stopped"
-    finished = False
-    while not finished:
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        try:
-            finished = run(folder, resume=True).finished
-        finally:
-            timer.cancel()
+def test_a_few_steps_at_a_time_are_the_same_run(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped every few steps, as by Ctrl-C, and resumed."""
+    take_step = Run._take_step
+
+    def then_ctrl_c(self: Run, *rest: Any) -> None:
+        take_step(self, *rest)
+        if self.step % 4 == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Run, "_take_step", then_ctrl_c)
+    folder, runs = tmp_path / "stopped", 1
+    while not run(folder, resume=True).finished:
+        runs += 1
+    assert runs == 1 + SETTINGS.steps // 4
     assert losses(folder) == losses(undisturbed)
 
 
