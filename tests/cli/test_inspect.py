@@ -80,6 +80,16 @@ def test_several_texts_and_files_stand_side_by_side(folder: Path, tmp_path: Path
     assert result.exit_code == 0, result.output
 
 
+def test_texts_that_begin_alike_are_all_shown(folder: Path) -> None:
+    texts = [
+        "the cat sat on the mat, the cat sat on the hat, the cat",
+        "the cat sat on the mat, the cat sat on the hat, the mat",
+    ]
+    with served("--model", folder, "--text", texts[0], "--text", texts[1]) as (address, _):
+        shown = ask(address, "api/meta")[0]["texts"]
+    assert ["".join(text["tokens"]) for text in shown] == texts
+
+
 def test_a_saved_capture_is_shown(tmp_path: Path) -> None:
     captured(12).save(tmp_path / "capture")
     out = tmp_path / "page.html"

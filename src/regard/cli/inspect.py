@@ -79,8 +79,8 @@ def inspect(
         opened, seen, titles = None, [_loaded(path) for path in captures], [path.name for path in captures]
     else:
         opened = _opened(console, model or "default")
-        seen = [_read(console, opened, words) for words in texts.values()]
-        titles = list(texts)
+        seen = [_read(console, opened, words) for _, words in texts]
+        titles = [title for title, _ in texts]
     from regard.show.contents import Contents
     from regard.show.run import read_run
 
@@ -89,7 +89,7 @@ def inspect(
     contents.start = _telling(console, contents)
     if out is not None:
         if opened is not None and opened.generate is not None:
-            contents.generation = _written(console, opened.generate, next(iter(texts.values())))
+            contents.generation = _written(console, opened.generate, texts[0][1])
         _write(console, contents, out)
         _glimpse(contents)
         typer.echo(f"Open {out} in any browser: it needs no server and no network.")
@@ -97,20 +97,20 @@ def inspect(
     _serve(contents, opened, host, port, open_)
 
 
-def _texts(given: list[str], files: list[Path]) -> dict[str, str]:
-    """What is read, by its title; the built-in text if nothing was given."""
+def _texts(given: list[str], files: list[Path]) -> list[tuple[str, str]]:
+    """What is read, each with its title; the built-in text if nothing was given."""
     from regard.cli.story import STORY, TITLE
 
-    found = {_title(text): text for text in given}
+    found = [(_title(text), text) for text in given]
     for path in files:
         try:
-            found[path.name] = path.read_text(encoding="utf-8")
+            found.append((path.name, path.read_text(encoding="utf-8")))
         except UnicodeDecodeError:
             raise ValueError(f"--file: expected a text in UTF-8, and {path} is not") from None
-    for title, words in found.items():
+    for title, words in found:
         if not words.strip():
             raise ValueError(f"text: expected some text to read, and {title!r} is empty")
-    return found or {TITLE: STORY}
+    return found or [(TITLE, STORY)]
 
 
 def _title(text: str) -> str:
