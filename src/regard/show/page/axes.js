@@ -14,7 +14,8 @@ export function stride(zoom) {
 }
 
 /**
- * Draws both. `scene`: {camera, gutter: {left, top, labels}, meta, text, layer, colours, fonts, marked: {row, col}}.
+ * Draws both. `scene`: {camera, gutter: {left, top, labels}, meta, text, layer, colours, fonts, measure,
+ * marked: {row, col}}.
  * Labels of the marked row and column stand out.
  */
 export function drawAxes(context, scene) {

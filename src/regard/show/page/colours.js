@@ -74,7 +74,8 @@ export function paintThumb(canvas, bytes, name = theme()) {
   const image = context.createImageData(64, 64);
   const out = new Uint32Array(image.data.buffer);
   const seen = bytes.filter((byte) => byte > 0).sort();
-  const stretch = 255 / Math.max(90, seen[Math.floor(seen.length * 0.985)] ?? 255); // faint heads are to be seen
-  for (let i = 0; i < out.length; i++) out[i] = bytes[i] ? pixels[Math.min(255, Math.round(bytes[i] * stretch))] : 0;
+  const stretch = 255 / Math.max(90, seen[Math.floor(seen.length * 0.985)] ?? 255); // for faint heads
+  const stretched = (byte) => pixels[Math.min(255, Math.round(byte * stretch))];
+  for (let i = 0; i < out.length; i++) out[i] = bytes[i] ? stretched(bytes[i]) : 0;
   context.putImageData(image, 0, 0);
 }

@@ -13,9 +13,11 @@ const SHARP = 3; // pixels of a PNG or PDF for one of the page
  */
 export function exporter(app, shown, numbers) {
   const kinds = {
-    PNG: ["picture", async () => png(shown())], SVG: ["picture, vectors", async () => svg(shown())],
+    PNG: ["picture", async () => png(shown())],
+    SVG: ["picture, vectors", async () => svg(shown())],
     PDF: ["picture", async () => pdf(shown())],
-    CSV: ["numbers in view", async () => csv(await numbers())], NPY: ["numbers in view", async () => npy(await numbers())],
+    CSV: ["numbers in view", async () => csv(await numbers())],
+    NPY: ["numbers in view", async () => npy(await numbers())],
   };
   const menu = element("details", { class: "menu" }, element("summary", { class: "button", text: "Export" }));
   const list = element("div", { class: "menu-list", role: "menu" });
@@ -53,7 +55,7 @@ function download(blob, name) {
 
 function rendered({ scene, words }) {
   const { width, height } = figureSize(scene);
-  const canvas = Object.assign(document.createElement("canvas"), { width: width * SHARP, height: height * SHARP });
+  const canvas = element("canvas", { width: width * SHARP, height: height * SHARP });
   const context = canvas.getContext("2d");
   context.scale(SHARP, SHARP);
   drawFigure(context, { ...scene, pixel: 1 / SHARP }, words);
@@ -61,9 +63,10 @@ function rendered({ scene, words }) {
 }
 
 function png(what) {
-  return new Promise((done, failed) =>
-    rendered(what).toBlob((blob) => (blob ? done(blob) : failed(new Error("the picture is too large"))), "image/png"),
-  );
+  return new Promise((done, failed) => {
+    const finish = (blob) => (blob ? done(blob) : failed(new Error("the picture is too large")));
+    rendered(what).toBlob(finish, "image/png");
+  });
 }
 
 function svg({ scene, words }) {
@@ -92,11 +95,14 @@ async function pdf(what) {
   const objects = [
     ["<< /Type /Catalog /Pages 2 0 R >>"],
     ["<< /Type /Pages /Kids [3 0 R] /Count 1 >>"],
-    [`<< /Type /Page /Parent 2 0 R /MediaBox [0 0 ${w} ${h}] /Contents 4 0 R /Resources << /XObject << /Map 5 0 R >> >> >>`],
+    [
+      `<< /Type /Page /Parent 2 0 R /MediaBox [0 0 ${w} ${h}] /Contents 4 0 R `,
+      "/Resources << /XObject << /Map 5 0 R >> >> >>",
+    ],
     [`<< /Length ${content.length} >>\nstream\n${content}\nendstream`],
     [
-      `<< /Type /XObject /Subtype /Image /Width ${width} /Height ${height} /ColorSpace /DeviceRGB /BitsPerComponent 8 `
-        + `/Filter /FlateDecode /Length ${image.length} >>\nstream\n`,
+      `<< /Type /XObject /Subtype /Image /Width ${width} /Height ${height} /ColorSpace /DeviceRGB `,
+      `/BitsPerComponent 8 /Filter /FlateDecode /Length ${image.length} >>\nstream\n`,
       image,
       "\nendstream",
     ],
@@ -121,7 +127,8 @@ function assembled(objects) {
   });
   const table = starts.map((start) => `${String(start).padStart(10, "0")} 00000 n \n`).join("");
   const size = objects.length + 1;
-  const end = `xref\n0 ${size}\n0000000000 65535 f \n${table}trailer\n<< /Size ${size} /Root 1 0 R >>\nstartxref\n${at}\n%%EOF\n`;
+  const trailer = `trailer\n<< /Size ${size} /Root 1 0 R >>\nstartxref\n${at}\n%%EOF\n`;
+  const end = `xref\n0 ${size}\n0000000000 65535 f \n${table}${trailer}`;
   return new Blob([...parts, end], { type: "application/pdf" });
 }
 
@@ -129,7 +136,8 @@ function assembled(objects) {
 function csv({ values, rows, cols, row, col, size, layer, meta, text }) {
   const named = (axis, index) => quoted(visible(tokenAt(meta, text, layer, axis, index)));
   const keys = Array.from({ length: cols }, (_, x) => col + x * size);
-  const lines = [["query", "token", ...keys].join(","), ["", "", ...keys.map((key) => named("keys", key))].join(",")];
+  const tokens = keys.map((key) => named("keys", key));
+  const lines = [["query", "token", ...keys].join(","), ["", "", ...tokens].join(",")];
   for (let y = 0; y < rows; y++) {
     const numbers = Array.from(values.subarray(y * cols, (y + 1) * cols), String);
     lines.push([row + y * size, named("queries", row + y * size), ...numbers].join(","));
@@ -147,6 +155,7 @@ function quoted(text) {
 function npy({ values, rows, cols }) {
   const words = `{'descr': '<f4', 'fortran_order': False, 'shape': (${rows}, ${cols}), }`;
   const header = `${words}${" ".repeat(63 - ((10 + words.length) % 64))}\n`;
-  const start = new Uint8Array([0x93, 0x4e, 0x55, 0x4d, 0x50, 0x59, 1, 0, header.length & 255, header.length >> 8]);
+  const magic = [0x93, 0x4e, 0x55, 0x4d, 0x50, 0x59, 1, 0];
+  const start = new Uint8Array([...magic, header.length & 255, header.length >> 8]);
   return new Blob([start, header, values], { type: "application/octet-stream" });
 }

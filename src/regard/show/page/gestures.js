@@ -4,8 +4,9 @@
 const TAP = 4; // pixels that a finger may move in a tap
 
 /**
- * Listens on a canvas. `wishes`: pan(dx, dy), zoom(factor, px, py), hover(px, py) or hover(null), tap(px, py),
- * double(px, py), key(name, event) which says whether it took the key. Points are pixels from the upper left.
+ * Listens on a canvas. `wishes`: pan(dx, dy), zoom(factor, px, py), hover(px, py) or hover(null),
+ * tap(px, py), double(px, py), and key(name, event), which says whether it took the key. Points are pixels
+ * from the upper left.
  */
 export function listen(canvas, wishes) {
   const fingers = new Map();

@@ -22,7 +22,9 @@ export function grid(root, app, came = () => {}) {
     head.append(element("h2", { text: "Every head" }));
     const evidence = {
       certified: uncertified === 0,
-      text: uncertified === 0 ? "Every layer is certified." : `${uncertified} of ${layers.length} layers are not certified.`,
+      text: uncertified
+        ? `${uncertified} of ${layers.length} layers are not certified.`
+        : "Every layer is certified.",
     };
     head.append(badge(evidence));
     root.replaceChildren(head, table);

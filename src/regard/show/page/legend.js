@@ -20,7 +20,8 @@ export function legend(root) {
 
   return {
     show({ scale, clipped, reduce, z, sink }) {
-      const name = [theme(), scale.scale, scale.top, scale.bottom, clipped, reduce, z, sink?.key, sink?.share].join(" ");
+      const ends = [scale.scale, scale.top, scale.bottom, clipped];
+      const name = [theme(), ...ends, reduce, z, sink?.key, sink?.share].join(" ");
       if (name === shown) return; // a map that is moved draws often
       shown = name;
       paint(canvas);

@@ -15,7 +15,8 @@ async function start() {
   try {
     source = await open();
   } catch (error) {
-    find("main").replaceChildren(element("p", { class: "empty", text: `This could not be opened. ${error.message}` }));
+    const text = `This could not be opened. ${error.message}`;
+    find("main").replaceChildren(element("p", { class: "empty", text }));
     return;
   }
   find("main").replaceChildren();
@@ -100,7 +101,8 @@ function settled(meta, now) {
 
 function makeTabs(views, app) {
   const tabs = views.map((view) => {
-    const tab = element("button", { class: "tab", id: `tab-${view.name}`, type: "button", role: "tab", text: view.title });
+    const names = { class: "tab", id: `tab-${view.name}`, text: view.title };
+    const tab = element("button", { ...names, type: "button", role: "tab" });
     tab.setAttribute("aria-controls", `view-${view.name}`);
     tab.addEventListener("click", () => app.set({ view: view.name }));
     return tab;

@@ -25,7 +25,8 @@ export function map(root, app) {
   const space = element("div", { class: "map-stage" });
   const foot = element("div", { class: "map-foot" });
   const tip = element("p", { class: "tip", "aria-hidden": "true", hidden: true });
-  main.append(element("div", { class: "map-title" }, title, proof, controls.zooming), controls.bar, space, foot);
+  const heading = element("div", { class: "map-title" }, title, proof, controls.zooming);
+  main.append(heading, controls.bar, space, foot);
 
   const large = stage(space, app, { thumb: () => small.chosen(app.state), drawn: tell });
   const small = grid(side, app, large.plan);
@@ -86,16 +87,19 @@ export function map(root, app) {
     tip.hidden = false;
     const left = gutter.left + x + 10;
     const turned = left + tip.offsetWidth > width ? left - tip.offsetWidth - 20 - side : left;
-    tip.style.transform = `translate(${Math.round(turned)}px, ${Math.round(Math.max(0, gutter.top + y - 10))}px)`;
+    const top = Math.max(0, gutter.top + y - 10);
+    tip.style.transform = `translate(${Math.round(turned)}px, ${Math.round(top)}px)`;
   }
 
   /** What there is to export: the picture of this moment, with its words. */
   function shownNow() {
     const scene = large.scene();
     const { state, sink, look } = scene;
-    const apart = sink ? ` Key ${sink.key} stands apart with ${(100 * sink.share).toFixed(1)}% of all attention.` : "";
+    const percent = sink ? `${(100 * sink.share).toFixed(1)}%` : "";
+    const apart = sink ? ` Key ${sink.key} stands apart with ${percent} of all attention.` : "";
+    const doubt = layer.evidence.certified ? "" : " (not certified)";
     const words = {
-      title: `${app.meta.model}, layer ${layer.key}, head ${state.head}${layer.evidence.certified ? "" : " (not certified)"}`,
+      title: `${app.meta.model}, layer ${layer.key}, head ${state.head}${doubt}`,
       marks: marksOf(look.scale, isClipped(state, look.scale)),
       note: noteOf(state.reduce, scene.z) + apart,
     };
@@ -126,10 +130,14 @@ function help() {
   const list = element("dl", { class: "facts spoken" });
   const lines = [
     ["drag", "move"], ["wheel, pinch", "zoom"], ["click", "keep a cell"], ["double click", "go to a cell"],
-    ["arrows", "choose a cell"], ["⇧ arrows", "move"], ["+ − 0", "zoom, show all"], ["Enter", "go to the cell"],
+    ["arrows", "choose a cell"], ["⇧ arrows", "move"], ["+ − 0", "zoom, show all"],
+    ["Enter", "go to the cell"],
   ];
-  for (const [hand, does] of lines) list.append(element("dt", { class: "mono", text: hand }), element("dd", { text: does }));
-  return element("div", { class: "notes-block", id: "map-help" }, element("h3", { text: "By hand and by key" }), list);
+  for (const [hand, does] of lines) {
+    list.append(element("dt", { class: "mono", text: hand }), element("dd", { text: does }));
+  }
+  const heading = element("h3", { text: "By hand and by key" });
+  return element("div", { class: "notes-block", id: "map-help" }, heading, list);
 }
 
 function makeControls(app) {
@@ -142,9 +150,11 @@ function makeControls(app) {
   };
   const button = (text, label) =>
     element("button", { class: "button", type: "button", text, "aria-label": label, title: label });
-  const [out, into, all] = [button("−", "Zoom out"), button("+", "Zoom in"), button("All", "Show the whole map")];
+  const [out, into] = [button("−", "Zoom out"), button("+", "Zoom in")];
+  const all = button("All", "Show the whole map");
   bar.append(...Object.values(choices));
-  const zooming = element("div", { class: "push", role: "group", "aria-label": "Zoom and export" }, out, into, all);
+  const zooming = element("div", { class: "push", role: "group", "aria-label": "Zoom and export" });
+  zooming.append(out, into, all);
   return {
     bar,
     zooming,

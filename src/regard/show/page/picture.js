@@ -17,8 +17,8 @@ export function brief(weight, digits = 2) {
 }
 
 /**
- * Draws a scene: {width, height, gutter, camera, z, drawn, thumb, look, restOf, restAt, sink, boundary, cursor,
- * hover, marked, weightAt(row, col), meta, text, layer, colours, fonts, measure, pixel}.
+ * Draws a scene: {width, height, gutter, camera, z, drawn, thumb, look, restOf, restAt, sink, boundary,
+ * cursor, hover, marked, weightAt(row, col), meta, text, layer, colours, fonts, measure, pixel}.
  * `pixel` is the size of a screen's pixel in ours: 1 / devicePixelRatio.
  */
 export function draw(context, scene) {
@@ -212,7 +212,8 @@ export function drawingColours(root) {
   const style = getComputedStyle(root);
   const get = (name) => resolved(root, style.getPropertyValue(name).trim());
   return {
-    paper: get("--paper"), sunken: get("--sunken"), ink: get("--ink"), soft: get("--soft"), faint: get("--faint"),
+    paper: get("--paper"), sunken: get("--sunken"),
+    ink: get("--ink"), soft: get("--soft"), faint: get("--faint"),
     line: get("--line"), strongLine: get("--strong-line"), accent: get("--accent"),
     hatch: get("--hatch"), lattice: get("--lattice"), ramp: ramp(),
   };

@@ -17,7 +17,7 @@ export function levelFor(pixels, T, S) {
 export class Pyramid {
   /** `changed` is called when a tile has come, `failed` with an error that is not about leaving. */
   constructor(source, changed, failed) {
-    Object.assign(this, { source, changed, failed, name: "", tiles: new Map(), asked: new Map(), wanted: [] });
+    Object.assign(this, { source, changed, failed, name: "", tiles: new Map(), asked: new Map() });
   }
 
   /** Turns to a head of a layer on a text; `without` leaves one key out of the count, if not null. */
@@ -25,7 +25,7 @@ export class Pyramid {
     const name = [text, layer, head, without].join(" ");
     if (name === this.name) return;
     for (const [, stop] of this.asked) stop.abort();
-    Object.assign(this, { name, text, layer, head, T, S, without, tiles: new Map(), asked: new Map(), wanted: [] });
+    Object.assign(this, { name, text, layer, head, T, S, without, tiles: new Map(), asked: new Map() });
   }
 
   /**
@@ -36,7 +36,8 @@ export class Pyramid {
    */
   cover(frame, z) {
     const span = SIDE * 2 ** z;
-    const within = (value, size) => Math.min(Math.ceil(size / span) - 1, Math.max(0, Math.floor(value / span)));
+    const last = (size) => Math.ceil(size / span) - 1;
+    const within = (value, size) => Math.min(last(size), Math.max(0, Math.floor(value / span)));
     const [top, bottom] = [within(frame.top, this.T), within(frame.bottom, this.T)];
     const [left, right] = [within(frame.left, this.S), within(frame.right, this.S)];
     const drawn = [];
@@ -75,13 +76,13 @@ export class Pyramid {
   part(z, i, j) {
     const span = SIDE * 2 ** z;
     return {
-      left: j * span, top: i * span, right: Math.min(this.S, (j + 1) * span), bottom: Math.min(this.T, (i + 1) * span),
+      left: j * span, right: Math.min(this.S, (j + 1) * span),
+      top: i * span, bottom: Math.min(this.T, (i + 1) * span),
     };
   }
 
   /** Asks for tiles, nearest first, a few at once; lets go of questions that nobody waits for any more. */
   ask(missing) {
-    this.wanted = missing;
     const keys = new Set(missing.map((place) => place.join(" ")));
     for (const [key, stop] of this.asked) {
       if (!keys.has(key)) {

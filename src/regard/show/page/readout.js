@@ -57,16 +57,18 @@ export function readout(root, app) {
       }
       if (size === 1) {
         where.replaceChildren(
-          ...fact("query", named(state, layer, "queries", row)), ...fact("key", named(state, layer, "keys", col)),
+          ...fact("query", named(state, layer, "queries", row)),
+          ...fact("key", named(state, layer, "keys", col)),
         );
         return;
       }
       const last = (first, all) => Math.min(first + size, all) - 1;
       where.replaceChildren(
-        ...fact("queries", `${row}–${last(row, layer.rows)}`), ...fact("keys", `${col}–${last(col, layer.cols)}`),
+        ...fact("queries", `${row}–${last(row, layer.rows)}`),
+        ...fact("keys", `${col}–${last(col, layer.cols)}`),
         ...fact("greatest", max < 0 ? "–" : exact(max)),
       );
-      if (max >= 0) note.textContent = "The share of attention that these queries give these keys, on average.";
+      if (max >= 0) note.textContent = "The share of their attention that these queries give these keys.";
     },
 
     /** What the chosen query looks at most. */
@@ -84,36 +86,39 @@ export function readout(root, app) {
         const token = short(tokenAt(app.meta, state.text, layer, "keys", col), 18);
         const button = element("button", { type: "button" });
         button.append(
-          element("span", { class: "place", text: String(col) }), element("span", { class: "token", text: token }),
+          element("span", { class: "place", text: String(col) }),
+          element("span", { class: "token", text: token }),
           element("span", { class: "weight", text: weights[col].toFixed(4) }),
         );
         button.addEventListener("click", () => app.set({ col }));
         list.append(element("li", {}, button));
       }
       const token = short(tokenAt(app.meta, state.text, layer, "queries", state.row), 18);
-      const title = element("h3", {}, `Query ${state.row} `, element("span", { class: "token", text: token }), " looks at");
-      ranked.replaceChildren(title, list);
+      const own = element("span", { class: "token", text: token });
+      ranked.replaceChildren(element("h3", {}, `Query ${state.row} `, own, " looks at"), list);
     },
 
     /** The layer: its certificate and its numbers. */
     layer(state, layer) {
       const list = element("dl", { class: "facts" });
       list.append(
-        ...fact("module", layer.name || "–"), ...fact("mask", layer.mask), ...fact("scale", exact(layer.scale)),
-        ...fact("queries × keys", `${layer.rows.toLocaleString("en")} × ${layer.cols.toLocaleString("en")}`),
-        ...fact("heads", layer.group > 1 ? `${layer.heads.length} on ${layer.kv_heads} key/value heads` : `${layer.heads.length}`),
+        ...fact("module", layer.name || "–"),
+        ...fact("mask", layer.mask),
+        ...fact("scale", exact(layer.scale)),
+        ...fact("queries × keys", [layer.rows, layer.cols].map((n) => n.toLocaleString("en")).join(" × ")),
+        ...fact("heads", layer.heads.length + (layer.group > 1 ? ` on ${layer.kv_heads} key/value` : "")),
         ...fact("head width", String(layer.width)),
       );
       if (layer.softcap) list.append(...fact("softcap", String(layer.softcap)));
       if (layer.sinks) list.append(...fact("sinks", "a learned logit a head takes its share"));
       const proof = element("p", { class: "small quiet proof", text: layer.evidence.text });
-      about.replaceChildren(element("h3", { text: `Layer ${layer.key}` }), badge(layer.evidence), proof, list);
+      const heading = element("h3", { text: `Layer ${layer.key}` });
+      about.replaceChildren(heading, badge(layer.evidence), proof, list);
       const { precision } = app.meta;
       if (precision) {
         const off = precision.relative < 1e-6 ? "0.0001%" : `${(100 * precision.relative).toPrecision(1)}%`;
-        about.append(element("p", {
-          class: "small quiet", text: `This file keeps rounded queries and keys: weights are within ${off} of the library's.`,
-        }));
+        const text = `This file keeps rounded queries and keys: weights are within ${off} of the library's.`;
+        about.append(element("p", { class: "small quiet", text }));
       }
     },
   };

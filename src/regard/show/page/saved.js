@@ -40,7 +40,8 @@ export async function openSaved() {
     const { rows: T, cols: S, width: D } = about;
     const part = (array, index, size) => array.subarray(index * size, (index + 1) * size);
     const own = (array, size) => part(array, array.length === size ? 0 : h, size);
-    const offsets = masks.offsets.length === T + 1 ? masks.offsets : masks.offsets.subarray(h * T, (h + 1) * T + 1);
+    const alike = masks.offsets.length === T + 1; // all heads see the same
+    const offsets = alike ? masks.offsets : masks.offsets.subarray(h * T, (h + 1) * T + 1);
     const g = Math.floor(h / about.group);
     return new Head({
       T,

@@ -66,7 +66,8 @@ export async function openServed() {
     meta: await (await ask("meta", {})).json(),
     thumbs: (text, layer) =>
       once(`thumbs ${text} ${layer}`, async () => {
-        const [pictures, sinks] = await Promise.all([ask("thumbs", { text, layer }), ask("sinks", { text, layer })]);
+        const both = ["thumbs", "sinks"].map((path) => ask(path, { text, layer }));
+        const [pictures, sinks] = await Promise.all(both);
         return { pictures: new Uint8Array(await pictures.arrayBuffer()), sinks: await sinks.json() };
       }),
     tile: (text, layer, head, z, i, j, { without = null, signal } = {}) =>

@@ -1,4 +1,4 @@
-// The large map: a canvas that is moved, zoomed and pointed at. It joins camera, gestures, pyramid and picture.
+// The large map: a canvas that is moved, zoomed and pointed at. It joins camera, gestures, pyramid, picture.
 // What it shows it says to those who listen; words and controls around it are the business of `map.js`.
 
 import { Camera } from "./camera.js";
@@ -89,7 +89,7 @@ export function stage(root, app, { thumb, drawn }) {
     const restOf = ({ z: level, i }) => (apart ? apart.rests(level, i) : null);
     const scale = scaleFor(z, cover, restOf);
     const look = { reduce: state.reduce, scale, pixels: ramp().pixels };
-    look.style = [theme(), state.reduce, scale.scale, scale.top, scale.bottom, apart ? apart.key : ""].join(" ");
+    look.style = [theme(), state.reduce, scale.scale, scale.top, scale.bottom, apart?.key].join(" ");
     colours ??= drawingColours(root);
     const over = hover ? cellAt(...hover, z) : null;
     return {
@@ -116,7 +116,8 @@ export function stage(root, app, { thumb, drawn }) {
   /** Where the colours end: at 1, or at what fits what is seen. They hold still while it about fits. */
   function scaleFor(z, { drawn: tiles, complete }, restOf) {
     const name = [pyramid.name, z, state.reduce].join(" ");
-    if (state.top === "fit" && (name !== fit.name || (fit.asked && complete)) && tiles.some((one) => one.tile)) {
+    const due = name !== fit.name || (fit.asked && complete);
+    if (state.top === "fit" && due && tiles.some((one) => one.tile)) {
       const top = fitTop(tiles, camera.frame, state.reduce, restOf);
       const near = fit.name === name && fit.sure && top < fit.top * 1.3 && top > fit.top / 1.3;
       fit = { name, top: near ? fit.top : top, asked: false, sure: complete };
@@ -174,9 +175,10 @@ export function stage(root, app, { thumb, drawn }) {
   function step(dx, dy) {
     const size = 2 ** levelFor(camera.zoom * devicePixelRatio, layer.rows, layer.cols);
     const { left, top, right, bottom } = camera.frame;
-    const middle = [left + Math.min(layer.cols, right), top + Math.min(layer.rows, bottom)].map((sum) => sum >> 1);
+    const middle = (first, last) => Math.floor((first + last) / 2);
     const some = state.row >= 0 && state.col >= 0;
-    const [col, row] = some ? [state.col + dx * size, state.row + dy * size] : middle;
+    const col = some ? state.col + dx * size : middle(left, Math.min(layer.cols, right));
+    const row = some ? state.row + dy * size : middle(top, Math.min(layer.rows, bottom));
     const within = (value, all) => Math.min(all - 1, Math.max(0, value));
     hover = null;
     app.set({ col: within(col, layer.cols), row: within(row, layer.rows) });

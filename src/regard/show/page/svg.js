@@ -3,21 +3,33 @@
 const FAMILY = /^(\d+(?:\.\d+)?)px (.*)$/;
 
 const tidy = (value) => String(Math.round(value * 100) / 100);
+/** What XML cannot hold: control characters, and halves of surrogate pairs that stand alone. */
+const CONTROL = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g;
+const ALONE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 const escaped = (text) =>
   String(text)
-    .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd")
+    .replace(CONTROL, "\ufffd")
+    .replace(ALONE, "\ufffd")
     .replace(/[&<>"']/g, (mark) => `&#${mark.charCodeAt(0)};`);
+const listed = (attributes) =>
+  Object.entries(attributes)
+    .map(([name, value]) => `${name}="${escaped(value)}"`)
+    .join(" ");
+
+const place = (x, y, w, h) => ({ x: tidy(x), y: tidy(y), width: tidy(w), height: tidy(h) });
 
 export class SvgContext {
   constructor(width, height) {
     Object.assign(this, { width, height, parts: [], path: [], open: 0, stack: [], clips: 0 });
     Object.assign(this, { fillStyle: "#000", strokeStyle: "#000", lineWidth: 1, font: "10px sans-serif" });
-    Object.assign(this, { textAlign: "left", textBaseline: "alphabetic", imageSmoothingEnabled: true, dash: [] });
+    Object.assign(this, { textAlign: "left", textBaseline: "alphabetic", imageSmoothingEnabled: true });
+    this.dash = [];
   }
 
   save() {
     const { fillStyle, strokeStyle, lineWidth, font, textAlign, textBaseline, dash } = this;
-    this.stack.push({ kept: { fillStyle, strokeStyle, lineWidth, font, textAlign, textBaseline, dash }, open: this.open });
+    const kept = { fillStyle, strokeStyle, lineWidth, font, textAlign, textBaseline, dash };
+    this.stack.push({ kept, open: this.open });
     this.open = 0;
   }
 
@@ -70,48 +82,51 @@ export class SvgContext {
     this.group(`clip-path="url(#${name})"`);
   }
 
-  stroke() {
-    const dash = this.dash.length ? ` stroke-dasharray="${this.dash.join(" ")}"` : "";
-    const style = `fill="none" stroke="${escaped(this.strokeStyle)}" stroke-width="${this.lineWidth}"${dash}`;
-    this.parts.push(`<path d="${this.path.join("")}" ${style}/>`);
+  /** How lines are drawn now. */
+  get line() {
+    const dash = this.dash.length ? { "stroke-dasharray": this.dash.join(" ") } : {};
+    return { fill: "none", stroke: this.strokeStyle, "stroke-width": this.lineWidth, ...dash };
   }
 
-  box(x, y, w, h, style) {
-    this.parts.push(`<rect x="${tidy(x)}" y="${tidy(y)}" width="${tidy(w)}" height="${tidy(h)}" ${style}/>`);
+  stroke() {
+    this.parts.push(`<path ${listed({ d: this.path.join(""), ...this.line })}/>`);
   }
 
   fillRect(x, y, w, h) {
-    this.box(x, y, w, h, `fill="${escaped(this.fillStyle)}"`);
+    this.parts.push(`<rect ${listed({ ...place(x, y, w, h), fill: this.fillStyle })}/>`);
   }
 
   strokeRect(x, y, w, h) {
-    const dash = this.dash.length ? ` stroke-dasharray="${this.dash.join(" ")}"` : "";
-    this.box(x, y, w, h, `fill="none" stroke="${escaped(this.strokeStyle)}" stroke-width="${this.lineWidth}"${dash}`);
+    this.parts.push(`<rect ${listed({ ...place(x, y, w, h), ...this.line })}/>`);
   }
 
   fillText(text, x, y) {
-    const [, size, family] = FAMILY.exec(this.font.replace(/^\d{3} /, "")) ?? [null, "10", "sans-serif"];
-    const anchor = { center: "middle", right: "end" }[this.textAlign] ?? "start";
-    const baseline = { middle: "central", top: "hanging" }[this.textBaseline] ?? "alphabetic";
-    const plain = text.replace(/[\u2066-\u2069]/g, "");
-    const style = `font-size="${size}" font-family="${escaped(family)}" fill="${escaped(this.fillStyle)}" unicode-bidi="isolate"`;
-    this.parts.push(
-      `<text x="${tidy(x)}" y="${tidy(y)}" text-anchor="${anchor}" dominant-baseline="${baseline}" ${style} xml:space="preserve">${escaped(plain)}</text>`,
-    );
+    const [, size, family] = FAMILY.exec(this.font) ?? [null, "10", "sans-serif"];
+    const attributes = {
+      x: tidy(x), y: tidy(y), fill: this.fillStyle, "font-size": size, "font-family": family,
+      "text-anchor": { center: "middle", right: "end" }[this.textAlign] ?? "start",
+      "dominant-baseline": { middle: "central", top: "hanging" }[this.textBaseline] ?? "alphabetic",
+      "unicode-bidi": "isolate", "xml:space": "preserve",
+    };
+    const plain = text.replace(/[\u2066-\u2069]/g, ""); // the isolates that a canvas needs
+    this.parts.push(`<text ${listed(attributes)}>${escaped(plain)}</text>`);
   }
 
   /** Part of a canvas, as an image in a frame of its own. */
   drawImage(canvas, sx, sy, sw, sh, x, y, w, h) {
-    const rendering = this.imageSmoothingEnabled ? "auto" : "pixelated";
-    this.parts.push(
-      `<svg x="${tidy(x)}" y="${tidy(y)}" width="${tidy(w)}" height="${tidy(h)}" viewBox="${tidy(sx)} ${tidy(sy)} ${tidy(sw)} ${tidy(sh)}" preserveAspectRatio="none">`
-      + `<image width="${canvas.width}" height="${canvas.height}" style="image-rendering:${rendering}" href="${canvas.toDataURL("image/png")}"/></svg>`,
-    );
+    const part = { viewBox: [sx, sy, sw, sh].map(tidy).join(" "), preserveAspectRatio: "none" };
+    const frame = { ...place(x, y, w, h), ...part };
+    const image = {
+      width: canvas.width, height: canvas.height, href: canvas.toDataURL("image/png"),
+      style: `image-rendering:${this.imageSmoothingEnabled ? "auto" : "pixelated"}`,
+    };
+    this.parts.push(`<svg ${listed(frame)}><image ${listed(image)}/></svg>`);
   }
 
   /** The whole picture as text. */
   toString() {
     const { width, height } = this;
-    return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">\n${this.parts.join("\n")}\n</svg>\n`;
+    const size = { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` };
+    return `<svg ${listed(size)}>\n${this.parts.join("\n")}\n</svg>\n`;
   }
 }

@@ -4,7 +4,7 @@ const SIGNS = {
   " ": "·", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u2028": "↵", "\u2029": "↵",
 };
 
-/** Control, direction, and invisible characters, and halves of surrogate pairs, which would confuse or vanish. */
+/** Control, direction and invisible characters, and halves of surrogate pairs: they confuse or vanish. */
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u00a0 ]/gu;
 
 /** A token in full, with everything visible. */
@@ -22,7 +22,7 @@ export function short(token, most = 16) {
   return `${letters.slice(0, most - 1 - tail).join("")}…${tail ? letters.slice(-tail).join("") : ""}`;
 }
 
-/** The tokens that an axis of a layer ("queries" or "keys") stands for, and from which one on; null if unknown. */
+/** The tokens of an axis of a layer ("queries" or "keys") and from which one on it goes; null if unknown. */
 export function axisOf(meta, text, layer, axis) {
   const tokens = meta.texts[text][layer[`${axis}_of`]];
   const from = layer[`${axis}_from`];

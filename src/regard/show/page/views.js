@@ -1,5 +1,5 @@
 // The views that the page has, in the order of their tabs. A view is a function (root, app) that fills its
-// root and returns {show(state, before), hide()}; `needs` says of the meta whether the view has something to show.
+// root and returns {show(state), hide()}; `needs` says of the meta whether the view has something to show.
 
 import { cache } from "./cache.js";
 import { heads } from "./heads.js";

@@ -31,7 +31,9 @@ export function stepsOf(head, v, about, row) {
   let output = null;
   if (v) {
     output = new Array(E).fill(0);
-    for (let j = 0; j < S; j++) if (weights[j]) for (let e = 0; e < E; e++) output[e] += weights[j] * v[j * E + e];
+    weights.forEach((weight, j) => {
+      if (weight) for (let e = 0; e < E; e++) output[e] += weight * v[j * E + e];
+    });
   }
   const toMean = q.reduce((sum, x, d) => sum + x * head.mean[d], 0) * head.scale;
   return {
