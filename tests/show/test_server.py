@@ -387,6 +387,27 @@ def test_the_work_ends_when_the_one_who_asked_has_left(serve: Callable[..., Runn
     wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
 
 
+def test_generating_ends_when_the_one_who_asked_has_left(serve: Callable[..., Running]) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def endless(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
+        try:
+            while True:
+                yield {"step": {}}
+                began.set()
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    running = serve(generate=endless)
+    connection = begin(running, "/api/generate", {"text": "a"})
+    assert began.wait(30)
+    assert not ended.is_set()
+    connection.close()
+    assert ended.wait(30)
+    wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
+
+
 def wait_until(happens: Callable[[], bool]) -> None:
     for _ in range(600):
         if happens():
