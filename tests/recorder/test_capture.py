@@ -258,6 +258,19 @@ def test_nothing_holds_on_to_the_model_or_to_what_it_computed(ids: Tensor) -> No
     assert seen[0].dense().shape == (2, 4, 11, 11)
 
 
+def test_what_a_capture_kept_goes_with_it(model: nn.Module, ids: Tensor) -> None:
+    """At once: a GPU does not wait for the garbage collector before the next capture."""
+    gc.disable()
+    try:
+        for options in ({}, {"keep": "statistics"}, {"budget": "1GiB"}):
+            seen = regard.capture(model, input_ids=ids, **options)
+            gone = weakref.ref(seen.layers[0])
+            del seen
+            assert gone() is None, options
+    finally:
+        gc.enable()
+
+
 def test_gradients_are_the_same(model: nn.Module, ids: Tensor) -> None:
     model(ids, labels=ids).loss.backward()
     plain = [parameter.grad.clone() for parameter in model.parameters()]

@@ -170,7 +170,7 @@ def capture(
         heads=heads,
         dtype=dtype,
         values=values,
-        store=store_for(to, budget, keep, lambda: recording.expected),
+        store=store_for(to, budget, keep),
         stitch=keep == "maps",
         model=name_of(model),
         spell=None if tokenizer is None else functools.partial(spelled, tokenizer),

@@ -47,6 +47,9 @@ class Place(NamedTuple):
 class Store(Protocol):
     """Keeps the layers of a capture."""
 
+    def expect(self, layers: int) -> None:
+        """So many more layers are to come, as far as is known."""
+
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         """Keep a layer, perhaps instead of one that has grown. What comes back stands for it in `Seen`."""
 
@@ -56,6 +59,9 @@ class Store(Protocol):
 
 class Memory:
     """Layers stay where they are."""
+
+    def expect(self, layers: int) -> None:
+        pass
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         return layer
@@ -99,8 +105,6 @@ class Recording:
         self.spell = spell
         self.seen = Seen(model=model)
         self.forwards = 0
-        self.expected = 0
-        """How many layers a forward pass will give, as far as the sources know."""
         self._strips: dict[tuple[str, int], Strip] = {}  # by module and how many times it ran before
         self._calls: Counter[str] = Counter()  # of each module, in this forward pass
         self._keys: dict[str, None] = {}  # of every layer that ran
@@ -116,7 +120,7 @@ class Recording:
     def expect(self, places: Collection[Place]) -> None:
         """Where attention is going to be seen, as far as a source knows."""
         self._modules.update(place.stack for place in places)
-        self.expected += sum(self.wants(place) for place in places)
+        self.store.expect(sum(self.wants(place) for place in places))
 
     def begin(self, tokens: Tokens | None = None) -> None:
         """A forward pass of the model begins."""

@@ -102,6 +102,9 @@ class Folder:
         weakref.finalize(folder, shutil.rmtree, folder.path, ignore_errors=True)
         return folder
 
+    def expect(self, layers: int) -> None:
+        pass
+
     def put(self, layer: Layer, instead_of: Layer | None = None) -> StoredLayer:
         """Write a layer, perhaps in the place of one that has grown; what comes back reads from the file."""
         if isinstance(layer, StoredLayer) and layer.file.parent.samefile(self.path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from os import PathLike
 
 import torch
@@ -18,13 +17,8 @@ class TooLargeError(ValueError, MemoryError):
     """A capture that memory cannot hold."""
 
 
-def store_for(
-    to: str | PathLike[str] | None,
-    budget: int | str | None,
-    keep: str,
-    expected: Callable[[], int | None] = lambda: None,
-) -> Store:
-    """What capture's options ask for. `expected` says how many layers there will be, if that is known."""
+def store_for(to: str | PathLike[str] | None, budget: int | str | None, keep: str) -> Store:
+    """What capture's options ask for."""
     if keep not in ("maps", "statistics"):
         raise ValueError(f"keep: expected 'maps' or 'statistics', got {keep!r}")
     if to is not None:
@@ -32,7 +26,7 @@ def store_for(
     elif budget is not None:
         store = Budgeted(parse_bytes("budget", budget))
     else:
-        store = Cautious(expected)
+        store = Cautious()
     return Statistics(store) if keep == "statistics" else store
 
 
@@ -41,6 +35,9 @@ class Statistics:
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
+
+    def expect(self, layers: int) -> None:
+        self.inner.expect(layers)
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         small = Layer(
@@ -66,6 +63,9 @@ class Budgeted:
         self.limit, self.used = limit, 0
         self._folder: Folder | None = None
 
+    def expect(self, layers: int) -> None:
+        pass
+
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         if instead_of is not None and instead_of.in_memory:
             self.used -= instead_of.nbytes
@@ -82,15 +82,17 @@ class Budgeted:
 class Cautious(Memory):
     """Memory, unless the layers that are to come would not fit in what is free."""
 
-    def __init__(self, expected: Callable[[], int | None]) -> None:
-        self._expected, self._layers = expected, 0
+    def __init__(self) -> None:
+        self._expected = self._layers = 0
+
+    def expect(self, layers: int) -> None:
+        self._expected += layers
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         if instead_of is None:
             self._layers += 1
-            count = self._expected()
-            if count is not None and self._layers <= count and layer.in_memory:
-                self._check(layer, count)
+            if self._layers <= self._expected and layer.in_memory:
+                self._check(layer, self._expected)
         return layer
 
     def _check(self, layer: Layer, count: int) -> None:
