@@ -34,11 +34,11 @@ export function choice(legend, name, options, choose) {
 }
 
 /** A certificate's badge: what was found of a layer, in a word, with the whole sentence as its title. */
-export function badge(evidence) {
+export function badge(evidence, words = evidence.certified ? "Certified" : "Not certified") {
   const good = evidence.certified;
   return element("span", {
     class: `badge ${good ? "good" : "bad"}`,
-    text: good ? "Certified" : "Not certified",
+    text: words,
     title: evidence.text,
   });
 }

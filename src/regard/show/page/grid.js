@@ -16,18 +16,14 @@ export function grid(root, app, came = () => {}) {
     const table = element("div", { class: "grid", role: "grid", "aria-label": "Layers and heads" });
     for (const layer of layers) table.append(line(layer));
     table.addEventListener("keydown", walk);
-    resize();
     const uncertified = layers.filter((layer) => !layer.evidence.certified).length;
     const head = element("div", { class: "grid-head" });
     head.append(element("h2", { text: "Every head" }));
-    const evidence = {
-      certified: uncertified === 0,
-      text: uncertified
-        ? `${uncertified} of ${layers.length} layers are not certified.`
-        : "Every layer is certified.",
-    };
-    head.append(badge(evidence));
+    const words = uncertified ? `${uncertified} of ${layers.length} not certified` : "Certified";
+    const title = uncertified ? `Layers without a proof: ${words}.` : "Every layer is certified.";
+    head.append(badge({ certified: !uncertified, text: title }, words));
     root.replaceChildren(head, table);
+    resize();
     fetchAll(layers, text);
   }
 
@@ -36,7 +32,9 @@ export function grid(root, app, came = () => {}) {
     const { layers } = app.meta.texts[text];
     const most = Math.max(...layers.map((layer) => layer.heads.length));
     const grouped = Math.max(...layers.map((layer) => (layer.group > 1 ? layer.kv_heads * 4 : 0)));
-    const label = layers.some((layer) => layer.window) ? 52 : 36; // pixels
+    const labels = [...root.querySelectorAll(".grid-label small")];
+    const longest = Math.max(...labels.map((one) => one.textContent.length));
+    const label = Math.max(36, 6.2 * longest); // pixels
     const room = root.clientWidth - 50 - label - grouped;
     root.style.setProperty("--label", `${label}px`);
     root.style.setProperty("--thumb", `${Math.max(20, Math.min(56, Math.floor(room / most) - 4))}px`);

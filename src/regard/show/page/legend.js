@@ -5,7 +5,7 @@ import { element } from "./dom.js";
 import { exact } from "./readout.js";
 import { theme } from "./theme.js";
 
-/** Fills `root`; returns {show({scale, clipped, sink, hidden, token, reduce})}. */
+/** Fills `root`; returns {show({scale, clipped, reduce, z, sink, boundary})}. */
 export function legend(root) {
   const canvas = element("canvas", { width: 240, height: 1, "aria-hidden": "true" });
   const ticks = element("div", { class: "ticks" });
@@ -13,13 +13,16 @@ export function legend(root) {
   bar.append(canvas, ticks);
   const mask = element("span", { class: "key" });
   mask.append(element("i"), "hidden by the mask");
+  const prompt = element("span", { class: "key" });
+  prompt.append(element("i", { class: "dashed" }), "where the prompt ends");
   const words = element("p", { class: "small quiet" });
   const hidden = element("p", { class: "small", id: "hidden-mass" });
-  root.append(bar, mask, words, hidden);
+  root.append(bar, mask, prompt, words, hidden);
   let shown = "";
 
   return {
-    show({ scale, clipped, reduce, z, sink }) {
+    show({ scale, clipped, reduce, z, sink, boundary }) {
+      prompt.hidden = !boundary;
       const ends = [scale.scale, scale.top, scale.bottom, clipped];
       const name = [theme(), ...ends, reduce, z, sink?.key, sink?.share].join(" ");
       if (name === shown) return; // a map that is moved draws often

@@ -46,6 +46,7 @@ export function map(root, app) {
     const { state, sink, look, z } = scene;
     bar.show({
       scale: look.scale, clipped: isClipped(state, look.scale), reduce: state.reduce, z,
+      boundary: scene.boundary !== null,
       sink: sink && { ...sink, token: short(tokenAt(app.meta, state.text, layer, "keys", sink.key), 16) },
     });
     const cell = scene.hover ?? scene.cursor;
