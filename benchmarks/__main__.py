@@ -88,14 +88,15 @@ def looking_case(
         "fused forward": lambda: regard.attend(q, k, v, mask=rule),
         f"pool to {bins}×{bins}, mass and max": lambda: m.pool(bins, bins, "both"),
         "entropy, distance and received together": m.statistics,
+        f"all of these: summary({bins}, {bins})": lambda: m.summary(bins, bins),
         "entropy": m.entropy,
         "received": m.received,
         "diagonal(-1)": lambda: m.diagonal(-1),
         "mass(window(64))": lambda: m.mass(regard.window(64)),
         "top(8)": lambda: m.top(8),
     }
-    if device == "cuda" and T > 16384:  # by tiles of plain PyTorch: minutes
-        looks = dict(list(looks.items())[:2])
+    if device == "cuda" and T > 16384:  # the rest goes by tiles of plain PyTorch: minutes
+        looks = dict(list(looks.items())[:6])
     calls = {name: _no_grad(look) for name, look in looks.items()}
     times = together(calls, device, 3)
     case = {
@@ -121,15 +122,17 @@ def _no_grad(look: Callable[[], Any]) -> Callable[[], Any]:
     return call
 
 
-def plan(device: str, quick: bool) -> list[Callable[[], list[dict[str, Any]]]]:
+def plan(device: str, quick: bool, only: str | None) -> list[Callable[[], list[dict[str, Any]]]]:
     """The cases, smallest first."""
     cases: list[Callable[[], list[dict[str, Any]]]] = []
 
     def attention(*args: Any) -> None:
-        cases.append(lambda: attention_case(*args))
+        if only != "look":
+            cases.append(lambda: attention_case(*args))
 
     def looking(*args: Any) -> None:
-        cases.append(lambda: looking_case(*args))
+        if only != "attend":
+            cases.append(lambda: looking_case(*args))
 
     if device == "cpu":
         f32, bf16 = torch.float32, torch.bfloat16
@@ -164,6 +167,7 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--quick", action="store_true", help="one length only")
+    parser.add_argument("--only", choices=["attend", "look"], help="renew these rows of today's file only")
     parser.add_argument("--out", type=Path, help="where the JSON goes (default: benchmarks/results/)")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -174,7 +178,10 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{args.device}-{today}.json"
     rows: list[dict[str, Any]] = []
-    for case in plan(args.device, args.quick):
+    if args.only and path.exists():
+        kept = json.loads(path.read_text())["rows"]
+        rows = [row for row in kept if (row["pass"] == "look") != (args.only == "look")]
+    for case in plan(args.device, args.quick, args.only):
         found = case()
         rows += found
         first = found[0]
