@@ -14,6 +14,7 @@ from playwright.sync_api import Page, expect
 
 import regard
 from regard.recorder import Evidence, Layer, Seen
+from regard.show import pack as packing
 from regard.show.running import Running
 
 CANVAS = ".map-stage canvas"
@@ -196,6 +197,17 @@ def test_drag_wheel_and_buttons(page: Page, seen: Seen, saved: Callable[..., str
     assert float(state(page)["zoom"]) < float(moved["zoom"])
     page.get_by_label("Show the whole map").click()
     assert "zoom" not in state(page)
+
+
+def test_sixteen_bits_are_read_as_they_were_written(
+    page: Page, seen: Seen, saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "FINE", 0)  # as in a large file
+    page.goto(f"{saved(seen)}#layer=1&head=3&row=150&col=141&x=140&y=150&zoom=30")
+    assert weight(page) == pytest.approx(float(seen[1, 3][0, 150, 141]), rel=0.01)
+    page.mouse.move(*cell_point(page, 150, 141))
+    assert weight(page) == pytest.approx(float(seen[1, 3][0, 150, 141]), rel=0.01)
+    expect(page.locator(".map-notes")).to_contain_text(re.compile(r"within 0\.\d+% of the library's"))
 
 
 def test_two_fingers(page: Page, seen: Seen, saved: Callable[..., str]) -> None:

@@ -1,10 +1,11 @@
 """The saved file's data: q, k and lse of every layer in a compact binary form, with the error that it makes.
 
 A block is a list of arrays, one after another, each with its bytes in planes (all first bytes, then all
-second ones), deflated. q and k are float16; keys are kept as differences from their mean, which the softmax
-does not see and which leaves float16 more room. Where there is room for 24 bits, or a layer's weights would
-otherwise be more than 1% off, it is 24 bits. This file knows captures and bytes; `page` knows HTML, and
-`packed.js` reads what is written here.
+second ones), deflated. q and k are whole numbers of 16 bits times a step for each head and channel: of a
+score they lose less than float16 does, in as many bytes. Keys are kept as differences from their mean, which
+the softmax does not see. Where there is room for 24 bits, or a layer's weights would otherwise be more than
+1% off, it is 24 bits. This file knows captures and bytes; `page` knows HTML, and `packed.js` reads what is
+written here.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ DENSE_LIMIT = 1 << 26  # numbers of a bias that follows no rule
 
 class Array(NamedTuple):
     name: str
-    type: str  # "u8", "u32", "f16", "f24" or "f32"
+    type: str  # "u8", "u32", "i16", "f16", "f24" or "f32"
     data: NDArray[Any]
 
 
@@ -136,9 +137,8 @@ def _layer(m: AttentionMap, fine: bool) -> tuple[list[Array], tuple[float, float
     lse = m.lse[0].double().cpu() - m.scale * (q * mean.repeat_interleave(group, 0)).sum(-1)  # (H, T)
     shifted = k - mean
     rest = [Array("mean", "f32", mean[:, 0].float().numpy()), Array("lse", "f32", lse.float().numpy())]
-    halves = [_float16(name, x) for name, x in (("q", q), ("k", shifted))]
-    if not fine and all(half is not None for half in halves):
-        arrays = [*(half for half in halves if half is not None), *rest]
+    if not fine:
+        arrays = [*_stepped("q", q), *_stepped("k", shifted), *rest]
         error = _error(m, arrays)
         if error[0] <= ALLOWED:
             return arrays, error
@@ -152,6 +152,8 @@ def _error(m: AttentionMap, arrays: list[Array]) -> tuple[float, float]:
     if not T or not S:
         return 0.0, 0.0
     by_name = {a.name: torch.from_numpy(a.data.astype(np.float32)) for a in arrays}
+    for name in ("q", "k"):
+        by_name[name] = by_name[name] * by_name.get(f"{name}_step", torch.ones(()))
     small = AttentionMap(
         by_name["q"][None], by_name["k"][None], by_name["lse"][None], m.mask, m.scale, m.softcap
     )
@@ -221,6 +223,16 @@ def _grid(m: AttentionMap, rows: slice) -> Grid:
     return grid(rows, slice(0, m.matrix[3]), m.matrix, m.device)
 
 
+def _stepped(name: str, x: Tensor) -> list[Array]:
+    """(heads, n, D) in steps of a 2,048th of each channel's spread, or larger ones if 16 bits need them."""
+    if not x.numel():
+        return [Array(name, "i16", x.to(torch.int16).numpy())]
+    step = torch.maximum(x.std(1, keepdim=True, correction=0) / 2048, x.abs().amax(1, keepdim=True) / 32767)
+    step = step.clamp(min=1e-30).float()  # (heads, 1, D)
+    whole = (x / step).round().clamp(-32767, 32767).to(torch.int16)
+    return [Array(name, "i16", whole.numpy()), Array(f"{name}_step", "f32", step.numpy())]
+
+
 def _float16(name: str, x: Tensor) -> Array | None:
     """None if a number is too large."""
     half = x.to(torch.float16)
@@ -236,7 +248,7 @@ def _float24(name: str, x: Tensor) -> Array:
 
 def _planes(array: Array) -> bytes:
     """First all lowest bytes, then the next: what is alike stands together."""
-    dtype = {"u8": "u1", "u32": "<u4", "f16": "<f2", "f24": "<f4", "f32": "<f4"}[array.type]
+    dtype = {"u8": "u1", "u32": "<u4", "i16": "<i2", "f16": "<f2", "f24": "<f4", "f32": "<f4"}[array.type]
     raw = np.ascontiguousarray(array.data.astype(dtype, copy=False)).reshape(-1)
     planes = raw.view(np.uint8).reshape(-1, raw.itemsize).T
     return np.ascontiguousarray(planes[1:] if array.type == "f24" else planes).tobytes()

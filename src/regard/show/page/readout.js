@@ -117,7 +117,8 @@ export function readout(root, app) {
       const { precision } = app.meta;
       if (precision) {
         const off = precision.relative < 1e-6 ? "0.0001%" : `${(100 * precision.relative).toPrecision(1)}%`;
-        const text = `This file keeps rounded queries and keys: weights are within ${off} of the library's.`;
+        const text = `This file keeps rounded queries and keys: weights are within ${off} of the library's, `
+          + `measured on up to ${precision.rows} queries of every head.`;
         about.append(element("p", { class: "small quiet", text }));
       }
     },

@@ -8,6 +8,11 @@ import { stepsOf } from "./working.js";
 const KEPT = 96; // tiles
 const HEADS = 8; // whose arrays are ready
 
+/** Numbers times the step of their channel, or as they are where there are no steps. */
+function scaled(numbers, steps) {
+  return steps ? numbers.map((number, i) => number * steps[i % steps.length]) : numbers;
+}
+
 export async function openSaved() {
   const { meta, blocks, sinks, heads } = await json("regard-data");
   const layers = new Map(); // "text layer" → a promise of its arrays
@@ -47,8 +52,8 @@ export async function openSaved() {
       T,
       S,
       D,
-      q: part(whole.q, h, T * D),
-      k: part(whole.k, g, S * D),
+      q: scaled(part(whole.q, h, T * D), whole.q_step && part(whole.q_step, h, D)),
+      k: scaled(part(whole.k, g, S * D), whole.k_step && part(whole.k_step, g, D)),
       mean: part(whole.mean, g, D),
       lse: part(whole.lse, h, T),
       scale: about.scale,
