@@ -252,6 +252,7 @@ def test_generating_comes_line_by_line(serve: Callable[..., Running]) -> None:
         ("capture", {"text": " "}, 400, "text: expected some text"),
         ("capture", {"text": 5}, 400, "text: expected some text"),
         ("capture", {}, 400, "text: expected some text"),
+        ("capture", {"text": "half \ud83d of one"}, 400, "text: expected whole characters"),
         ("capture", b"[" * 4000, 400, "expected a JSON object"),
         ("capture", b"\xff", 400, "expected a JSON object"),
         ("capture", b"x" * 5000, 413, "at most 4,096 bytes"),
@@ -281,6 +282,9 @@ def test_what_is_too_much_or_wrong_is_said(
         ("tile?text=0&layer=0&head=77&z=0&i=0&j=0", 404, "head: expected one of"),
         ("tile?text=5&layer=0&head=0&z=0&i=0&j=0", 404, "text: expected a number"),
         ("row?text=0&layer=__class__&head=0&row=0", 404, "layer: expected one of"),
+        ("row?text=5&layer=mean&head=mean&row=0", 404, "text: expected a number"),
+        ("column?text=0&layer=mean&head=mean&col=999", 404, "col: expected a number"),
+        ("meta/", 404, "there is nothing at this address"),
         ("row?text=0&layer=0&head=0&row=4e1", 400, "row: expected a whole number"),
         ("row?text=0&layer=0&head=0&row=" + "9" * 5000, 400, "row: expected a whole number"),
         ("row?text=0&layer=0&head=0&row=999", 404, "row: expected a number"),
@@ -430,6 +434,28 @@ def test_a_slow_client_holds_nobody_up(serve: Callable[..., Running]) -> None:
     for connection in slow:
         connection.close()
     assert ask(running, "/api/meta").status == 200
+
+
+def test_a_request_that_announces_too_much_is_refused_before_it_comes(serve: Callable[..., Running]) -> None:
+    running = serve(limits=SMALL)
+    head = f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.door.port}\r\n"
+    with socket.create_connection(("127.0.0.1", running.door.port), timeout=30) as client:
+        client.sendall(
+            (head + "Content-Type: application/json\r\nContent-Length: 999999999\r\n\r\n{").encode()
+        )
+        assert b" 413 " in client.recv(4096).splitlines()[0]
+
+
+def test_a_request_that_breaks_off_is_no_mistake_of_ours(
+    serve: Callable[..., Running], caplog: pytest.LogCaptureFixture
+) -> None:
+    running = serve()
+    head = f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.door.port}\r\n"
+    with socket.create_connection(("127.0.0.1", running.door.port), timeout=30) as client:
+        client.sendall((head + 'Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"te').encode())
+        time.sleep(0.2)
+    running.close()
+    assert "failed" not in caplog.text
 
 
 def test_a_client_that_reads_nothing_holds_nobody_up(serve: Callable[..., Running]) -> None:

@@ -198,6 +198,7 @@ class Contents:
     def _mean(
         self, text: int, layer: str | int, head: int | str, look: Callable[[AttentionMap], Tensor]
     ) -> Tensor:
+        self._check(text)
         layers = self.texts[text].layers if layer == "mean" else [self.layer(text, layer)]
         total, count = torch.zeros(()), 0
         for found in layers:

@@ -74,6 +74,8 @@ def text_of(value: object, limits: Limits) -> str:
         raise RefusedError(
             413, f"text: expected at most {limits.characters:,} characters, got {len(value):,}: shorten it"
         )
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise RefusedError(400, "text: expected whole characters, got half of one (a lone surrogate)")
     return value
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -98,7 +98,7 @@ class Site:
             Route("/api/capture", self._capture, methods=["POST"]),
             Route("/api/generate", self._generate, methods=["POST"]),
         ]
-        return Starlette(
+        application = Starlette(
             routes=[*pages, *answers, *orders],
             exception_handlers={
                 RefusedError: _refused,
@@ -106,6 +106,8 @@ class Site:
                 Exception: _broken,
             },
         )
+        application.router.redirect_slashes = False
+        return application
 
     async def _asset(self, request: Request) -> Response:
         asset = self.assets[request.scope["path"]]
@@ -234,13 +236,19 @@ class Ask:
 
 
 async def _body(request: Request, limits: Limits) -> dict[str, Any]:
+    too_large = RefusedError(
+        413, f"expected a request of at most {limits.body:,} bytes, and this one is larger"
+    )
+    if int(request.headers.get("content-length", "0")) > limits.body:  # h11 has made sure of a number
+        raise too_large
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > limits.body:
-            raise RefusedError(
-                413, f"expected a request of at most {limits.body:,} bytes, and this one is larger"
-            )
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > limits.body:
+                raise too_large
+    except ClientDisconnect:
+        raise RefusedError(499, "the request broke off") from None  # said to nobody
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
