@@ -35,6 +35,7 @@ export function grid(root, app, came = () => {}) {
     const labels = [...root.querySelectorAll(".grid-label small")];
     const longest = Math.max(...labels.map((one) => one.textContent.length));
     const label = Math.max(36, 6.2 * longest); // pixels
+    root.parentElement.style.setProperty("--side", most > 9 ? "31%" : "25%"); // of the page
     const room = root.clientWidth - 50 - label - grouped;
     root.style.setProperty("--label", `${label}px`);
     root.style.setProperty("--thumb", `${Math.max(20, Math.min(56, Math.floor(room / most) - 4))}px`);
