@@ -116,7 +116,9 @@ export function readout(root, app) {
       about.replaceChildren(heading, badge(layer.evidence), proof, list);
       const { precision } = app.meta;
       if (precision) {
-        const off = precision.relative < 1e-6 ? "0.0001%" : `${(100 * precision.relative).toPrecision(1)}%`;
+        const percent = Math.max(100 * precision.relative, 1e-4);
+        const digit = 10 ** Math.floor(Math.log10(percent));
+        const off = `${Number((Math.ceil(percent / digit) * digit).toPrecision(1))}%`; // rounded up
         const text = `This file keeps rounded queries and keys: weights are within ${off} of the library's, `
           + `measured on up to ${precision.rows} queries of every head.`;
         about.append(element("p", { class: "small quiet", text }));
