@@ -168,9 +168,11 @@ class AttentionMap:
         """The weights of some rows and some keys, computed now: one product and one exp."""
         at = grid(rows, keys, self.matrix, self.device)
         q = self.q[:, :, at.rows].to(self.dtype) * self.scale
-        k = self.k[:, :, at.cols].to(self.dtype).repeat_interleave(self.q.shape[1] // self.k.shape[1], dim=1)
-        _refuse_large(q.shape[:3].numel() * k.shape[2] * self.dtype.itemsize, DENSE_LIMIT)
-        s = q @ k.mT  # (B, H, rows, keys)
+        k = self.k[:, :, at.cols].to(self.dtype)  # (B, G, keys, D)
+        (B, H, T, D), (_, G, S, _) = q.shape, k.shape
+        _refuse_large(B * H * T * S * self.dtype.itemsize, DENSE_LIMIT)
+        # The heads that share a key/value head, one below another: its keys are read once.
+        s = (q.reshape(B, G, H // G * T, D) @ k.mT).view(B, H, T, S)
         if self.softcap is not None:
             s.div_(self.softcap).tanh_().mul_(self.softcap)
         if (added := self.mask.added(at)) is not None:

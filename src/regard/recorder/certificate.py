@@ -6,6 +6,7 @@ and every row of weights sums to 1. What cannot be certified says why.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -98,7 +99,7 @@ def examine(map: AttentionMap, v: Tensor, output: Tensor, *, problem: str | None
     """Hold a map (B, H, T, S) with values v (B, G, S, E) against the output (B, H, T, E) that was used."""
     B, H, T, S = map.matrix
     rows = sampled_rows(T).to(map.device)
-    difference = sums = scores = size = 0.0
+    differences, sums, scores = ([rows.new_zeros((), dtype=map.dtype)] for _ in range(3))
     group = H // max(map.k.shape[1], 1)
     heads_at_once = max(1, TILE // max(1, B * len(rows) * S * map.dtype.itemsize) // group) * group
     for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
@@ -113,19 +114,20 @@ def examine(map: AttentionMap, v: Tensor, output: Tensor, *, problem: str | None
             total = total + (part.sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
         seen = lse > -torch.inf
         given = output[:, some][:, :, rows].to(map.dtype)
-        difference = _worst(difference, (mixed.view(given.shape) - given).abs())
-        sums = _worst(sums, ((total - 1.0) * seen).abs())
-        scores = _worst(scores, lse.abs().masked_fill(~seen, 0.0))
-        size = _worst(size, values.abs().nan_to_num(0.0, 0.0, 0.0))
+        differences.append((mixed.view(given.shape) - given).abs().amax())
+        sums.append(((total - 1.0) * seen).abs().amax())
+        scores.append(lse.abs().masked_fill(~seen, 0.0).amax())
+    difference, row_sums, score = (float(torch.stack(found).amax()) for found in (differences, sums, scores))
+    size = _size(v)
     working, kept = torch.finfo(map.dtype).eps, torch.finfo(output.dtype).eps
     # A score of size s is known to s · eps, and so is the logarithm of its weight. Kernels of the half
     # precisions round the weights and the output once each.
-    shaky = working * (32.0 + 8.0 * scores)
+    shaky = working * (32.0 + 8.0 * score)
     allowed = size * (2.0 * kept + shaky) + torch.finfo(output.dtype).tiny
     return Evidence(
         difference,
         allowed,
-        sums,
+        row_sums,
         len(rows),
         T,
         str(map.mask),
@@ -177,7 +179,9 @@ def _finite_product(weights: Tensor, values: Tensor) -> Tensor:
     return weights @ values.masked_fill(~seen, 0.0)
 
 
-def _worst(so_far: float, found: Tensor) -> float:
-    """The largest, where NaN is larger than everything."""
-    largest = float(found.amax()) if found.numel() else 0.0
-    return largest if largest != largest else max(so_far, largest)
+def _size(values: Tensor) -> float:
+    """The largest |value| that is finite."""
+    if not values.numel():
+        return 0.0
+    largest = float(torch.stack(values.aminmax()).abs().amax())
+    return largest if math.isfinite(largest) else float(values.nan_to_num(0.0, 0.0, 0.0).abs().amax())
