@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
+from regard.recorder import sdpa_source
 from regard.recorder.recording import Place, Recording
 
 transformers = pytest.importorskip("transformers")
@@ -159,6 +161,8 @@ def test_what_is_not_there_is_refused(model: nn.Module, ids: Tensor) -> None:
         ValueError, match=r"layers: expected some of those that ran \('0', '1', '2'\), got \['7'\]"
     ):
         regard.capture(model, input_ids=ids, layers=[7])
+    with pytest.raises(ValueError, match=r"heads: expected a list of them, as \[2\], got 2"):
+        regard.capture(model, input_ids=ids, heads=2)
     with pytest.raises(ValueError, match="heads: expected numbers from 0 to 3, got"):
         regard.capture(model, input_ids=ids, heads=[4])
     with pytest.raises(ValueError, match="text: expected a tokenizer beside it"):
@@ -258,6 +262,36 @@ def test_nothing_holds_on_to_the_model_or_to_what_it_computed(ids: Tensor) -> No
     assert seen[0].dense().shape == (2, 4, 11, 11)
 
 
+def test_autocast(model: nn.Module, ids: Tensor) -> None:
+    """The attention runs in the lower precision, as without capture; the proof does not."""
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        plain = model(ids).logits
+        with regard.capture(model) as seen:
+            logits = model(ids).logits
+    assert torch.equal(logits, plain)
+    assert seen[0].q.dtype == torch.float16
+    assert seen.certificate.certified, str(seen.certificate)
+
+
+def test_what_is_computed_again_for_gradients_is_no_layer(model: nn.Module, ids: Tensor) -> None:
+    model.gradient_checkpointing_enable()
+    model.train()
+    with regard.capture(model) as seen:
+        model(ids, labels=ids, use_cache=False).loss.backward()
+    assert [layer.key for layer in seen.layers] == ["0", "1", "2"]
+
+
+def test_attention_of_two_kinds_has_names_of_its_own(tmp_path: Path) -> None:
+    settings = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.SiglipVisionConfig(**settings, image_size=16, patch_size=4)
+    model = transformers.SiglipVisionModel(config).eval()
+    seen = regard.capture(model, pixel_values=torch.randn(1, 3, 16, 16))
+    assert [layer.key for layer in seen.layers] == ["0", "1", "head.attention.0"]
+    assert seen["head.attention.0"].shape == (1, 4, 1, 16)
+    seen.save(tmp_path)
+    assert torch.equal(regard.load(tmp_path)[0].dense(), seen[0].dense())
+
+
 def test_what_a_capture_kept_goes_with_it(model: nn.Module, ids: Tensor) -> None:
     """At once: a GPU does not wait for the garbage collector before the next capture."""
     gc.disable()
@@ -315,6 +349,32 @@ def test_homemade_attention() -> None:
     assert str(seen[0].mask) == "causal"
     assert torch.equal(again[2].dense(), seen[2].dense())
     assert torch.equal(model(x), plain)
+
+
+class OneHead(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize("mask", [None, torch.eye(6) > 0, torch.stack([torch.ones(6, 6).tril() > 0] * 2)])
+def test_homemade_attention_of_one_head(mask: Tensor | None) -> None:
+    model, x = OneHead(), torch.randn(2, 6, 8)
+    with regard.capture(model) as seen:
+        output = model(x, mask)
+    assert (output - model(x, mask)).abs().max() < 1e-6
+    assert seen[0].shape == (2, 1, 6, 6)
+    assert seen.certificate.certified
+
+
+def test_an_interrupt_leaves_nothing_behind() -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    model = OneHead()
+    model.register_forward_hook(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        regard.capture(model, x=torch.randn(1, 2, 6, 8))
+    assert not sdpa_source._running
 
 
 def test_homemade_attention_with_a_mask() -> None:

@@ -98,6 +98,9 @@ class Recording:
         model: str = "",
         spell: Callable[[Tensor], list[list[str]]] | None = None,
     ) -> None:
+        for name, given in (("layers", layers), ("heads", heads)):
+            if isinstance(given, int | str):
+                raise ValueError(f"{name}: expected a list of them, as [{given!r}], got {given!r}")
         self.layers = None if layers is None else {str(layer) for layer in layers}
         self.heads = None if heads is None else sorted(set(heads))
         self.dtype, self.values, self.stitch = dtype, values, stitch
@@ -107,7 +110,7 @@ class Recording:
         self.forwards = 0
         self._strips: dict[tuple[str, int], Strip] = {}  # by module and how many times it ran before
         self._calls: Counter[str] = Counter()  # of each module, in this forward pass
-        self._keys: dict[str, None] = {}  # of every layer that ran
+        self._keys: dict[str, str] = {}  # of every layer that ran, and the name of its module
         self._modules: Counter[str] = Counter()  # in each stack
         self._tokens: Tokens | None = None  # of this forward pass, until it is known what it continues
         self._waiting: list[tuple[Strip, Addition]] = []  # what this forward pass adds to layers
@@ -151,6 +154,8 @@ class Recording:
         lse (B, H, T); `problem` says why it cannot be certified, if that is known; `part` that the module
         cuts its tokens into stretches that do not see each other, and this is not the first of them.
         """
+        if torch._C._current_graph_task_id() != -1:
+            return  # computed once more for its gradients (checkpointing), and seen before
         if not self.forwards and not part:  # nobody says where a forward pass begins: every call is one
             self._settle()
             self._calls.clear()
@@ -160,10 +165,12 @@ class Recording:
         if times:  # a model that runs one module several times, as layers of their own
             number = place.number + times * self._modules[place.stack]
             place = place._replace(number=number, name=f"{place.name}#{times}")
-        self._keys[place.key] = None
+        if self._keys.setdefault(place.key, place.name) != place.name:  # seen by another source
+            place = place._replace(stack=place.name)
+            self._keys[place.key] = place.name
         if not self.wants(place):
             return
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
             q, k, v, output, lse = (x.detach() for x in (q, k, v, output, lse))
             lse = lse.to(working_dtype(q.dtype))
             sinks = None if sinks is None else sinks.detach()

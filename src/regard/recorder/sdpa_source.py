@@ -43,6 +43,7 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
     places = placed(attentions(model))
     recording.expect(places.values())
     with ExitStack() as undo:
+        undo.callback(_running.__delitem__, slice(len(_running), None))  # hooks miss a KeyboardInterrupt
         for module, place in places.items():
             if module not in _listening:  # captures inside captures share what the outermost has put there
                 _listening[module] = []
@@ -94,6 +95,11 @@ class Listening(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        query, key, value = autocast(query, key, value)
+        if query.ndim == 3:  # one head
+            q, k, v = (x.unsqueeze(1) for x in (query, key, value))
+            mask_3d = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
+            return self._call(listeners, again, q, k, v, mask_3d, dropout_p, is_causal, scale).squeeze(1)
         if query.ndim != 4:
             name = listeners[0][1].name
             raise ValueError(f"{name}: expected q (batch, heads, length, width), got {tuple(query.shape)}")
@@ -138,6 +144,14 @@ class Listening(TorchFunctionMode):
                 part=again,
             )
         return output
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """q, k and v as PyTorch's own attention takes them where autocast is on."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
 
 
 def _reach(mask: Tensor) -> int:

@@ -63,6 +63,7 @@ def attention(
     """
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    query, key, value = sdpa_source.autocast(query, key, value)
     mask, S = _rule(attention_mask, is_causal, query.shape[2], key.shape[2])
     key, value = key[:, :, :S], value[:, :, :S]
     if position_bias is not None:
