@@ -372,6 +372,21 @@ def test_families_outside_are_named() -> None:
 
 
 @torch.no_grad()
+def test_what_is_missing_is_said() -> None:
+    """LongT5's encoder cuts its tokens into blocks by hand; its decoder is a T5's."""
+    model = build("LongT5ForConditionalGeneration", T5 | {"local_radius": 3})
+    with pytest.warns(UserWarning, match="LongT5LocalAttention cannot be captured and will be missing"):
+        seen = capture(model, **ids_and_padding("none"), decoder_input_ids=torch.randint(1, 97, (2, 9)))
+    assert {layer.stack for layer in seen.layers} == {"decoder", "cross"}
+
+
+def test_weights_asked_of_a_model_outside_the_interface() -> None:
+    model = build(*DECODERS["falcon"])
+    with pytest.raises(RuntimeError, match="with output_attentions=True some models leave their fused"):
+        capture(model, **ids_and_padding("none"), output_attentions=True)
+
+
+@torch.no_grad()
 def test_images_that_do_not_see_each_other() -> None:
     """A tower that attends to each image apart is one layer, its images as documents."""
     settings = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "out_hidden_size": 32}

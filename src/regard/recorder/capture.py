@@ -72,7 +72,8 @@ class Capture:
         if self.recording.forwards and not self.recording.seen.layers:
             raise RuntimeError(
                 f"{type(self.model).__name__} ran, but none of its attention was seen: it does not go where "
-                "capture looks; regard.capture(model, at={name: adapter}) serves any module"
+                "capture looks (with output_attentions=True some models leave their fused attention: leave "
+                "it out); regard.capture(model, at={name: adapter}) serves any module"
             )
 
 

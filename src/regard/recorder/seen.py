@@ -168,7 +168,7 @@ class Seen:
 
     def layer(self, key: int | str) -> Layer:
         """A layer by its number, or by its name where there are several stacks: "decoder.3", "cross.0"."""
-        found = [x for x in self.layers if x.key == str(key) or x.name == key]
+        found = [x for x in self.layers if x.key == str(key)] or [x for x in self.layers if x.name == key]
         if len(found) != 1:
             known = ", ".join(repr(x.key) for x in self.layers) or "none: nothing ran inside the block"
             raise KeyError(f"layer: expected one of those captured ({known}), got {key!r}")

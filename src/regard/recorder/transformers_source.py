@@ -6,6 +6,7 @@ records the module that called. `attach` switches a model to it and back.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -130,6 +131,12 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
     calling = sdpa_source.attentions(model)
     if not places and not calling:
         raise ValueError(_no_way_in(model))
+    if left_out := _left_out(model, [place.name for place in places.values()] + list(calling)):
+        warnings.warn(
+            f"{type(model).__name__}: its {', '.join(left_out)} cannot be captured and will be missing; "
+            "regard.capture(model, at={name: adapter}) serves any module",
+            stacklevel=4,
+        )
     recording.expect(places.values())
     configs = _configs(model)
     # Models outside the interface have a branch for "sdpa" instead, which `sdpa_source` listens to.
@@ -170,6 +177,19 @@ def _no_way_in(model: nn.Module) -> str:
         "goes neither through Transformers' AttentionInterface nor through PyTorch's "
         "scaled_dot_product_attention; regard.capture(model, at={name: adapter}) serves any module"
     )
+
+
+def _left_out(model: nn.Module, seen: list[str]) -> dict[str, None]:
+    """The kinds of modules that are attention by their name, and neither seen, inside nor around what is."""
+    seen = seen + [
+        name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)
+    ]
+    return {
+        type(module).__name__: None
+        for name, module in model.named_modules()
+        if type(module).__name__.endswith("Attention")
+        and not any(f"{x}.".startswith(f"{name}.") or name.startswith(f"{x}.") for x in seen)
+    }
 
 
 def fits(model: nn.Module) -> bool:
