@@ -18,6 +18,12 @@ from regard.show.page import write
 from regard.show.running import Running
 from regard.show.server import Site
 
+STATUS = """addEventListener("DOMContentLoaded", () => {
+  const line = document.getElementById("status");
+  const tell = () => line.textContent && console.error(`status: ${line.textContent}`);
+  if (line) new MutationObserver(tell).observe(line, { childList: true });
+})"""
+
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
@@ -51,7 +57,10 @@ def context(browser: Browser, context_options: dict[str, Any]) -> Iterator[Brows
 
 @pytest.fixture
 def page(context: BrowserContext) -> Iterator[Page]:
-    """A page that may not complain: errors in the console, exceptions and dialogs fail the test."""
+    """A page that may not complain: errors in the console, exceptions and dialogs fail the test.
+
+    So does what it says in its status line, even in passing: that is where it puts promises that failed.
+    """
     made = context.new_page()
     problems: list[str] = []
     made.on(
@@ -60,6 +69,7 @@ def page(context: BrowserContext) -> Iterator[Page]:
     )
     made.on("pageerror", lambda error: problems.append(f"exception: {error}"))
     made.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    made.add_init_script(STATUS)
     made.problems = problems  # type: ignore[attr-defined]  # a test that expects one clears it
     yield made
     assert problems == []

@@ -6,10 +6,12 @@ import re
 from collections.abc import Callable
 
 import pytest
+import torch
 from captures import HOSTILE, captured
 from playwright.sync_api import Page, expect
 
-from regard.recorder import Seen
+import regard
+from regard.recorder import Layer, Seen
 from regard.show.running import Running
 
 
@@ -143,3 +145,23 @@ def test_thousands_of_tokens_follow_the_pointer(page: Page, serve: Callable[...,
         }"""
     )
     assert spent < 100  # the median; about 10 ms on an idle machine
+
+
+def test_all_layers_are_those_that_read_alike(page: Page, opened: Callable[..., str]) -> None:
+    torch.manual_seed(0)
+    evidence = captured(5).layers[0].evidence
+    maps = [regard.weights(torch.randn(1, 2, T, 8), torch.randn(1, 2, 5, 8)) for T in (5, 6, 6)]
+    stacks = ("encoder", "cross", "cross")
+    layers = [
+        Layer(n // 2, f"{stack}.{n}", stack, m, evidence, (0, 1))
+        for n, (stack, m) in enumerate(zip(stacks, maps, strict=True))
+    ]
+    seen = Seen(layers, "crossed", None, [[f"k{n}" for n in range(5)]])
+    seen.target_tokens = [[f"q{n}" for n in range(6)]]
+    page.goto(opened(seen) + "#view=text&of=all&layer=cross.1&row=3")
+    mean = torch.cat([m[0, :, 3].dense() for m in maps[1:]]).mean(0)
+    expect(page.locator("#view-text .ranked .weight").first).to_have_text(exact(float(mean.max())))
+    expect(page.locator("#view-text .notes-block").first).to_contain_text("all heads of all cross layers")
+    page.get_by_label("Layer", exact=True).select_option("encoder.0")
+    mean = maps[0][0, :, 3].dense().mean(0)
+    expect(page.locator("#view-text .ranked .weight").first).to_have_text(exact(float(mean.max())))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -217,3 +220,11 @@ def _serve(contents: Any, opened: Opened | None, host: str, port: int, open_: bo
     if open_:
         open_browser(running.address)
     running.run()
+    _leave()
+
+
+def _leave() -> None:
+    """End at once: Python would wait for threads that still compute what nobody waits for any more."""
+    atexit._run_exitfuncs()  # what was kept in temporary folders goes
+    sys.stdout.flush()
+    os._exit(0)

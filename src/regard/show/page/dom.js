@@ -42,3 +42,10 @@ export function badge(evidence, words = evidence.certified ? "Certified" : "Not 
     title: evidence.text,
   });
 }
+
+/** Scrolls `box` until `part` is in sight. scrollIntoView would also change where Tab goes on from. */
+export function reveal(part, box) {
+  const [inner, outer] = [part.getBoundingClientRect(), box.getBoundingClientRect()];
+  const by = (first, last) => Math.min(0, inner[first] - outer[first]) || Math.max(0, inner[last] - outer[last]);
+  box.scrollBy({ left: by("left", "right"), top: by("top", "bottom"), behavior: "instant" });
+}

@@ -1,6 +1,6 @@
 // All layers × heads as small maps: choose one. Heads that share a key/value head stand together.
 
-import { badge, element } from "./dom.js";
+import { badge, element, reveal } from "./dom.js";
 import { paintThumb } from "./colours.js";
 
 /** Fills `root`; calls `came` when small maps have come. Returns {show(state), chosen(state)}. */
@@ -32,9 +32,10 @@ export function grid(root, app, came = () => {}) {
     const { layers } = app.meta.texts[text];
     const most = Math.max(...layers.map((layer) => layer.heads.length));
     const grouped = Math.max(...layers.map((layer) => (layer.group > 1 ? layer.kv_heads * 4 : 0)));
-    const labels = [...root.querySelectorAll(".grid-label small")];
-    const longest = Math.max(...labels.map((one) => one.textContent.length));
-    const label = Math.max(36, 6.2 * longest); // pixels
+    const marks = [...root.querySelectorAll(".grid-label small")];
+    const longest = Math.max(...marks.map((one) => one.textContent.length));
+    const name = Math.max(...layers.map((layer) => layer.key.length));
+    const label = Math.max(36, 6.2 * longest, 7.4 * name); // pixels
     root.parentElement.style.setProperty("--side", most > 9 ? "31%" : "25%"); // of the page
     const room = root.clientWidth - 50 - label - grouped;
     root.style.setProperty("--label", `${label}px`);
@@ -119,7 +120,7 @@ export function grid(root, app, came = () => {}) {
           const chosen = key === state.layer && number === state.head;
           button.setAttribute("aria-selected", String(chosen));
           button.tabIndex = chosen ? 0 : -1;
-          if (chosen) button.scrollIntoView({ block: "nearest", inline: "nearest" });
+          if (chosen) reveal(button, root);
         }
       }
     },

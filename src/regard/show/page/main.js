@@ -2,7 +2,7 @@
 
 import { open } from "./source.js";
 import { makeState } from "./state.js";
-import { element } from "./dom.js";
+import { element, reveal } from "./dom.js";
 import { makeTheme } from "./theme.js";
 import { VIEWS } from "./views.js";
 
@@ -10,6 +10,10 @@ const find = (id) => document.getElementById(id);
 
 async function start() {
   makeTheme(find("theme"));
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // what stands behind # is the reader's place
+    find("main").focus();
+  });
   find("main").append(element("p", { class: "empty", text: "Opening…" }));
   let source;
   try {
@@ -72,6 +76,7 @@ function run(source) {
       const tab = find(`tab-${one.name}`);
       tab.setAttribute("aria-selected", String(one === view));
       tab.tabIndex = one === view ? 0 : -1;
+      if (one === view) reveal(tab, find("tabs"));
     }
     find("text").value = String(app.state.text);
     made.get(view).show(app.state);
@@ -108,9 +113,11 @@ function makeTabs(views, app) {
     return tab;
   });
   find("tabs").addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    const next = tabs[(tabs.indexOf(document.activeElement) + step + tabs.length) % tabs.length];
+    const at = tabs.indexOf(document.activeElement);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    const next = tabs.at(to % tabs.length);
     next.focus();
     next.click();
   });

@@ -83,6 +83,8 @@ export async function openSaved() {
       for (const one of number === "mean" ? about.heads : [number]) {
         const found = look(await head(text, about.key, one));
         if (!total) total = new Float32Array(found.length);
+        if (found.length !== total.length)
+          throw new Error("The layers see different texts, so that they have no mean.");
         for (let i = 0; i < found.length; i++) total[i] += found[i];
         count++;
       }

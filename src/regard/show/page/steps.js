@@ -206,7 +206,8 @@ function intro({ work, layer, name, example, state }) {
       { class: "lead" },
       "What ",
       element("span", { class: "token", text: short(name, 24) }),
-      `, token ${work.position}, looks at in layer ${layer.key}, head ${state.head}.`,
+      `, token ${(layer.queries_from ?? work.position - work.row) + work.row}, looks at in layer ` +
+        `${layer.key}, head ${state.head}.`,
     ),
   );
   const text = layer.evidence.text.replace(/^(not )?certified:? ?/, "");

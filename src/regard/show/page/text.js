@@ -214,8 +214,28 @@ export function text(root, app) {
     note.textContent = notes.join(" ");
   }
 
+  /** The layers that are shown together: where there are several stacks, those of the chosen one's. */
+  function together() {
+    if (state.of !== "all") return [about()];
+    return app.meta.texts[state.text].layers.filter((layer) => layer.stack === about().stack);
+  }
+
+  /** The weights of a row or a column, over what is shown together. */
+  async function weightsOf(ask, index) {
+    const layers = together();
+    if (state.of !== "all") return ask(state.text, about().key, state.of ? "mean" : state.head, index);
+    if (layers.length === app.meta.texts[state.text].layers.length)
+      return ask(state.text, "mean", "mean", index);
+    const found = await Promise.all(layers.map((layer) => ask(state.text, layer.key, "mean", index)));
+    const heads = layers.reduce((sum, layer) => sum + layer.heads.length, 0);
+    return found[0].map((_, i) =>
+      found.reduce((sum, weights, n) => sum + (weights[i] * layers[n].heads.length) / heads, 0),
+    );
+  }
+
   function scope() {
-    if (state.of === "all") return "The mean over all heads of all layers";
+    const { stack } = about();
+    if (state.of === "all") return `The mean over all heads of all ${stack ? `${stack} ` : ""}layers`;
     if (state.of === "layer")
       return `The mean over the ${about().heads.length} heads of layer ${about().key}`;
     return `Layer ${about().key}, head ${state.head}`;
@@ -224,9 +244,8 @@ export function text(root, app) {
   /** The key that gets the most, of the head or over those that are shown together. */
   async function sinkToken() {
     if (state.sink !== "apart") return -1;
-    const layers = state.of === "all" ? app.meta.texts[state.text].layers : [about()];
     const sums = new Map();
-    for (const layer of layers) {
+    for (const layer of together()) {
       const { sinks } = await app.source.thumbs(state.text, layer.key);
       sinks.forEach(({ key, share }, h) => {
         if (!state.of && layer.heads[h] !== state.head) return;
@@ -248,10 +267,9 @@ export function text(root, app) {
       if (token >= 0) said.textContent = "This layer did not read that token in the pass that was captured.";
       return;
     }
-    const [layer, head] = [state.of === "all" ? "mean" : state.layer, state.of ? "mean" : state.head];
     const ask = looking() ? app.source.row : app.source.column;
     const without = await sinkToken();
-    const weights = await ask(state.text, layer, head, index);
+    const weights = await weightsOf(ask, index);
     if (!fresh()) return;
     // Looked at by: the sink's own column is what is asked for, so nothing is left out.
     const out = looking() ? without : -1;
@@ -333,7 +351,8 @@ export function text(root, app) {
   return {
     show(now) {
       state = now;
-      picker.show(state, { heads: !state.of, layers: state.of !== "all" });
+      const stacks = new Set(app.meta.texts[state.text].layers.map((layer) => layer.stack));
+      picker.show(state, { heads: !state.of, layers: state.of !== "all" || stacks.size > 1 });
       way.value = looking() ? "at" : "by";
       of.value = state.of || "head";
       sink.value = state.sink;

@@ -1,0 +1,47 @@
+"""What stands around the views: tabs, the way past them, and the reader's place in the address."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from regard.show.running import Running
+
+
+@pytest.mark.parametrize("place", ["layer=1&head=2", "view=heads&layer=1&head=2"])
+def test_skipping_to_the_picture_keeps_the_place(
+    page: Page, serve: Callable[..., Running], place: str
+) -> None:
+    page.goto(f"{serve().address}#{place}")
+    expect(page.locator(".view canvas").first).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the picture")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+    expect(page).to_have_url(re.compile(f"#{place}$"))
+    expect(page.locator("#view-heads" if "heads" in place else "#view-map")).to_be_visible()
+
+
+def test_tabs_by_keys(page: Page, serve: Callable[..., Running]) -> None:
+    page.goto(serve().address)
+    page.locator("#tab-map").focus()
+    for key, view in (
+        ("ArrowRight", "text"),
+        ("End", "cache"),
+        ("ArrowRight", "map"),
+        ("ArrowLeft", "cache"),
+    ):
+        page.keyboard.press(key)
+        expect(page.locator(f"#tab-{view}")).to_be_focused()
+        expect(page.locator(f"#view-{view}")).to_be_visible()
+    page.keyboard.press("Home")
+    expect(page.locator("#view-map")).to_be_visible()
+
+
+def test_the_chosen_tab_is_in_sight_on_a_narrow_screen(page: Page, serve: Callable[..., Running]) -> None:
+    page.set_viewport_size({"width": 240, "height": 600})
+    page.goto(f"{serve().address}#view=cache")
+    expect(page.locator("#tab-cache")).to_be_in_viewport(ratio=0.9)
