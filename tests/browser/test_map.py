@@ -289,6 +289,9 @@ def test_exports(page: Page, seen: Seen, saved: Callable[..., str], tmp_path: Pa
     svg = export("SVG").read_text("utf-8")
     assert "attended-to (key)" in svg
     assert "·t3" in svg
+    frame = re.search(r'<svg x=[^>]* width="([\d.]+)".*?<image width="(\d+)"', svg)
+    assert frame is not None
+    assert float(frame[2]) > float(frame[1])  # cells are large: a program that smooths blurs edges only
     array = np.load(export("NPY"))
     lines = export("CSV").read_text("utf-8").splitlines()
     keys = [int(key) for key in lines[0].split(",")[2:]]
@@ -297,6 +300,23 @@ def test_exports(page: Page, seen: Seen, saved: Callable[..., str], tmp_path: Pa
     true = seen[1, 2].dense()[0, rows[0] : rows[-1] + 1, keys[0] : keys[-1] + 1].numpy()
     np.testing.assert_allclose(array, true, rtol=1e-3, atol=1e-6)
     assert float(lines[2].split(",")[2]) == pytest.approx(float(array[0, 0]))
+
+
+def test_what_is_not_certified_is_marked_in_every_view_and_export(
+    page: Page, saved: Callable[..., str]
+) -> None:
+    seen = captured(30, model="a model whose name is " + "very " * 40 + "long")
+    doubt = Evidence(0.3, 1e-6, 1e-7, 30, 30, "causal", 0.5, problem="the output was changed after attention")
+    seen.layers[1].evidence = doubt
+    address = saved(seen)
+    for view in ("map", "text", "heads", "steps", "cache"):
+        page.goto(f"{address}#view={view}&layer=1&row=9")
+        expect(page.locator(f"#view-{view}")).to_contain_text("output was changed after attention")
+    page.goto(f"{address}#layer=1")
+    page.get_by_text("Export").click()
+    with page.expect_download() as download:
+        page.get_by_role("menuitem", name="SVG").click()
+    assert ", layer 1, head 0 (not certified)</text>" in download.value.path().read_text("utf-8")
 
 
 def test_layers_say_what_they_are(page: Page, saved: Callable[..., str]) -> None:

@@ -54,7 +54,7 @@ function download(blob, name) {
 }
 
 function rendered({ scene, words }) {
-  const { width, height } = figureSize(scene);
+  const { width, height } = figureSize(scene, words);
   const canvas = element("canvas", { width: width * SHARP, height: height * SHARP });
   const context = canvas.getContext("2d");
   context.scale(SHARP, SHARP);
@@ -70,7 +70,7 @@ function png(what) {
 }
 
 function svg({ scene, words }) {
-  const { width, height } = figureSize(scene);
+  const { width, height } = figureSize(scene, words);
   const context = new SvgContext(width, height);
   drawFigure(context, scene, words);
   return new Blob([context.toString()], { type: "image/svg+xml" });

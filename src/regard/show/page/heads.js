@@ -4,7 +4,7 @@ import { paintThumb } from "./colours.js";
 import { compare } from "./compare.js";
 import { choice, element } from "./dom.js";
 import { some } from "./numbers.js";
-import { empty, latest, select } from "./parts.js";
+import { doubts, empty, latest, select } from "./parts.js";
 import { SCORES, endOf, namesOf, scoreLine, sentence, words } from "./scores.js";
 import { layerOf } from "./source.js";
 import { theme } from "./theme.js";
@@ -194,14 +194,8 @@ export function heads(root, app) {
       shown.length === found.length
         ? some(found.length, "head")
         : `${shown.length} of ${some(found.length, "head")}`;
-    const doubtful = app.meta.texts[text].layers.filter((one) => !one.evidence.certified);
-    warning.hidden = !doubtful.length;
-    const named = doubtful.map((one) => one.key).join(", ");
-    const why = doubtful[0]?.evidence.text.replace(/^not certified: (.)/, (_, first) => first.toUpperCase());
-    warning.textContent = doubtful.length
-      ? `Layer${doubtful.length > 1 ? "s" : ""} ${named}: not certified, so what is shown there may not be ` +
-        `what the model used. ${why}`
-      : "";
+    warning.textContent = doubts(app.meta.texts[text].layers);
+    warning.hidden = !warning.textContent;
     if (!shown.some((head) => place(head) === current)) current = shown.length ? place(shown[0]) : "";
     reach();
   }

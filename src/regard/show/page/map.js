@@ -100,7 +100,8 @@ export function map(root, app) {
     const apart = sink ? ` Key ${sink.key} stands apart with ${percent} of all attention.` : "";
     const doubt = layer.evidence.certified ? "" : " (not certified)";
     const words = {
-      title: `${app.meta.model}, layer ${layer.key}, head ${state.head}${doubt}`,
+      title: app.meta.model,
+      after: `, layer ${layer.key}, head ${state.head}${doubt}`,
       marks: marksOf(look.scale, isClipped(state, look.scale)),
       note: noteOf(state.reduce, scene.z) + apart,
     };

@@ -102,6 +102,18 @@ export function slider(label, choose, say = String) {
   return box;
 }
 
+/** What is to be known of those among some layers that are not certified; "" if all are. */
+export function doubts(layers) {
+  const doubtful = layers.filter((one) => !one.evidence.certified);
+  if (!doubtful.length) return "";
+  const named = doubtful.map((one) => one.key).join(", ");
+  const why = doubtful[0].evidence.text.replace(/^not certified: (.)/, (_, first) => first.toUpperCase());
+  return (
+    `Layer${doubtful.length > 1 ? "s" : ""} ${named}: not certified, so what is shown there may not be ` +
+    `what the model used. ${why.replace(/[^.]$/, "$&.")}`
+  );
+}
+
 /** A sentence where there is nothing to show. */
 export function empty(text) {
   return element("p", { class: "empty", text });

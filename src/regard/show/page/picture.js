@@ -73,7 +73,8 @@ function tiles(context, scene) {
   const { camera, drawn, thumb, look, pixel } = scene;
   const snap = (value) => Math.round(value / pixel) * pixel; // seams show where edges are half a pixel
   for (const one of drawn) {
-    const { tile, z, i, j, part } = one;
+    const { tile, z, i, j } = one;
+    const part = inSight(one.part, camera.frame, 2 ** z);
     const [x0, y0] = camera.point(part.left, part.top).map(snap);
     const [x1, y1] = camera.point(part.right, part.bottom).map(snap);
     if (!tile) {
@@ -88,6 +89,16 @@ function tiles(context, scene) {
     const canvas = painted(tile, look, () => scene.restOf(one));
     context.drawImage(canvas, sx, sy, sw, sh, x0, y0, x1 - x0, y1 - y0);
   }
+}
+
+/** As much of a part as the frame shows, to whole cells. */
+function inSight(part, frame, size) {
+  return {
+    left: Math.max(part.left, Math.floor(frame.left / size) * size),
+    top: Math.max(part.top, Math.floor(frame.top / size) * size),
+    right: Math.min(part.right, Math.ceil(frame.right / size) * size),
+    bottom: Math.min(part.bottom, Math.ceil(frame.bottom / size) * size),
+  };
 }
 
 /** Before anything has come, the small picture stands for the large one. */

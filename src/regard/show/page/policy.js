@@ -4,7 +4,7 @@ import { chart } from "./chart.js";
 import { choice, element } from "./dom.js";
 import { heat } from "./heat.js";
 import { bytes, share, some, weight } from "./numbers.js";
-import { latest, legend, slider } from "./parts.js";
+import { doubts, latest, legend, slider } from "./parts.js";
 
 /** Fills `root`; `generated()` gives {steps, start} of a generation, or null. Returns {show(state), chosen()}. */
 export function policy(root, app, generated) {
@@ -20,6 +20,7 @@ export function policy(root, app, generated) {
     app.set({ layer, head, view: "map" }),
   );
   const ramp = legend();
+  const doubt = element("p", { class: "note heads-warning" });
   const said = element("p", { class: "note", "aria-live": "polite" });
   const more = element("p", { class: "note" });
   const curve = chart(240);
@@ -33,7 +34,7 @@ export function policy(root, app, generated) {
     }),
     element("div", { class: "fields policy-fields" }, window, sinks, on),
     said,
-    element("div", { class: "policy-figures" }, element("div", {}, table, ramp, more), curve),
+    element("div", { class: "policy-figures" }, element("div", {}, table, ramp, more, doubt), curve),
   );
   let state = null;
   let known = []; // the table of every layer, in order
@@ -72,6 +73,8 @@ export function policy(root, app, generated) {
     on.hidden = !written;
     const fromText = !written || state.measured !== "generation";
     on.value = fromText ? "text" : "generation";
+    doubt.textContent = fromText ? doubts(app.meta.texts[of].layers) : "";
+    doubt.hidden = !doubt.textContent;
     window.hidden = sinks.hidden = !fromText;
     if (fromText) ofText();
     else ofGeneration(written);

@@ -2,6 +2,10 @@
 
 const FAMILY = /^(\d+(?:\.\d+)?)px (.*)$/;
 
+/** From where a canvas sets a letter to its foot, in letters: not every program knows other baselines. */
+const DOWN = { alphabetic: 0, middle: 0.35, top: 0.8 };
+const LARGE = 4096; // pixels of an image, at most, to either side
+
 const tidy = (value) => String(Math.round(value * 100) / 100);
 /** What XML cannot hold: control characters, and halves of surrogate pairs that stand alone. */
 const CONTROL = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g;
@@ -17,6 +21,18 @@ const listed = (attributes) =>
     .join(" ");
 
 const place = (x, y, w, h) => ({ x: tidy(x), y: tidy(y), width: tidy(w), height: tidy(h) });
+
+/** Whole cells of a canvas, many pixels each: most programs smooth what they enlarge, whatever they are told. */
+function enlarged(whole, sx, sy, sw, sh, x, y, w, h) {
+  const [left, top] = [Math.floor(sx), Math.floor(sy)];
+  const [cols, rows] = [Math.ceil(sx + sw) - left, Math.ceil(sy + sh) - top];
+  const by = Math.max(1, Math.min(Math.ceil((2 * w) / sw), Math.floor(LARGE / Math.max(cols, rows))));
+  const canvas = Object.assign(document.createElement("canvas"), { width: cols * by, height: rows * by });
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  context.drawImage(whole, left, top, cols, rows, 0, 0, cols * by, rows * by);
+  return [canvas, (sx - left) * by, (sy - top) * by, sw * by, sh * by, x, y, w, h];
+}
 
 export class SvgContext {
   constructor(width, height) {
@@ -103,9 +119,8 @@ export class SvgContext {
   fillText(text, x, y) {
     const [, size, family] = FAMILY.exec(this.font) ?? [null, "10", "sans-serif"];
     const attributes = {
-      x: tidy(x), y: tidy(y), fill: this.fillStyle, "font-size": size, "font-family": family,
+      x: tidy(x), y: tidy(y + size * DOWN[this.textBaseline]), fill: this.fillStyle, "font-size": size, "font-family": family,
       "text-anchor": { center: "middle", right: "end" }[this.textAlign] ?? "start",
-      "dominant-baseline": { middle: "central", top: "hanging" }[this.textBaseline] ?? "alphabetic",
       "unicode-bidi": "isolate", "xml:space": "preserve",
     };
     const plain = text.replace(/[\u2066-\u2069]/g, ""); // the isolates that a canvas needs
@@ -113,7 +128,10 @@ export class SvgContext {
   }
 
   /** Part of a canvas, as an image in a frame of its own. */
-  drawImage(canvas, sx, sy, sw, sh, x, y, w, h) {
+  drawImage(whole, ...where) {
+    const [canvas, sx, sy, sw, sh, x, y, w, h] = this.imageSmoothingEnabled
+      ? [whole, ...where]
+      : enlarged(whole, ...where);
     const part = { viewBox: [sx, sy, sw, sh].map(tidy).join(" "), preserveAspectRatio: "none" };
     const frame = { ...place(x, y, w, h), ...part };
     const image = {

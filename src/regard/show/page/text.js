@@ -4,7 +4,7 @@
 import { css, inkOn, makeScale } from "./colours.js";
 import { choice, element } from "./dom.js";
 import { count, weight } from "./numbers.js";
-import { headPicker, latest, legend } from "./parts.js";
+import { doubts, headPicker, latest, legend } from "./parts.js";
 import { reading } from "./read.js";
 import { beside, running, strongest } from "./running.js";
 import { layerOf } from "./source.js";
@@ -211,7 +211,7 @@ export function text(root, app) {
     }
     if (looking()) notes.push(`Shown here: ${weight(total)} of the row’s attention.`);
     else notes.push(`Sum over the tokens that look at it: ${total.toFixed(2)}.`);
-    note.textContent = notes.join(" ");
+    note.textContent = [...notes, doubts(together())].join(" ").trimEnd();
   }
 
   /** The layers that are shown together: where there are several stacks, those of the chosen one's. */
