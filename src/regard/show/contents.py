@@ -177,9 +177,12 @@ class Contents:
         self._check(text)
         if text not in self._heads:
             seen, some = self.texts[text], slice(self.entry, self.entry + 1)
+            read = [seen._read_by(layer) for layer in seen.layers]
+            # Layers that read the same get the very same ids: what they have in common is then found once.
+            own = {id(ids): ids[some] for ids in read if ids is not None}
             table = describe(
                 [self.whole(text, layer.key) for layer in seen.layers],
-                [None if (ids := seen._read_by(layer)) is None else ids[some] for layer in seen.layers],
+                [None if ids is None else own[id(ids)] for ids in read],
                 keys=[layer.key for layer in seen.layers],
                 heads=[layer.heads for layer in seen.layers],
                 real=None if seen.real is None else seen.real[some],

@@ -2,9 +2,19 @@
 
 const KEPT = 96; // answers
 
+/** `fetch`, with a sentence for a server that is gone. */
+async function reach(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server does not answer any more. Start it again, and reload this page.");
+  }
+}
+
 /** An answer from the server, or an error with the server's own sentence. */
 async function ask(path, query, signal) {
-  const response = await fetch(`api/${path}?${new URLSearchParams(query)}`, { signal });
+  const response = await reach(`api/${path}?${new URLSearchParams(query)}`, { signal });
   if (!response.ok) throw new Error(await problem(response));
   return response;
 }
@@ -20,7 +30,7 @@ async function problem(response) {
 
 /** Lines of JSON as they come. */
 async function follow(path, body, onLine, signal) {
-  const response = await fetch(`api/${path}`, {
+  const response = await reach(`api/${path}`, {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify(body),

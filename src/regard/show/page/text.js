@@ -104,8 +104,11 @@ export function text(root, app) {
   function build() {
     const { tokens, second } = texts;
     const { boundary } = app.meta.texts[state.text];
+    const blank = element("span", { class: "tok", role: "option" }); // copies are quicker, and there are many
     spans = tokens.map((token, i) => {
-      const span = element("span", { class: "tok", role: "option", id: `tok-${i}`, text: running(token) });
+      const span = blank.cloneNode();
+      span.id = `tok-${i}`;
+      span.textContent = running(token);
       if (i > 0 && i === boundary) span.classList.add("first-written");
       span.token = i;
       return span;
@@ -361,9 +364,8 @@ export function text(root, app) {
       texts = written();
       const wanted = `${state.text} ${texts.tokens.length} ${texts.second} ${about().queries_of}`;
       if (drawn !== wanted) build();
-      drawn = wanted;
-      if (colours !== theme()) levels.fill(255); // every shade anew
-      colours = theme();
+      else if (colours !== theme()) levels.fill(255); // every shade anew
+      [drawn, colours] = [wanted, theme()];
       if (pinned() >= 0) at = pinned();
       body.querySelector("[aria-selected]")?.removeAttribute("aria-selected");
       spans[pinned()]?.setAttribute("aria-selected", "true");
