@@ -43,6 +43,8 @@ def state(page: Page) -> dict[str, str]:
 
 
 def middle(page: Page) -> tuple[float, float]:
+    expect(page.locator("#map-title")).not_to_be_empty()  # the map is there, and listens
+    settle(page)
     box = page.locator(CANVAS).bounding_box()
     assert box is not None
     return box["x"] + 0.35 * box["width"], box["y"] + 0.6 * box["height"]
