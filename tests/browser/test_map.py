@@ -34,7 +34,8 @@ def weight(page: Page) -> float:
 
 def settle(page: Page) -> None:
     """Until the address has followed what was done."""
-    page.wait_for_timeout(250)
+    # By the page's own clock, which waits for the page's own work however busy the machine is.
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 250)))")
 
 
 def state(page: Page) -> dict[str, str]:
