@@ -11,6 +11,7 @@ SOURCE = Path(regard.__file__).parent
 FLOORS = {
     "attention": 0,
     "writing": 0,
+    "covering": 0,
     "maps": 1,
     "layers": 1,
     "stages": 1,

@@ -249,3 +249,12 @@ def test_an_exception_leaves_the_model_as_it_was() -> None:
     with pytest.raises(ValueError, match="at most context=64"), regard.capture(model):
         model(torch.zeros(1, 65, dtype=torch.long))
     assert not any({"forward", "attend", "states"} & vars(module).keys() for module in model.modules())
+
+
+def test_maps_inside_a_capture_leave_it_in_place() -> None:
+    model, ids = a_gpt(), torch.arange(9).unsqueeze(0)
+    with torch.no_grad(), regard.capture(model) as seen:
+        model.maps(ids[:, :4])
+        model(ids)
+    assert seen[0].shape[2:] == (9, 9)
+    assert not any("attend" in vars(module) for module in model.modules())

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.attention.rules import Mask
-from regard.layers import Attention, KVCache
+from regard.gpt.watching import Look, watched
+from regard.layers import KVCache
 from regard.layers.arguments import whole
-from regard.maps import weights
 
 if TYPE_CHECKING:
     from regard.gpt.model import GPT
@@ -87,7 +85,7 @@ def _steps(model: GPT, prompt: list[int], limit: int, window: int, sinks: int) -
 
 def _step(model: GPT, ids: Tensor, caches: list[KVCache], window: int, sinks: int) -> Step:
     new = ids[:, caches[0].length :]  # the whole prompt first, then the newest token
-    with _watched(model) as looks:
+    with watched([block.attention for block in model._blocks()]) as looks:
         cached, with_cache = _timed(model, new, caches)
     lost = [_lost(look, cache, window, sinks) for look, cache in zip(looks, caches, strict=True)]
     anew, without = _timed(model, ids, None)
@@ -130,46 +128,11 @@ def _read(model: GPT, T: int, queries: int) -> int:
     return model.config.kv_heads * sum(layers)
 
 
-class Look(NamedTuple):
-    """What a layer was about to attend with; views that hold until the next token."""
-
-    layer: Attention
-    q: Tensor
-    k: Tensor
-    mask: Mask
-
-
-@contextmanager
-def _watched(model: GPT) -> Iterator[list[Look]]:
-    """What every layer attends with, noted as it runs at the cost of one append."""
-    looks: list[Look] = []
-    layers = [block.attention for block in model._blocks()]
-
-    def watching(layer: Attention) -> Any:
-        attend = layer.attend
-
-        def look(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-            looks.append(Look(layer, q, k, mask))
-            return attend(q, k, v, mask)
-
-        return look
-
-    try:
-        for layer in layers:
-            layer.__dict__["attend"] = watching(layer)
-        yield looks
-    finally:
-        for layer in layers:
-            layer.__dict__.pop("attend", None)
-
-
 def _lost(look: Look, cache: KVCache, window: int, sinks: int) -> list[float]:
     """How much of its attention the newest token gives to keys that are neither first nor latest, by head."""
-    layer, (q, k) = look.layer, (look.q, look.k)
-    settings: dict[str, Any] = {"scale": layer.scale, "softcap": layer.softcap, "sinks": layer.sinks}
-    shares = weights(q, k, mask=look.mask, **settings)[0, :, -1].dense()  # (H, S)
-    S = k.shape[2]
-    positions = torch.arange(cache.length - S, cache.length, device=k.device)
+    shares = look.map()[0, :, -1].dense()  # (H, S)
+    S = look.k.shape[2]
+    positions = torch.arange(cache.length - S, cache.length, device=look.k.device)
     forgotten = (positions >= sinks) & (positions < cache.length - window)
     found: list[float] = shares[:, forgotten].sum(-1).tolist()
     return found

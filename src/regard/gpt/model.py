@@ -6,7 +6,7 @@ reading files to `loading`, writing them to `folder`, and choosing tokens to `ge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,8 +20,9 @@ from regard.gpt import folder, generation, loading
 from regard.gpt.block import Block, make_norm
 from regard.gpt.config import Config
 from regard.gpt.generation import Prompt
-from regard.layers import Attention, KVCache, Rotary, WindowCache
-from regard.maps import AttentionMap, weights
+from regard.gpt.watching import watched
+from regard.layers import KVCache, Rotary, WindowCache
+from regard.maps import AttentionMap
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -105,17 +106,10 @@ class GPT(nn.Module):
         self, ids: Tensor, *, real: Tensor | None = None, mask: Mask | Tensor | None = None
     ) -> list[AttentionMap]:
         """What every layer looks at when it reads ids (B, T): a map (B, H, T, T) each, with no T×T matrix."""
-        seen: list[AttentionMap] = []
-        layers = [block.attention for block in self._blocks()]
         with torch.no_grad():
-            try:
-                for layer in layers:
-                    layer.__dict__["attend"] = _onlooker(layer, seen)
+            with watched([block.attention for block in self._blocks()]) as looks:
                 self.states(ids, real=real, mask=mask)
-            finally:
-                for layer in layers:
-                    layer.__dict__.pop("attend", None)  # the method of the class shows again
-        return seen
+            return [look.map() for look in looks]
 
     @classmethod
     def from_pretrained(
@@ -210,14 +204,3 @@ class GPT(nn.Module):
                 f"got {tuple(real.shape)} {real.dtype}"
             )
         return real.byte().argmax(1, keepdim=True)
-
-
-def _onlooker(layer: Attention, seen: list[AttentionMap]) -> Callable[..., Tensor]:
-    """The layer's own `attend`, which now also leaves a map of what it looks at."""
-    attend = layer.attend
-
-    def looking(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        seen.append(weights(q, k, mask=mask, scale=layer.scale, softcap=layer.softcap, sinks=layer.sinks))
-        return attend(q, k, v, mask)
-
-    return looking

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from regard.attention.attend import attend
 from regard.attention.inputs import check_inputs
-from regard.recorder.covering import covered
+from regard.covering import covered
 from regard.recorder.recording import Place, Recording
 
 Adapter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]

@@ -18,8 +18,8 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
+from regard.covering import covered
 from regard.recorder import adapters, gpt_source, sdpa_source, torch_source, transformers_source
-from regard.recorder.covering import covered
 from regard.recorder.recording import Recording, Tokens
 from regard.recorder.seen import Seen
 from regard.recorder.spelling import encoded, spelled

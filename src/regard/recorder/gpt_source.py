@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from regard.attention.attend import attend
 from regard.attention.masks import as_mask
 from regard.attention.rules import Mask, full
+from regard.covering import covered
 from regard.gpt import GPT
 from regard.layers import Attention, KVCache
-from regard.recorder.covering import covered
 from regard.recorder.recording import Place, Recording, Tokens
 
 

@@ -29,8 +29,8 @@ from regard.attention.attend import attend
 from regard.attention.masks import causal
 from regard.attention.problem import pose
 from regard.attention.rules import full
+from regard.covering import covered
 from regard.recorder import torch_fused
-from regard.recorder.covering import covered
 from regard.recorder.dense_masks import as_rule
 from regard.recorder.recording import Place, Recording
 from regard.recorder.torch_fused import Sight, difference
