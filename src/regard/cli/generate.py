@@ -6,15 +6,12 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.options import ModelName
+
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to go on with.", show_default=False)],
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", metavar="NAME", help="default, smollm2, a folder, a .gguf file, or a name on the hub."
-        ),
-    ] = "default",
+    model: ModelName = "default",
     tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="How many to add at most.")] = 100,
     temperature: Annotated[
         float, typer.Option("--temperature", metavar="T", help="0 takes the best token; above, a draw.")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.cli.options import Files, ModelName, Texts
+
 if TYPE_CHECKING:
     from regard.cli.models import Model
     from regard.heads import HeadTable
@@ -15,18 +17,9 @@ STRONGEST = ("previous_token", "induction", "induction_on_repeats", "duplicate",
 
 
 def heads(
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", metavar="NAME", help="default, smollm2, a folder, a .gguf file, or a name on the hub."
-        ),
-    ] = "default",
-    text: Annotated[
-        list[str] | None, typer.Option("--text", metavar="TEXT", help="What it reads; may come often.")
-    ] = None,
-    file: Annotated[
-        list[Path] | None, typer.Option("--file", metavar="FILE", help="A text file; may come often.")
-    ] = None,
+    model: ModelName = "default",
+    text: Texts = None,
+    file: Files = None,
     length: Annotated[
         int, typer.Option("--length", metavar="N", help="Longer texts are read in windows of N tokens.")
     ] = 1024,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.cli.options import MODELS, Files, Texts
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -33,16 +35,12 @@ def inspect(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="default, smollm2, a folder, a .gguf file, or a name on the hub.",
+            help=MODELS,
             show_default="default",
         ),
     ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option("--text", metavar="TEXT", help="What it reads; may come often.")
-    ] = None,
-    file: Annotated[
-        list[Path] | None, typer.Option("--file", metavar="FILE", help="A text file; may come often.")
-    ] = None,
+    text: Texts = None,
+    file: Files = None,
     run: Annotated[
         Path | None, typer.Option("--run", metavar="FOLDER", help="A training run, for the time slider.")
     ] = None,

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard.cli.options import ModelName
+
 if TYPE_CHECKING:
     from regard.heads.survey import State
 
@@ -21,12 +23,7 @@ def survey(
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="What to write: .parquet, .csv or .json.")
     ] = Path("survey.csv"),
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", metavar="NAME", help="default, smollm2, a folder, a .gguf file, or a name on the hub."
-        ),
-    ] = "default",
+    model: ModelName = "default",
     length: Annotated[int, typer.Option("--length", metavar="N", help="Tokens of a window.")] = 1024,
     windows: Annotated[
         int | None, typer.Option("--windows", metavar="N", help="At most so many; without, the whole corpus.")
