@@ -375,9 +375,17 @@ def test_families_outside_are_named() -> None:
 def test_what_is_missing_is_said() -> None:
     """LongT5's encoder cuts its tokens into blocks by hand; its decoder is a T5's."""
     model = build("LongT5ForConditionalGeneration", T5 | {"local_radius": 3})
-    with pytest.warns(UserWarning, match="LongT5LocalAttention cannot be captured and will be missing"):
+    with pytest.warns(
+        UserWarning, match="mix tokens could not be captured and are missing: LongT5LocalAttention"
+    ):
         seen = capture(model, **ids_and_padding("none"), decoder_input_ids=torch.randint(1, 97, (2, 9)))
     assert {layer.stack for layer in seen.layers} == {"decoder", "cross"}
+    assert seen.missing == {
+        f"encoder.block.{n}.layer.0.LocalSelfAttention": "LongT5LocalAttention" for n in range(2)
+    }
+    assert not seen.certificate.complete
+    assert "missing: encoder.block.0.layer.0.LocalSelfAttention" in str(seen.certificate)
+    assert repr(seen).endswith("2 missing)")
 
 
 def test_weights_asked_of_a_model_outside_the_interface() -> None:

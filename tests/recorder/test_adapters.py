@@ -125,7 +125,7 @@ def test_what_an_adapter_says_is_not_believed() -> None:
     with torch.no_grad(), regard.capture(model, at={"blocks.0.attn": wrong}) as seen:
         model(torch.randn(1, 6, 16))
     assert not seen.certificate.certified
-    assert "off by" in str(seen.certificate)
+    assert "off the output that its adapter gave by" in str(seen.certificate)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
-from regard.recorder import sdpa_source
+from regard.recorder import dot_product
+from regard.recorder.attention_call import AttentionCall
 from regard.recorder.recording import Place, Recording
 
 transformers = pytest.importorskip("transformers")
@@ -65,7 +66,7 @@ def attention(T: int = 40, dtype: torch.dtype = torch.float32, **settings: Any) 
 
 def evidence(given: dict[str, Any]) -> Any:
     recording = Recording()
-    recording.take(Place(0, "attn"), **given)
+    recording.take(Place(0, "attn"), AttentionCall(**given))
     recording.close()
     return recording.seen.certificate[0]
 
@@ -106,7 +107,7 @@ PLANTED: dict[str, dict[str, Any]] = {
 def test_what_is_not_true_is_not_certified(planted: str, dtype: torch.dtype) -> None:
     found = evidence(attention(dtype=dtype) | PLANTED[planted])
     assert not found.certified
-    assert "not certified: off by" in str(found)
+    assert "not certified: off the model's own output by" in str(found)
 
 
 def test_tampering_is_seen() -> None:
@@ -374,7 +375,7 @@ def test_an_interrupt_leaves_nothing_behind() -> None:
     model.register_forward_hook(interrupted)
     with pytest.raises(KeyboardInterrupt):
         regard.capture(model, x=torch.randn(1, 2, 6, 8))
-    assert not sdpa_source._running
+    assert not dot_product.current_listeners()
 
 
 def test_homemade_attention_with_a_mask() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.recorder import Seen
-from regard.recorder.dense_masks import as_rule
+from regard.recorder.mask_tensors import as_rule
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage"),
@@ -429,4 +429,5 @@ def test_masks_by_name() -> None:
     assert str(as_rule(real[:, None, None])) == "padding(2×4)"
     assert str(as_rule(order & real[:, None, None])) == "causal & padding(2×4)"
     assert str(as_rule(torch.randn(1, 1, 4, 4))) == "dense(4×4)"
-    assert str(as_rule(torch.eye(4).bool().expand(2, 3, 4, 4))) == "dense(4×4)"
+    assert str(as_rule(torch.eye(4).bool().expand(2, 3, 4, 4))) == "causal & window(1)"
+    assert str(as_rule(torch.eye(4).bool().flip(0))) == "dense(4×4)"

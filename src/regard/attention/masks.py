@@ -288,7 +288,7 @@ class Alibi(Mask):
 class Relative(Mask):
     """A number for every head and distance is added to the scores, as in T5: table[h, zero + k − q]."""
 
-    table: Tensor  # (H, distances); the ends stand for what lies beyond
+    table: Tensor  # (H or 1, distances); the ends stand for what lies beyond
     zero: int  # where distance 0 is
     biased = True
 
@@ -304,13 +304,14 @@ class Relative(Mask):
 
     def added(self, at: Grid) -> Tensor:
         distance = (at.k - at.q + self.zero).clamp(0, self.table.shape[1] - 1)
-        return self.table.to(at.k.device)[at.h, distance]
+        heads = at.h if len(self.table) > 1 else torch.zeros_like(at.h[:, :1])
+        return self.table.to(at.k.device)[heads, distance]
 
     def narrowed(self, batch: slice, heads: slice) -> Mask:
-        return Relative(self.table[heads], self.zero)
+        return self if len(self.table) == 1 else Relative(self.table[heads], self.zero)
 
     def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        if H in (None, len(self.table)):
+        if len(self.table) == 1 or H in (None, len(self.table)):
             return None
         return f"expected numbers for each of the {H} heads, got {len(self.table)}"
 

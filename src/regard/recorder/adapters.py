@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from regard.attention.attend import attend
 from regard.attention.inputs import check_inputs
 from regard.covering import covered
+from regard.recorder.attention_call import AttentionCall
 from regard.recorder.recording import Place, Recording
 
 Adapter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
@@ -75,14 +76,15 @@ def _asking(module: nn.Module, place: Place, adapter: Adapter, recording: Record
             with torch.no_grad():
                 said = adapter(module, args, kwargs, result)
                 if said is not None:  # None: this call was no attention
-                    recording.take(place, **_understood(f"at[{place.name!r}]", said))
+                    call = _understood(f"at[{place.name!r}]", said)
+                    recording.take(place, call, against="the output that its adapter gave")
         return result
 
     return watched
 
 
-def _understood(who: str, said: Any) -> dict[str, Any]:
-    """What an adapter said, checked, as arguments of `Recording.take`."""
+def _understood(who: str, said: Any) -> AttentionCall:
+    """What an adapter said, checked."""
     given = said._asdict() if hasattr(said, "_asdict") else said
     known = ", ".join(NEEDED) + " and, if there are any, " + ", ".join(OPTIONAL)
     if not isinstance(given, Mapping):
@@ -117,11 +119,13 @@ def _understood(who: str, said: Any) -> dict[str, Any]:
         )
     if "lse" in given and given["lse"].shape != lse.shape:
         raise ValueError(f"{who}: lse: expected {tuple(lse.shape)}, got {tuple(given['lse'].shape)}")
-    tensors = {name: given[name] for name in NEEDED}
-    return {
-        **tensors,
-        "output": given.get("output", computed),
-        "lse": given.get("lse", lse),
+    return AttentionCall(
+        given["q"],
+        given["k"],
+        given["v"],
+        given.get("output", computed),
+        given.get("lse", lse),
         **options,
-        "problem": problem,
-    }
+        own_lse="lse" in given,
+        problem=problem,
+    )

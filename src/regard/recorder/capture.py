@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from os import PathLike
@@ -19,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.covering import covered
-from regard.recorder import adapters, gpt_source, sdpa_source, torch_source, transformers_source
+from regard.recorder import adapters, gpt_source, listener, torch_source
 from regard.recorder.recording import Recording, Tokens
 from regard.recorder.seen import Seen
 from regard.recorder.spelling import encoded, spelled
 from regard.recorder.stores import store_for
+from regard.recorder.token_mixers import TokenMixers
 
 Attach = Callable[[nn.Module, Recording], AbstractContextManager[None]]
 
@@ -31,17 +33,21 @@ Attach = Callable[[nn.Module, Recording], AbstractContextManager[None]]
 class Capture:
     """The block `with regard.capture(model) as seen: …`."""
 
-    def __init__(self, model: nn.Module, recording: Recording, sources: Sequence[Attach]) -> None:
+    def __init__(
+        self, model: nn.Module, recording: Recording, sources: Sequence[Attach], warn: bool = True
+    ) -> None:
         self.model, self.recording, self.sources = model, recording, sources
+        self.mixers, self.warn = TokenMixers(model), warn
         self._put_back = ExitStack()
         self._depth = 0
 
     def __enter__(self) -> Seen:
         with ExitStack() as undo:
             for module in self.model.modules():
-                if module is self.model or transformers_source.is_pretrained(module):
+                if module is self.model or listener.is_pretrained(module):
                     # Covered, not hooked: PyTorch's encoder layers run otherwise where they find a hook.
                     undo.enter_context(covered(module, "forward", self._counting(module.forward)))
+            undo.enter_context(self.mixers.watched())
             for attach in self.sources:
                 undo.enter_context(attach(self.model, self.recording))
             self._put_back = undo.pop_all()
@@ -68,13 +74,32 @@ class Capture:
         self._put_back.__exit__(kind, error, trace)
         if kind is not None:
             return
-        self.recording.close()
+        missing = self.mixers.missing(self.recording.heard)
+        self.recording.close(missing)
+        if missing and self.recording.seen.layers and self.warn:
+            warnings.warn(missing_message(self.model, missing), stacklevel=2)
         if self.recording.forwards and not self.recording.seen.layers:
             raise RuntimeError(
                 f"{type(self.model).__name__} ran, but none of its attention was seen: it does not go where "
                 "capture looks (with output_attentions=True some models leave their fused attention: leave "
                 "it out); regard.capture(model, at={name: adapter}) serves any module"
             )
+
+
+def missing_message(model: nn.Module, missing: Mapping[str, str]) -> str:
+    """What a warning says of the modules that are missing, by their classes."""
+    by_kind: dict[str, list[str]] = {}
+    for name, kind in missing.items():
+        by_kind.setdefault(kind, []).append(name)
+    listed = "; ".join(
+        f"{kind} ({', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})"
+        for kind, names in by_kind.items()
+    )
+    return (
+        f"{type(model).__name__}: {len(missing)} modules that mix tokens could not be captured and are "
+        f"missing: {listed}. seen.missing names them; regard.capture(model, at={{name: adapter}}) serves any "
+        "module"
+    )
 
 
 def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tokens:
@@ -106,6 +131,7 @@ def capture(
     budget: int | str | None = None,
     at: Mapping[str, Callable[..., Any]] | None = None,
     values: bool = False,
+    verify: bool = False,
     keep: Literal["maps", "statistics"] = "maps",
     text: None = None,
     tokenizer: Any = None,
@@ -123,6 +149,7 @@ def capture(
     budget: int | str | None = None,
     at: Mapping[str, Callable[..., Any]] | None = None,
     values: bool = False,
+    verify: bool = False,
     keep: Literal["maps", "statistics"] = "maps",
     text: str | Sequence[str] | None = None,
     tokenizer: Any = None,
@@ -140,6 +167,7 @@ def capture(
     budget: int | str | None = None,
     at: Mapping[str, Callable[..., Any]] | None = None,
     values: bool = False,
+    verify: bool = False,
     keep: Literal["maps", "statistics"] = "maps",
     text: str | Sequence[str] | None = None,
     tokenizer: Any = None,
@@ -159,6 +187,7 @@ def capture(
       `values`: keep the values, too.
     - `to`: a folder that layers are written to as they run; `budget`: the most memory to use, as "4GiB",
       after which they go to a temporary folder; `keep="statistics"`: overviews and row statistics only.
+    - `verify`: compare every row with what the model computed, not 64 of them.
     - `at`: `{name of a module: adapter}` for attention that is not found by itself.
     - `tokenizer`: gives `seen.tokens`; with `text` also the model's inputs.
     """
@@ -171,12 +200,14 @@ def capture(
         heads=heads,
         dtype=dtype,
         values=values,
+        verify=verify,
         store=store_for(to, budget, keep),
         stitch=keep == "maps",
         model=name_of(model),
         spell=None if tokenizer is None else functools.partial(spelled, tokenizer),
     )
-    block = Capture(model, recording, sources(model, at))
+    # Whoever names the modules to look at has chosen what is left out.
+    block = Capture(model, recording, sources(model, at), warn=at is None)
     if text is None and not inputs:
         return block
     if text is not None:
@@ -195,7 +226,7 @@ def sources(model: nn.Module, at: Mapping[str, Callable[..., Any]] | None) -> li
     if at is not None:
         adapters.places(model, at)  # names that are not there are refused at once
         return [functools.partial(adapters.attach, at=at)]
-    every = (transformers_source, sdpa_source, torch_source, gpt_source)
+    every = (listener, torch_source, gpt_source)
     found: list[Attach] = [source.attach for source in every if source.fits(model)]
     if not found:
         raise ValueError(

@@ -1,14 +1,15 @@
-"""The proof that a picture is the truth: how far a map is from the output that the model really used.
+"""The certificate: these are the weights that produced the output which the model gives without capture.
 
-A layer is certified when the map's weights times the values give the layer's own output, to within rounding,
-and every row of weights sums to 1. What cannot be certified says why.
+A layer is certified when the map's weights times the values give the output of the model's own
+implementation, to within rounding, on the rows that were compared, and every row of weights sums to 1. The
+tolerance does not depend on the size of the scores. What was not compared is not certified, and says why.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,8 +18,11 @@ from regard.attention.masks import Window
 from regard.attention.rules import And, Mask, Rows
 from regard.maps import AttentionMap
 
-ROWS = 64  # rows that are looked at where there are more
+ROWS = 64  # rows that are compared where there are more
 TILE = 1 << 26  # bytes of weights computed at a time
+ROUNDINGS = 64  # of the dtype that weights are computed in, which a kernel may be off by
+TELLING = 8  # tolerances that values must differ by for an output to tell weights apart
+OWN_OUTPUT = "the model's own output"
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,13 @@ class Evidence:
     """What was found of one layer."""
 
     difference: float
-    """The largest |weights · v − output| over the rows that were looked at."""
+    """|weights · v − output| where it is largest beside what is allowed there, over the rows compared."""
     allowed: float
-    """What rounding explains, at the layer's dtype and the size of its values."""
+    """What rounding explains there, at the layer's dtype and the size of its values."""
     row_sums: float
-    """The largest |sum of a row − 1|, the share of a sink counted in."""
+    """The largest |sum of a row − 1|, the share of a sink logit counted in."""
     rows: int
-    """How many rows were looked at, of `of`."""
+    """How many rows were compared, of `of`."""
     of: int
     mask: str
     scale: float
@@ -41,15 +45,24 @@ class Evidence:
     sinks: bool = False
     problem: str | None = None
     """Why the layer cannot be certified whatever the numbers say, or None."""
-    sums_allowed: float = 1e-3
+    sums_allowed: float = 1e-4
     """How far from 1 rounding takes the sum of a row."""
+    against: str = OWN_OUTPUT
+    """What the weights were compared with."""
+    weights: float | None = None
+    """The largest difference from the weights of the model's own implementation, where it gives them."""
+    weights_allowed: float = 0.0
+    blind: int = 0
+    """Rows that may look at nothing: the map shows zeros, whatever the model makes of them."""
 
     @property
     def certified(self) -> bool:
+        # Each comparison is false for NaN, as it should be.
         return (
             self.problem is None
             and self.difference <= self.allowed
-            and self.row_sums <= self.sums_allowed  # false for NaN, as it should be
+            and self.row_sums <= self.sums_allowed
+            and (self.weights is None or self.weights <= self.weights_allowed)
         )
 
     @property
@@ -58,22 +71,29 @@ class Evidence:
         return max(self.difference / max(self.allowed, 1e-300), self.row_sums / self.sums_allowed)
 
     def __str__(self) -> str:
-        looked = f"{self.rows:,} of {self.of:,} rows"
+        compared = f"{self.rows:,} of {self.of:,} rows"
         if self.problem is not None:
             return f"not certified: {self.problem}"
         if not self.certified:
+            own = "" if self.weights is None else f", off its own weights by {self.weights:.1e}"
             return (
-                f"not certified: off by {self.difference:.1e} ({self.allowed:.1e} would be rounding), "
-                f"rows sum to 1 within {self.row_sums:.1e}; {looked}"
+                f"not certified: off {self.against} by {self.difference:.1e} ({self.allowed:.1e} would be "
+                f"rounding){own}, rows sum to 1 within {self.row_sums:.1e}; {compared}"
             )
-        return f"certified within {self.difference:.1e}; {looked}; {self.mask}"
+        blind = f"; {self.blind:,} rows may look at nothing and are shown as zeros" if self.blind else ""
+        return f"certified within {self.difference:.1e} of {self.against}; {compared}; {self.mask}{blind}"
 
 
+@dataclass
 class Certificate(Sequence[Evidence]):
     """The evidence of every layer, by position; prints as a table."""
 
-    def __init__(self, names: Sequence[str], evidence: Sequence[Evidence]) -> None:
-        self.names, self.evidence = list(names), list(evidence)
+    names: Sequence[str]
+    evidence: Sequence[Evidence]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """The modules that mix tokens and were not captured, each with what it is."""
+    problem: str | None = None
+    """What is wrong with the capture as a whole: its tokens or its layers are not those that ran."""
 
     def __len__(self) -> int:
         return len(self.evidence)
@@ -86,63 +106,109 @@ class Certificate(Sequence[Evidence]):
 
     @property
     def certified(self) -> bool:
-        """Whether every layer is."""
-        return all(found.certified for found in self.evidence)
+        """Whether every layer that was captured is, and the tokens are those that were read."""
+        return self.problem is None and all(found.certified for found in self.evidence)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every module that mixes tokens was captured, as far as can be told."""
+        return not self.missing
 
     def __str__(self) -> str:
         width = max(map(len, self.names), default=0)
         rows = zip(self.names, self.evidence, strict=True)
-        return "\n".join(f"{name:<{width}}  {found}" for name, found in rows)
+        lines = [] if self.problem is None else [f"not certified: {self.problem}"]
+        lines += [f"{name:<{width}}  {found}" for name, found in rows]
+        return "\n".join([*lines, *(f"missing: {name} ({what})" for name, what in self.missing.items())])
 
 
-def examine(map: AttentionMap, v: Tensor, output: Tensor, *, problem: str | None = None) -> Evidence:
-    """Hold a map (B, H, T, S) with values v (B, G, S, E) against the output (B, H, T, E) that was used."""
-    B, H, T, S = map.matrix
-    rows = sampled_rows(T).to(map.device)
-    differences, sums, scores = ([rows.new_zeros((), dtype=map.dtype)] for _ in range(3))
-    group = H // max(map.k.shape[1], 1)
-    heads_at_once = max(1, TILE // max(1, B * len(rows) * S * map.dtype.itemsize) // group) * group
+def examine(
+    m: AttentionMap,
+    v: Tensor,
+    output: Tensor,
+    *,
+    weights: Tensor | None = None,
+    own_lse: bool = False,
+    problem: str | None = None,
+    against: str = OWN_OUTPUT,
+    most: int | None = ROWS,
+) -> Evidence:
+    """Compare a map (B, H, T, S) and its values v (B, G, S, E) with the output (B, H, T, E) that was used.
+
+    `weights` (B, H, T, S) are those of the model's own implementation, where it gives them; `own_lse` says
+    that the map's lse is. At most `most` rows are compared, or all of them if it is None.
+    """
+    B, H, T, S = m.matrix
+    rows = sampled_rows(T, T if most is None else most).to(m.device)
+    worst, wrong_values, sums, off, blind, telling = ([rows.new_zeros((), dtype=m.dtype)] for _ in range(6))
+    working, kept = torch.finfo(m.dtype).eps, torch.finfo(output.dtype).eps
+    rounding = 2.0 * kept + ROUNDINGS * working  # kernels of the half precisions round weights and output
+    group = H // max(m.k.shape[1], 1)
+    heads_at_once = max(1, TILE // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
     for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
         some = slice(first, first + heads_at_once)
-        part = map[:, some]
-        values = v[:, first // group : (first + heads_at_once) // group].to(map.dtype)  # (B, g, S, E)
-        weights = part.tile(rows)  # (B, h, rows, S)
-        mixed = _finite_product(weights.view(B, values.shape[1], -1, S), values)
+        part = m[:, some]
+        values = v[:, first // group : (first + heads_at_once) // group].to(m.dtype)  # (B, g, S, E)
+        found = part.tile(rows)  # (B, h, rows, S)
+        mixed = _finite_product(found.view(B, values.shape[1], -1, S), values)
         lse = part.lse[:, :, rows]
-        total = weights.sum(-1)
+        total = found.sum(-1)
         if part.sinks is not None:
             total = total + (part.sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
-        seen = lse > -torch.inf
-        given = output[:, some][:, :, rows].to(map.dtype)
-        differences.append((mixed.view(given.shape) - given).abs().amax())
-        sums.append(((total - 1.0) * seen).abs().amax())
-        scores.append(lse.abs().masked_fill(~seen, 0.0).amax())
-    difference, row_sums, score = (float(torch.stack(found).amax()) for found in (differences, sums, scores))
-    size = _size(v)
-    working, kept = torch.finfo(map.dtype).eps, torch.finfo(output.dtype).eps
-    # A score of size s is known to s · eps, and so is the logarithm of its weight. Kernels of the half
-    # precisions round the weights and the output once each.
-    shaky = working * (32.0 + 8.0 * score)
-    allowed = size * (2.0 * kept + shaky) + torch.finfo(output.dtype).tiny
+        looks = (lse > -torch.inf) | lse.isnan()
+        given = output[:, some][:, :, rows].to(m.dtype)
+        size = _size(values)  # (B, g, 1, E)
+        allowed = (size * rounding + torch.finfo(output.dtype).tiny).repeat_interleave(group, 1)
+        ratio = ((mixed.view(given.shape) - given).abs() / allowed).masked_fill(~looks[..., None], 0.0)
+        place = ratio.nan_to_num(torch.inf).argmax()
+        worst.append(ratio.flatten()[place] if ratio.numel() else worst[0])
+        wrong_values.append(allowed.expand_as(ratio).flatten()[place] if ratio.numel() else worst[0])
+        sums.append(((total - 1.0) * looks).abs().amax())
+        blind.append((~looks).sum().to(m.dtype))
+        if S > 1:
+            telling.append(_unlike(values, size * rounding, S))
+        if weights is not None:
+            own = weights[:, some][:, :, rows].to(m.dtype)
+            off.append(((found - own).abs() * looks[..., None]).amax())
+    numbers = [torch.stack(x) for x in (worst, wrong_values, sums, off, blind, telling)]
+    ratios, tolerances = numbers[0].tolist(), numbers[1].tolist()
+    at = max(range(len(ratios)), key=lambda i: math.inf if math.isnan(ratios[i]) else ratios[i])
+    allowed_there = tolerances[at] or rounding
+    row_sums, weights_off = (float(x.amax()) for x in numbers[2:4])
+    if problem is None and bool(numbers[5].amax()) and weights is None and not own_lse:
+        problem = "its values are so much alike that its output says nothing of its weights"
     return Evidence(
-        difference,
-        allowed,
-        row_sums,
-        len(rows),
-        T,
-        str(map.mask),
-        map.scale,
-        map.softcap,
-        window_of(map.mask),
-        map.sinks is not None,
-        problem,
-        shaky + (kept / 8 if kept > working else 0.0),  # kernels of the half precisions have a quick exp
+        difference=ratios[at] * allowed_there,
+        allowed=allowed_there,
+        row_sums=row_sums,
+        rows=len(rows),
+        of=T,
+        mask=str(m.mask),
+        scale=m.scale,
+        softcap=m.softcap,
+        window=window_of(m.mask),
+        sinks=m.sinks is not None,
+        problem=problem,
+        sums_allowed=ROUNDINGS * working + (kept / 8 if kept > working else 0.0),  # a kernel's quick exp
+        against=against,
+        weights=None if weights is None else weights_off,
+        weights_allowed=2.0 * (kept if weights is None else torch.finfo(weights.dtype).eps)
+        + ROUNDINGS * working,
+        blind=int(numbers[4].sum()),
     )
+
+
+def _unlike(values: Tensor, rounding: Tensor, S: int) -> Tensor:
+    """1 if some head's values (B, g, S, E) differ so little that no output could tell weights apart."""
+    spread = values.amax(2, keepdim=True) - values.amin(2, keepdim=True)
+    told = (spread > TELLING * rounding) | ~spread.isfinite()
+    return (~told.any(-1)).any().to(values.dtype)
 
 
 def joined(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
     """The evidence of two stretches of rows of one layer: the worse of the two, over the rows of both."""
     worse = first if first.strain >= second.strain or first.strain != first.strain else second
+    own = [x.weights for x in (first, second) if x.weights is not None]
     return replace(
         worse,
         rows=first.rows + second.rows,
@@ -150,6 +216,8 @@ def joined(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
         mask=str(mask),
         window=window_of(mask),
         problem=first.problem or second.problem,
+        weights=max(own) if len(own) == 2 else None,
+        blind=first.blind + second.blind,
     )
 
 
@@ -179,9 +247,9 @@ def _finite_product(weights: Tensor, values: Tensor) -> Tensor:
     return weights @ values.masked_fill(~seen, 0.0)
 
 
-def _size(values: Tensor) -> float:
-    """The largest |value| that is finite."""
-    if not values.numel():
-        return 0.0
-    largest = float(torch.stack(values.aminmax()).abs().amax())
-    return largest if math.isfinite(largest) else float(values.nan_to_num(0.0, 0.0, 0.0).abs().amax())
+def _size(values: Tensor) -> Tensor:
+    """The largest |value| of each channel that is finite: of values (B, g, S, E) it is (B, g, 1, E)."""
+    largest = values.abs().amax(2, keepdim=True)
+    if bool(largest.isfinite().all()):
+        return largest
+    return values.nan_to_num(0.0, 0.0, 0.0).abs().amax(2, keepdim=True)

@@ -21,6 +21,7 @@ from regard.attention.rules import Mask, full
 from regard.covering import covered
 from regard.gpt import GPT
 from regard.layers import Attention, KVCache
+from regard.recorder.attention_call import AttentionCall, dropout_problem
 from regard.recorder.recording import Place, Recording, Tokens
 
 
@@ -96,8 +97,10 @@ class _Watch:
                 lse = attend(q, k, k, mask=mask, **settings, return_lse=True)[1]
         settings["scale"] = q.shape[-1] ** -0.5 if layer.scale is None else layer.scale
         k, v, mask = self._everything(q, k, v, mask)
-        problem = f"dropout {dropout} was on, which no map shows" if dropout else None
-        self.recording.take(self.place, q, k, v, output, lse=lse, mask=mask, **settings, problem=problem)
+        call = AttentionCall(
+            q, k, v, output, lse, mask, **settings, own_lse=self._own, problem=dropout_problem(dropout)
+        )
+        self.recording.take(self.place, call)
         return output
 
     def _everything(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]:

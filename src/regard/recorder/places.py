@@ -9,6 +9,8 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Mapping
+from types import FunctionType
+from typing import Any
 
 from torch import nn
 
@@ -37,16 +39,34 @@ def placed(found: Mapping[str, nn.Module]) -> dict[nn.Module, Place]:
 
 
 @functools.cache
-def mentions(kind: type, name: str) -> bool:
-    """Whether a method of a module's class uses something of this name."""
+def called_names(kind: Any) -> frozenset[str]:
+    """The names in the code of a class's methods, and of the functions of its own files that those call."""
+    names: set[str] = set()
+    waiting: list[Any] = []
     for base in kind.__mro__:
-        if base.__module__.startswith(("torch.", "transformers.modeling_utils")):
-            continue  # what every model has
-        for method in vars(base).values():
-            code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
-            if code is not None and name in code.co_names:
-                return True
-    return False
+        if not base.__module__.startswith(("torch.", "transformers.modeling_utils", "builtins")):
+            waiting += vars(base).values()  # and not what every model has
+    seen: set[Any] = set()
+    while waiting:
+        function = waiting.pop()
+        function = inspect.unwrap(function) if callable(function) else function
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        names |= set(code.co_names)
+        for inner in code.co_consts:  # comprehensions and functions inside the function
+            names |= set(getattr(inner, "co_names", ()))
+        known = getattr(function, "__globals__", {})
+        called = [known[name] for name in code.co_names if isinstance(known.get(name), FunctionType)]
+        waiting += [f for f in called if not f.__module__.startswith(("torch", "transformers.", "regard."))]
+        waiting += [f for f in called if f.__module__ == function.__module__]
+    return frozenset(names)
+
+
+def mentions(kind: type, name: str) -> bool:
+    """Whether the code of a module's class uses something of this name."""
+    return name in called_names(kind)
 
 
 def _group(name: str, module: nn.Module) -> str:

@@ -1,7 +1,7 @@
 """`Recording`: takes what attentions hand it and becomes a `Seen`.
 
 It knows tensors, places and what was asked for; it does not know where the tensors come from. Sources
-(`transformers_source`, `torch_source`, …) hand it every attention as it runs, through `take`; a store keeps
+(`listener`, `torch_source`, …) hand it every attention as it runs, through `take`; a store keeps
 the layers that come of it, in memory or elsewhere.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -21,7 +21,8 @@ from regard.attention.inputs import working_dtype
 from regard.attention.masks import Alibi, Dense, Padding, Relative, Rule
 from regard.attention.rules import And, Mask, Not, Or, Rows
 from regard.maps import AttentionMap
-from regard.recorder.certificate import Evidence, examine
+from regard.recorder.attention_call import AttentionCall
+from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, examine
 from regard.recorder.joining import joined_mask, parts_of
 from regard.recorder.pieces import Sizes
 from regard.recorder.seen import Layer, Seen
@@ -82,7 +83,8 @@ class Recording:
     """What is asked for of a capture, and what came of it so far.
 
     - `layers`: numbers (of every stack), keys as "decoder.3" or module names; `heads`: numbers; None for all.
-    - `dtype`: what q and k are kept in; as they are if None. `values`: keep v, too.
+    - `dtype`: what q and k are kept in; as they are if None. `values`: keep v, too. `verify`: compare all
+      rows with the model's output, not a sample of them.
     - `store`: where layers go. `stitch`: whether later calls may continue earlier ones. `spell`: ids as text.
     """
 
@@ -93,6 +95,7 @@ class Recording:
         heads: Collection[int] | None = None,
         dtype: torch.dtype | None = None,
         values: bool = False,
+        verify: bool = False,
         store: Store | None = None,
         stitch: bool = True,
         model: str = "",
@@ -103,11 +106,14 @@ class Recording:
                 raise ValueError(f"{name}: expected a list of them, as [{given!r}], got {given!r}")
         self.layers = None if layers is None else {str(layer) for layer in layers}
         self.heads = None if heads is None else sorted(set(heads))
-        self.dtype, self.values, self.stitch = dtype, values, stitch
+        self.dtype, self.values, self.verify, self.stitch = dtype, values, verify, stitch
         self.store: Store = Memory() if store is None else store
         self.spell = spell
         self.seen = Seen(model=model)
         self.forwards = 0
+        self.heard: set[str] = (
+            set()
+        )  # the names of all modules whose attention ran, also of layers not asked for
         self._strips: dict[tuple[str, int], Strip] = {}  # by module and how many times it ran before
         self._calls: Counter[str] = Counter()  # of each module, in this forward pass
         self._keys: dict[str, str] = {}  # of every layer that ran, and the name of its module
@@ -133,32 +139,19 @@ class Recording:
         self._tokens = tokens
 
     def take(
-        self,
-        place: Place,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        output: Tensor,
-        *,
-        lse: Tensor,
-        mask: Mask,
-        scale: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        problem: str | None = None,
-        part: bool = False,
+        self, place: Place, call: AttentionCall, *, against: str = OWN_OUTPUT, part: bool = False
     ) -> None:
         """An attention has run at a place.
 
-        q (B, H, T, D), k (B, G, S, D), v (B, G, S, E), the output that the model goes on with (B, H, T, E),
-        lse (B, H, T); `problem` says why it cannot be certified, if that is known; `part` that the module
-        cuts its tokens into stretches that do not see each other, and this is not the first of them.
+        `against` says what the call's output is; `part` that the module cuts its tokens into stretches that
+        do not see each other, and this is not the first of them.
         """
         if torch._C._current_graph_task_id() != -1:
             return  # computed once more for its gradients (checkpointing), and seen before
         if not self.forwards and not part:  # nobody says where a forward pass begins: every call is one
             self._settle()
             self._calls.clear()
+        self.heard.add(place.name)
         self._calls[place.name] += not part
         times = self._calls[place.name] - 1
         slot = (place.name, times)
@@ -170,12 +163,22 @@ class Recording:
             self._keys[place.key] = place.name
         if not self.wants(place):
             return
-        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-            q, k, v, output, lse = (x.detach() for x in (q, k, v, output, lse))
+        with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
+            q, k, v, output, lse = (x.detach() for x in call[:5])
             lse = lse.to(working_dtype(q.dtype))
-            sinks = None if sinks is None else sinks.detach()
-            whole = AttentionMap(q, k, lse, mask, scale, softcap, sinks)
-            evidence = examine(whole, v, output, problem=problem)
+            sinks = None if call.sinks is None else call.sinks.detach()
+            whole = AttentionMap(q, k, lse, call.mask, call.scale, call.softcap, sinks)
+            most = None if self.verify else ROWS
+            evidence = examine(
+                whole,
+                v,
+                output,
+                weights=call.weights,
+                own_lse=call.own_lse,
+                problem=call.problem,
+                against=against,
+                most=most,
+            )
             map, heads, readers = narrowed(whole, self.heads)
             values = v[:, readers] if self.values else None
             if self.dtype is not None:
@@ -270,7 +273,7 @@ class Recording:
     def _finish_pass(self) -> None:
         """The layers so far are all that this pass will have; what comes is another."""
         self._finish_layers()
-        earlier = dataclasses.replace(self.seen, passes=[])
+        earlier = dataclasses.replace(self.seen, passes=[])  # shares what is missing
         self.seen.passes.append(earlier)
         self.seen.layers = []
         self.seen.ids = self.seen.target_ids = self.seen.tokens = self.seen.target_tokens = None
@@ -286,6 +289,7 @@ class Recording:
             seen.real = self._real(seen.ids.shape)
         if seen.real is not None and bool(seen.real.all()):
             seen.real = None
+        seen.seal()
         self._strips.clear()
         if self.spell is not None:
             seen.tokens = None if seen.ids is None else self.spell(seen.ids)
@@ -299,10 +303,11 @@ class Recording:
                     return part.real.cpu()
         return None
 
-    def close(self) -> None:
-        """Nothing more comes."""
+    def close(self, missing: Mapping[str, str] | None = None) -> None:
+        """Nothing more comes. `missing` are the modules that mix tokens and were not heard."""
         with torch.no_grad():
             self._settle()
+            self.seen.missing = dict(missing or {})
             self._finish_layers()
         if self.forwards and self.layers is not None and not self.seen.layers and self._keys:
             known = ", ".join(map(repr, self._keys))
@@ -340,7 +345,7 @@ def mask_of_heads(mask: Mask, heads: Sequence[int]) -> Mask:
     if isinstance(mask, Alibi):
         return Alibi(mask.slopes[heads])
     if isinstance(mask, Relative):
-        return Relative(mask.table[heads], mask.zero)
+        return mask if len(mask.table) == 1 else Relative(mask.table[heads], mask.zero)
     if isinstance(mask, Not | Rows):
         return replace(mask, inner=mask_of_heads(mask.inner, heads))
     if isinstance(mask, Rule):

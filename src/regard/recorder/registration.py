@@ -48,7 +48,7 @@ class Waiting(MetaPathFinder):
 
 
 def _register() -> None:
-    from regard.recorder.transformers_source import register
+    from regard.recorder.transformers_attention import register
 
     # A Transformers without the interface is no reason for an import to fail; `capture` says what it needs.
     with contextlib.suppress(ImportError):

@@ -167,6 +167,8 @@ def _described(seen: Seen, names: Sequence[str]) -> dict[str, Any]:
         "model": seen.model,
         "versions": versions(),
         "certified": seen.certificate.certified,
+        "missing": seen.missing,
+        "fingerprint": seen.fingerprint,
         "boundary": seen.boundary,
         "layers": layers,
         "tokens": seen.tokens,
@@ -206,11 +208,21 @@ def _rebuilt(described: dict[str, Any], path: Path) -> Seen:
         target_tokens=_texts(described["target_tokens"]),
         real=_table("real", described["real"], torch.bool),
         boundary=None if described["boundary"] is None else _of(int, "boundary", described["boundary"]),
+        missing={
+            _of(str, "missing", name): _of(str, "missing", what)
+            for name, what in _of(dict, "missing", described.get("missing", {})).items()
+        },
+        fingerprint=_fingerprint(described.get("fingerprint")),
     )
     keys = [layer.key for layer in seen.layers]
     if not keys or len(set(keys)) != len(keys):
         raise ValueError(f"layers: expected at least one and each once, got {keys}")
     return seen
+
+
+def _fingerprint(value: Any) -> str | None:
+    """The fingerprint that was saved; a file without one is certified for its layers alone."""
+    return None if value is None else str(_of(str, "fingerprint", value))
 
 
 def _layer(described: dict[str, Any], path: Path) -> StoredLayer:

@@ -6,6 +6,8 @@ that of `saved`.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
@@ -150,6 +152,10 @@ class Seen:
     """What the decoder read (and wrote), (B, T), beside an encoder, whose tokens `ids` are."""
     target_tokens: list[list[str]] | None = None
     """The same as text."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """The modules that mix tokens and were not captured: the name of each, and its class."""
+    fingerprint: str | None = None
+    """What `seal` made of the tokens and the layers when they had run."""
     passes: list[Seen] = field(default_factory=list, repr=False)
     """What earlier passes in the same block saw, where this one did not continue them."""
 
@@ -191,7 +197,22 @@ class Seen:
     @property
     def certificate(self) -> Certificate:
         """Layer by layer, how far the maps are from what the model really used."""
-        return Certificate([x.key for x in self.layers], [x.evidence for x in self.layers])
+        changed = self.fingerprint is not None and self.fingerprint != self._fingerprint()
+        return Certificate(
+            [x.key for x in self.layers],
+            [x.evidence for x in self.layers],
+            self.missing,
+            "its tokens or its layers are not those that the model ran with" if changed else None,
+        )
+
+    def seal(self) -> None:
+        """Note the tokens that were read and the layers that ran: from now on the certificate covers both."""
+        self.fingerprint = self._fingerprint()
+
+    def _fingerprint(self) -> str:
+        tokens = [None if x is None else x.tolist() for x in (self.ids, self.target_ids)]
+        layers = [(layer.key, layer.name, *layer.shape) for layer in self.layers]
+        return hashlib.sha256(json.dumps([tokens, layers]).encode()).hexdigest()
 
     @property
     def nbytes(self) -> int:
@@ -249,7 +270,14 @@ class Seen:
     def __repr__(self) -> str:
         if not self.layers:
             return "Seen(nothing yet)"
-        certified = sum(found.certified for found in self.certificate)
+        certificate = self.certificate
+        certified = sum(found.certified for found in certificate)
         shape = "×".join(map(str, self.layers[0].shape))
-        model = f"{self.model}, " if self.model else ""
-        return f"Seen({model}{len(self)} layers of {shape}, {certified} certified)"
+        parts = [f"{len(self)} layers of {shape}", f"{certified} certified"]
+        if self.model:
+            parts.insert(0, self.model)
+        if certificate.problem is not None:
+            parts[-1] = f"not certified: {certificate.problem}"
+        if self.missing:
+            parts.append(f"{len(self.missing)} missing")
+        return f"Seen({', '.join(parts)})"

@@ -16,21 +16,9 @@ from torch.nn.functional import gelu, layer_norm, linear, relu
 from regard.attention.attend import attend
 from regard.attention.masks import Padding
 from regard.attention.rules import Mask, full
+from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificate import sampled_rows
-from regard.recorder.dense_masks import as_rule
-
-
-class Sight(NamedTuple):
-    """One attention as it ran: q (B, H, T, D), k and v (B, H, S, ·), output (B, H, T, E), lse (B, H, T)."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    output: Tensor
-    lse: Tensor
-    mask: Mask
-    scale: float
-    problem: str | None = None
+from regard.recorder.mask_tensors import as_rule
 
 
 def attention(
@@ -48,12 +36,12 @@ def attention(
     need_weights: bool = True,
     average_attn_weights: bool = True,
     mask_type: int | None = None,
-) -> Sight:
+) -> AttentionCall:
     """`torch._native_multi_head_attention`: query, key and value are one tensor (B, T, width)."""
     x, lengths = _opened(query)
-    sight, rows, real = _beside(x, lengths, num_head, qkv_weight, qkv_bias, _kernel_rule(mask, mask_type))
-    mixed = linear(_merged(sight.output, rows), proj_weight, proj_bias)
-    return sight._replace(problem=difference(_rows(result, rows, real), mixed * real))
+    call, rows, real = _beside(x, lengths, num_head, qkv_weight, qkv_bias, _kernel_rule(mask, mask_type))
+    mixed = linear(_merged(call.output, rows), proj_weight, proj_bias)
+    return call._replace(problem=difference(_rows(result, rows, real), mixed * real))
 
 
 def encoder_layer(
@@ -78,7 +66,7 @@ def encoder_layer(
     ffn_bias_2: Tensor,
     mask: Tensor | None = None,
     mask_type: int | None = None,
-) -> Sight:
+) -> AttentionCall:
     """`torch._transformer_encoder_layer_fwd`: attention, feed-forward part and both norms of a layer."""
 
     def norm_1(x: Tensor) -> Tensor:
@@ -93,16 +81,14 @@ def encoder_layer(
 
     x, lengths = _opened(src)
     rule = _kernel_rule(mask, mask_type)
-    sight, rows, real = _beside(
-        norm_1(x) if norm_first else x, lengths, num_heads, qkv_weight, qkv_bias, rule
-    )
-    x = x[:, rows] + linear(_merged(sight.output, rows), proj_weight, proj_bias)
+    call, rows, real = _beside(norm_1(x) if norm_first else x, lengths, num_heads, qkv_weight, qkv_bias, rule)
+    x = x[:, rows] + linear(_merged(call.output, rows), proj_weight, proj_bias)
     x = x + feed_forward(norm_2(x)) if norm_first else norm_2((y := norm_1(x)) + feed_forward(y))
-    return sight._replace(problem=difference(_rows(result, rows, real), x * real))
+    return call._replace(problem=difference(_rows(result, rows, real), x * real))
 
 
 class Beside(NamedTuple):
-    sight: Sight
+    call: AttentionCall
     rows: Tensor  # those to be compared
     real: Tensor  # (B, rows, 1), 0 for those that are padding in a nested tensor
 
@@ -137,7 +123,7 @@ def _beside(
         rule = Padding(lengths) if rule is full else rule & Padding(lengths)
         real = (rows < lengths[:, None]).to(x.dtype)[..., None]
     output, lse = attend(q, k, v, mask=rule, return_lse=True)
-    return Beside(Sight(q, k, v, output, lse, rule, (width // heads) ** -0.5), rows, real)
+    return Beside(AttentionCall(q, k, v, output, lse, rule, (width // heads) ** -0.5), rows, real)
 
 
 def _merged(output: Tensor, rows: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from regard.attention.masks import Chunks, Documents, Padding, Window, causal, rule
 from regard.attention.rules import And, Mask, full
 from regard.recorder.certificate import sampled_rows
+from regard.recorder.mask_tensors import Origin
 
 Predicate = Callable[..., Any]
 
@@ -83,7 +84,10 @@ class RuleMask(Tensor):
 
 
 def _plain(x: Any) -> Any:
-    return x.spelled_out() if isinstance(x, RuleMask) else x
+    """x with the dense tensor for every mask in it, in lists and tuples too."""
+    if isinstance(x, RuleMask):
+        return x.spelled_out()
+    return type(x)(map(_plain, x)) if type(x) in (list, tuple) else x
 
 
 _ASKS_ABOUT = {
@@ -119,34 +123,64 @@ def rule_mask(
     kv_offset: int = 0,
     mask_function: Predicate | None = None,
     attention_mask: Tensor | None = None,
-    allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     device: torch.device | str | None = None,
     cache_position: Tensor | None = None,
     **others: Any,
 ) -> RuleMask | None:
-    """What Transformers calls for a mask: the rule, or None where the kernel's own flags say it all."""
+    """What Transformers calls for a mask: the rule, or None where everything may be seen."""
+    spot = _spot(batch_size, q_length, kv_length, q_offset, kv_offset, device, cache_position)
+    rule, keys = _described(spot, mask_function, attention_mask, use_vmap)
+    # As for eager attention: no mask at all means that every query sees every key, and nothing else.
+    plain = rule.simplified((batch_size, 1, spot.T, keys))
+    if plain is full and keys == kv_length and allow_is_bidirectional_skip:
+        return None
+    return RuleMask.made(rule, (batch_size, 1, spot.T, kv_length), keys, spot.device)
+
+
+def mask_origin(
+    batch_size: int,
+    q_length: int | None = None,
+    kv_length: int = 0,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Predicate | None = None,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str | None = None,
+    cache_position: Tensor | None = None,
+    **others: Any,
+) -> Origin:
+    """The rule of the mask that Transformers makes for these arguments."""
+    spot = _spot(batch_size, q_length, kv_length, q_offset, kv_offset, device, cache_position)
+    return _described(spot, mask_function, attention_mask, use_vmap)
+
+
+def _spot(
+    B: int,
+    q_length: int | None,
+    kv_length: int,
+    q_offset: int | Tensor,
+    kv_offset: int,
+    device: torch.device | str | None,
+    cache_position: Tensor | None,
+) -> Spot:
     if cache_position is not None:  # before Transformers 5
         q_length, q_offset = len(cache_position), int(cache_position[0])
         device = cache_position.device
     if q_length is None:
         raise TypeError("q_length is missing")
-    device = torch.device("cpu" if device is None else device)
-    spot = Spot(batch_size, q_length, kv_length, int(q_offset), kv_offset, device)
-    found, keys = _rule_of(mask_function or _function("causal_mask_function"), spot, use_vmap)
+    return Spot(B, q_length, kv_length, int(q_offset), kv_offset, torch.device(device or "cpu"))
+
+
+def _described(spot: Spot, says: Predicate | None, attention_mask: Tensor | None, use_vmap: bool) -> Origin:
+    rule, keys = _rule_of(says or _function("causal_mask_function"), spot, use_vmap)
     if attention_mask is not None:
         real = spot._replace(S=keys).keys(attention_mask.bool())
         if not bool(real.all()):
-            found = Padding(real) if found is full else found & Padding(real)
-    # Kernels have flags of their own for the two plainest masks; no mask at all is what asks for them.
-    plain = found.simplified((batch_size, 1, spot.T, keys))
-    if allow_is_causal_skip and plain is causal and keys == spot.T:
-        return None
-    skipped = allow_is_bidirectional_skip or (allow_is_causal_skip and spot.T == 1)
-    if plain is full and keys == kv_length and skipped:
-        return None
-    return RuleMask.made(found, (batch_size, 1, spot.T, kv_length), keys, device)
+            rule = Padding(real) if rule is full else rule & Padding(real)
+    return Origin(rule, keys)
 
 
 def _function(name: str) -> Predicate:

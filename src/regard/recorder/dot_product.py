@@ -1,0 +1,242 @@
+"""Listening to PyTorch's `scaled_dot_product_attention`.
+
+While a capture is open, the function is replaced by `listened_to`, which computes the same bits: it runs the
+same kernel, through the operator that also returns the row log-sum-exp where there is one, and hands the call
+to whoever listens in the current context. Code outside of that context notices nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend
+
+from regard.attention import torch_path
+from regard.attention.attend import attend
+from regard.attention.masks import causal
+from regard.attention.problem import pose
+from regard.attention.rules import Mask
+from regard.recorder.attention_call import AttentionCall, dropout_problem
+from regard.recorder.mask_tensors import hidden, read_mask
+
+aten = torch.ops.aten
+original = functional.scaled_dot_product_attention
+
+Hear = Callable[[AttentionCall], None]
+_listeners: ContextVar[tuple[Hear, ...]] = ContextVar("listeners", default=())
+
+
+@contextmanager
+def listening(*listeners: Hear) -> Iterator[None]:
+    """Inside the block, these and no others hear the calls that this context makes."""
+    before = _listeners.get()
+    _listeners.set(listeners)
+    try:
+        yield
+    finally:
+        _listeners.set(before)
+
+
+def current_listeners() -> tuple[Hear, ...]:
+    return _listeners.get()
+
+
+_lock, _open = threading.Lock(), 0
+_replaced: list[tuple[Any, str]] = []
+
+
+@contextmanager
+def replaced(model: nn.Module) -> Iterator[None]:
+    """While any such block is open, the function is listened to, by every name in the model's code."""
+    global _open
+    with _lock:
+        for namespace, name in [(vars(functional), "scaled_dot_product_attention"), *_imported_names(model)]:
+            if namespace[name] is original:
+                namespace[name] = listened_to
+                _replaced.append((namespace, name))
+        _open += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _open -= 1
+            if not _open:
+                for namespace, name in _replaced:
+                    namespace[name] = original
+                _replaced.clear()
+
+
+def _imported_names(model: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
+    """Where the model's code, and the functions that it calls, have imported the function by name."""
+    code = {type(module).__module__ for module in model.modules()}
+    for name in list(code):
+        found = vars(sys.modules.get(name, ModuleType(name))).values()
+        code |= {value.__module__ for value in found if isinstance(value, FunctionType)}
+    for name in code - {__name__}:
+        if name not in sys.modules or name.startswith(("torch.", "regard.attention")):
+            continue
+        namespace = vars(sys.modules[name])
+        yield from [(namespace, key) for key, value in namespace.items() if value is original]
+
+
+def listened_to(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`scaled_dot_product_attention`, heard by those who listen in this context."""
+    run = functools.partial(
+        original,
+        attn_mask=attn_mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+    listeners = _listeners.get()
+    if not listeners or query.is_nested or torch.compiler.is_compiling():
+        return run(query, key, value)
+    query, key, value = autocast(query, key, value)
+    output, lse = _run_with_lse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if output is None:
+        output = run(query, key, value)
+    with torch.no_grad(), listening():
+        call = described(query, key, value, output, attn_mask, is_causal, scale, lse)
+        call = call._replace(problem=dropout_problem(dropout_p))
+        for hear in listeners:
+            hear(call)
+    return output
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """q, k and v as PyTorch's own attention takes them where autocast is on."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
+
+
+def _run_with_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Output and lse from the operator that PyTorch would choose, or nothing where it gives no lse."""
+    if q.ndim != 4 or k.ndim != 4 or dropout or len(q) != len(k) or 0 in (*q.shape, *k.shape):
+        return None, None
+    if q.device.type == "cpu":
+        choice = torch._fused_sdp_choice(
+            q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        if choice != SDPBackend.FLASH_ATTENTION.value:
+            return None, None
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
+        output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale
+        )
+        return output, lse.detach()
+    if mask is not None or (is_causal and q.shape[2] != k.shape[2]):
+        return None, None
+    problem = pose(q, k, v, mask=causal if is_causal else None, scale=_scale(q, scale))
+    return torch_path.run(problem) if torch_path.refuses(problem) is None else (None, None)
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    # As PyTorch has it: in float64 this is not the same as D ** -0.5.
+    return 1.0 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
+
+
+def described(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    lse: Tensor | None = None,
+) -> AttentionCall:
+    """A call of the function as an `AttentionCall`, whatever its rank; lse is computed unless it is given."""
+    q, k, v, out = query.detach(), key.detach(), value.detach(), output.detach()
+    lead = leading_shape(q, k)
+    q, k, v, out = (four_dimensions(x, lead) for x in (q, k, v, out))
+    T, S = q.shape[2], k.shape[2]
+    mask: Mask | None = None
+    keys, blind = S, None
+    if attn_mask is not None:
+        mask, keys, blind = read_mask(whole := _mask_of(attn_mask, query.ndim, lead), S)
+        if (reach := written_keys(whole, k)) < keys:
+            mask, keys, blind = read_mask(whole[..., :reach], reach)
+        k, v = k[:, :, :keys], v[:, :, :keys]
+    if is_causal:
+        order = causal if k.shape[2] == T else causal.top_left
+        mask = order if mask is None else mask & order
+    settings: dict[str, Any] = {"mask": mask, "scale": _scale(query, scale)}
+    own_lse = lse is not None
+    if lse is None:
+        lse = attend(q, k, k, **settings, return_lse=True)[1]
+    elif blind is not None:  # PyTorch's kernels give 0 there
+        lse = lse.masked_fill(blind, -torch.inf)
+    rule = pose(q, k, k, **settings).mask if mask is None else mask
+    return AttentionCall(q, k, v, out, lse, rule, settings["scale"], own_lse=own_lse)
+
+
+def leading_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
+    """What stands before (H, T, D), where one entry of q or k may stand for all of the other's."""
+    if min(q.ndim, k.ndim) < 4:
+        return tuple(q.shape[:-3])
+    return tuple(torch.broadcast_shapes(q.shape[:-3], k.shape[:-3]))  # type: ignore[no-untyped-call]
+
+
+def four_dimensions(x: Tensor, lead: tuple[int, ...]) -> Tensor:
+    """(T, D), (B, T, D) of one head, or (…, H, T, D) as (B, H, T, D)."""
+    if x.ndim == 2:
+        return x[None, None]
+    if x.ndim == 3:
+        return x[:, None]
+    return (
+        x.expand(*lead, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
+        if x.ndim > 4
+        else x.expand(*lead, -1, -1, -1)
+    )
+
+
+def written_keys(mask: Tensor, k: Tensor) -> int:
+    """How many of the keys have been written: a static cache holds zeros after them, which nobody may see."""
+    S = k.shape[2]
+    if mask.shape[-1] != S or bool(k[:, :, -1:].any()):
+        return S
+    seen = (~hidden(mask)).flatten(0, -2).any(0).nonzero()
+    reach = int(seen[-1]) + 1 if len(seen) else S
+    return S if bool(k[:, :, reach:].any()) else reach
+
+
+def _mask_of(mask: Tensor, ndim: int, lead: tuple[int, ...]) -> Tensor:
+    """A mask that broadcasts to (…, T, S) as one that broadcasts to (B, H, T, S)."""
+    if ndim == 3 and mask.ndim == 3:
+        return mask[:, None]
+    if mask.ndim <= 4:
+        return mask
+    return mask.expand(*lead, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])

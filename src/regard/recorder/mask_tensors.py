@@ -1,0 +1,154 @@
+"""Mask tensors as the simplest rule that says the same: `causal & padding(…)` where a tensor says no more.
+
+A tensor is read once, however many layers share it. Whoever makes mask tensors from a description can put the
+description down in `origins`; it is then believed if every entry of the tensor agrees with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from regard.attention.masks import Dense, Padding, Relative, Window, causal
+from regard.attention.rules import Mask, full, grid
+
+CHUNK = 1024  # rows of a mask that are compared at a time
+
+
+class MaskReading(NamedTuple):
+    """What a mask tensor says of T queries and S keys."""
+
+    rule: Mask
+    keys: int
+    """How many of the keys there are to see: a static cache holds places for more."""
+    blind: Tensor | None
+    """The queries that may look at nothing, which broadcasts to (B, H, T); None where there are none."""
+
+
+class Origin(NamedTuple):
+    """What a mask tensor was made from: the rule, and how many of the keys it speaks of."""
+
+    rule: Mask
+    keys: int
+
+
+origins: MutableMapping[Tensor, Callable[[], Origin]] = WeakIdKeyDictionary()
+"""What made a mask tensor, asked only if somebody reads the tensor."""
+_readings: MutableMapping[Tensor, tuple[int, int, MaskReading]] = WeakIdKeyDictionary()
+
+
+def read_mask(mask: Tensor, S: int) -> MaskReading:
+    """The rule for a tensor that broadcasts to (B, H, T, S): booleans say who may look, floats add."""
+    version = 0 if mask.is_inference() else mask._version
+    if (kept := _readings.get(mask)) is not None and kept[:2] == (S, version):
+        return kept[2]
+    whole = mask.detach().view((1,) * (4 - mask.ndim) + mask.shape)
+    whole = whole[..., :S].expand(-1, -1, -1, S)  # one entry may stand for all keys
+    out_of_sight = hidden(whole)
+    nothing = out_of_sight.all(-1)
+    blind = nothing if bool(nothing.any()) else None
+    origin = origins[mask]() if mask in origins else None
+    if origin is not None and _agrees(origin, out_of_sight):
+        found = MaskReading(*origin, blind)
+    else:
+        found = MaskReading(as_rule(whole), S, blind)
+    _readings[mask] = (S, version, found)
+    return found
+
+
+def hidden(mask: Tensor) -> Tensor:
+    """Where a mask tensor forbids a query to look: False, −inf, or the least number that there is."""
+    return ~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2
+
+
+def _agrees(origin: Origin, out_of_sight: Tensor) -> bool:
+    """Whether a rule over the first keys says what the tensor (B, H, T, S) says, of every entry."""
+    B, H, T, _ = out_of_sight.shape
+    if origin.rule.biased or origin.rule.misfit(B, H, T, origin.keys) is not None:
+        return False
+    if not bool(out_of_sight[..., origin.keys :].all()):
+        return False
+    for first in range(0, T, CHUNK):
+        rows = range(first, min(first + CHUNK, T))
+        ours = origin.rule.tile(rows, range(origin.keys), (B, H, T, origin.keys), device=out_of_sight.device)
+        theirs = out_of_sight[:, :, first : first + CHUNK, : origin.keys]
+        if not bool((ours != theirs).all()):
+            return False
+    return True
+
+
+def as_rule(mask: Tensor) -> Mask:
+    """The rule for a tensor that broadcasts to (B, H, T, S): booleans say who may look, floats add."""
+    mask = _narrow(mask.view((1,) * (4 - mask.ndim) + mask.shape))
+    # Some models hide with the least number that there is, which leaves a row that sees nothing open.
+    out_of_sight = hidden(mask)
+    allowed = _narrow(~out_of_sight)
+    rule = _known(allowed) or Dense(allowed)
+    if mask.dtype == torch.bool or bool((out_of_sight | (mask == 0)).all()):
+        return rule
+    bias = _by_distance(mask, out_of_sight)
+    if bias is None:
+        return Dense(mask.masked_fill(out_of_sight, -torch.inf))
+    return bias if rule is full else rule & bias
+
+
+def _by_distance(bias: Tensor, out_of_sight: Tensor) -> Mask | None:
+    """The rule for numbers (B, H, T, S) that depend, where a query may look, on the distance alone."""
+    B, H, T, S = bias.shape
+    if T == 1 or bias.requires_grad:
+        return None
+    distance = torch.arange(S, device=bias.device) - torch.arange(T, device=bias.device)[:, None] + T - 1
+    index = distance.expand(B, H, T, S).transpose(0, 1).reshape(H, -1)
+    seen = bias.masked_fill(out_of_sight, -torch.inf).transpose(0, 1).reshape(H, -1)
+    table = bias.new_full((H, T + S - 1), -torch.inf).scatter_reduce(1, index, seen, "amax")
+    table = table.masked_fill(table == -torch.inf, 0.0)  # distances that nobody sees
+    if not bool((out_of_sight | (table[:, distance] == bias)).all()):
+        return None
+    return Relative(table, S - 1)  # queries stand at the end of the keys
+
+
+def as_bias(bias: Tensor) -> Mask:
+    """The rule for numbers (B, H, T, S) that are added to scores: by distance, if that is all they are."""
+    if bias.requires_grad:
+        return Dense(bias)
+    if not bool(bias.any()):
+        return full
+    return _by_distance(bias, torch.zeros_like(bias, dtype=torch.bool)) or Dense(bias)
+
+
+def _known(allowed: Tensor) -> Mask | None:
+    """The rule with a name that allows just this, (B, H, T, S), if there is one."""
+    _, H, T, S = allowed.shape
+    if bool(allowed.all()):
+        return full
+    if H > 1:
+        return None
+    if T == 1:
+        return Padding(allowed[:, 0, 0])
+    seen = allowed.any(2)[:, 0]  # (B, S) the keys that somebody may look at
+    for order in (causal,) if T == S else (causal.top_left, causal):
+        ordered = order.allowed(grid(slice(0, T), slice(0, S), (1, 1, T, S), allowed.device))  # (1, 1, T, S)
+        real = seen | ~ordered.any(2)[:, 0]  # a key that comes after every query may be real
+        if torch.equal(allowed, ordered & real[:, None, None]):
+            return order if bool(real.all()) else order & Padding(real)
+    if T != S:
+        return None
+    size = int(allowed.sum(-1).max())
+    near = (causal & Window(size)).allowed(grid(slice(0, T), slice(0, S), (1, 1, T, S), allowed.device))
+    if torch.equal(allowed, near & seen[:, None, None]):
+        windowed = causal & Window(size)
+        return windowed if bool(seen.all()) else windowed & Padding(seen)
+    return None
+
+
+def _narrow(mask: Tensor) -> Tensor:
+    """The same without the axes along which it does not vary, as one entry that stands for all."""
+    for dim in (0, 1, 2):
+        first = mask.narrow(dim, 0, 1)
+        if mask.shape[dim] > 1 and (mask.stride(dim) == 0 or bool((mask == first).all())):
+            mask = first
+    return mask

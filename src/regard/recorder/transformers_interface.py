@@ -1,0 +1,188 @@
+"""Listening to the functions of Transformers' `AttentionInterface`, which compute a layer's attention.
+
+The model's own function runs, with the arguments that it was given. Where it calls PyTorch's
+`scaled_dot_product_attention`, that call says what was computed. Elsewhere (eager attention, FlashAttention,
+FlexAttention, functions of users) the arguments are read as `function_arguments` understands them, and the
+certificate holds the reading against what the function gave.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.recorder import dot_product
+from regard.recorder.attention_call import AttentionCall
+from regard.recorder.certificate import sampled_rows
+from regard.recorder.function_arguments import described
+from regard.recorder.listener import Listener, calling_module
+from regard.recorder.mask_tensors import origins
+from regard.recorder.transformers_attention import register
+from regard.recorder.transformers_masks import mask_origin
+
+_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("interface_listeners", default=())
+_lock, _open = threading.Lock(), 0
+_originals: dict[tuple[Any, str], Any] = {}
+
+
+@contextmanager
+def listened_to(listener: Listener) -> Iterator[None]:
+    """Inside the block, a listener hears what this context asks of the interface."""
+    register()
+    before = _listeners.get()
+    with _replaced():
+        _listeners.set((*before, listener))
+        try:
+            yield
+        finally:
+            _listeners.set(tuple(x for x in _listeners.get() if x is not listener))
+
+
+@contextmanager
+def _replaced() -> Iterator[None]:
+    """While any such block is open, the interfaces hand out functions that are listened to."""
+    global _open
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    covers = {
+        (AttentionInterface, "get_interface"): _get_interface,
+        (AttentionInterface, "__getitem__"): _getitem,
+        (AttentionMaskInterface, "__getitem__"): _get_mask_function,
+    }
+    with _lock:
+        if not _open:
+            for (interface, name), cover in covers.items():
+                _originals[interface, name] = vars(interface).get(name)
+                setattr(interface, name, cover(getattr(interface, name)))
+        _open += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _open -= 1
+            if not _open:
+                for (interface, name), original in _originals.items():
+                    if original is None:
+                        delattr(interface, name)
+                    else:
+                        setattr(interface, name, original)
+                _originals.clear()
+
+
+def _get_interface(get: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(get)
+    def get_interface(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _heard(get(self, *args, **kwargs))
+
+    return get_interface
+
+
+def _getitem(get: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(get)
+    def getitem(self: Any, name: str) -> Any:
+        return _heard(get(self, name))
+
+    return getitem
+
+
+def _get_mask_function(get: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(get)
+    def getitem(self: Any, name: str) -> Any:
+        make = get(self, name)
+
+        @functools.wraps(make)
+        def making(*args: Any, **kwargs: Any) -> Any:
+            mask = make(*args, **kwargs)
+            if type(mask) is Tensor and not args:
+                origins[mask] = functools.partial(mask_origin, **kwargs)
+            return mask
+
+        return making if _listeners.get() else make
+
+    return getitem
+
+
+def _heard(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An attention function, heard by those who listen to the module that calls it."""
+    if not _listeners.get() or hasattr(function, "_regard_heard"):
+        return function
+
+    @functools.wraps(function)
+    def heard(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> Any:
+        listeners = _listeners.get()
+        if not any(module in listener.names for listener in listeners):
+            module_of_call = calling_module()
+        else:
+            module_of_call = module
+        listeners = tuple(x for x in listeners if module_of_call in x.names)
+        if not listeners or torch.compiler.is_compiling():
+            return function(module, query, *args, **kwargs)
+        inner: list[AttentionCall] = []
+        with dot_product.listening(inner.append):
+            result = function(module, query, *args, **kwargs)
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False), dot_product.listening():
+            if inner:
+                calls = _whole(inner, result, *args, **kwargs)
+            else:
+                calls = [described(function, module, query, *args, **kwargs, result=result)]
+            for listener in listeners:
+                for call in calls:
+                    listener.take(module_of_call, call)
+        return result
+
+    heard._regard_heard = True  # type: ignore[attr-defined]
+    return heard
+
+
+def _whole(
+    inner: list[AttentionCall], result: Any, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> list[AttentionCall]:
+    """The calls that a function made of PyTorch's, held against what the function itself gave."""
+    given = result[0].detach() if isinstance(result, tuple) else result
+    calls = []
+    for call in inner:
+        problem = call.problem
+        if len(inner) == 1 and problem is None:
+            problem = _changed_after(call.output, given)
+        calls.append(_unrepeated(call, key.detach(), value.detach())._replace(problem=problem))
+    return calls
+
+
+def _changed_after(output: Tensor, given: Any) -> str | None:
+    """What is wrong if a function gives (B, T, H, E) something else than PyTorch's attention gave it."""
+    B, H, T, E = output.shape
+    if isinstance(given, Tensor) and given.numel() == output.numel():
+        rows = sampled_rows(T).to(output.device)
+        if given.shape[-2:] == (H, E) or given.shape[-1] == H * E:
+            same = given.reshape(B, T, H, E)[:, rows].transpose(1, 2)
+        else:
+            same = given.reshape(B, H, T, E)[:, :, rows]
+        if torch.equal(same.nan_to_num(), output[:, :, rows].to(given.dtype).nan_to_num()):
+            return None
+    return "its function changes what scaled_dot_product_attention gives"
+
+
+def _unrepeated(call: AttentionCall, key: Tensor, value: Tensor) -> AttentionCall:
+    """The same call with the keys and values of grouped heads held once, as the model holds them."""
+    H, G, keys = call.k.shape[1], key.shape[1] if key.ndim == 4 else 0, call.k.shape[2]
+    if not 0 < G < H or H % G or len(key) != len(call.k) or key.shape[2] < keys:
+        return call
+    k, v = key[:, :, :keys], value[:, :, :keys]
+    if k.dtype != call.k.dtype:  # autocast
+        k, v = k.to(call.k.dtype), v.to(call.v.dtype)
+    rows = sampled_rows(keys, 16).to(k.device)
+    for whole, once in ((call.k, k), (call.v, v)):
+        repeated = once[:, :, rows].repeat_interleave(H // G, dim=1)
+        if repeated.shape != whole[:, :, rows].shape or not torch.equal(
+            repeated.nan_to_num(), whole[:, :, rows].nan_to_num()
+        ):
+            return call
+    return call._replace(k=k, v=v)
