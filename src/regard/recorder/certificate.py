@@ -20,7 +20,8 @@ from regard.maps import AttentionMap
 
 ROWS = 64  # rows that are compared where there are more
 TILE = 1 << 26  # bytes of weights computed at a time
-ROUNDINGS = 64  # of the dtype that weights are computed in, which a kernel may be off by
+ROUNDINGS = 1024  # of the dtype that weights are computed in, by which a kernel's output may be off
+SUM_ROUNDINGS = 256  # the same for the sum of a row of weights
 TELLING = 8  # tolerances that values must differ by for an output to tell weights apart
 OWN_OUTPUT = "the model's own output"
 
@@ -169,7 +170,11 @@ def examine(
             telling.append(_unlike(values, size * rounding, S))
         if weights is not None:
             own = weights[:, some][:, :, rows].to(m.dtype)
-            off.append(((found - own).abs() * looks[..., None]).amax())
+            off.append(_apart(found, own, looks))
+            if part.sinks is not None:  # some implementations give them without the share of the sink logit
+                shared = found.sum(-1, keepdim=True)
+                without = _apart(found / shared, own, looks & (shared[..., 0] > 0))
+                off[-1] = torch.minimum(off[-1], without)
     numbers = [torch.stack(x) for x in (worst, wrong_values, sums, off, blind, telling)]
     ratios, tolerances = numbers[0].tolist(), numbers[1].tolist()
     at = max(range(len(ratios)), key=lambda i: math.inf if math.isnan(ratios[i]) else ratios[i])
@@ -189,13 +194,18 @@ def examine(
         window=window_of(m.mask),
         sinks=m.sinks is not None,
         problem=problem,
-        sums_allowed=ROUNDINGS * working + (kept / 8 if kept > working else 0.0),  # a kernel's quick exp
+        sums_allowed=SUM_ROUNDINGS * working + (kept / 8 if kept > working else 0.0),  # a kernel's quick exp
         against=against,
         weights=None if weights is None else weights_off,
         weights_allowed=2.0 * (kept if weights is None else torch.finfo(weights.dtype).eps)
         + ROUNDINGS * working,
         blind=int(numbers[4].sum()),
     )
+
+
+def _apart(found: Tensor, own: Tensor, looks: Tensor) -> Tensor:
+    """The largest difference between weights (B, h, rows, S), in the rows that may look at something."""
+    return (found - own).abs().masked_fill(~looks[..., None], 0.0).amax()
 
 
 def _unlike(values: Tensor, rounding: Tensor, S: int) -> Tensor:

@@ -182,6 +182,7 @@ def described(
     q, k, v, out = query.detach(), key.detach(), value.detach(), output.detach()
     lead = leading_shape(q, k)
     q, k, v, out = (four_dimensions(x, lead) for x in (q, k, v, out))
+    k, v = equal_heads(k, v)
     T, S = q.shape[2], k.shape[2]
     mask: Mask | None = None
     keys, blind = S, None
@@ -221,6 +222,13 @@ def four_dimensions(x: Tensor, lead: tuple[int, ...]) -> Tensor:
         if x.ndim > 4
         else x.expand(*lead, -1, -1, -1)
     )
+
+
+def equal_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values with equally many heads, where one of them is shared by more queries."""
+    heads = max(k.shape[1], v.shape[1])
+    k = k.repeat_interleave(heads // k.shape[1], 1) if k.shape[1] < heads else k
+    return k, v.repeat_interleave(heads // v.shape[1], 1) if v.shape[1] < heads else v
 
 
 def written_keys(mask: Tensor, k: Tensor) -> int:

@@ -21,7 +21,7 @@ from regard.attention.rules import Mask, full
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall, dropout_problem
 from regard.recorder.certificate import examine
-from regard.recorder.dot_product import autocast, four_dimensions, leading_shape, written_keys
+from regard.recorder.dot_product import autocast, equal_heads, four_dimensions, leading_shape, written_keys
 from regard.recorder.mask_tensors import as_bias, read_mask
 from regard.recorder.transformers_attention import IGNORED
 from regard.recorder.transformers_masks import RuleMask
@@ -97,6 +97,7 @@ def described(
     q, k, v = autocast(query.detach(), key.detach(), value.detach())
     lead = leading_shape(q, k)
     q, k, v = (four_dimensions(x, lead) for x in (q, k, v))
+    k, v = equal_heads(k, v)
     shape = (*q.shape[:3], v.shape[-1])
     sinks = used.get("s_aux")
     if sinks is None and "sinks" in reads.attributes:

@@ -39,7 +39,7 @@ def joined_mask(
         (*pieces_of(old, before), Piece(new, added, before.T, whole.S - added.S)),
         whole,
     )
-    guess = _extended(old, before, new, added, kind, device)
+    guess = _extended(old, before, new, added, kind, (B, H, *before), device)
     if guess is None:
         return pieces
     rows, keys = (x.to(device) for x in (before.T + sampled_rows(added.T, 16), sampled_rows(S, 4096)))
@@ -73,7 +73,13 @@ def all_of(parts: list[Mask]) -> Mask:
 
 
 def _extended(
-    old: Mask, before: Sizes, new: Mask, added: Sizes, kind: str, device: torch.device
+    old: Mask,
+    before: Sizes,
+    new: Mask,
+    added: Sizes,
+    kind: str,
+    shape: tuple[int, int, int, int],
+    device: torch.device,
 ) -> Mask | None:
     """The old rule, taken to hold for the new rows too; None where that is not to be expected."""
     if kind == "beside":
@@ -112,6 +118,9 @@ def _extended(
         marks = [p for p in fresh if isinstance(p, Padding)]
         if marks:
             real = marks[0].real
+            hidden = (~real[:, : before.S]).any(0).nonzero().flatten()
+            if len(hidden) and bool(old.tile(range(before.T), hidden, shape, device=device).any()):
+                return None  # earlier rows do look there
             out.append(Padding(pad(real, (before.S + added.T - real.shape[1], 0), value=True)))
     return all_of(out)
 
