@@ -104,6 +104,8 @@ def _studied(
         for layer in seen.layers:
             if not layer.evidence.certified:
                 doubts.setdefault(layer.key, f"layer {layer.key}: {layer.evidence}")
+        for name, kind in seen.missing.items():
+            doubts.setdefault(name, f"{name}: {kind} mixes tokens, and could not be captured")
 
     table = study(
         model.runs(heard),

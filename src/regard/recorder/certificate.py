@@ -93,8 +93,6 @@ class Certificate(Sequence[Evidence]):
     evidence: Sequence[Evidence]
     missing: Mapping[str, str] = field(default_factory=dict)
     """The modules that mix tokens and were not captured, each with what it is."""
-    problem: str | None = None
-    """What is wrong with the capture as a whole: its tokens or its layers are not those that ran."""
 
     def __len__(self) -> int:
         return len(self.evidence)
@@ -107,8 +105,8 @@ class Certificate(Sequence[Evidence]):
 
     @property
     def certified(self) -> bool:
-        """Whether every layer that was captured is, and the tokens are those that were read."""
-        return self.problem is None and all(found.certified for found in self.evidence)
+        """Whether every layer that was captured is."""
+        return all(found.certified for found in self.evidence)
 
     @property
     def complete(self) -> bool:
@@ -118,8 +116,7 @@ class Certificate(Sequence[Evidence]):
     def __str__(self) -> str:
         width = max(map(len, self.names), default=0)
         rows = zip(self.names, self.evidence, strict=True)
-        lines = [] if self.problem is None else [f"not certified: {self.problem}"]
-        lines += [f"{name:<{width}}  {found}" for name, found in rows]
+        lines = [f"{name:<{width}}  {found}" for name, found in rows]
         return "\n".join([*lines, *(f"missing: {name} ({what})" for name, what in self.missing.items())])
 
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ def current_listeners() -> tuple[Hear, ...]:
 
 
 _lock, _open = threading.Lock(), 0
-_replaced: list[tuple[Any, str]] = []
+_replaced: list[tuple[dict[str, Any], str]] = []
 
 
 @contextmanager
@@ -61,11 +61,9 @@ def replaced(model: nn.Module) -> Iterator[None]:
     """While any such block is open, the function is listened to, by every name in the model's code."""
     global _open
     with _lock:
-        for namespace, name in [(vars(functional), "scaled_dot_product_attention"), *_imported_names(model)]:
-            if namespace[name] is original:
-                namespace[name] = listened_to
-                _replaced.append((namespace, name))
         _open += 1
+    for namespace in (vars(functional), *_namespaces(model)):
+        replace_in(namespace)
     try:
         yield
     finally:
@@ -77,17 +75,24 @@ def replaced(model: nn.Module) -> Iterator[None]:
                 _replaced.clear()
 
 
-def _imported_names(model: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Where the model's code, and the functions that it calls, have imported the function by name."""
-    code = {type(module).__module__ for module in model.modules()}
-    for name in list(code):
-        found = vars(sys.modules.get(name, ModuleType(name))).values()
-        code |= {value.__module__ for value in found if isinstance(value, FunctionType)}
-    for name in code - {__name__}:
-        if name not in sys.modules or name.startswith(("torch.", "regard.attention")):
-            continue
-        namespace = vars(sys.modules[name])
-        yield from [(namespace, key) for key, value in namespace.items() if value is original]
+def replace_in(namespace: dict[str, Any]) -> None:
+    """Listen to the function by the names that it has in a namespace, too, while a block is open."""
+    for name in [name for name, value in namespace.items() if value is original]:
+        with _lock:
+            if _open:
+                namespace[name] = listened_to
+                _replaced.append((namespace, name))
+
+
+def _namespaces(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """The files in which the model's code stands, and the functions that it calls."""
+    names = {type(module).__module__ for module in model.modules()}
+    for name in list(names):
+        values = vars(sys.modules[name]).values() if name in sys.modules else ()
+        names |= {value.__module__ for value in values if isinstance(value, FunctionType)}
+    for name in names:
+        if name in sys.modules and not name.startswith(("torch.", "regard.")):
+            yield vars(sys.modules[name])
 
 
 def listened_to(

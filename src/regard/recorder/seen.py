@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -197,13 +197,11 @@ class Seen:
     @property
     def certificate(self) -> Certificate:
         """Layer by layer, how far the maps are from what the model really used."""
-        changed = self.fingerprint is not None and self.fingerprint != self._fingerprint()
-        return Certificate(
-            [x.key for x in self.layers],
-            [x.evidence for x in self.layers],
-            self.missing,
-            "its tokens or its layers are not those that the model ran with" if changed else None,
-        )
+        evidence = [layer.evidence for layer in self.layers]
+        if self.fingerprint is not None and self.fingerprint != self._fingerprint():
+            problem = "the tokens or the layers of this capture are not those that the model ran with"
+            evidence = [replace(found, problem=problem) for found in evidence]
+        return Certificate([layer.key for layer in self.layers], evidence, self.missing)
 
     def seal(self) -> None:
         """Note the tokens that were read and the layers that ran: from now on the certificate covers both."""
@@ -276,8 +274,6 @@ class Seen:
         parts = [f"{len(self)} layers of {shape}", f"{certified} certified"]
         if self.model:
             parts.insert(0, self.model)
-        if certificate.problem is not None:
-            parts[-1] = f"not certified: {certificate.problem}"
         if self.missing:
             parts.append(f"{len(self.missing)} missing")
         return f"Seen({', '.join(parts)})"

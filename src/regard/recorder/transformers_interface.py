@@ -9,6 +9,7 @@ certificate holds the reading against what the function gave.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,6 +115,8 @@ def _heard(function: Callable[..., Any]) -> Callable[..., Any]:
     """An attention function, heard by those who listen to the module that calls it."""
     if not _listeners.get() or hasattr(function, "_regard_heard"):
         return function
+
+    dot_product.replace_in(getattr(inspect.unwrap(function), "__globals__", {}))
 
     @functools.wraps(function)
     def heard(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -226,11 +226,15 @@ class Contents:
             "tokens": tokens,
             "target_tokens": targets,
             "boundary": seen.boundary,
-            "layers": [_layer(layer, tokens or [], targets) for layer in seen.layers],
+            "layers": [
+                _layer(layer, evidence, tokens or [], targets)
+                for layer, evidence in zip(seen.layers, seen.certificate, strict=True)
+            ],
+            "missing": [{"name": name, "kind": kind} for name, kind in seen.missing.items()],
         }
 
 
-def _layer(layer: Layer, tokens: list[str], targets: list[str] | None) -> dict[str, Any]:
+def _layer(layer: Layer, evidence: Evidence, tokens: list[str], targets: list[str] | None) -> dict[str, Any]:
     """A layer's facts. `queries_of` and `keys_of` say which tokens its axes stand for, from which one on."""
     _, H, T, S = layer.map.matrix
     decodes = targets is not None and layer.stack in ("decoder", "cross")
@@ -259,7 +263,7 @@ def _layer(layer: Layer, tokens: list[str], targets: list[str] | None) -> dict[s
         "keys_of": "target_tokens" if keys is targets else "tokens",
         "queries_from": len(queries) - T if known else None,
         "keys_from": len(keys) - S if known else None,
-        "evidence": _evidence(layer.evidence),
+        "evidence": _evidence(evidence),
     }
 
 

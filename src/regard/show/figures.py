@@ -98,7 +98,7 @@ def figure(
         queries=queries[-T:] if queries is not None and len(queries) >= T else None,
         ax=ax,
         title=f"{seen.model}: {which}" if seen.model else which,
-        note=str(chosen.evidence),
+        note=str(seen.certificate[seen.layers.index(chosen)]),
         scale=scale,
         reduce=reduce,
         boundary=seen.boundary if marked else None,

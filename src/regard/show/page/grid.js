@@ -2,6 +2,7 @@
 
 import { badge, element, reveal } from "./dom.js";
 import { paintThumb } from "./colours.js";
+import { absences } from "./parts.js";
 
 /** Fills `root`; calls `came` when small maps have come. Returns {show(state), chosen(state)}. */
 export function grid(root, app, came = () => {}) {
@@ -22,7 +23,9 @@ export function grid(root, app, came = () => {}) {
     const words = uncertified ? `${uncertified} of ${layers.length} not certified` : "Certified";
     const title = uncertified ? `Layers without a proof: ${words}.` : "Every layer is certified.";
     head.append(badge({ certified: !uncertified, text: title }, words));
-    root.replaceChildren(head, table);
+    const absent = absences(app.meta.texts[text].missing);
+    const note = element("p", { class: "note heads-warning", text: absent, hidden: !absent });
+    root.replaceChildren(head, note, table);
     resize();
     fetchAll(layers, text);
   }

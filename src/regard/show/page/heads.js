@@ -4,7 +4,7 @@ import { paintThumb } from "./colours.js";
 import { compare } from "./compare.js";
 import { choice, element } from "./dom.js";
 import { some } from "./numbers.js";
-import { doubts, empty, latest, select } from "./parts.js";
+import { absences, doubts, empty, latest, select } from "./parts.js";
 import { SCORES, endOf, namesOf, scoreLine, sentence, words } from "./scores.js";
 import { layerOf } from "./source.js";
 import { theme } from "./theme.js";
@@ -194,7 +194,8 @@ export function heads(root, app) {
       shown.length === found.length
         ? some(found.length, "head")
         : `${shown.length} of ${some(found.length, "head")}`;
-    warning.textContent = doubts(app.meta.texts[text].layers);
+    const whole = app.meta.texts[text];
+    warning.textContent = [doubts(whole.layers), absences(whole.missing)].join(" ").trim();
     warning.hidden = !warning.textContent;
     if (!shown.some((head) => place(head) === current)) current = shown.length ? place(shown[0]) : "";
     reach();

@@ -114,6 +114,16 @@ export function doubts(layers) {
   );
 }
 
+/** What a capture does not show of its model: modules that mix tokens, by their classes; "" if it is whole. */
+export function absences(missing) {
+  if (!missing?.length) return "";
+  const kinds = new Map();
+  for (const { kind } of missing) kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
+  const named = [...kinds].map(([kind, count]) => (count > 1 ? `${count} × ${kind}` : kind)).join(", ");
+  const [modules, are] = missing.length > 1 ? ["modules that mix", "are"] : ["module that mixes", "is"];
+  return `${missing.length} ${modules} tokens could not be captured and ${are} not shown: ${named}.`;
+}
+
 /** A sentence where there is nothing to show. */
 export function empty(text) {
   return element("p", { class: "empty", text });

@@ -1,0 +1,276 @@
+"""Attempts to have something false certified: each comes out uncertified, refused or named as missing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import regard
+from regard.recorder import Seen
+
+transformers = pytest.importorskip("transformers")
+from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
+from transformers.masking_utils import eager_mask  # noqa: E402
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+def llama(implementation: str = "sdpa", **settings: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL | settings)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+    model.set_attn_implementation(implementation)
+    return model
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Eager attention, as people write it; nothing of it goes through PyTorch's fused function."""
+    group = query.shape[1] // key.shape[1]
+    scores = query @ key.repeat_interleave(group, 1).mT * (scaling or 1.0)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    if window is not None:
+        far = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(-window)
+        scores = scores.masked_fill(far, -torch.inf)
+    output = scores.softmax(-1) @ value.repeat_interleave(group, 1)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def changed(**changes: Any) -> Callable[..., Any]:
+    """The same function, which takes some of its arguments for others."""
+
+    def function(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float = 1.0,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        taken: dict[str, Any] = {"attention_mask": attention_mask, "scaling": scaling}
+        taken |= {name: change(taken.get(name)) for name, change in changes.items()}
+        return attention(module, query, key, value, **taken)
+
+    return function
+
+
+def sparse(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    indices: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Takes an argument that nobody knows, which happens to change nothing here."""
+    return attention(module, query, key, value, attention_mask, **kwargs)
+
+
+def swapped(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """Two heads change places."""
+    output, _ = attention(*args, **kwargs)
+    return output[:, :, [1, 0, 2, 3]], None
+
+
+def scaled_after(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Goes through PyTorch's attention, and does something to what that gives."""
+    key, value = (x.repeat_interleave(2, 1) for x in (key, value))
+    output = scaled_dot_product_attention(query, key, value, is_causal=True)
+    return 1.01 * output.transpose(1, 2), None
+
+
+def run(function: Callable[..., Any], ids: Tensor | None = None, **arguments: Any) -> Seen:
+    """What is seen of a model whose attention is this function."""
+    AttentionInterface.register("planted", function)
+    AttentionMaskInterface.register("planted", eager_mask)
+    try:
+        model = llama("planted")
+        ids = torch.randint(0, 97, (2, 20)) if ids is None else ids
+        with torch.no_grad():
+            plain = model(ids, **arguments).logits
+            with regard.capture(model) as seen:
+                assert torch.equal(model(ids, **arguments).logits, plain)
+        return seen
+    finally:
+        del AttentionInterface._global_mapping["planted"], AttentionMaskInterface._global_mapping["planted"]
+
+
+def test_a_function_that_does_as_it_is_told_is_certified() -> None:
+    seen = run(attention)
+    assert seen.certificate.certified, str(seen.certificate)
+    assert str(seen[0].mask) == "causal"
+
+
+PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
+    "a dropped mask": (changed(attention_mask=lambda _: None), "off the model's own output by"),
+    "a window": (changed(window=lambda _: 19), "off the model's own output by"),
+    "another scale": (changed(scaling=lambda scale: 1.01 * scale), "off the model's own output by"),
+    "heads that changed places": (swapped, "off the model's own output by"),
+    "something after the attention": (scaled_after, "changes what scaled_dot_product_attention gives"),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_what_a_function_does_otherwise_is_not_certified(planted: str) -> None:
+    function, why = PLANTED[planted]
+    seen = run(function)
+    assert not any(found.certified for found in seen.certificate), str(seen.certificate)
+    assert why in str(seen.certificate)
+
+
+def test_an_argument_that_nobody_knows_is_named() -> None:
+    assert run(sparse).certificate.certified  # it was not given
+    seen = run(sparse, indices=torch.arange(4))
+    assert not seen.certificate.certified
+    assert "its function sparse was given indices, and what that means is not known here" in str(
+        seen.certificate
+    )
+
+
+def test_regards_own_attention_refuses_what_it_does_not_know() -> None:
+    model = llama("regard")
+    with pytest.raises(ValueError, match='"regard": LlamaAttention passes indices, which it does not know'):
+        model(torch.randint(0, 97, (1, 5)), indices=torch.arange(4))
+
+
+def test_values_that_say_nothing_of_weights() -> None:
+    """With equal values every weight gives the same output, so that output proves nothing."""
+    seen = run(attention, torch.full((1, 6), 7))
+    assert "so much alike that its output says nothing of its weights" in str(seen.certificate[0])
+    model = llama()  # here the kernel's own log-sum-exp speaks for the weights
+    with torch.no_grad():
+        assert regard.capture(model, input_ids=torch.full((1, 6), 7)).certificate.certified
+
+
+def captured() -> Seen:
+    return regard.capture(llama(), input_ids=torch.randint(0, 97, (1, 12)))
+
+
+def test_another_text_is_not_certified() -> None:
+    seen = captured()
+    assert seen.certificate.certified
+    seen.ids = seen.ids.roll(1)
+    assert not seen.certificate.certified
+    assert "the tokens or the layers of this capture are not those" in str(seen.certificate)
+
+
+def test_a_layer_that_was_taken_out_is_noticed() -> None:
+    seen = captured()
+    del seen.layers[0]
+    assert not seen.certificate.certified
+
+
+def test_another_text_in_a_saved_capture(tmp_path: Path) -> None:
+    captured().save(tmp_path)
+    index = tmp_path / "capture.json"
+    described = json.loads(index.read_text())
+    assert regard.load(tmp_path).certificate.certified
+    described["ids"][0][3] += 1
+    index.write_text(json.dumps(described))
+    assert not regard.load(tmp_path).certificate.certified
+
+
+def test_rows_that_may_look_at_nothing_are_zeros_and_counted() -> None:
+    model, ids = llama("eager"), torch.randint(0, 97, (2, 8))
+    real = torch.ones(2, 8, dtype=torch.long)
+    real[0, :3] = 0
+    with torch.no_grad():
+        plain = model(ids, attention_mask=real, output_attentions=True)
+        with regard.capture(model) as seen:
+            again = model(ids, attention_mask=real)
+    assert torch.equal(plain.logits, again.logits)
+    assert plain.attentions[0][0, 0, 0].sum() == 1  # the model looks at everything alike there
+    assert seen[0].dense()[0, 0, :3].sum() == 0
+    assert seen.certificate.certified
+    assert "12 rows may look at nothing and are shown as zeros" in str(seen.certificate[0])
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, as hybrids of attention and recurrence have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.GRU(32, 32, batch_first=True)
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+        return self.inner(hidden_states)[0], None
+
+
+class Silent(nn.Module):
+    """Mixes tokens, and neither its name nor its code shows how."""
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+        return hidden_states.cumsum(1), None
+
+
+@pytest.mark.parametrize("kind", [Recurrent, Silent])
+def test_a_layer_that_mixes_tokens_in_another_way_is_named(kind: type[nn.Module]) -> None:
+    model = llama()
+    model.model.layers[0].self_attn = kind()
+    with pytest.warns(UserWarning, match="1 modules that mix tokens could not be captured and are missing"):
+        seen = regard.capture(model, input_ids=torch.randint(0, 97, (1, 6)))
+    assert [layer.key for layer in seen.layers] == ["1"]
+    assert list(seen.missing) == ["model.layers.0.self_attn.inner" if kind is Recurrent else "model.layers.0"]
+    assert "1 missing" in repr(seen)
+
+
+def test_verify_compares_every_row() -> None:
+    model, ids = llama(max_position_embeddings=256), torch.randint(0, 97, (1, 200))
+    assert regard.capture(model, input_ids=ids).certificate[0].rows == 64
+    assert regard.capture(model, input_ids=ids, verify=True).certificate[0].rows == 200
+
+
+def one_row_off(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    output, _ = attention(*args, **kwargs)
+    output[:, 101] += 1.0
+    return output, None
+
+
+def test_verify_finds_what_a_sample_does_not() -> None:
+    ids = torch.randint(0, 97, (1, 200))
+    AttentionInterface.register("planted", one_row_off)
+    AttentionMaskInterface.register("planted", eager_mask)
+    model = llama("planted", max_position_embeddings=256)
+    try:
+        assert not regard.capture(model, input_ids=ids, verify=True).certificate.certified
+    finally:
+        del AttentionInterface._global_mapping["planted"], AttentionMaskInterface._global_mapping["planted"]
