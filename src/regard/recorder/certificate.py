@@ -53,6 +53,8 @@ class Evidence:
     weights: float | None = None
     """The largest difference from the weights of the model's own implementation, where it gives them."""
     weights_allowed: float = 0.0
+    scores: float = 0.0
+    """The largest |log-sum-exp| of a row, about as large as its largest score."""
     blind: int = 0
     """Rows that may look at nothing: the map shows zeros, whatever the model makes of them."""
 
@@ -77,9 +79,10 @@ class Evidence:
             return f"not certified: {self.problem}"
         if not self.certified:
             own = "" if self.weights is None else f", off its own weights by {self.weights:.1e}"
+            large = f"; scores reach {self.scores:.0e}, where kernels round" if self.scores > 100 else ""
             return (
                 f"not certified: off {self.against} by {self.difference:.1e} ({self.allowed:.1e} would be "
-                f"rounding){own}, rows sum to 1 within {self.row_sums:.1e}; {compared}"
+                f"rounding){own}, rows sum to 1 within {self.row_sums:.1e}; {compared}{large}"
             )
         blind = f"; {self.blind:,} rows may look at nothing and are shown as zeros" if self.blind else ""
         return f"certified within {self.difference:.1e} of {self.against}; {compared}; {self.mask}{blind}"
@@ -138,7 +141,8 @@ def examine(
     """
     B, H, T, S = m.matrix
     rows = sampled_rows(T, T if most is None else most).to(m.device)
-    worst, wrong_values, sums, off, blind, telling = ([rows.new_zeros((), dtype=m.dtype)] for _ in range(6))
+    nothing = rows.new_zeros((), dtype=m.dtype)
+    worst, tolerances, sums, off, blind, telling, scores = ([nothing] for _ in range(7))
     working, kept = torch.finfo(m.dtype).eps, torch.finfo(output.dtype).eps
     rounding = 2.0 * kept + ROUNDINGS * working  # kernels of the half precisions round weights and output
     group = H // max(m.k.shape[1], 1)
@@ -160,11 +164,11 @@ def examine(
         ratio = ((mixed.view(given.shape) - given).abs() / allowed).masked_fill(~looks[..., None], 0.0)
         place = ratio.nan_to_num(torch.inf).argmax()
         worst.append(ratio.flatten()[place] if ratio.numel() else worst[0])
-        wrong_values.append(allowed.expand_as(ratio).flatten()[place] if ratio.numel() else worst[0])
+        tolerances.append(allowed.expand_as(ratio).flatten()[place] if ratio.numel() else worst[0])
         sums.append(((total - 1.0) * looks).abs().amax())
         blind.append((~looks).sum().to(m.dtype))
-        if S > 1:
-            telling.append(_unlike(values, size * rounding, S))
+        scores.append(lse.abs().masked_fill(~looks, 0.0).amax())
+        telling.append(_unlike(values, size * rounding) if S > 1 else nothing)
         if weights is not None:
             own = weights[:, some][:, :, rows].to(m.dtype)
             off.append(_apart(found, own, looks))
@@ -172,17 +176,16 @@ def examine(
                 shared = found.sum(-1, keepdim=True)
                 without = _apart(found / shared, own, looks & (shared[..., 0] > 0))
                 off[-1] = torch.minimum(off[-1], without)
-    numbers = [torch.stack(x) for x in (worst, wrong_values, sums, off, blind, telling)]
-    ratios, tolerances = numbers[0].tolist(), numbers[1].tolist()
+    measured = torch.stack([torch.stack(x) for x in (worst, tolerances, sums, blind, telling, scores)])
+    ratios, allowances, row_sums, blind_rows, alike, sizes = measured.tolist()  # waits for a GPU once
     at = max(range(len(ratios)), key=lambda i: math.inf if math.isnan(ratios[i]) else ratios[i])
-    allowed_there = tolerances[at] or rounding
-    row_sums, weights_off = (float(x.amax()) for x in numbers[2:4])
-    if problem is None and bool(numbers[5].amax()) and weights is None and not own_lse:
+    allowed_there = allowances[at] or rounding
+    if problem is None and any(alike) and weights is None and not own_lse:
         problem = "its values are so much alike that its output says nothing of its weights"
     return Evidence(
         difference=ratios[at] * allowed_there,
         allowed=allowed_there,
-        row_sums=row_sums,
+        row_sums=_largest(row_sums),
         rows=len(rows),
         of=T,
         mask=str(m.mask),
@@ -193,11 +196,17 @@ def examine(
         problem=problem,
         sums_allowed=SUM_ROUNDINGS * working + (kept / 8 if kept > working else 0.0),  # a kernel's quick exp
         against=against,
-        weights=None if weights is None else weights_off,
+        weights=None if weights is None else float(torch.stack(off).amax()),
         weights_allowed=2.0 * (kept if weights is None else torch.finfo(weights.dtype).eps)
         + ROUNDINGS * working,
-        blind=int(numbers[4].sum()),
+        scores=_largest(sizes),
+        blind=int(sum(blind_rows)),
     )
+
+
+def _largest(numbers: list[float]) -> float:
+    """The largest, or NaN if there is one."""
+    return next((x for x in numbers if math.isnan(x)), max(numbers))
 
 
 def _apart(found: Tensor, own: Tensor, looks: Tensor) -> Tensor:
@@ -205,7 +214,7 @@ def _apart(found: Tensor, own: Tensor, looks: Tensor) -> Tensor:
     return (found - own).abs().masked_fill(~looks[..., None], 0.0).amax()
 
 
-def _unlike(values: Tensor, rounding: Tensor, S: int) -> Tensor:
+def _unlike(values: Tensor, rounding: Tensor) -> Tensor:
     """1 if some head's values (B, g, S, E) differ so little that no output could tell weights apart."""
     spread = values.amax(2, keepdim=True) - values.amin(2, keepdim=True)
     told = (spread > TELLING * rounding) | ~spread.isfinite()

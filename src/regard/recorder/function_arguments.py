@@ -99,15 +99,24 @@ def described(
     q, k, v = (four_dimensions(x, lead) for x in (q, k, v))
     k, v = equal_heads(k, v)
     shape = (*q.shape[:3], v.shape[-1])
+    output = _output(result, shape)
+    settings: dict[str, Any]
+    if isinstance(result, tuple) and isinstance(result[-1], AttentionMap) and output is not None:
+        m = result[-1]  # Regard's own attention, which knows what it computed
+        settings = {"scale": m.scale, "softcap": m.softcap, "sinks": m.sinks}
+        problem = dropout_problem(used.get("dropout", 0.0))
+        near_v = v[:, :, : m.matrix[3]]
+        return AttentionCall(
+            m.q, m.k, near_v, output, m.lse, m.mask, **settings, own_lse=True, problem=problem
+        )
     sinks = used.get("s_aux")
     if sinks is None and "sinks" in reads.attributes:
         sinks = getattr(module, "sinks", None)
-    settings: dict[str, Any] = {
+    settings = {
         "scale": float(used["scaling"]) if "scaling" in used else q.shape[-1] ** -0.5,
         "softcap": used.get("softcap"),
         "sinks": None if sinks is None else sinks.detach().to(q.dtype).flatten(),
     }
-    output = _output(result, shape)
     weights = _weights(result, (*q.shape[:3], k.shape[2]))
     problem = _problem(function, used, output)
     if output is None:
