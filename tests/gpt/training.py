@@ -39,8 +39,8 @@ def config(**changes: Any) -> Config:
 def run(folder: Path, resume: bool = False, settings: Settings = SETTINGS, **changes: Any) -> Outcome:
     torch.set_num_threads(1)
     # Where bfloat16 fails in oneDNN, PyTorch leaves oneDNN for the rest of the process, and bits differ then.
-    torch.backends.mkldnn.enabled = True
-    return train(config(**changes), corpus(), folder, settings, resume=resume, device="cpu", quiet=True)
+    with torch.backends.mkldnn.flags(enabled=True):
+        return train(config(**changes), corpus(), folder, settings, resume=resume, device="cpu", quiet=True)
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
