@@ -114,10 +114,9 @@ def samples():
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its test modules warn about themselves when imported
-        frozen = torch.backends.flags_frozen()
         from torch.testing._internal.common_methods_invocations import op_db
-    if not frozen:  # its test modules freeze PyTorch's global flags for the rest of the process
-        setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)  # noqa: B010
+    # Its test modules freeze PyTorch's global flags for the rest of the process, which others may set.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     (info,) = [op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention"]
     every = list(info.sample_inputs(torch.device("cpu"), torch.float32, requires_grad=True))
     kept = [sample for sample in every if sample.kwargs.get("dropout_p", 0.0) == 0]

@@ -39,8 +39,12 @@ def config(**changes: Any) -> Config:
 def run(folder: Path, resume: bool = False, settings: Settings = SETTINGS, **changes: Any) -> Outcome:
     torch.set_num_threads(1)
     # Where bfloat16 fails in oneDNN, PyTorch leaves oneDNN for the rest of the process, and bits differ then.
-    with torch.backends.mkldnn.flags(enabled=True):
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(True)
+    try:
         return train(config(**changes), corpus(), folder, settings, resume=resume, device="cpu", quiet=True)
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
