@@ -26,6 +26,12 @@ class AttentionCall(NamedTuple):
     problem: str | None = None  # why it cannot be certified, where that is known
 
 
+class Unreadable(NamedTuple):
+    """A call of an attention whose arguments could not be understood."""
+
+    reason: str
+
+
 def dropout_problem(p: float) -> str | None:
     """Why an attention with dropout cannot be certified."""
     return f"dropout {p} was on, which no map shows" if p else None

@@ -74,15 +74,18 @@ class Capture:
         self._put_back.__exit__(kind, error, trace)
         if kind is not None:
             return
-        missing = self.mixers.missing(self.recording.heard)
+        missing = self.mixers.missing(self.recording.heard) | self.recording.unreadable
         self.recording.close(missing)
         if missing and self.recording.seen.layers and self.warn:
             warnings.warn(missing_message(self.model, missing), stacklevel=2)
         if self.recording.forwards and not self.recording.seen.layers:
+            why = "".join(
+                f"; {name}: {reason}" for name, reason in list(self.recording.unreadable.items())[:1]
+            )
             raise RuntimeError(
-                f"{type(self.model).__name__} ran, but none of its attention was seen: it does not go where "
-                "capture looks (with output_attentions=True some models leave their fused attention: leave "
-                "it out); regard.capture(model, at={name: adapter}) serves any module"
+                f"{type(self.model).__name__} ran, but none of its attention was heard: it does not go where "
+                "capture listens (some models go there only with attn_implementation='sdpa', and leave it "
+                f"with output_attentions=True); regard.capture(model, at={{name: adapter}}) serves any module{why}"
             )
 
 

@@ -27,13 +27,13 @@ from regard.attention.attend import attend
 from regard.attention.masks import causal
 from regard.attention.problem import pose
 from regard.attention.rules import Mask
-from regard.recorder.attention_call import AttentionCall, dropout_problem
+from regard.recorder.attention_call import AttentionCall, Unreadable, dropout_problem
 from regard.recorder.mask_tensors import hidden, read_mask
 
 aten = torch.ops.aten
 original = functional.scaled_dot_product_attention
 
-Hear = Callable[[AttentionCall], None]
+Hear = Callable[[AttentionCall | Unreadable], None]
 _listeners: ContextVar[tuple[Hear, ...]] = ContextVar("listeners", default=())
 
 
@@ -122,11 +122,20 @@ def listened_to(
     if output is None:
         output = run(query, key, value)
     with torch.no_grad(), listening():
-        call = described(query, key, value, output, attn_mask, is_causal, scale, lse)
-        call = call._replace(problem=dropout_problem(dropout_p))
+        call = readable(described, query, key, value, output, attn_mask, is_causal, scale, lse)
+        if isinstance(call, AttentionCall):
+            call = call._replace(problem=dropout_problem(dropout_p))
         for hear in listeners:
             hear(call)
     return output
+
+
+def readable(read: Callable[..., AttentionCall], *args: Any, **kwargs: Any) -> AttentionCall | Unreadable:
+    """What a call says, or why it cannot be read: that is no reason for the model to stop."""
+    try:
+        return read(*args, **kwargs)
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError) as error:
+        return Unreadable(f"{type(error).__name__}: {error}")
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from regard.recorder import dot_product
-from regard.recorder.attention_call import AttentionCall
+from regard.recorder.attention_call import AttentionCall, Unreadable
 from regard.recorder.places import mentions, placed
 from regard.recorder.recording import Place, Recording
 
@@ -57,13 +57,13 @@ class Listener:
         self.calls: Counter[nn.Module] = Counter()
         """How often each module has computed attention since it was called itself."""
 
-    def hear(self, call: AttentionCall) -> None:
+    def hear(self, call: AttentionCall | Unreadable) -> None:
         """A call of `scaled_dot_product_attention` by some module."""
         module = calling_module()
         if module in self.names:
             self.take(module, call)
 
-    def take(self, module: nn.Module, call: AttentionCall) -> None:
+    def take(self, module: nn.Module, call: AttentionCall | Unreadable) -> None:
         """An attention of one of the model's modules."""
         # Some vision towers cut their tokens into images or windows, and call for each of them.
         part = self.calls[module] > 0

@@ -98,16 +98,22 @@ def as_rule(mask: Tensor) -> Mask:
 
 def _by_distance(bias: Tensor, out_of_sight: Tensor) -> Mask | None:
     """The rule for numbers (B, H, T, S) that depend, where a query may look, on the distance alone."""
-    B, H, T, S = bias.shape
+    _, H, T, S = bias.shape
     if T == 1 or bias.requires_grad:
         return None
+    # A few rows hold every distance: the last, and in each text the first that may look at something.
+    looks = ~out_of_sight.all(-1).all(1)  # (B, T)
+    rows = torch.cat([looks.int().argmax(-1), looks.new_tensor([T - 1], dtype=torch.long)])
     distance = torch.arange(S, device=bias.device) - torch.arange(T, device=bias.device)[:, None] + T - 1
-    index = distance.expand(B, H, T, S).transpose(0, 1).reshape(H, -1)
-    seen = bias.masked_fill(out_of_sight, -torch.inf).transpose(0, 1).reshape(H, -1)
-    table = bias.new_full((H, T + S - 1), -torch.inf).scatter_reduce(1, index, seen, "amax")
-    table = table.masked_fill(table == -torch.inf, 0.0)  # distances that nobody sees
-    if not bool((out_of_sight | (table[:, distance] == bias)).all()):
-        return None
+    seen = bias[:, :, rows].masked_fill(out_of_sight[:, :, rows], -torch.inf)  # (B, H, rows, S)
+    index = distance[rows].expand_as(seen).transpose(0, 1).reshape(H, -1)
+    table = bias.new_full((H, T + S - 1), -torch.inf)
+    table.scatter_reduce_(1, index, seen.transpose(0, 1).reshape(H, -1), "amax")
+    table.masked_fill_(table == -torch.inf, 0.0)  # distances that nobody sees
+    for first in range(0, T, CHUNK):
+        some = slice(first, first + CHUNK)
+        if not bool((out_of_sight[:, :, some] | (table[:, distance[some]] == bias[:, :, some])).all()):
+            return None
     return Relative(table, S - 1)  # queries stand at the end of the keys
 
 

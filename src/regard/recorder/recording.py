@@ -21,7 +21,7 @@ from regard.attention.inputs import working_dtype
 from regard.attention.masks import Alibi, Dense, Padding, Relative, Rule
 from regard.attention.rules import And, Mask, Not, Or, Rows
 from regard.maps import AttentionMap
-from regard.recorder.attention_call import AttentionCall
+from regard.recorder.attention_call import AttentionCall, Unreadable
 from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, examine
 from regard.recorder.joining import joined_mask, parts_of
 from regard.recorder.pieces import Sizes
@@ -111,6 +111,7 @@ class Recording:
         self.spell = spell
         self.seen = Seen(model=model)
         self.forwards = 0
+        self.unreadable: dict[str, str] = {}  # modules whose attention could not be understood, and why
         self.heard: set[str] = (
             set()
         )  # the names of all modules whose attention ran, also of layers not asked for
@@ -139,7 +140,12 @@ class Recording:
         self._tokens = tokens
 
     def take(
-        self, place: Place, call: AttentionCall, *, against: str = OWN_OUTPUT, part: bool = False
+        self,
+        place: Place,
+        call: AttentionCall | Unreadable,
+        *,
+        against: str = OWN_OUTPUT,
+        part: bool = False,
     ) -> None:
         """An attention has run at a place.
 
@@ -148,6 +154,9 @@ class Recording:
         """
         if torch._C._current_graph_task_id() != -1:
             return  # computed once more for its gradients (checkpointing), and seen before
+        if isinstance(call, Unreadable):
+            self.unreadable[place.name] = call.reason
+            return
         if not self.forwards and not part:  # nobody says where a forward pass begins: every call is one
             self._settle()
             self._calls.clear()

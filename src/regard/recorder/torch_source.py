@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from regard.covering import covered
 from regard.recorder import dot_product, torch_fused
-from regard.recorder.attention_call import AttentionCall, dropout_problem
+from regard.recorder.attention_call import AttentionCall, Unreadable, dropout_problem
 from regard.recorder.dot_product import Hear, current_listeners, listening
 from regard.recorder.recording import Place, Recording
 from regard.recorder.torch_fused import difference
@@ -95,7 +95,7 @@ def _telling(forward: Callable[..., Any], attention: nn.MultiheadAttention) -> C
     return watched
 
 
-def _tell(listeners: tuple[Hear, ...], call: AttentionCall) -> None:
+def _tell(listeners: tuple[Hear, ...], call: AttentionCall | Unreadable) -> None:
     for hear in listeners:
         hear(call)
 
@@ -151,13 +151,13 @@ def _with_weights(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         result: tuple[Tensor, Tensor] = run(*args, **kwargs)
     # Once more, through `scaled_dot_product_attention`. The hint is taken for the mask only where no weights
     # are asked for.
-    calls: list[AttentionCall] = []
+    calls: list[AttentionCall | Unreadable] = []
     given.arguments |= {"need_weights": False, "is_causal": False, "training": False}
     with listening(calls.append), torch.no_grad():
         again: Tensor = run(*given.args, **given.kwargs)[0]
     problem = dropout_problem(dropout) or difference(result[0].detach(), again)
     for call in calls:
-        _tell(listeners, call._replace(problem=problem))
+        _tell(listeners, call if isinstance(call, Unreadable) else call._replace(problem=problem))
     return result
 
 

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.recorder import dot_product
-from regard.recorder.attention_call import AttentionCall
+from regard.recorder.attention_call import AttentionCall, Unreadable
 from regard.recorder.certificate import sampled_rows
+from regard.recorder.dot_product import readable
 from regard.recorder.function_arguments import described
 from regard.recorder.listener import Listener, calling_module
 from regard.recorder.mask_tensors import origins
@@ -128,14 +129,14 @@ def _heard(function: Callable[..., Any]) -> Callable[..., Any]:
         listeners = tuple(x for x in listeners if module_of_call in x.names)
         if not listeners or torch.compiler.is_compiling():
             return function(module, query, *args, **kwargs)
-        inner: list[AttentionCall] = []
+        inner: list[AttentionCall | Unreadable] = []
         with dot_product.listening(inner.append):
             result = function(module, query, *args, **kwargs)
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False), dot_product.listening():
             if inner:
                 calls = _whole(inner, result, *args, **kwargs)
             else:
-                calls = [described(function, module, query, *args, **kwargs, result=result)]
+                calls = [readable(described, function, module, query, *args, **kwargs, result=result)]
             for listener in listeners:
                 for call in calls:
                     listener.take(module_of_call, call)
@@ -146,12 +147,15 @@ def _heard(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _whole(
-    inner: list[AttentionCall], result: Any, key: Tensor, value: Tensor, *_: Any, **__: Any
-) -> list[AttentionCall]:
+    inner: list[AttentionCall | Unreadable], result: Any, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> list[AttentionCall | Unreadable]:
     """The calls that a function made of PyTorch's, held against what the function itself gave."""
     given = result[0].detach() if isinstance(result, tuple) else result
-    calls = []
+    calls: list[AttentionCall | Unreadable] = []
     for call in inner:
+        if isinstance(call, Unreadable):
+            calls.append(call)
+            continue
         problem = call.problem
         if len(inner) == 1 and problem is None:
             problem = _changed_after(call.output, given)
