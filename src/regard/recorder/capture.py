@@ -85,7 +85,8 @@ class Capture:
             raise RuntimeError(
                 f"{type(self.model).__name__} ran, but none of its attention was heard: it does not go where "
                 "capture listens (some models go there only with attn_implementation='sdpa', and leave it "
-                f"with output_attentions=True); regard.capture(model, at={{name: adapter}}) serves any module{why}"
+                "with output_attentions=True); regard.capture(model, at={name: adapter}) serves any module"
+                + why
             )
 
 
