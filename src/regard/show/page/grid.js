@@ -20,10 +20,12 @@ export function grid(root, app, came = () => {}) {
     const uncertified = layers.filter((layer) => !layer.evidence.certified).length;
     const head = element("div", { class: "grid-head" });
     head.append(element("h2", { text: "Every head" }));
-    const words = uncertified ? `${uncertified} of ${layers.length} not certified` : "Certified";
-    const title = uncertified ? `Layers without a proof: ${words}.` : "Every layer is certified.";
-    head.append(badge({ certified: !uncertified, text: title }, words));
     const absent = absences(app.meta.texts[text].missing);
+    const complete = absent ? "Incomplete" : "Certified";
+    const words = uncertified ? `${uncertified} of ${layers.length} not certified` : complete;
+    const all = absent ? `Every layer shown is certified. ${absent}` : "Every layer is certified.";
+    const title = uncertified ? `Layers without a proof: ${words}.` : all;
+    head.append(badge({ certified: !uncertified && !absent, text: title }, words));
     const note = element("p", { class: "note heads-warning", text: absent, hidden: !absent });
     root.replaceChildren(head, note, table);
     resize();
