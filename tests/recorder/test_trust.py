@@ -274,3 +274,24 @@ def test_verify_finds_what_a_sample_does_not() -> None:
         assert not regard.capture(model, input_ids=ids, verify=True).certificate.certified
     finally:
         del AttentionInterface._global_mapping["planted"], AttentionMaskInterface._global_mapping["planted"]
+
+
+class Head(nn.Module):
+    """One head as tutorials write it, which neither PyTorch's function nor an interface computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(32, 32, bias=False) for _ in range(3))
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+        q, k, v = self.query(hidden_states), self.key(hidden_states), self.value(hidden_states)
+        return (q @ k.mT * 32**-0.5).softmax(-1) @ v, None
+
+
+def test_attention_written_out_is_named_though_its_stack_is_its_own() -> None:
+    model = llama()
+    model.model.norm = nn.Sequential(nn.Sequential(), Head())
+    model.model.norm.forward = lambda x: model.model.norm[1](x)[0]
+    with pytest.warns(UserWarning, match=r"are missing: Head \(model.norm.1\)"):
+        seen = regard.capture(model, input_ids=torch.randint(0, 97, (1, 6)))
+    assert seen.missing == {"model.norm.1": "Head"}

@@ -5,11 +5,12 @@ Transformers' models name theirs in many ways; the rules here are few and serve 
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 from collections import Counter
 from collections.abc import Mapping
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -54,9 +55,11 @@ def called_names(kind: Any) -> frozenset[str]:
         if code is None or code in seen:
             continue
         seen.add(code)
-        names |= set(code.co_names)
-        for inner in code.co_consts:  # comprehensions and functions inside the function
-            names |= set(getattr(inner, "co_names", ()))
+        for inner in (code, *code.co_consts):  # comprehensions and functions inside the function, too
+            if isinstance(inner, CodeType):
+                names |= set(inner.co_names)
+                if any(step.argrepr == "@" for step in dis.get_instructions(inner)):
+                    names.add("matmul")
         known = getattr(function, "__globals__", {})
         called = [known[name] for name in code.co_names if isinstance(known.get(name), FunctionType)]
         waiting += [f for f in called if not f.__module__.startswith(("torch", "transformers.", "regard."))]

@@ -18,20 +18,20 @@ from torch import nn
 
 from regard.recorder.places import called_names
 
-WORDS = re.compile(
-    r"attention|attn|mamba|ssm|ssd|statespace|deltanet|deltarule|delta_net|recurrent|rglru|lstm|gru(?!n)|rnn"
-    r"|retention|rwkv|hyena|shortconv|convolution|conv1d|conv2d|conv3d|convmodule|convblock|depthwise|dwconv"
-    r"|lightning|linearattn|fourier|tokenmix|mixer|xlstm|kimidelta|longconv|s4",
+MIXERS = re.compile(
+    r"attention|attn|mamba|ssm|ssd|statespace|delta(net|rule)|recurrent|rglru|lstm|gru|rnn|retention|rwkv|hyena"
+    r"|shortconv|longconv|convolution|conv\dd|conv(module|block)|depthwise|dwconv|lightning|fourier|tokenmix"
+    r"|mixer|s4",
     re.IGNORECASE,
 )
-"""What the names of classes that mix tokens have in them."""
+"""What the names of classes that mix tokens have in them, after the name of their model."""
 HARMLESS = re.compile(
-    r"mlp|ffn|feedforward|feed_forward|moe|expert|router|gate(?!d)|norm|dropout|droppath|linear|identity"
-    r"|embedding|positional|rotary|relu|gelu|silu|swish|tanh|activation|intermediate|output|pooler|mask"
-    r"|config|loss|head$",
+    r"(mlp|ffn|ff|feed_?forward|moe|experts?|router|gate|gated|norm|dropout|drop_?path|linear|identity|embeddings?"
+    r"|rotary|positions?|activation|act|gelu|silu|relu|swish|tanh|intermediate|output|pooler|lm_?head|classification_?head|prediction_?head|lora)"
+    r"(layer|block|module|gated)?\d*$",
     re.IGNORECASE,
 )
-"""What the names of classes that treat every token alone have in them."""
+"""What the names of classes that treat every token alone end with."""
 FUSED = (
     nn.MultiheadAttention,
     nn.TransformerEncoder,
@@ -41,19 +41,34 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
 
 
-def mixes_tokens(module: nn.Module) -> bool:
-    """Whether a module mixes tokens by itself, as far as its class tells."""
-    name = type(module).__name__
+def mixes_tokens(module: nn.Module, model: str = "") -> bool:
+    """Whether a module mixes tokens by itself, as far as its class tells; `model` begins the class's name."""
     if isinstance(module, CONVOLUTIONS):
         # A convolution whose steps are as long as its kernel cuts patches, and does not mix them.
         return any(size > step for size, step in zip(module.kernel_size, module.stride, strict=True))
     if isinstance(module, nn.RNNBase):
         return True
-    if type(module).__module__.startswith("torch.") or name == "Conv1D":  # GPT-2's name for a linear layer
+    kind = type(module)
+    if kind.__module__.startswith("torch.") or kind.__name__ == "Conv1D":  # GPT-2's name for a linear layer
         return False
-    if HARMLESS.search(name) and not re.search("attention|attn|mixer", name, re.IGNORECASE):
+    name = kind.__name__.removeprefix(model) or kind.__name__
+    if HARMLESS.search(name):
         return False
-    return bool(WORDS.search(name)) or _multiplies_after_softmax(cast(Any, type(module)))
+    return bool(MIXERS.search(name)) or _multiplies_after_softmax(cast(Any, kind))
+
+
+def _model_names(model: nn.Module) -> dict[str, str]:
+    """For each file of the model's code, what the names of its classes begin with: `Qwen3NextMoe`."""
+    names: dict[str, set[str]] = {}
+    for module in model.modules():
+        names.setdefault(type(module).__module__, set()).add(type(module).__name__)
+    return {file: _common_start(found) for file, found in names.items() if len(found) > 2}
+
+
+def _common_start(names: Collection[str]) -> str:
+    first, last = min(names), max(names)
+    same = (a == b for a, b in zip(first, last, strict=False))
+    return first[: next((i for i, alike in enumerate(same) if not alike), len(first))]
 
 
 @functools.cache
@@ -69,7 +84,12 @@ class TokenMixers:
     def __init__(self, model: nn.Module) -> None:
         self.kinds = {name: type(module).__name__ for name, module in model.named_modules()}
         self.modules = dict(model.named_modules())
-        self.mixing = [name for name, module in self.modules.items() if name and mixes_tokens(module)]
+        prefixes = _model_names(model)
+        self.mixing = [
+            name
+            for name, module in self.modules.items()
+            if name and mixes_tokens(module, prefixes.get(type(module).__module__, ""))
+        ]
         self.blocks = {
             name: [f"{name}.{child}" for child, _ in module.named_children()]
             for name, module in self.modules.items()
