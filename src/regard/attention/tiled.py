@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attention.inputs import working_dtype
 from regard.attention.problem import Problem
 from regard.attention.tiles import fold, parts, score, visits
 
@@ -39,13 +40,13 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
         return output, lse
 
 
-def forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
-    """The online softmax."""
+def forward(problem: Problem, seed: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """The online softmax, computed in the working dtype or another."""
     B, H, T, _ = problem.matrix
     E = problem.v.shape[-1]
     output = problem.q.new_empty(B, H, T, E)
-    lse = problem.q.new_empty(B, H, T, dtype=torch.promote_types(problem.q.dtype, torch.float32))
-    for n, (batch, heads, _, part) in enumerate(parts(problem)):
+    lse = problem.q.new_empty(B, H, T, dtype=dtype or working_dtype(problem.q.dtype))
+    for n, (batch, heads, _, part) in enumerate(parts(problem, dtype)):
         b, h = part.q.shape[:2]
         G = part.k.shape[1]
         for rows, columns in visits(part):
@@ -74,8 +75,9 @@ def forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
                 sum_.mul_(shrink)
                 top = new_top
             row_lse = top + total.log()  # −inf where nothing was seen
-            output[batch, heads, rows] = sum_.div_(total.masked_fill(total == 0, 1.0)).view(b, h, -1, E)
-            lse[batch, heads, rows] = row_lse.view(b, h, -1)
+            R = rows.stop - rows.start
+            output[batch, heads, rows] = sum_.div_(total.masked_fill(total == 0, 1.0)).view(b, h, R, E)
+            lse[batch, heads, rows] = row_lse.view(b, h, R)
     return output, lse
 
 
