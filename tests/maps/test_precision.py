@@ -157,3 +157,43 @@ def test_limits_leave_float32_what_it_can_do() -> None:
     for T, S in ((1, 1), (1, 100_000), (3, 70)):
         m = regard.weights(torch.zeros(1, 1, T, 2), torch.zeros(1, 1, S, 2))
         assert not precision.precise_of(m).large.any()
+
+
+@pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 3), (3, 0)])
+@pytest.mark.parametrize("mask", [None, regard.causal, regard.causal & regard.alibi(2)], ids=str)
+def test_a_map_without_rows_or_keys_is_like_a_tensor_of_that_shape(T: int, S: int, mask: Any) -> None:
+    q, k, v = torch.randn(1, 2, T, 4), torch.randn(1, 1, S, 4), torch.randn(1, 1, S, 5)
+    m = regard.weights(q, k, mask=mask)
+    assert m.shape == m.dense().shape == m.tile(slice(None)).shape == (1, 2, T, S)
+    assert m[0, 1].dense().shape == m.tile(torch.arange(T))[0, 1].shape == (T, S)
+    assert m[:, :, 0:0].dense().shape == (1, 2, 0, S)
+    assert m.pool(T, S).shape == m.summary(T, S).mass.shape == (1, 2, T, S)
+    assert m.pool(min(T, 2), min(S, 2), "max").shape == (1, 2, min(T, 2), min(S, 2))
+    assert not any(x.any() for x in m.statistics())
+    assert m.entropy().shape == m.distance().shape == m.mass(regard.window(2)).shape == (1, 2, T)
+    assert m.received().shape == (1, 2, S)
+    assert m.diagonal().shape == (1, 2, 0)
+    assert torch.equal(m.apply(v), torch.zeros(1, 2, T, 5))
+    assert torch.equal(regard.attend(q, k, v, mask=mask), torch.zeros(1, 2, T, 5))
+    assert m.verify(v, torch.zeros(1, 2, T, 5)) == 0.0
+    assert m._exact_rows(torch.arange(T))[0].shape == (1, 2, T, S)
+    with pytest.raises(ValueError, match="expected a whole number from 0 to 0, got 1"):
+        m.pool(1, 1)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("T", [4, 600])
+def test_a_bias_that_is_no_number_makes_nan_of_its_row_as_in_eager_attention(bad: float, T: int) -> None:
+    q, k, v = (torch.randn(1, 2, T, 4) for _ in range(3))
+    bias = torch.randn(T, T)
+    bias[1, 0], bias[2, 3] = bad, bad  # the latter is hidden
+    mask = regard.causal & regard.dense(bias)
+    m = regard.weights(q, k, mask=mask)
+    found = [m.dense(), m.tile(slice(None)), m.apply(v), m.top(1).weights, m.pool(T, 1)]
+    found += [x.unsqueeze(-1) for x in (m.entropy(), m.distance(), m.mass(regard.prefix(T)), m.lse)]
+    for name in ("steps", "tiled"):
+        output, lse = regard.attend(q, k, v, mask=mask, return_lse=True, backend=name)
+        found += [output, lse.unsqueeze(-1)]
+    for x in found:
+        assert x.isnan().any(-1)[0, 0].nonzero().tolist() == [[1]]
+    assert m.dense()[..., 1, :2].isnan().all()

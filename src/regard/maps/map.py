@@ -417,9 +417,9 @@ class AttentionMap:
         if tuple(output.shape[:-1]) != tuple(self.shape[:-1]):
             raise ValueError(f"output: expected {(*self.shape[:-1], 'E')}, got {tuple(output.shape)}")
         sampled = torch.linspace(0, T - 1, min(max(rows, 1), T), device=self.device).long()
-        G, H = self.k.shape[1], self.q.shape[1]
-        values = v.to(self.dtype).reshape(-1, G, self.matrix[3], v.shape[-1]).repeat_interleave(H // G, dim=1)
-        given = output.to(self.dtype).reshape(-1, H, T, output.shape[-1])[:, :, sampled]
+        (B, H, _, S), G = self.matrix, self.k.shape[1]
+        values = v.to(self.dtype).reshape(B, G, S, v.shape[-1]).repeat_interleave(H // max(G, 1), dim=1)
+        given = output.to(self.dtype).reshape(B, H, T, output.shape[-1])[:, :, sampled]
         bare = self.replaced(axes=Axes(), precise=self.precise)
         worst = 0.0
         for i in range(0, len(sampled), 16):

@@ -90,8 +90,9 @@ def spans(region: Region, matrix: tuple[int, int, int, int]) -> tuple[slice, sli
 def _check_cells(m: AttentionMap, rows: int, cols: int) -> None:
     _, _, T, S = m.matrix
     for name, n, most in (("rows", rows, T), ("cols", cols, S)):
-        if not isinstance(n, int) or not 1 <= n <= most:
-            raise ValueError(f"{name}: expected a whole number from 1 to {most}, got {n!r}")
+        least = min(1, most)  # a map without rows or without keys has no cells
+        if not isinstance(n, int) or not least <= n <= most:
+            raise ValueError(f"{name}: expected a whole number from {least} to {most}, got {n!r}")
 
 
 def _on_gpu(m: AttentionMap, rows: int, cols: int) -> Overview | None:
@@ -111,6 +112,8 @@ def _by_tiles(
 ) -> tuple[Overview, Statistics]:
     """Both from one pass; what is not asked for stays empty or 0."""
     B, H, T, S = m.matrix
+    if 0 in m.matrix:
+        return Overview(*m.lse.new_zeros(2, B, H, rows, cols)), sweep.statistics(m)
     over_q, over_k = bins(T, rows, one_head.QUERIES), bins(S, cols, one_head.KEYS)
     seen = Seen(m, over_q, over_k)
     shares = -(-_threads(m.device) // max(B * H, 1))  # fewer heads than cores share out their tiles

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # small, and so is their error. Above these limits one key has most of the weight, and a score to lose digits of.
 MARGIN = 1.4  # of lse above ln n
 LEAST = 5.5  # of lse, where few keys are visible
-REACH = 512.0  # of |q| |k| times the scale: products of this size may cancel each other in a small score
 # On a GPU the kernels for half precision are many times as fast as float64, and eager attention, which rounds
 # its scores to half precision, errs a thousand times as much as they do.
 LEAST_FOR_KERNELS = 24.0
@@ -70,7 +69,7 @@ def precise_of(m: AttentionMap) -> Precise:
     if m.dtype == torch.float64 or 0 in m.matrix:
         return none_large(m)
     size = m.lse.nan_to_num(0.0, 0.0, 0.0).abs()  # (B, H, T)
-    large = ((size > _limits(m)) | (_reach(m, slice(None)) > REACH)).any(-1).cpu()
+    large = (size > _limits(m)).any(-1).cpu()  # of q and k nothing is read: they may lie in a file
     if not bool(large.any()):
         return Precise(large, None)
     with torch.inference_mode(False):  # it is written to later, perhaps outside of that mode
@@ -180,13 +179,10 @@ def _complete(m: AttentionMap, rows: slice | Tensor) -> None:
 
 def _rounding(m: AttentionMap, rows: slice | Tensor, given: Tensor) -> Tensor:
     """How far from the truth a kernel's row log-sum-exp may be, (B, H, rows)."""
-    rounding = 8 * torch.finfo(torch.float32).eps * (4.0 + given.abs() + _reach(m, rows))
+    q, k = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64) for x in (m.q[:, :, rows], m.k))
+    longest = k.nan_to_num_(0.0, 0.0).amax(-1)  # (B, G); padding may hold anything
+    # No score is larger than this, nor is any sum on the way to one.
+    reach = q * longest.repeat_interleave(m.q.shape[1] // m.k.shape[1], 1)[..., None] * abs(m.scale)
+    rounding = 8 * torch.finfo(torch.float32).eps * (4.0 + given.abs() + reach)
     eps = torch.finfo(m.q.dtype).eps  # kernels for half precision have a quick exp
     return rounding + (eps / 8 if eps > torch.finfo(torch.float32).eps else 0.0)
-
-
-def _reach(m: AttentionMap, rows: slice | Tensor) -> Tensor:
-    """The largest score that queries as long as these could have, were keys turned towards them. (B, H, rows)."""
-    q, k = (torch.linalg.vector_norm(x, dim=-1, dtype=m.lse.dtype) for x in (m.q[:, :, rows], m.k))
-    longest = k.nan_to_num_(0.0, 0.0).amax(-1)  # (B, G); padding may hold anything
-    return q.mul_(longest.repeat_interleave(m.q.shape[1] // m.k.shape[1], 1)[..., None] * abs(m.scale))
