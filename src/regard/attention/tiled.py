@@ -50,7 +50,7 @@ def forward(problem: Problem, seed: int, dtype: torch.dtype | None = None) -> tu
 def online_softmax(
     problem: Problem, seed: int, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output (B, H, T, E), and the greatest score and the logarithm of the total of each row (B, H, T)."""
+    """The output (B, H, T, E); of each row the greatest score and the logarithm of the total (B, H, T)."""
     B, H, T, _ = problem.matrix
     E = problem.v.shape[-1]
     output = problem.q.new_empty(B, H, T, E)
@@ -115,7 +115,7 @@ class Tiled(torch.autograd.Function):
 def backward(
     problem: Problem, seed: int, grad: Tensor, output: Tensor, top: Tensor, log_total: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and sinks. Each tile's weights are exp(score − top − log total), computed again."""
+    """Gradients of q, k, v and sinks. Each tile's weights are computed anew: exp(score − top − log total)."""
     dq, dk, dv = (torch.empty_like(x) for x in (problem.q, problem.k, problem.v))
     # What softmax's gradient subtracts from every entry of a row: the mean of the weights' gradient.
     delta = (grad.to(top.dtype) * output).sum(-1)  # (B, H, T)

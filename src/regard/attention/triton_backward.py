@@ -1,9 +1,9 @@
 """Fused attention in Triton, backward: the gradients of q, k and v, without the T×S matrix.
 
 The weights are made again from q, k and, for each row, the greatest score and the logarithm of the total of
-the online softmax: added up to a log-sum-exp they would lose digits of large scores. One kernel takes a block of queries past the
-keys and sums the gradient of q; another takes a block of keys past the queries, of every head that reads
-them, and sums those of k and v. Nothing is added atomically, so two runs give the same bits.
+the online softmax: added up to a log-sum-exp they would lose digits of large scores. One kernel takes a block
+of queries past the keys and sums the gradient of q; another takes a block of keys past the queries, of every
+head that reads them, and sums those of k and v. Nothing is added atomically, so two runs give the same bits.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
@@ -91,8 +91,8 @@ def queries_kernel(
             start, stop = full_last, last
         if part != 0 or (lists is None and band.behind is not None):
             total = _past_keys(
-                total, query, do, own_level, own_log_total, own_delta, k, v, k_tma, v_tma, lists, band, k_step, v_step,
-                b.to(tl.int32), g.to(tl.int32), row + S - T, first_row + S - T, S, factor, cap, slope,
+                total, query, do, own_level, own_log_total, own_delta, k, v, k_tma, v_tma, lists, band,
+                k_step, v_step, b.to(tl.int32), g.to(tl.int32), row + S - T, first_row + S - T, S, factor, cap, slope,
                 start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
             )  # fmt: skip
     q_grad += b * q_grad_step[0] + h * q_grad_step[1]
@@ -126,8 +126,8 @@ def _past_keys(
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         d_weight = tl.dot(do, values.T, input_precision=PRECISION)
         _, d_product = _through(
-            product, d_weight, own_level[:, None], own_log_total[:, None], own_delta[:, None], allowed, factor, cap, slope,
-            position[:, None], key[None, :],
+            product, d_weight, own_level[:, None], own_log_total[:, None], own_delta[:, None], allowed,
+            factor, cap, slope, position[:, None], key[None, :],
         )  # fmt: skip
         total = tl.dot(d_product.to(keys.dtype), keys, total, input_precision=PRECISION)  # (ROWS, D)
     return total
@@ -181,8 +181,8 @@ def keys_kernel(
                 k_total, v_total = _past_queries(
                     k_total, v_total, keys, values, q + b * q_step[0] + h * q_step[1],
                     grad + b * grad_step[0] + h * grad_step[1], q_tma, grad_tma, level + at, log_totals + at,
-                    delta + at, lists, band, q_step, grad_step, b.to(tl.int32), h.to(tl.int32), key, T, S, factor, cap,
-                    slope, start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
+                    delta + at, lists, band, q_step, grad_step, b.to(tl.int32), h.to(tl.int32), key, T, S,
+                    factor, cap, slope, start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
                 )  # fmt: skip
 
     k_grad += b * k_grad_step[0] + g * k_grad_step[1]
@@ -226,8 +226,8 @@ def _past_queries(
         product = tl.dot(keys, query.T, input_precision=PRECISION)  # (COLS, ROWS)
         d_weight = tl.dot(values, do.T, input_precision=PRECISION)
         weight, d_product = _through(
-            product, d_weight, own_level[None, :], own_log_total[None, :], own_delta[None, :], allowed, factor, cap, slope,
-            (row + S - T)[None, :], key[:, None],
+            product, d_weight, own_level[None, :], own_log_total[None, :], own_delta[None, :], allowed,
+            factor, cap, slope, (row + S - T)[None, :], key[:, None],
         )  # fmt: skip
         v_total = tl.dot(weight.to(do.dtype), do, v_total, input_precision=PRECISION)
         k_total = tl.dot(d_product.to(query.dtype), query, k_total, input_precision=PRECISION)

@@ -218,14 +218,16 @@ class AttentionMap:
 
     @torch.no_grad()
     def _exact_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole rows in float64 from their scores alone: weights (B, H, rows, S) and log-sum-exp (B, H, rows).
+        """Whole rows in float64 from their scores alone: weights (B, H, rows, S) and their lse (B, H, rows).
 
         The map's own lse has no part in them, so that it can be compared with what comes out.
         """
         s = self._scores(rows, slice(0, self.matrix[3]), torch.float64)
         sinks = None if self.sinks is None else self.sinks.double().view(-1, 1, 1)
         empty = s.new_full((*s.shape[:-1], 1), -torch.inf)
-        top = torch.cat([s.amax(-1, keepdim=True) if s.shape[-1] else empty, empty], -1).amax(-1, keepdim=True)
+        top = torch.cat([s.amax(-1, keepdim=True) if s.shape[-1] else empty, empty], -1).amax(
+            -1, keepdim=True
+        )
         top = top if sinks is None else torch.maximum(top, sinks)
         anchor = top.clamp(min=torch.finfo(s.dtype).min)  # −inf − −inf would be NaN
         weights = s.sub_(anchor).exp_()
@@ -234,7 +236,7 @@ class AttentionMap:
         return weights.div_(total.masked_fill(total == 0, 1.0)), (top + total.log()).squeeze(-1)
 
     def _lse_error(self, rows: Tensor) -> Tensor:
-        """How far the map's lse is from that of its scores in float64, (B, H, rows); 0 where both are −inf."""
+        """How far the map's lse is from that of its scores in float64, (B, H, rows); 0 if both are −inf."""
         given, exact = self.lse[:, :, rows].double(), self._exact_rows(rows)[1]
         return (given - exact).abs().masked_fill_(given == exact, 0.0)
 

@@ -2,9 +2,9 @@
 
 A weight is exp(score − lse), and the score is computed again, by another kernel than the one that gave lse.
 Float32 knows either to a few units in its last place, so the weight of a score of 1,000 is off by 1e-4, where
-the softmax of eager attention subtracts one rounding error from itself. Heads with such scores are computed in
-float64, from the same q and k, with a row log-sum-exp that is computed in float64 when a row is first looked
-at. All other heads stay in float32 and cost what they did.
+the softmax of eager attention subtracts one rounding error from itself. Heads with such scores are computed
+in float64, from the same q and k, with a row log-sum-exp that is computed in float64 when a row is first
+looked at. All other heads stay in float32 and cost what they did.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from regard.maps.map import AttentionMap
 
 # A row that spreads its attention over n keys with scores of about 1 has lse = ln n + ½, and its weights are
-# small, and so is their error. Above these limits one key has most of the weight, and a score to lose digits of.
+# small, and so is their error. Above these limits some key may have most of the weight, and a score whose last
+# digits matter. `benchmarks/exactness.py` shows what a limit does.
 MARGIN = 1.4  # of lse above ln n
 LEAST = 5.5  # of lse, where few keys are visible
 # On a GPU the kernels for half precision are many times as fast as float64, and eager attention, which rounds
@@ -183,6 +184,6 @@ def _rounding(m: AttentionMap, rows: slice | Tensor, given: Tensor) -> Tensor:
     longest = k.nan_to_num_(0.0, 0.0).amax(-1)  # (B, G); padding may hold anything
     # No score is larger than this, nor is any sum on the way to one.
     reach = q * longest.repeat_interleave(m.q.shape[1] // m.k.shape[1], 1)[..., None] * abs(m.scale)
-    rounding = 8 * torch.finfo(torch.float32).eps * (4.0 + given.abs() + reach)
+    rounding: Tensor = 8 * torch.finfo(torch.float32).eps * (4.0 + given.abs() + reach)
     eps = torch.finfo(m.q.dtype).eps  # kernels for half precision have a quick exp
     return rounding + (eps / 8 if eps > torch.finfo(torch.float32).eps else 0.0)
