@@ -4,10 +4,10 @@
     python -m benchmarks.exactness --device cuda      on a GPU; needs only PyTorch and Triton
 
 Every number that a map gives is compared with the same number from the whole float64 matrix, and so is that
-of eager attention: scores in the dtype of q and k, softmax in float32. What is printed is the ratio of the two
-largest errors, the worst over several kinds of heads and masks. Eager's error counts as at least four units in
-the last place of 1 in float32 (of the largest number, if that is more): a row that looks at one key only has a
-weight of exactly 1 there by luck.
+of eager attention: scores in the dtype of q and k, softmax in float32. What is printed is the ratio of the
+two largest errors, the worst over several kinds of heads and masks. Eager's error counts as at least four
+units in the last place of 1 in float32 (of the largest number, if that is more): a row that looks at one key
+only has a weight of exactly 1 there by luck.
 Writes a dated JSON to benchmarks/results/.
 """
 

@@ -92,8 +92,8 @@ def queries_kernel(
         if part != 0 or (lists is None and band.behind is not None):
             total = _past_keys(
                 total, query, do, own_level, own_log_total, own_delta, k, v, k_tma, v_tma, lists, band,
-                k_step, v_step, b.to(tl.int32), g.to(tl.int32), row + S - T, first_row + S - T, S, factor, cap, slope,
-                start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
+                k_step, v_step, b.to(tl.int32), g.to(tl.int32), row + S - T, first_row + S - T, S,
+                factor, cap, slope, start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
             )  # fmt: skip
     q_grad += b * q_grad_step[0] + h * q_grad_step[1]
     store_rows(q_grad, q_grad_step, first_row, T, total * scale, D, ROWS, D_PAD)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from regard.maps.map import AttentionMap
 
 # A row that spreads its attention over n keys with scores of about 1 has lse = ln n + ½, and its weights are
-# small, and so is their error. Above these limits some key may have most of the weight, and a score whose last
-# digits matter. `benchmarks/exactness.py` shows what a limit does.
+# small, and so is their error. Above these limits some key may have most of the weight, and a score whose
+# last digits matter. `benchmarks/exactness.py` shows what a limit does.
 MARGIN = 1.4  # of lse above ln n
 LEAST = 5.5  # of lse, where few keys are visible
 # On a GPU the kernels for half precision are many times as fast as float64, and eager attention, which rounds
