@@ -305,7 +305,7 @@ def distance(x: Tensor, truth: Tensor) -> float:
 
 
 def large_scores(size: float, dtype: torch.dtype) -> None:
-    """A map whose heads have very different scores, beside eager attention: scores in dtype, float32 softmax."""
+    """A map whose heads have very different scores, beside eager attention, whose softmax is in float32."""
     q, k, v = (torch.randn(1, 4, 300, 64, device="cuda") for _ in range(3))
     sizes = torch.tensor([1.0, size, size**0.5, 1.0], device="cuda").view(1, 4, 1, 1)
     q, k = (q * sizes).to(dtype), k.to(dtype)
