@@ -7,6 +7,7 @@ T, not with T². This file knows how to index and describe a map; `sweep` and `o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from os import PathLike
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +23,7 @@ from regard.maps.index import Axes, heads_of, parse
 from regard.maps.precision import Precise
 
 DENSE_LIMIT = 1 << 30  # bytes that `.dense()` may take unless told otherwise
+EXACT_NUMBERS = 1 << 18  # weights that are computed in float64 at a time: 2 MiB
 
 
 def weights(
@@ -222,18 +224,25 @@ class AttentionMap:
 
         The map's own lse has no part in them, so that it can be compared with what comes out.
         """
-        s = self._scores(rows, slice(0, self.matrix[3]), torch.float64)
-        sinks = None if self.sinks is None else self.sinks.double().view(-1, 1, 1)
-        empty = s.new_full((*s.shape[:-1], 1), -torch.inf)
-        top = torch.cat([s.amax(-1, keepdim=True) if s.shape[-1] else empty, empty], -1).amax(
-            -1, keepdim=True
-        )
-        top = top if sinks is None else torch.maximum(top, sinks)
-        anchor = top.clamp(min=torch.finfo(s.dtype).min)  # −inf − −inf would be NaN
-        weights = s.sub_(anchor).exp_()
-        total = weights.sum(-1, keepdim=True)
-        total = total if sinks is None else total + (sinks - anchor).exp()
-        return weights.div_(total.masked_fill(total == 0, 1.0)), (top + total.log()).squeeze(-1)
+        B, H, _, S = self.matrix
+        group = H // max(self.k.shape[1], 1)
+        weights = self.q.new_empty(B, H, len(rows), S, dtype=torch.float64)
+        lse = weights.new_empty(B, H, len(rows))
+        # Few heads at a time, so that what is computed of them stays in the cache.
+        step = max(1, EXACT_NUMBERS // max(1, group * len(rows) * S)) * group
+        for b, h in product(range(B), range(0, H, max(step, 1))):
+            batch, heads = slice(b, b + 1), slice(h, min(h + step, H))
+            part = self.narrowed(batch, heads)
+            s = part._scores(rows, slice(0, S), torch.float64)
+            sinks = None if part.sinks is None else part.sinks.double().view(-1, 1, 1)
+            top = s.amax(-1, keepdim=True) if S else s.new_full((*s.shape[:-1], 1), -torch.inf)
+            top = top if sinks is None else torch.maximum(top, sinks)
+            anchor = top.clamp(min=torch.finfo(s.dtype).min)  # −inf − −inf would be NaN
+            total = s.sub_(anchor).exp_().sum(-1, keepdim=True)
+            total = total if sinks is None else total + (sinks - anchor).exp()
+            torch.div(s, total.masked_fill(total == 0, 1.0), out=weights[batch, heads])
+            lse[batch, heads] = (top + total.log()).squeeze(-1)
+        return weights, lse
 
     def _lse_error(self, rows: Tensor) -> Tensor:
         """How far the map's lse is from that of its scores in float64, (B, H, rows); 0 if both are −inf."""

@@ -152,7 +152,7 @@ def _in_float64(m: AttentionMap) -> AttentionMap:
 
 def complete(m: AttentionMap, rows: slice | Tensor) -> None:
     """Compute what is not known yet of the log-sum-exp of the large heads in some rows."""
-    for batch, heads, large in _runs(m.precise.large):
+    for batch, heads, large in _runs(m.precise.large) if m.precise.lse is not None else ():
         if large:
             _complete(m.narrowed(batch, heads), rows)
 
