@@ -142,12 +142,11 @@ def tune_backward(D: int) -> None:
     for T, few in ((4096, False), (16_384, True)):
         q, k, v = heads(T, D)
         problem, grad = pose(q, k, v, mask=regard.causal), torch.randn_like(v)
-        output, lse = triton_path.forward(problem)
+        output, _, top, log_total = triton_path.forward(problem, for_backward=True)
+        kept = (output, top, log_total)
 
-        def go(
-            problem: Problem = problem, output: Tensor = output, lse: Tensor = lse, g: Tensor = grad
-        ) -> object:
-            return triton_path.backward(problem, output, lse, g)
+        def go(problem: Problem = problem, kept: tuple[Tensor, ...] = kept, g: Tensor = grad) -> object:
+            return triton_path.backward(problem, *kept, g)
 
         work = 2.5 * flops(T, D, True)
         for name in ("cudnn", "flash"):
@@ -238,7 +237,7 @@ def record(
 
 def check_forward(D: int, dtype: torch.dtype = torch.bfloat16) -> float:
     q, k, v = small(D, dtype)
-    output, lse = triton_path.forward(pose(q, k, v, mask=regard.causal))
+    output, lse = triton_path.forward(pose(q, k, v, mask=regard.causal))[:2]
     steps = trace(q.double(), k.double(), v.double(), regard.causal)
     lse_gap = (lse - torch.logsumexp(steps.masked, -1)).abs().max().item()
     if not lse_gap < 1e-3:
@@ -251,7 +250,8 @@ def check_backward(D: int) -> float:
     inputs = small(D)
     grad = torch.randn_like(inputs[2])
     problem = pose(*inputs, mask=regard.causal)
-    ours = triton_path.backward(problem, *triton_path.forward(problem), grad)[:3]
+    output, _, top, log_total = triton_path.forward(problem, for_backward=True)
+    ours = triton_path.backward(problem, output, top, log_total, grad)[:3]
     twice = []
     for dtype in (torch.float64, inputs[0].dtype):
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in inputs)

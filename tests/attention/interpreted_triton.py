@@ -252,3 +252,22 @@ def test_statistics_of_keys_nobody_sees():
     for result in triton_statistics.statistics(q, k, lse, mask, 0.25, None, 40):
         assert torch.isnan(result[1]).all()
         assert torch.isfinite(result[0]).all()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e4])
+def test_large_scores_err_no_more_than_eager_attention(size):
+    """Forward and backward, with sinks as large as the scores."""
+    q, k, v = draw(44, 60, D=8, E=8)
+    inputs = [q * size**0.5, (k + 0.3) * size**0.5, v, size * torch.tensor([0.5, 0.1])]
+    upstream = torch.randn(2, 2, 44, 8)
+    found = []
+    for dtype in (torch.float32, torch.float32, torch.float64):
+        a, b, c, sinks = (x.to(dtype).requires_grad_() for x in inputs)
+        if found:
+            output = trace(a, b, c, causal, sinks=sinks).output
+        else:
+            output = triton_path.run(pose(a, b, c, mask=causal, sinks=sinks))[0]
+        found.append([output, *torch.autograd.grad(output, (a, b, c, sinks), upstream.to(dtype))])
+    for ours, eager, right in zip(*found, strict=True):
+        theirs = (eager.double() - right).abs().max().item()
+        assert_near(ours, right, 2 * theirs + 1e-6 * right.abs().max().item())

@@ -234,3 +234,22 @@ def test_a_path_can_be_forced_and_says_when_it_cannot() -> None:
     with pytest.raises(ValueError, match="got 'quick'"), regard.backend("quick"):
         pass
     assert regard.attend(q, q, q, sinks=torch.zeros(2)).shape == q.shape  # the block is left
+
+
+@pytest.mark.parametrize(("width", "size"), [(8, 1.0), (8, 1e4), (64, 1.0), (64, 1e3)])
+def test_gradients_of_large_scores_err_no_more_than_eager_attentions(size: float, width: int) -> None:
+    """The backward pass computes the weights again, and must not lose the digits of the scores."""
+    made = torch.Generator().manual_seed(5)
+    inputs = [torch.randn(1, 2, 300, width, generator=made) for _ in range(3)]
+    inputs[0], inputs[1] = inputs[0] * size**0.5, inputs[1] * size**0.5 + 0.2 * size**0.5
+    sinks, upstream = size * torch.tensor([1.0, 0.1]), torch.randn(1, 2, 300, width, generator=made)
+
+    def found(dtype: torch.dtype, name: str) -> list[torch.Tensor]:
+        given = [x.to(dtype).requires_grad_() for x in (*inputs, sinks)]
+        output = regard.attend(*given[:3], mask=regard.causal, sinks=given[3], backend=name)
+        return [output, *torch.autograd.grad(output, given, upstream.to(dtype))]
+
+    right, eager = found(torch.float64, "steps"), found(torch.float32, "steps")
+    for a, b, c in zip(found(torch.float32, "tiled"), eager, right, strict=True):
+        unit = 8 * torch.finfo(torch.float32).eps * c.abs().max().item()
+        assert truth.error(a, c) <= 2 * truth.error(b, c) + unit

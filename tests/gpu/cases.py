@@ -77,6 +77,11 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"statistics, width {D}, {dtype}", partial(statistics, regard.causal, dtype, D)
     for name in ("full", "both sides", "prefix"):
         yield f"statistics, softcap and sinks, {name}", partial(statistics, masks()[name], BF16, options=True)
+    for dtype in (BF16, F16, F32):
+        for size in (1.0, 1e2, 1e4):
+            yield f"large scores, {size:.0e}, {dtype}", partial(large_scores, size, dtype)
+    for size in (1.0, 1e3):
+        yield f"gradients of large scores, {size:.0e}", partial(large_gradients, size)
     yield "statistics, some rows", partial(statistics, regard.causal, BF16, first=77)
     yield "statistics, keys nobody may look at hold NaN", statistics_beside_nan
     yield "statistics, long, the same bits twice", long_statistics
@@ -297,3 +302,44 @@ def gradients(output: Tensor, inputs: tuple[Tensor | None, ...], upstream: Tenso
 def distance(x: Tensor, truth: Tensor) -> float:
     assert not x.isnan().any(), "NaN"
     return ((x.double() - truth).norm() / truth.norm().clamp(min=1e-30)).item()
+
+
+def large_scores(size: float, dtype: torch.dtype) -> None:
+    """A map whose heads have very different scores, beside eager attention, whose softmax is in float32."""
+    q, k, v = (torch.randn(1, 4, 300, 64, device="cuda") for _ in range(3))
+    sizes = torch.tensor([1.0, size, size**0.5, 1.0], device="cuda").view(1, 4, 1, 1)
+    q, k = (q * sizes).to(dtype), k.to(dtype)
+    seen = torch.ones(300, 300, dtype=torch.bool, device="cuda").tril()
+    right = (q.double() @ k.double().mT / 8).masked_fill(~seen, -torch.inf).softmax(-1)
+    eager = ((q @ k.mT) / 8).float().masked_fill(~seen, -torch.inf).softmax(-1)
+    m = regard.weights(q, k, mask=regard.causal)
+
+    def numbers(A: Tensor) -> list[Tensor]:
+        cells = A.view(1, 4, 10, 30, 10, 30).sum(-1).mean(3)
+        return [A, A[:, :, 7:90], cells, A.sum(-2), torch.special.entr(A).sum(-1), A @ v.to(A.dtype)]
+
+    stats = m.statistics()
+    ours = [m.dense(), m.tile(slice(7, 90)), m.pool(10, 10), stats.received, stats.entropy, m.apply(v)]
+    for a, b, c in zip(ours, numbers(eager), numbers(right), strict=True):
+        unit = 16 * torch.finfo(torch.float32).eps * max(1.0, c.abs().max().item())
+        error, theirs = ((x.double() - c).abs().max().item() for x in (a, b))
+        assert error <= NEAR * theirs + unit, f"off by {error:.1e}, eager by {theirs:.1e}"
+
+
+def large_gradients(size: float) -> None:
+    """Triton's backward pass beside that of eager attention, in float32."""
+    inputs = [torch.randn(1, 2, 300, 64, device="cuda") for _ in range(3)]
+    inputs[0] = inputs[0] * size
+    upstream = torch.randn(1, 2, 300, 64, device="cuda")
+    found = []
+    for dtype in (F32, F32, torch.float64):
+        q, k, v = (x.to(dtype).requires_grad_() for x in inputs)
+        if found:
+            output = trace(q, k, v, regard.causal).output
+        else:
+            output = triton_path.run(pose(q, k, v, mask=regard.causal))[0]
+        found.append(torch.autograd.grad(output, (q, k, v), upstream.to(dtype)))
+    for a, b, c in zip(*found, strict=True):
+        unit = 16 * torch.finfo(F32).eps * c.abs().max().item()
+        error, theirs = ((x.double() - c).abs().max().item() for x in (a, b))
+        assert error <= NEAR * theirs + unit, f"off by {error:.1e}, eager by {theirs:.1e}"

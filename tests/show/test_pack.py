@@ -23,7 +23,7 @@ from regard.show.pack import pack
 from regard.show.page import joined, write
 
 BLOCK = re.compile(r'<script type="application/octet-stream" id="([^"]+)">([A-Za-z0-9+/=]+)</script>\n')
-TYPES = {"u8": "u1", "u32": "<u4", "i16": "<i2", "f16": "<f2", "f24": "<f4", "f32": "<f4"}
+TYPES = {"u8": "u1", "u32": "<u4", "i16": "<i2", "f16": "<f2", "f24": "<f4", "f32": "<f4", "f64": "<f8"}
 
 
 def opened(blocks: dict[str, str]) -> tuple[dict[str, Any], Any]:
@@ -198,3 +198,25 @@ def test_gpt2_small_at_512_tokens_fits_in_25_megabytes(tmp_path: Path) -> None:
     assert relative <= 0.005
     size = len(packing._deflated(b"".join(map_ for map_ in (packing._planes(a) for a in arrays)), noise=True))
     assert 12 * size <= 24_000_000
+
+
+@pytest.mark.parametrize("size", [30.0, 1e3, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_scores_are_as_exact_in_the_file(size: float, dtype: torch.dtype) -> None:
+    """What the page computes from the file, in float64, beside eager attention's error."""
+    draw = torch.Generator().manual_seed(2)
+    q, k = (torch.randn(1, 2, 40, 8, generator=draw) * size**0.5 for _ in range(2))
+    q[:, 0] /= size**0.5  # one head has small scores
+    q, k = q.to(dtype), (k + 3 * size**0.5).to(dtype)  # and all of a row's have something in common
+    base = captured().layers[0]
+    m = regard.weights(q, k, mask=regard.causal)
+    seen = Seen([type(base)(0, "h.0.attn", "", m, base.evidence, range(2))], "large")
+    packed = pack(Contents(seen), values=False)
+    told, arrays = opened(packed.blocks)
+    scores = (q.double() @ k.double().mT * 8**-0.5).masked_fill(~torch.ones(40, 40).tril().bool(), -torch.inf)
+    true = scores.softmax(-1)[0]
+    for head in range(2):
+        found = weights_from(told, arrays, 0, 0, head)
+        assert float((found.sum(-1) - 1).abs().max()) <= 0.01
+        assert float((found - true[head]).abs().max()) <= packed.absolute * 1.01 + 1e-6
+    assert packed.relative <= (0.01 if size < 100 else 2e-6)

@@ -186,6 +186,7 @@ def _run_steps(p: Problem, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     if not return_lse:
         return steps.output, None
     lse = steps.masked.detach().logsumexp(-1)  # (B, H, T)
+    lse = lse.masked_fill(lse == torch.inf, torch.nan)  # softmax makes NaN of a row with a score of +inf
     if p.sinks is not None:
         lse = torch.logaddexp(lse, p.sinks.detach().to(working_dtype(p.q.dtype)).view(-1, 1))
     return steps.output, lse

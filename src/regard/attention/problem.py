@@ -59,7 +59,8 @@ def pose(
         q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout
     )
     if q.ndim != 4:
-        q, k, v = (x.reshape(shape.B, -1, *x.shape[-2:]) for x in (q, k, v))
+        heads = (shape.H, shape.G, shape.G)
+        q, k, v = (x.reshape(shape.B, n, *x.shape[-2:]) for x, n in zip((q, k, v), heads, strict=True))
     # The two rules that need no table to see through come first: this runs on every call.
     if rule is full or (rule is causal and shape.T == 1):
         rule = full

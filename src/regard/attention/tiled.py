@@ -8,7 +8,8 @@ A block of queries goes through the keys a block at a time and keeps, for every 
 
 When a later block holds a greater score, what was summed shrinks by exp(old top − new top). At the end the
 output is divided by the total: softmax, without ever holding a row of it. The backward pass computes each
-tile again from q, k and the row log-sum-exp. Memory grows with T, not with T².
+tile again from q, k, top and total, which are not added up to a log-sum-exp before: of a large score that
+would lose digits. Memory grows with T, not with T².
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attention.inputs import working_dtype
 from regard.attention.problem import Problem
 from regard.attention.tiles import fold, parts, score, visits
 
@@ -39,13 +41,21 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
         return output, lse
 
 
-def forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
-    """The online softmax."""
+def forward(problem: Problem, seed: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Output and lse, computed in the working dtype or another."""
+    output, top, log_total = online_softmax(problem, seed, dtype)
+    return output, top + log_total  # −inf where nothing was seen
+
+
+def online_softmax(
+    problem: Problem, seed: int, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output (B, H, T, E); of each row the greatest score and the logarithm of the total (B, H, T)."""
     B, H, T, _ = problem.matrix
     E = problem.v.shape[-1]
     output = problem.q.new_empty(B, H, T, E)
-    lse = problem.q.new_empty(B, H, T, dtype=torch.promote_types(problem.q.dtype, torch.float32))
-    for n, (batch, heads, _, part) in enumerate(parts(problem)):
+    tops, log_totals = problem.q.new_empty(2, B, H, T, dtype=dtype or working_dtype(problem.q.dtype))
+    for n, (batch, heads, _, part) in enumerate(parts(problem, dtype)):
         b, h = part.q.shape[:2]
         G = part.k.shape[1]
         for rows, columns in visits(part):
@@ -73,10 +83,12 @@ def forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
                 total.mul_(shrink).add_((sink - anchor).exp_())
                 sum_.mul_(shrink)
                 top = new_top
-            row_lse = top + total.log()  # −inf where nothing was seen
-            output[batch, heads, rows] = sum_.div_(total.masked_fill(total == 0, 1.0)).view(b, h, -1, E)
-            lse[batch, heads, rows] = row_lse.view(b, h, -1)
-    return output, lse
+            R = rows.stop - rows.start
+            tops[batch, heads, rows], log_totals[batch, heads, rows] = (
+                x.view(b, h, R) for x in (top, total.log())
+            )
+            output[batch, heads, rows] = sum_.div_(total.masked_fill(total == 0, 1.0)).view(b, h, R, E)
+    return output, tops, log_totals
 
 
 class Tiled(torch.autograd.Function):
@@ -86,28 +98,29 @@ class Tiled(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: Problem, seed: int
     ) -> tuple[Tensor, Tensor]:
-        output, lse = forward(problem._replace(q=q, k=k, v=v, sinks=sinks), seed)
-        ctx.save_for_backward(q, k, v, sinks, output, lse)
+        output, top, log_total = online_softmax(problem._replace(q=q, k=k, v=v, sinks=sinks), seed)
+        ctx.save_for_backward(q, k, v, sinks, output, top, log_total)
         ctx.problem, ctx.seed = problem._replace(q=q[:0], k=k[:0], v=v[:0], sinks=None), seed
+        lse = top + log_total
         ctx.mark_non_differentiable(lse)
         return output, lse
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sinks, output, lse = ctx.saved_tensors
+        q, k, v, sinks, output, top, log_total = ctx.saved_tensors
         problem = ctx.problem._replace(q=q, k=k, v=v, sinks=sinks)
-        return *backward(problem, ctx.seed, grad, output, lse), None, None
+        return *backward(problem, ctx.seed, grad, output, top, log_total), None, None
 
 
 def backward(
-    problem: Problem, seed: int, grad: Tensor, output: Tensor, lse: Tensor
+    problem: Problem, seed: int, grad: Tensor, output: Tensor, top: Tensor, log_total: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and sinks. Each tile's weights are exp(score − lse), computed again."""
+    """Gradients of q, k, v and sinks. Each tile's weights are computed anew: exp(score − top − log total)."""
     dq, dk, dv = (torch.empty_like(x) for x in (problem.q, problem.k, problem.v))
     # What softmax's gradient subtracts from every entry of a row: the mean of the weights' gradient.
-    delta = (grad.to(lse.dtype) * output).sum(-1)  # (B, H, T)
-    empty = lse == -torch.inf
-    anchor = lse.masked_fill(empty, 0.0)
+    delta = (grad.to(top.dtype) * output).sum(-1)  # (B, H, T)
+    empty = top == -torch.inf
+    top, log_total = (x.masked_fill(empty, 0.0) for x in (top, log_total))
     for n, (batch, heads, groups, part) in enumerate(parts(problem)):
         b, h, _, D = part.q.shape
         G = part.k.shape[1]
@@ -115,11 +128,13 @@ def backward(
         for rows, columns in visits(part):
             q = fold(part.q[:, :, rows] * part.scale, G)  # (N, M, D)
             do = fold(grad[batch, heads, rows].to(q.dtype), G)  # (N, M, E)
-            row_lse, row_delta = (fold(x[batch, heads, rows, None], G) for x in (anchor, delta))
+            row_top, row_log_total, row_delta = (
+                fold(x[batch, heads, rows, None], G) for x in (top, log_total, delta)
+            )
             part_dq = torch.zeros_like(q)
             for column in columns:
                 weights, capped, seen_q, k, v = score(part, q, rows, column, keep_capped=True)
-                weights.sub_(row_lse).exp_()  # (N, M, C)
+                weights.sub_(row_top).sub_(row_log_total).exp_()  # (N, M, C)
                 ds = torch.bmm(do, v.mT)
                 dropped = weights
                 if problem.dropout:
@@ -136,7 +151,8 @@ def backward(
         dk[batch, groups], dv[batch, groups] = part_dk.to(dk.dtype), part_dv.to(dv.dtype)
     if problem.sinks is None:
         return dq, dk, dv, None
-    share = (problem.sinks.to(lse.dtype).view(-1, 1) - anchor).exp_().masked_fill_(empty, 0.0)  # (B, H, T)
+    share = (problem.sinks.to(top.dtype).view(-1, 1) - top - log_total).exp_()  # (B, H, T)
+    share = share.masked_fill_(empty, 0.0)
     return dq, dk, dv, -(share * delta).sum((0, 2)).to(problem.sinks.dtype)
 
 

@@ -39,11 +39,11 @@ class Column(NamedTuple):
     whole: bool
 
 
-def parts(problem: Problem) -> Iterator[Part]:
+def parts(problem: Problem, dtype: torch.dtype | None = None) -> Iterator[Part]:
     """The problem cut into few heads at a time, in the dtype that scores are computed in."""
     B, _, T, S = problem.matrix
     G, group = problem.k.shape[1], problem.group
-    dtype = working_dtype(problem.q.dtype)
+    dtype = dtype or working_dtype(problem.q.dtype)
     side = GPU_SIDE if problem.q.is_cuda else 1
     tile = max(1, min(T, ROWS * side)) * max(1, min(S, COLS * side))
     most = max(1, TILE_NUMBERS * side**2 // (group * tile))

@@ -1,8 +1,9 @@
 """Fused attention in Triton, backward: the gradients of q, k and v, without the T×S matrix.
 
-The weights are made again from q, k and the row log-sum-exp. One kernel takes a block of queries past the
-keys and sums the gradient of q; another takes a block of keys past the queries, of every head that reads
-them, and sums those of k and v. Nothing is added atomically, so two runs give the same bits.
+The weights are made again from q, k and, for each row, the greatest score and the logarithm of the total of
+the online softmax: added up to a log-sum-exp they would lose digits of large scores. One kernel takes a block
+of queries past the keys and sums the gradient of q; another takes a block of keys past the queries, of every
+head that reads them, and sums those of k and v. Nothing is added atomically, so two runs give the same bits.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
@@ -28,10 +29,10 @@ from regard.attention.triton_tiles import (
 
 @triton.jit
 def prepare_kernel(
-    out, grad, lse, level, delta, out_step, grad_step, heads, T,
+    out, grad, tops, level, delta, out_step, grad_step, heads, T,
     E: tl.constexpr, E_PAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """For each query Σ out · grad, and its lse in base 2; +inf where it saw nothing: its weights are 0."""
+    """For each query Σ out · grad, and its greatest score; +inf where it saw nothing: its weights are 0."""
     blocks = tl.cdiv(T, ROWS)
     first = tl.program_id(0) % blocks * ROWS
     head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -41,13 +42,13 @@ def prepare_kernel(
     do = load_rows(grad + b * grad_step[0] + h * grad_step[1], grad_step, first, row < T, E, ROWS, E_PAD)
     at = head * T + row
     tl.store(delta + at, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=row < T)
-    own = tl.load(lse + at, mask=row < T)
-    tl.store(level + at, tl.where(own == float("-inf"), float("inf"), own * LOG2E), mask=row < T)
+    own = tl.load(tops + at, mask=row < T)
+    tl.store(level + at, tl.where(own == float("-inf"), float("inf"), own), mask=row < T)
 
 
 @triton.jit
 def queries_kernel(
-    q, k, v, grad, k_tma, v_tma, level, delta, q_grad, slopes, lists, band,
+    q, k, v, grad, k_tma, v_tma, level, log_totals, delta, q_grad, slopes, lists, band,
     q_step, k_step, v_step, grad_step, q_grad_step, heads, group, T, S, factor, cap, scale,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
@@ -67,6 +68,7 @@ def queries_kernel(
     do = load_rows(grad + b * grad_step[0] + h * grad_step[1], grad_step, first_row, row < T, E, ROWS, E_PAD)
     at = head.to(tl.int64) * T + row
     own_level = tl.load(level + at, mask=row < T, other=float("inf"))
+    own_log_total = tl.load(log_totals + at, mask=row < T, other=0.0)
     own_delta = tl.load(delta + at, mask=row < T, other=0.0)
     slope = None
     if slopes is not None:
@@ -89,9 +91,9 @@ def queries_kernel(
             start, stop = full_last, last
         if part != 0 or (lists is None and band.behind is not None):
             total = _past_keys(
-                total, query, do, own_level, own_delta, k, v, k_tma, v_tma, lists, band, k_step, v_step,
-                b.to(tl.int32), g.to(tl.int32), row + S - T, first_row + S - T, S, factor, cap, slope,
-                start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
+                total, query, do, own_level, own_log_total, own_delta, k, v, k_tma, v_tma, lists, band,
+                k_step, v_step, b.to(tl.int32), g.to(tl.int32), row + S - T, first_row + S - T, S,
+                factor, cap, slope, start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
             )  # fmt: skip
     q_grad += b * q_grad_step[0] + h * q_grad_step[1]
     store_rows(q_grad, q_grad_step, first_row, T, total * scale, D, ROWS, D_PAD)
@@ -99,7 +101,7 @@ def queries_kernel(
 
 @triton.jit
 def _past_keys(
-    total, query, do, own_level, own_delta, k, v, k_tma, v_tma, lists, band, k_step, v_step,
+    total, query, do, own_level, own_log_total, own_delta, k, v, k_tma, v_tma, lists, band, k_step, v_step,
     b, g, position, q_first, S, factor, cap, slope, start, stop,
     PARTIAL: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
@@ -124,8 +126,8 @@ def _past_keys(
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         d_weight = tl.dot(do, values.T, input_precision=PRECISION)
         _, d_product = _through(
-            product, d_weight, own_level[:, None], own_delta[:, None], allowed, factor, cap, slope,
-            position[:, None], key[None, :],
+            product, d_weight, own_level[:, None], own_log_total[:, None], own_delta[:, None], allowed,
+            factor, cap, slope, position[:, None], key[None, :],
         )  # fmt: skip
         total = tl.dot(d_product.to(keys.dtype), keys, total, input_precision=PRECISION)  # (ROWS, D)
     return total
@@ -133,7 +135,7 @@ def _past_keys(
 
 @triton.jit
 def keys_kernel(
-    q, k, v, grad, q_tma, grad_tma, level, delta, k_grad, v_grad, slopes, lists, band,
+    q, k, v, grad, q_tma, grad_tma, level, log_totals, delta, k_grad, v_grad, slopes, lists, band,
     q_step, k_step, v_step, grad_step, k_grad_step, v_grad_step, heads, group, T, S, factor, cap, scale,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
@@ -178,9 +180,9 @@ def keys_kernel(
             ):
                 k_total, v_total = _past_queries(
                     k_total, v_total, keys, values, q + b * q_step[0] + h * q_step[1],
-                    grad + b * grad_step[0] + h * grad_step[1], q_tma, grad_tma, level + at, delta + at,
-                    lists, band, q_step, grad_step, b.to(tl.int32), h.to(tl.int32), key, T, S, factor, cap,
-                    slope, start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
+                    grad + b * grad_step[0] + h * grad_step[1], q_tma, grad_tma, level + at, log_totals + at,
+                    delta + at, lists, band, q_step, grad_step, b.to(tl.int32), h.to(tl.int32), key, T, S,
+                    factor, cap, slope, start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
                 )  # fmt: skip
 
     k_grad += b * k_grad_step[0] + g * k_grad_step[1]
@@ -191,7 +193,8 @@ def keys_kernel(
 
 @triton.jit
 def _past_queries(
-    k_total, v_total, keys, values, q, grad, q_tma, grad_tma, level, delta, lists, band, q_step, grad_step,
+    k_total, v_total, keys, values, q, grad, q_tma, grad_tma, level, log_totals, delta, lists, band,
+    q_step, grad_step,
     b, h, key, T, S, factor, cap, slope, start, stop,
     PARTIAL: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
@@ -210,6 +213,7 @@ def _past_queries(
         query = load_block(q, q_step, q_tma, b, h, first_row, query_seen, D, ROWS, D_PAD)  # (ROWS, D)
         do = load_block(grad, grad_step, grad_tma, b, h, first_row, grad_seen, E, ROWS, E_PAD)  # (ROWS, E)
         own_level = tl.load(level + row, mask=row < T, other=float("inf"))
+        own_log_total = tl.load(log_totals + row, mask=row < T, other=0.0)
         own_delta = tl.load(delta + row, mask=row < T, other=0.0)
         allowed = None
         if PARTIAL:
@@ -222,8 +226,8 @@ def _past_queries(
         product = tl.dot(keys, query.T, input_precision=PRECISION)  # (COLS, ROWS)
         d_weight = tl.dot(values, do.T, input_precision=PRECISION)
         weight, d_product = _through(
-            product, d_weight, own_level[None, :], own_delta[None, :], allowed, factor, cap, slope,
-            (row + S - T)[None, :], key[:, None],
+            product, d_weight, own_level[None, :], own_log_total[None, :], own_delta[None, :], allowed,
+            factor, cap, slope, (row + S - T)[None, :], key[:, None],
         )  # fmt: skip
         v_total = tl.dot(weight.to(do.dtype), do, v_total, input_precision=PRECISION)
         k_total = tl.dot(d_product.to(query.dtype), query, k_total, input_precision=PRECISION)
@@ -231,7 +235,7 @@ def _past_queries(
 
 
 @triton.jit
-def _through(product, d_weight, level, delta, allowed, factor, cap, slope, q, k):
+def _through(product, d_weight, level, log_total, delta, allowed, factor, cap, slope, q, k):
     """The weights from the products, and the gradient of the products, but for the scale, from theirs."""
     score = product * factor
     if cap is not None:
@@ -239,7 +243,7 @@ def _through(product, d_weight, level, delta, allowed, factor, cap, slope, q, k)
         score = cap * bent
     if slope is not None:
         score -= slope * tl.abs(q - k).to(tl.float32)
-    weight = tl.exp2(score - level)
+    weight = tl.exp2(score - level - log_total)
     if allowed is not None:
         weight = tl.where(allowed, weight, 0.0)
     d_product = weight * (d_weight - delta)

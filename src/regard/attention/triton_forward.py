@@ -28,7 +28,7 @@ from regard.attention.triton_tiles import (
 
 @triton.jit
 def forward_kernel(
-    q, k, v, k_tma, v_tma, out, lse, sinks, slopes, lists, band,
+    q, k, v, k_tma, v_tma, out, lse, tops, log_totals, sinks, slopes, lists, band,
     q_step, k_step, v_step, out_step, heads, group, T, S, factor, cap,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
@@ -83,7 +83,11 @@ def forward_kernel(
 
     # Where nothing was allowed, top is −inf: the lse stays −inf and the output 0.
     total = tl.where(total > 0, total, 1.0)
-    tl.store(lse + head.to(tl.int64) * T + row, top * LN2 + tl.log(total), mask=row < T)
+    at = head.to(tl.int64) * T + row
+    tl.store(lse + at, top * LN2 + tl.log(total), mask=row < T)
+    if tops is not None:  # what the backward pass makes the weights from, in base 2
+        tl.store(tops + at, top, mask=row < T)
+        tl.store(log_totals + at, tl.log2(total), mask=row < T)
     result = sums / total[:, None]
     store_rows(out + b * out_step[0] + h * out_step[1], out_step, block * ROWS, T, result, E, ROWS, E_PAD)
 

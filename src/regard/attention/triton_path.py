@@ -54,7 +54,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
     # Triton launches on the current device.
     with torch.cuda.device_of(problem.q):  # type: ignore[no-untyped-call]
         if not problem.needs_grad:
-            return forward(problem)
+            return forward(problem)[:2]
         output, lse = _Attention.apply(*problem)  # type: ignore[no-untyped-call]
         return output, lse
 
@@ -92,7 +92,16 @@ def surveyed(
     )
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+class Forward(NamedTuple):
+    """What the forward pass gives; the last two only for a backward pass, in base 2."""
+
+    output: Tensor  # (B, H, T, E)
+    lse: Tensor  # (B, H, T)
+    top: Tensor | None  # (B, H, T) the greatest score of each row
+    log_total: Tensor | None  # (B, H, T) of the sum of its weights relative to that of the greatest
+
+
+def forward(problem: Problem, for_backward: bool = False) -> Forward:
     from regard.attention.triton_forward import forward_kernel
 
     q, k, v = problem.q, problem.k, problem.v
@@ -100,8 +109,9 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     D, E = q.shape[-1], v.shape[-1]
     output = torch.empty(B, H, T, E, dtype=v.dtype, device=q.device)
     lse = torch.empty(B, H, T, dtype=torch.float32, device=q.device)
+    top, log_total = (torch.empty_like(lse) if for_backward else None for _ in range(2))
     if B * H * T == 0:
-        return output, lse
+        return Forward(output, lse, top, log_total)
     scores = scores_of(problem.mask, problem.scale, problem.softcap, T, S, q.device)
     widths = padded(D, E)
     config = configs.choose("forward" if scores.band else "lists", max(widths), q.dtype)
@@ -114,21 +124,21 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
         q, k, v,
         descriptor(k, config.tma, config.cols, widths[0]),
         descriptor(v, config.tma, config.cols, widths[1]),
-        output, lse, sinks, scores.slopes, lists, scores.band or Band(),
+        output, lse, top, log_total, sinks, scores.slopes, lists, scores.band or Band(),
         q.stride(), k.stride(), v.stride(), output.stride(),
         H, problem.group, T, S, scores.factor, scores.cap,
         D, E, *widths, config.rows, config.cols, configs.PRECISION,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
-    return output, lse
+    return Forward(output, lse, top, log_total)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         problem = Problem(*arguments)
-        output, lse = forward(problem)
-        ctx.save_for_backward(problem.q, problem.k, problem.v, problem.sinks, output, lse)
+        output, lse, top, log_total = forward(problem, for_backward=True)
+        ctx.save_for_backward(problem.q, problem.k, problem.v, problem.sinks, output, top, log_total)
         ctx.others = problem.mask, problem.scale, problem.softcap
         ctx.mark_non_differentiable(lse)
         return output, lse
@@ -136,14 +146,16 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sinks, output, lse = ctx.saved_tensors
+        q, k, v, sinks, output, top, log_total = ctx.saved_tensors
         mask, scale, softcap = ctx.others
         problem = Problem(q, k, v, mask, scale, softcap, sinks, 0.0)
-        q_grad, k_grad, v_grad, sinks_grad = backward(problem, output, lse, grad)
+        q_grad, k_grad, v_grad, sinks_grad = backward(problem, output, top, log_total, grad)
         return q_grad, k_grad, v_grad, None, None, None, sinks_grad, None
 
 
-def backward(problem: Problem, output: Tensor, lse: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+def backward(
+    problem: Problem, output: Tensor, top: Tensor, log_total: Tensor, grad: Tensor
+) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and sinks, given that of the output."""
     from regard.attention.triton_backward import keys_kernel, prepare_kernel, queries_kernel
 
@@ -154,10 +166,10 @@ def backward(problem: Problem, output: Tensor, lse: Tensor, grad: Tensor) -> tup
     if q.numel() * v.numel() == 0:
         return q_grad, k_grad, v_grad, None if sinks is None else torch.zeros_like(sinks)
 
-    level, delta = torch.empty_like(lse), torch.empty_like(lse)
+    level, delta = torch.empty_like(top), torch.empty_like(top)
     widths = padded(D, E)
     prepare_kernel[(-(-T // 64) * B * H,)](
-        output, grad, lse, level, delta, output.stride(), grad.stride(), H, T, E, widths[1], 64
+        output, grad, top, level, delta, output.stride(), grad.stride(), H, T, E, widths[1], 64
     )
     scores = scores_of(problem.mask, problem.scale, problem.softcap, T, S, q.device)
     row_lists = col_lists = None
@@ -175,7 +187,7 @@ def backward(problem: Problem, output: Tensor, lse: Tensor, grad: Tensor) -> tup
         q, k, v, grad,
         descriptor(k, by_rows.tma, by_rows.cols, widths[0]),
         descriptor(v, by_rows.tma, by_rows.cols, widths[1]),
-        level, delta, q_grad, scores.slopes, row_lists, band,
+        level, log_total, delta, q_grad, scores.slopes, row_lists, band,
         *steps, q_grad.stride(), H, problem.group, *sizes, problem.scale,
         D, E, *widths, by_rows.rows, by_rows.cols, configs.PRECISION,
         num_warps=by_rows.warps, num_stages=by_rows.stages,
@@ -184,15 +196,15 @@ def backward(problem: Problem, output: Tensor, lse: Tensor, grad: Tensor) -> tup
         q, k, v, grad,
         descriptor(q, by_cols.tma, by_cols.rows, widths[0]),
         descriptor(grad, by_cols.tma, by_cols.rows, widths[1]),
-        level, delta, k_grad, v_grad, scores.slopes, col_lists, band,
+        level, log_total, delta, k_grad, v_grad, scores.slopes, col_lists, band,
         *steps, k_grad.stride(), v_grad.stride(), G, problem.group, *sizes, abs(problem.scale),
         D, E, *widths, by_cols.rows, by_cols.cols, configs.PRECISION,
         num_warps=by_cols.warps, num_stages=by_cols.stages,
     )  # fmt: skip
     sinks_grad = None
     if sinks is not None:
-        # The sink's own weight is exp(sink − lse); it has no value, so only Σ out · grad pulls on it.
-        share = torch.exp(sinks.float().view(1, H, 1) - lse).nan_to_num(0.0)
+        # A sink has a weight, too, but no value, so that only Σ out · grad pulls on it.
+        share = torch.exp2(sinks.float().view(1, H, 1) * math.log2(math.e) - top - log_total).nan_to_num(0.0)
         sinks_grad = -(share * delta).sum((0, 2)).to(sinks.dtype)
     return q_grad, k_grad, v_grad, sinks_grad
 

@@ -184,7 +184,8 @@ class Text:
         """What the weights of a row sum to: 1, less what a learned sink takes."""
         if map.sinks is None:
             return torch.ones_like(map.lse)
-        return 1.0 - (map.sinks.to(map.lse).view(-1, 1) - map.lse).exp()
+        share = (map.sinks.double().view(-1, 1) - map.precise_lse()).exp()
+        return 1.0 - share.to(map.dtype)
 
     def first_keys(self, n: int) -> list[Tensor]:
         """The first n keys of every text that are no padding, (B,) each."""

@@ -7,6 +7,7 @@ T, not with T². This file knows how to index and describe a map; `sweep` and `o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from os import PathLike
 from typing import Any, Literal, NamedTuple
 
@@ -17,10 +18,12 @@ from regard.attention.attend import attend
 from regard.attention.grids import grid
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.rules import Keys, Mask, Rows
-from regard.maps import overview, sweep
+from regard.maps import overview, precision, sweep
 from regard.maps.index import Axes, heads_of, parse
+from regard.maps.precision import Precise
 
 DENSE_LIMIT = 1 << 30  # bytes that `.dense()` may take unless told otherwise
+EXACT_NUMBERS = 1 << 18  # weights that are computed in float64 at a time: 2 MiB
 
 
 def weights(
@@ -51,7 +54,8 @@ def weights(
     if lse is not None and tuple(lse.shape) != tuple(q.shape[:-1]):
         raise ValueError(f"lse: expected {tuple(q.shape[:-1])}, one number a query, got {tuple(lse.shape)}")
     axes = Axes(batch=q.ndim == 4, heads=q.ndim >= 3, rows=True)
-    q, k = (x.detach().reshape(shape.B, -1, *x.shape[-2:]) for x in (q, k))
+    q = q.detach().reshape(shape.B, shape.H, shape.T, shape.D)
+    k = k.detach().reshape(shape.B, shape.G, shape.S, shape.D)
     sinks = None if sinks is None else sinks.detach()
     with torch.no_grad():
         if lse is None:
@@ -84,6 +88,7 @@ class AttentionMap:
         softcap: float | None = None,
         sinks: Tensor | None = None,
         axes: Axes = Axes(),  # noqa: B008 (immutable)
+        precise: Precise | None = None,
     ) -> None:
         self.q = q  # (B, H, T, D)
         self.k = k  # (B, G, S, D)
@@ -93,6 +98,19 @@ class AttentionMap:
         self.softcap = softcap
         self.sinks = sinks  # (H,), already counted in lse
         self.axes = axes  # which of batch, heads and rows are still there to index
+        self._precise = precise  # None until someone looks at a weight
+
+    def replaced(self, **fields: Any) -> AttentionMap:
+        """The same map but for some of the constructor's arguments. What depends on them is yours to give."""
+        names = ("q", "k", "lse", "mask", "scale", "softcap", "sinks", "axes")
+        return AttentionMap(**{name: getattr(self, name) for name in names} | fields)
+
+    @property
+    def precise(self) -> Precise:
+        """Which heads are computed in float64, since float32 would lose the digits of their scores."""
+        if self._precise is None:
+            self._precise = precision.precise_of(self)
+        return self._precise
 
     @property
     def matrix(self) -> tuple[int, int, int, int]:
@@ -110,8 +128,8 @@ class AttentionMap:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that weights are computed in."""
-        return working_dtype(self.q.dtype)
+        """The dtype of the weights."""
+        return torch.promote_types(working_dtype(self.q.dtype), self.lse.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -132,53 +150,111 @@ class AttentionMap:
 
     def __getitem__(self, index: Any) -> Any:
         chosen = parse(index, self.axes, self.matrix)
-        small = self._narrowed(chosen.batch, chosen.heads, chosen.axes)
+        small = self.narrowed(chosen.batch, chosen.heads, chosen.axes)
         if chosen.keys is None:
-            return (
-                small._some_rows(chosen.rows) if isinstance(chosen.rows, slice) else small.tile(chosen.rows)
-            )
+            return small.some_rows(chosen.rows) if isinstance(chosen.rows, slice) else small.tile(chosen.rows)
         tile = small.tile(chosen.rows, chosen.keys)
         return tile.squeeze(-1) if chosen.one_key else tile
 
-    def _narrowed(self, batch: slice, heads: slice, axes: Axes) -> AttentionMap:
-        q, lse = self.q[batch, heads], self.lse[batch, heads]
-        k = heads_of(self.k[batch], heads, self.q.shape[1])
-        sinks = None if self.sinks is None else self.sinks[heads]
-        mask = self.mask.narrowed(batch, heads)
-        return AttentionMap(q, k, lse, mask, self.scale, self.softcap, sinks, axes)
+    def narrowed(self, batch: slice, heads: slice, axes: Axes | None = None) -> AttentionMap:
+        """The map of some sequences and heads; `axes` are those that are left to index."""
+        return self.replaced(
+            q=self.q[batch, heads],
+            k=heads_of(self.k[batch], heads, self.q.shape[1]),
+            lse=self.lse[batch, heads],
+            mask=self.mask.narrowed(batch, heads),
+            sinks=None if self.sinks is None else self.sinks[heads],
+            axes=self.axes if axes is None else axes,
+            precise=self.precise.narrowed(batch, heads),
+        )
 
-    def _some_rows(self, rows: slice) -> AttentionMap:
+    def some_rows(self, rows: slice) -> AttentionMap:
+        """The map of some rows, which still stand where they stood among the keys."""
         T = self.matrix[2]
-        if rows == slice(0, T):
+        start, stop, _ = rows.indices(T)
+        if (start, stop) == (0, T):
             return self
-        mask = Rows(self.mask, rows.start, T)
-        q, lse = self.q[:, :, rows], self.lse[:, :, rows]
-        return AttentionMap(q, self.k, lse, mask, self.scale, self.softcap, self.sinks, self.axes)
+        return self.replaced(
+            q=self.q[:, :, rows],
+            lse=self.lse[:, :, rows],
+            mask=Rows(self.mask, start, T),
+            precise=self.precise.of_rows(rows),
+        )
 
     def _within(self, rows: slice, keys: slice) -> AttentionMap:
         """The map of some rows and some keys alone; its rows need not sum to 1."""
-        some = self._some_rows(rows)
+        some = self.some_rows(rows)
         S = self.matrix[3]
         if keys == slice(0, S):
             return some
+        precision.complete(some, slice(None))  # while all the keys are here
         mask, k = Keys(some.mask, keys.start, S), self.k[:, :, keys]
-        return AttentionMap(some.q, k, some.lse, mask, self.scale, self.softcap, self.sinks, self.axes)
+        return some.replaced(k=k, mask=mask, precise=some.precise)
 
     def tile(self, rows: slice | Tensor, keys: slice | Tensor = slice(None)) -> Tensor:
         """The weights of some rows and some keys, computed now: one product and one exp."""
         at = grid(rows, keys, self.matrix, self.device)
-        q = self.q[:, :, at.rows].to(self.dtype) * self.scale
-        k = self.k[:, :, at.cols].to(self.dtype)  # (B, G, keys, D)
+        B, H = self.matrix[:2]
+        _refuse_large(B * H * at.q.numel() * at.k.numel() * self.dtype.itemsize, DENSE_LIMIT)
+        return self._shaped(
+            *precision.each(self, lambda share: [share.map._weights(at.rows, at.cols)], at.rows)
+        )
+
+    def _weights(self, rows: slice | Tensor, keys: slice | Tensor) -> Tensor:
+        s = self._scores(rows, keys, self.dtype)
+        return s.sub_(sweep.anchored(self.lse[:, :, rows, None])).exp_()
+
+    def _scores(self, rows: slice | Tensor, keys: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        """The masked scores of some rows and some keys, (B, H, rows, keys)."""
+        at = grid(rows, keys, self.matrix, self.device)
+        q = self.q[:, :, rows].to(dtype) * self.scale
+        k = self.k[:, :, keys].to(dtype)  # (B, G, keys, D)
         (B, H, T, D), (_, G, S, _) = q.shape, k.shape
-        _refuse_large(B * H * T * S * self.dtype.itemsize, DENSE_LIMIT)
         # The heads that share a key/value head, one below another: its keys are read once.
-        s = (q.reshape(B, G, H // G * T, D) @ k.mT).view(B, H, T, S)
+        s = (q.reshape(B, G, H // max(G, 1) * T, D) @ k.mT).view(B, H, T, S)
         if self.softcap is not None:
             s.div_(self.softcap).tanh_().mul_(self.softcap)
         if (added := self.mask.added(at)) is not None:
             s.add_(added.detach())
-        s.masked_fill_(~self.mask.allowed(at), -torch.inf)
-        return self._shaped(s.sub_(sweep.anchored(self.lse[:, :, at.rows, None])).exp_())
+        return s.masked_fill_(~self.mask.allowed(at), -torch.inf)
+
+    @torch.no_grad()
+    def _exact_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole rows in float64 from their scores alone: weights (B, H, rows, S) and their lse (B, H, rows).
+
+        The map's own lse has no part in them, so that it can be compared with what comes out.
+        """
+        B, H, _, S = self.matrix
+        group = H // max(self.k.shape[1], 1)
+        weights = self.q.new_empty(B, H, len(rows), S, dtype=torch.float64)
+        lse = weights.new_empty(B, H, len(rows))
+        # Few heads at a time, so that what is computed of them stays in the cache.
+        step = max(1, EXACT_NUMBERS // max(1, group * len(rows) * S)) * group
+        for b, h in product(range(B), range(0, H, max(step, 1))):
+            batch, heads = slice(b, b + 1), slice(h, min(h + step, H))
+            part = self.narrowed(batch, heads)
+            s = part._scores(rows, slice(0, S), torch.float64)
+            sinks = None if part.sinks is None else part.sinks.double().view(-1, 1, 1)
+            top = s.amax(-1, keepdim=True) if S else s.new_full((*s.shape[:-1], 1), -torch.inf)
+            top = top if sinks is None else torch.maximum(top, sinks)
+            anchor = top.clamp(min=torch.finfo(s.dtype).min)  # −inf − −inf would be NaN
+            total = s.sub_(anchor).exp_().sum(-1, keepdim=True)
+            total = total if sinks is None else total + (sinks - anchor).exp()
+            torch.div(s, total.masked_fill(total == 0, 1.0), out=weights[batch, heads])
+            lse[batch, heads] = (top + total.log()).squeeze(-1)
+        return weights, lse
+
+    def _lse_error(self, rows: Tensor) -> Tensor:
+        """How far the map's lse is from that of its scores in float64, (B, H, rows); 0 if both are −inf."""
+        given, exact = self.lse[:, :, rows].double(), self._exact_rows(rows)[1]
+        return (given - exact).abs().masked_fill_(given == exact, 0.0)
+
+    def precise_lse(self, rows: slice | Tensor = slice(None)) -> Tensor:
+        """The row log-sum-exp that the weights of some rows are computed with, (B, H, rows) in float64."""
+        out = self.lse[:, :, rows].double()
+        for share in precision.shares(self, rows):
+            out[share.batch, share.heads] = share.map.lse[:, :, rows].double()
+        return out
 
     def _shaped(self, x: Tensor) -> Tensor:
         """A result (B, H, T, …) without the axes that were indexed away."""
@@ -189,8 +265,10 @@ class AttentionMap:
         B, H, T, S = self.matrix
         _refuse_large(B * H * T * S * self.dtype.itemsize, limit)
         out = self.q.new_zeros(B, H, T, S, dtype=self.dtype)
-        for patch in sweep.patches(self):
-            out[patch.batch, patch.heads, patch.rows, patch.keys] = patch.logs.exp_()
+        for share in precision.shares(self):
+            part = out[share.batch, share.heads]
+            for patch in sweep.patches(share.map):
+                part[patch.batch, patch.heads, patch.rows, patch.keys] = patch.logs.exp_()
         return self._shaped(out)
 
     def pool(
@@ -221,7 +299,8 @@ class AttentionMap:
             raise ValueError(f"reduce: expected 'mass', 'max' or 'both', got {reduce!r}")
         self._check_rows("pool")
         part = self if region is None else self._within(*overview.spans(region, self.matrix))
-        both = overview.Overview(*(self._shaped(x) for x in overview.pool(part, rows, cols)))
+        found = precision.each(part, lambda share: overview.pool(share.map, rows, cols))
+        both = overview.Overview(*map(self._shaped, found))
         return both if reduce == "both" else both.mass if reduce == "mass" else both.max
 
     def summary(self, rows: int, cols: int) -> overview.Summary:
@@ -230,7 +309,7 @@ class AttentionMap:
         What `pool(rows, cols, "both")` and `statistics()` give, on a CPU from one pass over the map.
         """
         self._check_rows("summary")
-        found = overview.summary(self, rows, cols)
+        found = overview.Summary(*precision.each(self, lambda share: overview.summary(share.map, rows, cols)))
         mass, most, entropy, distance = (self._shaped(x) for x in found[:4])
         return overview.Summary(mass, most, entropy, distance, self._shaped_keys(found.received))
 
@@ -242,22 +321,20 @@ class AttentionMap:
 
     def statistics(self) -> sweep.Statistics:
         """Entropy and distance of every row and what every key receives, from one pass over the map."""
-        found = overview.statistics(self)
-        return sweep.Statistics(
-            self._shaped(found.entropy), self._shaped(found.distance), self._shaped_keys(found.received)
-        )
+        entropy, distance, received = precision.each(self, lambda share: overview.statistics(share.map))
+        return sweep.Statistics(self._shaped(entropy), self._shaped(distance), self._shaped_keys(received))
 
     def entropy(self) -> Tensor:
         """−Σ A ln A of every row, in nats: 0 looks at one key, ln n at n keys alike. Shape (B, H, T)."""
-        return self._shaped(overview.statistics(self).entropy)
+        return self.statistics().entropy
 
     def distance(self) -> Tensor:
         """How far back every row looks: Σ A · (position of the query − key). Shape (B, H, T)."""
-        return self._shaped(overview.statistics(self).distance)
+        return self.statistics().distance
 
     def received(self) -> Tensor:
         """The attention that each key gets, summed over the queries. Shape (B, H, S)."""
-        return self._shaped_keys(overview.statistics(self).received)
+        return self.statistics().received
 
     def _shaped_keys(self, x: Tensor) -> Tensor:
         B, H = x.shape[:2]
@@ -282,7 +359,10 @@ class AttentionMap:
         else:
             joint = inner & rule
         joint.check(self.matrix)
-        return self._shaped(sweep.mass(self, joint))
+        (mass,) = precision.each(
+            self, lambda share: [sweep.mass(share.map, joint.narrowed(share.batch, share.heads))]
+        )
+        return self._shaped(mass)
 
     def diagonal(self, offset: int = 0) -> Tensor:
         """The weights A[i, i + offset], as `torch.diagonal` numbers them; `offset=-1` is the previous token.
@@ -294,13 +374,16 @@ class AttentionMap:
         first = max(0, -offset)
         length = max(0, min(T - first, S - offset - first))
         index = torch.arange(first, first + length, device=self.device)
-        return self._shaped(sweep.entries(self, index, index + offset))
+        rows = slice(first, first + length)
+        return self._shaped(
+            *precision.each(self, lambda share: [sweep.entries(share.map, index, index + offset)], rows)
+        )
 
     def top(self, n: int) -> Top:
         """The n greatest weights of every row and the keys that they fall on, each (B, H, T, n)."""
         if not isinstance(n, int) or not 1 <= n <= max(self.matrix[3], 1):
             raise ValueError(f"n: expected a whole number from 1 to {self.matrix[3]}, got {n!r}")
-        return Top(*(self._shaped(x) for x in sweep.top(self, n)))
+        return Top(*map(self._shaped, precision.each(self, lambda share: sweep.top(share.map, n))))
 
     def apply(self, v: Tensor) -> Tensor:
         """The weights times values (B, G, S, E): what the attention gives for them. Shape (B, H, T, E)."""
@@ -310,21 +393,31 @@ class AttentionMap:
         if not isinstance(v, Tensor) or tuple(v.shape[:-1]) != (*lead, S):
             came = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
             raise ValueError(f"v: expected ({', '.join(map(str, (*lead, S)))}, E), got {came}")
-        v = v.detach().reshape(B, G, S, -1)
-        with torch.no_grad():
-            output, lse = attend(
-                self.q.to(v.dtype),
-                self.k.to(v.dtype),
-                v,
-                mask=self.mask,
-                scale=self.scale,
-                softcap=self.softcap,
-                sinks=self.sinks,
-                return_lse=True,
-            )
+        v = v.detach().reshape(B, G, S, v.shape[-1])
+        H, T = self.matrix[1:3]
+        output = v.new_empty(B, H, T, v.shape[-1])
+        for share in precision.shares(self):
+            values = heads_of(v[share.batch], share.heads, H)
+            output[share.batch, share.heads] = share.map._mixed(values)
+        return self._shaped(output)
+
+    @torch.no_grad()
+    def _mixed(self, v: Tensor) -> Tensor:
+        """The weights times values (B, G, S, E), in a dtype that loses nothing of q, k or v."""
+        wide = self.lse.dtype if self.lse.dtype == torch.float64 else self.q.dtype
+        dtype = torch.promote_types(wide, v.dtype)
+        output, lse = attend(
+            self.q.to(dtype),
+            self.k.to(dtype),
+            v.to(dtype),
+            mask=self.mask,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            return_lse=True,
+        )
         # The map's own lse has the last word: it is what every picture of the map is made from.
-        ratio = (lse - sweep.anchored(self.lse)).exp_().unsqueeze(-1)
-        return self._shaped((output * ratio).to(output.dtype))
+        return output * (lse - sweep.anchored(self.lse)).exp_().unsqueeze(-1)
 
     def verify(self, v: Tensor, output: Tensor, rows: int = 64) -> float:
         """The largest difference between the map's weights times v and an output, over evenly sampled rows.
@@ -335,10 +428,10 @@ class AttentionMap:
         if tuple(output.shape[:-1]) != tuple(self.shape[:-1]):
             raise ValueError(f"output: expected {(*self.shape[:-1], 'E')}, got {tuple(output.shape)}")
         sampled = torch.linspace(0, T - 1, min(max(rows, 1), T), device=self.device).long()
-        G, H = self.k.shape[1], self.q.shape[1]
-        values = v.to(self.dtype).reshape(-1, G, self.matrix[3], v.shape[-1]).repeat_interleave(H // G, dim=1)
-        given = output.to(self.dtype).reshape(-1, H, T, output.shape[-1])[:, :, sampled]
-        bare = AttentionMap(self.q, self.k, self.lse, self.mask, self.scale, self.softcap, self.sinks)
+        (B, H, _, S), G = self.matrix, self.k.shape[1]
+        values = v.to(self.dtype).reshape(B, G, S, v.shape[-1]).repeat_interleave(H // max(G, 1), dim=1)
+        given = output.to(self.dtype).reshape(B, H, T, output.shape[-1])[:, :, sampled]
+        bare = self.replaced(axes=Axes(), precise=self.precise)
         worst = 0.0
         for i in range(0, len(sampled), 16):
             computed = bare.tile(sampled[i : i + 16]) @ values
@@ -350,7 +443,9 @@ class AttentionMap:
         q, k = self.q.to(*args, **kwargs), self.k.to(*args, **kwargs)
         lse = self.lse.to(device=q.device, dtype=working_dtype(q.dtype))
         sinks = None if self.sinks is None else self.sinks.to(q.device)
-        return AttentionMap(q, k, lse, self.mask, self.scale, self.softcap, sinks, self.axes)
+        same = torch.promote_types(q.dtype, self.q.dtype) == q.dtype  # not one number of q and k has changed
+        precise = self.precise.to(q.device) if same else None
+        return self.replaced(q=q, k=k, lse=lse, sinks=sinks, precise=precise)
 
     def cpu(self) -> AttentionMap:
         return self.to("cpu")

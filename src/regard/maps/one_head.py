@@ -45,6 +45,7 @@ class Lines(NamedTuple):
 
     entropy: Tensor  # (runs of queries, width)
     distance: Tensor  # (runs of queries, width)
+    total: Tensor  # (runs of queries, width) the sum of a row
     received: Tensor  # (runs of keys, width)
 
 
@@ -84,7 +85,7 @@ class Head:
 
     def lines(self) -> Lines:
         """Empty statistics, to be added to by a pass."""
-        return Lines(*(x.new_zeros(x.shape[:2]) for x in (self.q, self.q, self.k)))
+        return Lines(*(x.new_zeros(x.shape[:2]) for x in (self.q, self.q, self.q, self.k)))
 
     def sweep(self, tiles: list[Tile], cells: Cells | None, lines: Lines | None) -> None:
         """Pass over some tiles and put down what is asked for."""
@@ -140,6 +141,7 @@ class Head:
         entropy = torch.bmm(ones, logs.mul_(weights).view(grouped.shape)).sum((0, 1))
         lines.entropy[tile.q_runs] -= entropy.view(-1, self.over_q.width)
         lines.distance[tile.q_runs] += distance.view(-1, self.over_q.width)
+        lines.total[tile.q_runs] += total.sum(0).view(-1, self.over_q.width)
         lines.received[tile.k_runs] += weights.sum(1).view(-1, self.over_k.width)
 
 

@@ -56,7 +56,7 @@ def statistics(m: AttentionMap) -> Statistics:
     if m.device.type == "cpu" and T * S >= LARGE:
         most = one_head.QUERIES, one_head.KEYS
         return _by_tiles(m, *(-(-n // side) for n, side in zip((T, S), most, strict=True)), cells=False)[1]
-    if m.device.type == "cuda":
+    if m.device.type == "cuda" and m.dtype == torch.float32:
         from regard.attention import triton_statistics
 
         mask, first = m.mask.simplified(m.matrix), sweep.first_position(m)
@@ -90,13 +90,14 @@ def spans(region: Region, matrix: tuple[int, int, int, int]) -> tuple[slice, sli
 def _check_cells(m: AttentionMap, rows: int, cols: int) -> None:
     _, _, T, S = m.matrix
     for name, n, most in (("rows", rows, T), ("cols", cols, S)):
-        if not isinstance(n, int) or not 1 <= n <= most:
-            raise ValueError(f"{name}: expected a whole number from 1 to {most}, got {n!r}")
+        least = min(1, most)  # a map without rows or without keys has no cells
+        if not isinstance(n, int) or not least <= n <= most:
+            raise ValueError(f"{name}: expected a whole number from {least} to {most}, got {n!r}")
 
 
 def _on_gpu(m: AttentionMap, rows: int, cols: int) -> Overview | None:
     """The overview from the Triton kernel, if there is one for this map."""
-    if m.device.type != "cuda":
+    if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
     from regard.attention import triton_pool
 
@@ -111,11 +112,14 @@ def _by_tiles(
 ) -> tuple[Overview, Statistics]:
     """Both from one pass; what is not asked for stays empty or 0."""
     B, H, T, S = m.matrix
+    if 0 in m.matrix:
+        return Overview(*m.lse.new_zeros(2, B, H, rows, cols)), sweep.statistics(m)
     over_q, over_k = bins(T, rows, one_head.QUERIES), bins(S, cols, one_head.KEYS)
     seen = Seen(m, over_q, over_k)
     shares = -(-_threads(m.device) // max(B * H, 1))  # fewer heads than cores share out their tiles
     both = Overview(*(m.lse.new_zeros(B, H, rows, cols) for _ in range(2)))
     stats = Statistics(*(m.lse.new_zeros(B, H, n) for n in (T, T, S)))
+    total = m.lse.new_zeros(B, H, T)
     apart = (cols, over_k.per_bin, rows, over_q.per_bin)
 
     def work(unit: tuple[int, int, int]) -> tuple[Cells | None, Lines | None]:
@@ -137,8 +141,9 @@ def _by_tiles(
             stats.entropy[b, h] += over_q.real(of_rows.entropy)
             stats.distance[b, h] += over_q.real(of_rows.distance)
             stats.received[b, h] += over_k.real(of_rows.received)
+            total[b, h] += over_q.real(of_rows.total)
     both.mass.div_(torch.tensor(over_q.edges).diff().to(both.mass).view(-1, 1))
-    return both, stats
+    return both, sweep.normalised(m, stats, total) if lines else stats
 
 
 Unit = TypeVar("Unit")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from regard.maps.map import AttentionMap
 
 NOTHING = 1e30  # stands for the lse of a row that sees nothing: exp(score − 1e30) is 0, and not NaN
+ROUNDING = 1e-3  # by which the sum of a row may be off; kernels for half precision come to half of it
 
 
 class Patch(NamedTuple):
@@ -49,7 +50,7 @@ def patches(m: AttentionMap, mask: Mask | None = None) -> Iterator[Patch]:
     if 0 in (B, H, T, S):
         return
     problem = Problem(m.q, m.k, m.k[..., :0], mask or m.mask, m.scale, m.softcap, None, 0.0)
-    for batch, heads, _, part in parts(problem):
+    for batch, heads, _, part in parts(problem, m.dtype):
         lse = anchored(m.lse[batch, heads, :, None])
         if m.softcap is None:
             q = torch.cat([part.q * part.scale, -lse], -1)
@@ -70,7 +71,7 @@ def patches(m: AttentionMap, mask: Mask | None = None) -> Iterator[Patch]:
 def statistics(m: AttentionMap) -> Statistics:
     """Row entropies, row distances and what each key receives, from one pass."""
     B, H, T, S = m.matrix
-    entropy, distance = (m.lse.new_zeros(B, H, T) for _ in range(2))
+    entropy, distance, total = (m.lse.new_zeros(B, H, T) for _ in range(3))
     received = m.lse.new_zeros(B, H, S)
     for batch, heads, rows, keys, logs in patches(m):
         logs.clamp_(min=-1e4)  # 0 · −inf would be NaN; exp(−1e4) is 0 all the same
@@ -79,8 +80,21 @@ def statistics(m: AttentionMap) -> Statistics:
         place = torch.arange(rows.start, rows.stop, device=logs.device) + first_position(m)
         back = place[:, None] - torch.arange(keys.start, keys.stop, device=logs.device)
         distance[batch, heads, rows] += torch.linalg.vecdot(weights, back.to(weights))
+        total[batch, heads, rows] += weights.sum(-1)
         received[batch, heads, keys] += weights.sum(-2)
-    return Statistics(entropy, distance, received)
+    return normalised(m, Statistics(entropy, distance, received), total)
+
+
+def normalised(m: AttentionMap, found: Statistics, total: Tensor) -> Statistics:
+    """Entropy and distance of rows that sum to `total` (B, H, T), as they are when every row sums to 1.
+
+    A distance of 1,000 keys makes 1,000 times as much of what rounding adds to a row. A sum that is further
+    from 1 than rounding explains is left as it is: the lse was wrong, which has to show.
+    """
+    whole = total if m.sinks is None else total + (m.sinks.to(m.lse).view(-1, 1) - anchored(m.lse)).exp_()
+    whole = whole.where((whole - 1.0).abs() <= ROUNDING, 1.0)
+    entropy = (found.entropy + total * whole.log()) / whole
+    return found._replace(entropy=entropy, distance=found.distance / whole)
 
 
 def first_position(m: AttentionMap) -> int:

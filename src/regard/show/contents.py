@@ -19,6 +19,7 @@ from regard.attention.masks import Window
 from regard.attention.rules import And, Mask
 from regard.heads import describe
 from regard.maps import AttentionMap
+from regard.maps.index import Axes
 from regard.recorder import Evidence, Layer, Seen
 from regard.show import pyramid
 from regard.show.eviction import eviction
@@ -127,7 +128,7 @@ class Contents:
 
         def read() -> AttentionMap:
             m = found.map
-            whole = AttentionMap(m.q, m.k, m.lse, m.mask, m.scale, m.softcap, m.sinks)  # all axes shown
+            whole = m.replaced(axes=Axes(), precise=m.precise)
             one: AttentionMap = whole[self.entry : self.entry + 1]
             return one
 

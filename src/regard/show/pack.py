@@ -4,8 +4,8 @@ A block is a list of arrays, one after another, each with its bytes in planes (a
 second ones), deflated. q and k are whole numbers of 16 bits times a step for each head and channel: of a
 score they lose less than float16 does, in as many bytes. Keys are kept as differences from their mean, which
 the softmax does not see. Where there is room for 24 bits, or a layer's weights would otherwise be more than
-1% off, it is 24 bits. This file knows captures and bytes; `page` knows HTML, and `packed.js` reads what is
-written here.
+1% off, it is 24 bits. A layer whose scores are too large for that keeps float32, and its lse in float64. This
+file knows captures and bytes; `page` knows HTML, and `packed.js` reads what is written here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DENSE_LIMIT = 1 << 26  # numbers of a bias that follows no rule
 
 class Array(NamedTuple):
     name: str
-    type: str  # "u8", "u32", "i16", "f16", "f24" or "f32"
+    type: str  # "u8", "u32", "i16", "f16", "f24", "f32" or "f64"
     data: NDArray[Any]
 
 
@@ -134,7 +134,7 @@ def _layer(m: AttentionMap, fine: bool) -> tuple[list[Array], tuple[float, float
     )
     mean = mean.float().double()
     group = len(q) // len(k)
-    lse = m.lse[0].double().cpu() - m.scale * (q * mean.repeat_interleave(group, 0)).sum(-1)  # (H, T)
+    lse = m.precise_lse()[0].cpu() - m.scale * (q * mean.repeat_interleave(group, 0)).sum(-1)  # (H, T)
     shifted = k - mean
     rest = [Array("mean", "f32", mean[:, 0].float().numpy()), Array("lse", "f32", lse.float().numpy())]
     if not fine:
@@ -143,6 +143,16 @@ def _layer(m: AttentionMap, fine: bool) -> tuple[list[Array], tuple[float, float
         if error[0] <= ALLOWED:
             return arrays, error
     arrays = [_float24("q", q), _float24("k", shifted), *rest]
+    error = _error(m, arrays)
+    if error[0] <= ALLOWED:
+        return arrays, error
+    # Large scores: all of q and k, if they are not float64, and an lse that fits them.
+    arrays = [
+        Array("q", "f32", q.float().numpy()),
+        Array("k", "f32", k.float().numpy()),
+        Array("mean", "f32", torch.zeros_like(mean[:, 0]).float().numpy()),
+        Array("lse", "f64", m.precise_lse()[0].cpu().numpy()),
+    ]
     return arrays, _error(m, arrays)
 
 
@@ -151,12 +161,11 @@ def _error(m: AttentionMap, arrays: list[Array]) -> tuple[float, float]:
     _, H, T, S = m.matrix
     if not T or not S:
         return 0.0, 0.0
-    by_name = {a.name: torch.from_numpy(a.data.astype(np.float32)) for a in arrays}
-    for name in ("q", "k"):
-        by_name[name] = by_name[name] * by_name.get(f"{name}_step", torch.ones(()))
-    small = AttentionMap(
-        by_name["q"][None], by_name["k"][None], by_name["lse"][None], m.mask, m.scale, m.softcap
-    )
+    # As the page computes: numbers times steps are float32, everything after that is float64.
+    by_name = {a.name: torch.from_numpy(a.data).float() for a in arrays if a.name != "lse"}
+    q, k = (by_name[name] * by_name.get(f"{name}_step", torch.ones(())) for name in ("q", "k"))
+    lse = torch.from_numpy(next(a.data for a in arrays if a.name == "lse")).double()
+    small = AttentionMap(q.double()[None], k.double()[None], lse[None], m.mask, m.scale, m.softcap)
     rows = torch.linspace(0, T - 1, min(T, MEASURED)).round().long()
     relative = absolute = 0.0
     for some in range(0, len(rows), step := max(1, LARGE // (H * S))):
@@ -248,7 +257,9 @@ def _float24(name: str, x: Tensor) -> Array:
 
 def _planes(array: Array) -> bytes:
     """First all lowest bytes, then the next: what is alike stands together."""
-    dtype = {"u8": "u1", "u32": "<u4", "i16": "<i2", "f16": "<f2", "f24": "<f4", "f32": "<f4"}[array.type]
+    dtype = {"u8": "u1", "u32": "<u4", "i16": "<i2", "f16": "<f2", "f24": "<f4", "f32": "<f4", "f64": "<f8"}[
+        array.type
+    ]
     raw = np.ascontiguousarray(array.data.astype(dtype, copy=False)).reshape(-1)
     planes = raw.view(np.uint8).reshape(-1, raw.itemsize).T
     return np.ascontiguousarray(planes[1:] if array.type == "f24" else planes).tobytes()

@@ -44,7 +44,7 @@ def working(m: AttentionMap, values: Tensor | None, row: int, H: int, G: int) ->
     chosen = sorted({0, min(max(position, 0), S - 1), *strongest})
     v = None if values is None else values.double().cpu()
     output = None if v is None else (weights @ v.masked_fill(weights[:, None] == 0, 0)).tolist()
-    lse = float(m.lse[0, 0, row])
+    lse = float(m.precise_lse(at))
     return {
         "row": row,
         "position": position,

@@ -26,7 +26,7 @@ export async function json(name) {
 
 /**
  * The arrays of a block, by name. `fields` lists them in order: {name, type, shape}, where the type is
- * "u8", "u32", "i16" (given as floats), "f16", "f24" (a float32 without its last byte) or "f32".
+ * "u8", "u32", "i16" (given as floats), "f16", "f24" (a float32 without its last byte), "f32" or "f64".
  */
 export async function arrays(name, fields) {
   const all = await bytes(name);
@@ -34,7 +34,7 @@ export async function arrays(name, fields) {
   let at = 0;
   for (const field of fields) {
     const count = field.shape.reduce((a, b) => a * b, 1);
-    const planes = { u8: 1, u32: 4, i16: 2, f16: 2, f24: 3, f32: 4 }[field.type];
+    const planes = { u8: 1, u32: 4, i16: 2, f16: 2, f24: 3, f32: 4, f64: 8 }[field.type];
     out[field.name] = read(all.subarray(at, at + planes * count), count, field.type);
     at += planes * count;
   }
@@ -53,6 +53,14 @@ function read(planes, count, type) {
     const table = halves();
     const out = new Float32Array(count);
     for (let i = 0; i < count; i++) out[i] = table[planes[i] | (planes[count + i] << 8)];
+    return out;
+  }
+  if (type === "f64") {
+    const out = new Float64Array(count);
+    const bytes = new Uint8Array(out.buffer);
+    for (let plane = 0; plane < 8; plane++) {
+      for (let i = 0; i < count; i++) bytes[8 * i + plane] = planes[plane * count + i];
+    }
     return out;
   }
   const words = new Uint32Array(count);

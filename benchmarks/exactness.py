@@ -1,0 +1,251 @@
+"""How far a map's numbers are from float64, beside eager attention, for scores from 0.01 to 10,000,000.
+
+    python -m benchmarks.exactness                    on this CPU
+    python -m benchmarks.exactness --device cuda      on a GPU; needs only PyTorch and Triton
+
+Every number that a map gives is compared with the same number from the whole float64 matrix, and so is that
+of eager attention: scores in the dtype of q and k, softmax in float32. What is printed is the ratio of the
+two largest errors, the worst over several kinds of heads and masks. Eager's error counts as at least four
+units in the last place of 1 in float32 (of the largest number, if that is more): a row that looks at one key
+only has a weight of exactly 1 there by luck.
+Writes a dated JSON to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard
+from benchmarks.measure import machine
+from regard import AttentionMap
+
+ROOT = Path(__file__).parent
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MAGNITUDES = [10.0**n for n in range(-2, 8)]
+UNITS = 4  # in the last place of float32, at least, that eager's error counts as
+H, G = 4, 2
+ROWS, COLS = 7, 9  # cells of an overview
+REGION = slice(5, 53), slice(3, 40)
+
+Numbers = dict[str, Tensor]
+
+
+def _normal(T: int, S: int, D: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(1, H, T, D), torch.randn(1, G, S, D)
+
+
+def _one_hot(T: int, S: int, D: int) -> tuple[Tensor, Tensor]:
+    """Each query is nearly the key at its own place, which gets most of the weight."""
+    k = torch.randn(1, G, S, D)
+    own = k.repeat_interleave(H // G, 1)[:, :, torch.arange(T) % S]
+    return own + 0.1 * torch.randn(1, H, T, D), k
+
+
+def _ties(T: int, S: int, D: int) -> tuple[Tensor, Tensor]:
+    """Keys in pairs that differ in their last digits."""
+    q, k = _normal(T, S, D)
+    k[:, :, 1::2] = k[:, :, : S - 1 : 2] * (1 + 1e-6 * torch.randn(1, G, S // 2, 1))
+    return q, k
+
+
+def _offset(T: int, S: int, D: int) -> tuple[Tensor, Tensor]:
+    """All scores of a row are large and nearly the same, as where keys have a large bias."""
+    shared = torch.randn(1, 1, 1, D)
+    shared = shared / shared.norm()
+    q = shared * (1 + torch.rand(1, H, T, 1)) + 1e-3 * torch.randn(1, H, T, D)
+    return q, shared + 1e-3 * torch.randn(1, G, S, D)
+
+
+def _unlike(T: int, S: int, D: int) -> tuple[Tensor, Tensor]:
+    """Heads of one map with very different scores."""
+    q, k = _normal(T, S, D)
+    return q * torch.tensor([1e-6, 1.0, 1e-3, 0.1]).view(1, H, 1, 1), k
+
+
+def _cancelling(T: int, S: int, D: int) -> tuple[Tensor, Tensor]:
+    """Two large products in every score that cancel each other."""
+    q, k = _normal(T, S, D)
+    if D > 2:
+        q[..., :2], k[..., 0], k[..., 1] = 9.0, 9.0, -9.0
+    return q, k
+
+
+DRAWS = {
+    "normal": _normal,
+    "one-hot": _one_hot,
+    "ties": _ties,
+    "offset": _offset,
+    "unlike heads": _unlike,
+    "cancelling": _cancelling,
+}
+
+
+def draw(kind: str, magnitude: float, T: int, S: int, D: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """q (1, H, T, D) and k (1, G, S, D) whose largest score is about `magnitude`, as far as dtype goes."""
+    q, k = DRAWS[kind](T, S, D)
+    largest = (q.double() @ k.double().repeat_interleave(H // G, 1).mT).abs().max().item() * D**-0.5
+    factor = math.sqrt(magnitude / largest)
+    return (q * factor).to(dtype), (k * factor).to(dtype)
+
+
+def options(name: str, magnitude: float, T: int, S: int) -> dict[str, Any]:
+    """Keyword arguments of `regard.weights` by name."""
+    masks: dict[str, Callable[[], Any]] = {
+        "full": lambda: None,
+        "causal": lambda: regard.causal,
+        "window": lambda: regard.causal & regard.window(12),
+        "padding": lambda: regard.padding([S - S // 3]),
+        "alibi": lambda: regard.causal & regard.alibi(H),
+        "bias": lambda: magnitude * torch.randn(1, H, T, S),
+        "softcap": lambda: regard.causal,
+        "sinks": lambda: regard.causal,
+    }
+    found: dict[str, Any] = {"mask": masks[name]()}
+    if name == "softcap":
+        found["softcap"] = max(magnitude / 2, 1.0)
+    if name == "sinks":
+        found["sinks"] = magnitude * torch.tensor([1.0, 0.5, -0.1, 0.9])
+    return found
+
+
+OPTIONS = ("full", "causal", "window", "padding", "alibi", "bias", "softcap", "sinks")
+
+
+def matrix(q: Tensor, k: Tensor, dtype: torch.dtype, rounded: torch.dtype, given: dict[str, Any]) -> Tensor:
+    """The whole matrix by the definition, computed in `dtype` with scores rounded to another."""
+    (_, _, T, D), S = q.shape, k.shape[2]
+    rule = regard.attention.masks.as_mask(given["mask"])
+    place = (range(T), range(S), (1, H, T, S))
+    k = k.repeat_interleave(H // G, 1)
+    s = (q.to(dtype) @ k.to(dtype).mT * D**-0.5).to(rounded).to(dtype)
+    if (cap := given.get("softcap")) is not None:
+        s = cap * torch.tanh(s / cap)
+    if (bias := rule.bias(*place, device=q.device)) is not None:
+        s = (s + bias.to(dtype)).to(rounded).to(dtype)
+    s = s.masked_fill(~rule.tile(*place, device=q.device), -torch.inf)
+    if (sinks := given.get("sinks")) is None:
+        return s.softmax(-1).nan_to_num(0.0)
+    column = sinks.to(dtype).view(1, H, 1, 1).expand(1, H, T, 1)
+    return torch.cat([s, column], -1).softmax(-1)[..., :-1]
+
+
+def by_definition(A: Tensor, v: Tensor) -> Numbers:
+    """What a map gives, from the whole matrix (1, H, T, S)."""
+    T, S = A.shape[-2:]
+    back = (torch.arange(T, device=A.device)[:, None] + S - T - torch.arange(S, device=A.device)).to(A.dtype)
+    mass, most = _pooled(A, ROWS, COLS)
+    part, peak = _pooled(A[:, :, REGION[0], REGION[1]], ROWS, COLS)
+    values = v.to(A.dtype).repeat_interleave(H // G, 1)
+    return {
+        "dense": A,
+        "rows": A[:, :, 5:23],
+        "row": A[0, 1, T // 2],
+        "tile": A[:, :, REGION[0], REGION[1]],
+        "pool mass": mass,
+        "pool max": most,
+        "region mass": part,
+        "region max": peak,
+        "entropy": torch.special.entr(A).sum(-1),
+        "distance": (A * back).sum(-1),
+        "received": A.sum(-2),
+        "top": A.topk(3).values,
+        "apply": A @ values,
+        "mass": (A * (back < 5)).sum(-1),
+        "diagonal": A.diagonal(dim1=-2, dim2=-1),
+    }
+
+
+def _pooled(A: Tensor, rows: int, cols: int) -> tuple[Tensor, Tensor]:
+    T, S = A.shape[-2:]
+    r, c = [i * T // rows for i in range(rows + 1)], [j * S // cols for j in range(cols + 1)]
+    cells = [[A[..., r[i] : r[i + 1], c[j] : c[j + 1]] for j in range(cols)] for i in range(rows)]
+    mass = torch.stack([torch.stack([x.sum(-1).mean(-1) for x in line], -1) for line in cells], -2)
+    return mass, torch.stack([torch.stack([x.amax((-1, -2)) for x in line], -1) for line in cells], -2)
+
+
+def by_map(m: AttentionMap, v: Tensor) -> Numbers:
+    """The same from a map."""
+    T = m.matrix[2]
+    pool, region = m.pool(ROWS, COLS, "both"), m.pool(ROWS, COLS, "both", region=REGION)
+    found = m.statistics()
+    return {
+        "dense": m.dense(),
+        "rows": m.tile(slice(5, 23)),
+        "row": m[0, 1, T // 2].dense(),
+        "tile": m[:, :, REGION[0], REGION[1]],
+        "pool mass": pool.mass,  # type: ignore[union-attr]
+        "pool max": pool.max,  # type: ignore[union-attr]
+        "region mass": region.mass,  # type: ignore[union-attr]
+        "region max": region.max,  # type: ignore[union-attr]
+        "entropy": found.entropy,
+        "distance": found.distance,
+        "received": found.received,
+        "top": m.top(3).weights,
+        "apply": m.apply(v),
+        "mass": m.mass(regard.window(5)),
+        "diagonal": m.diagonal(),
+    }
+
+
+def ratios(
+    kind: str, option: str, magnitude: float, dtype: torch.dtype, T: int, S: int, D: int, device: str = "cpu"
+) -> dict[str, float]:
+    """The map's largest error over eager's, for everything that a map gives."""
+    q, k = (x.to(device) for x in draw(kind, magnitude, T, S, D, dtype))
+    v = torch.randn(1, G, S, 8).to(device)
+    given = {
+        name: x.to(device) if isinstance(x, Tensor) else x
+        for name, x in options(option, magnitude, T, S).items()
+    }
+    true = by_definition(matrix(q, k, torch.float64, torch.float64, given), v)
+    eager = by_definition(matrix(q, k, torch.float32, dtype, given), v)
+    ours = by_map(regard.weights(q, k, **given), v)
+    out = {}
+    for name, right in true.items():
+        unit = UNITS * torch.finfo(torch.float32).eps * max(right.abs().max().item(), 1.0)
+        error, theirs = ((x[name].double() - right).abs().max().item() for x in (ours, eager))
+        theirs = math.inf if math.isnan(theirs) else theirs  # a score that float16 does not hold
+        out[name] = math.inf if math.isnan(error) else error / max(theirs, unit)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.exactness", description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--widths", default="1,8,64,128", help="of queries and keys, with commas")
+    parser.add_argument("--quick", action="store_true", help="every other kind of mask, every other size")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name, dtype in DTYPES.items():
+        for magnitude in MAGNITUDES[:: 2 if args.quick else 1]:
+            if dtype == torch.float16 and magnitude > 1e6:
+                continue  # q and k would not be finite
+            worst: dict[str, tuple[float, str]] = {}
+            for D in map(int, args.widths.split(",")):
+                for kind in DRAWS:
+                    for option in OPTIONS[:: 2 if args.quick else 1]:
+                        torch.manual_seed(len(rows) + D)
+                        found = ratios(kind, option, magnitude, dtype, 60, 60, D, args.device)
+                        for path, ratio in found.items():
+                            worst[path] = max(worst.get(path, (0.0, "")), (ratio, f"{kind}, {option}, D {D}"))
+            rows.append({"dtype": name, "magnitude": magnitude, "worst": worst})
+            print(name, f"{magnitude:.0e}", {path: round(ratio, 2) for path, (ratio, _) in worst.items()})
+            path, (ratio, where) = max(worst.items(), key=lambda item: item[1][0])
+            print(f"    worst: {path}, {ratio:.2f} at {where}", flush=True)
+    day = datetime.date.today().isoformat()
+    file = ROOT / "results" / f"exactness-{args.device}-{day}.json"
+    file.write_text(json.dumps({"machine": machine(args.device), "units": UNITS, "rows": rows}, indent=1))
+    print(file)
+
+
+if __name__ == "__main__":
+    main()
