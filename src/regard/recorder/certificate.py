@@ -20,8 +20,9 @@ from regard.maps import AttentionMap
 
 ROWS = 64  # rows that are compared where there are more
 TILE = 1 << 26  # bytes of weights computed at a time
-ROUNDINGS = 1024  # of the dtype that weights are computed in, by which a kernel's output may be off
-SUM_ROUNDINGS = 256  # the same for the sum of a row of weights
+ROUNDINGS = {torch.float32: 256, torch.float64: 1024}
+"""By how many units in the last place a kernel's output, or the sum of a row, may be off. Large scores are
+recomputed in float64, where a float32 map is exact; a float64 map has nothing finer to be computed in."""
 TELLING = 8  # tolerances that values must differ by for an output to tell weights apart
 OWN_OUTPUT = "the model's own output"
 
@@ -144,7 +145,8 @@ def examine(
     nothing = rows.new_zeros((), dtype=m.dtype)
     worst, tolerances, sums, off, blind, telling, scores = ([nothing] for _ in range(7))
     working, kept = torch.finfo(m.dtype).eps, torch.finfo(output.dtype).eps
-    rounding = 2.0 * kept + ROUNDINGS * working  # kernels of the half precisions round weights and output
+    units = ROUNDINGS[m.dtype] * working
+    rounding = 2.0 * kept + units  # kernels of the half precisions round weights and output
     group = H // max(m.k.shape[1], 1)
     heads_at_once = max(1, TILE // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
     for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
@@ -194,11 +196,10 @@ def examine(
         window=window_of(m.mask),
         sinks=m.sinks is not None,
         problem=problem,
-        sums_allowed=SUM_ROUNDINGS * working + (kept / 8 if kept > working else 0.0),  # a kernel's quick exp
+        sums_allowed=units + (kept / 8 if kept > working else 0.0),  # a kernel's quick exp
         against=against,
         weights=None if weights is None else float(torch.stack(off).amax()),
-        weights_allowed=2.0 * (kept if weights is None else torch.finfo(weights.dtype).eps)
-        + ROUNDINGS * working,
+        weights_allowed=2.0 * (kept if weights is None else torch.finfo(weights.dtype).eps) + units,
         scores=_largest(sizes),
         blind=int(sum(blind_rows)),
     )
