@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.heads.pairs import Block, blocks_of, pairs
 from regard.heads.sight import Sight, sight
 from regard.maps import AttentionMap
+from regard.maps.index import Axes
 from regard.maps.sweep import Statistics, first_position
 
 NAMES = (
@@ -134,7 +135,8 @@ class Text:
         if self.real is not None:
             q = q.masked_fill(~self.real[:, None, :, None], 0.0)
             lse = lse.masked_fill(~self.real[:, None], -torch.inf)
-        return AttentionMap(q, map.k, lse, map.mask, map.scale, map.softcap, map.sinks)
+        known = map.precise if self.real is None else None
+        return map.replaced(q=q, lse=lse, axes=Axes(), precise=known)
 
     def _looks(self) -> Tensor:
         """(B, h, T): the queries that are text and see something."""

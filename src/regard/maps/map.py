@@ -132,6 +132,11 @@ class AttentionMap:
         return torch.promote_types(working_dtype(self.q.dtype), self.lse.dtype)
 
     @property
+    def result_dtype(self) -> torch.dtype:
+        """The dtype that exponentials and sums are taken in; large scores are computed in a wider one."""
+        return working_dtype(self.q.dtype)
+
+    @property
     def device(self) -> torch.device:
         return self.q.device
 
@@ -202,7 +207,7 @@ class AttentionMap:
 
     def _weights(self, rows: slice | Tensor, keys: slice | Tensor) -> Tensor:
         s = self._scores(rows, keys, self.dtype)
-        return s.sub_(sweep.anchored(self.lse[:, :, rows, None])).exp_()
+        return s.sub_(sweep.anchored(self.lse[:, :, rows, None])).to(self.result_dtype).exp_()
 
     def _scores(self, rows: slice | Tensor, keys: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """The masked scores of some rows and some keys, (B, H, rows, keys)."""

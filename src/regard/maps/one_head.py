@@ -57,6 +57,7 @@ class Head:
         self.mask = m.mask.narrowed(slice(b, b + 1), slice(h, h + 1))
         self.first = first_position(m)
         self.matrix = m.matrix
+        self.dtype = m.result_dtype
         lse, one = anchored(m.lse[b, h]), m.lse.new_ones(1, 1)
         q = torch.cat([m.q[b, h].to(m.dtype) * m.scale, -lse[:, None], one.expand(len(lse), 1)], -1)
         k = m.k[b, h // (m.q.shape[1] // m.k.shape[1])].to(m.dtype)
@@ -81,16 +82,18 @@ class Head:
 
     def cells(self) -> Cells:
         """Empty cells, to be filled by a pass."""
-        return Cells(*(self.q.new_zeros(len(self.k), len(self.q)) for _ in range(2)))
+        return Cells(*(self.q.new_zeros(len(self.k), len(self.q), dtype=self.dtype) for _ in range(2)))
 
     def lines(self) -> Lines:
         """Empty statistics, to be added to by a pass."""
-        return Lines(*(x.new_zeros(x.shape[:2]) for x in (self.q, self.q, self.q, self.k)))
+        sides = (self.q, self.q, self.q, self.k)
+        return Lines(*(x.new_zeros(x.shape[:2], dtype=self.dtype) for x in sides))
 
     def sweep(self, tiles: list[Tile], cells: Cells | None, lines: Lines | None) -> None:
         """Pass over some tiles and put down what is asked for."""
         size = max(QUERIES, self.over_q.width) * max(KEYS, self.over_k.width)
-        scratch = self.q.new_empty(1 if lines is None else 2, size)
+        scratch = self.q.new_empty(1 if lines is None else 2, size, dtype=self.dtype)
+        wide = self.q.new_empty(size) if self.q.dtype != self.dtype else None  # for large scores
         at, q = None, self.q
         for tile in tiles:
             if tile.q_runs != at:
@@ -99,7 +102,8 @@ class Head:
             k = self.k[tile.k_runs].flatten(0, 1)  # (C, D + 2)
             C, M = len(k), q.shape[1]
             logs, weights = (scratch[i, : C * M].view(C, M) for i in (0, -1))
-            self._log_weights(tile, q, k, out=logs)
+            products = logs if wide is None else wide[: C * M].view(C, M)
+            self._log_weights(tile, q, k, products, out=logs)
             torch.exp(logs, out=weights)
             if cells is not None:
                 runs = weights.view(-1, self.over_k.width, M)
@@ -109,17 +113,25 @@ class Head:
             if lines is not None:
                 self._add(lines, tile, logs, weights)
 
-    def _log_weights(self, tile: Tile, q: Tensor, k: Tensor, out: Tensor) -> None:
-        """score − lse for a tile of keys by queries, at most −1e30 on padding: q (D + 2, M), k (C, D + 2)."""
+    def _log_weights(self, tile: Tile, q: Tensor, k: Tensor, products: Tensor, out: Tensor) -> None:
+        """score − lse for a tile of keys by queries, at most −1e30 on padding: q (D + 2, M), k (C, D + 2).
+
+        The difference is taken in `products`, in float64 where scores are large; it is small itself where a
+        weight is not 0, and goes to `out`, which may be the same.
+        """
         if self.softcap is None:
-            torch.mm(k, q, out=out)
+            torch.mm(k, q, out=products)
         else:
-            torch.mm(k[:, :-2], q[:-2], out=out).div_(self.softcap).tanh_().mul_(self.softcap)
-            out.addmm_(k[:, -2:], q[-2:])
+            torch.mm(k[:, :-2], q[:-2], out=products).div_(self.softcap).tanh_().mul_(self.softcap)
+            products.addmm_(k[:, -2:], q[-2:])
+        added, hidden = None, None
         if self.mask.biased or not tile.whole:
             added, hidden = self.seen.tile(self.mask, tile)
-            if added is not None:
-                out.add_(added)
+        if added is not None:
+            products.add_(added)
+        if products is not out:
+            out.copy_(products)
+        if hidden is not None:
             out.masked_fill_(hidden, HIDDEN)
 
     def _add(self, lines: Lines, tile: Tile, logs: Tensor, weights: Tensor) -> None:

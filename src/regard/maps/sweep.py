@@ -65,7 +65,8 @@ def patches(m: AttentionMap, mask: Mask | None = None) -> Iterator[Patch]:
                 logs = score(part, q, rows, column).scores.view(b, h, rows.stop - rows.start, -1)
                 if m.softcap is not None:
                     logs.sub_(lse[:, :, rows])
-                yield Patch(batch, heads, rows, column.keys, logs)
+                # Where scores are large this was float64; their logarithms are small where weights are not 0.
+                yield Patch(batch, heads, rows, column.keys, logs.to(m.result_dtype))
 
 
 def statistics(m: AttentionMap) -> Statistics:
