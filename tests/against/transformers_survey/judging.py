@@ -18,6 +18,7 @@ from tests.against.transformers_survey.verdict import CHANGED, CRASH, PARTLY, RE
 from tests.against.transformers_survey.weights import Weights, as_maps
 
 MAPS_AGREE = 5e-4  # weights of float32 models whose scores run into the hundreds
+GENERATED_AGREE = 1e-2  # a text read at once and token by token rounds differently, and layers enlarge it
 OUTPUTS_AGREE = 1e-3  # of the largest number in the output
 
 
@@ -25,8 +26,7 @@ def judge(model: nn.Module, case: Case, implementation: str, token_mixers: list[
     """Run a case plainly, captured and plainly again, and say what capture made of it."""
     verdict = Verdict(case.name, implementation)
     before, settings = case.run(model), implementations(model)
-    with Weights(model).watching() as plain:
-        case.run(model)
+    weights, rows = plain_weights(model, case, before)
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -38,13 +38,34 @@ def judge(model: nn.Module, case: Case, implementation: str, token_mixers: list[
         verdict.output = compare(before, inside, case.real)
         if verdict.output == "different":
             verdict.add(WRONG, "the output under capture is another one than without")
-        _judge_layers(verdict, seen, case, plain.found if case.name != "generate" else [])
+        _judge_layers(verdict, seen, weights, rows, GENERATED_AGREE if case.name == "generate" else MAPS_AGREE)
         _judge_missing(verdict, model, seen, token_mixers, [str(w.message) for w in said])
     if implementations(model) != settings:
         verdict.add(CHANGED, f"attention was {settings}, is {implementations(model)}")
     elif compare(before, case.run(model), None) != "bitwise":
         verdict.add(CHANGED, "the plain run after capture gives another output than the one before")
     return verdict
+
+
+def plain_weights(
+    model: nn.Module, case: Case, output: Any
+) -> tuple[list[tuple[str, Tensor]], Tensor | None]:
+    """The weights of a plain run by module, and the rows (B, T) of them that are text.
+
+    For `generate`: of one forward over the text that it wrote; of that, the entries without padding.
+    """
+    if case.name == "generate":
+        if case.real is None or not isinstance(output, Tensor) or set(case.inputs) - {"input_ids", "attention_mask"}:
+            return [], None
+        text = output[:, :-1]
+        added = text.shape[1] - case.real.shape[1]
+        if added < 0 or not torch.equal(text[:, : case.real.shape[1]], case.inputs["input_ids"]):
+            return [], None  # the decoder of an encoder-decoder writes a text of its own
+        real = torch.cat([case.real, case.real.new_ones(len(text), added)], 1)
+        case = Case("given", {"input_ids": text, "attention_mask": real.long()}, real & real.all(1, True))
+    with Weights(model).watching() as plain:
+        case.run(model)
+    return plain.found, case.real
 
 
 def implementations(model: nn.Module) -> list[str]:
@@ -81,7 +102,9 @@ def _judge_exception(verdict: Verdict, model: nn.Module, error: Exception) -> No
     verdict.add(CRASH, f"{type(error).__name__}: {str(error)[:200]} | {' | '.join(last)}")
 
 
-def _judge_layers(verdict: Verdict, seen: Any, case: Case, weights: list[tuple[str, Tensor]]) -> None:
+def _judge_layers(
+    verdict: Verdict, seen: Any, weights: list[tuple[str, Tensor]], rows: Tensor | None, agree: float
+) -> None:
     """Certified layers against the weights of the plain run; what is not certified must say why."""
     waiting = list(weights)
     for layer in seen.layers:
@@ -100,12 +123,19 @@ def _judge_layers(verdict: Verdict, seen: Any, case: Case, weights: list[tuple[s
             continue
         verdict.compared += 1
         dense = layer.map.dense()
+        if layer.map.sinks is not None:  # some models scale the output by the sink's share, not the weights
+            dense, fitting = _shares(dense), [(index, _shares(theirs)) for index, theirs in fitting]
         index, difference = min(
-            ((index, _difference(dense, theirs, case.real)) for index, theirs in fitting), key=lambda x: x[1]
+            ((index, _difference(dense, theirs, rows)) for index, theirs in fitting), key=lambda x: x[1]
         )
         waiting.pop(index)
-        if not difference <= MAPS_AGREE:
+        if not difference <= agree:
             verdict.add(WRONG, f"{layer.name}: certified, and {difference:.1e} off the plain run's weights")
+
+
+def _shares(weights: Tensor) -> Tensor:
+    """Rows that sum to 1, without what a sink takes of them."""
+    return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
 def _difference(ours: Tensor, theirs: Tensor, real: Tensor | None) -> float:
@@ -119,8 +149,9 @@ def _judge_missing(
     verdict: Verdict, model: nn.Module, seen: Any, token_mixers: list[Mixer], said: list[str]
 ) -> None:
     """Every module that mixes tokens is captured or named."""
-    captured = [layer.name.partition("#")[0] for layer in seen.layers]
-    named = _missing_names(getattr(seen, "missing", ()))
+    passes = [seen, *seen.passes]
+    captured = [layer.name.partition("#")[0] for x in passes for layer in x.layers]
+    named = [name for x in passes for name in _missing_names(x)]
     modules = dict(model.named_modules())
     for mixer in token_mixers:
         if mixer.convolution or any(_related(mixer.name, name) for name in captured):
@@ -133,9 +164,10 @@ def _judge_missing(
             verdict.add(UNNAMED, f"{mixer.name} ({mixer.kind}) mixes tokens")
 
 
-def _missing_names(missing: Any) -> list[str]:
-    """Module names from `seen.missing`: a mapping by name, or objects with one."""
-    entries: Iterable[Any] = missing.keys() if hasattr(missing, "keys") else missing or ()
+def _missing_names(seen: Any) -> list[str]:
+    """The names of modules that a capture says are missing: the keys of a mapping, or objects with a name."""
+    missing = getattr(seen, "missing", None) or getattr(seen.certificate, "missing", None) or ()
+    entries: Iterable[Any] = missing.keys() if hasattr(missing, "keys") else missing
     return [str(getattr(entry, "name", entry)) for entry in entries]
 
 

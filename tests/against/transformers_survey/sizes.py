@@ -18,7 +18,7 @@ LAYERS_AT_MOST = 8
 # The first pattern that matches the whole name of a field gives its value.
 INTEGERS: list[tuple[str, int]] = [
     # Token ids have a range of their own, see `_token_id`.
-    (r".*(vocab_size|num_embeddings|num_embeds)", VOCABULARY),
+    (r".*(vocab_size|num_embeddings|num_embeds)(_per_layer_input)?", VOCABULARY),
     (r"(type|modality_type)_vocab_size", 2),
     # Windows, chunks and selections, shorter than the sequence.
     (r"(sliding_window|_?sliding_window_size|attention_window_size|local_attention)", WINDOW),
@@ -35,6 +35,12 @@ INTEGERS: list[tuple[str, int]] = [
     (r"(num_nextn_predict_layers|num_mem_blocks|num_adapter_layers|num_residual_layers)", 1),
     (r"(attn_layer_period|expert_layer_period|full_attention_interval|full_attn_every_n_layers)", 2),
     (r"(attn_layer_offset|expert_layer_offset|first_k_dense_replace)", 1),
+    # Recurrent layers.
+    (r"(state_size|mamba_d_state|ssm_state_size)", 8),
+    (r"(time_step_rank|mamba_dt_rank)", 4),
+    (r"(n_groups|mamba_n_groups|mamba_ngroups)", 1),
+    (r"(mamba_n_heads|mamba_num_heads)", 8),
+    (r"(mamba_d_head|mamba_head_dim|mamba_headdim)", 8),
     # Heads.
     (r"(num_key_value_heads|num_kv_heads|n_head_kv|num_key_value_attention_heads|num_query_groups)", 2),
     (r"(swa_|cla_|global_|num_global_|.*_)?(num_key_value_heads)", 2),
@@ -52,12 +58,6 @@ INTEGERS: list[tuple[str, int]] = [
     (r"(num_experts_per_tok|num_experts_per_token|moe_topk|moe_k|top_k|top_k_experts)", 2),
     (r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts)", 4),
     (r"(n_group|topk_group|n_shared_experts|num_shared_experts|moe_num_shared_experts)", 1),
-    # Recurrent layers.
-    (r"(state_size|mamba_d_state|ssm_state_size)", 8),
-    (r"(time_step_rank|mamba_dt_rank)", 4),
-    (r"(n_groups|mamba_n_groups|mamba_ngroups)", 1),
-    (r"(mamba_n_heads|mamba_num_heads)", 8),
-    (r"(mamba_d_head|mamba_head_dim|mamba_headdim)", 8),
     # Pictures and sound.
     (r"(num_channels|in_channels|in_chans|input_channels)", 3),
     (r"(num_mel_bins|n_mels|mel_bins|mel_dim|input_feat_per_channel|feature_size)", 16),
@@ -69,10 +69,12 @@ INTEGERS: list[tuple[str, int]] = [
     (r"(num_position_embeddings|max_num_patches|num_patches)", 64),
     # Widths.
     (r"(num_conv_pos_embedding_groups|num_groups)", 2),
+    (r"upsample_groups", 32),
     (r"num_conv_pos_embeddings", 4),
     (r"(num_queries|num_query_tokens|num_image_tokens|resampler_n_latents|num_denoising)", 6),
     (r".*(intermediate_size|ffn_dim|ffn_hidden_size|mlp_dim|d_ff|inner_dim|feedforward_dim)", 48),
     (r"(coordinate_size|shape_size)", 6),
+    (r"hidden_size_per_layer_input", 8),
     (r".*(hidden_size|embed_dim|d_model|n_embd|embedding_size|projection_dim|_hidden_dim|output_dim)", 32),
     (r"(hidden_dim|dim|width|embedding_dim|emb_dim|word_embed_proj_dim|output_size|projection_size)", 32),
     (r"(codebook_dim|codevector_dim|proj_codevector_dim|latent_dim|lru_width|classifier_proj_size)", 32),
@@ -80,6 +82,8 @@ INTEGERS: list[tuple[str, int]] = [
     (r"(codebook_size|num_codevectors_per_group)", 32),
     (r"(max_.*positions?(_embeddings)?|max_.*length)", 128),
 ]
+# Fields that some defaults leave out, and that the model needs.
+WHERE_NONE = {"vocab_size": VOCABULARY, "head_dim": 8, "n_routed_experts": 4, "prediction_length": 4}
 NEVER = re.compile(
     r"(num_labels|audio_channels|num_channels_out|pretraining_tp|chunk_size_feed_forward|.*kernel.*|.*stride.*"
     r"|.*padding.*|.*_layer_id|.*_index|.*ignore.*|.*coef.*|.*cost.*|.*_loss.*|sampling_rate|sample_rate)"
@@ -96,6 +100,8 @@ def small_values(config: Any, picture: int = 32, patch: int = 8) -> dict[str, An
             continue
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             values[name] = {"model_type": value.model_type} | small_values(value, picture, patch)
+        elif value is None and name in WHERE_NONE:
+            values[name] = WHERE_NONE[name]
         elif name in layered:
             values[name] = layered[name]
         elif name == "rope_parameters" and isinstance(value, dict):
@@ -104,12 +110,18 @@ def small_values(config: Any, picture: int = 32, patch: int = 8) -> dict[str, An
             values[name] = _of_same_kind(value, patch if name == "patch_size" else picture)
         elif (small := _integer(name, value)) is not None:
             values[name] = small
-        elif isinstance(value, list) and (shorter := _list(name, value, count)) is not None:
+        elif isinstance(value, (list, tuple)) and (shorter := _list(name, value, count)) is not None:
             values[name] = shorter
     if count is not None:
         values["num_hidden_layers"] = count
+    if _same(fields, "num_key_value_heads", "num_attention_heads"):
+        values["num_key_value_heads"] = values["num_attention_heads"]  # some families must not group heads
     known = _arguments(type(config))
     return {name: value for name, value in values.items() if name in known or known == {"*"}}
+
+
+def _same(fields: dict[str, Any], first: str, second: str) -> bool:
+    return type(fields.get(first)) is int and fields[first] == fields.get(second)
 
 
 def _arguments(kind: type) -> set[str]:
@@ -191,12 +203,14 @@ def _size_in_list(name: str, value: Any) -> Any:
     return value if small is None else small
 
 
-def _list(name: str, value: list[Any], count: int | None) -> list[Any] | None:
+def _list(name: str, value: list[Any] | tuple[Any, ...], count: int | None) -> list[Any] | None:
     """A shorter or smaller list where its name says what it holds."""
-    if not value or not all(type(x) is int for x in value):
+    if not value or any(type(x) is not int for x in value):
         return None
     if name == "depths":
-        return [min(x, 2 if i == 0 else 1) for i, x in enumerate(value)]
+        return [min(x, 2 if i < 2 else 1) for i, x in enumerate(value)]
+    if name in ("num_heads", "num_attention_heads"):
+        return [2 if i < 2 else 4 for i in range(len(value))]
     if name in ("hidden_sizes", "encoder_hidden_sizes", "neck_hidden_sizes", "embed_dims"):
         return [16 * 2 ** min(i, 2) for i in range(len(value))]
     if name == "conv_dim":
