@@ -28,7 +28,9 @@ from tests.against.transformers_survey.table import document, summary
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("types", nargs="*", help="model types; all of them by default")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=90.0, help="time limit for a model type")
@@ -45,7 +47,9 @@ def main() -> int:
     for name, result in each(names, work, arguments.workers, arguments.seconds):
         results[name] = _told(name, result)
         reason = next(iter(results[name]["reasons"]), "")[:110]
-        print(f"{len(results):4}/{len(names)}  {name:<32} {results[name]['outcome']:<24} {reason}", flush=True)
+        print(
+            f"{len(results):4}/{len(names)}  {name:<32} {results[name]['outcome']:<24} {reason}", flush=True
+        )
     ordered = [results[name] for name in names]
     if arguments.json:
         arguments.json.write_text(json.dumps(ordered, indent=1))

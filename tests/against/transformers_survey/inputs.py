@@ -1,4 +1,4 @@
-"""Inputs for a model: tensors for the arguments of its `forward`, in shapes that are tried one after another."""
+"""Inputs for a model: tensors for the arguments of its `forward`, in shapes that are tried in turn."""
 
 from __future__ import annotations
 
@@ -64,6 +64,12 @@ def candidates(model: nn.Module) -> Iterator[Inputs]:
 def _filled(model: nn.Module, names: list[str]) -> Iterator[Inputs]:
     """Every choice of shapes for these arguments; none where a name is unknown."""
     choices = [_shapes(model, name) for name in names]
+    if "grid_thw" in names:  # towers that take the patches of all pictures in one list
+        patches = _patches(model, 24)
+        choices = [
+            [patches] if x in ("pixel_values", "hidden_states") else c
+            for x, c in zip(names, choices, strict=True)
+        ]
     for values in itertools.islice(itertools.product(*choices), 60):
         yield dict(zip(names, values, strict=True))
 
@@ -76,10 +82,10 @@ def _pictures_in_text(model: nn.Module, parameters: Any) -> Iterator[Inputs]:
     for pixels in _shapes(model, "pixel_values"):
         extra: Inputs = {"pixel_values": pixels}
         if "image_grid_thw" in parameters:
-            patch = field(model, "patch_size", default=8)
-            frames = field(model, "temporal_patch_size", default=1)
-            flat = torch.randn(2 * 16, 3 * frames * patch * patch, generator=_generator())
-            extra = {"pixel_values": flat, "image_grid_thw": torch.tensor([[1, 4, 4], [1, 4, 4]])}
+            extra = {
+                "pixel_values": _patches(model, 32),
+                "image_grid_thw": torch.tensor([[1, 4, 4], [1, 4, 4]]),
+            }
         if "image_sizes" in parameters:
             extra["image_sizes"] = torch.tensor([list(pixels.shape[-2:])] * B)
         for count in (4, 16, 1, 2, 8, 3, 6, 17, 5, 9, 25, 64, 20, 24, 32):
@@ -95,6 +101,12 @@ def _pictures_in_text(model: nn.Module, parameters: Any) -> Iterator[Inputs]:
             return
 
 
+def _patches(model: nn.Module, count: int) -> Tensor:
+    """Pictures as patches in one list, (patches, numbers of a patch)."""
+    patch, frames = field(model, "patch_size", default=8), field(model, "temporal_patch_size", default=1)
+    return torch.randn(count, 3 * frames * patch * patch, generator=_generator())
+
+
 def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(2)
 
@@ -108,7 +120,9 @@ def _shapes(model: nn.Module, name: str) -> list[Tensor | Any]:
     side = field(model, "image_size", default=32)
     channels = field(model, "num_channels", "in_channels", "in_chans", default=3)
     frames = field(model, "num_frames", "frames_per_clip", default=4)
-    mels = field(model, "num_mel_bins", "n_mels", "mel_bins", "input_feat_per_channel", "feature_size", default=16)
+    mels = field(
+        model, "num_mel_bins", "n_mels", "mel_bins", "input_feat_per_channel", "feature_size", default=16
+    )
     width = field(model, "hidden_size", "d_model", "n_embd", default=32)
     positions = field(model, "max_source_positions", default=64)
     if name == "pixel_values":
@@ -138,9 +152,17 @@ def _shapes(model: nn.Module, name: str) -> list[Tensor | Any]:
         return [noise(B, 4000), noise(B, 1, 4000), noise(B, 1, 1920), noise(B, 64, mels), noise(B, mels, 64)]
     if name in ("input_ids", "text_ids", "sequence"):
         return [token_ids(model), token_ids(model, 16)]
+    if name == "qformer_input_ids":
+        return [token_ids(model, 8)]
     if name in ("decoder_input_ids", "target_ids"):
         return [token_ids(model, DECODER_T)]
-    if name in ("inputs_embeds", "hidden_states", "decoder_inputs_embeds", "encoder_hidden_states", "query_embeds"):
+    if name in (
+        "inputs_embeds",
+        "hidden_states",
+        "decoder_inputs_embeds",
+        "encoder_hidden_states",
+        "query_embeds",
+    ):
         return [noise(B, T, width)]
     if name == "inputs":
         return [token_ids(model), noise(B, T, field(model, "d_model", default=32)), noise(B, 3, side, side)]
@@ -159,7 +181,11 @@ def _shapes(model: nn.Module, name: str) -> list[Tensor | Any]:
         return [torch.tensor([[1, 4, 4], [1, 2, 4]])]
     if name in ("past_values", "time_series_values", "context"):
         length = field(model, "context_length", default=32)
-        return [noise(B, length), noise(B, length, 1), noise(B, length, field(model, "num_input_channels", default=1))]
+        return [
+            noise(B, length),
+            noise(B, length, 1),
+            noise(B, length, field(model, "num_input_channels", default=1)),
+        ]
     if name in ("past_observed_mask", "past_time_features", "input_padding"):
         return [torch.ones(B, field(model, "context_length", default=32))]
     return []

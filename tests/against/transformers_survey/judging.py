@@ -1,4 +1,4 @@
-"""One run judged: plain, captured and plain again, held against each other and not against capture's own word."""
+"""One run judged: plain, captured and plain again are compared; capture's own word does not count."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def judge(model: nn.Module, case: Case, implementation: str, token_mixers: list[
         verdict.output = compare(before, inside, case.real)
         if verdict.output == "different":
             verdict.add(WRONG, "the output under capture is another one than without")
-        _judge_layers(verdict, seen, weights, rows, GENERATED_AGREE if case.name == "generate" else MAPS_AGREE)
+        _judge_layers(
+            verdict, seen, weights, rows, GENERATED_AGREE if case.name == "generate" else MAPS_AGREE
+        )
         _judge_missing(verdict, model, seen, token_mixers, [str(w.message) for w in said])
     if implementations(model) != settings:
         verdict.add(CHANGED, f"attention was {settings}, is {implementations(model)}")
@@ -55,7 +57,11 @@ def plain_weights(
     For `generate`: of one forward over the text that it wrote; of that, the entries without padding.
     """
     if case.name == "generate":
-        if case.real is None or not isinstance(output, Tensor) or set(case.inputs) - {"input_ids", "attention_mask"}:
+        if (
+            case.real is None
+            or not isinstance(output, Tensor)
+            or set(case.inputs) - {"input_ids", "attention_mask"}
+        ):
             return [], None
         text = output[:, :-1]
         added = text.shape[1] - case.real.shape[1]
@@ -74,7 +80,7 @@ def implementations(model: nn.Module) -> list[str]:
 
 
 def compare(first: Any, second: Any, real: Tensor | None) -> str:
-    """Two outputs: "bitwise" the same, the same to within "rounding" on rows that are text, or "different"."""
+    """Whether two outputs are "bitwise" the same, the same to "rounding" on rows of text, or "different"."""
     ours, theirs = tensors(first), tensors(second)
     if ours.keys() != theirs.keys() or any(ours[k].shape != theirs[k].shape for k in ours):
         return "different"
@@ -88,7 +94,7 @@ def compare(first: Any, second: Any, real: Tensor | None) -> str:
         found = "rounding"
         if real is not None and a.shape[:2] == real.shape:
             a, b = a[real], b[real]
-        if not bool(((a - b).abs().max() <= OUTPUTS_AGREE * a.abs().max())):
+        if not bool((a - b).abs().max() <= OUTPUTS_AGREE * a.abs().max()):
             return "different"
     return found
 

@@ -1,4 +1,4 @@
-"""Which modules of a model mix tokens, told by behaviour: one position of the input is changed, others follow.
+"""Which modules of a model mix tokens, told by behaviour: a change at one position is felt at others.
 
 A module that only mixes because its children do is left out. What reaches no further than the convolutions
 inside it is a convolution; its weights do not depend on the text, and nobody would draw them as attention.
@@ -51,7 +51,7 @@ def mixers(model: nn.Module, case: Case) -> tuple[list[Mixer], list[str]]:
 
 
 def _calls(model: nn.Module, case: Case) -> dict[str, Call]:
-    """The first call of every module that has parts, with copies of what went in."""
+    """The first call of every module inside a repeated block, with copies of what went in."""
     calls: dict[str, Call] = {}
     hooks = []
 
@@ -63,10 +63,9 @@ def _calls(model: nn.Module, case: Case) -> dict[str, Call]:
         return hook
 
     for name, module in model.named_modules():
-        inside = any(part.isdigit() for part in name.split("."))
-        if inside and (any(True for _ in module.children()) or any(True for _ in module.parameters(False))):
-            if not isinstance(module, (nn.ModuleList, nn.Linear, nn.Embedding)):
-                hooks.append(module.register_forward_hook(keep(name), with_kwargs=True))
+        repeated = any(part.isdigit() for part in name.split("."))
+        if repeated and not isinstance(module, (nn.ModuleList, nn.Linear, nn.Embedding)):
+            hooks.append(module.register_forward_hook(keep(name), with_kwargs=True))
     try:
         case.run(model)
     finally:

@@ -1,10 +1,36 @@
-"""What particular model types need besides small sizes. Facts only, each for a field that has no general rule."""
+"""What particular model types need besides small sizes: facts, for fields that have no general rule."""
 
 from __future__ import annotations
 
 from typing import Any
 
-OVERRIDES: dict[str, dict[str, Any]] = {}
+TIMES = {"prediction_length": 4, "context_length": 16, "lags_sequence": [1, 2, 3], "num_time_features": 1}
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "autoformer": TIMES,
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8},
+    "blt": {"encoder_hash_byte_group_size": [3], "encoder_hash_byte_group_vocab": 64},
+    "bridgetower": {
+        "hidden_size": 128,
+        "text_config": {"hidden_size": 128},
+        "vision_config": {"hidden_size": 128},
+    },
+    "bridgetower_vision_model": {"hidden_size": 128},
+    "bros": {"dim_bbox_sinusoid_emb_2d": 16, "dim_bbox_sinusoid_emb_1d": 2, "dim_bbox_projection": 8},
+    "chameleon": {"vocabulary_map": {f"IMGIMG{x}": 64 + i for i, x in enumerate("ABCD")} | {"<image>": 100}},
+    "clvp_encoder": {"projection_dim": 8, "rotary_embedding_dim": 4},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
+    "decision_transformer": {"state_dim": 5, "act_dim": 3, "max_ep_len": 64},
+    "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy"},
+    "dia": {"delay_pattern": [0, 1, 2, 3], "decoder_config": {"num_channels": 4}},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8},
+    "informer": TIMES,
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 8},
+    "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "attention_head_size": 8},
+    "time_series_transformer": TIMES,
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
+}
 
 
 def overrides(model_type: str) -> dict[str, Any]:

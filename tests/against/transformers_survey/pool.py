@@ -1,4 +1,4 @@
-"""Model types surveyed in processes of their own: a crash, a hang or a hunger for memory ends one of them only."""
+"""Model types surveyed in processes of their own, so that a crash or a hang ends one of them only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Work = Callable[[str], dict[str, Any]]
 
 
 def each(names: list[str], work: Work, workers: int, seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """`work(name)` for each name in forked processes; yields as they end, with an "error" where one failed."""
+    """`work(name)` for each name in forked processes, in the order in which they end; failures as "error"."""
     waiting = list(reversed(names))
     running: dict[int, tuple[str, float, Path]] = {}
     with tempfile.TemporaryDirectory() as folder:

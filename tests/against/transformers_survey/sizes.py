@@ -24,9 +24,11 @@ INTEGERS: list[tuple[str, int]] = [
     (r"(sliding_window|_?sliding_window_size|attention_window_size|local_attention)", WINDOW),
     (r"(attention_chunk_size|local_attn_chunk_length|lsh_attn_chunk_length)", 8),
     (r"(index_topk|topk_tokens|compress_topk)", 6),
+    (r"index_kpool", 2),
+    (r"context_size", 8),
     (r"(chunk_size|mamba_chunk_size|block_size|index_block_size)", 8),
     (r"(local_radius|global_block_size|block_length)", 3),
-    (r"(local_attn_window|attention_window|local_window_size)", 4),
+    (r"(local_attn_window|attention_window|local_window_size|window_size)", 4),
     # Layers.
     (r"(num_hidden_layers|n_layers?|num_layers|layers|depth|num_blocks)", 2),
     (r".*_(num_)?(hidden_)?layers", 2),
@@ -83,7 +85,17 @@ INTEGERS: list[tuple[str, int]] = [
     (r"(max_.*positions?(_embeddings)?|max_.*length)", 128),
 ]
 # Fields that some defaults leave out, and that the model needs.
-WHERE_NONE = {"vocab_size": VOCABULARY, "head_dim": 8, "n_routed_experts": 4, "prediction_length": 4}
+WHERE_NONE = {
+    "vocab_size": VOCABULARY,
+    "head_dim": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "prediction_length": 4,
+    "pad_token_id": 0,
+}
+# Families with multimodal positions whose default configuration leaves their sections to the code.
+SECTIONS = ("glm4v", "glm46v", "glm_ocr", "glm_image", "glmga", "qwen2_vl", "colqwen2")
 NEVER = re.compile(
     r"(num_labels|audio_channels|num_channels_out|pretraining_tp|chunk_size_feed_forward|.*kernel.*|.*stride.*"
     r"|.*padding.*|.*_layer_id|.*_index|.*ignore.*|.*coef.*|.*cost.*|.*_loss.*|sampling_rate|sample_rate)"
@@ -105,7 +117,7 @@ def small_values(config: Any, picture: int = 32, patch: int = 8) -> dict[str, An
         elif name in layered:
             values[name] = layered[name]
         elif name == "rope_parameters" and isinstance(value, dict):
-            values[name] = _rope(value)
+            values[name] = _rope(value, config.model_type)
         elif name in ("image_size", "patch_size", "pretrain_image_size", "crop_size", "input_size"):
             values[name] = _of_same_kind(value, patch if name == "patch_size" else picture)
         elif (small := _integer(name, value)) is not None:
@@ -155,13 +167,13 @@ def _token_id(name: str, value: int) -> int | None:
     return None
 
 
-def _rope(value: dict[str, Any]) -> dict[str, Any]:
-    """Rotary parameters for heads of 8: sections of a multimodal position that add up to 4."""
+def _rope(value: dict[str, Any], model_type: str) -> dict[str, Any]:
+    """Rotary parameters for heads of 8; the sections of multimodal positions add up to half of what turns."""
     if any(isinstance(inner, dict) for inner in value.values()):
-        return {k: _rope(inner) if isinstance(inner, dict) else inner for k, inner in value.items()}
+        return {k: _rope(x, model_type) if isinstance(x, dict) else x for k, x in value.items()}
     small = dict(value)
-    if "mrope_section" in small:
-        small["mrope_section"] = [1, 1, 2]
+    if "mrope_section" in small or model_type.startswith(SECTIONS):
+        small["mrope_section"] = [1, 1, 2 if small.get("partial_rotary_factor", 1.0) == 1.0 else 0]
     if "original_max_position_embeddings" in small:
         small["original_max_position_embeddings"] = 64
     return small

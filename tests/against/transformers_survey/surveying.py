@@ -81,7 +81,7 @@ def small_model(model_type: str, name: str) -> tuple[nn.Module, Inputs]:
 
 
 def _implementations(model: nn.Module) -> Iterator[str]:
-    """The model's own attention implementation, then "eager" and "sdpa" as far as it takes them; each is set."""
+    """The model's own attention implementation, then "eager" and "sdpa" where it takes them; each is set."""
     default = str(getattr(model.config, "_attn_implementation", None))
     yield default
     for name in ("eager", "sdpa"):
