@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from tests.against.transformers_survey.cases import Case, tensors
+from tests.against.transformers_survey.cases import TOKENS, Case, tensors
 from tests.against.transformers_survey.mixers import Mixer
 from tests.against.transformers_survey.verdict import CHANGED, CRASH, PARTLY, REFUSED, UNNAMED, WRONG, Verdict
-from tests.against.transformers_survey.weights import Weights, as_maps
+from tests.against.transformers_survey.weights import Weights, as_maps, steps_joined
 
 MAPS_AGREE = 5e-4  # weights of float32 models whose scores run into the hundreds
-GENERATED_AGREE = 1e-2  # a text read at once and token by token rounds differently, and layers enlarge it
 OUTPUTS_AGREE = 1e-3  # of the largest number in the output
 
 
@@ -26,7 +25,7 @@ def judge(model: nn.Module, case: Case, implementation: str, token_mixers: list[
     """Run a case plainly, captured and plainly again, and say what capture made of it."""
     verdict = Verdict(case.name, implementation)
     before, settings = case.run(model), implementations(model)
-    weights, rows = plain_weights(model, case, before)
+    weights, rows = plain_weights(model, case)
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -38,9 +37,7 @@ def judge(model: nn.Module, case: Case, implementation: str, token_mixers: list[
         verdict.output = compare(before, inside, case.real)
         if verdict.output == "different":
             verdict.add(WRONG, "the output under capture is another one than without")
-        _judge_layers(
-            verdict, seen, weights, rows, GENERATED_AGREE if case.name == "generate" else MAPS_AGREE
-        )
+        _judge_layers(verdict, seen, weights, rows)
         _judge_missing(verdict, model, seen, token_mixers, [str(w.message) for w in said])
     if implementations(model) != settings:
         verdict.add(CHANGED, f"attention was {settings}, is {implementations(model)}")
@@ -49,29 +46,15 @@ def judge(model: nn.Module, case: Case, implementation: str, token_mixers: list[
     return verdict
 
 
-def plain_weights(
-    model: nn.Module, case: Case, output: Any
-) -> tuple[list[tuple[str, Tensor]], Tensor | None]:
-    """The weights of a plain run by module, and the rows (B, T) of them that are text.
-
-    For `generate`: of one forward over the text that it wrote; of that, the entries without padding.
-    """
-    if case.name == "generate":
-        if (
-            case.real is None
-            or not isinstance(output, Tensor)
-            or set(case.inputs) - {"input_ids", "attention_mask"}
-        ):
-            return [], None
-        text = output[:, :-1]
-        added = text.shape[1] - case.real.shape[1]
-        if added < 0 or not torch.equal(text[:, : case.real.shape[1]], case.inputs["input_ids"]):
-            return [], None  # the decoder of an encoder-decoder writes a text of its own
-        real = torch.cat([case.real, case.real.new_ones(len(text), added)], 1)
-        case = Case("given", {"input_ids": text, "attention_mask": real.long()}, real & real.all(1, True))
+def plain_weights(model: nn.Module, case: Case) -> tuple[list[tuple[str, Tensor]], Tensor | None]:
+    """The weights of a plain run by module, and the rows (B, T) of them that are text."""
     with Weights(model).watching() as plain:
         case.run(model)
-    return plain.found, case.real
+    if case.name != "generate" or case.real is None:
+        return plain.found, case.real
+    return steps_joined(plain.found), torch.cat(
+        [case.real, case.real.new_ones(len(case.real), TOKENS - 1)], 1
+    )
 
 
 def implementations(model: nn.Module) -> list[str]:
@@ -109,7 +92,7 @@ def _judge_exception(verdict: Verdict, model: nn.Module, error: Exception) -> No
 
 
 def _judge_layers(
-    verdict: Verdict, seen: Any, weights: list[tuple[str, Tensor]], rows: Tensor | None, agree: float
+    verdict: Verdict, seen: Any, weights: list[tuple[str, Tensor]], rows: Tensor | None
 ) -> None:
     """Certified layers against the weights of the plain run; what is not certified must say why."""
     waiting = list(weights)
@@ -135,7 +118,7 @@ def _judge_layers(
             ((index, _difference(dense, theirs, rows)) for index, theirs in fitting), key=lambda x: x[1]
         )
         waiting.pop(index)
-        if not difference <= agree:
+        if not difference <= MAPS_AGREE:
             verdict.add(WRONG, f"{layer.name}: certified, and {difference:.1e} off the plain run's weights")
 
 

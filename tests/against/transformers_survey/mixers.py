@@ -1,7 +1,7 @@
 """Which modules of a model mix tokens, told by behaviour: a change at one position is felt at others.
 
-A module that only mixes because its children do is left out. What reaches no further than the convolutions
-inside it is a convolution; its weights do not depend on the text, and nobody would draw them as attention.
+A module that only mixes because its children do is left out. What is felt at no more positions than the
+convolutions inside it see is a convolution: its weights do not depend on the text, and are no attention.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Mixer:
 
     name: str
     kind: str  # its class
-    convolution: bool  # it reaches no further than the kernels inside it
+    convolution: bool  # a change is felt at no more positions than its kernels see
 
 
 def mixers(model: nn.Module, case: Case) -> tuple[list[Mixer], list[str]]:
@@ -38,12 +38,12 @@ def mixers(model: nn.Module, case: Case) -> tuple[list[Mixer], list[str]]:
         if not _takes_tokens(module, call):
             continue
         try:
-            reach = _reach(module, call)
+            felt = _felt(module, call)
         except Exception as error:
             untested.append(f"{name} ({type(module).__name__}): {type(error).__name__}: {str(error)[:80]}")
             continue
-        if reach:
-            found[name] = Mixer(name, type(module).__name__, reach <= _kernel(module))
+        if felt:
+            found[name] = Mixer(name, type(module).__name__, felt < _kernel(module))
     innermost = [
         mixer for name, mixer in found.items() if not any(other.startswith(f"{name}.") for other in found)
     ]
@@ -100,6 +100,9 @@ def _sequences(module: nn.Module, call: Call) -> list[tuple[int | str, Tensor]]:
     args, kwargs, _ = call
     widths = {m.in_features for m in module.modules() if isinstance(m, nn.Linear)}
     widths |= {m.weight.shape[0] for m in module.modules() if type(m).__name__ == "Conv1D"}
+    widths |= {
+        m.weight.shape[0] for m in module.modules() if isinstance(m, nn.LayerNorm) and m.elementwise_affine
+    }
     arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     return [
         (key, x)
@@ -124,13 +127,13 @@ def _takes_tokens(module: nn.Module, call: Call) -> bool:
     return output.ndim == first.ndim and output.shape[:-1] == first.shape[:-1]
 
 
-def _reach(module: nn.Module, call: Call) -> int:
-    """How far a change at one position is felt: 0 where only that position changes."""
+def _felt(module: nn.Module, call: Call) -> int:
+    """At how many other positions a change at one position is felt."""
     args, kwargs, _ = call
     base = _again(module, args, kwargs)
     if not bool(base.isfinite().all()):
         raise ValueError("its output is not finite")
-    far = 0
+    most = 0
     for order, (key, x) in enumerate(_sequences(module, call)):
         middle = tuple(n // 2 for n in x.shape[:-1])
         changed = x.clone()
@@ -142,13 +145,12 @@ def _reach(module: nn.Module, call: Call) -> int:
             other = _again(module, args, kwargs | {key: changed})
         moved = (other - base).abs().amax(-1) > 1e-4 * float(base.abs().max())  # (B, T)
         if moved.shape == x.shape[:-1]:
-            places = moved.nonzero() - torch.tensor(middle)
-            # Another entry of the batch is no other position; a text that is looked at counts wherever it is.
-            places = places[places[:, 0] == 0][:, 1:] if x.ndim > 2 else places
-            far = max([far, *places.abs().amax(-1).tolist()])
+            if x.ndim > 2:
+                moved = moved[middle[0]]  # other entries of the batch are no other positions of the text
+            most = max(most, int(moved.sum()) - 1)
         elif order and int(moved.sum()) > 1:
-            far = max(far, *moved.shape[1:])
-    return far
+            most = max(most, moved[0].numel())
+    return most
 
 
 def _again(module: nn.Module, args: Any, kwargs: Any) -> Tensor:
@@ -166,6 +168,7 @@ def _again(module: nn.Module, args: Any, kwargs: Any) -> Tensor:
 
 
 def _kernel(module: nn.Module) -> int:
-    """How far the convolutions inside a module reach together; 0 without any."""
+    """How many positions the convolutions inside a module see together; 0 without any."""
     convolutions = [m for m in module.modules() if isinstance(m, (nn.Conv1d, nn.Conv2d))]
-    return sum((max(m.kernel_size) - 1) * max(m.dilation) for m in convolutions)
+    reach = sum((max(m.kernel_size) - 1) * max(m.dilation) for m in convolutions)
+    return (reach + 1) ** max((len(m.kernel_size) for m in convolutions), default=1) if convolutions else 0

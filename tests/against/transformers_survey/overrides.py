@@ -29,7 +29,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "attention_head_size": 8},
     "time_series_transformer": TIMES,
-    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
+    "zamba": {
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+    },
 }
 
 

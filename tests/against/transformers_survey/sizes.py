@@ -34,6 +34,7 @@ INTEGERS: list[tuple[str, int]] = [
     (r".*_(num_)?(hidden_)?layers", 2),
     (r"num_(encoder|decoder|sparse_encoder|sparse_decoder)_(layers|blocks)", 2),
     (r"max_window_layers", 1),
+    (r".*sparse_step", 2),
     (r"(num_nextn_predict_layers|num_mem_blocks|num_adapter_layers|num_residual_layers)", 1),
     (r"(attn_layer_period|expert_layer_period|full_attention_interval|full_attn_every_n_layers)", 2),
     (r"(attn_layer_offset|expert_layer_offset|first_k_dense_replace)", 1),
@@ -120,6 +121,8 @@ def small_values(config: Any, picture: int = 32, patch: int = 8) -> dict[str, An
             values[name] = _rope(value, config.model_type)
         elif name in ("image_size", "patch_size", "pretrain_image_size", "crop_size", "input_size"):
             values[name] = _of_same_kind(value, patch if name == "patch_size" else picture)
+        elif name == "window_size" and "depths" in fields and isinstance(value, int):
+            values[name] = 2  # stages halve their picture until few patches are left
         elif (small := _integer(name, value)) is not None:
             values[name] = small
         elif isinstance(value, (list, tuple)) and (shorter := _list(name, value, count)) is not None:

@@ -79,6 +79,31 @@ def _fused(
     return scores.softmax(-1).nan_to_num(0.0)  # rows that may look at nothing
 
 
+def steps_joined(found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """The steps of a generation as one matrix for each module: the prompt's rows, then a row a step.
+
+    The keys of a step are the last ones up to its own token, or, if every step has as many, always the same.
+    """
+    steps: dict[tuple[str, int, torch.Size], list[Tensor]] = {}
+    for name, weights in found:
+        steps.setdefault((name, weights.ndim, weights.shape[:-2]), []).append(weights)
+    joined = []
+    for (name, _, _), parts in steps.items():
+        if any(part.shape[-2] != 1 for part in parts[1:]):
+            continue  # several attentions in one module, or another prompt
+        length = sum(part.shape[-2] for part in parts)
+        if len({part.shape[-1] for part in parts}) > 1:
+            ends = [length - len(parts) + 1 + step for step in range(len(parts))]
+            if any(part.shape[-1] > end for part, end in zip(parts, ends, strict=True)):
+                continue
+            parts = [
+                nn.functional.pad(part, (end - part.shape[-1], length - end))
+                for part, end in zip(parts, ends, strict=True)
+            ]
+        joined.append((name, torch.cat(parts, -2)))
+    return joined
+
+
 def as_maps(weights: Tensor, shape: tuple[int, int, int, int]) -> Tensor | None:
     """Recorded weights as (B, H, T, S), if they are as many; a learned sink's column is dropped."""
     B, H, T, S = shape
