@@ -51,16 +51,16 @@ def class_names(model_type: str, most: int = 2) -> list[str]:
         for name, value in vars(modeling_auto).items()
         if name.startswith("MODEL") and name.endswith("_NAMES") and isinstance(value, OrderedDict)
     }
+    config_class = CONFIG_MAPPING[model_type]
     order = ["MODEL", *(f"MODEL_FOR_{head}" for head in HEADS), *sorted(mappings)]
     found: dict[str, None] = {}
     for key in order:
         names = mappings.get(key, {}).get(model_type, ())
         for name in (names,) if isinstance(names, str) else names:
-            if getattr(transformers, name, None) is not None:
+            kind = getattr(transformers, name, None)
+            if kind is not None and getattr(kind, "config_class", config_class) in (config_class, None):
                 found[name] = None
-    for name in _classes_with(model_type):
-        found[name] = None
-    return list(found)[:most]
+    return list(found or dict.fromkeys(_classes_with(model_type)))[:most]
 
 
 def _modeling(model_type: str) -> ModuleType | None:

@@ -49,6 +49,12 @@ def candidates(model: nn.Module) -> Iterator[Inputs]:
     named = list(dict.fromkeys([*required, *([main] if main in parameters else [])]))
     if "input_ids" in parameters and "pixel_values" in parameters:
         yield from _pictures_in_text(model, parameters)
+    if "spatial_shapes" in parameters:
+        yield from _filled(model, [*named, "pixel_values", "pixel_attention_mask", "spatial_shapes"])
+    if "visual_feats" in parameters:
+        yield from _filled(model, [*named, "visual_feats", "visual_pos"])
+    if "query_embeds" in parameters:
+        yield from _filled(model, [*named, "encoder_hidden_states"])
     if "decoder_input_ids" in parameters and "decoder_input_ids" not in named:
         yield from _filled(model, [*named, "decoder_input_ids"])
     yield from _filled(model, named)
@@ -119,6 +125,7 @@ def _shapes(model: nn.Module, name: str) -> list[Tensor | Any]:
 
     side = field(model, "image_size", default=32)
     channels = field(model, "num_channels", "in_channels", "in_chans", default=3)
+    patch = field(model, "patch_size", default=8)
     frames = field(model, "num_frames", "frames_per_clip", default=4)
     mels = field(
         model, "num_mel_bins", "n_mels", "mel_bins", "input_feat_per_channel", "feature_size", default=16
@@ -130,6 +137,7 @@ def _shapes(model: nn.Module, name: str) -> list[Tensor | Any]:
         return [
             *(noise(B, channels, x, x) for x in sides),
             *(noise(B, frames, channels, x, x) for x in sides[:2]),
+            noise(B, (side // patch) ** 2, channels * patch * patch),
             noise(B, 1, channels, side, side),
             noise(B, 2, channels, side, side),
         ]
@@ -149,9 +157,18 @@ def _shapes(model: nn.Module, name: str) -> list[Tensor | Any]:
             noise(B, mels, 3000),
         ]
     if name in ("input_values", "audio", "waveform", "input_audio"):
-        return [noise(B, 4000), noise(B, 1, 4000), noise(B, 1, 1920), noise(B, 64, mels), noise(B, mels, 64)]
+        return [
+            noise(B, 4000),
+            noise(B, 1, 4000),
+            noise(B, 1, 1920),
+            noise(B, 64, mels),
+            noise(B, mels, 64),
+            noise(B, 128, mels),
+        ]
     if name in ("input_ids", "text_ids", "sequence"):
-        return [token_ids(model), token_ids(model, 16)]
+        ids, codebooks = token_ids(model), field(model, "num_codebooks", default=4)
+        stacked = [ids[..., None].expand(B, T, n) for n in (codebooks, codebooks + 1)]
+        return [ids, token_ids(model, 16), ids.repeat(codebooks, 1), *stacked]
     if name == "qformer_input_ids":
         return [token_ids(model, 8)]
     if name in ("decoder_input_ids", "target_ids"):
@@ -169,7 +186,12 @@ def _shapes(model: nn.Module, name: str) -> list[Tensor | Any]:
     if name in ("attention_mask", "decoder_attention_mask", "encoder_attention_mask"):
         return [torch.ones(B, T, dtype=torch.long)]
     if name in ("pixel_mask", "pixel_attention_mask"):
-        return [torch.ones(B, side, side, dtype=torch.long)]
+        shapes = [(B, side, side), (B, (side // patch) ** 2)]
+        return [torch.ones(shape).long() for shape in (shapes if name == "pixel_mask" else shapes[::-1])]
+    if name == "spatial_shapes":
+        return [torch.tensor([[side // patch] * 2] * B)]
+    if name in ("visual_feats", "visual_pos"):
+        return [noise(B, 5, field(model, f"{name}_dim".replace("feats", "feat"), default=4))]
     if name == "bbox":
         corner = torch.randint(0, 400, (B, T, 2), generator=_generator())
         return [torch.cat([corner, corner + 30], -1)]

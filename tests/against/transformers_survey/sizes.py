@@ -34,6 +34,7 @@ INTEGERS: list[tuple[str, int]] = [
     (r".*_(num_)?(hidden_)?layers", 2),
     (r"num_(encoder|decoder|sparse_encoder|sparse_decoder)_(layers|blocks)", 2),
     (r"max_window_layers", 1),
+    (r"num_kv_shared_layers", 0),
     (r".*sparse_step", 2),
     (r"(num_nextn_predict_layers|num_mem_blocks|num_adapter_layers|num_residual_layers)", 1),
     (r"(attn_layer_period|expert_layer_period|full_attention_interval|full_attn_every_n_layers)", 2),
@@ -76,7 +77,10 @@ INTEGERS: list[tuple[str, int]] = [
     (r"num_conv_pos_embeddings", 4),
     (r"(num_queries|num_query_tokens|num_image_tokens|resampler_n_latents|num_denoising)", 6),
     (r".*(intermediate_size|ffn_dim|ffn_hidden_size|mlp_dim|d_ff|inner_dim|feedforward_dim)", 48),
-    (r"(coordinate_size|shape_size)", 6),
+    (r"coordinate_size", 4),
+    (r"shape_size", 8),
+    (r"num_pos_feats", 16),
+    (r"(d_latents|num_latents|vector_quantization_hidden_dimension)", 32),
     (r"hidden_size_per_layer_input", 8),
     (r".*(hidden_size|embed_dim|d_model|n_embd|embedding_size|projection_dim|_hidden_dim|output_dim)", 32),
     (r"(hidden_dim|dim|width|embedding_dim|emb_dim|word_embed_proj_dim|output_size|projection_size)", 32),
@@ -96,7 +100,17 @@ WHERE_NONE = {
     "pad_token_id": 0,
 }
 # Families with multimodal positions whose default configuration leaves their sections to the code.
-SECTIONS = ("glm4v", "glm46v", "glm_ocr", "glm_image", "glmga", "qwen2_vl", "colqwen2")
+SECTIONS = (
+    "glm4v",
+    "glm46v",
+    "glm_ocr",
+    "glm_image",
+    "glmga",
+    "qwen2_vl",
+    "qwen2_5",
+    "paddleocr",
+    "colqwen2",
+)
 NEVER = re.compile(
     r"(num_labels|audio_channels|num_channels_out|pretraining_tp|chunk_size_feed_forward|.*kernel.*|.*stride.*"
     r"|.*padding.*|.*_layer_id|.*_index|.*ignore.*|.*coef.*|.*cost.*|.*_loss.*|sampling_rate|sample_rate)"
@@ -121,22 +135,25 @@ def small_values(config: Any, picture: int = 32, patch: int = 8) -> dict[str, An
             values[name] = _rope(value, config.model_type)
         elif name in ("image_size", "patch_size", "pretrain_image_size", "crop_size", "input_size"):
             values[name] = _of_same_kind(value, patch if name == "patch_size" else picture)
-        elif name == "window_size" and "depths" in fields and isinstance(value, int):
-            values[name] = 2  # stages halve their picture until few patches are left
+        elif (
+            name == "window_size"
+            and type(value) is int
+            and ("depths" in fields or "fullatt_block_indexes" in fields)
+        ):
+            # In patches, where stages halve their picture until few are left; or in pixels, two patches wide.
+            values[name] = 2 if "depths" in fields else 2 * patch
         elif (small := _integer(name, value)) is not None:
             values[name] = small
         elif isinstance(value, (list, tuple)) and (shorter := _list(name, value, count)) is not None:
             values[name] = shorter
     if count is not None:
         values["num_hidden_layers"] = count
-    if _same(fields, "num_key_value_heads", "num_attention_heads"):
-        values["num_key_value_heads"] = values["num_attention_heads"]  # some families must not group heads
+    for name, value in fields.items():
+        queries = name.replace("num_key_value_heads", "num_attention_heads")
+        if queries != name and type(value) is int and value == fields.get(queries):
+            values[name] = values[queries]  # some families must not group heads
     known = _arguments(type(config))
     return {name: value for name, value in values.items() if name in known or known == {"*"}}
-
-
-def _same(fields: dict[str, Any], first: str, second: str) -> bool:
-    return type(fields.get(first)) is int and fields[first] == fields.get(second)
 
 
 def _arguments(kind: type) -> set[str]:
