@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,10 +61,12 @@ def tensors(output: Any, name: str = "") -> dict[str, Tensor]:
     return found
 
 
-def first_that_runs(model: nn.Module) -> Inputs:
-    """The first inputs with which the model's plain forward runs."""
+def first_that_runs(model: nn.Module, deadline: float = math.inf) -> Inputs:
+    """The first inputs with which the model's plain forward runs; none are tried after the deadline."""
     errors: list[str] = []
     for inputs in candidates(model):
+        if time.monotonic() > deadline:
+            break
         try:
             output = Case("given", inputs).run(model)
         except Exception as error:

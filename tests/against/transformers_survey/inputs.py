@@ -154,7 +154,6 @@ def _shapes(model: nn.Module, name: str) -> list[Tensor | Any]:
             noise(B, T, width),
             noise(B, 1, 64, mels),
             noise(B, mels, 200),
-            noise(B, mels, 3000),
         ]
     if name in ("input_values", "audio", "waveform", "input_audio"):
         return [

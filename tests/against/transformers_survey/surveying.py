@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +18,8 @@ from tests.against.transformers_survey.cases import Case, cases_of, finite, firs
 from tests.against.transformers_survey.inputs import Inputs
 from tests.against.transformers_survey.judging import judge
 from tests.against.transformers_survey.mixers import mixers
+
+BUILDING = 20.0  # seconds of looking for a size and for inputs with which a class runs
 
 
 def survey(model_type: str, most_classes: int = 2) -> dict[str, Any]:
@@ -64,14 +68,20 @@ def survey_class(model_type: str, name: str) -> dict[str, Any]:
 
 
 def small_model(model_type: str, name: str) -> tuple[nn.Module, Inputs]:
-    """A small model and inputs that it runs with; the errors of the first attempt are raised if none does."""
+    """A small model and inputs that it runs with; the error of the first attempt is raised if none does."""
     kind = find_class(name, model_type)
     first: Exception | None = None
+    tried: set[str] = set()
+    deadline = time.monotonic() + BUILDING
     for picture, patch in SIZES:
         try:
+            config = small_config(model_type, picture, patch)
+            if str(config) in tried or time.monotonic() > deadline:
+                continue  # sizes of pictures make no difference to it
+            tried.add(str(config))
             for spread in (0.3, 0.1, 0.02):
-                model = build(kind, small_config(model_type, picture, patch), spread)
-                inputs = first_that_runs(model)
+                model = build(kind, copy.deepcopy(config), spread)
+                inputs = first_that_runs(model, deadline)
                 if finite(Case("given", inputs).run(model)):
                     return model, inputs
             raise ValueError("its output is not finite with small weights either")
