@@ -57,10 +57,17 @@ def class_names(model_type: str, most: int = 2) -> list[str]:
     for key in order:
         names = mappings.get(key, {}).get(model_type, ())
         for name in (names,) if isinstance(names, str) else names:
-            kind = getattr(transformers, name, None)
-            if kind is not None and getattr(kind, "config_class", config_class) in (config_class, None):
+            if _is_of(getattr(transformers, name, None), config_class):
                 found[name] = None
     return list(found or dict.fromkeys(_classes_with(model_type)))[:most]
+
+
+def _is_of(kind: type[nn.Module] | None, config_class: type) -> bool:
+    """Whether a model class takes this configuration; one whose library is not installed may."""
+    try:
+        return kind is not None and getattr(kind, "config_class", None) in (config_class, None)
+    except ImportError:
+        return True
 
 
 def _modeling(model_type: str) -> ModuleType | None:

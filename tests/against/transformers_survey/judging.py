@@ -128,7 +128,10 @@ def _shares(weights: Tensor) -> Tensor:
 
 
 def _difference(ours: Tensor, theirs: Tensor, real: Tensor | None) -> float:
-    off = (ours.to(theirs.dtype) - theirs).abs().transpose(1, 2)  # (B, T, H, S)
+    off = (ours.to(theirs.dtype) - theirs).abs()  # (B, H, T, S)
+    # A row that may look at nothing is empty here, and spread evenly where a mask of large numbers made it.
+    nothing = (ours.sum(-1) == 0) & (theirs.amax(-1) - theirs.amin(-1) < 1e-6)
+    off = off.masked_fill(nothing[..., None], 0.0).transpose(1, 2)  # (B, T, H, S)
     if real is not None and off.shape[:2] == real.shape:
         off = off[real]
     return float(off.max()) if off.numel() else 0.0

@@ -30,11 +30,11 @@ INTEGERS: list[tuple[str, int]] = [
     (r"(local_radius|global_block_size|block_length)", 3),
     (r"(local_attn_window|attention_window|local_window_size|window_size)", 4),
     # Layers.
+    (r"num_kv_shared_layers", 0),
     (r"(num_hidden_layers|n_layers?|num_layers|layers|depth|num_blocks)", 2),
     (r".*_(num_)?(hidden_)?layers", 2),
     (r"num_(encoder|decoder|sparse_encoder|sparse_decoder)_(layers|blocks)", 2),
     (r"max_window_layers", 1),
-    (r"num_kv_shared_layers", 0),
     (r".*sparse_step", 2),
     (r"(num_nextn_predict_layers|num_mem_blocks|num_adapter_layers|num_residual_layers)", 1),
     (r"(attn_layer_period|expert_layer_period|full_attention_interval|full_attn_every_n_layers)", 2),
