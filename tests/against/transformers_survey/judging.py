@@ -130,7 +130,8 @@ def _shares(weights: Tensor) -> Tensor:
 def _difference(ours: Tensor, theirs: Tensor, real: Tensor | None) -> float:
     off = (ours.to(theirs.dtype) - theirs).abs()  # (B, H, T, S)
     # A row that may look at nothing is empty in a map; in the model it is spread evenly, or not a number.
-    even = theirs.amax(-1) - theirs.amin(-1) < 1e-6
+    some = theirs > 0
+    even = (theirs.amax(-1) - theirs.masked_fill(~some, torch.inf).amin(-1) < 1e-6) & (some.sum(-1) > 1)
     nothing = (ours.sum(-1) == 0) & (even | theirs.isnan().all(-1))
     off = off.masked_fill(nothing[..., None], 0.0).transpose(1, 2)  # (B, T, H, S)
     if real is not None and off.shape[:2] == real.shape:

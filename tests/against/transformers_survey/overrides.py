@@ -41,6 +41,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "nemotron": {"num_key_value_heads": 2},
     "perceiver": {"num_self_attends_per_block": 2},
+    "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {
         "is_decoder": True,
         "axial_pos_shape": [8, 8],

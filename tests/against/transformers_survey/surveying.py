@@ -42,11 +42,10 @@ def survey(model_type: str, most_classes: int = 2) -> dict[str, Any]:
 def survey_class(model_type: str, name: str) -> dict[str, Any]:
     try:
         model, inputs = small_model(model_type, name)
+        token_mixers, untested = mixers(model, Case("given", inputs))
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error)[-400:]}"
+        reason = f"{type(error).__name__}: {str(error)[:400]}"
         return {"class": name, "outcome": v.NOT_BUILT, "reasons": [reason], "cases": []}
-    given = Case("given", inputs)
-    token_mixers, untested = mixers(model, given)
     verdicts, notes = [], [f"not called again: {x}" for x in untested]
     for implementation in _implementations(model):
         for case in cases_of(model, inputs):
