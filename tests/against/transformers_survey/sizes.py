@@ -25,6 +25,7 @@ INTEGERS: list[tuple[str, int]] = [
     (r"(attention_chunk_size|local_attn_chunk_length|lsh_attn_chunk_length)", 8),
     (r"(index_topk|topk_tokens|compress_topk)", 6),
     (r"index_kpool", 2),
+    (r"mm_tokens_per_image", 4),
     (r"context_size", 8),
     (r"(chunk_size|mamba_chunk_size|block_size|index_block_size)", 8),
     (r"(local_radius|global_block_size|block_length)", 3),
@@ -167,10 +168,12 @@ def _arguments(kind: type) -> set[str]:
 
 def _integer(name: str, value: Any) -> int | None:
     """A small value for a field of this name, or None to leave it."""
-    if type(value) is not int or NEVER.fullmatch(name):
+    if type(value) is not int:
         return None
     if (token := _token_id(name, value)) is not None:
         return token
+    if NEVER.fullmatch(name):
+        return None
     for pattern, small in INTEGERS:
         if re.fullmatch(pattern, name):
             return min(value, small) if value > 0 else None
