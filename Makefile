@@ -9,12 +9,13 @@ READY  := $(VENV)/.ready
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test chromium lint bench bench-gpu format clean
+.PHONY: help demo test chromium lint bench bench-gpu capture-table format clean
 
 help:
 	@echo "make demo       set up, look into the model in the box, write out/inspect.html and out/stages.png"
 	@echo "make test       set up, run every test"
 	@echo "make lint       ruff and mypy"
+	@echo "make capture-table  capture against every model type of Transformers; writes docs/transformers.md"
 	@echo "make bench      measure speed and memory on this CPU"
 	@echo "make bench-gpu  the same on a CUDA GPU"
 
@@ -44,6 +45,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Twenty minutes on two cores. Ends with an error if a model type fails.
+capture-table: $(READY)
+	$(BIN)/python -m tests.against.transformers_survey --docs docs/transformers.md
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,162 @@
+"""A sample of the survey over Transformers' model types, and tests that the survey tells wrong from right.
+
+All model types: `make capture-table`, or `python -m tests.against.transformers_survey`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("transformers")
+
+import regard
+from tests.against.transformers_survey import judging
+from tests.against.transformers_survey import verdict as v
+from tests.against.transformers_survey.building import class_names, model_types
+from tests.against.transformers_survey.cases import Case, cases_of
+from tests.against.transformers_survey.mixers import mixers
+from tests.against.transformers_survey.surveying import small_model, survey_class
+from tests.against.transformers_survey.table import document
+from tests.against.transformers_survey.weights import Weights
+
+CAPTURE = regard.capture
+SAMPLE = (
+    "llama",  # a plain decoder
+    "gpt2",
+    "bloom",  # ALiBi
+    "mistral",  # a sliding window in every layer
+    "gemma3_text",  # windows and full attention in turn
+    "gpt_oss",  # sinks
+    "llama4_text",  # chunks
+    "deepseek_v32",  # the keys of a query selected by an indexer
+    "glm_moe_dsa",
+    "minimax",  # linear and full attention in turn
+    "qwen3_next",
+    "jamba",
+    "recurrent_gemma",
+    "bert",
+    "longformer",
+    "t5",
+    "bart",
+    "nllb-moe",
+    "pegasus_x",
+    "whisper",
+    "wav2vec2",
+    "vit",
+    "swin",
+    "clip",
+    "llava",
+    "qwen2_vl",  # pictures that do not see each other
+)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Transformers' own, while small models are built
+        yield
+
+
+@pytest.mark.parametrize("model_type", SAMPLE)
+def test_a_model_type_is_equal_partly_or_refused(model_type: str) -> None:
+    result = survey_class(model_type, class_names(model_type)[-1])
+    assert result["outcome"] in (v.EQUAL, v.PARTLY, v.REFUSED), result["reasons"]
+    assert result["cases"]
+
+
+def small_llama() -> tuple[nn.Module, dict[str, Case], list[Any]]:
+    model, inputs = small_model("llama", "LlamaModel")
+    cases = {case.name: case for case in cases_of(model, inputs)}
+    return model, cases, mixers(model, cases["given"])[0]
+
+
+def test_attention_mixes_tokens_and_mlps_do_not() -> None:
+    _, _, found = small_llama()
+    assert [mixer.name for mixer in found] == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert not any(mixer.convolution for mixer in found)
+
+
+def test_convolutions_are_told_from_attention() -> None:
+    model, inputs = small_model("wav2vec2-conformer", "Wav2Vec2ConformerModel")
+    found, _ = mixers(model, Case("given", inputs))
+    kinds = {mixer.kind: mixer.convolution for mixer in found if mixer.name.startswith("encoder.layers")}
+    assert kinds == {"Wav2Vec2ConformerSelfAttention": False, "Wav2Vec2ConformerConvolutionModule": True}
+
+
+@pytest.mark.parametrize("case", ["given", "left", "right"])
+def test_weights_of_the_plain_run_are_those_of_eager_attention(case: str) -> None:
+    model, cases, _ = small_llama()
+    with Weights(model).watching() as plain:
+        cases[case].run(model)
+    model.set_attn_implementation("eager")
+    eager = cases[case].run(model, output_attentions=True).attentions
+    assert [name for name, _ in plain.found] == ["layers.0.self_attn", "layers.1.self_attn"]
+    for (_, ours), theirs in zip(plain.found, eager, strict=True):
+        off = (ours - theirs).abs().transpose(1, 2)
+        rows = cases[case].real
+        assert (off if rows is None else off[rows]).max() < 1e-4
+
+
+@contextlib.contextmanager
+def captured_wrongly(model: nn.Module, wrong: str) -> Any:
+    """A capture that forgets a layer, or computes something else."""
+    shift = model.register_forward_pre_hook(_other_ids, with_kwargs=True) if wrong == "output" else None
+    with CAPTURE(model) as seen:
+        yield seen
+    if wrong == "forgets":
+        del seen.layers[0]
+    if wrong == "scale":
+        seen.layers[1].map.q.mul_(1.1)
+    if wrong == "changes":
+        model.set_attn_implementation("eager")
+    if wrong == "raises":
+        raise RecursionError("maximum recursion depth exceeded")
+    if shift is not None:
+        shift.remove()
+
+
+def _other_ids(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    return args, kwargs | {"input_ids": kwargs["input_ids"].flip(0)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "outcome"),
+    [
+        ("nothing", v.EQUAL),
+        ("forgets", v.UNNAMED),
+        ("output", v.WRONG),
+        ("scale", v.WRONG),
+        ("changes", v.CHANGED),
+        ("raises", v.CRASH),
+    ],
+)
+def test_a_capture_that_is_wrong_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, wrong: str, outcome: str
+) -> None:
+    model, cases, found = small_llama()
+    monkeypatch.setattr(regard, "capture", lambda m: captured_wrongly(m, wrong))
+    result = judging.judge(model, cases["left"], "sdpa", found)
+    assert result.outcome == outcome, result.reasons
+
+
+def test_the_table_counts_every_type() -> None:
+    results = [
+        {"type": "a", "outcome": v.EQUAL, "reasons": [], "classes": []},
+        {"type": "b", "outcome": v.REFUSED, "reasons": ["refused: BModel cannot be captured"], "classes": []},
+        {"type": "c", "outcome": v.NOT_BUILT, "reasons": ["ImportError: needs timm"], "classes": []},
+    ]
+    text = document(results)
+    assert "`a`" in text
+    assert "BModel cannot be captured" in text
+    assert "needs timm" in text
+
+
+def test_there_are_hundreds_of_model_types() -> None:
+    assert len(model_types()) > 400
+    assert torch.get_num_threads() == 1

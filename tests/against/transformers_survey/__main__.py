@@ -1,0 +1,75 @@
+"""Capture against every model type of the installed Transformers.
+
+    python -m tests.against.transformers_survey                          all of them
+    python -m tests.against.transformers_survey llama t5 qwen3_next      some
+    python -m tests.against.transformers_survey --json out.json --docs docs/transformers.md
+
+Ends with status 1 if a model type fails: silently wrong, crash, missing without a word, changed by capture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.against.transformers_survey import verdict as v
+from tests.against.transformers_survey.building import model_types
+from tests.against.transformers_survey.pool import each
+from tests.against.transformers_survey.surveying import survey
+from tests.against.transformers_survey.table import document, summary
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("types", nargs="*", help="model types; all of them by default")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=90.0, help="time limit for a model type")
+    parser.add_argument("--classes", type=int, default=2, help="model classes of a type, at most")
+    parser.add_argument("--json", type=Path, help="write every result here")
+    parser.add_argument("--summary", type=Path, help="write failures by kind here")
+    parser.add_argument("--docs", type=Path, help="write the table for the docs here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    names = arguments.types or model_types()
+    results: dict[str, dict[str, Any]] = {}
+    start = time.monotonic()
+    work = functools.partial(survey, most_classes=arguments.classes)
+    for name, result in each(names, work, arguments.workers, arguments.seconds):
+        results[name] = _told(name, result)
+        reason = next(iter(results[name]["reasons"]), "")[:110]
+        print(
+            f"{len(results):4}/{len(names)}  {name:<32} {results[name]['outcome']:<24} {reason}", flush=True
+        )
+    ordered = [results[name] for name in names]
+    if arguments.json:
+        arguments.json.write_text(json.dumps(ordered, indent=1))
+    if arguments.summary:
+        arguments.summary.write_text(summary(ordered))
+    if arguments.docs:
+        arguments.docs.write_text(document(ordered))
+    counts = Counter(result["outcome"] for result in ordered)
+    print(f"{time.monotonic() - start:.0f} s; " + ", ".join(f"{counts[x]} {x}" for x in v.ORDER if counts[x]))
+    return int(any(result["outcome"] in v.FAILURES for result in ordered))
+
+
+def _told(name: str, result: dict[str, Any]) -> dict[str, Any]:
+    """The result of a type; of one whose process failed, what is known of that."""
+    if "error" not in result:
+        return result
+    outcome = v.TIMEOUT if result["error"] == "time limit" else v.CRASH
+    reason = f"{outcome}: in the survey: {result['error']}: {result['message']}"
+    return {"type": name, "outcome": outcome, "reasons": [reason], "classes": []}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

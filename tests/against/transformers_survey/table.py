@@ -1,0 +1,109 @@
+"""The survey's results as text: a summary for its reader, and the page for the docs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import transformers
+
+from tests.against.transformers_survey import verdict as v
+
+Results = list[dict[str, Any]]
+
+MEANING = {
+    v.EQUAL: "the output is the plain run's, every layer is certified, and no attention is missing",
+    v.PARTLY: "as above, but for the layers that are named as missing or not certified",
+    v.REFUSED: "capture raises an error that names the class",
+    v.WRONG: "a failure: certified, and not what the model computes without capture",
+    v.CRASH: "a failure: an error that says nothing of the class",
+    v.UNNAMED: "a failure: a module mixes tokens, and is neither captured nor named",
+    v.CHANGED: "a failure: the model is another one after capture",
+    v.TIMEOUT: "a failure: the survey's time limit",
+    v.NOT_BUILT: "no small model of it runs here; the reason is given below",
+    v.NO_MODEL: "a configuration without a model class",
+}
+
+
+def counts(results: Results) -> dict[str, int]:
+    found = Counter(result["outcome"] for result in results)
+    return {outcome: found[outcome] for outcome in v.ORDER if found[outcome]}
+
+
+def cases(results: Results) -> list[dict[str, Any]]:
+    return [case for result in results for kind in result["classes"] for case in kind["cases"]]
+
+
+def reason_of(result: dict[str, Any], length: int = 160) -> str:
+    """One line: the first reason that belongs to the type's outcome."""
+    own = [r for r in result["reasons"] if r.startswith(result["outcome"])] or result["reasons"] or [""]
+    text = re.sub(r"\s+", " ", own[0].removeprefix(f"{result['outcome']}: ")).replace("|", "/").strip()
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def summary(results: Results) -> str:
+    """Every type that is not equal and certified, by outcome, with one line of reason."""
+    lines = [
+        f"# Capture against Transformers {transformers.__version__}: {len(results)} model types",
+        "",
+        *(f"- {outcome}: {count}" for outcome, count in counts(results).items()),
+        f"- {_runs(results)}",
+    ]
+    for outcome in v.ORDER:
+        chosen = [result for result in results if result["outcome"] == outcome]
+        if chosen and outcome not in (v.EQUAL, v.NO_MODEL):
+            lines += ["", f"## {outcome} ({len(chosen)})", ""]
+            lines += [f"- `{result['type']}`: {reason_of(result, 260)}" for result in chosen]
+    return "\n".join(lines) + "\n"
+
+
+def document(results: Results) -> str:
+    """The page for the docs: counts, then the model types of each outcome."""
+    lines = [
+        "# Capture and every model type of Transformers",
+        "",
+        f"Written by `make capture-table` with Transformers {transformers.__version__}. Each model type is",
+        "built small with enlarged weights and run plainly, captured and plainly again: on given inputs, on",
+        "batches padded left and right, in forward and in `generate`, with its own attention, eager and",
+        "sdpa. Sequences are longer than every window, chunk and top-k. The outputs are compared bit by bit,",
+        "the maps with the weights of the plain run, and every module that mixes tokens must be captured or",
+        "named.",
+        "",
+        "| outcome | model types | meaning |",
+        "|---|---:|---|",
+        *(f"| {outcome} | {count} | {MEANING[outcome]} |" for outcome, count in counts(results).items()),
+        "",
+        f"{_runs(results)}.",
+    ]
+    for outcome in v.ORDER:
+        chosen = [result for result in results if result["outcome"] == outcome]
+        if not chosen:
+            continue
+        lines += ["", f"## {outcome[0].upper()}{outcome[1:]}", ""]
+        if outcome in (v.EQUAL, v.NO_MODEL):
+            lines.append(", ".join(f"`{result['type']}`" for result in chosen))
+        else:
+            lines += ["| model type | reason |", "|---|---|"]
+            lines += [f"| `{result['type']}` | {_in_words(result)} |" for result in chosen]
+    return "\n".join(lines) + "\n"
+
+
+def _in_words(result: dict[str, Any]) -> str:
+    """The reason without the advice that follows it in every refusal, and without names of single layers."""
+    text = reason_of(result, 400)
+    text = re.split(r" goes neither|; regard\.capture|: name its attention", text)[0]
+    return text if len(text) <= 150 else text[:149] + "…"
+
+
+def _runs(results: Results) -> str:
+    runs = cases(results)
+    outputs = Counter(case["output"] or "without an output" for case in runs)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in outputs.most_common())
+    layers, certified, compared = (
+        sum(run[key] for run in runs) for key in ("layers", "certified", "compared")
+    )
+    return (
+        f"Runs judged: {len(runs)}; outputs against the plain run: {kinds}; layers: {layers}, of which "
+        f"{certified} certified and {compared} compared with the plain run's weights"
+    )
