@@ -26,7 +26,8 @@ def without(a: Tensor, key: int) -> Tensor:
     """Rows (T, S) renormalised without a column."""
     rest = a.clone()
     rest[:, key] = 0
-    return rest / rest.sum(-1, keepdim=True)
+    left = rest.sum(-1, keepdim=True)
+    return (rest / left).where(left > 1e-9, torch.nan)  # next to nothing left beside the sink
 
 
 def by_definition(a: Tensor, ids: Tensor, seen: Tensor, near: int, kept: tuple[int, int]) -> dict[str, float]:
