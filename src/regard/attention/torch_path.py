@@ -20,6 +20,7 @@ from regard.attention.remembered import remembered
 from regard.attention.rules import full
 
 aten = torch.ops.aten
+FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 
 
 def refuses(problem: Problem) -> str | None:
@@ -58,8 +59,7 @@ def kernel(problem: Problem) -> SDPBackend | None:
     # cuDNN plans anew for every length, tens of milliseconds each: with a cache, every step has another.
     if name == SDPBackend.CUDNN_ATTENTION and p.q.shape[2] != p.k.shape[2] and _flash_can(p):
         return SDPBackend.FLASH_ATTENTION
-    fused = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
-    return name if name in fused else None
+    return name if name in FUSED else None
 
 
 def _traced() -> bool:
@@ -108,8 +108,10 @@ def _on_cpu(p: Problem, return_lse: bool) -> tuple[Tensor, Tensor]:
     return output, lse
 
 
-def run(problem: Problem, return_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """Output (B, H, T, E) and, if asked, lse (B, H, T)."""
+def run(
+    problem: Problem, return_lse: bool = True, chosen: SDPBackend | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Output (B, H, T, E) and, if asked, lse (B, H, T), by the kernel that is given or the best one."""
     p = problem
     q, k, v, is_causal = p.q, p.k, p.v, p.mask is causal
     if isinstance(p.mask, Padding):
@@ -119,7 +121,8 @@ def run(problem: Problem, return_lse: bool = True) -> tuple[Tensor, Tensor | Non
             output, lse = tiled.run(p)
         return output, lse.detach() if return_lse else None
     on_cpu = q.device.type == "cpu"  # where there is one kernel, and nothing to ask
-    chosen = kernel(p) if not on_cpu and (return_lse or not _traced()) else None
+    if chosen is None and not on_cpu and (return_lse or not _traced()):
+        chosen = kernel(p)
     if not return_lse and chosen != SDPBackend.FLASH_ATTENTION:
         output = scaled_dot_product_attention(
             q, k, v, dropout_p=p.dropout, is_causal=is_causal, scale=p.scale, enable_gqa=p.group > 1

@@ -159,11 +159,13 @@ def _run_with_lse(
     """Output and lse from the operator that PyTorch would choose, or nothing where it gives no lse."""
     if q.ndim != 4 or k.ndim != 4 or dropout or len(q) != len(k) or 0 in (*q.shape, *k.shape):
         return None, None
-    if q.device.type == "cpu":
-        choice = torch._fused_sdp_choice(
+    choice = SDPBackend(
+        torch._fused_sdp_choice(
             q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )
-        if choice != SDPBackend.FLASH_ATTENTION.value:
+    )
+    if q.device.type == "cpu":
+        if choice != SDPBackend.FLASH_ATTENTION:  # compared by ==: PyTorch makes these anew each time
             return None, None
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
@@ -171,10 +173,10 @@ def _run_with_lse(
             q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale
         )
         return output, lse.detach()
-    if mask is not None or (is_causal and q.shape[2] != k.shape[2]):
+    if mask is not None or choice not in torch_path.FUSED or (is_causal and q.shape[2] != k.shape[2]):
         return None, None
     problem = pose(q, k, v, mask=causal if is_causal else None, scale=_scale(q, scale))
-    return torch_path.run(problem) if torch_path.refuses(problem) is None else (None, None)
+    return torch_path.run(problem, chosen=choice)
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
