@@ -79,7 +79,8 @@ def indices(
         raise _no_span(name, type(span).__name__)
     if not len(span):  # torch.arange refuses range(3, 1)
         return torch.arange(0, device=device), slice(0, 0)
-    _check_within(name, min(span), max(span), length)
+    ends = span[0], span[-1]  # min(span) would walk all of it
+    _check_within(name, min(ends), max(ends), length)
     index = torch.arange(span.start, span.stop, span.step, device=device)
     return index, slice(span.start, span.stop) if span.step == 1 else index
 

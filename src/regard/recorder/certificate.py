@@ -24,6 +24,7 @@ ROUNDINGS = {torch.float32: 256, torch.float64: 1024}
 """By how many units in the last place a kernel's output, or the sum of a row, may be off. Large scores are
 recomputed in float64, where a float32 map is exact; a float64 map has nothing finer to be computed in."""
 TELLING = 8  # tolerances that values must differ by for an output to tell weights apart
+HALF = 1e-3  # the tolerance of weights in half precision is larger
 OWN_OUTPUT = "the model's own output"
 
 
@@ -81,6 +82,8 @@ class Evidence:
         if not self.certified:
             own = "" if self.weights is None else f", off its own weights by {self.weights:.1e}"
             large = f"; scores reach {self.scores:.0e}, where kernels round" if self.scores > 100 else ""
+            if self.weights is not None and self.weights_allowed > HALF:
+                large = '; it rounds its scores to half precision, which "sdpa" and "regard" do not'
             return (
                 f"not certified: off {self.against} by {self.difference:.1e} ({self.allowed:.1e} would be "
                 f"rounding){own}, rows sum to 1 within {self.row_sums:.1e}; {compared}{large}"
