@@ -3,10 +3,9 @@
 Errors are judged against float64 and as a ratio to what PyTorch's own kernel errs at that dtype.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
-
-import math
 
 import torch
 import torch.nn.functional as F
