@@ -72,11 +72,14 @@ def document(results: Results) -> str:
         "",
         "| outcome | model types | meaning |",
         "|---|---:|---|",
-        *(f"| {outcome} | {count} | {MEANING[outcome]} |" for outcome, count in counts(results).items()),
+        *(
+            f"| {outcome} | {sum(result['outcome'] == outcome for result in results)} | {meaning} |"
+            for outcome, meaning in MEANING.items()
+        ),
         "",
         f"{_runs(results)}.",
     ]
-    for outcome in v.ORDER:
+    for outcome in MEANING:
         chosen = [result for result in results if result["outcome"] == outcome]
         if not chosen:
             continue
