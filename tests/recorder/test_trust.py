@@ -295,3 +295,55 @@ def test_attention_written_out_is_named_though_its_stack_is_its_own() -> None:
     with pytest.warns(UserWarning, match=r"are missing: Head \(model.norm.1\)"):
         seen = regard.capture(model, input_ids=torch.randint(0, 97, (1, 6)))
     assert seen.missing == {"model.norm.1": "Head"}
+
+
+class Differential(nn.Module):
+    """Two softmaxes of one module: from two projections, or from two halves of one tensor."""
+
+    def __init__(self, halves: str) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, n) for n in (32, 32, 16))
+        self.halves = halves
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (-1, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        if self.halves == "contiguous":
+            q, k = q.contiguous(), k.contiguous()
+        (q1, q2), (k1, k2) = q.chunk(2, 1), k.chunk(2, 1)
+        if self.halves == "copies":
+            q1, q2, k1, k2 = (y.clone() for y in (q1, q2, k1, k2))
+        first, second = (
+            scaled_dot_product_attention(a, b, v, is_causal=True) for a, b in ((q1, k1), (q2, k2))
+        )
+        again = scaled_dot_product_attention(q1, k1, v.flip(-1), is_causal=True)
+        return (first - 0.3 * second + again).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("halves", ["views", "contiguous", "copies"])
+def test_two_softmaxes_of_one_module_are_two_maps(halves: str) -> None:
+    model, x = nn.Sequential(Differential(halves), Differential(halves)), torch.randn(2, 7, 16)
+    with torch.no_grad(), regard.capture(model) as seen:
+        model(x)
+    assert [layer.key for layer in seen.layers] == ["0", "attention2.0", "1", "attention2.1"]
+    assert {layer.shape for layer in seen.layers} == {(2, 2, 7, 7)}
+    assert seen.certificate.certified
+    q, k = (f(x).unflatten(-1, (4, 8)).transpose(1, 2) for f in (model[0].q, model[0].k))
+    second = regard.scaled_dot_product_attention(q[:, 2:], k[:, 2:], k[:, 2:], regard.causal)[1]
+    assert (seen["attention2.0"].dense() - second).abs().max() < 1e-6
+
+
+class TextAndImage(nn.Module):
+    """The same queries look at two sets of keys, one after the other, as adapters for images do."""
+
+    def forward(self, x: Tensor, text: Tensor, image: Tensor) -> Tensor:
+        q, *others = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in (x, text, image))
+        return sum(scaled_dot_product_attention(q, y, y) for y in others).transpose(1, 2).flatten(2)
+
+
+def test_two_sets_of_keys_are_two_maps() -> None:
+    model = nn.Sequential(TextAndImage())
+    x, text, image = (torch.randn(1, n, 16) for n in (5, 7, 9))
+    with regard.capture(model) as seen:
+        model[0](x, text, image)
+    assert {layer.key: layer.shape[2:] for layer in seen.layers} == {"0": (5, 7), "attention2.0": (5, 9)}
+    assert seen.certificate.certified

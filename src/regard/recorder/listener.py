@@ -8,14 +8,15 @@ of the model a call belongs to; what a call says is read in `dot_product` and `t
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from regard.attention.rules import Mask
 from regard.recorder import dot_product
 from regard.recorder.attention_call import AttentionCall, Unreadable
 from regard.recorder.places import mentions, placed
@@ -47,6 +48,39 @@ def is_pretrained(module: nn.Module) -> bool:
     return any(c.__module__ == "transformers.modeling_utils" for c in type(module).__mro__)
 
 
+class Earlier(NamedTuple):
+    """What is remembered of an attention until its module is called again."""
+
+    q: Tensor
+    k: Tensor
+    mask: Mask
+    scale: float
+
+    def same_weights(self, other: Earlier) -> bool:
+        """Whether the weights are the same, whatever the values."""
+        return (
+            self.mask is other.mask
+            and self.scale == other.scale
+            and torch.equal(self.q, other.q)
+            and torch.equal(self.k, other.k)
+        )
+
+    def beside(self, other: Earlier) -> bool:
+        """Whether these are other tokens of the same sequence: queries and keys cut from one tensor each."""
+        return _other_tokens(self.q, other.q) and _other_tokens(self.k, other.k)
+
+
+def _other_tokens(q: Tensor, other: Tensor) -> bool:
+    """Whether two tensors (B, H, T, D) are other tokens of one tensor, and not other heads of it."""
+    if q.untyped_storage().data_ptr() != other.untyped_storage().data_ptr() or q.stride() != other.stride():
+        return False
+    step = q.stride(2)
+    apart, rest = divmod(abs(int(q.storage_offset()) - int(other.storage_offset())), max(step, 1))
+    # What is larger than a step is a step to another head or text, and holds all the tokens there are.
+    tokens = min((x // step for x in q.stride()[:2] if x > step), default=apart + 1) if step else 0
+    return not rest and q.shape[2] <= apart < tokens
+
+
 class Listener:
     """Hears the attention of one model's modules, for one recording."""
 
@@ -54,8 +88,8 @@ class Listener:
         self.recording = recording
         self.names = {module: name for name, module in model.named_modules()}
         self.places = placed(attentions(model))
-        self.calls: Counter[nn.Module] = Counter()
-        """How often each module has computed attention since it was called itself."""
+        self.earlier: dict[nn.Module, list[Earlier]] = {}
+        """The attentions that each module has computed since it was called itself."""
 
     def hear(self, call: AttentionCall | Unreadable) -> None:
         """A call of `scaled_dot_product_attention` by some module."""
@@ -64,22 +98,31 @@ class Listener:
             self.take(module, call)
 
     def take(self, module: nn.Module, call: AttentionCall | Unreadable) -> None:
-        """An attention of one of the model's modules."""
-        # Some vision towers cut their tokens into images or windows, and call for each of them.
-        part = self.calls[module] > 0
-        self.calls[module] += 1
-        self.recording.take(self.place(module), call, part=part)
+        """An attention of one of the model's modules, which may compute several."""
+        place, part = self.place(module), False
+        earlier = self.earlier.setdefault(module, [])
+        if isinstance(call, AttentionCall):
+            own = Earlier(call.q, call.k, call.mask, call.scale)
+            if any(own.same_weights(other) for other in earlier):
+                return  # the same weights once more, on other values
+            # Some vision towers cut their tokens into images or windows, and call for each of them.
+            part = bool(earlier) and own.beside(earlier[0])
+            if earlier and not part:  # as differential attention does
+                number = sum(not other.beside(earlier[0]) for other in earlier[1:]) + 2
+                place = place._replace(stack=".".join(filter(None, (place.stack, f"attention{number}"))))
+                place = place._replace(name=f"{place.name}#attention{number}")
+            earlier.append(own)
+        self.recording.take(place, call, part=part)
 
     def place(self, module: nn.Module) -> Place:
         if module not in self.places:  # its code did not show that it would be heard
             number = next((int(part) for part in self.names[module].split(".") if part.isdigit()), 0)
             self.places[module] = Place(number, self.names[module])
-            self.calls.pop(module, None)
         return self.places[module]
 
     def called(self, module: nn.Module, _: Any) -> None:
         """A module of the model is called."""
-        self.calls.pop(module, None)
+        self.earlier.pop(module, None)
 
 
 def calling_module() -> nn.Module:
