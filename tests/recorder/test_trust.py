@@ -347,3 +347,31 @@ def test_two_sets_of_keys_are_two_maps() -> None:
         model[0](x, text, image)
     assert {layer.key: layer.shape[2:] for layer in seen.layers} == {"0": (5, 7), "attention2.0": (5, 9)}
     assert seen.certificate.certified
+
+
+def test_a_compiled_block_is_named() -> None:
+    model = llama()
+    model.model.layers[0] = torch.compile(model.model.layers[0], backend="eager")
+    ids = torch.randint(0, 97, (1, 6))
+    with torch.no_grad():
+        model(ids)
+        with pytest.warns(UserWarning, match="could not be captured and are missing: LlamaAttention"):
+            seen = regard.capture(model, input_ids=ids)
+    assert list(seen.missing) == ["model.layers.0._orig_mod.self_attn"]
+    assert [layer.key for layer in seen.layers] == ["1"]
+
+
+def test_attention_over_tensors_that_cannot_be_read() -> None:
+    """Inside `vmap` a tensor's numbers cannot be looked at: the model runs on, and the layer is named."""
+
+    class Mapped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.vmap(lambda y: scaled_dot_product_attention(y, y, y))(x)
+
+    model, x = nn.Sequential(Mapped(), Differential("views")), torch.randn(2, 1, 2, 7, 16)
+    with torch.no_grad():
+        plain = model[0](x)
+        with pytest.warns(UserWarning, match="missing"), regard.capture(model) as seen:
+            assert torch.equal(model[0](x), plain)
+            model[1](x[0, 0])
+    assert list(seen.missing) == ["0"]

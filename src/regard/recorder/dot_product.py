@@ -117,8 +117,15 @@ def listened_to(
     listeners = _listeners.get()
     if not listeners or query.is_nested or torch.compiler.is_compiling():
         return run(query, key, value)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        for hear in listeners:
+            hear(Unreadable("it runs inside a transform of torch.func, which hides its numbers"))
+        return run(query, key, value)
     query, key, value = autocast(query, key, value)
-    output, lse = _run_with_lse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    try:
+        output, lse = _run_with_lse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    except (RuntimeError, NotImplementedError, TypeError):  # tensors that only the function itself takes
+        output, lse = None, None
     if output is None:
         output = run(query, key, value)
     with torch.no_grad(), listening():

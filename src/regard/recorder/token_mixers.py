@@ -39,6 +39,14 @@ FUSED = (
 )  # leave their kernels if hooked
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
+FUNCTIONS = {
+    "scaled_dot_product_attention",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flex_attention",
+    "memory_efficient_attention",
+}
+"""What the code of a class that computes attention may call."""
 
 
 def mixes_tokens(module: nn.Module, model: str = "") -> bool:
@@ -51,10 +59,21 @@ def mixes_tokens(module: nn.Module, model: str = "") -> bool:
     kind = type(module)
     if kind.__module__.startswith("torch.") or kind.__name__ == "Conv1D":  # GPT-2's name for a linear layer
         return False
-    name = kind.__name__.removeprefix(model) or kind.__name__
+    name = kind_of(module).removeprefix(model) or kind.__name__
     if HARMLESS.search(name):
         return False
-    return bool(MIXERS.search(name)) or _multiplies_after_softmax(cast(Any, kind))
+    return bool(MIXERS.search(name)) or _computes_attention(cast(Any, kind))
+
+
+def compiled(module: nn.Module) -> bool:
+    """Whether a module runs as a compiled graph, in which nothing is heard."""
+    in_place = getattr(module, "_compiled_call_impl", None) is not None
+    return in_place or type(module).__name__ == "OptimizedModule"
+
+
+def kind_of(module: nn.Module) -> str:
+    """The name of a module's class, also of one in TorchScript."""
+    return str(getattr(module, "original_name", type(module).__name__))
 
 
 def _model_names(model: nn.Module) -> dict[str, str]:
@@ -72,17 +91,17 @@ def _common_start(names: Collection[str]) -> str:
 
 
 @functools.cache
-def _multiplies_after_softmax(kind: Any) -> bool:
-    """Whether the methods of a class call both a softmax and a product of two activations."""
+def _computes_attention(kind: Any) -> bool:
+    """Whether the methods of a class call an attention, or a softmax and a product of activations."""
     names = called_names(kind)
-    return "softmax" in names and bool(PRODUCTS & names)
+    return bool(FUNCTIONS & names) or ("softmax" in names and bool(PRODUCTS & names))
 
 
 class TokenMixers:
     """The modules of a model that mix tokens, and which of them ran."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+        self.kinds = {name: kind_of(module) for name, module in model.named_modules()}
         self.modules = dict(model.named_modules())
         prefixes = _model_names(model)
         self.mixing = [
@@ -96,6 +115,9 @@ class TokenMixers:
             if isinstance(module, nn.ModuleList) and len(module) > 1
         }
         self.ran: set[str] = set()
+        # Of what is inside a compiled graph nobody is told whether it ran.
+        graphs = [name for name, module in self.modules.items() if compiled(module)]
+        self.hidden = {name for name in self.mixing if any(_inside(name, graph) for graph in graphs)}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -113,7 +135,7 @@ class TokenMixers:
         found = [
             name
             for name in self.mixing
-            if name in self.ran
+            if name in self.ran | self.hidden
             and not any(_related(name, x) for x in heard)
             and not (isinstance(self.modules[name], CONVOLUTIONS) and not self._beside_attention(name, heard))
         ]
