@@ -361,6 +361,7 @@ def test_a_compiled_block_is_named() -> None:
     assert [layer.key for layer in seen.layers] == ["1"]
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's, with and without capture
 def test_attention_over_tensors_that_cannot_be_read() -> None:
     """Inside `vmap` a tensor's numbers cannot be looked at: the model runs on, and the layer is named."""
 
