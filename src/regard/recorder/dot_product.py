@@ -10,11 +10,10 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from regard.attention.attend import attend
 from regard.attention.masks import causal
 from regard.attention.problem import pose
 from regard.attention.rules import Mask
+from regard.covering import SharedCover
 from regard.recorder.attention_call import AttentionCall, Unreadable, dropout_problem
 from regard.recorder.mask_tensors import hidden, read_mask
 
@@ -52,39 +52,25 @@ def current_listeners() -> tuple[Hear, ...]:
     return _listeners.get()
 
 
-_lock, _open = threading.Lock(), 0
-_replaced: list[tuple[dict[str, Any], str]] = []
+_cover = SharedCover()
 
 
 @contextmanager
 def replaced(model: nn.Module) -> Iterator[None]:
     """While any such block is open, the function is listened to, by every name in the model's code."""
-    global _open
-    with _lock:
-        _open += 1
-    for namespace in (vars(functional), *_namespaces(model)):
-        replace_in(namespace)
-    try:
+    with _cover.opened():
+        for file in (functional, *_files(model)):
+            replace_in(file)
         yield
-    finally:
-        with _lock:
-            _open -= 1
-            if not _open:
-                for namespace, name in _replaced:
-                    namespace[name] = original
-                _replaced.clear()
 
 
-def replace_in(namespace: dict[str, Any]) -> None:
-    """Listen to the function by the names that it has in a namespace, too, while a block is open."""
-    for name in [name for name, value in namespace.items() if value is original]:
-        with _lock:
-            if _open:
-                namespace[name] = listened_to
-                _replaced.append((namespace, name))
+def replace_in(file: ModuleType) -> None:
+    """Listen to the function by the names that it has in a file, too, while a block is open."""
+    for name in [name for name, value in vars(file).items() if value is original]:
+        _cover.replace(file, name, lambda _: listened_to)
 
 
-def _namespaces(model: nn.Module) -> Iterator[dict[str, Any]]:
+def _files(model: nn.Module) -> Iterator[ModuleType]:
     """The files in which the model's code stands, and the functions that it calls."""
     names = {type(module).__module__ for module in model.modules()}
     for name in list(names):
@@ -92,7 +78,7 @@ def _namespaces(model: nn.Module) -> Iterator[dict[str, Any]]:
         names |= {value.__module__ for value in values if isinstance(value, FunctionType)}
     for name in names:
         if name in sys.modules and not name.startswith(("torch.", "regard.")):
-            yield vars(sys.modules[name])
+            yield sys.modules[name]
 
 
 def listened_to(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.covering import covered
+from regard.covering import SharedCover, covered
 from regard.recorder import dot_product, torch_fused
 from regard.recorder.attention_call import AttentionCall, Unreadable, dropout_problem
 from regard.recorder.dot_product import Hear, current_listeners, listening
@@ -100,80 +99,73 @@ def _tell(listeners: tuple[Hear, ...], call: AttentionCall | Unreadable) -> None
         hear(call)
 
 
-_lock, _open, _originals = threading.Lock(), 0, dict[str, Callable[..., Any]]()
+_cover = SharedCover()
 
 
 @contextmanager
 def _listening() -> Iterator[None]:
     """While any capture is open, the functions that PyTorch's attention runs through are covered.
 
-    The covers tell whoever watches the module that runs, in its own thread, and otherwise do nothing.
+    The covers tell whoever listens in their own context, and otherwise do nothing.
     """
-    global _open
-    covers = {
-        (functional, "multi_head_attention_forward"): _with_weights,
-        (torch, "_native_multi_head_attention"): _fused_attention,
-        (torch, "_transformer_encoder_layer_fwd"): _fused_layer,
-    }
-    with _lock:
-        if not _open:
-            for (where, name), cover in covers.items():
-                _originals[name] = getattr(where, name)
-                setattr(where, name, cover)
-        _open += 1
-    try:
+    with _cover.opened():
+        _cover.replace(functional, "multi_head_attention_forward", _with_weights)
+        _cover.replace(torch, "_native_multi_head_attention", _fused_attention)
+        _cover.replace(torch, "_transformer_encoder_layer_fwd", _fused_layer)
         yield
-    finally:
-        with _lock:
-            _open -= 1
-            if not _open:
-                for where, name in covers:
-                    setattr(where, name, _originals.pop(name))
-
-
-def _original(name: str) -> Callable[..., Any]:
-    where = torch if name.startswith("_") else functional
-    return _originals.get(name) or getattr(where, name)
 
 
 _arguments = inspect.signature(functional.multi_head_attention_forward)
 
 
-def _with_weights(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+def _with_weights(run: Callable[..., Any]) -> Callable[..., Any]:
     """All of an attention from its inputs to its output, and its weights if they are asked for."""
-    run, listeners = _original("multi_head_attention_forward"), current_listeners()
-    given = _arguments.bind(*args, **kwargs)
-    given.apply_defaults()
-    if not listeners or not given.arguments["need_weights"]:
-        return run(*args, **kwargs)  # type: ignore[no-any-return]
-    dropout = given.arguments["dropout_p"] if given.arguments["training"] else 0.0
-    with listening():
-        result: tuple[Tensor, Tensor] = run(*args, **kwargs)
-    # Once more, through `scaled_dot_product_attention`. The hint is taken for the mask only where no weights
-    # are asked for.
-    calls: list[AttentionCall | Unreadable] = []
-    given.arguments |= {"need_weights": False, "is_causal": False, "training": False}
-    with listening(calls.append), torch.no_grad():
-        again: Tensor = run(*given.args, **given.kwargs)[0]
-    problem = dropout_problem(dropout) or difference(result[0].detach(), again)
-    for call in calls:
-        _tell(listeners, call if isinstance(call, Unreadable) else call._replace(problem=problem))
-    return result
+
+    @functools.wraps(run)
+    def covered_run(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        listeners = current_listeners()
+        given = _arguments.bind(*args, **kwargs)
+        given.apply_defaults()
+        if not listeners or not given.arguments["need_weights"]:
+            return run(*args, **kwargs)  # type: ignore[no-any-return]
+        dropout = given.arguments["dropout_p"] if given.arguments["training"] else 0.0
+        with listening():
+            result: tuple[Tensor, Tensor] = run(*args, **kwargs)
+        # Once more, through `scaled_dot_product_attention`. The hint is taken for the mask only where no
+        # weights are asked for.
+        calls: list[AttentionCall | Unreadable] = []
+        given.arguments |= {"need_weights": False, "is_causal": False, "training": False}
+        with listening(calls.append), torch.no_grad():
+            again: Tensor = run(*given.args, **given.kwargs)[0]
+        problem = dropout_problem(dropout) or difference(result[0].detach(), again)
+        for call in calls:
+            _tell(listeners, call if isinstance(call, Unreadable) else call._replace(problem=problem))
+        return result
+
+    return covered_run
 
 
-def _fused_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+def _fused_attention(run: Callable[..., Any]) -> Callable[..., Any]:
     """The fast path of an attention on its own."""
-    listeners = current_listeners()
-    result: tuple[Tensor, Tensor] = _original("_native_multi_head_attention")(*args, **kwargs)
-    if listeners:
-        _tell(listeners, torch_fused.attention(result[0], *args, **kwargs))
-    return result
+
+    @functools.wraps(run)
+    def covered_run(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = run(*args, **kwargs)
+        if listeners := current_listeners():
+            _tell(listeners, torch_fused.attention(result[0], *args, **kwargs))
+        return result
+
+    return covered_run
 
 
-def _fused_layer(*args: Any, **kwargs: Any) -> Tensor:
+def _fused_layer(run: Callable[..., Any]) -> Callable[..., Any]:
     """The fast path of a whole encoder layer."""
-    listeners = current_listeners()
-    result: Tensor = _original("_transformer_encoder_layer_fwd")(*args, **kwargs)
-    if listeners:
-        _tell(listeners, torch_fused.encoder_layer(result, *args, **kwargs))
-    return result
+
+    @functools.wraps(run)
+    def covered_run(*args: Any, **kwargs: Any) -> Tensor:
+        result: Tensor = run(*args, **kwargs)
+        if listeners := current_listeners():
+            _tell(listeners, torch_fused.encoder_layer(result, *args, **kwargs))
+        return result
+
+    return covered_run

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.covering import SharedCover
 from regard.recorder import dot_product
 from regard.recorder.attention_call import AttentionCall, Unreadable
 from regard.recorder.certificate import sampled_rows
@@ -30,53 +31,25 @@ from regard.recorder.transformers_attention import register
 from regard.recorder.transformers_masks import mask_origin
 
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("interface_listeners", default=())
-_lock, _open = threading.Lock(), 0
-_originals: dict[tuple[Any, str], Any] = {}
+_cover = SharedCover()
 
 
 @contextmanager
 def listened_to(listener: Listener) -> Iterator[None]:
     """Inside the block, a listener hears what this context asks of the interface."""
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
     register()
-    before = _listeners.get()
-    with _replaced():
-        _listeners.set((*before, listener))
+    with _cover.opened():
+        _cover.replace(AttentionInterface, "get_interface", _get_interface)
+        _cover.replace(AttentionInterface, "__getitem__", _getitem)
+        _cover.replace(AttentionMaskInterface, "__getitem__", _get_mask_function)
+        _listeners.set((*_listeners.get(), listener))
         try:
             yield
         finally:
             _listeners.set(tuple(x for x in _listeners.get() if x is not listener))
-
-
-@contextmanager
-def _replaced() -> Iterator[None]:
-    """While any such block is open, the interfaces hand out functions that are listened to."""
-    global _open
-    from transformers.masking_utils import AttentionMaskInterface
-    from transformers.modeling_utils import AttentionInterface
-
-    covers = {
-        (AttentionInterface, "get_interface"): _get_interface,
-        (AttentionInterface, "__getitem__"): _getitem,
-        (AttentionMaskInterface, "__getitem__"): _get_mask_function,
-    }
-    with _lock:
-        if not _open:
-            for (interface, name), cover in covers.items():
-                _originals[interface, name] = vars(interface).get(name)
-                setattr(interface, name, cover(getattr(interface, name)))
-        _open += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _open -= 1
-            if not _open:
-                for (interface, name), original in _originals.items():
-                    if original is None:
-                        delattr(interface, name)
-                    else:
-                        setattr(interface, name, original)
-                _originals.clear()
 
 
 def _get_interface(get: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +90,8 @@ def _heard(function: Callable[..., Any]) -> Callable[..., Any]:
     if not _listeners.get() or hasattr(function, "_regard_heard"):
         return function
 
-    dot_product.replace_in(getattr(inspect.unwrap(function), "__globals__", {}))
+    if (file := sys.modules.get(getattr(inspect.unwrap(function), "__module__", ""))) is not None:
+        dot_product.replace_in(file)
 
     @functools.wraps(function)
     def heard(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> Any:
