@@ -369,10 +369,45 @@ def test_attention_over_tensors_that_cannot_be_read() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.vmap(lambda y: scaled_dot_product_attention(y, y, y))(x)
 
-    model, x = nn.Sequential(Mapped(), Differential("views")), torch.randn(2, 1, 2, 7, 16)
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mapped, self.plain = Mapped(), Differential("views")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mapped(x)[0, 0] + self.plain(x[0, 0])
+
+    model, x = Both(), torch.randn(2, 1, 2, 7, 16)
     with torch.no_grad():
-        plain = model[0](x)
-        with pytest.warns(UserWarning, match="missing"), regard.capture(model) as seen:
-            assert torch.equal(model[0](x), plain)
-            model[1](x[0, 0])
-    assert list(seen.missing) == ["0"]
+        plain = model(x)
+        with pytest.warns(UserWarning, match=r"are missing: .*torch.func.* \(mapped\)"):
+            seen = regard.capture(model, x=x)
+        assert torch.equal(model(x), plain)
+    assert list(seen.missing) == ["mapped"]
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "regard"])
+def test_weights_are_as_exact_as_eagers_at_any_score(implementation: str, size: float) -> None:
+    model, ids = llama(implementation), torch.randint(0, 97, (1, 40))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.mul_(size)
+        with regard.capture(model) as seen:
+            model(ids)
+    for attention_map, evidence in zip(seen, seen.certificate, strict=True):
+        q, k = attention_map.q, attention_map.k.repeat_interleave(2, 1)
+        hidden = torch.ones(40, 40, dtype=torch.bool).triu(1)
+
+        def weights(q: Tensor, k: Tensor, hidden: Tensor = hidden) -> Tensor:
+            return (q @ k.mT * 8**-0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+
+        exact = weights(q.double(), k.double())
+        error, eager = ((x - exact).abs().max().item() for x in (attention_map.dense(), weights(q, k)))
+        assert error <= 2 * max(eager, 5e-7)
+        sums = attention_map.dense().sum(-1)
+        assert (sums - 1).abs().max() < 1e-5
+        if eager < 1e-6:
+            assert evidence.certified, str(evidence)
+    allowed = [evidence.allowed for evidence in seen.certificate]
+    assert max(allowed) < 1e-3  # whatever the scores
