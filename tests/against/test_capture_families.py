@@ -390,7 +390,7 @@ def test_what_is_missing_is_said() -> None:
 
 def test_weights_asked_of_a_model_outside_the_interface() -> None:
     model = build(*DECODERS["falcon"])
-    with pytest.raises(RuntimeError, match="FalconForCausalLM ran, but none of its attention was heard"):
+    with pytest.raises(RuntimeError, match="FalconForCausalLM ran, but no attention call was heard"):
         capture(model, **ids_and_padding("none"), output_attentions=True)
 
 

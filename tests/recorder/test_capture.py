@@ -89,7 +89,7 @@ def test_the_truth_is_certified(settings: dict[str, Any], T: int, dtype: torch.d
     assert found.certified, str(found)
     assert found.rows == min(T, 64)
     assert found.of == T
-    assert "certified within" in str(found)
+    assert "certified: weights times values are within" in str(found)
 
 
 PLANTED: dict[str, dict[str, Any]] = {
@@ -107,7 +107,7 @@ PLANTED: dict[str, dict[str, Any]] = {
 def test_what_is_not_true_is_not_certified(planted: str, dtype: torch.dtype) -> None:
     found = evidence(attention(dtype=dtype) | PLANTED[planted])
     assert not found.certified
-    assert "not certified: off the model's own output by" in str(found)
+    assert "not certified: off this layer's own attention output by" in str(found)
 
 
 def test_tampering_is_seen() -> None:

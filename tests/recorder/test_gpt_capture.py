@@ -226,7 +226,7 @@ def test_an_attend_of_its_own_is_called() -> None:
         with regard.capture(layer) as seen:
             assert torch.equal(layer(x), plain)
     assert not seen.certificate.certified  # its weights are not all there is to its output
-    assert "off the model's own output by" in str(seen.certificate)
+    assert "off this layer's own attention output by" in str(seen.certificate)
 
 
 def test_gradients_are_the_same() -> None:

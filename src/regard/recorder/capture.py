@@ -25,7 +25,7 @@ from regard.recorder.recording import Recording, Tokens
 from regard.recorder.seen import Seen
 from regard.recorder.spelling import encoded, spelled
 from regard.recorder.stores import store_for
-from regard.recorder.token_mixers import TokenMixers
+from regard.recorder.token_mixers import TokenMixers, compiled
 
 Attach = Callable[[nn.Module, Recording], AbstractContextManager[None]]
 
@@ -82,11 +82,13 @@ class Capture:
             why = "".join(
                 f"; {name}: {reason}" for name, reason in list(self.recording.unreadable.items())[:1]
             )
+            if any(map(compiled, self.model.modules())):
+                why = "; it is compiled: capture the model that torch.compile was given" + why
             raise RuntimeError(
-                f"{type(self.model).__name__} ran, but none of its attention was heard: it does not go where "
-                "capture listens (some models go there only with attn_implementation='sdpa', and leave it "
-                "with output_attentions=True); regard.capture(model, at={name: adapter}) serves any module"
-                + why
+                f"{type(self.model).__name__} ran, but no attention call was heard: it called neither "
+                "scaled_dot_product_attention nor Transformers' AttentionInterface (some models call the "
+                "first only with attn_implementation='sdpa' and without output_attentions=True); "
+                f"regard.capture(model, at={{name: adapter}}) serves any softmax attention{why}"
             )
 
 
@@ -99,10 +101,11 @@ def missing_message(model: nn.Module, missing: Mapping[str, str]) -> str:
         f"{kind} ({', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})"
         for kind, names in by_kind.items()
     )
+    modules, are = ("modules that mix", "are") if len(missing) > 1 else ("module that mixes", "is")
     return (
-        f"{type(model).__name__}: {len(missing)} modules that mix tokens could not be captured and are "
-        f"missing: {listed}. seen.missing names them; regard.capture(model, at={{name: adapter}}) serves any "
-        "module"
+        f"{type(model).__name__}: {len(missing)} {modules} tokens could not be captured and {are} missing: "
+        f"{listed}. seen.missing names them all; regard.capture(model, at={{name: adapter}}) serves any "
+        "softmax attention"
     )
 
 
@@ -184,8 +187,8 @@ def capture(
         seen = regard.capture(model, text="The cat sat", tokenizer=tokenizer)
         seen = regard.capture(model, input_ids=ids)                 # the model's own arguments
 
-    `seen[layer]` is then an `AttentionMap`, `seen[layer, head]` one head, `seen.certificate` the proof. The
-    model computes as before, on its fused kernels, and is left as it was found.
+    `seen[layer]` is then an `AttentionMap`, `seen[layer, head]` one head, `seen.certificate` the evidence for
+    them. The model computes as before, on its own kernels, and is left as it was found.
 
     - `layers`: numbers, or keys as "decoder.3"; `heads`: numbers; `dtype`: what q and k are kept in;
       `values`: keep the values, too.

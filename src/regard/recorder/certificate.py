@@ -25,7 +25,7 @@ ROUNDINGS = {torch.float32: 256, torch.float64: 1024}
 recomputed in float64, where a float32 map is exact; a float64 map has nothing finer to be computed in."""
 TELLING = 8  # tolerances that values must differ by for an output to tell weights apart
 HALF = 1e-3  # the tolerance of weights in half precision is larger
-OWN_OUTPUT = "the model's own output"
+OWN_OUTPUT = "this layer's own attention output"
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Evidence:
     """What was found of one layer."""
 
     difference: float
-    """|weights · v − output| where it is largest beside what is allowed there, over the rows compared."""
+    """|weights · v − output| at the entry with the largest ratio to its tolerance, over the rows compared."""
     allowed: float
-    """What rounding explains there, at the layer's dtype and the size of its values."""
+    """The tolerance there: what rounding explains, at the layer's dtype and the size of its values."""
     row_sums: float
     """The largest |sum of a row − 1|, the share of a sink logit counted in."""
     rows: int
@@ -58,7 +58,7 @@ class Evidence:
     scores: float = 0.0
     """The largest |log-sum-exp| of a row, about as large as its largest score."""
     blind: int = 0
-    """Rows that may look at nothing: the map shows zeros, whatever the model makes of them."""
+    """Rows compared that may look at nothing: the map shows zeros, whatever the model makes of them."""
 
     @property
     def certified(self) -> bool:
@@ -88,8 +88,11 @@ class Evidence:
                 f"not certified: off {self.against} by {self.difference:.1e} ({self.allowed:.1e} would be "
                 f"rounding){own}, rows sum to 1 within {self.row_sums:.1e}; {compared}{large}"
             )
-        blind = f"; {self.blind:,} rows may look at nothing and are shown as zeros" if self.blind else ""
-        return f"certified within {self.difference:.1e} of {self.against}; {compared}; {self.mask}{blind}"
+        blind = f"; {self.blind:,} that may look at nothing are shown as zeros" if self.blind else ""
+        return (
+            f"certified: weights times values are within {self.difference:.1e} of {self.against}; "
+            f"{compared} compared{blind}; {self.mask}"
+        )
 
 
 @dataclass
@@ -105,6 +108,11 @@ class Certificate(Sequence[Evidence]):
         return len(self.evidence)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        """The evidence of a layer, by the key that `seen[key]` takes; by position where no layer has it."""
+        if str(index) in self.names:
+            return self.evidence[list(self.names).index(str(index))]
+        if isinstance(index, str):
+            raise KeyError(f"layer: expected one of {list(self.names)}, got {index!r}")
         return self.evidence[index]
 
     def __iter__(self) -> Iterator[Evidence]:
@@ -141,7 +149,7 @@ def examine(
     """Compare a map (B, H, T, S) and its values v (B, G, S, E) with the output (B, H, T, E) that was used.
 
     `weights` (B, H, T, S) are those of the model's own implementation, where it gives them; `own_lse` says
-    that the map's lse is. At most `most` rows are compared, or all of them if it is None.
+    that the map's lse came from the model's own kernel. At most `most` rows are compared, all if it is None.
     """
     B, H, T, S = m.matrix
     rows = sampled_rows(T, T if most is None else most).to(m.device)
@@ -149,6 +157,7 @@ def examine(
     worst, tolerances, sums, off, blind, telling, scores = ([nothing] for _ in range(7))
     working, kept = torch.finfo(m.dtype).eps, torch.finfo(output.dtype).eps
     units = ROUNDINGS[m.dtype] * working
+    kept = max(kept, torch.finfo(m.q.dtype).eps)  # queries and keys may be kept in another dtype
     rounding = 2.0 * kept + units  # kernels of the half precisions round weights and output
     group = H // max(m.k.shape[1], 1)
     heads_at_once = max(1, TILE // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
@@ -171,7 +180,7 @@ def examine(
         worst.append(ratio.flatten()[place] if ratio.numel() else worst[0])
         tolerances.append(allowed.expand_as(ratio).flatten()[place] if ratio.numel() else worst[0])
         sums.append(((total - 1.0) * looks).abs().amax())
-        blind.append((~looks).sum().to(m.dtype))
+        blind.append((~looks).all(1).any(0).sum().to(m.dtype))  # in every head, in some text
         scores.append(lse.abs().masked_fill(~looks, 0.0).amax())
         telling.append(_unlike(values, size * rounding) if S > 1 else nothing)
         if weights is not None:
@@ -204,7 +213,7 @@ def examine(
         weights=None if weights is None else float(torch.stack(off).amax()),
         weights_allowed=2.0 * (kept if weights is None else torch.finfo(weights.dtype).eps) + units,
         scores=_largest(sizes),
-        blind=int(sum(blind_rows)),
+        blind=int(max(blind_rows)),
     )
 
 
@@ -219,7 +228,7 @@ def _apart(found: Tensor, own: Tensor, looks: Tensor) -> Tensor:
 
 
 def _unlike(values: Tensor, rounding: Tensor) -> Tensor:
-    """1 if some head's values (B, g, S, E) differ so little that no output could tell weights apart."""
+    """1 if some head's values (B, g, S, E) are too alike for its output to distinguish weights."""
     spread = values.amax(2, keepdim=True) - values.amin(2, keepdim=True)
     told = (spread > TELLING * rounding) | ~spread.isfinite()
     return (~told.any(-1)).any().to(values.dtype)

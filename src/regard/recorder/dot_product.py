@@ -11,7 +11,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from types import FunctionType, ModuleType
 from typing import Any
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
+from torch.overrides import TorchFunctionMode
+from torch.overrides import _get_current_function_mode_stack as _modes
 
 from regard.attention import torch_path
 from regard.attention.attend import attend
@@ -52,16 +54,32 @@ def current_listeners() -> tuple[Hear, ...]:
     return _listeners.get()
 
 
+_computing: ContextVar[bool] = ContextVar("computing", default=False)  # inside `listened_to`
 _cover = SharedCover()
 
 
 @contextmanager
 def replaced(model: nn.Module) -> Iterator[None]:
     """While any such block is open, the function is listened to, by every name in the model's code."""
-    with _cover.opened():
+    with _cover.opened(), ExitStack() as undo:
         for file in (functional, *_files(model)):
             replace_in(file)
+        # PyTorch's own modules leave their fused kernels where such a mode is on.
+        fused = any(
+            isinstance(x, nn.MultiheadAttention | nn.TransformerEncoderLayer) for x in model.modules()
+        )
+        if not fused and not any(isinstance(mode, ByAnyName) for mode in _modes()):  # type: ignore[no-untyped-call]
+            undo.enter_context(ByAnyName())
         yield
+
+
+class ByAnyName(TorchFunctionMode):
+    """Hears the function also where its caller holds it in an attribute, a default argument or a table."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is original and not _computing.get():
+            return listened_to(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def replace_in(file: ModuleType) -> None:
@@ -92,6 +110,23 @@ def listened_to(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`scaled_dot_product_attention`, heard by those who listen in this context."""
+    token = _computing.set(True)
+    try:
+        return _heard(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    finally:
+        _computing.reset(token)
+
+
+def _heard(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
     run = functools.partial(
         original,
         attn_mask=attn_mask,
@@ -196,9 +231,9 @@ def described(
     mask: Mask | None = None
     keys, blind = S, None
     if attn_mask is not None:
-        mask, keys, blind = read_mask(whole := _mask_of(attn_mask, query.ndim, lead), S)
+        mask, keys, blind = read_mask(whole := _mask_of(attn_mask, query.ndim, lead), T, S)
         if (reach := written_keys(whole, k)) < keys:
-            mask, keys, blind = read_mask(whole[..., :reach], reach)
+            mask, keys, blind = read_mask(whole[..., :reach], T, reach)
         k, v = k[:, :, :keys], v[:, :, :keys]
     if is_causal:
         order = causal if k.shape[2] == T else causal.top_left
@@ -214,7 +249,7 @@ def described(
 
 
 def leading_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
-    """What stands before (H, T, D), where one entry of q or k may stand for all of the other's."""
+    """What stands before (H, T, D) in q and k, with broadcasting."""
     if min(q.ndim, k.ndim) < 4:
         return tuple(q.shape[:-3])
     return tuple(torch.broadcast_shapes(q.shape[:-3], k.shape[:-3]))  # type: ignore[no-untyped-call]

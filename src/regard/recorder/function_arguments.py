@@ -181,9 +181,9 @@ def _masks(mask: Any, used: dict[str, Any], module: nn.Module, T: int, k: Tensor
     elif isinstance(mask, Tensor) and mask.ndim == 2:
         found = Padding(mask[:, -S:].bool())
     elif isinstance(mask, Tensor):
-        found, keys = read_mask(mask, S)[:2]
+        found, keys = read_mask(mask, T, S)[:2]
         if (reach := written_keys(mask, k)) < keys:
-            found, keys = read_mask(mask[..., :reach], reach)[:2]
+            found, keys = read_mask(mask[..., :reach], T, reach)[:2]
     elif hasattr(mask, "mask_mod"):  # FlexAttention's BlockMask counts queries from 0
         says = mask.mask_mod
         found = rule(lambda b, h, q, k: says(b, h, q - (S - T), k))

@@ -165,8 +165,10 @@ def no_way_in(model: nn.Module) -> str:
     kinds = dict.fromkeys(
         type(module).__name__ for module in model.modules() if "Attention" in type(module).__name__
     )
+    if not kinds:
+        return f"{type(model).__name__} cannot be captured: it has no attention module that capture knows"
     return (
-        f"{type(model).__name__} cannot be captured: its attention ({', '.join(kinds) or 'none found'}) "
+        f"{type(model).__name__} cannot be captured: its attention ({', '.join(kinds)}) "
         "goes neither through Transformers' AttentionInterface nor through PyTorch's "
-        "scaled_dot_product_attention; regard.capture(model, at={name: adapter}) serves any module"
+        "scaled_dot_product_attention; regard.capture(model, at={name: adapter}) serves any softmax attention"
     )

@@ -38,14 +38,14 @@ class Origin(NamedTuple):
 
 origins: MutableMapping[Tensor, Callable[[], Origin]] = WeakIdKeyDictionary()
 """What made a mask tensor, asked only if somebody reads the tensor."""
-_readings: MutableMapping[Tensor, tuple[int, int, MaskReading]] = WeakIdKeyDictionary()
+_readings: MutableMapping[Tensor, tuple[int, int, int, MaskReading]] = WeakIdKeyDictionary()
 
 
-def read_mask(mask: Tensor, S: int) -> MaskReading:
+def read_mask(mask: Tensor, T: int, S: int) -> MaskReading:
     """The rule for a tensor that broadcasts to (B, H, T, S): booleans say who may look, floats add."""
     version = 0 if mask.is_inference() else mask._version
-    if (kept := _readings.get(mask)) is not None and kept[:2] == (S, version):
-        return kept[2]
+    if (kept := _readings.get(mask)) is not None and kept[:3] == (T, S, version):
+        return kept[3]
     whole = mask.detach().view((1,) * (4 - mask.ndim) + mask.shape)
     whole = whole[..., :S].expand(-1, -1, -1, S)  # one entry may stand for all keys
     out_of_sight = hidden(whole)
@@ -55,8 +55,8 @@ def read_mask(mask: Tensor, S: int) -> MaskReading:
     if origin is not None and _agrees(origin, out_of_sight):
         found = MaskReading(*origin, blind)
     else:
-        found = MaskReading(as_rule(whole), S, blind)
-    _readings[mask] = (S, version, found)
+        found = MaskReading(as_rule(whole, T), S, blind)
+    _readings[mask] = (T, S, version, found)
     return found
 
 
@@ -81,8 +81,11 @@ def _agrees(origin: Origin, out_of_sight: Tensor) -> bool:
     return True
 
 
-def as_rule(mask: Tensor) -> Mask:
-    """The rule for a tensor that broadcasts to (B, H, T, S): booleans say who may look, floats add."""
+def as_rule(mask: Tensor, T: int | None = None) -> Mask:
+    """The rule for a tensor that broadcasts to (B, H, T, S): booleans say who may look, floats add.
+
+    Where a tensor has one row for all, only T says whether there is more than one query.
+    """
     mask = _narrow(mask.view((1,) * (4 - mask.ndim) + mask.shape))
     # Some models hide with the least number that there is, which leaves a row that sees nothing open.
     out_of_sight = hidden(mask)
@@ -90,7 +93,7 @@ def as_rule(mask: Tensor) -> Mask:
     rule = _known(allowed) or Dense(allowed)
     if mask.dtype == torch.bool or bool((out_of_sight | (mask == 0)).all()):
         return rule
-    bias = _by_distance(mask, out_of_sight)
+    bias = _by_distance(mask, out_of_sight) if mask.shape[2] > 1 or T == 1 else None
     if bias is None:
         return Dense(mask.masked_fill(out_of_sight, -torch.inf))
     return bias if rule is full else rule & bias
@@ -99,7 +102,7 @@ def as_rule(mask: Tensor) -> Mask:
 def _by_distance(bias: Tensor, out_of_sight: Tensor) -> Mask | None:
     """The rule for numbers (B, H, T, S) that depend, where a query may look, on the distance alone."""
     _, H, T, S = bias.shape
-    if T == 1 or bias.requires_grad:
+    if bias.requires_grad:
         return None
     # A few rows hold every distance: the last, and in each text the first that may look at something.
     looks = ~out_of_sight.all(-1).all(1)  # (B, T)
@@ -123,6 +126,8 @@ def as_bias(bias: Tensor) -> Mask:
         return Dense(bias)
     if not bool(bias.any()):
         return full
+    if bias.shape[2] == 1:
+        return Dense(bias)
     return _by_distance(bias, torch.zeros_like(bias, dtype=torch.bool)) or Dense(bias)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.attention.inputs import working_dtype
 from regard.attention.masks import Alibi, Dense, Padding, Relative, Rule
 from regard.attention.rules import And, Mask, Not, Or, Rows
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, weights
 from regard.recorder.attention_call import AttentionCall, Unreadable
 from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, examine
 from regard.recorder.joining import joined_mask, parts_of
@@ -177,6 +177,8 @@ class Recording:
             lse = lse.to(working_dtype(q.dtype))
             sinks = None if call.sinks is None else call.sinks.detach()
             whole = AttentionMap(q, k, lse, call.mask, call.scale, call.softcap, sinks)
+            if self.dtype is not None:
+                whole = cast(whole, self.dtype)  # and what is kept is compared
             most = None if self.verify else ROWS
             evidence = examine(
                 whole,
@@ -190,8 +192,6 @@ class Recording:
             )
             map, heads, readers = narrowed(whole, self.heads)
             values = v[:, readers] if self.values else None
-            if self.dtype is not None:
-                map = cast(map, self.dtype)
             strip = self._strips.get(slot)
             step = None
             if strip is not None and self.stitch:
@@ -364,9 +364,11 @@ def mask_of_heads(mask: Mask, heads: Sequence[int]) -> Mask:
 
 
 def cast(map: AttentionMap, dtype: torch.dtype) -> AttentionMap:
-    """The map with q and k in another dtype, and its lse in the one that weights are then computed in."""
+    """The map with q and k in another dtype, and the lse that belongs to them."""
     q, k, lse = map.q.to(dtype), map.k.to(dtype), map.lse.to(working_dtype(dtype))
-    return AttentionMap(q, k, lse, map.mask, map.scale, map.softcap, map.sinks, map.axes)
+    if torch.promote_types(dtype, map.q.dtype) != dtype:  # rounded queries and keys have other scores
+        lse = weights(q, k, mask=map.mask, scale=map.scale, softcap=map.softcap, sinks=map.sinks).lse
+    return map.replaced(q=q, k=k, lse=lse)
 
 
 def compact(map: AttentionMap) -> AttentionMap:

@@ -270,8 +270,9 @@ class Seen:
             return "Seen(nothing yet)"
         certificate = self.certificate
         certified = sum(found.certified for found in certificate)
-        shape = "×".join(map(str, self.layers[0].shape))
-        parts = [f"{len(self)} layers of {shape}", f"{certified} certified"]
+        shapes = ["×".join(map(str, layer.shape)) for layer in self.layers]
+        shape = shapes[0] if len(set(shapes)) == 1 else "several shapes"
+        parts = [f"{len(self)} layer{'s' * (len(self) > 1)} of {shape}", f"{certified} certified"]
         if self.model:
             parts.insert(0, self.model)
         if self.missing:

@@ -1,4 +1,4 @@
-"""Which modules of a model mix tokens, so that none that was not captured goes unnamed.
+"""Which modules of a model mix tokens, so that those which were not captured are reported.
 
 A module mixes tokens if what it gives for one position depends on others: attention of any kind, recurrent
 layers, state-space models, linear attention, convolutions along the text. That is told from the names that
@@ -39,6 +39,7 @@ FUSED = (
 )  # leave their kernels if hooked
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
+SCANS = {"cumsum", "cumprod", "cummax", "logcumsumexp", "roll", "fft", "rfft", "conv1d", "flip"}
 FUNCTIONS = {
     "scaled_dot_product_attention",
     "flash_attn_func",
@@ -94,7 +95,7 @@ def _common_start(names: Collection[str]) -> str:
 def _computes_attention(kind: Any) -> bool:
     """Whether the methods of a class call an attention, or a softmax and a product of activations."""
     names = called_names(kind)
-    return bool(FUNCTIONS & names) or ("softmax" in names and bool(PRODUCTS & names))
+    return bool(FUNCTIONS & names) or (bool({"softmax", "exp"} & names) and bool(PRODUCTS & names))
 
 
 class TokenMixers:
@@ -110,9 +111,9 @@ class TokenMixers:
             if name and mixes_tokens(module, prefixes.get(type(module).__module__, ""))
         ]
         self.blocks = {
-            name: [f"{name}.{child}" for child, _ in module.named_children()]
+            name: [f"{name}.{child}".lstrip(".") for child, _ in module.named_children()]
             for name, module in self.modules.items()
-            if isinstance(module, nn.ModuleList) and len(module) > 1
+            if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
         }
         self.ran: set[str] = set()
         # Of what is inside a compiled graph nobody is told whether it ran.
@@ -140,9 +141,8 @@ class TokenMixers:
             and not (isinstance(self.modules[name], CONVOLUTIONS) and not self._beside_attention(name, heard))
         ]
         for blocks in self.blocks.values():
-            attending = {self.kinds[block] for block in blocks if any(_inside(x, block) for x in heard)}
-            alike = [block for block in blocks if self.kinds[block] in attending]
-            found += [block for block in alike if self._unexplained(block, heard, found)]
+            if any(_inside(x, block) for block in blocks for x in heard):
+                found += [block for block in blocks if self._unexplained(block, heard, found)]
         innermost = [name for name in found if not any(_inside(x, name) for x in found if x != name)]
         return {name: self.kinds[name] for name in self.modules if name in innermost}
 
@@ -154,10 +154,13 @@ class TokenMixers:
 
     def _unexplained(self, block: str, heard: Collection[str], found: Collection[str]) -> bool:
         """Whether a block ran that is not known to treat every token alone, and shows no mixer."""
+        module = self.modules[block]
         if block not in self.ran or any(_related(block, x) for x in (*heard, *found)):
             return False
-        children = [type(child).__name__ for child in self.modules[block].children()]
-        return not all(HARMLESS.search(kind) for kind in children) if children else False
+        if HARMLESS.search(kind_of(module)) or type(module).__module__.startswith("torch."):
+            return False
+        harmless = all(HARMLESS.search(kind_of(child)) for child in module.children())
+        return not harmless or bool((SCANS | PRODUCTS) & called_names(cast(Any, type(module))))
 
 
 def _note(ran: set[str], name: str, *_: Any) -> None:

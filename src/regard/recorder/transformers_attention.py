@@ -115,4 +115,4 @@ def _rule(mask: Tensor | None, is_causal: bool, T: int, S: int) -> tuple[Mask, i
         return mask.rule, mask.keys
     if mask.ndim == 2:
         return Padding(mask[:, -S:].bool()), S
-    return read_mask(mask, S)[:2]
+    return read_mask(mask, T, S)[:2]
