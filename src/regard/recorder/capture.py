@@ -39,7 +39,6 @@ class Capture:
         self.model, self.recording, self.sources = model, recording, sources
         self.mixers, self.warn = TokenMixers(model), warn
         self._put_back = ExitStack()
-        self._depth = 0
 
     def __enter__(self) -> Seen:
         with ExitStack() as undo:
@@ -58,13 +57,10 @@ class Capture:
 
         @functools.wraps(forward)
         def counted(*args: Any, **kwargs: Any) -> Any:
-            self._depth += 1
-            if self._depth == 1:
+            if not self.recording.running:
                 self.recording.begin(_tokens(args, kwargs))
-            try:
+            with self.recording.forward_pass():
                 return forward(*args, **kwargs)
-            finally:
-                self._depth -= 1
 
         return counted
 
@@ -114,7 +110,7 @@ def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tokens:
     first = args[0] if args else kwargs.get("input_ids", kwargs.get("ids"))
     real = kwargs.get("attention_mask")
     if isinstance(real, Tensor) and real.ndim == 2 and not real.dtype.is_floating_point:
-        real = real.detach().bool().cpu()
+        real = real.detach().cpu().to(torch.bool, copy=True)
     else:
         real = None
     return Tokens(_ids(first), _ids(kwargs.get("decoder_input_ids")), real)
@@ -123,7 +119,7 @@ def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tokens:
 def _ids(x: Any) -> Tensor | None:
     """A table of token ids (B, T), if that is what it is."""
     if isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32):
-        return x.detach().cpu()
+        return x.detach().cpu().clone()  # the caller may use the tensor again
     return None
 
 

@@ -175,7 +175,8 @@ def examine(
         given = output[:, some][:, :, rows].to(m.dtype)
         size = _size(values)  # (B, g, 1, E)
         allowed = (size * rounding + torch.finfo(output.dtype).tiny).repeat_interleave(group, 1)
-        ratio = ((mixed.view(given.shape) - given).abs() / allowed).masked_fill(~looks[..., None], 0.0)
+        ratio = (mixed.view(given.shape) - given).abs() / allowed
+        ratio = ratio.where(looks[..., None], _unexplained(given, values, group) / allowed)
         place = ratio.nan_to_num(torch.inf).argmax()
         worst.append(ratio.flatten()[place] if ratio.numel() else worst[0])
         tolerances.append(allowed.expand_as(ratio).flatten()[place] if ratio.numel() else worst[0])
@@ -215,6 +216,12 @@ def examine(
         scores=_largest(sizes),
         blind=int(max(blind_rows)),
     )
+
+
+def _unexplained(output: Tensor, values: Tensor, group: int) -> Tensor:
+    """What of the output of rows that may look at nothing is neither 0, nor the mean of the values, nor NaN."""
+    mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
+    return torch.minimum(output.abs(), (output - mean).abs()).nan_to_num(0.0)
 
 
 def _largest(numbers: list[float]) -> float:

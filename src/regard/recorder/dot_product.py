@@ -136,7 +136,11 @@ def _heard(
         enable_gqa=enable_gqa,
     )
     listeners = _listeners.get()
-    if not listeners or query.is_nested or torch.compiler.is_compiling():
+    if not listeners or torch.compiler.is_compiling():
+        return run(query, key, value)
+    if query.is_nested:
+        for hear in listeners:
+            hear(Unreadable("its queries are a nested tensor"))
         return run(query, key, value)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         for hear in listeners:

@@ -117,7 +117,7 @@ def described(
         "softcap": used.get("softcap"),
         "sinks": None if sinks is None else sinks.detach().to(q.dtype).flatten(),
     }
-    weights = _weights(result, (*q.shape[:3], k.shape[2]))
+    weights = own_weights(result, (*q.shape[:3], k.shape[2]))
     problem = _problem(function, used, output)
     if output is None:
         output = q.new_zeros(shape)
@@ -162,10 +162,10 @@ def _output(result: Any, shape: tuple[int, int, int, int]) -> Tensor | None:
     given = given.detach()
     if given.shape == (B, T, H, E) or (given.numel() == B * H * T * E and given.shape[-1] == H * E):
         return given.reshape(B, T, H, E).transpose(1, 2)
-    return given if given.shape == shape else None
+    return None
 
 
-def _weights(result: Any, shape: tuple[int, ...]) -> Tensor | None:
+def own_weights(result: Any, shape: tuple[int, ...]) -> Tensor | None:
     """The weights that a function gave beside its output, if it did."""
     given = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     return given.detach() if isinstance(given, Tensor) and given.shape == shape else None

@@ -58,8 +58,9 @@ def _beginning(states: Callable[..., Tensor], recording: Recording) -> Callable[
     @functools.wraps(states)
     def begin(ids: Tensor, *, real: Tensor | None = None, **others: Any) -> Tensor:
         seen = real.detach().cpu() if isinstance(real, Tensor) else None
-        recording.begin(Tokens(ids.detach().cpu() if isinstance(ids, Tensor) else None, None, seen))
-        return states(ids, real=real, **others)
+        recording.begin(Tokens(ids.detach().cpu().clone() if isinstance(ids, Tensor) else None, None, seen))
+        with recording.forward_pass():
+            return states(ids, real=real, **others)
 
     return begin
 

@@ -55,11 +55,15 @@ class Earlier(NamedTuple):
     k: Tensor
     mask: Mask
     scale: float
+    versions: tuple[int, int] | None
+    """How often q and k had been written to; None where PyTorch does not count that."""
 
     def same_weights(self, other: Earlier) -> bool:
         """Whether the weights are the same, whatever the values."""
         return (
-            self.mask is other.mask
+            other.versions is not None
+            and other.versions == _versions(other)
+            and self.mask is other.mask
             and self.scale == other.scale
             and torch.equal(self.q, other.q)
             and torch.equal(self.k, other.k)
@@ -68,6 +72,12 @@ class Earlier(NamedTuple):
     def beside(self, other: Earlier) -> bool:
         """Whether these are other tokens of the same sequence: queries and keys cut from one tensor each."""
         return _other_tokens(self.q, other.q) and _other_tokens(self.k, other.k)
+
+
+def _versions(call: AttentionCall | Earlier) -> tuple[int, int] | None:
+    if call.q.is_inference() or call.k.is_inference():
+        return None
+    return call.q._version, call.k._version
 
 
 def _other_tokens(q: Tensor, other: Tensor) -> bool:
@@ -102,8 +112,8 @@ class Listener:
         place, part = self.place(module), False
         earlier = self.earlier.setdefault(module, [])
         if isinstance(call, AttentionCall):
-            own = Earlier(call.q, call.k, call.mask, call.scale)
-            if any(own.same_weights(other) for other in earlier):
+            own = Earlier(call.q, call.k, call.mask, call.scale, _versions(call))
+            if call.problem is None and any(own.same_weights(other) for other in earlier):
                 return  # the same weights once more, on other values
             # Some vision towers cut their tokens into images or windows, and call for each of them.
             part = bool(earlier) and own.beside(earlier[0])

@@ -38,12 +38,13 @@ class Origin(NamedTuple):
 
 origins: MutableMapping[Tensor, Callable[[], Origin]] = WeakIdKeyDictionary()
 """What made a mask tensor, asked only if somebody reads the tensor."""
-_readings: MutableMapping[Tensor, tuple[int, int, int, MaskReading]] = WeakIdKeyDictionary()
+_readings: MutableMapping[Tensor, tuple[int, int, tuple[int, int], MaskReading]] = WeakIdKeyDictionary()
 
 
 def read_mask(mask: Tensor, T: int, S: int) -> MaskReading:
     """The rule for a tensor that broadcasts to (B, H, T, S): booleans say who may look, floats add."""
-    version = 0 if mask.is_inference() else mask._version
+    # Some ways to write to a tensor are not counted: how much it hides is compared as well.
+    version = (0 if mask.is_inference() else mask._version, int(hidden(mask.detach()).sum()))
     if (kept := _readings.get(mask)) is not None and kept[:3] == (T, S, version):
         return kept[3]
     whole = mask.detach().view((1,) * (4 - mask.ndim) + mask.shape)

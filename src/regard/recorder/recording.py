@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -111,6 +112,7 @@ class Recording:
         self.spell = spell
         self.seen = Seen(model=model)
         self.forwards = 0
+        self.running = 0  # forward passes of the model that have begun and not ended
         self.unreadable: dict[str, str] = {}  # modules whose attention could not be understood, and why
         self.heard: set[str] = (
             set()
@@ -121,6 +123,7 @@ class Recording:
         self._modules: Counter[str] = Counter()  # in each stack
         self._tokens: Tokens | None = None  # of this forward pass, until it is known what it continues
         self._waiting: list[tuple[Strip, Addition]] = []  # what this forward pass adds to layers
+        self._versions: list[tuple[Layer, list[tuple[Tensor, int]]]] = []  # of tensors that layers share
         self._joined: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # masks of this forward pass
 
     def wants(self, place: Place) -> bool:
@@ -131,6 +134,15 @@ class Recording:
         """Where attention is going to be seen, as far as a source knows."""
         self._modules.update(place.stack for place in places)
         self.store.expect(sum(self.wants(place) for place in places))
+
+    @contextmanager
+    def forward_pass(self) -> Iterator[None]:
+        """Inside the block, what is taken belongs to a forward pass of the model."""
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
 
     def begin(self, tokens: Tokens | None = None) -> None:
         """A forward pass of the model begins."""
@@ -160,6 +172,8 @@ class Recording:
         if not self.forwards and not part:  # nobody says where a forward pass begins: every call is one
             self._settle()
             self._calls.clear()
+        elif self.forwards and not self.running and not part:  # a module on its own, after the model ran
+            self.begin()
         self.heard.add(place.name)
         self._calls[place.name] += not part
         times = self._calls[place.name] - 1
@@ -218,6 +232,8 @@ class Recording:
         map = compact(map)
         layer = Layer(*place, map, evidence, heads, None if values is None else own(values))
         stored = self.store.put(layer)
+        if stored is layer:
+            self._versions.append((layer, [(x, version(x)) for x in (map.q, map.k)]))
         self.seen.layers.append(stored)
         return Strip(stored, map)
 
@@ -316,6 +332,10 @@ class Recording:
         """Nothing more comes. `missing` are the modules that mix tokens and were not heard."""
         with torch.no_grad():
             self._settle()
+            for layer, tensors in self._versions:
+                if any(version(x) != before for x, before in tensors):
+                    problem = "its queries or keys were written to after its attention had run"
+                    layer.evidence = dataclasses.replace(layer.evidence, problem=problem)
             self.seen.missing = dict(missing or {})
             self._finish_layers()
         if self.forwards and self.layers is not None and not self.seen.layers and self._keys:
@@ -381,6 +401,11 @@ def own(x: Tensor) -> Tensor:
     """x, or a copy where it is part of something larger or has been written to in place before."""
     alone = x.untyped_storage().nbytes() <= 1.05 * x.nbytes
     return unwritten(x) if alone else x.clone(memory_format=torch.contiguous_format)
+
+
+def version(x: Tensor) -> int:
+    """How often a tensor has been written to in place, as far as PyTorch counts it."""
+    return 0 if x.is_inference() else x._version
 
 
 def unwritten(x: Tensor) -> Tensor:

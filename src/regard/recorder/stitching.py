@@ -18,7 +18,7 @@ from regard.recorder.certificate import Evidence, joined, sampled_rows
 from regard.recorder.pieces import Sizes
 from regard.recorder.seen import Layer
 
-PROBES = 16  # keys of the first call that are kept to compare later calls with
+PROBES = 64  # keys of the first call that are kept to compare later calls with
 
 
 class Step(NamedTuple):

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from regard.recorder.places import called_names
@@ -32,6 +33,8 @@ HARMLESS = re.compile(
     re.IGNORECASE,
 )
 """What the names of classes that treat every token alone end with."""
+ROUTERS = re.compile(r"moe|expert|rout|gate|norm|embed|rotary|position", re.IGNORECASE)
+"""What the names of classes have in them that multiply after a softmax, and not over tokens."""
 FUSED = (
     nn.MultiheadAttention,
     nn.TransformerEncoder,
@@ -61,9 +64,10 @@ def mixes_tokens(module: nn.Module, model: str = "") -> bool:
     if kind.__module__.startswith("torch.") or kind.__name__ == "Conv1D":  # GPT-2's name for a linear layer
         return False
     name = kind_of(module).removeprefix(model) or kind.__name__
-    if HARMLESS.search(name):
+    computes = _computes_attention(cast(Any, kind))
+    if HARMLESS.search(name) and not (computes and not ROUTERS.search(name)):
         return False
-    return bool(MIXERS.search(name)) or _computes_attention(cast(Any, kind))
+    return bool(MIXERS.search(name)) or computes
 
 
 def compiled(module: nn.Module) -> bool:
@@ -104,7 +108,7 @@ class TokenMixers:
     def __init__(self, model: nn.Module) -> None:
         self.kinds = {name: kind_of(module) for name, module in model.named_modules()}
         self.modules = dict(model.named_modules())
-        prefixes = _model_names(model)
+        self.prefixes = prefixes = _model_names(model)
         self.mixing = [
             name
             for name, module in self.modules.items()
@@ -117,7 +121,11 @@ class TokenMixers:
         }
         self.ran: set[str] = set()
         # Of what is inside a compiled graph nobody is told whether it ran.
-        graphs = [name for name, module in self.modules.items() if compiled(module)]
+        graphs = [
+            name
+            for name, module in self.modules.items()
+            if compiled(module) or isinstance(module, torch.jit.ScriptModule)
+        ]
         self.hidden = {name for name in self.mixing if any(_inside(name, graph) for graph in graphs)}
 
     @contextmanager
@@ -126,7 +134,7 @@ class TokenMixers:
         names = {*self.mixing, *(block for blocks in self.blocks.values() for block in blocks)}
         with ExitStack() as undo:
             for name in names:
-                if not isinstance(self.modules[name], FUSED):
+                if not isinstance(self.modules[name], (*FUSED, torch.jit.ScriptModule)):
                     note = functools.partial(_note, self.ran, name)
                     undo.callback(self.modules[name].register_forward_pre_hook(note).remove)
             yield
@@ -137,7 +145,7 @@ class TokenMixers:
             name
             for name in self.mixing
             if name in self.ran | self.hidden
-            and not any(_related(name, x) for x in heard)
+            and not any(_inside(x, name) or (_inside(name, x) and not self._apart(name)) for x in heard)
             and not (isinstance(self.modules[name], CONVOLUTIONS) and not self._beside_attention(name, heard))
         ]
         for blocks in self.blocks.values():
@@ -145,6 +153,14 @@ class TokenMixers:
                 found += [block for block in blocks if self._unexplained(block, heard, found)]
         innermost = [name for name in found if not any(_inside(x, name) for x in found if x != name)]
         return {name: self.kinds[name] for name in self.modules if name in innermost}
+
+    def _apart(self, name: str) -> bool:
+        """Whether a module inside one that was heard does something else beside its attention."""
+        module = self.modules[name]
+        found = MIXERS.search(kind_of(module).removeprefix(self.prefixes.get(type(module).__module__, "")))
+        if isinstance(module, nn.RNNBase) or found is None:
+            return isinstance(module, nn.RNNBase)
+        return not found[0].lower().startswith("att") or _computes_attention(cast(Any, type(module)))
 
     def _beside_attention(self, name: str, heard: Collection[str]) -> bool:
         """Whether a module stands in a stack of blocks in which attention was heard."""
@@ -155,6 +171,8 @@ class TokenMixers:
     def _unexplained(self, block: str, heard: Collection[str], found: Collection[str]) -> bool:
         """Whether a block ran that is not known to treat every token alone, and shows no mixer."""
         module = self.modules[block]
+        if {self.modules[x] for x in heard if x in self.modules} & set(module.modules()):
+            return False  # it shares its attention with another block
         if block not in self.ran or any(_related(block, x) for x in (*heard, *found)):
             return False
         if HARMLESS.search(kind_of(module)) or type(module).__module__.startswith("torch."):

@@ -24,7 +24,7 @@ from regard.recorder import dot_product
 from regard.recorder.attention_call import AttentionCall, Unreadable
 from regard.recorder.certificate import sampled_rows
 from regard.recorder.dot_product import readable
-from regard.recorder.function_arguments import described
+from regard.recorder.function_arguments import described, own_weights
 from regard.recorder.listener import Listener, calling_module
 from regard.recorder.mask_tensors import origins
 from regard.recorder.transformers_attention import register
@@ -125,30 +125,37 @@ def _whole(
 ) -> list[AttentionCall | Unreadable]:
     """The calls that a function made of PyTorch's, held against what the function itself gave."""
     given = result[0].detach() if isinstance(result, tuple) else result
+    read = [call for call in inner if isinstance(call, AttentionCall)]
+    problem = _changed_after([call.output for call in read], given) if len(read) == len(inner) else None
     calls: list[AttentionCall | Unreadable] = []
     for call in inner:
-        if isinstance(call, Unreadable):
-            calls.append(call)
-            continue
-        problem = call.problem
-        if len(inner) == 1 and problem is None:
-            problem = _changed_after(call.output, given)
-        calls.append(_unrepeated(call, key.detach(), value.detach())._replace(problem=problem))
+        if isinstance(call, AttentionCall):
+            own = own_weights(result, (*call.q.shape[:3], call.k.shape[2])) if len(inner) == 1 else None
+            call = _unrepeated(call, key.detach(), value.detach())
+            call = call._replace(weights=own, problem=call.problem or problem)
+        calls.append(call)
     return calls
 
 
-def _changed_after(output: Tensor, given: Any) -> str | None:
+def _changed_after(outputs: list[Tensor], given: Any) -> str | None:
     """What is wrong if a function gives (B, T, H, E) something else than PyTorch's attention gave it."""
-    B, H, T, E = output.shape
-    if isinstance(given, Tensor) and given.numel() == output.numel():
-        rows = sampled_rows(T).to(output.device)
-        if given.shape[-2:] == (H, E) or given.shape[-1] == H * E:
-            same = given.reshape(B, T, H, E)[:, rows].transpose(1, 2)
-        else:
-            same = given.reshape(B, H, T, E)[:, :, rows]
-        if torch.equal(same.nan_to_num(), output[:, :, rows].to(given.dtype).nan_to_num()):
-            return None
+    # One call gives it all; several give it in stretches of tokens, or of heads.
+    for dim in (1,) if len(outputs) == 1 else (1, 2):
+        if all(x.shape[:1] == outputs[0].shape[:1] for x in outputs):
+            whole = _joined([x.transpose(1, 2) for x in outputs], dim)
+            if (
+                isinstance(given, Tensor)
+                and whole is not None
+                and given.shape in (whole.shape, whole.flatten(2).shape)
+                and torch.equal(given.reshape(whole.shape).nan_to_num(), whole.to(given.dtype).nan_to_num())
+            ):
+                return None
     return "its function changes what scaled_dot_product_attention gives"
+
+
+def _joined(outputs: list[Tensor], dim: int) -> Tensor | None:
+    others = {x.shape[:dim] + x.shape[dim + 1 :] for x in outputs}
+    return torch.cat(outputs, dim) if len(others) == 1 else None
 
 
 def _unrepeated(call: AttentionCall, key: Tensor, value: Tensor) -> AttentionCall:
