@@ -469,3 +469,126 @@ def test_siblings_of_another_class_are_looked_at(kind: type[nn.Module]) -> None:
     ):
         model(x)
     assert seen.missing == {"1": kind.__name__}
+
+
+class Around(nn.Module):
+    """Calls PyTorch's attention, and does something before, after or beside it."""
+
+    def __init__(self, after: Callable[..., Any] | None = None, **parts: nn.Module) -> None:
+        super().__init__()
+        self.after = after
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k = x * 1.5, x + 1.0  # with memory of their own
+        output = scaled_dot_product_attention(q, k, x, attn_mask=mask)
+        if self.after is not None:
+            more = self.after(self, q, k, x)
+            output = output if more is None else output + more
+        return output
+
+
+def attended(after: Callable[..., Any] | None = None, **parts: nn.Module) -> Seen:
+    model = Around(after, **parts)
+    with torch.no_grad(), regard.capture(model) as seen:
+        model(torch.randn(1, 2, 6, 8))
+    return seen
+
+
+def test_queries_that_are_written_to_afterwards() -> None:
+    seen = attended(lambda _, q, k, x: q.mul_(3.0) * 0.0)
+    assert not seen.certificate.certified
+    assert "written to after its attention had run" in str(seen.certificate)
+
+
+def test_a_second_attention_on_queries_that_were_written_to_is_another_map() -> None:
+    def again(_: Any, q: Tensor, k: Tensor, x: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q.neg_(), k, x)
+
+    assert len(attended(again).layers) == 2
+
+
+def test_dropout_in_a_second_attention_is_said() -> None:
+    seen = attended(lambda _, q, k, x: scaled_dot_product_attention(q, k, x, dropout_p=0.5))
+    assert "dropout 0.5 was on" in str(seen.certificate)
+
+
+def test_a_mask_that_changes_without_being_counted() -> None:
+    model, x = nn.ModuleList([Around(), Around()]), torch.randn(1, 2, 6, 8)
+    with torch.inference_mode():
+        mask = torch.zeros(6, 6, dtype=torch.bool)
+        with regard.capture(model) as seen:
+            model[0](x, mask)
+            mask |= torch.ones(6, 6, dtype=torch.bool).tril()
+            model[1](x, mask)
+    assert (seen["1"].dense().sum(-1) - 1).abs().max() < 1e-5
+
+
+def test_rows_that_only_seem_to_see_nothing() -> None:
+    """Every entry of a row is hugely negative, and one less so: the model looks there."""
+    mask = torch.zeros(6, 6)
+    mask[2] = -3e38
+    mask[2, 1] = -2e38
+    model = Around()
+    with torch.no_grad(), regard.capture(model) as seen:
+        model(torch.randn(1, 2, 6, 8), mask)
+    assert not seen.certificate.certified
+
+
+def test_ids_are_not_the_callers_own() -> None:
+    model, ids = llama(), torch.randint(1, 97, (1, 8))
+    with torch.no_grad(), regard.capture(model) as seen:
+        model(ids)
+        ids.zero_()
+    assert bool(seen.ids.all())
+
+
+def test_a_module_that_runs_on_its_own_is_a_pass_of_its_own() -> None:
+    model = llama()
+    with torch.no_grad(), regard.capture(model) as seen:
+        model(torch.randint(1, 97, (1, 8)))
+        hidden = torch.randn(1, 5, 32)
+        places = model.model.rotary_emb(hidden, torch.arange(5)[None])
+        model.model.layers[0].self_attn(hidden, places, None)
+    assert seen.ids is None
+    assert [layer.shape[2] for layer in seen.layers] == [5]
+    assert len(seen.passes) == 1
+
+
+class ExponentialAttention(Exponential):
+    pass
+
+
+@pytest.mark.parametrize("kind", [lambda: nn.GRU(8, 8), ExponentialAttention])
+def test_what_stands_inside_a_module_beside_its_attention_is_named(kind: Callable[[], nn.Module]) -> None:
+    part = kind()
+    with pytest.warns(UserWarning, match="is missing"):
+        seen = attended(lambda module, q, k, x: _run(module.part, x), part=part)
+    assert list(seen.missing) == ["part"]
+
+
+def _run(part: nn.Module, x: Tensor) -> None:
+    part(x[0])
+
+
+def two_calls(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    key, value = (x.repeat_interleave(2, 1) for x in (key, value))
+    first, second = (scaled_dot_product_attention(query, key, x, is_causal=True) for x in (value, key))
+    return (first + second).transpose(1, 2).contiguous(), None
+
+
+def random_weights(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    key, value = (x.repeat_interleave(2, 1) for x in (key, value))
+    output = scaled_dot_product_attention(query, key, value, is_causal=True, scale=kwargs["scaling"])
+    draw = torch.Generator().manual_seed(0)
+    return output.transpose(1, 2).contiguous(), torch.rand(*query.shape[:3], key.shape[2], generator=draw)
+
+
+@pytest.mark.parametrize("function", [two_calls, random_weights])
+def test_functions_that_give_something_else(function: Callable[..., Any]) -> None:
+    assert not run(function).certificate.certified

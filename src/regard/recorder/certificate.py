@@ -219,7 +219,7 @@ def examine(
 
 
 def _unexplained(output: Tensor, values: Tensor, group: int) -> Tensor:
-    """What of the output of rows that may look at nothing is neither 0, nor the mean of the values, nor NaN."""
+    """By how much the output of rows that may look at nothing is neither 0, nor the mean value, nor NaN."""
     mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
     return torch.minimum(output.abs(), (output - mean).abs()).nan_to_num(0.0)
 
