@@ -533,6 +533,13 @@ def test_rows_that_only_seem_to_see_nothing() -> None:
     model = Around()
     with torch.no_grad(), regard.capture(model) as seen:
         model(torch.randn(1, 2, 6, 8), mask)
+    assert seen[0].dense()[0, :, 2, 1].tolist() == [1.0, 1.0]
+    assert seen.certificate.certified
+    with (
+        torch.no_grad(),
+        regard.capture(model.half()) as seen,
+    ):  # a row of one number, which changes no softmax
+        model(torch.randn(1, 2, 6, 8).half(), torch.full((6, 6), -65504.0).half())
     assert not seen.certificate.certified
 
 

@@ -23,6 +23,7 @@ class AttentionCall(NamedTuple):
     sinks: Tensor | None = None  # (H,)
     weights: Tensor | None = None  # (B, H, T, S), where the implementation gives them
     own_lse: bool = False  # whether lse is the implementation's own, and not computed from q and k beside it
+    soft_blind: bool = False  # whether finite numbers hide everything from some query
     problem: str | None = None  # why it cannot be certified, where that is known
 
 

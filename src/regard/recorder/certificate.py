@@ -142,6 +142,7 @@ def examine(
     *,
     weights: Tensor | None = None,
     own_lse: bool = False,
+    soft_blind: bool = False,
     problem: str | None = None,
     against: str = OWN_OUTPUT,
     most: int | None = ROWS,
@@ -149,7 +150,8 @@ def examine(
     """Compare a map (B, H, T, S) and its values v (B, G, S, E) with the output (B, H, T, E) that was used.
 
     `weights` (B, H, T, S) are those of the model's own implementation, where it gives them; `own_lse` says
-    that the map's lse came from the model's own kernel. At most `most` rows are compared, all if it is None.
+    that the map's lse came from the model's own kernel; `soft_blind` that finite numbers hide everything from
+    some rows, so that their output has to be the mean value. At most `most` rows are compared, all if None.
     """
     B, H, T, S = m.matrix
     rows = sampled_rows(T, T if most is None else most).to(m.device)
@@ -176,7 +178,8 @@ def examine(
         size = _size(values)  # (B, g, 1, E)
         allowed = (size * rounding + torch.finfo(output.dtype).tiny).repeat_interleave(group, 1)
         ratio = (mixed.view(given.shape) - given).abs() / allowed
-        ratio = ratio.where(looks[..., None], _unexplained(given, values, group) / allowed)
+        blind_ratio = _unexplained(given, values, group) / allowed if soft_blind else torch.zeros_like(ratio)
+        ratio = ratio.where(looks[..., None], blind_ratio)
         place = ratio.nan_to_num(torch.inf).argmax()
         worst.append(ratio.flatten()[place] if ratio.numel() else worst[0])
         tolerances.append(allowed.expand_as(ratio).flatten()[place] if ratio.numel() else worst[0])

@@ -233,11 +233,11 @@ def described(
     k, v = equal_heads(k, v)
     T, S = q.shape[2], k.shape[2]
     mask: Mask | None = None
-    keys, blind = S, None
+    keys, blind, finite = S, None, False
     if attn_mask is not None:
-        mask, keys, blind = read_mask(whole := _mask_of(attn_mask, query.ndim, lead), T, S)
+        mask, keys, blind, finite = read_mask(whole := _mask_of(attn_mask, query.ndim, lead), T, S)
         if (reach := written_keys(whole, k)) < keys:
-            mask, keys, blind = read_mask(whole[..., :reach], T, reach)
+            mask, keys, blind, finite = read_mask(whole[..., :reach], T, reach)
         k, v = k[:, :, :keys], v[:, :, :keys]
     if is_causal:
         order = causal if k.shape[2] == T else causal.top_left
@@ -249,7 +249,7 @@ def described(
     elif blind is not None:  # PyTorch's kernels give 0 there
         lse = lse.masked_fill(blind, -torch.inf)
     rule = pose(q, k, k, **settings).mask if mask is None else mask
-    return AttentionCall(q, k, v, out, lse, rule, settings["scale"], own_lse=own_lse)
+    return AttentionCall(q, k, v, out, lse, rule, settings["scale"], own_lse=own_lse, soft_blind=finite)
 
 
 def leading_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:

@@ -126,7 +126,10 @@ def described(
         near_k, near_v = k[:, :, :keys], v[:, :, :keys]
         lse = attend(q, near_k, near_k, mask=mask, **settings, return_lse=True)[1]
         near = None if weights is None else weights[..., :keys]
-        call = AttentionCall(q, near_k, near_v, output, lse, mask, **settings, weights=near, problem=problem)
+        soft = isinstance(attention_mask, Tensor) and attention_mask.is_floating_point()
+        call = AttentionCall(
+            q, near_k, near_v, output, lse, mask, **settings, weights=near, soft_blind=soft, problem=problem
+        )
         best = best or call
         m = AttentionMap(q, near_k, lse, mask, **settings)
         if problem is not None or examine(m, near_v, output, weights=near).certified:

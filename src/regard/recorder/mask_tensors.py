@@ -27,6 +27,8 @@ class MaskReading(NamedTuple):
     """How many of the keys there are to see: a static cache holds places for more."""
     blind: Tensor | None
     """The queries that may look at nothing, which broadcasts to (B, H, T); None where there are none."""
+    finite: bool
+    """Whether finite numbers hide everything from one of those, so that its row has a softmax."""
 
 
 class Origin(NamedTuple):
@@ -52,18 +54,29 @@ def read_mask(mask: Tensor, T: int, S: int) -> MaskReading:
     out_of_sight = hidden(whole)
     nothing = out_of_sight.all(-1)
     blind = nothing if bool(nothing.any()) else None
+    finite = mask.is_floating_point() and bool((nothing & whole.isfinite().any(-1)).any())
     origin = origins[mask]() if mask in origins else None
     if origin is not None and _agrees(origin, out_of_sight):
-        found = MaskReading(*origin, blind)
+        found = MaskReading(*origin, blind, finite)
     else:
-        found = MaskReading(as_rule(whole, T), S, blind)
+        found = MaskReading(as_rule(whole, T), S, blind, finite)
     _readings[mask] = (T, S, version, found)
     return found
 
 
 def hidden(mask: Tensor) -> Tensor:
-    """Where a mask tensor forbids a query to look: False, −inf, or the least number that there is."""
-    return ~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2
+    """Where a mask tensor forbids a query to look: False, −inf, or about the least number that there is.
+
+    A row of such numbers that differ hides all but the greatest.
+    """
+    if mask.dtype == torch.bool:
+        return ~mask
+    low = mask <= torch.finfo(mask.dtype).min / 2
+    rows = low.all(-1, keepdim=True)
+    if not bool(rows.any()):
+        return low
+    top = mask.amax(-1, keepdim=True)
+    return low & ~(rows & (mask == top) & (mask.amin(-1, keepdim=True) < top))
 
 
 def _agrees(origin: Origin, out_of_sight: Tensor) -> bool:

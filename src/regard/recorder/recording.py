@@ -200,6 +200,7 @@ class Recording:
                 output,
                 weights=call.weights,
                 own_lse=call.own_lse,
+                soft_blind=call.soft_blind,
                 problem=call.problem,
                 against=against,
                 most=most,

@@ -115,7 +115,7 @@ class TokenMixers:
             if name and mixes_tokens(module, prefixes.get(type(module).__module__, ""))
         ]
         self.blocks = {
-            name: [f"{name}.{child}".lstrip(".") for child, _ in module.named_children()]
+            name: [x for child in module._modules if (x := f"{name}.{child}".lstrip(".")) in self.modules]
             for name, module in self.modules.items()
             if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
         }
