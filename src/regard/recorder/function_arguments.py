@@ -126,7 +126,7 @@ def described(
         near_k, near_v = k[:, :, :keys], v[:, :, :keys]
         lse = attend(q, near_k, near_k, mask=mask, **settings, return_lse=True)[1]
         near = None if weights is None else weights[..., :keys]
-        soft = isinstance(attention_mask, Tensor) and attention_mask.is_floating_point()
+        soft = isinstance(attention_mask, Tensor) and attention_mask.ndim == 4 and _soft(attention_mask, q, k)
         call = AttentionCall(
             q, near_k, near_v, output, lse, mask, **settings, weights=near, soft_blind=soft, problem=problem
         )
@@ -136,6 +136,11 @@ def described(
             return call
     assert best is not None
     return best
+
+
+def _soft(mask: Tensor, q: Tensor, k: Tensor) -> bool:
+    """Whether finite numbers alone hide everything from some query."""
+    return type(mask) is Tensor and read_mask(mask, q.shape[2], k.shape[2]).finite
 
 
 def _named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

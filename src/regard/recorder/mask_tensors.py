@@ -28,7 +28,7 @@ class MaskReading(NamedTuple):
     blind: Tensor | None
     """The queries that may look at nothing, which broadcasts to (B, H, T); None where there are none."""
     finite: bool
-    """Whether finite numbers hide everything from one of those, so that its row has a softmax."""
+    """Whether finite numbers alone hide everything from one of those, so that its row has a softmax."""
 
 
 class Origin(NamedTuple):
@@ -54,7 +54,7 @@ def read_mask(mask: Tensor, T: int, S: int) -> MaskReading:
     out_of_sight = hidden(whole)
     nothing = out_of_sight.all(-1)
     blind = nothing if bool(nothing.any()) else None
-    finite = mask.is_floating_point() and bool((nothing & whole.isfinite().any(-1)).any())
+    finite = mask.is_floating_point() and bool((nothing & whole.isfinite().all(-1)).any())
     origin = origins[mask]() if mask in origins else None
     if origin is not None and _agrees(origin, out_of_sight):
         found = MaskReading(*origin, blind, finite)
@@ -67,7 +67,7 @@ def read_mask(mask: Tensor, T: int, S: int) -> MaskReading:
 def hidden(mask: Tensor) -> Tensor:
     """Where a mask tensor forbids a query to look: False, −inf, or about the least number that there is.
 
-    A row of such numbers that differ hides all but the greatest.
+    A row of such numbers hides all but the greatest, if there is one.
     """
     if mask.dtype == torch.bool:
         return ~mask
@@ -75,8 +75,8 @@ def hidden(mask: Tensor) -> Tensor:
     rows = low.all(-1, keepdim=True)
     if not bool(rows.any()):
         return low
-    top = mask.amax(-1, keepdim=True)
-    return low & ~(rows & (mask == top) & (mask.amin(-1, keepdim=True) < top))
+    greatest = mask == mask.amax(-1, keepdim=True)
+    return low & ~(rows & greatest & (greatest.sum(-1, keepdim=True) == 1) & (mask.shape[-1] > 1))
 
 
 def _agrees(origin: Origin, out_of_sight: Tensor) -> bool:
