@@ -22,6 +22,10 @@ from regard.maps import overview, precision, sweep
 from regard.maps.index import Axes, heads_of, parse
 from regard.maps.precision import Precise
 
+NORMALISED = 1 << 21  # weights of whole rows that are divided by their rows' own sums, which costs time
+FIRST = (
+    64  # rows of a matrix that are in any case: under a causal mask they see few keys, each with much weight
+)
 DENSE_LIMIT = 1 << 30  # bytes that `.dense()` may take unless told otherwise
 EXACT_NUMBERS = 1 << 18  # weights that are computed in float64 at a time: 2 MiB
 
@@ -207,7 +211,11 @@ class AttentionMap:
 
     def _weights(self, rows: slice | Tensor, keys: slice | Tensor) -> Tensor:
         s = self._scores(rows, keys, self.dtype)
-        return s.sub_(sweep.anchored(self.lse[:, :, rows, None])).to(self.result_dtype).exp_()
+        weights = s.sub_(sweep.anchored(self.lse[:, :, rows, None])).to(self.result_dtype).exp_()
+        whole = isinstance(keys, slice) and keys == slice(0, self.matrix[3])
+        if whole and weights.numel() <= NORMALISED:
+            sweep.normalise_(self, weights, rows)
+        return weights
 
     def _scores(self, rows: slice | Tensor, keys: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """The masked scores of some rows and some keys, (B, H, rows, keys)."""
@@ -274,6 +282,8 @@ class AttentionMap:
             part = out[share.batch, share.heads]
             for patch in sweep.patches(share.map):
                 part[patch.batch, patch.heads, patch.rows, patch.keys] = patch.logs.exp_()
+            few = slice(0, max(NORMALISED // max(B * H * S, 1), FIRST))
+            sweep.normalise_(share.map, part[:, :, few], few)
         return self._shaped(out)
 
     def pool(

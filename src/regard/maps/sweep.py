@@ -98,6 +98,19 @@ def normalised(m: AttentionMap, found: Statistics, total: Tensor) -> Statistics:
     return found._replace(entropy=entropy, distance=found.distance / whole)
 
 
+def normalise_(m: AttentionMap, weights: Tensor, rows: slice | Tensor) -> None:
+    """Divide whole rows of weights (B, H, rows, S) by their own sums, as a softmax does, in place.
+
+    Scores that were computed again differ from those behind lse in their last digits, and so does the sum of
+    a row from 1. A sum that is further off is left as it is: the lse was wrong, which has to show.
+    """
+    whole = weights.sum(-1, keepdim=True)
+    if m.sinks is not None:
+        whole = whole + (m.sinks.to(m.lse).view(-1, 1, 1) - anchored(m.lse[:, :, rows, None])).exp_()
+    near = (whole - 1.0).abs() <= 128 * torch.finfo(weights.dtype).eps
+    weights.div_(whole.where(near, 1.0).to(weights.dtype))
+
+
 def first_position(m: AttentionMap) -> int:
     """Where the map's first query stands among the keys."""
     _, _, T, S = m.matrix
