@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from collections.abc import Callable
@@ -599,3 +600,12 @@ def random_weights(
 @pytest.mark.parametrize("function", [two_calls, random_weights])
 def test_functions_that_give_something_else(function: Callable[..., Any]) -> None:
     assert not run(function).certificate.certified
+
+
+def test_nothing_is_held_of_a_layer_that_was_not_asked_for() -> None:
+    model = llama()
+    with torch.no_grad(), regard.capture(model, layers=[1]) as seen:
+        model(torch.randint(1, 97, (1, 11)))
+        gc.collect()
+        queries = [x for x in gc.get_objects() if type(x) is Tensor and x.shape == (1, 4, 11, 8)]
+        assert {x.data_ptr() for x in queries} == {seen[1].q.data_ptr()}

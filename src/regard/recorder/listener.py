@@ -109,8 +109,9 @@ class Listener:
 
     def take(self, module: nn.Module, call: AttentionCall | Unreadable) -> None:
         """An attention of one of the model's modules, which may compute several."""
+        known = module in self.places  # and is told of its calls
         place, part = self.place(module), False
-        earlier = self.earlier.setdefault(module, [])
+        earlier = self.earlier.setdefault(module, []) if known else []
         if isinstance(call, AttentionCall):
             own = Earlier(call.q, call.k, call.mask, call.scale, _versions(call))
             if call.problem is None and any(own.same_weights(other) for other in earlier):
@@ -127,11 +128,11 @@ class Listener:
     def place(self, module: nn.Module) -> Place:
         if module not in self.places:  # its code did not show that it would be heard
             number = next((int(part) for part in self.names[module].split(".") if part.isdigit()), 0)
-            self.places[module] = Place(number, self.names[module])
+            return Place(number, self.names[module])
         return self.places[module]
 
-    def called(self, module: nn.Module, _: Any) -> None:
-        """A module of the model is called."""
+    def forget(self, module: nn.Module, *_: Any) -> None:
+        """A module is called, or has run: what it computed before is of no more use."""
         self.earlier.pop(module, None)
 
 
@@ -158,7 +159,8 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
     recording.expect(listener.places.values())
     with ExitStack() as undo:
         for module in listener.places:
-            undo.callback(module.register_forward_pre_hook(listener.called).remove)
+            undo.callback(module.register_forward_pre_hook(listener.forget).remove)
+            undo.callback(module.register_forward_hook(listener.forget, always_call=True).remove)
         undo.enter_context(dot_product.replaced(model))
         if is_transformers(model):
             from regard.recorder import transformers_interface
