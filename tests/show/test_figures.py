@@ -116,7 +116,7 @@ def test_a_capture_names_layer_and_head_and_shows_what_its_certificate_says() ->
     drawn = figure(seen(heads=(4, 7)), 3, 7)
     text = words(drawn)
     assert "a $model$: layer 3, head 7" in text
-    assert "certified within 1.0e-07" in text
+    assert "certified: weights times values are within 1.0e-07" in text
     gallery = figure(seen(heads=(4, 7)), 3)
     assert [ax.get_title(loc="left") for ax in gallery.axes] == ["head 4", "head 7"]
 
