@@ -205,8 +205,12 @@ def test_killed_at_random_it_resumes_to_the_same_survey(folder: Path, corpus: Pa
             os.killpg(process.pid, signal.SIGKILL)
             kills += 1
         _, error = process.communicate()
-        if process.returncode == 0:
+        if process.returncode == 0 and kills:
             break
+        if process.returncode == 0:  # it was faster than the draw: once more, with less time
+            cut.unlink()
+            took /= 10
+            continue
         assert process.returncode == -signal.SIGKILL, error
     else:
         subprocess.run(command(folder, corpus, cut), check=True, capture_output=True, timeout=300)
