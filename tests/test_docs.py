@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import importlib
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -73,10 +70,3 @@ def test_the_tree_in_the_readme_is_there() -> None:
             assert (ROOT / "src" / "regard" / name).exists(), name
         else:
             assert (ROOT / "src" / "regard" / package / name).exists(), package + name
-
-
-def test_import_needs_only_torch_numpy_and_safetensors() -> None:
-    optional = ("matplotlib", "typer", "rich", "transformers", "tokenizers", "pandas", "starlette")
-    program = f"import sys, regard; print([name for name in {optional!r} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ast.literal_eval(result.stdout) == []

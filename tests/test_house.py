@@ -12,6 +12,10 @@ FLOORS = {
     "attention": 0,
     "writing": 0,
     "covering": 0,
+    "extras": 0,
+    "import_hooks": 0,
+    "providers": 0,
+    "version": 0,
     "maps": 1,
     "layers": 1,
     "stages": 1,
@@ -22,6 +26,7 @@ FLOORS = {
     "testing": 2,
     "show": 3,
     "cli": 4,
+    "__main__": 4,
 }
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 

@@ -20,6 +20,7 @@ from regard.recorder import layer_files, saved
 from regard.recorder.certificate import Evidence
 from regard.recorder.seen import Layer, Seen
 from regard.recorder.summary import Summary, summarise, summary_size
+from regard.show import viewer
 
 
 def evidence(**changes: Any) -> Evidence:
@@ -400,20 +401,15 @@ def test_a_temporary_folder_lives_as_long_as_its_layers() -> None:
     assert not path.exists()
 
 
-def test_a_page_needs_a_viewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Seen, "viewer", None)
-    for ask in (lambda s: s.show(), lambda s: s.figure(0), lambda s: s.save(tmp_path / "page.html")):
-        with pytest.raises(RuntimeError, match=r"import regard\.show"):
-            ask(a_capture())
+def test_a_page_is_written_by_the_viewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[tuple[int, str, dict[str, Any]]] = []
 
-    class Notes(list):
-        def page(self, seen: Seen, path: str, **options: Any) -> None:
-            self.append((len(seen), os.path.basename(path), options))
+    def page(seen: Seen, path: str, **options: Any) -> None:
+        pages.append((len(seen), os.path.basename(path), options))
 
-    notes = Notes()
-    monkeypatch.setattr(Seen, "viewer", notes)
+    monkeypatch.setattr(viewer, "page", page)
     a_capture().save(tmp_path / "page.HTML", title="x")
-    assert notes == [(3, "page.HTML", {"title": "x"})]
+    assert pages == [(3, "page.HTML", {"title": "x"})]
 
 
 @pytest.mark.parametrize(("T", "S"), [(5, 5), (3, 7), (7, 3), (300, 300), (1, 1), (1, 4)])

@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from regard.extras import extra
 from regard.writing import replacing
 
 
@@ -246,11 +247,9 @@ def check_writable(path: Path) -> None:
 
 
 def _pyarrow() -> Any:
-    try:
+    with extra("parquet", "a .parquet file"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError:
-        raise ValueError("Parquet needs pyarrow: pip install 'regard[parquet]', or write .csv") from None
     return pyarrow
 
 

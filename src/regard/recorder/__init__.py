@@ -2,11 +2,8 @@
 
 from regard.recorder.capture import capture
 from regard.recorder.certificate import Certificate, Evidence
-from regard.recorder.registration import register_when_imported
 from regard.recorder.saved import load
 from regard.recorder.seen import Layer, Seen
 from regard.recorder.sizes import capture_size
 
 __all__ = ["Certificate", "Evidence", "Layer", "Seen", "capture", "capture_size", "load"]
-
-register_when_imported()

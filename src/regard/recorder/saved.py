@@ -29,6 +29,7 @@ from regard.maps import AttentionMap, files
 from regard.recorder import layer_files
 from regard.recorder.certificate import Evidence
 from regard.recorder.seen import Kept, Layer, Seen
+from regard.version import __version__
 from regard.writing import replacing
 
 FORMAT = "regard.capture 1"
@@ -185,9 +186,7 @@ def _rows(table: Tensor | None) -> list[list[int]] | None:
 
 def versions() -> dict[str, str]:
     """What the capture was made with."""
-    import regard
-
-    found = {"regard": regard.__version__, "torch": torch.__version__}
+    found = {"regard": __version__, "torch": torch.__version__}
     if (transformers := sys.modules.get("transformers")) is not None:
         found["transformers"] = transformers.__version__
     return found
