@@ -52,7 +52,7 @@ def test_every_public_name_is_documented_and_nothing_else(package: str) -> None:
 
 
 def test_links_and_pictures_in_the_documents_exist() -> None:
-    for path in (*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+    for path in (*DOCUMENTS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))):
         for target in re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8")):
             assert target.startswith("https://") or (path.parent / target).exists(), f"{path.name}: {target}"
 
