@@ -123,7 +123,7 @@ OPTIONS = ("full", "causal", "window", "padding", "alibi", "bias", "softcap", "s
 def matrix(q: Tensor, k: Tensor, dtype: torch.dtype, rounded: torch.dtype, given: dict[str, Any]) -> Tensor:
     """The whole matrix by the definition, computed in `dtype` with scores rounded to another."""
     (_, _, T, D), S = q.shape, k.shape[2]
-    rule = regard.attention.masks.as_mask(given["mask"])
+    rule = regard.attention.masks.named.as_mask(given["mask"])
     place = (range(T), range(S), (1, H, T, S))
     k = k.repeat_interleave(H // G, 1)
     s = (q.to(dtype) @ k.to(dtype).mT * D**-0.5).to(rounded).to(dtype)

@@ -32,10 +32,10 @@ from benchmarks.panning import drag, median
 from regard import capture, causal, weights
 from regard.gpt import GPT, Config
 from regard.recorder import Evidence, Layer, Seen
-from regard.show.contents import Contents
-from regard.show.page import write
-from regard.show.running import Running
-from regard.show.server import Site
+from regard.show.data.contents import Contents
+from regard.show.saved.bundle import write
+from regard.show.server.app import Site
+from regard.show.server.background import Running
 
 ROOT = Path(__file__).parent
 BEGIN, END = "<!-- page: begin -->", "<!-- page: end -->"
@@ -133,7 +133,7 @@ def _none(_: object) -> None:
 
 
 def _precision(seen: Seen) -> float:
-    from regard.show.pack import pack
+    from regard.show.saved.pack import pack
 
     return pack(Contents(seen), values=False).relative
 

@@ -4,8 +4,8 @@
 
 Every config is first checked against float64 (its error as a ratio to that of PyTorch's kernel at that
 dtype), then timed; one that fails is reported and left out. Ends with a table and the best config for each
-purpose, to be put into `regard/attention/triton_configs.py`, and writes all to the folder given, or to
-benchmarks/results/.
+purpose, to be put into `regard/attention/backends/triton/configs.py`, and writes all to the folder given,
+or to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
 
 import regard
-from regard.attention import triton_configs as configs
-from regard.attention import triton_path, triton_pool
-from regard.attention.problem import Problem, pose
+from regard.attention.backends.problem import Problem, pose
+from regard.attention.backends.triton import configs, launch, pool
+from regard.attention.backends.triton.configs import Config
 from regard.attention.steps import trace
-from regard.attention.triton_configs import Config
 
 BUDGET = 330.0  # seconds; what is left over when it is spent is reported as skipped
 START = time.monotonic()
@@ -108,12 +107,12 @@ def tune_pool() -> None:
         q, k, v = heads(T, 128)
         for name in ("cudnn", "flash"):
             record(f"forward {T}", name, None, sdpa(name, q, k, v, True), flops(T, 128, True), rep=rep)
-        lse = triton_path.forward(pose(q, k, v, mask=regard.causal))[1]
+        lse = launch.forward(pose(q, k, v, mask=regard.causal))[1]
         for config in POOL:
             with chosen(config):
 
                 def go(q: Tensor = q, k: Tensor = k, lse: Tensor = lse) -> object:
-                    return triton_pool.pool(q, k, lse, regard.causal, 128**-0.5, None, 1024, 1024)
+                    return pool.pool(q, k, lse, regard.causal, 128**-0.5, None, 1024, 1024)
 
                 check = check_pool if T == 16_384 else None
                 record(f"{purpose} {T}", "triton", config, go, flops(T, 128, True) / 2, check, rep)
@@ -134,7 +133,7 @@ def tune_forward(D: int) -> None:
                 with chosen(config):
                     problem = pose(q, k, v, mask=mask)
                     check = (lambda D=D: check_forward(D)) if causal and T == 4096 else None
-                    go = lambda p=problem: triton_path.forward(p)  # noqa: E731
+                    go = lambda p=problem: launch.forward(p)  # noqa: E731
                     record(purpose, "triton", config, go, flops(T, D, causal), check)
 
 
@@ -142,11 +141,11 @@ def tune_backward(D: int) -> None:
     for T, few in ((4096, False), (16_384, True)):
         q, k, v = heads(T, D)
         problem, grad = pose(q, k, v, mask=regard.causal), torch.randn_like(v)
-        output, _, top, log_total = triton_path.forward(problem, for_backward=True)
+        output, _, top, log_total = launch.forward(problem, for_backward=True)
         kept = (output, top, log_total)
 
         def go(problem: Problem = problem, kept: tuple[Tensor, ...] = kept, g: Tensor = grad) -> object:
-            return triton_path.backward(problem, *kept, g)
+            return launch.backward(problem, *kept, g)
 
         work = 2.5 * flops(T, D, True)
         for name in ("cudnn", "flash"):
@@ -174,7 +173,7 @@ def tune_float32() -> None:
                 f"float32 {D}",
                 precision,
                 None,
-                lambda p=problem: triton_path.forward(p),
+                lambda p=problem: launch.forward(p),
                 flops(4096, D, True),
                 check,
             )
@@ -193,12 +192,12 @@ def time_masks() -> None:
         "documents": regard.causal & regard.documents(ids),
     }.items():
         problem = pose(q, k, v, mask=mask, softcap=30.0 if name == "softcap" else None)
-        record(f"mask {name}", "triton", None, lambda p=problem: triton_path.forward(p), flops(T, 128, True))
+        record(f"mask {name}", "triton", None, lambda p=problem: launch.forward(p), flops(T, 128, True))
         record(
             f"mask {name}",
             "lists alone",
             None,
-            lambda m=problem.mask: triton_path.surveyed(m, (1, HEADS, T, T), 128, 64, q.device).by_row(),
+            lambda m=problem.mask: launch.surveyed(m, (1, HEADS, T, T), 128, 64, q.device).by_row(),
             flops(T, 128, True),
         )
 
@@ -237,7 +236,7 @@ def record(
 
 def check_forward(D: int, dtype: torch.dtype = torch.bfloat16) -> float:
     q, k, v = small(D, dtype)
-    output, lse = triton_path.forward(pose(q, k, v, mask=regard.causal))[:2]
+    output, lse = launch.forward(pose(q, k, v, mask=regard.causal))[:2]
     steps = trace(q.double(), k.double(), v.double(), regard.causal)
     lse_gap = (lse - torch.logsumexp(steps.masked, -1)).abs().max().item()
     if not lse_gap < 1e-3:
@@ -250,8 +249,8 @@ def check_backward(D: int) -> float:
     inputs = small(D)
     grad = torch.randn_like(inputs[2])
     problem = pose(*inputs, mask=regard.causal)
-    output, _, top, log_total = triton_path.forward(problem, for_backward=True)
-    ours = triton_path.backward(problem, output, top, log_total, grad)[:3]
+    output, _, top, log_total = launch.forward(problem, for_backward=True)
+    ours = launch.backward(problem, output, top, log_total, grad)[:3]
     twice = []
     for dtype in (torch.float64, inputs[0].dtype):
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in inputs)
@@ -273,7 +272,7 @@ def check_pool() -> float:
     )
     worst = 0.0
     for rows, cols in ((65, 65), (q.shape[2] // 128, 13), (7, 100)):
-        ours = triton_pool.pool(q, k, lse, regard.causal, 128**-0.5, None, rows, cols)
+        ours = pool.pool(q, k, lse, regard.causal, 128**-0.5, None, rows, cols)
         truth, theirs = (binned(w, rows, cols) for w in (steps.weights, eager_weights.double()))
         gaps = [distance(a, t) / distance(b, t) for a, b, t in zip(ours, theirs, truth, strict=True)]
         worst = max(worst, *gaps)

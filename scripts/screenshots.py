@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from regard.cli.opening import open_for_page
 from regard.cli.story import STORY, TITLE
-from regard.show.contents import Contents
-from regard.show.run import read_run
-from regard.show.running import Running
-from regard.show.server import Site
+from regard.gpt.training.history import read_run
+from regard.show.data.contents import Contents
+from regard.show.server.app import Site
+from regard.show.server.background import Running
 
 ROOT = Path(__file__).parent.parent
 SIZES = {"laptop": (1280, 800), "tablet": (820, 1180), "phone": (390, 844)}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.attention.rules import Mask
+from regard.attention.masks.base import Mask
 
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 

@@ -1,7 +1,8 @@
 """Regard: attention you can read, check and see, at any length."""
 
 from regard.attention.attend import attend, backend, explain
-from regard.attention.masks import (
+from regard.attention.masks.base import Mask, full
+from regard.attention.masks.named import (
     alibi,
     causal,
     causal_mask,
@@ -13,7 +14,6 @@ from regard.attention.masks import (
     rule,
     window,
 )
-from regard.attention.rules import Mask, full
 from regard.attention.steps import scaled_dot_product_attention
 from regard.checker import Report, check
 from regard.maps import AttentionMap, weights

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.attention.masks import causal
-from regard.recorder.capture import capture
+from regard.attention.masks.named import causal
+from regard.recorder.context import capture
 
 transformers = pytest.importorskip("transformers")
 

@@ -4,15 +4,14 @@ import itertools
 from typing import Any
 
 import pytest
-import strategies
 import torch
-import truth
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
-from regard.attention import tiles
+from regard.attention.backends import tiles
+from tests import strategies, truth
 
 PATHS = ("tiled", "auto")
 

@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
-import truth
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import DrawnMask, Sizes, Tensors, dtypes, sized_masks, tensors
 
 import regard
 from regard import causal, padding, rule, scaled_dot_product_attention
 from regard.attention.steps import Steps, softmax, trace
+from tests import truth
+from tests.strategies import DrawnMask, Sizes, Tensors, dtypes, sized_masks, tensors
 
 # The largest error may be this much of PyTorch's own, which gets one unit in the last place on top. Both sum
 # the same few products in another order, so on a single draw of numbers, or in a gradient whose terms cancel,

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captures import captured
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from browser import chromium
 from regard.recorder import Seen
-from regard.show.contents import Contents
-from regard.show.page import write
-from regard.show.running import Running
-from regard.show.server import Site
+from regard.show.data.contents import Contents
+from regard.show.saved.bundle import write
+from regard.show.server.app import Site
+from regard.show.server.background import Running
+from tests.captures import captured
 
 STATUS = """addEventListener("DOMContentLoaded", () => {
   const line = document.getElementById("status");

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from captures import HOSTILE, captured
 from playwright.sync_api import Page, expect
 
 from regard.cli.opening import generator
 from regard.gpt import GPT
 from regard.heads import describe
-from regard.show.running import Running
+from regard.show.server.background import Running
+from tests.captures import HOSTILE, captured
 
 
 @pytest.fixture(scope="module")

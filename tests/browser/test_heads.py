@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from captures import captured
 from playwright.sync_api import Page, expect
 
 import regard
 from regard.heads import describe
 from regard.recorder import Layer, Seen
-from regard.show.running import Running
+from regard.show.server.background import Running
+from tests.captures import captured
 
 
 def titles(page: Page) -> list[str]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from captures import captured
 from playwright.sync_api import Page, expect
 
 import regard
 from regard.recorder import Evidence, Layer, Seen
-from regard.show import pack as packing
-from regard.show.running import Running
+from regard.show.saved import pack as packing
+from regard.show.server.background import Running
+from tests.captures import captured
 
 CANVAS = ".map-stage canvas"
 T = 600  # three levels of tiles

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from regard.show.running import Running
+from regard.show.server.background import Running
 
 
 @pytest.mark.parametrize("place", ["layer=1&head=2", "view=heads&layer=1&head=2"])

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from captures import HOSTILE, captured
 from playwright.sync_api import Page, expect
 
 from regard.recorder import Seen
-from regard.show.running import Running
+from regard.show.server.background import Running
+from tests.captures import HOSTILE, captured
 
 ATTACK = "<img src=x onerror=\"document.title='taken'\">"
 
@@ -170,7 +170,7 @@ def test_another_page_cannot_read_post_or_frame(
 def test_with_a_secret_in_the_address_the_page_works(
     page: Page, serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.show.guard.is_loopback", lambda host: False)
+    monkeypatch.setattr("regard.show.server.guard.is_loopback", lambda host: False)
     running = serve()
     assert running.door.token
     page.goto(running.address)

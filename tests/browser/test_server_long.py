@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable
 
 import pytest
-from captures import captured
 from playwright.sync_api import Page, expect
 
 from benchmarks.panning import drag, median
 from regard.recorder import Seen
-from regard.show.running import Running
+from regard.show.server.background import Running
+from tests.captures import captured
 
 T = 16_384
 CANVAS = ".map-stage canvas"

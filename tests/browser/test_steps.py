@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from captures import HOSTILE, captured
 from playwright.sync_api import Page, expect
 
 import regard
 from regard.attention.steps import trace
 from regard.recorder import Layer, Seen
 from regard.recorder.certificate import examine
-from regard.show.running import Running
+from regard.show.server.background import Running
 from regard.stages.example import X, multi_head, project
+from tests.captures import HOSTILE, captured
 
 
 def step(page: Page, title: str) -> dict[int, float]:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from captures import HOSTILE, captured
 from playwright.sync_api import Page, expect
 
 import regard
 from regard.recorder import Layer, Seen
-from regard.show.running import Running
+from regard.show.server.background import Running
+from tests.captures import HOSTILE, captured
 
 
 def ranked(page: Page) -> list[tuple[int, float]]:

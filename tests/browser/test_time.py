@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captures import captured
 from playwright.sync_api import Page, expect
 
-from regard.show.run import read_run
-from regard.show.running import Running
+from regard.gpt.training.history import read_run
+from regard.show.server.background import Running
+from tests.captures import captured
 
 STEPS = (0, 100, 200)
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from captures import captured
 from typer.testing import CliRunner
 
 import regard
@@ -25,7 +24,8 @@ from regard.cli.opening import open_for_page
 from regard.cli.story import STORY
 from regard.gpt import GPT, Config
 from regard.gpt.tokens import characters
-from regard.show.limits import StoppedError
+from regard.show.server.limits import StoppedError
+from tests.captures import captured
 
 TEXT = "the cat sat on the mat, the cat sat on the hat"
 run = CliRunner().invoke

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from regard.gpt import GPT
-from regard.gpt.evaluation import loss
-from regard.gpt.loading import BOX
+from regard.gpt.loader import BOX
+from regard.gpt.training.evaluation import loss
 from regard.heads import Scores, probe, repeated
 
 DRAWS = 60

@@ -14,7 +14,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.gpt import GPT, gguf_file
+from regard.gpt import GPT
+from regard.gpt import gguf as gguf_file
 
 gguf = pytest.importorskip("gguf")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, small
 from tokenizers import Tokenizer, models
 
 from regard import causal, documents, window
 from regard.gpt import GPT
 from regard.layers import KVCache, WindowCache
+from tests.gpt.architectures import ARCHITECTURES, small
 
 names = pytest.mark.parametrize("name", ARCHITECTURES)
 CUTS = [(0, 7), (7, 8), (8, 9), (9, 15), (15, 16)]

@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
-from regard.attention import triton_path, triton_pool, triton_statistics
-from regard.attention.problem import pose
-from regard.attention.rules import Mask, full
+from regard.attention.backends.problem import pose
+from regard.attention.backends.triton import launch
+from regard.attention.backends.triton import pool as triton_pool
+from regard.attention.backends.triton import statistics as triton_statistics
+from regard.attention.masks.base import Mask, full
 from regard.attention.steps import trace
 
 T, S = 300, 335
@@ -103,8 +105,8 @@ def attention(
 
     q, k, v, s = leaves(inputs, sinks)
     problem = pose(q, k, v, mask=mask, sinks=s, **chosen)
-    assert triton_path.refuses(problem) is None
-    output, lse = triton_path.run(problem)
+    assert launch.refuses(problem) is None
+    output, lse = launch.run(problem)
     ours = gradients(output, (q, k, v, s), upstream)
 
     q, k, v, s = leaves([x.double() for x in inputs], None if sinks is None else sinks.double())
@@ -153,7 +155,7 @@ def unseen_nan() -> None:
         with torch.no_grad():
             k[~seen.cuda()[:, None].expand(2, 2, S)] = torch.nan
             v[~seen.cuda()[:, None].expand(2, 2, S)] = torch.inf
-        output, _ = triton_path.run(pose(q, k, v, mask=mask))
+        output, _ = launch.run(pose(q, k, v, mask=mask))
         found = [output, *torch.autograd.grad(output.sum(), (q, k, v))]
         assert all(x.isfinite().all() for x in found), f"{mask}: NaN got out"
 
@@ -166,7 +168,7 @@ def strides() -> None:
         twice = []
         for inputs in ((q, k, v), [x.contiguous() for x in (q, k, v)]):
             ready = [x.detach().requires_grad_() for x in inputs]
-            output, lse = triton_path.run(pose(*ready, mask=mask))
+            output, lse = launch.run(pose(*ready, mask=mask))
             twice.append([output, lse, *torch.autograd.grad(output.sum(), ready)])
         for a, b in zip(*twice, strict=True):
             assert torch.allclose(a, b, atol=1e-2, rtol=1e-2), "strides matter"
@@ -177,7 +179,7 @@ def same_bits() -> None:
     for _ in range(2):
         torch.manual_seed(5)
         q, k, v = (x.requires_grad_() for x in draw(BF16, 64, 64))
-        output, lse = triton_path.run(pose(q, k, v, mask=regard.causal))
+        output, lse = launch.run(pose(q, k, v, mask=regard.causal))
         overview = triton_pool.pool(q.detach(), k.detach(), lse, regard.causal, 0.125, None, 20, 20)
         runs.append([output, lse, *torch.autograd.grad(output.sum(), (q, k, v)), *overview])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
@@ -188,8 +190,8 @@ def far_offsets() -> None:
     q, k, v = (torch.randn(1, H, long, 128, device="cuda", dtype=BF16) for _ in range(3))
     assert q.numel() > 2**31
     mask = regard.causal & regard.window(100)
-    output, lse = triton_path.run(pose(q, k, v, mask=mask))
-    alone = triton_path.run(pose(q[:, -1:], k[:, -1:], v[:, -1:], mask=mask))
+    output, lse = launch.run(pose(q, k, v, mask=mask))
+    alone = launch.run(pose(q[:, -1:], k[:, -1:], v[:, -1:], mask=mask))
     assert torch.equal(output[:, -1:], alone[0])
     assert torch.equal(lse[:, -1:], alone[1])
     near = trace(*(x[:, -1:, -400:].double() for x in (q, k, v)), mask).output[:, :, -200:]
@@ -216,7 +218,7 @@ def pool(mask: Mask, rows: int, cols: int, length: int | None = None, dtype: tor
 
 def long_pool() -> None:
     q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
-    lse = triton_path.run(pose(q, k, k, mask=regard.causal))[1]
+    lse = launch.run(pose(q, k, k, mask=regard.causal))[1]
     mass, peak = triton_pool.pool(q, k, lse, regard.causal, 128**-0.5, None, 1024, 1024)
     assert (mass.sum(-1) - 1).abs().max() < 1e-5
     assert ((peak <= 1 + 1e-5) & (peak >= 0)).all()
@@ -339,7 +341,7 @@ def large_gradients(size: float) -> None:
         if found:
             output = trace(q, k, v, regard.causal).output
         else:
-            output = triton_path.run(pose(q, k, v, mask=regard.causal))[0]
+            output = launch.run(pose(q, k, v, mask=regard.causal))[0]
         found.append(torch.autograd.grad(output, (q, k, v), upstream.to(dtype)))
     for a, b, c in zip(*found, strict=True):
         unit = 16 * torch.finfo(F32).eps * c.abs().max().item()

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import duplicating, inducing, looking_at, previous, repeats, sinking
 
 from regard import causal, chunks, documents, full, prefix, weights, window
 from regard.heads import describe
+from tests.heads.made_heads import duplicating, inducing, looking_at, previous, repeats, sinking
 
 MASKS = {
     "causal": lambda T: causal,

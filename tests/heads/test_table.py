@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import inducing, looking_at, previous, repeats, sinking
 
 from regard import causal, weights
 from regard.heads import HeadTable, describe
+from tests.heads.made_heads import inducing, looking_at, previous, repeats, sinking
 
 
 @pytest.fixture

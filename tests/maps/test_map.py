@@ -3,15 +3,14 @@
 from typing import Any
 
 import pytest
-import strategies
 import torch
-import truth
 from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.attention import tiles
-from regard.maps import one_head, overview
+from regard.attention.backends import tiles
+from regard.maps import head_pass, overview
+from tests import strategies, truth
 
 
 @pytest.fixture
@@ -19,8 +18,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "ROWS", 4)
     monkeypatch.setattr(tiles, "COLS", 5)
     monkeypatch.setattr(tiles, "TILE_NUMBERS", 50)
-    monkeypatch.setattr(one_head, "QUERIES", 5)
-    monkeypatch.setattr(one_head, "KEYS", 4)
+    monkeypatch.setattr(head_pass, "QUERIES", 5)
+    monkeypatch.setattr(head_pass, "KEYS", 4)
 
 
 pytestmark = pytest.mark.usefixtures("small_tiles")

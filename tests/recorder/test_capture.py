@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
-from regard.recorder import dot_product
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.recording import Place, Recording
+from regard.recorder.sources import sdpa
 
 transformers = pytest.importorskip("transformers")
 
@@ -375,7 +375,7 @@ def test_an_interrupt_leaves_nothing_behind() -> None:
     model.register_forward_hook(interrupted)
     with pytest.raises(KeyboardInterrupt):
         regard.capture(model, x=torch.randn(1, 2, 6, 8))
-    assert not dot_product.current_listeners()
+    assert not sdpa.current_listeners()
 
 
 def test_homemade_attention_with_a_mask() -> None:

@@ -14,8 +14,9 @@ from torch import nn
 
 import regard
 from regard.gpt import GPT, Config
-from regard.recorder import sizes, stores
-from regard.recorder.saved import StoredLayer
+from regard.recorder import sizes
+from regard.recorder.storage import stores
+from regard.recorder.storage.folder import StoredLayer
 from regard.recorder.summary import Summary
 
 

@@ -8,10 +8,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from captures import captured
 
 from regard.recorder import Seen
 from regard.show import viewer
+from tests.captures import captured
 
 
 def test_a_page_is_served_until_it_is_closed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,11 @@ from typing import Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from regard.attention import tiled, torch_path, triton_path
+from regard.attention.backends import fused_attention, tiled_attention
+from regard.attention.backends.problem import Problem, pose
+from regard.attention.backends.triton import launch
 from regard.attention.inputs import working_dtype
-from regard.attention.problem import Problem, pose
-from regard.attention.rules import Mask
+from regard.attention.masks.base import Mask
 from regard.attention.steps import trace
 
 BACKENDS = ("torch", "triton", "tiled", "steps")
@@ -167,17 +168,17 @@ def _refuses(problem: Problem, name: str) -> str | None:
         return "there is nothing to look at"
     if problem.bias_needs_grad:
         return "the bias needs a gradient"
-    path = torch_path if name == "torch" else triton_path if name == "triton" else tiled
+    path = fused_attention if name == "torch" else launch if name == "triton" else tiled_attention
     why: str | None = path.refuses(problem)
     return why
 
 
 def _run(problem: Problem, name: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     if name == "torch":
-        return torch_path.run(problem, return_lse)
+        return fused_attention.run(problem, return_lse)
     if name == "steps":
         return _run_steps(problem, return_lse)
-    output, lse = (tiled if name == "tiled" else triton_path).run(problem)
+    output, lse = (tiled_attention if name == "tiled" else launch).run(problem)
     return output, lse if return_lse else None
 
 

@@ -6,9 +6,9 @@ masks), is put `Question`s (cases), and its answers are held against the oracle 
 wrong in one way.
 """
 
-from regard.checker.building import CheckError
 from regard.checker.catalogue import CATALOGUE, mistake
-from regard.checker.checking import check
+from regard.checker.checker import check
 from regard.checker.report import Check, Diagnosis, Report
+from regard.checker.subject.construct import CheckError
 
 __all__ = ["CATALOGUE", "Check", "CheckError", "Diagnosis", "Report", "check", "mistake"]

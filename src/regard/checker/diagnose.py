@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.oracle import apart
-from regard.checker.recipe import RIGHT, Answer, Recipe, Scale, Sizes
+from regard.checker.oracle.oracle import apart
+from regard.checker.oracle.variant import RIGHT, Answer, Recipe, Scale, Sizes
 from regard.checker.understand import TOLERANCE, Intent, Observed
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from regard.cli.opening import Opened
     from regard.recorder import Seen
-    from regard.show.server import Generate
+    from regard.show.server.app import Generate
 
 OPENING = 240  # characters of a text that a recorded generation begins with, at most
 PATIENCE = 3.0  # seconds that it may take
@@ -82,8 +82,8 @@ def inspect(
         opened = _opened(console, model or "default")
         seen = [_read(console, opened, words) for _, words in texts]
         titles = [title for title, _ in texts]
-    from regard.show.contents import Contents
-    from regard.show.run import read_run
+    from regard.gpt.training.history import read_run
+    from regard.show.data.contents import Contents
 
     folder = run or (opened.run if opened else None)
     contents = Contents(seen, titles=titles, time=None if folder is None else read_run(folder))
@@ -162,7 +162,7 @@ def _written(console: Any, generate: Generate, text: str) -> list[Mapping[str, o
 
 
 def _write(console: Any, contents: Any, out: Path) -> None:
-    from regard.show.page import write
+    from regard.show.saved.bundle import write
 
     began = time.perf_counter()
     with console.status("Writing the page …"):
@@ -205,8 +205,8 @@ def _glimpse(contents: Any) -> None:
 
 
 def _serve(contents: Any, opened: Opened | None, host: str, port: int, open_: bool) -> None:
-    from regard.show.running import Running
-    from regard.show.server import Site
+    from regard.show.server.app import Site
+    from regard.show.server.background import Running
     from regard.show.viewer import open_browser
 
     read, generate = (opened.read, opened.generate) if opened else (None, None)

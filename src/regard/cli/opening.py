@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from regard.gpt import GPT
     from regard.recorder import Seen
-    from regard.show.server import Generate, Read
-    from regard.show.streaming import Tell
+    from regard.show.server.app import Generate, Read
+    from regard.show.server.line_stream import Tell
 
 
 class Opened(NamedTuple):
@@ -45,7 +45,7 @@ def open_for_page(name: str) -> Opened:
 def reader(model: nn.Module, tokenizer: Any, title: str, context: int | None) -> Read:
     """Reads a text with a model and says how far it is, layer by layer."""
     from regard.recorder import capture
-    from regard.recorder.spelling import encoded
+    from regard.recorder.tokens import encoded
 
     def read(text: str, tell: Tell) -> Seen:
         tokens = encoded(tokenizer, text)["input_ids"].shape[1]
@@ -64,8 +64,8 @@ def reader(model: nn.Module, tokenizer: Any, title: str, context: int | None) ->
 
 def generator(model: GPT) -> Generate:
     """Goes on with a text; the lines are {"start": …}, a {"step": …} for each token, {"end": …}."""
-    from regard.gpt.caching import Both, with_and_without
-    from regard.recorder.spelling import encoded, spelled
+    from regard.gpt.cache_demo import Both, with_and_without
+    from regard.recorder.tokens import encoded, spelled
 
     def generate(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
         ids = encoded(model.tokenizer, text)["input_ids"]
@@ -114,7 +114,7 @@ def _told(model: nn.Module, tell: Tell) -> Iterator[None]:
 
 
 def _run_of(name: str) -> Path | None:
-    from regard.gpt.loading import BOX
+    from regard.gpt.loader import BOX
 
     folder = BOX if name == "default" else Path(name)
     return folder if (folder / "heads.jsonl").is_file() else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.writing import replacing
+from regard.atomic import replacing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -20,15 +20,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, distributed
 
-from regard.heads.describing import Layer, Run, assemble, name_layer
-from regard.heads.measuring import measure, total
+from regard.atomic import replacing
+from regard.heads.corpus import Batch, Encode, batches, digest
+from regard.heads.description import Layer, Run, assemble, name_layer
+from regard.heads.measurement import measure, total
+from regard.heads.running_sums import Tally
 from regard.heads.table import HeadTable, check_writable
-from regard.heads.tally import Tally
-from regard.heads.windows import Batch, Encode, batches, digest
-from regard.writing import replacing
 
 if TYPE_CHECKING:
-    from regard.gpt.processes import Processes
+    from regard.processes import Processes
 
 FORMAT = "regard.survey 1"
 

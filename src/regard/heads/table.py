@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from regard.writing import replacing
+from regard.atomic import replacing
 
 
 class Score(NamedTuple):
@@ -222,12 +222,12 @@ class HeadTable:
         return f"HeadTable({len(self)} heads)"
 
     def __str__(self) -> str:
-        from regard.heads.printing import printed
+        from regard.heads.table_text import printed
 
         return printed(self)
 
     def __rich__(self) -> Any:
-        from regard.heads.printing import rendered
+        from regard.heads.table_text import rendered
 
         return rendered(self)
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from regard.attention.arguments import whole
 from regard.attention.attend import attend
-from regard.attention.masks import as_mask
-from regard.attention.rules import Mask, full
-from regard.layers.arguments import whole
+from regard.attention.masks.base import Mask, full
+from regard.attention.masks.named import as_mask
 from regard.layers.cache import KVCache
-from regard.layers.held import on_held_keys
+from regard.layers.cache_mask import on_held_keys
 from regard.layers.norm import RMSNorm
 from regard.layers.rotary import Rotary
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.attention.attend import attend
-from regard.attention.grids import grid
 from regard.attention.inputs import check_inputs, working_dtype
-from regard.attention.rules import Keys, Mask, Rows
+from regard.attention.masks.base import Keys, Mask, Rows
+from regard.attention.masks.grid import grid
 from regard.maps import overview, precision, sweep
 from regard.maps.index import Axes, heads_of, parse
 from regard.maps.precision import Precise
@@ -467,7 +467,7 @@ class AttentionMap:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the map to a safetensors file, atomically; `regard.load(path)` opens it again."""
-        from regard.maps.files import save
+        from regard.maps.storage import save
 
         save(self, path)
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.maps import one_head, sweep
+from regard.maps import head_pass, sweep
 from regard.maps.bins import bins
-from regard.maps.one_head import Cells, Head, Lines, Seen
+from regard.maps.head_pass import Cells, Head, Lines, Seen
 from regard.maps.sweep import Statistics
 
 if TYPE_CHECKING:
@@ -54,14 +54,14 @@ def statistics(m: AttentionMap) -> Statistics:
     """Entropy and distance of every row, and what every key receives."""
     _, _, T, S = m.matrix
     if m.device.type == "cpu" and T * S >= LARGE:
-        most = one_head.QUERIES, one_head.KEYS
+        most = head_pass.QUERIES, head_pass.KEYS
         return _by_tiles(m, *(-(-n // side) for n, side in zip((T, S), most, strict=True)), cells=False)[1]
     if m.device.type == "cuda" and m.dtype == torch.float32:
-        from regard.attention import triton_statistics
+        from regard.attention.backends.triton import statistics
 
         mask, first = m.mask.simplified(m.matrix), sweep.first_position(m)
-        if triton_statistics.refuses(m.q, m.k, mask) is None:
-            return Statistics(*triton_statistics.statistics(m.q, m.k, m.lse, mask, m.scale, m.softcap, first))
+        if statistics.refuses(m.q, m.k, mask) is None:
+            return Statistics(*statistics.statistics(m.q, m.k, m.lse, mask, m.scale, m.softcap, first))
     return sweep.statistics(m)
 
 
@@ -99,12 +99,12 @@ def _on_gpu(m: AttentionMap, rows: int, cols: int) -> Overview | None:
     """The overview from the Triton kernel, if there is one for this map."""
     if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
-    from regard.attention import triton_pool
+    from regard.attention.backends.triton import pool
 
     mask = m.mask.simplified(m.matrix)
-    if triton_pool.refuses(m.q, m.k, mask, rows, cols) is not None:
+    if pool.refuses(m.q, m.k, mask, rows, cols) is not None:
         return None
-    return Overview(*triton_pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, rows, cols))
+    return Overview(*pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, rows, cols))
 
 
 def _by_tiles(
@@ -114,7 +114,7 @@ def _by_tiles(
     B, H, T, S = m.matrix
     if 0 in m.matrix:
         return Overview(*m.lse.new_zeros(2, B, H, rows, cols)), sweep.statistics(m)
-    over_q, over_k = bins(T, rows, one_head.QUERIES), bins(S, cols, one_head.KEYS)
+    over_q, over_k = bins(T, rows, head_pass.QUERIES), bins(S, cols, head_pass.KEYS)
     seen = Seen(m, over_q, over_k)
     shares = -(-_threads(m.device) // max(B * H, 1))  # fewer heads than cores share out their tiles
     both = Overview(*(m.lse.new_zeros(B, H, rows, cols) for _ in range(2)))

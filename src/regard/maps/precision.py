@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention import tiled
-from regard.attention.problem import Problem
-from regard.attention.rules import Blocks, full
+from regard.attention.backends import tiled_attention
+from regard.attention.backends.problem import Problem
+from regard.attention.masks.base import Blocks, full
 from regard.maps.sweep import first_position
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _complete(m: AttentionMap, rows: slice | Tensor) -> None:
         rows = slice(start + int(unknown[0]), start + int(unknown[-1]) + 1)
         part = m.some_rows(rows)
         problem = Problem(m.q[:, :, rows], m.k, m.k[..., :0], part.mask, m.scale, m.softcap, m.sinks, 0.0)
-        exact = tiled.forward(problem, 0, torch.float64)[1]
+        exact = tiled_attention.forward(problem, 0, torch.float64)[1]
     else:
         rows = rows[unknown]
         exact = m._exact_rows(rows)[1]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.problem import Problem
-from regard.attention.rules import Mask, Rows
-from regard.attention.tiles import fold, parts, score, visits
+from regard.attention.backends.problem import Problem
+from regard.attention.backends.tiles import fold, parts, score, visits
+from regard.attention.masks.base import Mask, Rows
 
 if TYPE_CHECKING:
     from regard.maps.map import AttentionMap

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from regard.attention.inputs import working_dtype
-from regard.attention.masks import Alibi, Dense, Padding, Relative, Rule
-from regard.attention.rules import And, Mask, Not, Or, Rows
+from regard.attention.masks.base import And, Mask, Not, Or, Rows
+from regard.attention.masks.named import Alibi, Dense, Padding, Relative, Rule
 from regard.maps import AttentionMap, weights
 from regard.recorder.attention_call import AttentionCall, Unreadable
 from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, examine
-from regard.recorder.joining import joined_mask, parts_of
-from regard.recorder.pieces import Sizes
-from regard.recorder.seen import Layer, Seen
-from regard.recorder.stitching import Addition, Step, Strip
+from regard.recorder.generation.mask_join import joined_mask, parts_of
+from regard.recorder.generation.piecewise_mask import Sizes
+from regard.recorder.generation.strips import Addition, Step, Strip
+from regard.recorder.result import Layer, Seen
 
 
 class Place(NamedTuple):

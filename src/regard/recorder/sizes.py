@@ -15,11 +15,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from regard.attention.arguments import whole
 from regard.attention.inputs import working_dtype
 from regard.gpt import Config
-from regard.layers.arguments import whole
-from regard.recorder import gpt_source, torch_source
 from regard.recorder.recording import Place
+from regard.recorder.sources import gpt as gpt_source
+from regard.recorder.sources import torch_mha
 from regard.recorder.summary import summary_size
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -163,7 +164,7 @@ def _parts(model: Any, source: int, target: int) -> Iterator[Part]:
         for module, place in gpt_source.places(model).items():
             H, G, D = module.num_heads, module.num_kv_heads, module.head_dim
             yield Part(place, H, G, D, D, source, source)
-        for mha, place in torch_source.places(model).items():
+        for mha, place in torch_mha.places(model).items():
             T, S = _lengths(place.stack, source, target)
             S += (mha.bias_k is not None) + bool(mha.add_zero_attn)
             yield Part(place, mha.num_heads, mha.num_heads, mha.head_dim, mha.head_dim, T, S)

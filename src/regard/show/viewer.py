@@ -16,7 +16,7 @@ from regard.recorder import Seen
 from regard.show import figures
 
 if TYPE_CHECKING:
-    from regard.show.running import Running
+    from regard.show.server.background import Running
 
 MOST_INLINE = 8 << 20  # bytes of q, k and lse up to which a notebook carries the whole page
 HEIGHT = 720  # pixels of the page in a notebook
@@ -31,9 +31,9 @@ def show(seen: Seen, *, port: int = 0, open: bool = True, block: bool | None = N
     """
     if block is None and _in_notebook():
         return Inline(in_notebook(seen, **options))
-    from regard.show.contents import Contents
-    from regard.show.running import Running
-    from regard.show.server import Site
+    from regard.show.data.contents import Contents
+    from regard.show.server.app import Site
+    from regard.show.server.background import Running
 
     running = Running(Site(Contents(seen, **options)), port=port).start()
     print(f"{running.address} shows {seen!r}", file=sys.stderr)
@@ -53,7 +53,7 @@ def figure(seen: Seen, layer: int | str, head: int | None = None, **options: Any
 
 def page(seen: Seen, path: str | PathLike[str], **options: Any) -> Path:
     """Write a capture as one HTML file that opens anywhere. Options are those of `page.write`."""
-    from regard.show.page import write
+    from regard.show.saved.bundle import write
 
     path = Path(path)
     if not path.parent.is_dir():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.writing import replacing
+from regard.atomic import replacing
 
 # Light for little, dark for much, in even steps of lightness and of colour difference (OKLab), so that the
 # order can be seen with every kind of colour vision and in print.

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.checker.catalogue import mistake
-from regard.checker.exam import Exam
-from regard.checker.oracle import apart, distance, truth
+from regard.checker.oracle.oracle import apart, distance, truth
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import RIGHT, Answer
+from regard.checker.oracle.wiring import Wiring
 from regard.checker.probes.output import brought
-from regard.checker.question import Question
-from regard.checker.recipe import RIGHT, Answer
+from regard.checker.session import Exam
 from regard.checker.understand import Intent
-from regard.checker.wiring import Wiring
 
 LIMIT = 10.0  # times PyTorch's own error at the same dtype
 _FLOAT32 = torch.float32

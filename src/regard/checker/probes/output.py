@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from regard.checker.adapt import of_transformers
 from regard.checker.diagnose import Bench, Match, diagnose, explain_parts
-from regard.checker.exam import Exam
-from regard.checker.oracle import apart, truth
-from regard.checker.question import Question
-from regard.checker.recipe import RIGHT, Answer
-from regard.checker.subject import MaskForm, Reply
+from regard.checker.oracle.oracle import apart, truth
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import RIGHT, Answer
+from regard.checker.session import Exam
+from regard.checker.subject.adapt import of_transformers
+from regard.checker.subject.subject import MaskForm, Reply
 from regard.checker.understand import TOLERANCE, Intent, Observed
 
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)

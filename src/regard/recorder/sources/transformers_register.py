@@ -1,0 +1,55 @@
+"""`model.set_attn_implementation("regard")` works once both libraries are imported, whichever comes first.
+
+Importing regard must not import Transformers, which takes seconds. So the attention is registered at once if
+Transformers' models are there already, and otherwise at the moment when they are imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+MODELS = "transformers.modeling_utils"
+
+
+def register_when_imported() -> None:
+    """Register now, or when Transformers' models are imported."""
+    if MODELS in sys.modules:
+        _register()
+    elif not any(isinstance(finder, Waiting) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Waiting())
+
+
+class Waiting(MetaPathFinder):
+    """Looks out for one import, lets it happen as ever, and registers after it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != MODELS:
+            return None
+        sys.meta_path.remove(self)  # it is needed once; and the search below must not come here again
+        spec = find_spec(fullname)
+        loader = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def execute_then_register(module: ModuleType) -> None:
+                execute(module)
+                _register()
+
+            loader.exec_module = execute_then_register  # type: ignore[method-assign]
+        return spec
+
+
+def _register() -> None:
+    from regard.recorder.sources.transformers_attention import register
+
+    # A Transformers without the interface is no reason for an import to fail; `capture` says what it needs.
+    with contextlib.suppress(ImportError):
+        register()
