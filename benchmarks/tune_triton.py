@@ -25,9 +25,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
 
 import regard
-from regard.attention.backends.problem import Problem, pose
+from regard.attention.backends.problem import AttentionProblem, prepare
 from regard.attention.backends.triton import configs, launch, pool
-from regard.attention.backends.triton.configs import Config
+from regard.attention.backends.triton.configs import KernelConfig
 from regard.attention.steps import trace
 
 BUDGET = 330.0  # seconds; what is left over when it is spent is reported as skipped
@@ -35,46 +35,46 @@ START = time.monotonic()
 HEADS = 32
 
 FORWARD = [
-    Config(128, 128, 8, 2, True),
-    Config(128, 128, 8, 3, True),
-    Config(128, 64, 8, 3, True),
-    Config(128, 64, 8, 4, True),
-    Config(128, 64, 4, 3, True),
-    Config(64, 128, 4, 2, True),
-    Config(64, 64, 4, 3, True),
-    Config(128, 128, 8, 2),
-    Config(128, 64, 8, 3),
-    Config(128, 32, 8, 4, True),
+    KernelConfig(128, 128, 8, 2, True),
+    KernelConfig(128, 128, 8, 3, True),
+    KernelConfig(128, 64, 8, 3, True),
+    KernelConfig(128, 64, 8, 4, True),
+    KernelConfig(128, 64, 4, 3, True),
+    KernelConfig(64, 128, 4, 2, True),
+    KernelConfig(64, 64, 4, 3, True),
+    KernelConfig(128, 128, 8, 2),
+    KernelConfig(128, 64, 8, 3),
+    KernelConfig(128, 32, 8, 4, True),
 ]
 QUERIES = [
-    Config(128, 64, 8, 2, True),
-    Config(128, 64, 8, 3, True),
-    Config(64, 64, 4, 2, True),
-    Config(64, 64, 4, 3, True),
-    Config(128, 64, 8, 2),
-    Config(64, 128, 4, 2, True),
+    KernelConfig(128, 64, 8, 2, True),
+    KernelConfig(128, 64, 8, 3, True),
+    KernelConfig(64, 64, 4, 2, True),
+    KernelConfig(64, 64, 4, 3, True),
+    KernelConfig(128, 64, 8, 2),
+    KernelConfig(64, 128, 4, 2, True),
 ]
 KEYS = [
-    Config(32, 128, 8, 3, True),
-    Config(32, 128, 8, 2, True),
-    Config(64, 128, 8, 2, True),
-    Config(64, 128, 8, 2),
-    Config(32, 128, 4, 2, True),
-    Config(64, 64, 4, 2, True),
-    Config(64, 64, 4, 2),
+    KernelConfig(32, 128, 8, 3, True),
+    KernelConfig(32, 128, 8, 2, True),
+    KernelConfig(64, 128, 8, 2, True),
+    KernelConfig(64, 128, 8, 2),
+    KernelConfig(32, 128, 4, 2, True),
+    KernelConfig(64, 64, 4, 2, True),
+    KernelConfig(64, 64, 4, 2),
 ]
 POOL = [
-    Config(128, 128, 8, 2, True),
-    Config(128, 64, 4, 2, True),
-    Config(128, 64, 4, 3, True),
-    Config(128, 64, 8, 2, True),
-    Config(128, 64, 8, 3, True),
-    Config(128, 128, 4, 2, True),
-    Config(128, 128, 8, 3, True),
-    Config(256, 64, 8, 2, True),
-    Config(64, 128, 4, 2, True),
-    Config(256, 128, 8, 2, True),
-    Config(128, 128, 8, 2),
+    KernelConfig(128, 128, 8, 2, True),
+    KernelConfig(128, 64, 4, 2, True),
+    KernelConfig(128, 64, 4, 3, True),
+    KernelConfig(128, 64, 8, 2, True),
+    KernelConfig(128, 64, 8, 3, True),
+    KernelConfig(128, 128, 4, 2, True),
+    KernelConfig(128, 128, 8, 3, True),
+    KernelConfig(256, 64, 8, 2, True),
+    KernelConfig(64, 128, 4, 2, True),
+    KernelConfig(256, 128, 8, 2, True),
+    KernelConfig(128, 128, 8, 2),
 ]
 BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -107,7 +107,7 @@ def tune_pool() -> None:
         q, k, v = heads(T, 128)
         for name in ("cudnn", "flash"):
             record(f"forward {T}", name, None, sdpa(name, q, k, v, True), flops(T, 128, True), rep=rep)
-        lse = launch.forward(pose(q, k, v, mask=regard.causal))[1]
+        lse = launch.forward(prepare(q, k, v, mask=regard.causal))[1]
         for config in POOL:
             with chosen(config):
 
@@ -131,7 +131,7 @@ def tune_forward(D: int) -> None:
             tried = FORWARD if causal else best_configs(f"forward {D} causal 4096", 3)
             for config in tried if T == 4096 else best_configs(f"forward {D} causal 4096", 4):
                 with chosen(config):
-                    problem = pose(q, k, v, mask=mask)
+                    problem = prepare(q, k, v, mask=mask)
                     check = (lambda D=D: check_forward(D)) if causal and T == 4096 else None
                     go = lambda p=problem: launch.forward(p)  # noqa: E731
                     record(purpose, "triton", config, go, flops(T, D, causal), check)
@@ -140,11 +140,13 @@ def tune_forward(D: int) -> None:
 def tune_backward(D: int) -> None:
     for T, few in ((4096, False), (16_384, True)):
         q, k, v = heads(T, D)
-        problem, grad = pose(q, k, v, mask=regard.causal), torch.randn_like(v)
+        problem, grad = prepare(q, k, v, mask=regard.causal), torch.randn_like(v)
         output, _, top, log_total = launch.forward(problem, for_backward=True)
         kept = (output, top, log_total)
 
-        def go(problem: Problem = problem, kept: tuple[Tensor, ...] = kept, g: Tensor = grad) -> object:
+        def go(
+            problem: AttentionProblem = problem, kept: tuple[Tensor, ...] = kept, g: Tensor = grad
+        ) -> object:
             return launch.backward(problem, *kept, g)
 
         work = 2.5 * flops(T, D, True)
@@ -167,7 +169,7 @@ def tune_float32() -> None:
         usual = configs.PRECISION
         for precision in ("tf32x3", "ieee"):
             configs.PRECISION = precision
-            problem = pose(q, k, v, mask=regard.causal)
+            problem = prepare(q, k, v, mask=regard.causal)
             check = lambda D=D: check_forward(D, torch.float32)  # noqa: E731
             record(
                 f"float32 {D}",
@@ -191,7 +193,7 @@ def time_masks() -> None:
         "prefix": regard.causal | regard.prefix(1000),
         "documents": regard.causal & regard.documents(ids),
     }.items():
-        problem = pose(q, k, v, mask=mask, softcap=30.0 if name == "softcap" else None)
+        problem = prepare(q, k, v, mask=mask, softcap=30.0 if name == "softcap" else None)
         record(f"mask {name}", "triton", None, lambda p=problem: launch.forward(p), flops(T, 128, True))
         record(
             f"mask {name}",
@@ -205,7 +207,7 @@ def time_masks() -> None:
 def record(
     purpose: str,
     what: str,
-    config: Config | None,
+    config: KernelConfig | None,
     go: Callable[[], object],
     work: float,
     check: Callable[[], float] | None = None,
@@ -236,7 +238,7 @@ def record(
 
 def check_forward(D: int, dtype: torch.dtype = torch.bfloat16) -> float:
     q, k, v = small(D, dtype)
-    output, lse = launch.forward(pose(q, k, v, mask=regard.causal))[:2]
+    output, lse = launch.forward(prepare(q, k, v, mask=regard.causal))[:2]
     steps = trace(q.double(), k.double(), v.double(), regard.causal)
     lse_gap = (lse - torch.logsumexp(steps.masked, -1)).abs().max().item()
     if not lse_gap < 1e-3:
@@ -248,7 +250,7 @@ def check_forward(D: int, dtype: torch.dtype = torch.bfloat16) -> float:
 def check_backward(D: int) -> float:
     inputs = small(D)
     grad = torch.randn_like(inputs[2])
-    problem = pose(*inputs, mask=regard.causal)
+    problem = prepare(*inputs, mask=regard.causal)
     output, _, top, log_total = launch.forward(problem, for_backward=True)
     ours = launch.backward(problem, output, top, log_total, grad)[:3]
     twice = []
@@ -321,10 +323,10 @@ def sdpa_backward(name: str, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> C
 
 
 @contextmanager
-def chosen(config: Config, only: str | None = None) -> Iterator[None]:
+def chosen(config: KernelConfig, only: str | None = None) -> Iterator[None]:
     """One config for every purpose, or for one of them."""
 
-    def choose(purpose: str, width: int, dtype: torch.dtype) -> Config:
+    def choose(purpose: str, width: int, dtype: torch.dtype) -> KernelConfig:
         return config if only in (None, purpose) else LOOKUP(purpose, width, dtype)
 
     configs.choose = choose
@@ -342,9 +344,9 @@ def distance(x: Tensor, truth: Tensor) -> float:
     return ((x.double() - truth).norm() / truth.norm()).item()
 
 
-def best_configs(purpose: str, n: int) -> list[Config]:
+def best_configs(purpose: str, n: int) -> list[KernelConfig]:
     timed = [r for r in ROWS if r["purpose"] == purpose and r["config"] and "ms" in r]
-    return [Config(*r["config"]) for r in sorted(timed, key=lambda r: r["ms"])[:n]]
+    return [KernelConfig(*r["config"]) for r in sorted(timed, key=lambda r: r["ms"])[:n]]
 
 
 def line(row: dict[str, Any]) -> str:

@@ -1,33 +1,35 @@
 """Regard: attention you can read, check and see, at any length."""
 
-from regard.attention.attend import attend, backend, explain
+from regard.attention.attend import attend, backend, which_backend
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named import (
     alibi,
     causal,
     causal_mask,
     chunks,
-    dense,
     documents,
     padding,
     prefix,
     rule,
+    tensor_mask,
     window,
 )
 from regard.attention.steps import scaled_dot_product_attention
 from regard.checker import Report, check
-from regard.maps import AttentionMap, weights
-from regard.recorder import capture, capture_size, load
+from regard.maps import AttentionMap, attention_map
+from regard.recorder import Capture, capture, capture_size, load
 from regard.show import plot
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AttentionMap",
+    "Capture",
     "Mask",
     "Report",
     "alibi",
     "attend",
+    "attention_map",
     "backend",
     "capture",
     "capture_size",
@@ -35,9 +37,7 @@ __all__ = [
     "causal_mask",
     "check",
     "chunks",
-    "dense",
     "documents",
-    "explain",
     "full",
     "load",
     "padding",
@@ -45,6 +45,7 @@ __all__ = [
     "prefix",
     "rule",
     "scaled_dot_product_attention",
-    "weights",
+    "tensor_mask",
+    "which_backend",
     "window",
 ]

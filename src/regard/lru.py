@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 Made = TypeVar("Made")
 
 
-class Lately(Generic[Made]):
+class LRUCache(Generic[Made]):
     """At most `most` things by name; the one that was longest not asked for goes first."""
 
     def __init__(self, most: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @contextmanager
-def covered(thing: Any, name: str, cover: Any) -> Iterator[None]:
+def override_attribute(thing: Any, name: str, cover: Any) -> Iterator[None]:
     """`thing.name` is `cover` inside the block, and after it exactly what it was."""
     own = vars(thing)  # nn.Module's own __setattr__ has other ideas
     missing = object()
@@ -27,7 +27,7 @@ def covered(thing: Any, name: str, cover: Any) -> Iterator[None]:
             own[name] = before
 
 
-class SharedCover:
+class SharedOverride:
     """Replaces attributes of modules and classes while at least one block is open, in whatever thread."""
 
     def __init__(self) -> None:

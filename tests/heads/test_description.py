@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard import alibi, capture, causal, padding, weights, window
+from regard import alibi, attention_map, capture, causal, padding, window
 from regard.gpt import GPT, Config
 from regard.heads import describe, study
 from regard.maps import AttentionMap
@@ -64,12 +64,12 @@ def test_scores_nulls_and_the_rest_are_their_definitions(
     q, k = torch.randn(1, 4, T, 4, dtype=torch.float64), torch.randn(1, 2, T, 4, dtype=torch.float64)
     k[:, :, 1] += 2 * q[:, ::2].mean(2)  # a key that many look at
     ids = torch.randint(0, tokens, (1, T))
-    map = weights(3 * q, k, mask=rule)
+    map = attention_map(3 * q, k, mask=rule)
     table = describe([map], ids, near=near, kept=kept)
-    seen = (causal & window(7) if mask == "window" else causal).dense(T)
+    seen = (causal & window(7) if mask == "window" else causal).to_dense(T)
     flat = seen.double() / seen.sum(-1, keepdim=True)
     for row in table:
-        a = map.dense()[0, row.head]
+        a = map.to_dense()[0, row.head]
         assert row.kv_head == row.head // 2
         wanted, null = (by_definition(x, ids[0], seen, near, kept) for x in (a, flat))
         key = row.sink_key
@@ -94,10 +94,10 @@ def test_entropy_and_distance_without_the_sink() -> None:
     torch.manual_seed(0)
     scores = torch.randn(1, 1, T, T, dtype=torch.float64)
     scores[..., 2] += 4
-    map = weights(scores, torch.eye(T, dtype=torch.float64).view(1, 1, T, T), mask=causal, scale=1.0)
+    map = attention_map(scores, torch.eye(T, dtype=torch.float64).view(1, 1, T, T), mask=causal, scale=1.0)
     row = describe([map], torch.arange(T)[None])[0, 0]
     assert row.sink_key == 2
-    a = map.dense()[0, 0]
+    a = map.to_dense()[0, 0]
     changed = torch.cat([a[:2], without(a, 2)[2:]])
     entropy = -torch.special.xlogy(changed, changed).sum(-1)
     back = torch.arange(T).view(-1, 1) - torch.arange(T)
@@ -112,7 +112,7 @@ def test_padding_does_not_count(side: str) -> None:
     T, room = 40, 12
     q, k = torch.randn(1, 4, T, 8), torch.randn(1, 2, T, 8)
     ids = torch.randint(0, 6, (1, T))
-    alone = describe([weights(q, k, mask=causal)], ids, kept=(3, 5))
+    alone = describe([attention_map(q, k, mask=causal)], ids, kept=(3, 5))
 
     def padded(x: Tensor, fill: float, dim: int) -> Tensor:
         more = x.new_full((*x.shape[:dim], room, *x.shape[dim + 1 :]), fill)
@@ -121,8 +121,8 @@ def test_padding_does_not_count(side: str) -> None:
     real = padded(torch.ones(1, T, dtype=torch.bool), False, 1)
     rule = causal & padding(real)
     # The log-sum-exp of what is real; that of padding is anything.
-    lse = padded(weights(q, k, mask=causal).lse, 0.5, 2)
-    map = weights(padded(q, math.nan, 2), padded(k, math.nan, 2), mask=rule, lse=lse)
+    lse = padded(attention_map(q, k, mask=causal).lse, 0.5, 2)
+    map = attention_map(padded(q, math.nan, 2), padded(k, math.nan, 2), mask=rule, lse=lse)
     table = describe([map], padded(ids, 3, 1), real=real, kept=(3, 5))
     assert table.tokens == T
     shift = room if side == "left" else 0
@@ -159,7 +159,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     torch.manual_seed(0)
     T, texts, draws = 24, 6, 400
     scores = torch.randn(texts * draws, 1, T, T)
-    map = weights(scores, torch.eye(T).expand(texts * draws, 1, T, T), mask=causal, scale=1.0)
+    map = attention_map(scores, torch.eye(T).expand(texts * draws, 1, T, T), mask=causal, scale=1.0)
     truth = map.diagonal(-1).mean().item()
     held = 0
     for i in range(draws):
@@ -171,10 +171,10 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 
 def test_a_map_of_one_text_on_another_has_only_what_makes_sense() -> None:
     torch.manual_seed(0)
-    maps = [weights(torch.randn(1, 2, 9, 4), torch.randn(1, 2, n, 4)) for n in (14, 9)]
+    maps = [attention_map(torch.randn(1, 2, 9, 4), torch.randn(1, 2, n, 4)) for n in (14, 9)]
     table = describe(maps, keys=["cross.0", "cross.1"])
     assert {name for row in table for name in row.scores} == {"sink", "entropy", "normalised_entropy"}
-    whole = maps[0].dense()[0, 1]
+    whole = maps[0].to_dense()[0, 1]
     assert table["cross.0", 1].scores["sink"].value == pytest.approx(whole.mean(0).max().item(), abs=1e-5)
     assert table["cross.0", 1].sink_key == int(whole.mean(0).argmax())
 
@@ -184,8 +184,8 @@ def test_the_last_queries_of_a_text_score_as_they_do_in_the_whole() -> None:
     T = 50
     q, k = torch.randn(1, 2, T, 8), torch.randn(1, 2, T, 8)
     ids = torch.randint(0, 8, (1, T))
-    cached = describe([weights(q[:, :, 20:], k, mask=causal)], ids)
-    sliced = describe([weights(q, k, mask=causal)[:, :, 20:]], ids)
+    cached = describe([attention_map(q[:, :, 20:], k, mask=causal)], ids)
+    sliced = describe([attention_map(q, k, mask=causal)[:, :, 20:]], ids)
     for row, other in zip(cached, sliced, strict=True):
         assert (
             row.scores.keys() == other.scores.keys() >= {"induction", "eviction", "distance"} - {"eviction"}
@@ -233,7 +233,7 @@ def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
         rows = [looking_at(inducing(row[None])) for row in ids]
         q, k = torch.cat([map.q for map in rows]), torch.cat([map.k for map in rows])
         return [
-            weights(q, k, mask=causal, scale=1.0),
+            attention_map(q, k, mask=causal, scale=1.0),
             *(looking_at(previous(T)) for _ in range(len(ids) == 1)),
         ][:1]
 
@@ -266,7 +266,7 @@ def test_a_capture_has_its_heads() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     q = torch.zeros(2, 1, 4, 2)
-    map = weights(q, q, mask=causal)
+    map = attention_map(q, q, mask=causal)
     with pytest.raises(ValueError, match=r"ids: expected whole numbers \(2, 4\)"):
         describe([map], torch.zeros(3, 4, dtype=torch.long))
     with pytest.raises(ValueError, match=r"ids: expected \(2, 4\), a token for each key"):

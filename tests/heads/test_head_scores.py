@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard import alibi, causal, weights, window
-from regard.heads import Scores, scores, uniform
+from regard import alibi, attention_map, causal, window
+from regard.heads import HeadScores, scores, uniform
 from regard.maps import AttentionMap
 
 
-def by_definition(A: Tensor, ids: Tensor, near: int) -> Scores:
+def by_definition(A: Tensor, ids: Tensor, near: int) -> HeadScores:
     """FACTS by loops: A (B, H, T, T) after softmax, tokens (B, T)."""
     B, H, T, _ = A.shape
-    out = {name: torch.full((B, H), torch.nan, dtype=A.dtype) for name in Scores._fields}
+    out = {name: torch.full((B, H), torch.nan, dtype=A.dtype) for name in HeadScores._fields}
     for b in range(B):
         x = ids[b].tolist()
         for h in range(H):
@@ -51,7 +51,7 @@ def by_definition(A: Tensor, ids: Tensor, near: int) -> Scores:
             for name, values in means.items():
                 if values:
                     out[name][b, h] = sum(values) / len(values)
-    return Scores(**out)
+    return HeadScores(**out)
 
 
 @settings(max_examples=25)
@@ -70,22 +70,22 @@ def test_scores_are_their_definitions(
     H, G = heads
     q, k = torch.randn(2, H, T, 4, dtype=torch.float64), torch.randn(2, G, T, 4, dtype=torch.float64)
     ids = torch.randint(0, tokens, (2, T))
-    map = weights(3 * q, k, mask=causal & alibi(H) if biased else causal)
-    found, wanted = scores(map, ids, near=near), by_definition(map.dense(), ids, near)
-    for name in Scores._fields:
+    map = attention_map(3 * q, k, mask=causal & alibi(H) if biased else causal)
+    found, wanted = scores(map, ids, near=near), by_definition(map.to_dense(), ids, near)
+    for name in HeadScores._fields:
         torch.testing.assert_close(getattr(found, name), getattr(wanted, name), equal_nan=True, msg=name)
     # The null is the same definition, for a head that looks at everything alike.
     flat = torch.ones(T, T, dtype=torch.float64).tril()
     flat = (flat / flat.sum(-1, keepdim=True)).expand(2, H, T, T)
     null, wanted = scores(uniform(map), ids, near=near), by_definition(flat, ids, near)
-    for name in Scores._fields:
+    for name in HeadScores._fields:
         torch.testing.assert_close(getattr(null, name), getattr(wanted, name), equal_nan=True, msg=name)
 
 
 def looking_at(places: Tensor, T: int) -> AttentionMap:
     """A head whose query q looks at places[q] and nowhere else."""
     keys = torch.eye(T).view(1, 1, T, T)
-    return weights(200.0 * keys[:, :, places], keys, mask=causal, scale=1.0)
+    return attention_map(200.0 * keys[:, :, places], keys, mask=causal, scale=1.0)
 
 
 def test_heads_made_to_do_one_thing() -> None:
@@ -121,13 +121,13 @@ def test_looking_at_oneself_between_twins_is_no_induction() -> None:
 def test_what_a_window_hides_is_no_occasion() -> None:
     q = torch.zeros(1, 1, 8, 2)
     ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 1]])
-    assert scores(weights(q, q, mask=causal & window(3)), ids).duplicate.isnan().all()
-    assert scores(weights(q, q, mask=causal), ids).duplicate.item() == pytest.approx(1 / 8)
+    assert scores(attention_map(q, q, mask=causal & window(3)), ids).duplicate.isnan().all()
+    assert scores(attention_map(q, q, mask=causal), ids).duplicate.item() == pytest.approx(1 / 8)
 
 
 def test_bad_input_is_named() -> None:
     q = torch.zeros(1, 1, 4, 2)
-    map = weights(q, q, mask=causal)
+    map = attention_map(q, q, mask=causal)
     with pytest.raises(ValueError, match=r"map: expected \(B, H, T, T\)"):
         scores(map[0], torch.zeros(1, 4, dtype=torch.long))
     with pytest.raises(ValueError, match=r"ids: expected whole numbers \(1, 4\)"):

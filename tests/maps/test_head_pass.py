@@ -33,11 +33,11 @@ def _cells(A: torch.Tensor, rows: int, cols: int) -> overview.Overview:
     )
 
 
-def _all(A: torch.Tensor, rows: int, cols: int) -> overview.Summary:
+def _all(A: torch.Tensor, rows: int, cols: int) -> overview.MapSummary:
     t, s = A.shape[-2:]
     back = (torch.arange(t)[:, None] + s - t - torch.arange(s)).to(A.dtype)
     entropy, distance = torch.special.entr(A).sum(-1), (A * back).sum(-1)
-    return overview.Summary(*_cells(A, rows, cols), entropy, distance, A.sum(-2))
+    return overview.MapSummary(*_cells(A, rows, cols), entropy, distance, A.sum(-2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -45,13 +45,13 @@ def _all(A: torch.Tensor, rows: int, cols: int) -> overview.Summary:
 def test_a_summary_errs_no_more_than_eager_attention(name: str, dtype: torch.dtype) -> None:
     q, k = torch.randn(1, 2, T, 16).to(dtype), torch.randn(1, 1, S, 16).to(dtype)
     mask = MASKS[name]
-    right = regard.weights(q.double(), k.double(), mask=mask).dense()
+    right = regard.attention_map(q.double(), k.double(), mask=mask).to_dense()
     scores = ((q.float() * 0.25) @ k.float().mT).to(dtype)  # as eager attention rounds them
     if (bias := mask.bias(range(T), range(S), (1, 2, T, S))) is not None:
         scores = (scores + bias).to(dtype)
     allowed = mask.tile(range(T), range(S), (1, 2, T, S))
     theirs = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num(0.0).float()
-    found = regard.weights(q, k, mask=mask).summary(37, 256)
+    found = regard.attention_map(q, k, mask=mask).summary(37, 256)
     for name, ours, eager, expected in zip(
         found._fields, found, _all(theirs, 37, 256), _all(right, 37, 256), strict=True
     ):
@@ -66,8 +66,8 @@ def test_a_summary_errs_no_more_than_eager_attention(name: str, dtype: torch.dty
 )
 def test_a_region_is_the_same_part_of_the_dense_matrix(name: str, region: Any) -> None:
     q, k = torch.randn(1, 2, T, 8, dtype=torch.float64), torch.randn(1, 2, S, 8, dtype=torch.float64)
-    m = regard.weights(q, k, mask=MASKS[name], softcap=3.0, sinks=torch.randn(2, dtype=torch.float64))
-    A = m.dense()[:, :, region[0], region[1]]
+    m = regard.attention_map(q, k, mask=MASKS[name], softcap=3.0, sinks=torch.randn(2, dtype=torch.float64))
+    A = m.to_dense()[:, :, region[0], region[1]]
     for rows, cols in ((1, 1), (11, 17), (min(A.shape[2], 256), min(A.shape[3], 256))):
         for found, expected in zip(
             m.pool(rows, cols, "both", region=region), _cells(A, rows, cols), strict=True
@@ -77,14 +77,14 @@ def test_a_region_is_the_same_part_of_the_dense_matrix(name: str, region: Any) -
 
 def test_a_region_costs_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     tiles: list[Any] = []
-    real = head_pass.Head._log_weights
+    real = head_pass.HeadPass._log_weights
     monkeypatch.setattr(
-        head_pass.Head,
+        head_pass.HeadPass,
         "_log_weights",
         lambda self, tile, *rest, **out: (tiles.append(tile), real(self, tile, *rest, **out)),
     )
     q = torch.randn(1, 1, 4096, 8)
-    m = regard.weights(q, q, mask=regard.causal, lse=torch.zeros(1, 1, 4096))
+    m = regard.attention_map(q, q, mask=regard.causal, lse=torch.zeros(1, 1, 4096))
     m.pool(256, 256)
     assert len(tiles) == 8 * 9 // 2
     for region, most in (

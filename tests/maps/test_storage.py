@@ -24,7 +24,7 @@ def test_a_saved_map_comes_back(folder: Path, pick: Any, n: Any, seed: int) -> N
     drawn = pick.draw(strategies.masks(n))
     x = strategies.tensors(n, seed, pick.draw(st.sampled_from([torch.float64, torch.bfloat16])))
     sinks = x.sinks if pick.draw(st.booleans()) else None
-    m = regard.weights(
+    m = regard.attention_map(
         x.q, x.k, mask=drawn.mask, softcap=pick.draw(st.sampled_from([None, 2.0])), sinks=sinks
     )
     m = m[:, 0, n.T // 2 :] if pick.draw(st.booleans()) else m
@@ -37,20 +37,20 @@ def test_a_saved_map_comes_back(folder: Path, pick: Any, n: Any, seed: int) -> N
     assert back.shape == m.shape
     assert back.q.dtype == m.q.dtype
     assert str(back.mask) == str(m.mask)
-    assert torch.equal(back.dense(), m.dense())
+    assert torch.equal(back.to_dense(), m.to_dense())
     assert [p.name for p in folder.iterdir()] == ["map.safetensors"]  # nothing is left beside it
 
 
 def test_a_known_rule_is_known_again(tmp_path: Path) -> None:
     q = torch.randn(1, 1, 4, 4)
-    regard.weights(q, q, mask=regard.causal).save(tmp_path / "a")
+    regard.attention_map(q, q, mask=regard.causal).save(tmp_path / "a")
     assert regard.load(tmp_path / "a").mask is regard.causal
 
 
 def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(1, 1, 4, 4)
     path = tmp_path / "map.safetensors"
-    regard.weights(q, q).save(path)
+    regard.attention_map(q, q).save(path)
     before = path.read_bytes()
 
     def interrupted(tensors: Any, filename: str, metadata: Any) -> None:
@@ -59,7 +59,7 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(storage, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        regard.weights(2 * q, q).save(path)
+        regard.attention_map(2 * q, q).save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -69,7 +69,7 @@ def test_opening_reads_no_more_than_is_looked_at(tmp_path: Path) -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
     q = torch.randn(1, 32, 8192, 64)  # 64 MiB
-    regard.weights(q, q, lse=torch.zeros(1, 32, 8192)).save(tmp_path / "big")
+    regard.attention_map(q, q, lse=torch.zeros(1, 32, 8192)).save(tmp_path / "big")
     del q
     before = resident()
     m = regard.load(tmp_path / "big")
@@ -81,7 +81,7 @@ def test_opening_reads_no_more_than_is_looked_at(tmp_path: Path) -> None:
 def test_a_truncated_file_is_refused_by_name(tmp_path: Path, cut: int) -> None:
     q = torch.randn(1, 1, 4, 4)
     path = tmp_path / "cut.safetensors"
-    regard.weights(q, q).save(path)
+    regard.attention_map(q, q).save(path)
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(ValueError, match=r"cut\.safetensors is not a whole safetensors file"):
         regard.load(path)
@@ -97,7 +97,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="which is not there"):
         regard.load(tmp_path / "nothing")
     with pytest.raises(ValueError, match=r"make .*nowhere"):
-        regard.weights(torch.ones(2, 2), torch.ones(2, 2)).save(tmp_path / "nowhere" / "map")
+        regard.attention_map(torch.ones(2, 2), torch.ones(2, 2)).save(tmp_path / "nowhere" / "map")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 `check` is the door. A thing becomes a `Subject` (adapt, building), is understood (its shapes, weights,
 masks), is put `Question`s (cases), and its answers are held against the oracle (`oracle`, on
-`regard.attention.steps`). A wrong answer is matched against the catalogue: each mistake is a `Recipe` that is
-wrong in one way.
+`regard.attention.steps`). A wrong answer is matched against the catalogue: each mistake is an
+`AttentionVariant` that is wrong in one way.
 """
 
 from regard.checker.catalogue import CATALOGUE, mistake

@@ -17,10 +17,10 @@ from regard.checker.probes.module_state import probe_keeping
 from regard.checker.probes.numbers import probe_numbers
 from regard.checker.probes.output import probe_output
 from regard.checker.report import Report
-from regard.checker.session import Exam
+from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import CheckError
-from regard.checker.understand import Understood, understand
+from regard.checker.understand import Understanding, understand
 
 
 def check(
@@ -66,7 +66,7 @@ def check(
         if "causal" in subject.arguments and subject.arguments["causal"] not in arguments:
             always["flag"] = causal is True
         understood = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
-        exam = Exam(understood, {"causal": causal, "true_means": true_means, "cached": cached})
+        exam = CheckSession(understood, {"causal": causal, "true_means": true_means, "cached": cached})
         _examine(exam)
     report = Report(
         _described(understood), _assumed(exam), exam.checks, _sorted(exam), exam.example, strict=strict
@@ -93,7 +93,7 @@ def _constructor(
     return given
 
 
-def _examine(exam: Exam) -> None:
+def _examine(exam: CheckSession) -> None:
     first = exam.understood.first
     if first.answer is None:
         _did_not_run(exam)
@@ -110,7 +110,7 @@ def _examine(exam: Exam) -> None:
         probe(exam)
 
 
-def _did_not_run(exam: Exam) -> None:
+def _did_not_run(exam: CheckSession) -> None:
     """Nothing came back: if a known mistake is why, that is the diagnosis; otherwise it could not be checked.
     Nothing came back: if a known mistake is why, that is the diagnosis; otherwise it could not be checked."""
     first = exam.understood.first
@@ -136,11 +136,11 @@ PROBES = (
 )
 
 
-def _sorted(exam: Exam) -> list[Any]:
+def _sorted(exam: CheckSession) -> list[Any]:
     return sorted(exam.diagnoses, key=lambda d: d.caution)
 
 
-def _described(understood: Understood) -> str:
+def _described(understood: Understanding) -> str:
     subject, intent = understood.subject, understood.intent
     if intent is None or not intent.wiring.splits or intent.wiring.query is None:
         return subject.name
@@ -152,7 +152,7 @@ def _described(understood: Understood) -> str:
     return f"{subject.name} ({heads} of {D}{shared})"
 
 
-def _assumed(exam: Exam) -> list[str]:
+def _assumed(exam: CheckSession) -> list[str]:
     understood = exam.understood
     assumed = list(understood.assumed)
     if "causal" in understood.subject.arguments:

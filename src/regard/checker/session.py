@@ -13,14 +13,14 @@ from regard.checker.catalogue import mistake
 from regard.checker.diagnose import Match
 from regard.checker.report import Check, Diagnosis
 from regard.checker.subject.subject import Subject
-from regard.checker.understand import Intent, Understood
+from regard.checker.understand import Intent, Understanding
 
 
 @dataclass
-class Exam:
+class CheckSession:
     """The subject as it was understood, and the findings."""
 
-    understood: Understood
+    understood: Understanding
     options: dict[str, Any]
     checks: list[Check] = field(default_factory=list)
     diagnoses: list[Diagnosis] = field(default_factory=list)

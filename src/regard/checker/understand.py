@@ -50,7 +50,7 @@ class Observed:
 
 
 @dataclass
-class Understood:
+class Understanding:
     """A subject, the readings of it, and what had to be assumed."""
 
     subject: Subject
@@ -73,12 +73,12 @@ class Understood:
         if self.intent is None:
             return bool(self.claims_causal)
         rule = self.cases.always.get("rule")
-        return self.intent.causal or (rule is not None and not bool(rule.dense(6).triu(1).any()))
+        return self.intent.causal or (rule is not None and not bool(rule.to_dense(6).triu(1).any()))
 
 
 def understand(
     subject: Subject, *, causal: bool | None, heads: int | None, scale: float | None, always: dict[str, Any]
-) -> Understood:
+) -> Understanding:
     """Everything that has to be known before the checks: CheckError if the code will not run at all."""
     claims = causal if causal is not None else claim(subject)
     if subject.form in ("BTC", "TBC"):
@@ -96,7 +96,7 @@ def _hypotheses(subject: Subject, causal: bool | None, claims: bool | None) -> l
 
 def _understand_heads(
     subject: Subject, causal: bool | None, claims: bool | None, scale: float | None, always: dict[str, Any]
-) -> Understood:
+) -> Understanding:
     """A function on queries, keys and values: which of the usual shapes does it take?"""
     intents = [Intent(Wiring(scale=scale), c) for c in _hypotheses(subject, causal, claims)]
     tried: dict[str, tuple[Reply, Intent | None, torch.dtype]] = {}
@@ -138,11 +138,11 @@ def _understood(
     dtype: torch.dtype,
     reply: Reply,
     claims: bool | None,
-) -> Understood:
+) -> Understanding:
     shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}[
         subject.form
     ]
-    return Understood(subject, cases, intents, right, dtype, reply, [f"inputs {shapes}"], claims)
+    return Understanding(subject, cases, intents, right, dtype, reply, [f"inputs {shapes}"], claims)
 
 
 def _understand_sequences(
@@ -152,7 +152,7 @@ def _understand_sequences(
     heads: int | None,
     scale: float | None,
     always: dict[str, Any],
-) -> Understood:
+) -> Understanding:
     """Something on sequences (B, T, C): find its widths, its weights and a length that it takes."""
     always = always | _promises(subject, always)
     hypotheses = _hypotheses(subject, causal, claims)
@@ -180,7 +180,9 @@ def _understand_sequences(
                 cases = Cases(single, width, context_width, None, always)
     right = _right(reply, cases.plain(), intents)
     shapes = {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)"}[subject.form]
-    return Understood(subject, cases, intents, right, dtype, reply, [f"inputs {shapes}, C = {width}"], claims)
+    return Understanding(
+        subject, cases, intents, right, dtype, reply, [f"inputs {shapes}, C = {width}"], claims
+    )
 
 
 def _ask(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:

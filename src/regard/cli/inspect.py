@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from regard.cli.opening import Opened
-    from regard.recorder import Seen
+    from regard.recorder import Capture
     from regard.show.server.app import Generate
 
 OPENING = 240  # characters of a text that a recorded generation begins with, at most
@@ -119,12 +119,12 @@ def _title(text: str) -> str:
     return words if len(words) <= 48 else words[:47].rstrip() + "…"
 
 
-def _loaded(path: Path) -> Seen:
+def _loaded(path: Path) -> Capture:
     import regard
-    from regard.recorder import Seen
+    from regard.recorder import Capture
 
     found: Any = regard.load(path)
-    if not isinstance(found, Seen):
+    if not isinstance(found, Capture):
         raise ValueError(f"{path}: expected a capture, a folder that seen.save(…) wrote, got one map")
     return found
 
@@ -136,7 +136,7 @@ def _opened(console: Any, name: str) -> Opened:
         return open_for_page(name)
 
 
-def _read(console: Any, opened: Opened, text: str) -> Seen:
+def _read(console: Any, opened: Opened, text: str) -> Capture:
     from rich.progress import Progress
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -206,11 +206,11 @@ def _glimpse(contents: Any) -> None:
 
 def _serve(contents: Any, opened: Opened | None, host: str, port: int, open_: bool) -> None:
     from regard.show.server.app import Site
-    from regard.show.server.background import Running
+    from regard.show.server.background import BackgroundServer
     from regard.show.viewer import open_browser
 
     read, generate = (opened.read, opened.generate) if opened else (None, None)
-    running = Running(Site(contents, read, generate), host=host, port=port)
+    running = BackgroundServer(Site(contents, read, generate), host=host, port=port)
     typer.echo(running.address)
     if running.door.token:
         typer.echo("Whoever has this whole address can read the texts on the page, from other machines too.")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor, device, nn
 
     from regard.maps import AttentionMap
-    from regard.recorder import Seen
+    from regard.recorder import Capture
 
 
 class Model(NamedTuple):
@@ -60,7 +60,7 @@ class Model(NamedTuple):
 
         def run(ids: Tensor) -> list[AttentionMap]:
             inputs: dict[str, Any] = {name: ids}
-            seen: Seen = capture(self.module, text=None, **inputs)
+            seen: Capture = capture(self.module, text=None, **inputs)
             heard(seen)
             return seen.maps
 

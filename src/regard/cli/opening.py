@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regard.gpt import GPT
-    from regard.recorder import Seen
+    from regard.recorder import Capture
     from regard.show.server.app import Generate, Read
     from regard.show.server.line_stream import Tell
 
@@ -47,7 +47,7 @@ def reader(model: nn.Module, tokenizer: Any, title: str, context: int | None) ->
     from regard.recorder import capture
     from regard.recorder.tokens import encoded
 
-    def read(text: str, tell: Tell) -> Seen:
+    def read(text: str, tell: Tell) -> Capture:
         tokens = encoded(tokenizer, text)["input_ids"].shape[1]
         if context is not None and tokens > context:
             raise ValueError(
@@ -64,12 +64,14 @@ def reader(model: nn.Module, tokenizer: Any, title: str, context: int | None) ->
 
 def generator(model: GPT) -> Generate:
     """Goes on with a text; the lines are {"start": …}, a {"step": …} for each token, {"end": …}."""
-    from regard.gpt.cache_demo import Both, with_and_without
+    from regard.gpt.cache_demo import CacheTiming, compare_with_and_without_cache
     from regard.recorder.tokens import encoded, spelled
 
     def generate(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
         ids = encoded(model.tokenizer, text)["input_ids"]
-        steps = with_and_without(model, ids[0].tolist(), tokens=tokens, window=window, sinks=sinks)
+        steps = compare_with_and_without_cache(
+            model, ids[0].tolist(), tokens=tokens, window=window, sinks=sinks
+        )
         config = model.config
         yield {
             "start": {
@@ -85,7 +87,7 @@ def generator(model: GPT) -> Generate:
         written: list[int] = []
         for step in steps:
             written.append(step.id)
-            line = {k: v._asdict() if isinstance(v, Both) else v for k, v in step._asdict().items()}
+            line = {k: v._asdict() if isinstance(v, CacheTiming) else v for k, v in step._asdict().items()}
             yield {"step": {"token": spelled(model.tokenizer, ids.new_tensor([[step.id]]))[0][0], **line}}
         ended = bool(written) and written[-1] in config.end
         why = "end" if ended else "tokens" if len(written) == tokens else "context"

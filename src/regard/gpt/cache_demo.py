@@ -15,30 +15,30 @@ import torch
 from torch import Tensor
 
 from regard.attention.arguments import whole
-from regard.gpt.map_hooks import Look, watched
+from regard.gpt.map_hooks import LayerInputs, watched
 from regard.layers import KVCache
 
 if TYPE_CHECKING:
     from regard.gpt.model import GPT
 
 
-class Both(NamedTuple):
+class CacheTiming(NamedTuple):
     """The same of both ways."""
 
     cached: float
     anew: float
 
 
-class Step(NamedTuple):
+class CacheStep(NamedTuple):
     """What one token took."""
 
     id: int
     position: int
     """Where it stands: so many tokens came before it."""
-    seconds: Both
-    computed: Both
+    seconds: CacheTiming
+    computed: CacheTiming
     """Tokens that went through the model."""
-    keys_read: Both
+    keys_read: CacheTiming
     """Keys that queries looked at, over all layers and key/value heads."""
     held: int
     """Bytes of keys and values that the cache holds."""
@@ -52,10 +52,10 @@ class Step(NamedTuple):
     """For each layer and head the attention that falls on keys which the policy would have forgotten."""
 
 
-def with_and_without(
+def compare_with_and_without_cache(
     model: GPT, prompt: Sequence[int], *, tokens: int = 32, window: int = 64, sinks: int = 4
-) -> Iterator[Step]:
-    """Go on with a prompt by the best token each time, up to an end token; a `Step` for each.
+) -> Iterator[CacheStep]:
+    """Go on with a prompt by the best token each time, up to an end token; a `CacheStep` for each.
 
     The policy that is judged keeps the first `sinks` keys and the `window` latest, the newest included.
     """
@@ -68,7 +68,7 @@ def with_and_without(
     return _steps(model, list(prompt), limit, window, sinks)
 
 
-def _steps(model: GPT, prompt: list[int], limit: int, window: int, sinks: int) -> Iterator[Step]:
+def _steps(model: GPT, prompt: list[int], limit: int, window: int, sinks: int) -> Iterator[CacheStep]:
     # A generator must not stay in inference mode while others run between its steps.
     ids = torch.tensor([prompt], device=model.device)
     caches = model.caches(len(prompt) + limit)
@@ -83,7 +83,7 @@ def _steps(model: GPT, prompt: list[int], limit: int, window: int, sinks: int) -
         ids = torch.cat([ids, ids.new_tensor([[step.id]])], 1)
 
 
-def _step(model: GPT, ids: Tensor, caches: list[KVCache], window: int, sinks: int) -> Step:
+def _step(model: GPT, ids: Tensor, caches: list[KVCache], window: int, sinks: int) -> CacheStep:
     new = ids[:, caches[0].length :]  # the whole prompt first, then the newest token
     with watched([block.attention for block in model._blocks()]) as looks:
         cached, with_cache = _timed(model, new, caches)
@@ -93,12 +93,12 @@ def _step(model: GPT, ids: Tensor, caches: list[KVCache], window: int, sinks: in
     width = [look.k[0, :, 0].numel() * 2 * look.k.element_size() for look in looks]  # bytes of one token
     held = [int(min(T, cache.reach)) for cache in caches]  # tokens
     kept = [min(n, window + sinks) for n in held]
-    return Step(
+    return CacheStep(
         id=int(cached.argmax()),
         position=T,
-        seconds=Both(with_cache, without),
-        computed=Both(new.shape[1], T),
-        keys_read=Both(_read(model, T, new.shape[1]), _read(model, T, T)),
+        seconds=CacheTiming(with_cache, without),
+        computed=CacheTiming(new.shape[1], T),
+        keys_read=CacheTiming(_read(model, T, new.shape[1]), _read(model, T, T)),
         held=sum(n * size for n, size in zip(held, width, strict=True)),
         held_by_policy=sum(n * size for n, size in zip(kept, width, strict=True)),
         difference=float((cached - anew).abs().max()),
@@ -128,9 +128,9 @@ def _read(model: GPT, T: int, queries: int) -> int:
     return model.config.kv_heads * sum(layers)
 
 
-def _lost(look: Look, cache: KVCache, window: int, sinks: int) -> list[float]:
+def _lost(look: LayerInputs, cache: KVCache, window: int, sinks: int) -> list[float]:
     """How much of its attention the newest token gives to keys that are neither first nor latest, by head."""
-    shares = look.map()[0, :, -1].dense()  # (H, S)
+    shares = look.map()[0, :, -1].to_dense()  # (H, S)
     S = look.k.shape[2]
     positions = torch.arange(cache.length - S, cache.length, device=look.k.device)
     forgotten = (positions >= sinks) & (positions < cache.length - window)

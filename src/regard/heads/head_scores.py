@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.heads.query_scores import Options, Reading, Text
+from regard.heads.query_scores import Options, QueryScore, Text
 from regard.maps import AttentionMap
 
 
-class Scores(NamedTuple):
+class HeadScores(NamedTuple):
     """One number for each text and head, (B, H). NaN where a text gives no occasion."""
 
     previous_token: Tensor
@@ -43,12 +43,12 @@ class Scores(NamedTuple):
 
 
 @torch.no_grad()
-def scores(map: AttentionMap, ids: Tensor, *, near: int = 8) -> Scores:
+def scores(map: AttentionMap, ids: Tensor, *, near: int = 8) -> HeadScores:
     """What the heads of a map (B, H, T, T) do with the tokens ids (B, T); `near` is what counts as local.
 
     >>> import regard
     >>> q = torch.zeros(1, 1, 6, 2)
-    >>> found = scores(regard.weights(q, q, mask=regard.causal), torch.tensor([[5, 7, 9, 5, 7, 9]]))
+    >>> found = scores(regard.attention_map(q, q, mask=regard.causal), torch.tensor([[5, 7, 9, 5, 7, 9]]))
     >>> round(float(found.induction), 4)  # each of the last three looks at one place of 4, 5 or 6
     0.2056
     """
@@ -57,19 +57,19 @@ def scores(map: AttentionMap, ids: Tensor, *, near: int = 8) -> Scores:
 
 def scores_and_null(
     map: AttentionMap, ids: Tensor, *, near: int = 8, alike: Text | None = None
-) -> tuple[Scores, Scores]:
+) -> tuple[HeadScores, HeadScores]:
     """The scores and what looking at everything alike would score; `alike` is a text that `suits` the map."""
     _check(map, ids)
     text = alike or Text(map, ids, options=Options(near))
     found, _ = text.read(map)
     shape = map.matrix[:3]
     return tuple(  # type: ignore[return-value]
-        Scores(**{name: _mean(readings[name], shape) for name in Scores._fields})
+        HeadScores(**{name: _mean(readings[name], shape) for name in HeadScores._fields})
         for readings in (found, text.null)
     )
 
 
-def _mean(reading: Reading, shape: tuple[int, int, int]) -> Tensor:
+def _mean(reading: QueryScore, shape: tuple[int, int, int]) -> Tensor:
     counted = reading.counted.expand(shape)
     return torch.where(counted, reading.values.expand(shape), torch.nan).nanmean(-1)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regard.heads.query_scores import Known, Options, Text
-from regard.heads.running_sums import BLOCKS, Tally, in_pieces
+from regard.heads.query_scores import KnownStatistics, Options, Text
+from regard.heads.running_sums import BLOCKS, RunningSums, in_pieces
 from regard.heads.without_sink import without_sink
 from regard.maps import AttentionMap
 
@@ -26,10 +26,10 @@ def measure(
     real: Tensor | None = None,
     *,
     crossed: Sequence[bool] | None = None,
-    known: Iterable[Known] | None = None,
+    known: Iterable[KnownStatistics] | None = None,
     options: Options = Options(),  # noqa: B008 (immutable)
     single: bool = False,
-) -> Iterator[tuple[Tally, AttentionMap]]:
+) -> Iterator[tuple[RunningSums, AttentionMap]]:
     """The tally of every layer, and its map. A `single` text is cut into blocks, for want of other texts.
 
     `ids` (B, S) are what all layers read, or a list of what each did; `real` goes with those of its shape.
@@ -50,7 +50,7 @@ def measure(
         yield _tally(map, text, None if statistics is None else next(statistics), single), map
 
 
-def _tally(map: AttentionMap, text: Text, known: Known | None, single: bool) -> Tally:
+def _tally(map: AttentionMap, text: Text, known: KnownStatistics | None, single: bool) -> RunningSums:
     B, H, T, S = map.matrix
     found, sink_key = text.read(map, known)
     labels = {} if text.shuffled is None else text.shuffled.read_tokens(map)
@@ -67,7 +67,7 @@ def _tally(map: AttentionMap, text: Text, known: Known | None, single: bool) -> 
     }
     hits = torch.zeros(H, S + 1, dtype=torch.int64)
     hits.scatter_add_(1, sink_key.cpu().mT + 1, torch.ones(H, B, dtype=torch.int64))  # −1 goes to waste
-    return Tally.of({name: x.cpu() for name, x in sums.items()}, hits[:, 1:])
+    return RunningSums.of({name: x.cpu() for name, x in sums.items()}, hits[:, 1:])
 
 
 def _check(map: AttentionMap, ids: Tensor | None, real: Tensor | None) -> None:
@@ -87,9 +87,9 @@ def _check(map: AttentionMap, ids: Tensor | None, real: Tensor | None) -> None:
             raise ValueError(f"real: expected booleans {wanted}, True for text, got {came}")
 
 
-def total(texts: Iterable[Iterable[Tally]]) -> list[Tally]:
+def total(texts: Iterable[Iterable[RunningSums]]) -> list[RunningSums]:
     """The tallies of all texts, added layer by layer."""
-    sums: list[Tally] = []
+    sums: list[RunningSums] = []
     for layers in texts:
         found = list(layers)
         sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found

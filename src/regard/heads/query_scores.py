@@ -14,11 +14,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from regard.heads.equal_tokens import Block, blocks_of, pairs
-from regard.heads.visibility import Sight, sight
+from regard.heads.equal_tokens import TokenBlock, blocks_of, pairs
+from regard.heads.visibility import Visibility, sight
 from regard.maps import AttentionMap
 from regard.maps.index import Axes
-from regard.maps.sweep import Statistics, first_position
+from regard.maps.sweep import RowStatistics, first_position
 
 NAMES = (
     "previous_token",
@@ -39,7 +39,7 @@ KEPT = (4, 64)  # the cache policy that eviction judges: the first and the lates
 LEFT = 1e-3  # of a row, beside the sink: less is not worth spreading over the row
 
 
-class Known(Protocol):
+class KnownStatistics(Protocol):
     """The statistics of a map (B, H, T, S), from `map.statistics()` or `map.summary(…)`."""
 
     @property
@@ -55,7 +55,7 @@ class Options(NamedTuple):
     kept: tuple[int, int] = KEPT
 
 
-class Reading(NamedTuple):
+class QueryScore(NamedTuple):
     """One score of every query: (B, H, T), or fewer heads where they do not differ, and which count."""
 
     values: Tensor
@@ -88,7 +88,7 @@ class Text:
         self.first = first_position(map)
         self.real_keys = None if real is None or self.crossed else real  # (B, S)
         self.real = self._of_queries(real)  # (B, T)
-        self.sight: Sight = sight(map, self.real)
+        self.sight: Visibility = sight(map, self.real)
         self.null, _ = self._read(self.sight.alike, None)
 
     def _of_queries(self, real: Tensor | None) -> Tensor | None:
@@ -102,7 +102,9 @@ class Text:
         alike = map.matrix == self.matrix and map.mask == self.mask
         return alike and ids is self.given and crossed == self.asked
 
-    def read(self, map: AttentionMap, known: Known | None = None) -> tuple[dict[str, Reading], Tensor]:
+    def read(
+        self, map: AttentionMap, known: KnownStatistics | None = None
+    ) -> tuple[dict[str, QueryScore], Tensor]:
         """Every score that has a meaning, query by query, and the key (B, H) that gets most, −1 for none.
 
         `known` are the statistics of the map, if someone has them already.
@@ -110,20 +112,20 @@ class Text:
         return self._read(map, self.null, known)
 
     def _read(
-        self, map: AttentionMap, null: dict[str, Reading] | None, known: Known | None = None
-    ) -> tuple[dict[str, Reading], Tensor]:
+        self, map: AttentionMap, null: dict[str, QueryScore] | None, known: KnownStatistics | None = None
+    ) -> tuple[dict[str, QueryScore], Tensor]:
         map = self._silenced(map)
         if known is None or self.real is not None:  # padding has a part in what someone else has summed up
             known = map.statistics()
-        found = Statistics(known.entropy, known.distance, known.received)
+        found = RowStatistics(known.entropy, known.distance, known.received)
         keys, looks = self.sight.keys, self._looks()
-        out: dict[str, Reading] = {}
+        out: dict[str, QueryScore] = {}
         sink_key, column = self._sink(map, found)
         seen = columns(self.sight.alike, sink_key) > 0
-        out["sink"] = Reading(column, seen & looks & (sink_key >= 0).unsqueeze(-1))
-        out["entropy"] = Reading(found.entropy, looks)
+        out["sink"] = QueryScore(column, seen & looks & (sink_key >= 0).unsqueeze(-1))
+        out["entropy"] = QueryScore(found.entropy, looks)
         relative = found.entropy / keys.clamp(min=2).log()
-        out["normalised_entropy"] = Reading(relative, looks & (keys > 1))  # one key leaves no choice
+        out["normalised_entropy"] = QueryScore(relative, looks & (keys > 1))  # one key leaves no choice
         if not self.crossed:
             self._add_places(map, found, null, out)
             self._add_tokens(map, null, out)
@@ -147,7 +149,7 @@ class Text:
         """(T,): where the queries stand among the keys."""
         return torch.arange(self.matrix[2], device=self.device) + self.first
 
-    def _sink(self, map: AttentionMap, found: Statistics) -> tuple[Tensor, Tensor]:
+    def _sink(self, map: AttentionMap, found: RowStatistics) -> tuple[Tensor, Tensor]:
         """The key that gets most on average over the queries that see it, −1 if none counts; its column."""
         queries = self.sight.queries
         texts = self._looks().sum(-1, keepdim=True)  # (B, h, 1)
@@ -160,7 +162,11 @@ class Text:
         return key, columns(map, key)
 
     def _add_places(
-        self, map: AttentionMap, found: Statistics, null: dict[str, Reading] | None, out: dict[str, Reading]
+        self,
+        map: AttentionMap,
+        found: RowStatistics,
+        null: dict[str, QueryScore] | None,
+        out: dict[str, QueryScore],
     ) -> None:
         looks, places = self._looks(), self.places()
         near, (first, latest) = self.options.near, self.options.kept
@@ -168,10 +174,10 @@ class Text:
         before = (places > 0).expand(looks.shape)
         if self.real_keys is not None:
             before = before & self.real_keys[:, None, (places - 1).clamp(min=0)]
-        out["previous_token"] = Reading(band.previous, looks & before)
-        out["itself"] = Reading(band.itself, looks)
-        out["local"] = Reading(band.near, looks)
-        out["distance"] = Reading(found.distance, looks)
+        out["previous_token"] = QueryScore(band.previous, looks & before)
+        out["itself"] = QueryScore(band.itself, looks)
+        out["local"] = QueryScore(band.near, looks)
+        out["distance"] = QueryScore(found.distance, looks)
         if self.sight.ahead:
             return  # what looks ahead has no cache that could forget
         lost = self.total(map) - band.latest
@@ -180,7 +186,7 @@ class Text:
             lost = lost - torch.where(beyond, columns(map, key.view(-1, 1)), 0.0)
         # Looking at all alike it loses whole keys, which tells a loss from rounding.
         forgets = looks & ((lost * self.sight.keys).round() > 0) if null is None else null["eviction"].counted
-        out["eviction"] = Reading(lost.clamp(min=0.0), forgets)
+        out["eviction"] = QueryScore(lost.clamp(min=0.0), forgets)
 
     def total(self, map: AttentionMap) -> Tensor:
         """What the weights of a row sum to: 1, less what a learned sink takes."""
@@ -199,7 +205,7 @@ class Text:
         return list(order[:, :n].unbind(1))
 
     @cached_property
-    def _blocks(self) -> list[list[Block]]:
+    def _blocks(self) -> list[list[TokenBlock]]:
         assert self.ids is not None
         _, H, T, _ = self.matrix
         real = [None] * len(self.ids) if self.real_keys is None else self.real_keys
@@ -207,7 +213,7 @@ class Text:
         return [blocks_of(text, known, queries, H) for text, known in zip(self.ids, real, strict=True)]
 
     def _add_tokens(
-        self, map: AttentionMap, null: dict[str, Reading] | None, out: dict[str, Reading]
+        self, map: AttentionMap, null: dict[str, QueryScore] | None, out: dict[str, QueryScore]
     ) -> None:
         if self.ids is None:
             return
@@ -215,7 +221,7 @@ class Text:
         for name, mass in (("duplicate", found.copies), ("induction", found.after)):
             # A query has an occasion where even looking everywhere alike puts something on such a place.
             has = mass > 0 if null is None else null[name].counted
-            out[name] = Reading(mass, has)
+            out[name] = QueryScore(mass, has)
 
     @cached_property
     def shuffled(self) -> Text | None:
@@ -234,9 +240,9 @@ class Text:
         other._add_tokens(other._silenced(self.sight.alike), None, other.null)
         return other
 
-    def read_tokens(self, map: AttentionMap) -> dict[str, Reading]:
+    def read_tokens(self, map: AttentionMap) -> dict[str, QueryScore]:
         """Only the scores that depend on which tokens are equal."""
-        out: dict[str, Reading] = {}
+        out: dict[str, QueryScore] = {}
         self._add_tokens(self._silenced(map), self.null, out)
         return out
 
@@ -252,7 +258,7 @@ def columns(map: AttentionMap, keys: Tensor) -> Tensor:
     return out
 
 
-class Beside(NamedTuple):
+class DiagonalMass(NamedTuple):
     """Sums of weights beside the diagonal, (B, H, T) each."""
 
     itself: Tensor
@@ -261,12 +267,12 @@ class Beside(NamedTuple):
     latest: Tensor
 
 
-def beside_diagonal(map: AttentionMap, first: int, near: int, latest: int) -> Beside:
+def beside_diagonal(map: AttentionMap, first: int, near: int, latest: int) -> DiagonalMass:
     """The weight on a query's own place, on the one before, and on the `near` and `latest` last places."""
     B, H, T, S = map.matrix
     reach = max(near, latest, 2)
     step = max(reach, 64)
-    out = Beside(*(map.lse.new_zeros(B, H, T) for _ in range(4)))
+    out = DiagonalMass(*(map.lse.new_zeros(B, H, T) for _ in range(4)))
     for i in range(0, T, step):
         rows = slice(i, min(i + step, T))
         keys = slice(max(0, first + i - reach + 1), max(0, min(S, first + rows.stop)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from regard.heads.head_scores import Scores, scores_and_null
+from regard.heads.head_scores import HeadScores, scores_and_null
 from regard.heads.query_scores import Text
 from regard.maps import AttentionMap
 
@@ -43,7 +43,9 @@ def repeated(
     return ids if start is None else torch.cat([ids.new_full((draws, 1), start), ids], 1)
 
 
-def probe(maps: Callable[[Tensor], Iterable[AttentionMap]], ids: Tensor) -> tuple[list[Scores], list[Scores]]:
+def probe(
+    maps: Callable[[Tensor], Iterable[AttentionMap]], ids: Tensor
+) -> tuple[list[HeadScores], list[HeadScores]]:
     """The scores of every layer on ids (draws, T), and their nulls. `maps` is a model's, as `GPT.maps`."""
     found, nulls = [], []
     text: Text | None = None

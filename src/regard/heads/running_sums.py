@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.heads.query_scores import NAMES, Reading
+from regard.heads.query_scores import NAMES, QueryScore
 
 BLOCKS = 20  # of a single text
 SUMS = ("value", "null", "labels", "rest")  # each a sum over queries and their number
@@ -40,14 +40,14 @@ class Estimate(NamedTuple):
 
 
 @dataclass
-class Tally:
+class RunningSums:
     """The sums of one layer: (sum, score, head) in float64, and how often which key got most, (H, S)."""
 
     sums: Tensor
     keys: Tensor
 
     @classmethod
-    def of(cls, pieces: Mapping[str, Tensor], keys: Tensor) -> Tally:
+    def of(cls, pieces: Mapping[str, Tensor], keys: Tensor) -> RunningSums:
         """From sums and numbers of pieces, by name of `SUMS`: (2, scores, H, pieces) each."""
         value, count = pieces["value"]
         moments = torch.stack(
@@ -61,12 +61,12 @@ class Tally:
         sums = torch.cat([*(pieces[name].sum(-1) for name in SUMS), moments])
         return cls(sums, keys)
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: RunningSums) -> RunningSums:
         longest = max(self.keys.shape[1], other.keys.shape[1])
         mine, theirs = (
             torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in (self.keys, other.keys)
         )
-        return Tally(self.sums + other.sums, mine + theirs)
+        return RunningSums(self.sums + other.sums, mine + theirs)
 
     def sink_key(self, head: int) -> int | None:
         """The key that got most in most texts."""
@@ -97,7 +97,7 @@ class Tally:
 
 
 def in_pieces(
-    readings: Mapping[str, Reading], shape: tuple[int, int, int], pieces: int, device: torch.device
+    readings: Mapping[str, QueryScore], shape: tuple[int, int, int], pieces: int, device: torch.device
 ) -> Tensor:
     """Sums and numbers of readings (B, H, T) over pieces of texts: (2, scores, B, H, pieces) in float64."""
     B, H, T = shape

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from regard.atomic import replacing
+from regard.atomic import atomic_write
 
 
 class Score(NamedTuple):
@@ -30,7 +30,7 @@ class Score(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadRow:
     """What one head does. `labels` are those that it earns; the first is what it is called."""
 
     layer: str
@@ -53,9 +53,9 @@ class Head:
 
 @dataclass(frozen=True)
 class HeadTable:
-    """Every head of a model with its scores. A sequence of `Head`s; prints as a table."""
+    """Every head of a model with its scores. A sequence of `HeadRow`s; prints as a table."""
 
-    rows: list[Head]
+    rows: list[HeadRow]
     texts: int = 1
     tokens: int = 0
     shuffled: Literal["text", "labels"] = "labels"
@@ -65,10 +65,10 @@ class HeadTable:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[Head]:
+    def __iter__(self) -> Iterator[HeadRow]:
         return iter(self.rows)
 
-    def __getitem__(self, place: int | tuple[int | str, int]) -> Head:
+    def __getitem__(self, place: int | tuple[int | str, int]) -> HeadRow:
         """A row by its number, or a head by layer and head: `table[3, 5]`."""
         if isinstance(place, int):
             return self.rows[place]
@@ -108,7 +108,7 @@ class HeadTable:
         """From the highest score to the lowest; heads that have none come last."""
         name = self._known(name)
 
-        def height(row: Head) -> float:
+        def height(row: HeadRow) -> float:
             value = row.scores[name].value if name in row.scores else math.nan
             return -math.inf if math.isnan(value) else value
 
@@ -120,7 +120,7 @@ class HeadTable:
             raise ValueError(f"name: expected one of {', '.join(self.names)}, got {name!r}")
         return name
 
-    def _with(self, rows: Iterable[Head]) -> HeadTable:
+    def _with(self, rows: Iterable[HeadRow]) -> HeadTable:
         return HeadTable(list(rows), self.texts, self.tokens, self.shuffled, self.model)
 
     def to_data(self) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ class HeadTable:
         """
         text = json.dumps(self.to_data(), allow_nan=False, ensure_ascii=False)
         if path is not None:
-            with replacing(Path(path)) as file:
+            with atomic_write(Path(path)) as file:
                 file.write_text(text + "\n", encoding="utf-8")
         return text
 
@@ -162,7 +162,7 @@ class HeadTable:
         try:
             given = json.loads(text)
             rows = [
-                Head(
+                HeadRow(
                     row["layer"],
                     row["head"],
                     row["kv_head"],
@@ -208,7 +208,7 @@ class HeadTable:
         if path.suffix == ".json":
             self.to_json(path)
             return
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             if path.suffix == ".csv":
                 columns = self.columns()
                 with file.open("w", encoding="utf-8", newline="") as opened:

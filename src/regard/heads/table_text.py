@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from regard.heads.labels import REPEATS
 
 if TYPE_CHECKING:
-    from regard.heads.table import Head, HeadTable, Score
+    from regard.heads.table import HeadRow, HeadTable, Score
 
 WORDS = {"previous_token": "previous token", "itself": "self"}
 COLOURS = {
@@ -120,7 +120,7 @@ def number(x: float) -> str:
     return f"{x:.3f}".removeprefix("0") if 0.0005 <= x < 0.005 else f"{x:.2f}"
 
 
-def _earned(row: Head, name: str) -> tuple[Score, bool]:
+def _earned(row: HeadRow, name: str) -> tuple[Score, bool]:
     """The score that a label stands on, and whether it was taken on random repeats: the higher of the two."""
     scores = row.scores
     probed = scores.get(name + REPEATS)

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from regard.attention.backends.tiles import visits_between
 from regard.attention.masks.base import Blocks, Grid, Mask, Rows, grid
-from regard.maps import AttentionMap, weights
+from regard.maps import AttentionMap, attention_map
 from regard.maps.sweep import first_position
 
 SIDE = 512  # of the tiles that a mask is asked for
 
 
 @dataclass(frozen=True)
-class Sight:
+class Visibility:
     """What the heads of a map may see; h is 1 where all heads see the same."""
 
     alike: AttentionMap
@@ -33,13 +33,13 @@ class Sight:
     """Whether some query sees a later position than its own."""
 
 
-def sight(map: AttentionMap, real: Tensor | None = None) -> Sight:
+def sight(map: AttentionMap, real: Tensor | None = None) -> Visibility:
     """What may be seen in a map (B, H, T, S); `real`, boolean (B, T), says which queries are no padding."""
     B, H, T, S = map.matrix
     sees = _sees(map.mask)
     shape, device, first = map.matrix, map.device, first_position(map)
     if sees.allowed(grid(range(min(T, 1)), range(min(S, 1)), shape, device)).shape[1] == 1:
-        sees, H, shape = sees.narrowed(slice(0, B), slice(0, 1)), 1, (B, 1, T, S)
+        sees, H, shape = sees.select(slice(0, B), slice(0, 1)), 1, (B, 1, T, S)
     counted = torch.ones(1, 1, T, device=device) if real is None else real[:, None].to(device, torch.float32)
     keys, queries = torch.zeros(B, H, T, device=device), torch.zeros(B, H, S, device=device)
     ahead = False
@@ -61,7 +61,7 @@ def sight(map: AttentionMap, real: Tensor | None = None) -> Sight:
             )
             later = torch.arange(column.keys.start, column.keys.stop, device=device) > positions
             ahead = ahead or bool((allowed & later).any())
-    return Sight(_alike(map, sees, H, keys), keys, queries, ahead)
+    return Visibility(_alike(map, sees, H, keys), keys, queries, ahead)
 
 
 def uniform(map: AttentionMap) -> AttentionMap:
@@ -73,19 +73,19 @@ def uniform(map: AttentionMap) -> AttentionMap:
 
 def _sees(mask: Mask) -> Mask:
     if isinstance(mask, Rows):  # which tells a map where its first query stands
-        return Rows(Sees(mask.inner), mask.first, mask.T)
-    return Sees(mask)
+        return Rows(MaskOnly(mask.inner), mask.first, mask.T)
+    return MaskOnly(mask)
 
 
 def _alike(map: AttentionMap, sees: Mask, H: int, keys: Tensor) -> AttentionMap:
     B, _, T, S = map.matrix
     nothing = map.lse.new_zeros(1, 1, 1, 1)
     q, k = nothing.expand(B, H, T, 1), nothing.expand(B, H, S, 1)
-    return weights(q, k, mask=sees, lse=keys.to(map.lse.dtype).log())
+    return attention_map(q, k, mask=sees, lse=keys.to(map.lse.dtype).log())
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Sees(Mask):
+class MaskOnly(Mask):
     """What a mask lets see, without what it adds to the scores."""
 
     inner: Mask
@@ -93,14 +93,14 @@ class Sees(Mask):
     def allowed(self, at: Grid) -> Tensor:
         return self.inner.allowed(at)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        return self.inner.bounds(blocks)
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        return self.inner.block_bounds(blocks)
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
-        return Sees(self.inner.narrowed(batch, heads))
+    def select(self, batch: slice, heads: slice) -> Mask:
+        return MaskOnly(self.inner.select(batch, heads))
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        return self.inner.misfit(B, H, T, S)
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.inner.shape_error(B, H, T, S)
 
     def __repr__(self) -> str:
         return f"sees({self.inner})"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.heads.query_scores import LEFT, SINK, Reading, Text
+from regard.heads.query_scores import LEFT, SINK, QueryScore, Text
 from regard.maps import AttentionMap
 
 
 def without_sink(
-    text: Text, map: AttentionMap, found: dict[str, Reading], sink_key: Tensor
-) -> dict[str, Reading]:
+    text: Text, map: AttentionMap, found: dict[str, QueryScore], sink_key: Tensor
+) -> dict[str, QueryScore]:
     """The readings of rows renormalised without their sink, for texts and heads that have one.
 
     Where the key that gets most gets no more than 0.3 on average there is no sink, and nothing changes. Rows
@@ -43,17 +43,17 @@ def without_sink(
     for name, (values, counted) in found.items():
         counted = counted & (left > LEFT)
         if name in part_of:
-            out[name] = Reading((values - taken * part_of[name]).clamp(min=0.0) / left, counted)
+            out[name] = QueryScore((values - taken * part_of[name]).clamp(min=0.0) / left, counted)
         elif name == "distance":
-            out[name] = Reading((values - taken * back) / left, counted)
+            out[name] = QueryScore((values - taken * back) / left, counted)
         elif name in ("entropy", "normalised_entropy"):
             entropy = (found["entropy"].values + torch.special.xlogy(taken, taken)) / left + left.log()
             others = text.sight.keys - (taken > 0).int()
             if name == "entropy":
-                out[name] = Reading(entropy.clamp(min=0.0), counted)
+                out[name] = QueryScore(entropy.clamp(min=0.0), counted)
             else:
                 relative = entropy.clamp(min=0.0) / others.clamp(min=2).log()
-                out[name] = Reading(relative, counted & (others > 1))
+                out[name] = QueryScore(relative, counted & (others > 1))
     return out
 
 

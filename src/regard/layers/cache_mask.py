@@ -16,7 +16,7 @@ from regard.attention.masks.named import Alibi, Window, causal
 from regard.layers.cache import KVCache
 
 
-def on_held_keys(mask: Mask, cache: KVCache, queries: int, keys: int) -> Mask:
+def mask_on_cached_keys(mask: Mask, cache: KVCache, queries: int, keys: int) -> Mask:
     """`mask` for the last `queries` tokens and the `keys` keys that the cache's last update returned.
 
     What the cache forgets nobody may look at, so its own rule joins: with a `WindowCache(n)` a layer looks as
@@ -55,11 +55,11 @@ def _translated(part: Mask, first: int, gap: int) -> Mask:
     """The same rule where `gap` keys are missing after the `first` ones."""
     if part == causal or (first == 0 and isinstance(part, Window | Alibi)):
         return part  # these ask for order or for distance only, and both are as they were
-    return Held(part, first, gap)
+    return CachedKeysMask(part, first, gap)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Held(Mask):
+class CachedKeysMask(Mask):
     """A rule over all positions, asked about keys of which `gap` are missing after the `first` ones."""
 
     inner: Mask
@@ -84,20 +84,22 @@ class Held(Mask):
     def allowed(self, at: Grid) -> Tensor:
         return self.inner.allowed(self._everywhere(at))
 
-    def added(self, at: Grid) -> Tensor | None:
-        return self.inner.added(self._everywhere(at))
+    def score_bias(self, at: Grid) -> Tensor | None:
+        return self.inner.score_bias(self._everywhere(at))
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         # A block across the gap is answered for as if the missing keys were there: on the safe side.
         k_first, k_last = self._positions(blocks.k_first), self._positions(blocks.k_last)
         q_first, q_last = blocks.q_first + self.gap, blocks.q_last + self.gap
-        return self.inner.bounds(Blocks(q_first, q_last, k_first, k_last, blocks.T, blocks.S + self.gap))
+        return self.inner.block_bounds(
+            Blocks(q_first, q_last, k_first, k_last, blocks.T, blocks.S + self.gap)
+        )
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
-        return Held(self.inner.narrowed(batch, heads), self.first, self.gap)
+    def select(self, batch: slice, heads: slice) -> Mask:
+        return CachedKeysMask(self.inner.select(batch, heads), self.first, self.gap)
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        return self.inner.misfit(B, H, T, S + self.gap)
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.inner.shape_error(B, H, T, S + self.gap)
 
     def __repr__(self) -> str:
         return f"held({self.inner})"

@@ -25,7 +25,7 @@ QUERIES, KEYS = 512, 512  # of one tile: 1 MiB in float32
 HIDDEN = -1e4  # the logarithm of a weight that is 0: exp gives 0, and 0 · −1e4 is 0 where 0 · −inf is NaN
 
 
-class Tile(NamedTuple):
+class ScoreTile(NamedTuple):
     """Runs of queries and of keys; `whole` if every one of the queries may look at every one of the keys."""
 
     q_runs: slice
@@ -33,14 +33,14 @@ class Tile(NamedTuple):
     whole: bool
 
 
-class Cells(NamedTuple):
+class PooledCells(NamedTuple):
     """What the cells of one head hold."""
 
     sums: Tensor  # (runs of keys, runs of queries)
     tops: Tensor  # (runs of keys, runs of queries)
 
 
-class Lines(NamedTuple):
+class RowStats(NamedTuple):
     """Statistics of one head's rows and columns, for every place of a run."""
 
     entropy: Tensor  # (runs of queries, width)
@@ -49,12 +49,12 @@ class Lines(NamedTuple):
     received: Tensor  # (runs of keys, width)
 
 
-class Head:
+class HeadPass:
     """One head of a map, its q and k laid out in runs."""
 
-    def __init__(self, m: AttentionMap, b: int, h: int, over_q: Bins, over_k: Bins, seen: Seen) -> None:
+    def __init__(self, m: AttentionMap, b: int, h: int, over_q: Bins, over_k: Bins, seen: MaskTiles) -> None:
         self.over_q, self.over_k, self.seen, self.softcap = over_q, over_k, seen, m.softcap
-        self.mask = m.mask.narrowed(slice(b, b + 1), slice(h, h + 1))
+        self.mask = m.mask.select(slice(b, b + 1), slice(h, h + 1))
         self.first = first_position(m)
         self.matrix = m.matrix
         self.dtype = m.result_dtype
@@ -66,7 +66,7 @@ class Head:
         self.q[..., -2].masked_fill_(over_q.padded.to(q.device), -NOTHING)
         self.k[..., -1].masked_fill_(over_k.padded.to(k.device), -NOTHING)
 
-    def tiles(self) -> list[Tile]:
+    def tiles(self) -> list[ScoreTile]:
         """Every tile in which something may be seen."""
         q_cuts, k_cuts = list(cuts(self.over_q, QUERIES)), list(cuts(self.over_k, KEYS))
         edges = [
@@ -75,21 +75,21 @@ class Head:
         ]
         starting_at = {cut.first: cut.runs for cut in k_cuts}
         return [
-            Tile(cut.runs, starting_at[column.keys.start], column.whole)
+            ScoreTile(cut.runs, starting_at[column.keys.start], column.whole)
             for cut, (_, columns) in zip(q_cuts, visits_between(self.mask, *edges), strict=True)
             for column in columns
         ]
 
-    def cells(self) -> Cells:
+    def cells(self) -> PooledCells:
         """Empty cells, to be filled by a pass."""
-        return Cells(*(self.q.new_zeros(len(self.k), len(self.q), dtype=self.dtype) for _ in range(2)))
+        return PooledCells(*(self.q.new_zeros(len(self.k), len(self.q), dtype=self.dtype) for _ in range(2)))
 
-    def lines(self) -> Lines:
+    def lines(self) -> RowStats:
         """Empty statistics, to be added to by a pass."""
         sides = (self.q, self.q, self.q, self.k)
-        return Lines(*(x.new_zeros(x.shape[:2], dtype=self.dtype) for x in sides))
+        return RowStats(*(x.new_zeros(x.shape[:2], dtype=self.dtype) for x in sides))
 
-    def sweep(self, tiles: list[Tile], cells: Cells | None, lines: Lines | None) -> None:
+    def sweep(self, tiles: list[ScoreTile], cells: PooledCells | None, lines: RowStats | None) -> None:
         """Pass over some tiles and put down what is asked for."""
         size = max(QUERIES, self.over_q.width) * max(KEYS, self.over_k.width)
         scratch = self.q.new_empty(1 if lines is None else 2, size, dtype=self.dtype)
@@ -113,7 +113,7 @@ class Head:
             if lines is not None:
                 self._add(lines, tile, logs, weights)
 
-    def _log_weights(self, tile: Tile, q: Tensor, k: Tensor, products: Tensor, out: Tensor) -> None:
+    def _log_weights(self, tile: ScoreTile, q: Tensor, k: Tensor, products: Tensor, out: Tensor) -> None:
         """score − lse for a tile of keys by queries, at most −1e30 on padding: q (D + 2, M), k (C, D + 2).
 
         The difference is taken in `products`, in float64 where scores are large; it is small itself where a
@@ -134,7 +134,7 @@ class Head:
         if hidden is not None:
             out.masked_fill_(hidden, HIDDEN)
 
-    def _add(self, lines: Lines, tile: Tile, logs: Tensor, weights: Tensor) -> None:
+    def _add(self, lines: RowStats, tile: ScoreTile, logs: Tensor, weights: Tensor) -> None:
         """Add what a tile of keys by queries means for its rows and columns."""
         queries, keys = (
             over.places[runs].flatten().to(logs.device)
@@ -162,7 +162,7 @@ def _few(n: int) -> int:
     return next((few for few in range(64, 7, -1) if n % few == 0), n)
 
 
-class Seen:
+class MaskTiles:
     """What the mask says of tiles, remembered from head to head where all heads have the same."""
 
     most = 64  # tiles, of 256 KiB each
@@ -172,14 +172,14 @@ class Seen:
         self.shape = (1, 1, *m.matrix[2:])
         self.kept: dict[tuple[int, int], tuple[Mask, Tensor | None, Tensor]] = {}
 
-    def tile(self, mask: Mask, tile: Tile) -> tuple[Tensor | None, Tensor]:
+    def tile(self, mask: Mask, tile: ScoreTile) -> tuple[Tensor | None, Tensor]:
         """What is added to the scores of a tile of keys by queries, and which of them are hidden."""
         place = (tile.q_runs.start, tile.k_runs.start)
         if place in self.kept and self.kept[place][0] is mask:
             return self.kept[place][1:]
         queries, keys = self.over_q.places[tile.q_runs].flatten(), self.over_k.places[tile.k_runs].flatten()
         at = grid(queries, keys, self.shape, self.device)
-        added = mask.added(at)
+        added = mask.score_bias(at)
         added = None if added is None else added.detach()[0, 0].mT
         hidden = (~mask.allowed(at)[0, 0]).expand(len(queries), len(keys)).mT.contiguous()
         if len(self.kept) < self.most:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.atomic import replacing
+from regard.atomic import atomic_write
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks import base, named
 from regard.attention.masks.base import Mask
@@ -39,7 +39,7 @@ KINDS: dict[str, type[Mask]] = {
         named.Chunks,
         named.Padding,
         named.Documents,
-        named.Dense,
+        named.TensorMask,
         named.Alibi,
         named.Relative,
     )
@@ -66,7 +66,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata:
     plain = _apart({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
     if not path.parent.is_dir():
         raise ValueError(f"path: expected a file in a folder that exists, got {path}: make {path.parent}")
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         save_file(plain, file, metadata=metadata)
 
 
@@ -133,7 +133,7 @@ def _described(mask: Mask, tensors: dict[str, Tensor]) -> dict[str, Any]:
     if type(mask).__name__ not in KINDS:
         raise ValueError(
             f"mask: {mask} is a function, which a file cannot hold: "
-            "pass it as regard.dense(tensor), or combine the named rules"
+            "pass it as regard.tensor_mask(tensor), or combine the named rules"
         )
     out: dict[str, Any] = {"kind": type(mask).__name__}
     for field in dataclasses.fields(mask):  # type: ignore[arg-type]

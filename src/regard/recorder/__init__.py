@@ -2,11 +2,11 @@
 
 from regard.recorder.certificate import Certificate, Evidence
 from regard.recorder.context import capture
-from regard.recorder.result import Layer, Seen
+from regard.recorder.result import Capture, Layer
 from regard.recorder.sizes import capture_size
 from regard.recorder.sources.transformers_register import register_when_imported
 from regard.recorder.storage.folder import load
 
-__all__ = ["Certificate", "Evidence", "Layer", "Seen", "capture", "capture_size", "load"]
+__all__ = ["Capture", "Certificate", "Evidence", "Layer", "capture", "capture_size", "load"]
 
 register_when_imported()

@@ -19,9 +19,9 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from regard.override import covered
+from regard.override import override_attribute
 from regard.recorder.recording import Recording, Tokens
-from regard.recorder.result import Seen
+from regard.recorder.result import Capture
 from regard.recorder.sources import adapters, listener, torch_mha
 from regard.recorder.sources import gpt as gpt_source
 from regard.recorder.sources.token_mixers import TokenMixers, compiled
@@ -31,7 +31,7 @@ from regard.recorder.tokens import encoded, spelled
 Attach = Callable[[nn.Module, Recording], AbstractContextManager[None]]
 
 
-class Capture:
+class CaptureBlock:
     """The block `with regard.capture(model) as seen: …`."""
 
     def __init__(
@@ -41,12 +41,12 @@ class Capture:
         self.mixers, self.warn = TokenMixers(model), warn
         self._put_back = ExitStack()
 
-    def __enter__(self) -> Seen:
+    def __enter__(self) -> Capture:
         with ExitStack() as undo:
             for module in self.model.modules():
                 if module is self.model or listener.is_pretrained(module):
                     # Covered, not hooked: PyTorch's encoder layers run otherwise where they find a hook.
-                    undo.enter_context(covered(module, "forward", self._counting(module.forward)))
+                    undo.enter_context(override_attribute(module, "forward", self._counting(module.forward)))
             undo.enter_context(self.mixers.watched())
             for attach in self.sources:
                 undo.enter_context(attach(self.model, self.recording))
@@ -139,7 +139,7 @@ def capture(
     keep: Literal["maps", "statistics"] = "maps",
     text: None = None,
     tokenizer: Any = None,
-) -> Capture: ...
+) -> CaptureBlock: ...
 
 
 @overload
@@ -158,7 +158,7 @@ def capture(
     text: str | Sequence[str] | None = None,
     tokenizer: Any = None,
     **inputs: Any,
-) -> Seen: ...
+) -> Capture: ...
 
 
 def capture(
@@ -176,7 +176,7 @@ def capture(
     text: str | Sequence[str] | None = None,
     tokenizer: Any = None,
     **inputs: Any,
-) -> Capture | Seen:
+) -> CaptureBlock | Capture:
     """Record the attention of a model while it runs: as a block, or as a plain call that runs it once.
 
         with regard.capture(model) as seen:
@@ -211,7 +211,7 @@ def capture(
         spell=None if tokenizer is None else functools.partial(spelled, tokenizer),
     )
     # Whoever names the modules to look at has chosen what is left out.
-    block = Capture(model, recording, sources(model, at), warn=at is None)
+    block = CaptureBlock(model, recording, sources(model, at), warn=at is None)
     if text is None and not inputs:
         return block
     if text is not None:

@@ -1,7 +1,7 @@
-"""`Seen`: what a capture saw, layer by layer. It knows maps, tokens and names; it does not know models.
+"""`Capture`: what a capture saw, layer by layer. It knows maps, tokens and names; it does not know models.
 
-Pictures are the business of `regard.show`, which puts itself at `Seen.viewer` when it is imported; files are
-that of `saved`.
+Pictures are the business of `regard.show`, which puts itself at `Capture.viewer` when it is imported;
+files are that of `storage`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Certificate, Evidence
-from regard.recorder.summary import Summary, summarise
+from regard.recorder.summary import LayerSummary, summarise
 
 if TYPE_CHECKING:
     from regard.heads import HeadTable
 
 
-class Kept(NamedTuple):
+class LayerData(NamedTuple):
     """What a capture keeps of a layer: its map, or with keep="statistics" only a summary of it."""
 
     map: AttentionMap | None = None
     values: Tensor | None = None  # (B, G, S, E)
-    summary: Summary | None = None
+    summary: LayerSummary | None = None
 
     @property
     def matrix(self) -> tuple[int, int, int, int]:
@@ -57,7 +57,7 @@ class Layer:
         evidence: Evidence,
         heads: Sequence[int],
         values: Tensor | None = None,
-        summary: Summary | None = None,
+        summary: LayerSummary | None = None,
     ) -> None:
         self.number = number
         """Its place in its stack, counted from 0."""
@@ -68,9 +68,9 @@ class Layer:
         self.evidence = evidence
         self.heads = tuple(heads)
         """The number in the model of each head of the map."""
-        self._kept = Kept(map, values, summary)
+        self._kept = LayerData(map, values, summary)
 
-    def kept(self) -> Kept:
+    def kept(self) -> LayerData:
         """What there is of the layer; read now, where it lies in a file."""
         return self._kept
 
@@ -101,7 +101,7 @@ class Layer:
         return found
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> LayerSummary:
         """An overview and the statistics of rows and keys; computed now, unless the capture kept them."""
         found = self.kept()
         return summarise(self.map) if found.summary is None else found.summary
@@ -124,17 +124,17 @@ class Layer:
 class Viewer(Protocol):
     """What draws a capture. `regard.show` is one."""
 
-    def show(self, seen: Seen, **options: Any) -> Any: ...
+    def show(self, seen: Capture, **options: Any) -> Any: ...
 
-    def figure(self, seen: Seen, layer: int | str, head: int | None, **options: Any) -> Any: ...
+    def figure(self, seen: Capture, layer: int | str, head: int | None, **options: Any) -> Any: ...
 
-    def page(self, seen: Seen, path: str, **options: Any) -> Any: ...
+    def page(self, seen: Capture, path: str, **options: Any) -> Any: ...
 
-    def in_notebook(self, seen: Seen) -> str: ...
+    def in_notebook(self, seen: Capture) -> str: ...
 
 
 @dataclass
-class Seen:
+class Capture:
     """What a capture saw. `seen[3]` is the map of layer 3, `seen[3, 5]` that of its head 5."""
 
     layers: list[Layer] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Seen:
     """The modules that mix tokens and were not captured: the name of each, and its class."""
     fingerprint: str | None = None
     """What `seal` made of the tokens and the layers when they had run."""
-    passes: list[Seen] = field(default_factory=list, repr=False)
+    passes: list[Capture] = field(default_factory=list, repr=False)
     """What earlier passes in the same block saw, where this one did not continue them."""
 
     viewer: ClassVar[Viewer | None] = None

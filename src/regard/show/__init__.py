@@ -1,9 +1,9 @@
 """Pictures: figures, the page and its server. Importing it teaches captures to show themselves."""
 
-from regard.recorder import Seen
+from regard.recorder import Capture
 from regard.show import viewer
 from regard.show.figures import figure, plot
 
-Seen.viewer = viewer
+Capture.viewer = viewer
 
 __all__ = ["figure", "plot"]

@@ -1,6 +1,6 @@
 """What a capture does when it is asked to show itself: a page in a browser, in a notebook, or in a file.
 
-`regard.show` puts this file at `Seen.viewer`. It knows captures; what they look like is `page`'s business.
+`regard.show` puts this file at `Capture.viewer`. It knows captures; what they look like is `page`'s business.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.recorder import Seen
+from regard.recorder import Capture
 from regard.show import figures
 
 if TYPE_CHECKING:
-    from regard.show.server.background import Running
+    from regard.show.server.background import BackgroundServer
 
 MOST_INLINE = 8 << 20  # bytes of q, k and lse up to which a notebook carries the whole page
 HEIGHT = 720  # pixels of the page in a notebook
-_running: list[Running] = []  # kept, so that a page stays there when nobody holds on to what `show` returned
+_running: list[
+    BackgroundServer
+] = []  # kept, so that a page stays there when nobody holds on to what `show` returned
 
 
-def show(seen: Seen, *, port: int = 0, open: bool = True, block: bool | None = None, **options: Any) -> Any:
+def show(
+    seen: Capture, *, port: int = 0, open: bool = True, block: bool | None = None, **options: Any
+) -> Any:
     """Serve a capture on loopback and open it in the browser; in a notebook, return the page to be displayed.
 
     In a script it waits until Ctrl-C, unless `block=False`; at a prompt it returns, and the page stays there
@@ -33,9 +37,9 @@ def show(seen: Seen, *, port: int = 0, open: bool = True, block: bool | None = N
         return Inline(in_notebook(seen, **options))
     from regard.show.data.contents import Contents
     from regard.show.server.app import Site
-    from regard.show.server.background import Running
+    from regard.show.server.background import BackgroundServer
 
-    running = Running(Site(Contents(seen, **options)), port=port).start()
+    running = BackgroundServer(Site(Contents(seen, **options)), port=port).start()
     print(f"{running.address} shows {seen!r}", file=sys.stderr)
     if open:
         open_browser(running.address)
@@ -46,12 +50,12 @@ def show(seen: Seen, *, port: int = 0, open: bool = True, block: bool | None = N
     return running
 
 
-def figure(seen: Seen, layer: int | str, head: int | None = None, **options: Any) -> Any:
+def figure(seen: Capture, layer: int | str, head: int | None = None, **options: Any) -> Any:
     """A layer or one of its heads with Matplotlib: see `figures.figure`."""
     return figures.figure(seen, layer, head, **options)
 
 
-def page(seen: Seen, path: str | PathLike[str], **options: Any) -> Path:
+def page(seen: Capture, path: str | PathLike[str], **options: Any) -> Path:
     """Write a capture as one HTML file that opens anywhere. Options are those of `page.write`."""
     from regard.show.saved.bundle import write
 
@@ -71,7 +75,7 @@ class Inline:
         return self.text
 
 
-def in_notebook(seen: Seen, **options: Any) -> str:
+def in_notebook(seen: Capture, **options: Any) -> str:
     """HTML for a notebook: the page itself while it is small, else what there is and how to look at it."""
     if not seen.layers or seen.nbytes > MOST_INLINE:
         return _summary(seen)
@@ -86,7 +90,7 @@ def in_notebook(seen: Seen, **options: Any) -> str:
     )
 
 
-def _summary(seen: Seen) -> str:
+def _summary(seen: Capture) -> str:
     said = html.escape(repr(seen))
     if not seen.layers:
         return f"<code>{said}</code>"

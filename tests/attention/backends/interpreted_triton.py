@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import regard
-from regard import causal, chunks, dense, documents, padding, prefix, rule, window
-from regard.attention.backends.problem import pose
+from regard import causal, chunks, documents, padding, prefix, rule, tensor_mask, window
+from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import configs, launch, pool, statistics
 from regard.attention.masks.base import Keys, Rows
 from regard.attention.steps import trace
@@ -35,7 +35,7 @@ CASES = {
     "padding": (padding([0, 33]), 40, 60),
     "chunks": (chunks(7), 44, 60),
     "heads differ": (rule(lambda b, h, q, k: (q + k + b + h) % 3 == 0), 44, 60),
-    "table": (dense(TABLE), 44, 60),
+    "table": (tensor_mask(TABLE), 44, 60),
     "not": (~chunks(16) & causal, 44, 60),
     "alibi": (regard.alibi(2) & causal, 44, 60),
 }
@@ -48,7 +48,7 @@ def _small_blocks(monkeypatch):
     monkeypatch.setattr(
         configs,
         "choose",
-        lambda purpose, width, dtype: configs.Config(*shapes.get(purpose, (16, 16)), 4, 1),
+        lambda purpose, width, dtype: configs.KernelConfig(*shapes.get(purpose, (16, 16)), 4, 1),
     )
 
 
@@ -73,8 +73,8 @@ def assert_near(result, truth, most):
 def test_forward(case):
     mask, T, S = CASES[case]
     q, k, v = draw(T, S)
-    problem = pose(q, k, v, mask=mask)
-    assert launch.refuses(problem) is None
+    problem = prepare(q, k, v, mask=mask)
+    assert launch.unsupported_reason(problem) is None
     output, lse = launch.run(problem)
     steps = trace(q.double(), k.double(), v.double(), mask)
     assert_near(output, steps.output, 2e-6)
@@ -94,7 +94,7 @@ def test_forward_options(case, scale, softcap, sinks):
     mask, T, S = CASES[case]
     q, k, v = draw(T, S, D=20, E=5)
     options = {"scale": scale, "softcap": softcap, "sinks": torch.randn(2) if sinks else None}
-    output, lse = launch.run(pose(q, k, v, mask=mask, **options))
+    output, lse = launch.run(prepare(q, k, v, mask=mask, **options))
     options["sinks"] = options["sinks"].double() if sinks else None
     steps = trace(q.double(), k.double(), v.double(), mask, **options)
     assert_near(output, steps.output, 2e-6)
@@ -110,9 +110,9 @@ def test_forward_of_any_layout():
     for keys, values, tma in ((k, v, True), (*twisted, True), (*twisted, False)):
         assert torch.equal(keys, k)
         assert torch.equal(values, v)
-        problem = pose(q, keys, values, mask=causal)
+        problem = prepare(q, keys, values, mask=causal)
         with pytest.MonkeyPatch.context() as patch:
-            config = configs.Config(32, 16, 4, 1, tma)
+            config = configs.KernelConfig(32, 16, 4, 1, tma)
             patch.setattr(configs, "choose", lambda *_, config=config: config)
             output, lse = launch.run(problem)
         assert_near(output, truth.output, 2e-3)
@@ -128,7 +128,7 @@ def test_forward_and_gradients_of_keys_nobody_sees(mask):
     for bad_key, bad_value in ((0.0, 0.0), (torch.nan, torch.inf)):
         k, v = (x.masked_fill(unseen[:, None, :, None], bad) for x, bad in ((k, bad_key), (v, bad_value)))
         inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-        output, lse = launch.run(pose(*inputs, mask=mask))
+        output, lse = launch.run(prepare(*inputs, mask=mask))
         found.append([output, lse, *torch.autograd.grad(output.sum(), inputs)])
     for clean, poisoned in zip(*found, strict=True):
         assert torch.equal(clean, poisoned)
@@ -146,7 +146,7 @@ def test_gradients(case):
     for found, dtype in ((results, torch.float32), (truths, torch.float64)):
         q, k, v, sinks = (x.to(dtype).requires_grad_() for x in inputs)
         if dtype == torch.float32:
-            output, lse = launch.run(pose(q, k, v, mask=mask, sinks=sinks, **options))
+            output, lse = launch.run(prepare(q, k, v, mask=mask, sinks=sinks, **options))
             assert not lse.requires_grad
         else:
             output = trace(q, k, v, mask, sinks=sinks, **options).output
@@ -186,8 +186,8 @@ def test_pool(case, rows, cols):
     sinks = torch.randn(2).double()
     steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=2.0)
     lse = true_lse(steps.masked, sinks).float()
-    assert pool.refuses(q, k, regard.attention.masks.named.as_mask(mask), rows, cols) is None
-    problem = pose(q, k, k, mask=mask)
+    assert pool.unsupported_reason(q, k, regard.attention.masks.named.as_mask(mask), rows, cols) is None
+    problem = prepare(q, k, k, mask=mask)
     found = pool.pool(q, k, lse, problem.mask, problem.scale, 2.0, rows, cols)
     for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
         assert_near(result, truth, 2e-6)
@@ -217,8 +217,8 @@ def test_statistics(case):
     )
     steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
     lse = true_lse(steps.masked, sinks).float()
-    problem = pose(q, k, k, mask=mask)
-    assert statistics.refuses(q, k, problem.mask) is None
+    problem = prepare(q, k, k, mask=mask)
+    assert statistics.unsupported_reason(q, k, problem.mask) is None
     found = statistics.statistics(q, k, lse, problem.mask, problem.scale, softcap, S - T)
     for result, truth in zip(found, true_statistics(steps.weights, S - T), strict=True):
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
@@ -266,7 +266,7 @@ def test_large_scores_err_no_more_than_eager_attention(size):
         if found:
             output = trace(a, b, c, causal, sinks=sinks).output
         else:
-            output = launch.run(pose(a, b, c, mask=causal, sinks=sinks))[0]
+            output = launch.run(prepare(a, b, c, mask=causal, sinks=sinks))[0]
         found.append([output, *torch.autograd.grad(output, (a, b, c, sinks), upstream.to(dtype))])
     for ours, eager, right in zip(*found, strict=True):
         theirs = (eager.double() - right).abs().max().item()

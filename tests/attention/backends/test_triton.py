@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import regard
-from regard.attention.backends.problem import pose
+from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import launch
 from regard.attention.masks.bands import Band, band_of
 from regard.attention.masks.base import Keys, Rows
@@ -40,14 +40,14 @@ def test_interpreted(part):
 def test_refuses_in_a_phrase(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     x = torch.randn(1, 2, 8, 16)
-    assert launch.refuses(pose(x, x, x)) == "needs a CUDA device, not cpu"
+    assert launch.unsupported_reason(prepare(x, x, x)) == "needs a CUDA device, not cpu"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert launch.refuses(pose(x, x, x)) is None
-    assert launch.refuses(pose(x, x, x, dropout=0.1)) == "does not do dropout"
-    assert "float64" in launch.refuses(pose(x.double(), x.double(), x.double()))
-    assert "not 300" in launch.refuses(pose(x, x, torch.randn(1, 2, 8, 300)))
-    assert "dense(8×8)" in launch.refuses(pose(x, x, x, mask=torch.randn(8, 8)))
-    assert launch.refuses(pose(x, x, x, mask=regard.causal & regard.alibi(2))) is None
+    assert launch.unsupported_reason(prepare(x, x, x)) is None
+    assert launch.unsupported_reason(prepare(x, x, x, dropout=0.1)) == "does not do dropout"
+    assert "float64" in launch.unsupported_reason(prepare(x.double(), x.double(), x.double()))
+    assert "not 300" in launch.unsupported_reason(prepare(x, x, torch.randn(1, 2, 8, 300)))
+    assert "dense(8×8)" in launch.unsupported_reason(prepare(x, x, x, mask=torch.randn(8, 8)))
+    assert launch.unsupported_reason(prepare(x, x, x, mask=regard.causal & regard.alibi(2))) is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import regard
-from regard import causal, chunks, dense, documents, full, padding, prefix, rule, window
+from regard import causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
 from regard.attention.masks.grid import block_table, extremes, grid, one_block
 from tests.strategies import DrawnMask, Sizes, masks, positional_masks, sized_masks, sizes
 
@@ -22,7 +22,7 @@ def whole(drawn_or_mask, n) -> torch.Tensor:
 @given(sized_masks())
 def test_a_rule_means_what_its_definition_says(drawn):
     assert torch.equal(whole(drawn, drawn.n), drawn.allowed())
-    added, bias = drawn.added(), drawn.mask.bias(slice(None), slice(None), drawn.n.matrix)
+    added, bias = drawn.score_bias(), drawn.mask.bias(slice(None), slice(None), drawn.n.matrix)
     assert drawn.mask.biased == (added is not None) == (bias is not None)
     if added is not None:
         torch.testing.assert_close(bias.double().expand(drawn.n.matrix), added, rtol=1e-6, atol=1e-6)
@@ -63,7 +63,7 @@ def test_a_tile_is_a_part_of_the_whole(drawn, data):
         bias = drawn.mask.bias(rows, cols, n.matrix)
         torch.testing.assert_close(
             bias.double().expand(n.B, n.H, -1, -1),
-            drawn.added()[:, :, row_list][..., col_list],
+            drawn.score_bias()[:, :, row_list][..., col_list],
             rtol=1e-6,
             atol=1e-6,
         )
@@ -95,7 +95,7 @@ def block_bounds(drawn: DrawnMask, rows: int, cols: int) -> tuple[torch.Tensor, 
     n = drawn.n
     table = block_table(n.T, n.S, rows, cols)
     shape = n.B, n.H, len(table.q_first), table.k_first.shape[-1]
-    some, every = drawn.mask.bounds(table)
+    some, every = drawn.mask.block_bounds(table)
     return some.expand(shape), every.expand(shape)
 
 
@@ -143,10 +143,10 @@ def test_blocks_of_documents_in_order_are_told_exactly(T, rows, cols):
 )
 def test_nothing_by_something_has_blocks_and_tiles_too(mask, shape):
     T, S = shape
-    some, every = mask.bounds(one_block(T, S))
+    some, every = mask.block_bounds(one_block(T, S))
     assert some.shape[-2:].numel() <= 1
     assert every.shape[-2:].numel() <= 1
-    assert mask.dense(T, S).shape[-2:] == shape
+    assert mask.to_dense(T, S).shape[-2:] == shape
     assert mask.covers(range(T), range(S), shape) == "empty"
     mask.simplified(shape)
 
@@ -156,13 +156,13 @@ def test_rules_made_of_no_keys(T):
     nothing = padding(torch.zeros(2, 0, dtype=torch.bool))
     assert nothing.tile(range(T), range(0), (2, 1, T, 0)).shape == (2, 1, T, 0)
     nothing.simplified((2, 1, T, 0))
-    nothing.bounds(block_table(T, 0, 4, 4))
+    nothing.block_bounds(block_table(T, 0, 4, 4))
     if T == 0:  # a query has no document to belong to
         for ids in (torch.zeros(0, dtype=torch.long), torch.zeros(2, 0, dtype=torch.long)):
             none = documents(ids)
             assert none.tile(range(0), range(0), (2, 1, 0, 0)).shape[-2:] == (0, 0)
             none.simplified((2, 1, 0, 0))
-            none.bounds(block_table(0, 0, 4, 4))
+            none.block_bounds(block_table(0, 0, 4, 4))
 
 
 @given(sized_masks())
@@ -193,14 +193,14 @@ def test_narrowed_is_the_rule_for_some_sequences_and_heads(drawn, data):
     first, head = data.draw(st.integers(0, n.B - 1), "b"), data.draw(st.integers(0, n.H - 1), "h")
     batch, heads = slice(first, n.B), slice(head, n.H, data.draw(st.integers(1, 2), "step"))
     expected = drawn.allowed()[batch, heads]
-    fewer = drawn.mask.narrowed(batch, heads)
+    fewer = drawn.mask.select(batch, heads)
     tile = fewer.tile(slice(None), slice(None), tuple(expected.shape))
     assert torch.equal(tile.expand(expected.shape), expected)
     assert fewer.biased == drawn.mask.biased
     if drawn.adds is not None:
         bias = fewer.bias(slice(None), slice(None), tuple(expected.shape)).double()
         torch.testing.assert_close(
-            bias.expand(expected.shape), drawn.added()[batch, heads], rtol=1e-6, atol=1e-6
+            bias.expand(expected.shape), drawn.score_bias()[batch, heads], rtol=1e-6, atol=1e-6
         )
 
 
@@ -242,8 +242,8 @@ def test_de_morgan_and_friends(data):
         (padding([1, 2, 3, 4, 5]), "padding([1, 2, 3, 4, …])"),
         (padding(torch.ones(2, 5, dtype=torch.bool)), "padding(2×5)"),
         (documents([0, 0, 1]), "documents(1×3)"),
-        (dense(torch.zeros(3, 4)), "dense(3×4)"),
-        (dense(torch.zeros(2, 1, 3, 4)), "dense(2×1×3×4)"),
+        (tensor_mask(torch.zeros(3, 4)), "dense(3×4)"),
+        (tensor_mask(torch.zeros(2, 1, 3, 4)), "dense(2×1×3×4)"),
         (regard.alibi(8) & causal, "alibi(8) & causal"),
         (rule(lambda b, h, q, k: q > k), "rule(lambda)"),
     ],
@@ -272,18 +272,18 @@ def test_rules_without_tensors_compare_and_hash():
 
 
 def test_rules_that_add_join_only_with_and():
-    for biased in (dense(torch.randn(3, 3)), regard.alibi(1), causal & regard.alibi(1)):
+    for biased in (tensor_mask(torch.randn(3, 3)), regard.alibi(1), causal & regard.alibi(1)):
         assert (biased & causal).biased
         assert (causal & biased).biased
         for join in (lambda m: m | causal, lambda m: causal | m, lambda m: ~m):
             with pytest.raises(ValueError, match="adds numbers to the scores: join it with &"):
                 join(biased)
-    both = dense(torch.full((2, 2), 3.0)) & dense(torch.full((2, 2), 4.0))
+    both = tensor_mask(torch.full((2, 2), 3.0)) & tensor_mask(torch.full((2, 2), 4.0))
     assert torch.equal(both.bias(range(2), range(2)), torch.full((2, 2), 7.0))
 
 
 def test_a_nan_in_a_float_mask_is_not_hidden():
-    mask = dense(torch.tensor([[0.5, torch.nan, -torch.inf]]))
+    mask = tensor_mask(torch.tensor([[0.5, torch.nan, -torch.inf]]))
     assert mask.tile(range(1), range(3)).tolist() == [[True, True, False]]
 
 
@@ -291,14 +291,14 @@ def test_a_nan_in_a_float_mask_is_not_hidden():
 def test_only_rules_join(other):
     for join in (lambda m: causal & m, lambda m: causal | m):
         with pytest.raises(
-            ValueError, match=rf"joins two mask rules, got {type(other).__name__}.*regard.dense"
+            ValueError, match=rf"joins two mask rules, got {type(other).__name__}.*regard.tensor_mask"
         ):
             join(other)
 
 
 def test_without_a_shape_query_i_stands_at_position_i():
-    assert torch.equal(causal.tile(range(2, 5), range(6)), causal.dense(6)[2:5])
-    assert torch.equal(causal.tile(slice(2, 5), slice(0, 6, 2)), causal.dense(6)[2:5, ::2])
+    assert torch.equal(causal.tile(range(2, 5), range(6)), causal.to_dense(6)[2:5])
+    assert torch.equal(causal.tile(slice(2, 5), slice(0, 6, 2)), causal.to_dense(6)[2:5, ::2])
     for span in (slice(None), slice(-3, 4), slice(2, None), slice(0, -1)):
         with pytest.raises(ValueError, match=r"needs the attention's shape"):
             causal.tile(span, range(3))
@@ -311,7 +311,7 @@ def test_a_shape_that_is_no_matrix_is_refused(shape):
 
 
 @pytest.mark.parametrize(
-    "mask", [causal, padding(torch.ones(1, 3, dtype=torch.bool)), dense(torch.zeros(2, 3))], ids=str
+    "mask", [causal, padding(torch.ones(1, 3, dtype=torch.bool)), tensor_mask(torch.zeros(2, 3))], ids=str
 )
 @pytest.mark.parametrize(
     ("rows", "cols", "wrong"),

@@ -7,8 +7,8 @@ import torch
 
 import regard
 from regard.attention.masks.base import Keys, Rows
-from regard.attention.masks.memo import remembered
-from regard.attention.masks.named import memo as memory
+from regard.attention.masks.memo import memoize_on_mask
+from regard.attention.masks import memo as memory
 
 
 @pytest.fixture(autouse=True)
@@ -30,44 +30,44 @@ def test_the_same_rule_made_anew_is_recognised():
     documents = regard.documents(ids)
     for _ in range(3):
         mask = Keys(Rows(regard.causal & documents, 1, 3), 0, 3)
-        assert remembered(mask, "a", make) == 1
-    assert remembered(mask, "b", make) == 2  # for another purpose
-    assert remembered(regard.causal & regard.documents(ids.clone()), "a", make) == 3  # another tensor
-    assert remembered(regard.window(3), "a", make) == 4
-    assert remembered(regard.window(4), "a", make) == 5
-    assert remembered(regard.window(3, 0), "a", make) == 6  # not window(3), which has no limit ahead
+        assert memoize_on_mask(mask, "a", make) == 1
+    assert memoize_on_mask(mask, "b", make) == 2  # for another purpose
+    assert memoize_on_mask(regard.causal & regard.documents(ids.clone()), "a", make) == 3  # another tensor
+    assert memoize_on_mask(regard.window(3), "a", make) == 4
+    assert memoize_on_mask(regard.window(4), "a", make) == 5
+    assert memoize_on_mask(regard.window(3, 0), "a", make) == 6  # not window(3), which has no limit ahead
 
 
 def test_a_tensor_that_is_written_to_is_looked_at_again():
     make, real = Counter(), torch.ones(1, 4, dtype=torch.bool)
     mask = regard.padding(real)
-    assert [remembered(mask, "a", make) for _ in range(2)] == [1, 1]
+    assert [memoize_on_mask(mask, "a", make) for _ in range(2)] == [1, 1]
     real[0, 2] = False
-    assert [remembered(mask, "a", make) for _ in range(2)] == [2, 2]
+    assert [memoize_on_mask(mask, "a", make) for _ in range(2)] == [2, 2]
 
 
 def test_what_may_change_unseen_is_not_remembered():
     make = Counter()
     own = regard.rule(lambda b, h, q, k: q >= k)
-    assert [remembered(regard.causal & own, "a", make) for _ in range(2)] == [1, 2]
+    assert [memoize_on_mask(regard.causal & own, "a", make) for _ in range(2)] == [1, 2]
 
     class Odd(regard.Mask):  # nothing says what it depends on
         pass
 
-    assert [remembered(Odd(), "a", make) for _ in range(2)] == [3, 4]
+    assert [memoize_on_mask(Odd(), "a", make) for _ in range(2)] == [3, 4]
     with torch.inference_mode():
         mask = regard.padding(torch.ones(1, 4, dtype=torch.bool))
-    assert [remembered(mask, "a", make) for _ in range(2)] == [5, 6]
+    assert [memoize_on_mask(mask, "a", make) for _ in range(2)] == [5, 6]
 
 
 def test_tensors_are_not_kept_alive_and_few_results_are():
     make = Counter()
     for n in range(3 * memory.MOST):
-        remembered(regard.window(n + 1), "a", make)
+        memoize_on_mask(regard.window(n + 1), "a", make)
     assert len(memory._kept) == memory.MOST
-    assert remembered(regard.window(3 * memory.MOST), "a", make) == make.made  # the latest are there
+    assert memoize_on_mask(regard.window(3 * memory.MOST), "a", make) == make.made  # the latest are there
     mask = regard.padding(torch.ones(1, 4, dtype=torch.bool))
-    remembered(mask, "a", make)
+    memoize_on_mask(mask, "a", make)
     (ref,), _ = list(memory._kept.values())[-1]
     del mask
     gc.collect()

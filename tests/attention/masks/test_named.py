@@ -13,12 +13,12 @@ from regard import (
     causal,
     causal_mask,
     chunks,
-    dense,
     documents,
     full,
     padding,
     prefix,
     rule,
+    tensor_mask,
     window,
 )
 
@@ -53,51 +53,51 @@ def picture(text: str) -> torch.Tensor:
     ],
 )
 def test_each_rule_by_its_definition(mask, says, T, S):
-    assert torch.equal(mask.dense(T, S), table(says, T, S))
+    assert torch.equal(mask.to_dense(T, S), table(says, T, S))
 
 
 def test_causal_aligns_with_the_end_of_the_keys():
-    assert torch.equal(causal.dense(2, 5), picture("####. #####"))
-    assert torch.equal(causal.dense(5, 2), picture(".. .. .. #. ##"))
-    assert torch.equal(causal.dense(3), picture("#.. ##. ###"))
+    assert torch.equal(causal.to_dense(2, 5), picture("####. #####"))
+    assert torch.equal(causal.to_dense(5, 2), picture(".. .. .. #. ##"))
+    assert torch.equal(causal.to_dense(3), picture("#.. ##. ###"))
 
 
 def test_top_left_is_pytorchs_alignment():
     for T, S in SHAPES:
-        assert torch.equal(causal.top_left.dense(T, S), torch.ones(T, S, dtype=torch.bool).tril())
-    assert torch.equal(causal.top_left.dense(2, 5), picture("#.... ##..."))
-    assert torch.equal(causal.top_left.dense(5, 2), picture("#. ## ## ## ##"))
+        assert torch.equal(causal.top_left.to_dense(T, S), torch.ones(T, S, dtype=torch.bool).tril())
+    assert torch.equal(causal.top_left.to_dense(2, 5), picture("#.... ##..."))
+    assert torch.equal(causal.top_left.to_dense(5, 2), picture("#. ## ## ## ##"))
 
 
 def test_window_counts_the_querys_own_key():
-    assert torch.equal((causal & window(2)).dense(4), picture("#... ##.. .##. ..##"))
-    assert torch.equal(window(1, ahead=1).dense(4), picture("##.. .##. ..## ...#"))
-    assert torch.equal((causal & window(3)).dense(2, 5), picture(".###. ..###"))
+    assert torch.equal((causal & window(2)).to_dense(4), picture("#... ##.. .##. ..##"))
+    assert torch.equal(window(1, ahead=1).to_dense(4), picture("##.. .##. ..## ...#"))
+    assert torch.equal((causal & window(3)).to_dense(2, 5), picture(".###. ..###"))
 
 
 def test_chunks_and_prefix_by_hand():
-    assert torch.equal(chunks(2).dense(5), picture("##... ##... ..##. ..##. ....#"))
-    assert torch.equal((causal | prefix(2)).dense(4), picture("##.. ##.. ###. ####"))
+    assert torch.equal(chunks(2).to_dense(5), picture("##... ##... ..##. ..##. ....#"))
+    assert torch.equal((causal | prefix(2)).to_dense(4), picture("##.. ##.. ###. ####"))
 
 
 def test_padding_by_lengths_and_by_marks():
     by_length = padding([1, 3, 0])
     assert torch.equal(
-        by_length.dense(2, 3)[:, 0], torch.stack([picture(p) for p in ("#.. #..", "### ###", "... ...")])
+        by_length.to_dense(2, 3)[:, 0], torch.stack([picture(p) for p in ("#.. #..", "### ###", "... ...")])
     )
     left = torch.tensor([[False, True, True], [True, True, True]])
-    assert torch.equal(padding(left).dense(2, 3)[:, 0], left[:, None].expand(2, 2, 3))
-    assert torch.equal(padding(torch.tensor([2])).dense(2, 3), picture("##. ##."))
+    assert torch.equal(padding(left).to_dense(2, 3)[:, 0], left[:, None].expand(2, 2, 3))
+    assert torch.equal(padding(torch.tensor([2])).to_dense(2, 3), picture("##. ##."))
     tile = padding(left).tile(range(1), torch.tensor([2, 0]), (2, 4, 2, 3))
     assert torch.equal(tile.expand(2, 4, 1, 2)[:, 3, 0], left[:, [2, 0]])
 
 
 def test_documents_in_and_out_of_order():
-    assert torch.equal(documents([0, 0, 1]).dense(3), picture("##. ##. ..#"))
-    assert torch.equal(documents([7, 2, 7]).dense(3), picture("#.# .#. #.#"))
-    assert torch.equal(documents([0, 0, 1, 1]).dense(2, 4), picture("..## ..##"))
+    assert torch.equal(documents([0, 0, 1]).to_dense(3), picture("##. ##. ..#"))
+    assert torch.equal(documents([7, 2, 7]).to_dense(3), picture("#.# .#. #.#"))
+    assert torch.equal(documents([0, 0, 1, 1]).to_dense(2, 4), picture("..## ..##"))
     two = documents(torch.tensor([[0, 0, 1], [0, 1, 1]]))
-    assert torch.equal(two.dense(3)[:, 0], torch.stack([picture("##. ##. ..#"), picture("#.. .## .##")]))
+    assert torch.equal(two.to_dense(3)[:, 0], torch.stack([picture("##. ##. ..#"), picture("#.. .## .##")]))
 
 
 def test_rules_may_depend_on_batch_and_head():
@@ -107,20 +107,20 @@ def test_rules_may_depend_on_batch_and_head():
     assert torch.equal(by_batch[:, 0], torch.stack([picture("#.. #.."), picture("##. ##.")]))
     both = rule(lambda b, h, q, k: (b + h) % 2 == 0).tile(range(1), range(1), (2, 2, 1, 1))
     assert both[:, :, 0, 0].tolist() == [[True, False], [False, True]]
-    assert torch.equal(rule(lambda b, h, q, k: torch.tensor(True)).dense(2, 3), picture("### ###"))
+    assert torch.equal(rule(lambda b, h, q, k: torch.tensor(True)).to_dense(2, 3), picture("### ###"))
 
 
 def test_dense_booleans_are_the_answer_and_floats_are_added():
     marks = torch.rand(2, 3, 4, 5) < 0.5
-    assert torch.equal(dense(marks).tile(range(1, 3), range(2, 5), (2, 3, 4, 5)), marks[:, :, 1:3, 2:5])
+    assert torch.equal(tensor_mask(marks).tile(range(1, 3), range(2, 5), (2, 3, 4, 5)), marks[:, :, 1:3, 2:5])
     numbers = torch.randn(4, 5)
     numbers[1, 2] = -torch.inf
-    mask = dense(numbers)
+    mask = tensor_mask(numbers)
     assert torch.equal(mask.bias(range(4), range(5)), numbers)
-    assert torch.equal(mask.dense(4, 5), numbers > -torch.inf)
-    assert dense(marks).bias(range(4), range(5)) is None
-    assert torch.equal(dense(marks[0, 0, 0]).dense(4, 5), marks[0, 0, 0].expand(4, 5))
-    assert torch.equal(dense(marks[:1, :1, :, :1]).dense(4, 5), marks[0, 0, :, :1].expand(4, 5))
+    assert torch.equal(mask.to_dense(4, 5), numbers > -torch.inf)
+    assert tensor_mask(marks).bias(range(4), range(5)) is None
+    assert torch.equal(tensor_mask(marks[0, 0, 0]).to_dense(4, 5), marks[0, 0, 0].expand(4, 5))
+    assert torch.equal(tensor_mask(marks[:1, :1, :, :1]).to_dense(4, 5), marks[0, 0, :, :1].expand(4, 5))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 8, 16, 6, 12])
@@ -177,15 +177,15 @@ def test_least_sizes():
         (lambda: documents([True]), r"documents: expected whole ids .*got \(1,\) torch.bool"),
         (lambda: documents(3), r"documents: expected whole ids .*got \(\)"),
         (lambda: rule(3), r"rule: expected a function of \(b, h, q, k\), got int"),
-        (lambda: dense([[True]]), r"mask: expected a tensor or a rule, got list"),
+        (lambda: tensor_mask([[True]]), r"mask: expected a tensor or a rule, got list"),
         (
-            lambda: dense(torch.ones(2, 2).long()),
+            lambda: tensor_mask(torch.ones(2, 2).long()),
             r"mask: expected booleans .*got torch.int64: pass \.bool\(\)",
         ),
-        (lambda: dense(torch.ones(2, 2)), r"mask: .* only 0 and 1.*pass \.bool\(\)"),
-        (lambda: dense(torch.eye(3).half()), r"mask: .* only 0 and 1.*pass \.bool\(\)"),
+        (lambda: tensor_mask(torch.ones(2, 2)), r"mask: .* only 0 and 1.*pass \.bool\(\)"),
+        (lambda: tensor_mask(torch.eye(3).half()), r"mask: .* only 0 and 1.*pass \.bool\(\)"),
         (
-            lambda: dense(torch.ones(1, 1, 1, 2, 2).bool()),
+            lambda: tensor_mask(torch.ones(1, 1, 1, 2, 2).bool()),
             r"mask: expected at most 4 dimensions.*got \(1, 1, 1, 2, 2\)",
         ),
     ],
@@ -196,7 +196,7 @@ def test_bad_arguments_are_named(make, message):
 
 
 def test_a_mask_of_zeros_adds_nothing_and_is_no_mistake():
-    assert dense(torch.zeros(2, 2)).tile(range(2), range(2)).all()
+    assert tensor_mask(torch.zeros(2, 2)).tile(range(2), range(2)).all()
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_rule_must_answer_with_booleans(says, came):
     with pytest.raises(
         ValueError, match=rf"rule\(lambda\): expected a boolean tensor from the rule, got {came}"
     ):
-        rule(says).dense(3)
+        rule(says).to_dense(3)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 1, 3, 3), (1, 1, 1, 1, 1)])
@@ -219,7 +219,7 @@ def test_a_rule_must_answer_for_the_tile_it_was_asked_about(shape):
     with pytest.raises(
         ValueError, match=r"rule\(lambda\): expected an answer that broadcasts to \(1, 1, 4, 5\), got"
     ):
-        rule(lambda b, h, q, k: torch.ones(shape, dtype=torch.bool)).dense(4, 5)
+        rule(lambda b, h, q, k: torch.ones(shape, dtype=torch.bool)).to_dense(4, 5)
 
 
 @pytest.mark.parametrize(
@@ -231,10 +231,14 @@ def test_a_rule_must_answer_for_the_tile_it_was_asked_about(shape):
         (documents([0, 1]), (3, 3), "an id for each of the 3 keys, got 2"),
         (documents([0, 1]), (3, 2), "no more queries than keys, got 3 queries and 2 keys"),
         (documents(torch.zeros(2, 3).long()), (3, 1, 3, 3), "each of the 3 sequences in the batch, got 2"),
-        (dense(torch.zeros(3, 4)), (4, 4), r"broadcasts to \(4, 4\), got \(3, 4\)"),
-        (dense(torch.zeros(2, 1, 4, 4)), (3, 1, 4, 4), r"broadcasts to \(3, 1, 4, 4\), got \(2, 1, 4, 4\)"),
+        (tensor_mask(torch.zeros(3, 4)), (4, 4), r"broadcasts to \(4, 4\), got \(3, 4\)"),
+        (
+            tensor_mask(torch.zeros(2, 1, 4, 4)),
+            (3, 1, 4, 4),
+            r"broadcasts to \(3, 1, 4, 4\), got \(2, 1, 4, 4\)",
+        ),
         (alibi(4), (1, 3, 2, 2), "a slope for each of the 3 heads, got 4"),
-        (causal & dense(torch.zeros(3, 4)), (4, 4), "broadcasts to"),
+        (causal & tensor_mask(torch.zeros(3, 4)), (4, 4), "broadcasts to"),
         (causal | padding([1, 2]), (3, 1, 4, 4), "got 2"),
         (~documents([0, 1]), (3, 3), "got 2"),
     ],
@@ -252,7 +256,7 @@ def test_a_picture_of_a_rule():
     assert ax.get_title() == "causal & window(4)"
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("key", "query")
     (image,) = ax.images
-    assert np.array_equal(np.asarray(image.get_array()), (causal & window(4)).dense(16).int().numpy())
+    assert np.array_equal(np.asarray(image.get_array()), (causal & window(4)).to_dense(16).int().numpy())
     assert [t.get_text() for t in ax.get_xticklabels()] == [str(j) for j in range(16)]
 
 

@@ -75,7 +75,7 @@ def test_modules_by_name_or_pattern(at: dict[str, Any]) -> None:
         assert seen.certificate.certified
         assert seen.certificate[0].scale == 0.5
         wanted = weights_of(model.blocks[0]["attn"], model.blocks[0]["norm"](x))
-    torch.testing.assert_close(seen[0].dense(), wanted)
+    torch.testing.assert_close(seen[0].to_dense(), wanted)
     assert not any("forward" in vars(module) for module in model.modules())
 
 

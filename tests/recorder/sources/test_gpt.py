@@ -14,7 +14,7 @@ import regard
 from regard.gpt import GPT, Config
 from regard.gpt.tokens import characters
 from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
-from regard.recorder import Seen
+from regard.recorder import Capture
 
 
 def a_gpt(**changes: Any) -> GPT:
@@ -22,7 +22,7 @@ def a_gpt(**changes: Any) -> GPT:
     return GPT(Config(**(sizes | changes))).eval()
 
 
-def captured(model: nn.Module, *args: Any, **kwargs: Any) -> Seen:
+def captured(model: nn.Module, *args: Any, **kwargs: Any) -> Capture:
     """What a capture of one call sees, after comparing the call with the same without capture."""
     with torch.no_grad():
         plain = model(*args, **kwargs)
@@ -34,10 +34,10 @@ def captured(model: nn.Module, *args: Any, **kwargs: Any) -> Seen:
     return seen
 
 
-def assert_same(seen: Seen, maps: list[regard.AttentionMap], atol: float = 1e-6) -> None:
+def assert_same(seen: Capture, maps: list[regard.AttentionMap], atol: float = 1e-6) -> None:
     assert len(seen) == len(maps)
     for found, wanted in zip(seen, maps, strict=True):
-        torch.testing.assert_close(found.dense(), wanted.dense(), atol=atol, rtol=1e-4)
+        torch.testing.assert_close(found.to_dense(), wanted.to_dense(), atol=atol, rtol=1e-4)
 
 
 @given(
@@ -93,8 +93,10 @@ def test_prompts_of_different_lengths_generate_together() -> None:
     assert seen[0].shape == (2, 4, 8, 8)
     assert seen.real.tolist() == [[False] * 2 + [True] * 6, [True] * 8]
     alone = model.maps(torch.tensor([plain[0][:-1]]))
-    torch.testing.assert_close(seen[1][0, :, 2:].dense()[..., 2:], alone[1][0].dense(), atol=1e-6, rtol=1e-4)
-    assert float(seen[1][0, :, 2:].dense()[..., :2].abs().max()) == 0.0
+    torch.testing.assert_close(
+        seen[1][0, :, 2:].to_dense()[..., 2:], alone[1][0].to_dense(), atol=1e-6, rtol=1e-4
+    )
+    assert float(seen[1][0, :, 2:].to_dense()[..., :2].abs().max()) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_options_narrow_what_is_kept() -> None:
     assert [layer.key for layer in seen.layers] == ["2"]
     assert seen.layers[0].heads == (1, 3)
     assert seen[2].q.dtype == torch.bfloat16
-    torch.testing.assert_close(seen[2, 3].dense(), maps[2][:, 3].dense(), atol=2e-2, rtol=0.1)
+    torch.testing.assert_close(seen[2, 3].to_dense(), maps[2][:, 3].to_dense(), atol=2e-2, rtol=0.1)
     assert seen.layers[0].values.shape == (1, 2, 7, 8)
     with pytest.raises(KeyError, match=r"head: expected one of those captured \[1, 3\], got 0"):
         seen[2, 0]
@@ -199,7 +201,7 @@ def test_any_model_with_the_layer_inside() -> None:
     found = seen.certificate[1]
     assert (found.sinks, found.softcap, found.scale) == (True, 5.0, 0.3)
     assert seen.certificate[0].window == 4
-    assert float(seen[1].dense().sum(-1).max()) < 1.0  # the sinks take their share
+    assert float(seen[1].to_dense().sum(-1).max()) < 1.0  # the sinks take their share
 
 
 def test_dropout_is_a_problem() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import regard
-from regard.recorder import Seen
+from regard.recorder import Capture
 from regard.recorder.sources.mask_recognition import as_rule
 
 pytestmark = [
@@ -38,7 +38,7 @@ def _nothing_is_left_behind():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def captured(model: nn.Module, *args: Any, certified: bool = True, **kwargs: Any) -> Seen:
+def captured(model: nn.Module, *args: Any, certified: bool = True, **kwargs: Any) -> Capture:
     """What a capture of one call sees, after comparing the call with the same without capture."""
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
     state = torch.random.get_rng_state()
@@ -135,7 +135,7 @@ def test_maps_are_the_modules_own_weights(drawn: Drawn, grad: bool) -> None:
     if drawn.hint and not drawn.need and "key_padding_mask" not in drawn.kwargs:
         # With the hint PyTorch drops the mask for its own causal one, which counts added keys as any others.
         wanted = wanted.tril() / wanted.tril().sum(-1, keepdim=True)
-    torch.testing.assert_close(seen[0].dense(), wanted, atol=2e-6, rtol=1e-4)
+    torch.testing.assert_close(seen[0].to_dense(), wanted, atol=2e-6, rtol=1e-4)
 
 
 @given(
@@ -190,7 +190,7 @@ def test_encoders_in_every_way_that_they_run(
         )
         q, k, _ = (y.view(B, T, heads, -1).transpose(1, 2) for y in projected.chunk(3, -1))
         wanted = ((q @ k.mT) * q.shape[-1] ** -0.5).masked_fill(~allowed, -torch.inf).softmax(-1)
-    found = seen[0].dense()
+    found = seen[0].to_dense()
     n = found.shape[-1]  # as long as the longest, where nested tensors were used
     rows = real[:, None, :n, None] if padding is not None else 1.0
     torch.testing.assert_close(found * rows, wanted[..., :n, :n] * rows, atol=2e-6, rtol=1e-4)
@@ -215,7 +215,7 @@ def test_the_fast_path_is_really_taken_and_seen(monkeypatch: pytest.MonkeyPatch)
             layer.self_attn(x, x, x)
     assert taken[1:] == ["_native_multi_head_attention"]
     assert seen.certificate.certified
-    assert torch.equal(seen[0].dense(), alone[0].dense())
+    assert torch.equal(seen[0].to_dense(), alone[0].to_dense())
 
 
 def test_nested_tensors_keep_their_zeros() -> None:
@@ -238,9 +238,9 @@ def test_float_masks_as_the_fast_path_reads_them() -> None:
         fast = captured(layer, x, src_mask=bias)
     slow = captured(layer, x, src_mask=bias)
     assert str(fast[0].mask) == "padding(1×5)"
-    assert float(fast[0].dense()[..., 3:].max()) == 0.0
+    assert float(fast[0].to_dense()[..., 3:].max()) == 0.0
     assert slow[0].mask.biased
-    assert float(slow[0].dense()[..., 3:].min()) > 0.0
+    assert float(slow[0].to_dense()[..., 3:].min()) > 0.0
 
 
 def test_a_row_that_sees_nothing_is_not_certified() -> None:
@@ -284,7 +284,7 @@ def test_self_and_cross_are_told_apart() -> None:
         assert seen.layer("cross.1").name == "decoder.layers.1.multihead_attn"
         assert seen["decoder.1"].mask is regard.causal
         assert str(seen["cross.2"].mask) == "padding(2×7)"
-        assert float(seen["cross.0"].dense()[0, ..., 4:].abs().max()) == 0.0
+        assert float(seen["cross.0"].to_dense()[0, ..., 4:].abs().max()) == 0.0
         assert len(seen.stack("cross")) == 3
 
 
@@ -329,7 +329,7 @@ def test_dropout_in_training_is_a_problem_and_nothing_else_changes() -> None:
         assert not seen.certificate.certified
         assert "dropout 0.5 was on" in str(seen.certificate)
     wanted = heads_of(copy.deepcopy(mha).eval(), x, x, x)
-    torch.testing.assert_close(seen[0].dense(), wanted)
+    torch.testing.assert_close(seen[0].to_dense(), wanted)
 
 
 def test_gradients_are_the_same() -> None:
@@ -370,7 +370,7 @@ def test_captures_in_captures_and_other_models_beside() -> None:
         other(x, x, x)
         with regard.capture(model) as inner:
             model(x, x, x)
-    assert torch.equal(outer[0].dense(), inner[0].dense())
+    assert torch.equal(outer[0].to_dense(), inner[0].to_dense())
     assert len(outer) == 1
 
 
@@ -386,7 +386,7 @@ def test_threads_see_their_own() -> None:
             for _ in range(5):
                 models[n](*[inputs[n]] * 3)
             together.wait()
-        found[n] = seen[0].dense()
+        found[n] = seen[0].to_dense()
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
     for thread in threads:

@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 
 import regard
 from regard.recorder.certificate import Evidence
-from regard.recorder.result import Layer, Seen
+from regard.recorder.result import Capture, Layer
 from regard.recorder.storage import layer_file
 from regard.recorder.storage.folder import Folder
-from regard.recorder.summary import Summary, summarise, summary_size
+from regard.recorder.summary import LayerSummary, summarise, summary_size
 
 
 def evidence(**changes: Any) -> Evidence:
@@ -30,12 +30,12 @@ def evidence(**changes: Any) -> Evidence:
 
 def layer(number: int, stack: str = "", mask: Any = regard.causal, T: int = 6, **options: Any) -> Layer:
     q, k = torch.randn(2, 4, T, 8), torch.randn(2, 2, T, 8)
-    m = regard.weights(q, k, mask=mask)
+    m = regard.attention_map(q, k, mask=mask)
     return Layer(number, f"model.{number}.attn", stack, m, evidence(), range(4), **options)
 
 
-def a_capture(layers: int = 3, **about: Any) -> Seen:
-    return Seen([layer(n) for n in range(layers)], model="Small", **about)
+def a_capture(layers: int = 3, **about: Any) -> Capture:
+    return Capture([layer(n) for n in range(layers)], model="Small", **about)
 
 
 def names(folder: Path) -> list[str]:
@@ -53,7 +53,7 @@ def test_a_saved_capture_comes_back(tmp_path: Path) -> None:
     )
     seen.save(tmp_path / "new" / "capture")
     back = regard.load(tmp_path / "new" / "capture")
-    assert isinstance(back, Seen)
+    assert isinstance(back, Capture)
     assert (back.model, back.tokens, back.boundary) == (seen.model, seen.tokens, 4)
     assert torch.equal(back.ids, seen.ids)
     assert torch.equal(back.target_ids, seen.target_ids)
@@ -69,10 +69,10 @@ def test_a_saved_capture_comes_back(tmp_path: Path) -> None:
             here.heads,
             here.shape,
         )
-        assert torch.equal(there.map.dense(), here.map.dense())
+        assert torch.equal(there.map.to_dense(), here.map.to_dense())
         assert there.map.mask is regard.causal
         assert there.evidence == here.evidence
-    assert torch.equal(back[1, 2].dense(), seen[1, 2].dense())
+    assert torch.equal(back[1, 2].to_dense(), seen[1, 2].to_dense())
 
 
 def test_versions_and_model_are_in_the_file(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_stacks_values_sinks_and_summaries(tmp_path: Path) -> None:
     values = torch.randn(2, 2, 6, 8)
     cross = layer(0, "cross", mask=regard.padding([3, 6]), values=values)
     q = torch.randn(2, 4, 6, 8)
-    sunk = regard.weights(q, q, sinks=torch.randn(4), softcap=3.0)
+    sunk = regard.attention_map(q, q, sinks=torch.randn(4), softcap=3.0)
     statistics = summarise(sunk)
     layers = [
         layer(0, "encoder"),
@@ -96,11 +96,11 @@ def test_stacks_values_sinks_and_summaries(tmp_path: Path) -> None:
         Layer(0, "d", "decoder", sunk, evidence(sinks=True), range(4)),
         Layer(1, "e", "decoder", None, evidence(), range(4), summary=statistics),
     ]
-    Seen(layers).save(tmp_path)
+    Capture(layers).save(tmp_path)
     back = regard.load(tmp_path)
     assert torch.equal(back.layer("cross.0").values, values)
     assert back.layer("encoder.0").values is None
-    assert torch.equal(back["decoder.0"].dense(), sunk.dense())
+    assert torch.equal(back["decoder.0"].to_dense(), sunk.to_dense())
     assert back["decoder.0"].softcap == 3.0
     assert all(map(torch.equal, back.layer("decoder.1").summary, statistics))
     with pytest.raises(ValueError, match=r"only its statistics were kept.*keep=\"maps\""):
@@ -110,7 +110,7 @@ def test_stacks_values_sinks_and_summaries(tmp_path: Path) -> None:
 def test_non_finite_evidence_survives(tmp_path: Path) -> None:
     odd = evidence(difference=float("nan"), allowed=float("inf"), problem="the output was NaN")
     q = torch.randn(1, 1, 3, 4)
-    Seen([Layer(0, "a", "", regard.weights(q, q), odd, [0])]).save(tmp_path)
+    Capture([Layer(0, "a", "", regard.attention_map(q, q), odd, [0])]).save(tmp_path)
     json.loads((tmp_path / "capture.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     found = regard.load(tmp_path).certificate[0]
     assert found.difference != found.difference
@@ -123,11 +123,11 @@ def test_a_rule_that_is_a_function_is_written_out(tmp_path: Path, monkeypatch: p
     own = regard.rule(lambda b, h, q, k: (q + k + h) % 3 != 1)
     biased = own & regard.alibi(4)
     per_key = regard.rule(lambda b, h, q, k: (k != 2) & (b == b))
-    seen = Seen([layer(0, mask=own), layer(1, mask=biased), layer(2, mask=per_key & regard.causal)])
+    seen = Capture([layer(0, mask=own), layer(1, mask=biased), layer(2, mask=per_key & regard.causal)])
     seen.save(tmp_path)
     back = regard.load(tmp_path)
     for there, here in zip(back, seen, strict=True):
-        assert torch.allclose(there.dense(), here.dense(), atol=1e-7)
+        assert torch.allclose(there.to_dense(), here.to_dense(), atol=1e-7)
     monkeypatch.setattr(layer_file, "WRITTEN_OUT", 100)
     with pytest.raises(ValueError, match=r"is a function, which a file cannot hold.*named rules"):
         seen.save(tmp_path / "large")
@@ -140,10 +140,10 @@ def test_opening_reads_no_tensors(tmp_path: Path) -> None:
 
     q = torch.randn(1, 8, 1024, 64)  # 2 MiB
     big = [
-        Layer(n, "", "", regard.weights(q, q, lse=torch.zeros(1, 8, 1024)), evidence(), range(8))
+        Layer(n, "", "", regard.attention_map(q, q, lse=torch.zeros(1, 8, 1024)), evidence(), range(8))
         for n in range(30)
     ]
-    Seen(big).save(tmp_path)
+    Capture(big).save(tmp_path)
     on_disk = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert on_disk > 120 << 20
     before, start = resident(), time.perf_counter()
@@ -178,15 +178,15 @@ def test_saving_again_replaces_the_old_capture(tmp_path: Path) -> None:
 def test_a_capture_can_be_saved_where_it_came_from(tmp_path: Path) -> None:
     a_capture().save(tmp_path)
     back = regard.load(tmp_path)
-    before = back[2].dense()
+    before = back[2].to_dense()
     back.model = "Renamed"
     back.save(tmp_path)
     again = regard.load(tmp_path)
     assert again.model == "Renamed"
-    assert torch.equal(again[2].dense(), before)
-    assert torch.equal(back[2].dense(), before)
+    assert torch.equal(again[2].to_dense(), before)
+    assert torch.equal(back[2].to_dense(), before)
     back.save(tmp_path / "copy")
-    assert torch.equal(regard.load(tmp_path / "copy")[2].dense(), before)
+    assert torch.equal(regard.load(tmp_path / "copy")[2].to_dense(), before)
 
 
 def test_a_failed_save_leaves_the_old_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_a_failed_save_leaves_the_old_capture(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="No space left"):
         a_capture().save(tmp_path)
     assert set(before) < set(names(tmp_path))
-    assert torch.equal(regard.load(tmp_path)[0].dense(), seen[0].dense())
+    assert torch.equal(regard.load(tmp_path)[0].to_dense(), seen[0].to_dense())
     monkeypatch.setattr(layer_file, "write", write)
     a_capture().save(tmp_path)
     assert len(names(tmp_path)) == len(before)  # what the failed one left is swept up
@@ -216,7 +216,7 @@ def test_a_killed_save_leaves_no_half_capture(tmp_path: Path, old: bool) -> None
     folder = tmp_path / "capture"
     if old:
         a_capture(2).save(folder)
-        first = regard.load(folder)[1].dense()
+        first = regard.load(folder)[1].to_dense()
     program = f"""
 import os, signal, sys, torch, regard
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
@@ -237,7 +237,7 @@ a_capture(6).save({str(folder)!r})
     if old:
         back = regard.load(folder)
         assert len(back) == 2
-        assert torch.equal(back[1].dense(), first)
+        assert torch.equal(back[1].to_dense(), first)
     else:
         with pytest.raises(ValueError, match=r"holds no capture\.json: its writing was cut short"):
             regard.load(folder)
@@ -309,7 +309,7 @@ def test_a_damaged_index_is_refused_by_name(tmp_path: Path, change: Any) -> None
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     folder = damaged(tmp_path / "a", at("layers", 0, "file", "layer-link.safetensors"))
     q = torch.randn(2, 4, 6, 8)
-    regard.weights(q, q).save(tmp_path / "outside.safetensors")
+    regard.attention_map(q, q).save(tmp_path / "outside.safetensors")
     (folder / "layer-link.safetensors").symlink_to(tmp_path / "outside.safetensors")
     with pytest.raises(ValueError, match=r"capture\.json is damaged.*expected the name of a layer's file"):
         regard.load(folder)
@@ -351,7 +351,7 @@ def test_damaged_layers_are_refused_by_name(tmp_path: Path) -> None:
         deep = {"kind": "Not", "inner": deep}
     nested = json.dumps(mask | {"mask": deep}).replace('{"kind": "Full"}', '{"kind": "Not", "inner": ' * 9000)
     refused("damaged", whole, **{**good, "map": nested})
-    summary = summarise(regard.weights(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)))._asdict()
+    summary = summarise(regard.attention_map(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)))._asdict()
     refused(
         "damaged.*entropy", {k: v for k, v in summary.items() if k != "entropy"}, format="regard.Summary 1"
     )
@@ -367,14 +367,14 @@ def test_what_is_no_capture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected a folder for the capture, got .*file, which is a file"):
         a_capture().save(tmp_path / "file")
     with pytest.raises(ValueError, match="got one that saw nothing"):
-        Seen().save(tmp_path / "empty")
+        Capture().save(tmp_path / "empty")
     assert not (tmp_path / "empty").exists()
 
 
 def test_a_file_is_a_map(tmp_path: Path) -> None:
     m = a_capture()[0]
     m.save(tmp_path / "map.safetensors")
-    assert torch.equal(regard.load(tmp_path / "map.safetensors").dense(), m.dense())
+    assert torch.equal(regard.load(tmp_path / "map.safetensors").to_dense(), m.to_dense())
     a_capture().save(tmp_path / "capture")
     one = regard.load(tmp_path / "capture").layers[0].file  # a layer's file is a map's
     assert regard.load(one).shape == (2, 4, 6, 6)
@@ -388,7 +388,7 @@ def test_a_folder_takes_layers_as_they_come(tmp_path: Path) -> None:
     second = folder.put(layer(1))
     with pytest.raises(ValueError, match="cut short"):
         regard.load(tmp_path)
-    folder.finish(Seen([grown, second]))
+    folder.finish(Capture([grown, second]))
     assert [m.shape[-1] for m in regard.load(tmp_path)] == [9, 6]
 
 
@@ -402,17 +402,17 @@ def test_a_temporary_folder_lives_as_long_as_its_layers() -> None:
 
 
 def test_a_page_needs_a_viewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Seen, "viewer", None)
+    monkeypatch.setattr(Capture, "viewer", None)
     for ask in (lambda s: s.show(), lambda s: s.figure(0), lambda s: s.save(tmp_path / "page.html")):
         with pytest.raises(RuntimeError, match=r"import regard\.show"):
             ask(a_capture())
 
     class Notes(list):
-        def page(self, seen: Seen, path: str, **options: Any) -> None:
+        def page(self, seen: Capture, path: str, **options: Any) -> None:
             self.append((len(seen), os.path.basename(path), options))
 
     notes = Notes()
-    monkeypatch.setattr(Seen, "viewer", notes)
+    monkeypatch.setattr(Capture, "viewer", notes)
     a_capture().save(tmp_path / "page.HTML", title="x")
     assert notes == [(3, "page.HTML", {"title": "x"})]
 
@@ -420,9 +420,9 @@ def test_a_page_needs_a_viewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("T", "S"), [(5, 5), (3, 7), (7, 3), (300, 300), (1, 1), (1, 4)])
 def test_a_summary_is_what_the_map_says(T: int, S: int) -> None:
     q, k = torch.randn(2, 4, T, 8), torch.randn(2, 2, S, 8)
-    m = regard.weights(q, k, mask=regard.causal)
-    found, A = summarise(m), m.dense()
-    assert isinstance(found, Summary)
+    m = regard.attention_map(q, k, mask=regard.causal)
+    found, A = summarise(m), m.to_dense()
+    assert isinstance(found, LayerSummary)
     assert found.nbytes == summary_size(2, 4, T, S)
     rows, cols = min(T, 256), min(S, 256)
     torch.testing.assert_close(found.mass, m.pool(rows, cols), atol=1e-5, rtol=1e-4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from regard.recorder import Seen
+from regard.recorder import Capture
 from regard.show.data.contents import Contents, window_of
 from tests.captures import HOSTILE, captured
 
@@ -36,7 +36,7 @@ def test_windows_are_told_apart() -> None:
 def test_rows_and_columns_are_the_map_s() -> None:
     seen = captured(50)
     contents = Contents(seen)
-    dense = torch.stack([map.dense()[0] for map in seen])  # (layers, H, T, S)
+    dense = torch.stack([map.to_dense()[0] for map in seen])  # (layers, H, T, S)
     torch.testing.assert_close(contents.row(0, "1", 3, 20), dense[1, 3, 20])
     torch.testing.assert_close(contents.column(0, 0, 2, 7), dense[0, 2, :, 7])
     torch.testing.assert_close(contents.row(0, 0, "mean", 20), dense[0, :, 20].mean(0))
@@ -64,7 +64,7 @@ def test_what_is_not_there_is_named(ask: object) -> None:
 
 def test_nothing_to_show_is_said() -> None:
     with pytest.raises(ValueError, match="without layers"):
-        Contents(Seen())
+        Contents(Capture())
     with pytest.raises(ValueError, match="at least one"):
         Contents([])
     with pytest.raises(ValueError, match="from 0, got 1"):
@@ -73,12 +73,12 @@ def test_nothing_to_show_is_said() -> None:
 
 def test_another_entry_of_a_batch() -> None:
     q = torch.randn(2, 2, 30, 4)
-    map = regard.weights(q, q, mask=regard.causal & regard.padding([30, 20]))
+    map = regard.attention_map(q, q, mask=regard.causal & regard.padding([30, 20]))
     base = captured().layers[0]
     layer = type(base)(0, "h.0", "", map, base.evidence, (4, 6), torch.randn(2, 2, 30, 3))
-    contents = Contents(Seen([layer], "m", tokens=[["a"] * 30, ["b"] * 30]), entry=1)
+    contents = Contents(Capture([layer], "m", tokens=[["a"] * 30, ["b"] * 30]), entry=1)
     assert contents.meta["texts"][0]["tokens"][0] == "b"
-    torch.testing.assert_close(contents.row(0, 0, 6, 29), map.dense()[1, 1, 29])
+    torch.testing.assert_close(contents.row(0, 0, 6, 29), map.to_dense()[1, 1, 29])
     assert (contents.glance(0, 0).thumbs[:, :, -16:] == 0).all()  # padding is not to be seen
     assert contents.steps(0, 0, 6, 5)["shapes"]["E"] == 3
 
@@ -95,7 +95,7 @@ def test_small_pictures_show_mass_and_mask(T: int) -> None:
         shown = torch.from_numpy(thumbs).float().sub(1).div(254).clamp(min=0).square()
         assert float((shown - mass).abs().max()) < 0.01
     seen_by = torch.arange(T, 0, -1)
-    share = (seen[0].dense()[0].sum(1) / seen_by).where(seen_by * 2 >= T, 0)  # (H, S)
+    share = (seen[0].to_dense()[0].sum(1) / seen_by).where(seen_by * 2 >= T, 0)  # (H, S)
     assert [sink["key"] for sink in sinks] == share.argmax(-1).tolist()
     assert [sink["share"] for sink in sinks] == pytest.approx(share.amax(-1).tolist(), rel=1e-3)
 

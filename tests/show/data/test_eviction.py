@@ -17,8 +17,8 @@ from tests.captures import captured
 def test_it_is_the_mass_on_what_is_forgotten(mask: regard.Mask, rows: int) -> None:
     torch.manual_seed(0)
     q, k = torch.randn(1, 4, rows, 8), torch.randn(1, 2, 50, 8)
-    m = regard.weights(q, k, mask=mask)
-    found, dense = eviction(m), m.dense()[0]
+    m = regard.attention_map(q, k, mask=mask)
+    found, dense = eviction(m), m.to_dense()[0]
     seen = mask.tile(slice(0, rows), slice(0, 50), m.matrix).expand(1, 1, rows, 50)[0, 0]
     places = torch.arange(rows).view(-1, 1) + 50 - rows
     keys = torch.arange(50)

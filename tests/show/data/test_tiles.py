@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard
-from regard.recorder import Seen
+from regard.recorder import Capture
 from regard.show.data import tiles
 from regard.show.data.contents import Contents
 from tests.captures import captured
@@ -39,7 +39,7 @@ def test_tiles_are_the_matrix_pooled(mask: regard.Mask, z: int, i: int, j: int) 
     T = 541  # whole cells at no level but the finest
     seen = captured(T, layers=1, mask=mask)
     found = Contents(seen).tile(0, "0", 2, z, i, j)
-    matrix, allowed = seen[0].dense()[0, 2].double(), mask.tile(range(T), range(T), (1, 4, T, T))
+    matrix, allowed = seen[0].to_dense()[0, 2].double(), mask.tile(range(T), range(T), (1, 4, T, T))
     visible = allowed if allowed.ndim == 2 else allowed[0, 2]
     mass, peak = pooled(matrix, z, i, j)
     hidden = pooled(visible.double(), z, i, j)[1] == 0
@@ -62,7 +62,7 @@ def test_coarse_tiles_are_put_together_from_fine_ones(monkeypatch: pytest.Monkey
 def test_a_key_left_out_is_as_if_nobody_looked_at_it(z: int, key: int) -> None:
     seen = captured(541, layers=1)
     contents = Contents(seen)
-    matrix = seen[0].dense()[0, 3].double()
+    matrix = seen[0].to_dense()[0, 3].double()
     matrix[:, key] = 0
     j = key // (256 << z)
     mass, peak = pooled(matrix, z, 0, j)
@@ -86,11 +86,11 @@ def test_a_tile_that_is_not_there_is_named(place: tuple[int, int, int]) -> None:
 
 def test_more_keys_than_queries() -> None:
     q, k = torch.randn(1, 1, 300, 4), torch.randn(1, 1, 500, 4)
-    map = regard.weights(q, k, mask=regard.causal)
+    map = regard.attention_map(q, k, mask=regard.causal)
     base = captured().layers[0]
     layer = type(base)(0, "cross", "", map, base.evidence, (0,))
-    contents = Contents(Seen([layer], "m"))
+    contents = Contents(Capture([layer], "m"))
     assert contents.meta["texts"][0]["layers"][0]["queries_from"] is None
     found = contents.tile(0, 0, 0, 1, 0, 0)
-    mass, _ = pooled(map.dense()[0, 0].double(), 1, 0, 0)
+    mass, _ = pooled(map.to_dense()[0, 0].double(), 1, 0, 0)
     torch.testing.assert_close(found.mass.double(), mass.double(), atol=1e-6, rtol=1e-5)

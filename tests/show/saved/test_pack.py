@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import regard
-from regard.recorder import Seen
+from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.saved import pack as packing
 from regard.show.saved.bundle import joined, write
@@ -80,8 +80,8 @@ MASKS = [
     regard.causal & regard.padding([31]),
     regard.rule(lambda b, h, q, k: (q - k) % (h + 2) == 0),
     regard.causal & regard.alibi(4),
-    regard.dense(torch.randn(4, 40, 40, generator=torch.Generator().manual_seed(0))),
-    regard.dense(torch.rand(40, 40, generator=torch.Generator().manual_seed(1)) > 0.5),
+    regard.tensor_mask(torch.randn(4, 40, 40, generator=torch.Generator().manual_seed(0))),
+    regard.tensor_mask(torch.rand(40, 40, generator=torch.Generator().manual_seed(1)) > 0.5),
 ]
 
 
@@ -94,7 +94,7 @@ def test_the_file_holds_the_weights(mask: regard.Mask, fine: bool, monkeypatch: 
     told, arrays = opened(packed.blocks)
     assert told["meta"]["precision"]["relative"] == packed.relative <= (1e-3 if fine else 0.01)
     for layer, head in ((0, 0), (1, 3)):
-        true = seen.layers[layer].map.dense()[0, head].double()
+        true = seen.layers[layer].map.to_dense()[0, head].double()
         off = (weights_from(told, arrays, 0, layer, head) - true).abs()
         assert float(off.max()) <= packed.absolute * 1.01 + 1e-6
         assert (
@@ -106,13 +106,13 @@ def test_the_file_holds_the_weights(mask: regard.Mask, fine: bool, monkeypatch: 
 def test_softcap_and_sinks() -> None:
     q, k = torch.randn(1, 4, 30, 8), torch.randn(1, 2, 30, 8) + 3
     sinks = torch.tensor([0.5, 2.0, -1.0, 4.0])
-    map = regard.weights(q, k, mask=regard.causal, softcap=5.0, sinks=sinks)
+    map = regard.attention_map(q, k, mask=regard.causal, softcap=5.0, sinks=sinks)
     base = captured().layers[0]
-    seen = Seen([type(base)(0, "h.0", "", map, base.evidence, range(4))], "m")
+    seen = Capture([type(base)(0, "h.0", "", map, base.evidence, range(4))], "m")
     told, arrays = opened(pack(Contents(seen)).blocks)
     for head in range(4):
         found = weights_from(told, arrays, 0, 0, head)
-        torch.testing.assert_close(found, map.dense()[0, head].double(), atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(found, map.to_dense()[0, head].double(), atol=1e-4, rtol=1e-3)
 
 
 def test_what_16_bits_cannot_hold_keeps_24(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +120,8 @@ def test_what_16_bits_cannot_hold_keeps_24(monkeypatch: pytest.MonkeyPatch) -> N
     base = captured().layers[0]
     for scale in (60.0, 1e6):  # scores of hundreds, of which 16 bits would lose some
         q, k = torch.randn(1, 1, 64, 8) * scale, torch.randn(1, 1, 64, 8) * 8
-        map = regard.weights(q, k, mask=regard.causal, scale=8.0 / scale)
-        packed = pack(Contents(Seen([type(base)(0, "h", "", map, base.evidence, (0,))], "m")))
+        map = regard.attention_map(q, k, mask=regard.causal, scale=8.0 / scale)
+        packed = pack(Contents(Capture([type(base)(0, "h", "", map, base.evidence, (0,))], "m")))
         told, _ = opened(packed.blocks)
         assert [field["type"] for field in told["blocks"]["layer-0-0"]] == ["f24", "f24", "f32", "f32"]
         assert packed.relative <= 0.01
@@ -143,7 +143,7 @@ def test_values_come_along_if_there_is_room(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_bias_too_large_for_a_page_is_refused_kindly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "DENSE_LIMIT", 100)
     with pytest.raises(ValueError, match="serve the capture instead"):
-        pack(Contents(captured(mask=regard.dense(torch.randn(40, 40)))))
+        pack(Contents(captured(mask=regard.tensor_mask(torch.randn(40, 40)))))
 
 
 def test_the_page_is_one_file_under_its_own_policy(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     path.write_text("old")
     monkeypatch.setattr(packing, "DENSE_LIMIT", 100)
     with pytest.raises(ValueError):
-        write(captured(mask=regard.dense(torch.randn(40, 40))), path)
+        write(captured(mask=regard.tensor_mask(torch.randn(40, 40))), path)
     assert path.read_text() == "old"
 
 
@@ -189,9 +189,9 @@ def test_gpt2_small_at_512_tokens_fits_in_25_megabytes(tmp_path: Path) -> None:
     """One of its twelve layers: a twelfth of the room, less a little for what all share."""
     draw = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 12, 512, 64, generator=draw) for _ in range(2))
-    map = regard.weights(q, k + 2 * torch.randn(1, 12, 1, 64, generator=draw), mask=regard.causal)
+    map = regard.attention_map(q, k + 2 * torch.randn(1, 12, 1, 64, generator=draw), mask=regard.causal)
     base = captured().layers[0]
-    seen = Seen([type(base)(0, "h.0.attn", "", map, base.evidence, range(12))], "gpt2")
+    seen = Capture([type(base)(0, "h.0.attn", "", map, base.evidence, range(12))], "gpt2")
     contents = Contents(seen)
     arrays, (relative, _) = packing._layer(contents.whole(0, "0"), False)
     assert {array.type for array in arrays} == {"i16", "f32"}
@@ -209,8 +209,8 @@ def test_large_scores_are_as_exact_in_the_file(size: float, dtype: torch.dtype) 
     q[:, 0] /= size**0.5  # one head has small scores
     q, k = q.to(dtype), (k + 3 * size**0.5).to(dtype)  # and all of a row's have something in common
     base = captured().layers[0]
-    m = regard.weights(q, k, mask=regard.causal)
-    seen = Seen([type(base)(0, "h.0.attn", "", m, base.evidence, range(2))], "large")
+    m = regard.attention_map(q, k, mask=regard.causal)
+    seen = Capture([type(base)(0, "h.0.attn", "", m, base.evidence, range(2))], "large")
     packed = pack(Contents(seen), values=False)
     told, arrays = opened(packed.blocks)
     scores = (q.double() @ k.double().mT * 8**-0.5).masked_fill(~torch.ones(40, 40).tril().bool(), -torch.inf)

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 import regard
-from regard.recorder import Seen
+from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.server.app import Site
-from regard.show.server.background import Running
-from regard.show.server.guard import HEADERS, Door, is_loopback
+from regard.show.server.background import BackgroundServer
+from regard.show.server.guard import HEADERS, BoundAddress, is_loopback
 from regard.show.server.limits import Limits
 from regard.show.server.line_stream import Tell
 from tests.captures import captured
@@ -49,7 +49,7 @@ class Answer:
 
 
 def ask(
-    running: Running,
+    running: BackgroundServer,
     path: str,
     *,
     method: str = "GET",
@@ -63,7 +63,7 @@ def ask(
         return Answer(connection.getresponse())
 
 
-def reader(text: str, tell: Tell) -> Seen:
+def reader(text: str, tell: Tell) -> Capture:
     tell("reading", 1, 2)
     if "trouble" in text:
         raise RuntimeError("the model broke down")
@@ -80,12 +80,12 @@ def writer(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Running]]:
-    open_: list[Running] = []
+def serve() -> Iterator[Callable[..., BackgroundServer]]:
+    open_: list[BackgroundServer] = []
 
-    def start(seen: Seen | None = None, *, host: str = "127.0.0.1", **options: Any) -> Running:
+    def start(seen: Capture | None = None, *, host: str = "127.0.0.1", **options: Any) -> BackgroundServer:
         options = {"read": reader, "generate": writer, "limits": SMALL, **options}
-        running = Running(Site(Contents(seen or captured()), **options), host=host).start()
+        running = BackgroundServer(Site(Contents(seen or captured()), **options), host=host).start()
         open_.append(running)
         return running
 
@@ -94,23 +94,23 @@ def serve() -> Iterator[Callable[..., Running]]:
         running.close()
 
 
-def test_numbers_are_those_of_the_library(serve: Callable[..., Running]) -> None:
+def test_numbers_are_those_of_the_library(serve: Callable[..., BackgroundServer]) -> None:
     seen = captured(40)
     running = serve(seen)
     map = seen[1, 3][0]
     tile = ask(running, "/api/tile?text=0&layer=1&head=3&z=0&i=0&j=0").floats.view(2, 40, 40)
-    torch.testing.assert_close(tile[0], map.dense(), rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(tile[1].clamp(min=0), map.dense(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(tile[0], map.to_dense(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(tile[1].clamp(min=0), map.to_dense(), rtol=1e-5, atol=1e-7)
     row = ask(running, "/api/row?text=0&layer=1&head=3&row=17").floats
-    torch.testing.assert_close(row, map[17].dense(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(row, map[17].to_dense(), rtol=1e-5, atol=1e-7)
     column = ask(running, "/api/column?text=0&layer=1&head=3&col=5").floats
-    torch.testing.assert_close(column, map.dense()[:, 5], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(column, map.to_dense()[:, 5], rtol=1e-5, atol=1e-7)
     mean = ask(running, "/api/row?text=0&layer=mean&head=mean&row=17").floats
-    expected = torch.stack([layer.dense()[0, :, 17] for layer in seen]).mean((0, 1))
+    expected = torch.stack([layer.to_dense()[0, :, 17] for layer in seen]).mean((0, 1))
     torch.testing.assert_close(mean, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_everything_the_page_asks_for_is_there(serve: Callable[..., Running]) -> None:
+def test_everything_the_page_asks_for_is_there(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     meta = ask(running, "/api/meta").json
     assert meta["can"] == {"generate": True, "capture": True, "values": True}
@@ -126,7 +126,7 @@ def test_everything_the_page_asks_for_is_there(serve: Callable[..., Running]) ->
         assert ask(running, f"/page/{path}").status == 200
 
 
-def test_only_the_files_of_the_page_are_served(serve: Callable[..., Running]) -> None:
+def test_only_the_files_of_the_page_are_served(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     for path in (
         "/page/../server.py",
@@ -141,7 +141,7 @@ def test_only_the_files_of_the_page_are_served(serve: Callable[..., Running]) ->
         assert ask(running, path).status == 404, path
 
 
-def test_without_a_model_nothing_can_be_read_or_generated(serve: Callable[..., Running]) -> None:
+def test_without_a_model_nothing_can_be_read_or_generated(serve: Callable[..., BackgroundServer]) -> None:
     running = serve(read=None, generate=None)
     assert ask(running, "/api/meta").json["can"]["capture"] is False
     for path in ("/api/capture", "/api/generate"):
@@ -150,7 +150,7 @@ def test_without_a_model_nothing_can_be_read_or_generated(serve: Callable[..., R
 
 @pytest.mark.parametrize("path", ["/", "/api/meta", "/page/style.css", "/nothing", "/api/tile"])
 def test_every_answer_has_the_headers_that_keep_a_browser_safe(
-    path: str, serve: Callable[..., Running]
+    path: str, serve: Callable[..., BackgroundServer]
 ) -> None:
     answer = ask(serve(), path)
     assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
@@ -162,7 +162,7 @@ def test_every_answer_has_the_headers_that_keep_a_browser_safe(
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1:1", "localhost", ""])
-def test_another_name_for_this_machine_is_refused(host: str, serve: Callable[..., Running]) -> None:
+def test_another_name_for_this_machine_is_refused(host: str, serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     for path in ("/", "/api/meta"):
         answer = ask(running, path, headers={"host": host.format(port=running.door.port)})
@@ -171,13 +171,13 @@ def test_another_name_for_this_machine_is_refused(host: str, serve: Callable[...
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
-def test_its_own_names_are_served(host: str, serve: Callable[..., Running]) -> None:
+def test_its_own_names_are_served(host: str, serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     answer = ask(running, "/api/meta", headers={"host": host.format(port=running.door.port)})
     assert answer.status == 200
 
 
-def test_a_page_from_elsewhere_may_not_post(serve: Callable[..., Running]) -> None:
+def test_a_page_from_elsewhere_may_not_post(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     own = f"http://127.0.0.1:{running.door.port}"
     for origin, status in (
@@ -196,7 +196,7 @@ def test_a_page_from_elsewhere_may_not_post(serve: Callable[..., Running]) -> No
     assert embedded.status == 403
 
 
-def test_bound_elsewhere_the_address_holds_a_secret(serve: Callable[..., Running]) -> None:
+def test_bound_elsewhere_the_address_holds_a_secret(serve: Callable[..., BackgroundServer]) -> None:
     running = serve(host="0.0.0.0")
     token = running.door.token
     assert len(token) >= 32
@@ -215,17 +215,17 @@ def test_bound_elsewhere_the_address_holds_a_secret(serve: Callable[..., Running
         answer = ask(running, path)
         assert answer.status == 403, path
         assert token not in answer.body.decode()
-    assert Door.at("0.0.0.0", 80).token != Door.at("0.0.0.0", 80).token
+    assert BoundAddress.at("0.0.0.0", 80).token != BoundAddress.at("0.0.0.0", 80).token
 
 
 def test_what_is_loopback() -> None:
     assert all(is_loopback(x) for x in ("127.0.0.1", "127.1.2.3", "::1", "localhost"))
     assert not any(is_loopback(x) for x in ("0.0.0.0", "::", "192.168.0.2", "example.org", ""))
-    assert Door("::1", 5).address == "http://[::1]:5/"
-    assert "[::1]:5" in Door("::1", 5).hosts
+    assert BoundAddress("::1", 5).address == "http://[::1]:5/"
+    assert "[::1]:5" in BoundAddress("::1", 5).hosts
 
 
-def test_a_text_is_read_while_the_page_is_told_how_far_it_is(serve: Callable[..., Running]) -> None:
+def test_a_text_is_read_while_the_page_is_told_how_far_it_is(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     answer = ask(running, "/api/capture", body={"text": "one two three"})
     assert answer.headers["content-type"] == "application/x-ndjson"
@@ -238,7 +238,7 @@ def test_a_text_is_read_while_the_page_is_told_how_far_it_is(serve: Callable[...
     assert len(ask(running, "/api/row?text=1&layer=0&head=0&row=2").floats) == 3
 
 
-def test_generating_comes_line_by_line(serve: Callable[..., Running]) -> None:
+def test_generating_comes_line_by_line(serve: Callable[..., BackgroundServer]) -> None:
     asked = {"text": "a", "tokens": 2, "window": 5, "sinks": 1}
     lines = ask(serve(), "/api/generate", body=asked).lines
     assert lines[0] == {"start": {"window": 5, "sinks": 1}}
@@ -263,7 +263,7 @@ def test_generating_comes_line_by_line(serve: Callable[..., Running]) -> None:
     ],
 )
 def test_what_is_too_much_or_wrong_is_said(
-    path: str, body: Any, status: int, message: str, serve: Callable[..., Running]
+    path: str, body: Any, status: int, message: str, serve: Callable[..., BackgroundServer]
 ) -> None:
     running = serve()
     answer = ask(running, f"/api/{path}", body=body, headers={"content-type": "application/json"})
@@ -292,14 +292,16 @@ def test_what_is_too_much_or_wrong_is_said(
     ],
 )
 def test_what_is_not_there_is_said(
-    query: str, status: int, message: str, serve: Callable[..., Running]
+    query: str, status: int, message: str, serve: Callable[..., BackgroundServer]
 ) -> None:
     answer = ask(serve(), f"/api/{query}")
     assert answer.status == status
     assert message in answer.json["error"]
 
 
-def test_a_model_that_fails_is_reported_and_the_server_goes_on(serve: Callable[..., Running]) -> None:
+def test_a_model_that_fails_is_reported_and_the_server_goes_on(
+    serve: Callable[..., BackgroundServer],
+) -> None:
     running = serve()
     assert ask(running, "/api/capture", body={"text": "trouble"}).lines[-1] == {
         "error": "RuntimeError: the model broke down"
@@ -311,7 +313,7 @@ def test_a_model_that_fails_is_reported_and_the_server_goes_on(serve: Callable[.
 
 
 def test_a_mistake_of_ours_is_answered_and_logged(
-    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Contents, "row", lambda *_: 1 / 0)
     running = serve()
@@ -325,7 +327,7 @@ def test_a_mistake_of_ours_is_answered_and_logged(
     assert ask(running, "/api/meta").status == 200
 
 
-def test_too_many_tokens_and_too_many_texts(serve: Callable[..., Running]) -> None:
+def test_too_many_tokens_and_too_many_texts(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     long = ask(running, "/api/capture", body={"text": "a " * 70}).lines[-1]
     assert long == {"error": "text: expected at most 64 tokens, got 70"}
@@ -342,7 +344,7 @@ class Slow:
     def __init__(self) -> None:
         self.began, self.go_on, self.stopped = threading.Event(), threading.Event(), threading.Event()
 
-    def __call__(self, text: str, tell: Tell) -> Seen:
+    def __call__(self, text: str, tell: Tell) -> Capture:
         try:
             for number in range(3000):
                 tell("reading", number, 3000)
@@ -355,7 +357,7 @@ class Slow:
         raise AssertionError("nobody let it go")
 
 
-def begin(running: Running, path: str, body: dict[str, Any]) -> socket.socket:
+def begin(running: BackgroundServer, path: str, body: dict[str, Any]) -> socket.socket:
     """A request that was sent, and whose answer nobody reads."""
     connection = socket.create_connection(("127.0.0.1", running.door.port), timeout=30)
     sent = json.dumps(body).encode()
@@ -367,7 +369,7 @@ def begin(running: Running, path: str, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
-def test_one_text_at_a_time_and_others_are_told(serve: Callable[..., Running]) -> None:
+def test_one_text_at_a_time_and_others_are_told(serve: Callable[..., BackgroundServer]) -> None:
     slow = Slow()
     running = serve(read=slow)
     with closing(begin(running, "/api/capture", {"text": "a"})):
@@ -382,7 +384,7 @@ def test_one_text_at_a_time_and_others_are_told(serve: Callable[..., Running]) -
     assert ask(running, "/api/generate", body={"text": "b"}).status == 200
 
 
-def test_the_work_ends_when_the_one_who_asked_has_left(serve: Callable[..., Running]) -> None:
+def test_the_work_ends_when_the_one_who_asked_has_left(serve: Callable[..., BackgroundServer]) -> None:
     slow = Slow()
     running = serve(read=slow)
     begin(running, "/api/capture", {"text": "a"}).close()
@@ -391,7 +393,7 @@ def test_the_work_ends_when_the_one_who_asked_has_left(serve: Callable[..., Runn
     wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
 
 
-def test_generating_ends_when_the_one_who_asked_has_left(serve: Callable[..., Running]) -> None:
+def test_generating_ends_when_the_one_who_asked_has_left(serve: Callable[..., BackgroundServer]) -> None:
     began, ended = threading.Event(), threading.Event()
 
     def endless(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
@@ -420,7 +422,7 @@ def wait_until(happens: Callable[[], bool]) -> None:
     pytest.fail("it did not happen within half a minute")
 
 
-def test_a_slow_client_holds_nobody_up(serve: Callable[..., Running]) -> None:
+def test_a_slow_client_holds_nobody_up(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     slow = []
     for _ in range(10):
@@ -436,7 +438,9 @@ def test_a_slow_client_holds_nobody_up(serve: Callable[..., Running]) -> None:
     assert ask(running, "/api/meta").status == 200
 
 
-def test_a_request_that_announces_too_much_is_refused_before_it_comes(serve: Callable[..., Running]) -> None:
+def test_a_request_that_announces_too_much_is_refused_before_it_comes(
+    serve: Callable[..., BackgroundServer],
+) -> None:
     running = serve(limits=SMALL)
     head = f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.door.port}\r\n"
     with socket.create_connection(("127.0.0.1", running.door.port), timeout=30) as client:
@@ -447,7 +451,7 @@ def test_a_request_that_announces_too_much_is_refused_before_it_comes(serve: Cal
 
 
 def test_a_request_that_breaks_off_is_no_mistake_of_ours(
-    serve: Callable[..., Running], caplog: pytest.LogCaptureFixture
+    serve: Callable[..., BackgroundServer], caplog: pytest.LogCaptureFixture
 ) -> None:
     running = serve()
     head = f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.door.port}\r\n"
@@ -458,7 +462,7 @@ def test_a_request_that_breaks_off_is_no_mistake_of_ours(
     assert "failed" not in caplog.text
 
 
-def test_a_client_that_reads_nothing_holds_nobody_up(serve: Callable[..., Running]) -> None:
+def test_a_client_that_reads_nothing_holds_nobody_up(serve: Callable[..., BackgroundServer]) -> None:
     def flood(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
         for _ in range(400):
             yield {"step": {"token": "x" * 100_000}}
@@ -471,10 +475,10 @@ def test_a_client_that_reads_nothing_holds_nobody_up(serve: Callable[..., Runnin
         wait_until(lambda: ask(running, "/api/capture", body={"text": "a b"}).status == 200)
 
 
-def test_ten_clients_at_once_all_get_their_numbers(serve: Callable[..., Running]) -> None:
+def test_ten_clients_at_once_all_get_their_numbers(serve: Callable[..., BackgroundServer]) -> None:
     seen = captured(300, layers=2)
     running = serve(seen)
-    maps = {(layer, head): seen[layer, head][0].dense() for layer in range(2) for head in range(4)}
+    maps = {(layer, head): seen[layer, head][0].to_dense() for layer in range(2) for head in range(4)}
 
     def client(number: int) -> bool:
         for turn in range(6):
@@ -489,7 +493,7 @@ def test_ten_clients_at_once_all_get_their_numbers(serve: Callable[..., Running]
 
 
 def test_work_that_nobody_waits_for_is_dropped(
-    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
     let_go = threading.Event()
@@ -518,20 +522,20 @@ def test_work_that_nobody_waits_for_is_dropped(
     waiting[0].close()
 
 
-def test_more_than_it_can_do_is_refused_kindly(serve: Callable[..., Running]) -> None:
+def test_more_than_it_can_do_is_refused_kindly(serve: Callable[..., BackgroundServer]) -> None:
     running = serve(limits=Limits(waiting=0))
     answer = ask(running, "/api/meta")
     assert answer.status == 503
     assert "try again" in answer.json["error"]
 
 
-def test_a_port_that_is_taken_is_said(serve: Callable[..., Running]) -> None:
+def test_a_port_that_is_taken_is_said(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     with pytest.raises(ValueError, match=rf"127.0.0.1:{running.door.port} cannot be served"):
-        Running(Site(Contents(captured())), port=running.door.port)
+        BackgroundServer(Site(Contents(captured())), port=running.door.port)
 
 
-def test_it_ends_quickly_also_while_work_goes_on(serve: Callable[..., Running]) -> None:
+def test_it_ends_quickly_also_while_work_goes_on(serve: Callable[..., BackgroundServer]) -> None:
     slow = Slow()
     running = serve(read=slow)
     with closing(begin(running, "/api/capture", {"text": "a"})):
@@ -542,15 +546,15 @@ def test_it_ends_quickly_also_while_work_goes_on(serve: Callable[..., Running]) 
         ask(running, "/api/meta")
 
 
-def test_a_reader_that_sees_nothing_is_reported(serve: Callable[..., Running]) -> None:
-    running = serve(read=lambda text, tell: Seen())
+def test_a_reader_that_sees_nothing_is_reported(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve(read=lambda text, tell: Capture())
     lines = ask(running, "/api/capture", body={"text": "a"}).lines
     assert "expected a capture that saw something" in lines[-1]["error"]
     assert ask(running, "/api/meta").status == 200
 
 
 def test_a_capture_whose_files_are_damaged_is_reported_and_the_rest_goes_on(
-    serve: Callable[..., Running], tmp_path: Path
+    serve: Callable[..., BackgroundServer], tmp_path: Path
 ) -> None:
     captured(12).save(tmp_path / "capture")
     running = serve(regard.load(tmp_path / "capture"))

@@ -14,16 +14,16 @@ from torch.nn.attention import SDPBackend
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.attention.backends import tiled_attention
-from regard.attention.backends.problem import Problem
+from regard.attention.backends.problem import AttentionProblem
 from regard.attention.masks.base import full
-from regard.attention.masks.memo import remembered
+from regard.attention.masks.memo import memoize_on_mask
 from regard.attention.masks.named import Padding, causal
 
 aten = torch.ops.aten
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 
 
-def refuses(problem: Problem) -> str | None:
+def unsupported_reason(problem: AttentionProblem) -> str | None:
     """Why none of PyTorch's fused kernels can serve, or None."""
     q, k, v = problem.q, problem.k, problem.v
     if problem.softcap is not None:
@@ -43,7 +43,7 @@ def refuses(problem: Problem) -> str | None:
     return None
 
 
-def kernel(problem: Problem) -> SDPBackend | None:
+def kernel(problem: AttentionProblem) -> SDPBackend | None:
     """The fused kernel that PyTorch would choose; None if it would build the matrix."""
     p = problem
     chosen = torch._fused_sdp_choice(
@@ -67,17 +67,17 @@ def _traced() -> bool:
     return torch.compiler.is_compiling()
 
 
-def _padded_only(p: Problem) -> bool:
+def _padded_only(p: AttentionProblem) -> bool:
     """Whether the mask hides padding only, which PyTorch's CPU kernel can be told, and no whole sequence."""
     if not isinstance(p.mask, Padding) or p.q.device.type != "cpu" or _traced():
         return False
     real = p.mask.real
-    return remembered(
+    return memoize_on_mask(
         p.mask, "no empty row", lambda: bool((real > 0).all() if real.ndim == 1 else real.any(-1).all())
     )
 
 
-def _real_keys(p: Problem, mask: Padding) -> Tensor:
+def _real_keys(p: AttentionProblem, mask: Padding) -> Tensor:
     """0 for real keys and −inf for padding, (B, 1, 1, S) made to look like (B, H, T, S)."""
 
     def make() -> Tensor:
@@ -87,16 +87,16 @@ def _real_keys(p: Problem, mask: Padding) -> Tensor:
         added = p.q.new_zeros(len(real), 1, 1, S).masked_fill_(~real[:, None, None], -torch.inf)
         return added.expand(p.matrix)
 
-    return remembered(mask, (p.matrix, p.q.dtype), make)  # every layer of a model asks for the same
+    return memoize_on_mask(mask, (p.matrix, p.q.dtype), make)  # every layer of a model asks for the same
 
 
-def _flash_can(p: Problem) -> bool:
+def _flash_can(p: AttentionProblem) -> bool:
     """Whether PyTorch's flash kernel takes these tensors."""
     asked = torch.backends.cuda.SDPAParams(p.q, p.k, p.v, None, p.dropout, p.mask is causal, p.group > 1)
     return torch.backends.cuda.can_use_flash_attention(asked)
 
 
-def _on_cpu(p: Problem, return_lse: bool) -> tuple[Tensor, Tensor]:
+def _on_cpu(p: AttentionProblem, return_lse: bool) -> tuple[Tensor, Tensor]:
     """PyTorch's kernel for CPUs. For half precision its exp is quick and its lse is off by 5e-5."""
     padding = _real_keys(p, p.mask) if isinstance(p.mask, Padding) else None
     output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
@@ -109,7 +109,7 @@ def _on_cpu(p: Problem, return_lse: bool) -> tuple[Tensor, Tensor]:
 
 
 def run(
-    problem: Problem, return_lse: bool = True, chosen: SDPBackend | None = None
+    problem: AttentionProblem, return_lse: bool = True, chosen: SDPBackend | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Output (B, H, T, E) and, if asked, lse (B, H, T), by the kernel that is given or the best one."""
     p = problem

@@ -12,7 +12,7 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named import causal
 
 
-class Problem(NamedTuple):
+class AttentionProblem(NamedTuple):
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, G, S, D)
     v: Tensor  # (B, G, S, E)
@@ -43,7 +43,7 @@ class Problem(NamedTuple):
         return torch.is_grad_enabled() and self.mask.trainable
 
 
-def pose(
+def prepare(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -53,7 +53,7 @@ def pose(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     dropout: float = 0.0,
-) -> Problem:
+) -> AttentionProblem:
     """Check the arguments of an attention and bring its tensors to (B, heads, length, width)."""
     shape, rule, scale = check_inputs(
         q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout
@@ -66,4 +66,4 @@ def pose(
         rule = full
     elif rule is not causal or shape.T != shape.S:
         rule = rule.simplified(shape.matrix)
-    return Problem(q, k, v, rule, scale, softcap, sinks, dropout)
+    return AttentionProblem(q, k, v, rule, scale, softcap, sinks, dropout)

@@ -19,17 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.backends.problem import Problem
+from regard.attention.backends.problem import AttentionProblem
 from regard.attention.backends.tiles import fold, parts, score, visits
 from regard.attention.inputs import working_dtype
 
 
-def refuses(problem: Problem) -> str | None:
+def unsupported_reason(problem: AttentionProblem) -> str | None:
     """Why this path cannot serve: there is nothing that it cannot."""
     return None
 
 
-def run(problem: Problem) -> tuple[Tensor, Tensor]:
+def run(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, E) and lse (B, H, T)."""
     seed = int(torch.randint(2**62, (1,))) if problem.dropout else 0
     p = problem
@@ -41,14 +41,14 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
         return output, lse
 
 
-def forward(problem: Problem, seed: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+def forward(problem: AttentionProblem, seed: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """Output and lse, computed in the working dtype or another."""
     output, top, log_total = online_softmax(problem, seed, dtype)
     return output, top + log_total  # −inf where nothing was seen
 
 
 def online_softmax(
-    problem: Problem, seed: int, dtype: torch.dtype | None = None
+    problem: AttentionProblem, seed: int, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output (B, H, T, E); of each row the greatest score and the logarithm of the total (B, H, T)."""
     B, H, T, _ = problem.matrix
@@ -96,7 +96,7 @@ class Tiled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: Problem, seed: int
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: AttentionProblem, seed: int
     ) -> tuple[Tensor, Tensor]:
         output, top, log_total = online_softmax(problem._replace(q=q, k=k, v=v, sinks=sinks), seed)
         ctx.save_for_backward(q, k, v, sinks, output, top, log_total)
@@ -113,7 +113,7 @@ class Tiled(torch.autograd.Function):
 
 
 def backward(
-    problem: Problem, seed: int, grad: Tensor, output: Tensor, top: Tensor, log_total: Tensor
+    problem: AttentionProblem, seed: int, grad: Tensor, output: Tensor, top: Tensor, log_total: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v and sinks. Each tile's weights are computed anew: exp(score − top − log total)."""
     dq, dk, dv = (torch.empty_like(x) for x in (problem.q, problem.k, problem.v))

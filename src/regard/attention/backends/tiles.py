@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.backends.problem import Problem
+from regard.attention.backends.problem import AttentionProblem
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import blocks_between, grid
@@ -23,13 +23,13 @@ TILE_NUMBERS = 1 << 19  # of all the tiles computed together: 2 MiB in float32, 
 GPU_SIDE = 8  # a GPU takes tiles this many times as long on each side, to have enough to do at once
 
 
-class Part(NamedTuple):
+class TilePart(NamedTuple):
     """Some sequences and heads of a problem, few enough that a tile of all of them stays in the cache."""
 
     batch: slice
     heads: slice
     groups: slice
-    problem: Problem
+    problem: AttentionProblem
 
 
 class Column(NamedTuple):
@@ -39,7 +39,7 @@ class Column(NamedTuple):
     whole: bool
 
 
-def parts(problem: Problem, dtype: torch.dtype | None = None) -> Iterator[Part]:
+def parts(problem: AttentionProblem, dtype: torch.dtype | None = None) -> Iterator[TilePart]:
     """The problem cut into few heads at a time, in the dtype that scores are computed in."""
     B, _, T, S = problem.matrix
     G, group = problem.k.shape[1], problem.group
@@ -57,11 +57,11 @@ def parts(problem: Problem, dtype: torch.dtype | None = None) -> Iterator[Part]:
             k = problem.k[batch, groups].to(dtype).mT.contiguous().mT
             v = problem.v[batch, groups].to(dtype).contiguous()
             sinks = None if problem.sinks is None else problem.sinks[heads].to(dtype)
-            mask = problem.mask.narrowed(batch, heads)
-            yield Part(batch, heads, groups, problem._replace(q=q, k=k, v=v, mask=mask, sinks=sinks))
+            mask = problem.mask.select(batch, heads)
+            yield TilePart(batch, heads, groups, problem._replace(q=q, k=k, v=v, mask=mask, sinks=sinks))
 
 
-def visits(part: Problem) -> Iterator[tuple[slice, list[Column]]]:
+def visits(part: AttentionProblem) -> Iterator[tuple[slice, list[Column]]]:
     """For each block of queries, the blocks of keys that are not empty for it."""
     _, _, T, S = part.matrix
     side = GPU_SIDE if part.q.is_cuda else 1
@@ -74,7 +74,7 @@ def visits_between(
     """The same for blocks cut at given edges, which start at 0 and end at T and S."""
     queries = [slice(a, b) for a, b in pairwise(q_edges)]
     keys = [slice(a, b) for a, b in pairwise(k_edges)]
-    some, every = mask.bounds(blocks_between(q_edges, k_edges))
+    some, every = mask.block_bounds(blocks_between(q_edges, k_edges))
     shape = (len(queries), len(keys))
     some = some.expand(*some.shape[:-2], *shape).reshape(-1, *shape).any(0)
     every = every.expand(*every.shape[:-2], *shape).reshape(-1, *shape).all(0)
@@ -98,7 +98,9 @@ class Tile(NamedTuple):
     v: Tensor  # (N, C, E)
 
 
-def score(part: Problem, q: Tensor, rows: slice, column: Column, *, keep_capped: bool = False) -> Tile:
+def score(
+    part: AttentionProblem, q: Tensor, rows: slice, column: Column, *, keep_capped: bool = False
+) -> Tile:
     """The masked scores of a tile: q is folded (N, M, D) and already scaled."""
     b, H = part.q.shape[:2]
     keys = column.keys
@@ -116,7 +118,7 @@ def score(part: Problem, q: Tensor, rows: slice, column: Column, *, keep_capped:
         s.div_(part.softcap).tanh_().mul_(part.softcap)
         capped = s.clone() if keep_capped else None
     matrix = s.view(b, H, rows.stop - rows.start, keys.stop - keys.start)
-    if part.mask.biased and (added := part.mask.added(at)) is not None:
+    if part.mask.biased and (added := part.mask.score_bias(at)) is not None:
         matrix.add_(added.detach())
     if allowed is not None:
         matrix.masked_fill_(~allowed, -torch.inf)

@@ -33,7 +33,7 @@ class Mask:
         """May the query look at the key? Boolean, broadcastable to (B, H, rows, cols)."""
         raise NotImplementedError
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         """For each block: may anything in it be allowed; is everything in it allowed.
 
         A rule that cannot tell without looking at each entry answers (yes, no): always safe.
@@ -41,21 +41,21 @@ class Mask:
         table = blocks.q_first == blocks.q_first  # (R, 1), all true, wherever the queries stand
         return table, ~table
 
-    def added(self, at: Grid) -> Tensor | None:
+    def score_bias(self, at: Grid) -> Tensor | None:
         """What is added to the scores, broadcastable to (B, H, rows, cols), or None."""
         return None
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         """Why this rule cannot serve attention of this shape (B, H None: any), or None if it can."""
         return None
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
+    def select(self, batch: slice, heads: slice) -> Mask:
         """The rule for some sequences of the batch and some heads only, numbered from 0 again."""
         return self
 
     def simplified(self, shape: tuple[int, ...]) -> Mask:
         """The same rule for attention of this shape, without the parts that allow everything there."""
-        some_every = self.bounds(one_block(*full_shape(shape)[2:]))
+        some_every = self.block_bounds(one_block(*full_shape(shape)[2:]))
         return full if not self.biased and bool(some_every[1].all()) else self
 
     def tile(
@@ -93,7 +93,7 @@ class Mask:
         """What the rule adds to the scores of a tile, shaped as `tile` is; None if it adds nothing."""
         self.check(shape)
         at = grid(rows, cols, shape, device)
-        added = self.added(at)
+        added = self.score_bias(at)
         return None if added is None else _spread(added, at)
 
     def covers(
@@ -110,7 +110,7 @@ class Mask:
             return "empty"
         return "full" if bool(tile.all()) else "part"
 
-    def dense(self, T: int, S: int | None = None) -> Tensor:
+    def to_dense(self, T: int, S: int | None = None) -> Tensor:
         """The whole rule as a boolean tensor, (T, S) or (B, H, T, S): for small sizes and for looking at."""
         S = T if S is None else S
         return self.tile(range(T), range(S), (T, S))
@@ -127,7 +127,7 @@ class Mask:
             return
         _, _, T, S = full_shape(shape)
         B, H = shape[:2] if len(shape) == 4 else (None, None)
-        if (why := self.misfit(B, H, T, S)) is not None:
+        if (why := self.shape_error(B, H, T, S)) is not None:
             raise ValueError(f"mask {self}: {why}")
 
     def __and__(self, other: Mask) -> Mask:
@@ -149,7 +149,7 @@ def _spread(answer: Tensor, at: Grid) -> Tensor:
 def _operand(other: Mask, sign: str) -> Mask:
     if not isinstance(other, Mask):
         raise ValueError(
-            f"{sign} joins two mask rules, got {type(other).__name__}: wrap a tensor in regard.dense(tensor)"
+            f"{sign} joins two masks, got {type(other).__name__}: wrap a tensor in regard.tensor_mask(tensor)"
         )
     return other
 
@@ -170,20 +170,20 @@ class And(Mask):
     def allowed(self, at: Grid) -> Tensor:
         return self.left.allowed(at) & self.right.allowed(at)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        (some, every), (some2, every2) = self.left.bounds(blocks), self.right.bounds(blocks)
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        (some, every), (some2, every2) = self.left.block_bounds(blocks), self.right.block_bounds(blocks)
         return some & some2, every & every2
 
-    def added(self, at: Grid) -> Tensor | None:
-        left, right = self.left.added(at), self.right.added(at)
+    def score_bias(self, at: Grid) -> Tensor | None:
+        left, right = self.left.score_bias(at), self.right.score_bias(at)
         return right if left is None else left if right is None else left.double() + right
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
-        left, right = self.left.narrowed(batch, heads), self.right.narrowed(batch, heads)
+    def select(self, batch: slice, heads: slice) -> Mask:
+        left, right = self.left.select(batch, heads), self.right.select(batch, heads)
         return self if left is self.left and right is self.right else And(left, right)
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        return self.left.misfit(B, H, T, S) or self.right.misfit(B, H, T, S)
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.left.shape_error(B, H, T, S) or self.right.shape_error(B, H, T, S)
 
     def simplified(self, shape: tuple[int, ...]) -> Mask:
         left, right = self.left.simplified(shape), self.right.simplified(shape)
@@ -205,16 +205,16 @@ class Or(Mask):
     def allowed(self, at: Grid) -> Tensor:
         return self.left.allowed(at) | self.right.allowed(at)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        (some, every), (some2, every2) = self.left.bounds(blocks), self.right.bounds(blocks)
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        (some, every), (some2, every2) = self.left.block_bounds(blocks), self.right.block_bounds(blocks)
         return some | some2, every | every2
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
-        left, right = self.left.narrowed(batch, heads), self.right.narrowed(batch, heads)
+    def select(self, batch: slice, heads: slice) -> Mask:
+        left, right = self.left.select(batch, heads), self.right.select(batch, heads)
         return self if left is self.left and right is self.right else Or(left, right)
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        return self.left.misfit(B, H, T, S) or self.right.misfit(B, H, T, S)
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.left.shape_error(B, H, T, S) or self.right.shape_error(B, H, T, S)
 
     def __repr__(self) -> str:
         return f"{self.left} | {self.right}"
@@ -230,16 +230,16 @@ class Not(Mask):
     def allowed(self, at: Grid) -> Tensor:
         return ~self.inner.allowed(at)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        some, every = self.inner.bounds(blocks)
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        some, every = self.inner.block_bounds(blocks)
         return ~every, ~some
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
-        inner = self.inner.narrowed(batch, heads)
+    def select(self, batch: slice, heads: slice) -> Mask:
+        inner = self.inner.select(batch, heads)
         return self if inner is self.inner else Not(inner)
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        return self.inner.misfit(B, H, T, S)
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.inner.shape_error(B, H, T, S)
 
     def __repr__(self) -> str:
         return f"~({self.inner})" if isinstance(self.inner, And | Or) else f"~{self.inner}"
@@ -253,7 +253,7 @@ def _yes_or_no(mask: Mask, sign: str) -> None:
 
 
 @dataclass(frozen=True, repr=False)
-class Part(Mask):
+class MaskPart(Mask):
     """Another rule, asked about some of its queries or keys only, numbered from 0 again."""
 
     inner: Mask
@@ -273,8 +273,8 @@ class Part(Mask):
     def allowed(self, at: Grid) -> Tensor:
         return self.inner.allowed(self._moved(at))
 
-    def added(self, at: Grid) -> Tensor | None:
-        return self.inner.added(self._moved(at))
+    def score_bias(self, at: Grid) -> Tensor | None:
+        return self.inner.score_bias(self._moved(at))
 
 
 def _further(span: slice | Tensor, steps: int) -> slice | Tensor:
@@ -282,7 +282,7 @@ def _further(span: slice | Tensor, steps: int) -> slice | Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class Rows(Part):
+class Rows(MaskPart):
     """Another rule's rows from `first` on, out of its `T`: what is left when only some queries are kept."""
 
     first: int
@@ -295,25 +295,25 @@ class Rows(Part):
     def _moved(self, at: Grid) -> Grid:
         return at._replace(q=at.q + self._shift(at), rows=_further(at.rows, self.first), T=self.T)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         shift = self._shift(blocks)
         moved = blocks._replace(q_first=blocks.q_first + shift, q_last=blocks.q_last + shift, T=self.T)
-        return self.inner.bounds(moved)
+        return self.inner.block_bounds(moved)
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
-        return Rows(self.inner.narrowed(batch, heads), self.first, self.T)
+    def select(self, batch: slice, heads: slice) -> Mask:
+        return Rows(self.inner.select(batch, heads), self.first, self.T)
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if self.first + T > self.T:
             return f"expected at most {self.T - self.first} queries, got {T}"
-        return self.inner.misfit(B, H, self.T, S)
+        return self.inner.shape_error(B, H, self.T, S)
 
     def __repr__(self) -> str:
         return f"rows of {self.inner}"
 
 
 @dataclass(frozen=True, repr=False)
-class Keys(Part):
+class Keys(MaskPart):
     """Another rule's keys from `first` on, out of its `S`: what is left when only some keys are looked at."""
 
     first: int
@@ -323,18 +323,18 @@ class Keys(Part):
         cols = _further(at.cols, self.first)
         return at._replace(q=at.q + self.S - at.S, k=at.k + self.first, cols=cols, S=self.S)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         q_first, q_last = (edge + self.S - blocks.S for edge in (blocks.q_first, blocks.q_last))
         k_first, k_last = (edge + self.first for edge in (blocks.k_first, blocks.k_last))
-        return self.inner.bounds(Blocks(q_first, q_last, k_first, k_last, blocks.T, self.S))
+        return self.inner.block_bounds(Blocks(q_first, q_last, k_first, k_last, blocks.T, self.S))
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
-        return Keys(self.inner.narrowed(batch, heads), self.first, self.S)
+    def select(self, batch: slice, heads: slice) -> Mask:
+        return Keys(self.inner.select(batch, heads), self.first, self.S)
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if self.first + S > self.S:
             return f"expected at most {self.S - self.first} keys, got {S}"
-        return self.inner.misfit(B, H, T, self.S)
+        return self.inner.shape_error(B, H, T, self.S)
 
     def __repr__(self) -> str:
         return f"keys of {self.inner}"
@@ -347,7 +347,7 @@ class Full(Mask):
     def allowed(self, at: Grid) -> Tensor:
         return (at.q >= at.q) & (at.k >= at.k)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         table = (blocks.q_first >= blocks.q_first) & (blocks.k_first >= blocks.k_first)
         return table, table
 

@@ -91,7 +91,7 @@ def survey(mask: Mask, shape: tuple[int, int, int, int], rows: Tensor, cols: Ten
     strip = max(1, PIECE // (batches * heads * C))
     for r in range(0, R, strip):
         blocks = Blocks(q_first[r : r + strip], q_last[r : r + strip], k_first, k_last, T, S)
-        some, every = mask.bounds(blocks)
+        some, every = mask.block_bounds(blocks)
         full = (batches, heads, len(blocks.q_first), C)
         some, every = some.expand(full), (every & whole).expand(full)
         found.append(_entries((some & every).nonzero(), r, heads))

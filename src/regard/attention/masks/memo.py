@@ -22,7 +22,7 @@ Made = TypeVar("Made")
 _kept: dict[Hashable, tuple[list[weakref.ref[Tensor]], Any]] = {}
 
 
-def remembered(mask: Mask, purpose: Hashable, make: Callable[[], Made]) -> Made:
+def memoize_on_mask(mask: Mask, purpose: Hashable, make: Callable[[], Made]) -> Made:
     """What `make` gives for this mask and purpose; made only if it is not remembered."""
     tensors: list[Tensor] = []
     said = _described(mask, tensors)

@@ -42,7 +42,7 @@ class Causal(Mask):
     def allowed(self, at: Grid) -> Tensor:
         return at.k <= at.q - self._shift(at)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         shift = self._shift(blocks)
         return blocks.k_first <= blocks.q_last - shift, blocks.k_last <= blocks.q_first - shift
 
@@ -63,7 +63,7 @@ class Window(Mask):
         near = at.k > at.q - self.size
         return near if self.ahead is None else near & (at.k <= at.q + self.ahead)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         q_first, q_last, k_first, k_last = blocks[:4]
         some, every = k_last > q_first - self.size, k_first > q_last - self.size
         if self.ahead is not None:
@@ -81,7 +81,7 @@ class Prefix(Mask):
     def allowed(self, at: Grid) -> Tensor:
         return (at.k < self.size) & (at.q >= at.q)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         rows = blocks.q_first >= blocks.q_first
         return rows & (blocks.k_first < self.size), rows & (blocks.k_last < self.size)
 
@@ -96,7 +96,7 @@ class Chunks(Mask):
     def allowed(self, at: Grid) -> Tensor:
         return at.q // self.size == at.k // self.size
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         q_first, q_last, k_first, k_last = (edge // self.size for edge in blocks[:4])
         some = (q_first <= k_last) & (k_first <= q_last)
         return some, some & (q_first == q_last) & (k_first == k_last)
@@ -116,7 +116,7 @@ class Padding(Mask):
             return rows & (at.k < real.view(-1, 1, 1, 1))
         return rows & real[:, None, None, at.cols]
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         rows = blocks.q_first >= blocks.q_first
         real = self.real.to(blocks.k_first.device)
         if real.ndim == 1:
@@ -130,10 +130,10 @@ class Padding(Mask):
         nothing_hidden = self.real.all() if self.real.ndim == 2 else (self.real >= shape[-1]).all()
         return full if bool(nothing_hidden) else self
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
+    def select(self, batch: slice, heads: slice) -> Mask:
         return Padding(_taken(self.real, 0, batch))
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if B is not None and len(self.real) not in (1, B):
             return f"expected one entry for each of the {B} sequences in the batch, got {len(self.real)}" + (
                 "; (X, T, D) is read as X heads of one sequence: add a heads axis with .unsqueeze(1)"
@@ -160,7 +160,7 @@ class Documents(Mask):
         q, k = ids[:, at.q.flatten()], ids[:, at.k.flatten()]  # (B, rows), (B, cols)
         return (q[:, :, None] == k[:, None, :])[:, None]
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         ids = self.ids.to(blocks.k_first.device)
         q_least, q_most = extremes(ids, blocks.q_first.flatten(), blocks.q_last.flatten())  # (B, R)
         k_least, k_most = extremes(ids, blocks.k_first.flatten(), blocks.k_last.flatten())  # (B, C)
@@ -169,10 +169,10 @@ class Documents(Mask):
         some = (q_least <= k_most) & (k_least <= q_most)
         return some, some & (q_least == q_most) & (k_least == k_most)
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
+    def select(self, batch: slice, heads: slice) -> Mask:
         return Documents(_taken(self.ids, 0, batch))
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if B is not None and len(self.ids) not in (1, B):
             return f"expected ids for each of the {B} sequences in the batch, got {len(self.ids)}"
         if self.ids.shape[1] != S:
@@ -203,7 +203,7 @@ class Rule(Mask):
             )
         return answer.view(shape)
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
+    def select(self, batch: slice, heads: slice) -> Mask:
         (b0, _, b_step), (h0, _, h_step) = batch.indices(sys.maxsize), heads.indices(sys.maxsize)
         return Rule(renumbered(self.says, b0, b_step, h0, h_step))
 
@@ -213,7 +213,7 @@ class Rule(Mask):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Dense(Mask):
+class TensorMask(Mask):
     tensor: Tensor  # (B or 1, H or 1, T or 1, S or 1)
 
     @property
@@ -233,13 +233,13 @@ class Dense(Mask):
         part = self._part(at)
         return part != -torch.inf if self.biased else part  # NaN is let through, to be seen in the output
 
-    def added(self, at: Grid) -> Tensor | None:
+    def score_bias(self, at: Grid) -> Tensor | None:
         return self._part(at) if self.biased else None
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
-        return Dense(_taken(_taken(self.tensor, 0, batch), 1, heads))
+    def select(self, batch: slice, heads: slice) -> Mask:
+        return TensorMask(_taken(_taken(self.tensor, 0, batch), 1, heads))
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         wanted = zip(self.tensor.shape, (B, H, T, S), strict=True)
         if all(size == 1 or want in (None, size) for size, want in wanted):
             return None
@@ -266,16 +266,16 @@ class Alibi(Mask):
     def allowed(self, at: Grid) -> Tensor:
         return full.allowed(at)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        return full.bounds(blocks)
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        return full.block_bounds(blocks)
 
-    def added(self, at: Grid) -> Tensor:
+    def score_bias(self, at: Grid) -> Tensor:
         return -self.slopes.to(at.k.device).view(1, -1, 1, 1) * (at.q - at.k).abs()
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
+    def select(self, batch: slice, heads: slice) -> Mask:
         return Alibi(self.slopes[heads])
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if H in (None, len(self.slopes)):
             return None
         return f"expected a slope for each of the {H} heads, got {len(self.slopes)}"
@@ -299,18 +299,18 @@ class Relative(Mask):
     def allowed(self, at: Grid) -> Tensor:
         return full.allowed(at)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        return full.bounds(blocks)
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        return full.block_bounds(blocks)
 
-    def added(self, at: Grid) -> Tensor:
+    def score_bias(self, at: Grid) -> Tensor:
         distance = (at.k - at.q + self.zero).clamp(0, self.table.shape[1] - 1)
         heads = at.h if len(self.table) > 1 else torch.zeros_like(at.h[:, :1])
         return self.table.to(at.k.device)[heads, distance]
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
+    def select(self, batch: slice, heads: slice) -> Mask:
         return self if len(self.table) == 1 else Relative(self.table[heads], self.zero)
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if len(self.table) == 1 or H in (None, len(self.table)):
             return None
         return f"expected numbers for each of the {H} heads, got {len(self.table)}"
@@ -344,7 +344,7 @@ causal = Causal()
 def window(n: int, ahead: int | None = None) -> Mask:
     """The n latest keys up to and including the query's own: k > q − n; with `ahead=m` also k ≤ q + m.
 
-    >>> (causal & window(2)).dense(4).int()
+    >>> (causal & window(2)).to_dense(4).int()
     tensor([[1, 0, 0, 0],
             [1, 1, 0, 0],
             [0, 1, 1, 0],
@@ -366,7 +366,7 @@ def chunks(n: int) -> Mask:
 def padding(lengths: Sequence[int] | Tensor) -> Mask:
     """Only real keys: the first `lengths[b]` of sequence b, or those marked True in a boolean (B, S) tensor.
 
-    >>> padding([1, 3]).dense(3)[:, 0, 0]
+    >>> padding([1, 3]).to_dense(3)[:, 0, 0]
     tensor([[ True, False, False],
             [ True,  True,  True]])
     """
@@ -386,7 +386,7 @@ def padding(lengths: Sequence[int] | Tensor) -> Mask:
 def documents(ids: Sequence[int] | Tensor) -> Mask:
     """Only keys of the query's own document: `ids` numbers the document of each key, (S,) or (B, S).
 
-    >>> documents([0, 0, 1]).dense(3).int()
+    >>> documents([0, 0, 1]).to_dense(3).int()
     tensor([[1, 1, 0],
             [1, 1, 0],
             [0, 0, 1]], dtype=torch.int32)
@@ -400,7 +400,7 @@ def documents(ids: Sequence[int] | Tensor) -> Mask:
 def rule(says: Says) -> Mask:
     """Your own rule: `says(b, h, q, k)` gets index tensors that broadcast and answers with a boolean tensor.
 
-    >>> rule(lambda b, h, q, k: (q - k) % 2 == 0).dense(3).int()
+    >>> rule(lambda b, h, q, k: (q - k) % 2 == 0).to_dense(3).int()
     tensor([[1, 0, 1],
             [0, 1, 0],
             [1, 0, 1]], dtype=torch.int32)
@@ -410,7 +410,7 @@ def rule(says: Says) -> Mask:
     return Rule(says)
 
 
-def dense(tensor: Tensor) -> Mask:
+def tensor_mask(tensor: Tensor) -> Mask:
     """A mask as a tensor that broadcasts to (B, H, T, S): booleans say who may look, floats are added."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"mask: expected a tensor or a rule, got {type(tensor).__name__}")
@@ -426,7 +426,7 @@ def dense(tensor: Tensor) -> Mask:
             "mask: a float mask is added to the scores, but this one holds only 0 and 1, which is ambiguous: "
             "pass .bool() if 1 means may look"
         )
-    return Dense(tensor.view((1,) * (4 - tensor.ndim) + tensor.shape))
+    return TensorMask(tensor.view((1,) * (4 - tensor.ndim) + tensor.shape))
 
 
 def _looks_boolean(tensor: Tensor) -> bool:
@@ -454,14 +454,14 @@ def causal_mask(n: int) -> Tensor:
             [ True,  True, False],
             [ True,  True,  True]])
     """
-    return causal.dense(_count("causal_mask(n)", n, 0))
+    return causal.to_dense(_count("causal_mask(n)", n, 0))
 
 
 def as_mask(mask: Mask | Tensor | None) -> Mask:
     """Whatever a caller may pass as a mask, as a rule."""
     if mask is None:
         return full
-    return mask if isinstance(mask, Mask) else dense(mask)
+    return mask if isinstance(mask, Mask) else tensor_mask(mask)
 
 
 def _count(name: str, n: int, least: int) -> int:

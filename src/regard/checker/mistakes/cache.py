@@ -5,16 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.checker.mistakes.mistake import Mistake
-from regard.checker.oracle.variant import Sizes
+from regard.checker.oracle.variant import TestSizes
 
 _ROWS = "        allowed = self.mask[S - T : S, :S]\n"
 
 
-def _top_left(q: Tensor, k: Tensor, n: Sizes) -> Tensor:
+def _top_left(q: Tensor, k: Tensor, n: TestSizes) -> Tensor:
     return k <= q
 
 
-def _all_rows(q: Tensor, k: Tensor, n: Sizes) -> Tensor:
+def _all_rows(q: Tensor, k: Tensor, n: TestSizes) -> Tensor:
     return (k < n.S) & (q >= 0) if n.S > n.T else k <= q
 
 

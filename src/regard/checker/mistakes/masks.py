@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.checker.mistakes.mistake import Mistake, Swap
-from regard.checker.oracle.variant import Sizes
+from regard.checker.oracle.variant import TestSizes
 
 _FILL = 'scores = scores.masked_fill(~allowed, float("-inf"))\n'
 _CAP = "    if softcap is not None:\n        scores = softcap * torch.tanh(scores / softcap)\n"
@@ -15,23 +15,23 @@ _MODULE_SOFTMAX = "        weights = torch.softmax(scores, dim=-1)\n"
 _CAUSAL = "        allowed = keys <= at\n"
 
 
-def every(q: Tensor, k: Tensor, n: Sizes) -> Tensor:
+def every(q: Tensor, k: Tensor, n: TestSizes) -> Tensor:
     return (q >= 0) & (k >= 0)
 
 
-def _earlier(q: Tensor, k: Tensor, n: Sizes) -> Tensor:
+def _earlier(q: Tensor, k: Tensor, n: TestSizes) -> Tensor:
     return k < q + n.S - n.T
 
 
-def _later(q: Tensor, k: Tensor, n: Sizes) -> Tensor:
+def _later(q: Tensor, k: Tensor, n: TestSizes) -> Tensor:
     return k > q + n.S - n.T
 
 
-def _from_here(q: Tensor, k: Tensor, n: Sizes) -> Tensor:
+def _from_here(q: Tensor, k: Tensor, n: TestSizes) -> Tensor:
     return k >= q + n.S - n.T
 
 
-def _one_ahead(q: Tensor, k: Tensor, n: Sizes) -> Tensor:
+def _one_ahead(q: Tensor, k: Tensor, n: TestSizes) -> Tensor:
     return k <= q + n.S - n.T + 1
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named import dense
+from regard.attention.masks.named import tensor_mask
 from regard.attention.steps import trace
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import Answer, Sizes, past
+from regard.checker.oracle.variant import Answer, TestSizes, past
 from regard.checker.oracle.wiring import Wiring
 
 
@@ -32,16 +32,16 @@ def _mask(question: Question, q: Tensor, k: Tensor) -> Mask:
     allowed = torch.ones(1, 1, T, S, dtype=torch.bool)
     rows, cols = torch.arange(T)[:, None], torch.arange(S)
     if question.causal:
-        allowed = allowed & past(rows, cols, Sizes(B, H, k.shape[1], T, S, D, H * D))
+        allowed = allowed & past(rows, cols, TestSizes(B, H, k.shape[1], T, S, D, H * D))
     if question.window is not None:
         allowed = allowed & (cols > rows + S - T - question.window)
     if question.mask is not None:
         allowed = allowed & question.mask
     if question.padding is not None:
         allowed = allowed & question.padding[:, None, None, :]
-    mask = full if bool(allowed.all()) else dense(allowed)
+    mask = full if bool(allowed.all()) else tensor_mask(allowed)
     mask = mask if question.rule is None else mask & question.rule
-    return mask if question.bias is None else mask & dense(question.bias.to(q.dtype))
+    return mask if question.bias is None else mask & tensor_mask(question.bias.to(q.dtype))
 
 
 def apart(got: Answer, expected: Answer) -> float:

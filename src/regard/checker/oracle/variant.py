@@ -1,7 +1,7 @@
 """Attention as somebody may have written it.
 
-A `Recipe` with every field at its default is the right way, the same numbers as `regard.attention.steps`.
-Each field holds one decision that authors get wrong; a mistake of the catalogue is a recipe with a field or
+An `AttentionVariant` with every field at its default is correct: the same numbers as
+`regard.attention.steps`. Each field holds one decision that authors get wrong; a mistake of the catalogue is a recipe with a field or
 two changed. `answer` runs a recipe on a question, with every step in the open, in any dtype and with
 gradients.
 
@@ -21,7 +21,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 
 
-class Sizes(NamedTuple):
+class TestSizes(NamedTuple):
     """The sizes of one attention, in the house's letters; C is the width of the model."""
 
     B: int
@@ -43,22 +43,22 @@ class Answer(NamedTuple):
 
 
 Projected = tuple[Tensor, Tensor, Tensor]
-Rule = Callable[[Tensor, Tensor, Sizes], Tensor]
-Scale = Callable[[Sizes], float]
+Rule = Callable[[Tensor, Tensor, TestSizes], Tensor]
+Scale = Callable[[TestSizes], float]
 
 
-def past(q: Tensor, k: Tensor, n: Sizes) -> Tensor:
+def past(q: Tensor, k: Tensor, n: TestSizes) -> Tensor:
     """The right causal rule: q counts from 0, the queries stand at the end of the keys."""
     return k <= q + n.S - n.T
 
 
-def root(n: Sizes) -> float:
+def root(n: TestSizes) -> float:
     """The right scale."""
     return float(n.D**-0.5)
 
 
 @dataclass(frozen=True)
-class Recipe:
+class AttentionVariant:
     """The decisions of one implementation of attention."""
 
     roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) plays which part
@@ -88,7 +88,7 @@ class Recipe:
         q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
         q, k = wiring.position(q, k, question)
         B, H, T, D = q.shape
-        n = Sizes(B, H, k.shape[1], T, k.shape[2], D, wiring.width or H * D)
+        n = TestSizes(B, H, k.shape[1], T, k.shape[2], D, wiring.width or H * D)
         if n.G < H:
             k, v = (self._regroup(x, H // n.G) for x in (k, v))
         if self.batch == "together":
@@ -125,7 +125,7 @@ class Recipe:
     def _regroup(self, x: Tensor, times: int) -> Tensor:
         return x.repeat(1, times, 1, 1) if self.groups == "tile" else x.repeat_interleave(times, 1)
 
-    def _allowed(self, question: Question, n: Sizes, device: torch.device) -> Tensor | None:
+    def _allowed(self, question: Question, n: TestSizes, device: torch.device) -> Tensor | None:
         """Who may look at whom, as this recipe understands it; None where nobody asked for a mask."""
         asked = question.causal or question.window is not None
         asked = asked or self.always or question.rule is not None
@@ -179,4 +179,4 @@ class Recipe:
         return weights
 
 
-RIGHT = Recipe()
+RIGHT = AttentionVariant()

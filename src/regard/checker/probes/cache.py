@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from regard.checker.catalogue import mistake
 from regard.checker.oracle.oracle import distance
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import RIGHT, Recipe
-from regard.checker.session import Exam
+from regard.checker.oracle.variant import RIGHT, AttentionVariant
+from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import of_transformers
 from regard.checker.subject.construct import annotated_class
 from regard.checker.understand import TOLERANCE, Intent
@@ -29,7 +29,7 @@ ADAPTER = (
 )
 
 
-def probe_cache(exam: Exam) -> None:
+def probe_cache(exam: CheckSession) -> None:
     """Continue a sequence at every split, and token by token."""
     subject = exam.subject
     step: Step | None = exam.options.get("cached")
@@ -60,7 +60,7 @@ def probe_cache(exam: Exam) -> None:
         )
 
 
-def _cut(exam: Exam, step: Step, question: Question) -> dict[tuple[int, ...], Tensor]:
+def _cut(exam: CheckSession, step: Step, question: Question) -> dict[tuple[int, ...], Tensor]:
     """The output in pieces: cut once at every place, and cut everywhere."""
     x = question.q
     T = x.shape[1]
@@ -79,7 +79,7 @@ def _cut(exam: Exam, step: Step, question: Question) -> dict[tuple[int, ...], Te
     return outputs
 
 
-def _whole(exam: Exam, step: Step, question: Question) -> Tensor:
+def _whole(exam: CheckSession, step: Step, question: Question) -> Tensor:
     """The output in one piece, without a cache where the module can do without."""
     if of_transformers(exam.subject):  # which needs to be told that it is causal
         module = exam.subject.at(question.dtype)
@@ -91,7 +91,9 @@ def _whole(exam: Exam, step: Step, question: Question) -> Tensor:
     return answer.output
 
 
-def _judge(exam: Exam, question: Question, outputs: dict[tuple[int, ...], Tensor], whole: Tensor) -> None:
+def _judge(
+    exam: CheckSession, question: Question, outputs: dict[tuple[int, ...], Tensor], whole: Tensor
+) -> None:
     wrong = {cut: e for cut, out in outputs.items() if not (e := distance(out, whole)) < TOLERANCE}
     if not wrong:
         exam.passed("cache", f"the same output at every one of {len(outputs)} ways to cut the sequence")
@@ -127,7 +129,7 @@ def _explained(name: str, question: Question, intent: Intent, outputs: dict[tupl
 
 
 def _in_pieces(
-    recipe: Recipe, question: Question, intent: Intent, cut: tuple[int, ...], *, forget: bool
+    recipe: AttentionVariant, question: Question, intent: Intent, cut: tuple[int, ...], *, forget: bool
 ) -> Tensor:
     x = question.q.double()
     pieces, start = [], 0
@@ -140,7 +142,7 @@ def _in_pieces(
     return torch.cat(pieces, 1)
 
 
-def _guesses(exam: Exam) -> list[Step]:
+def _guesses(exam: CheckSession) -> list[Step]:
     """The usual ways in which a module continues a sequence."""
     known, subject = exam.subject.arguments, exam.subject
     if of_transformers(subject):
@@ -159,11 +161,11 @@ def _guesses(exam: Exam) -> list[Step]:
     return guesses
 
 
-def _keywords(exam: Exam, x: Tensor) -> dict[str, Any]:
+def _keywords(exam: CheckSession, x: Tensor) -> dict[str, Any]:
     return {k: v for k, v in exam.subject.extra.items()}
 
 
-def _returning(exam: Exam, name: str, extra: dict[str, Any]) -> Step:
+def _returning(exam: CheckSession, name: str, extra: dict[str, Any]) -> Step:
     """`y, cache = module(x, cache=cache)`: what comes back beside the output goes in again."""
 
     def step(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
@@ -175,7 +177,7 @@ def _returning(exam: Exam, name: str, extra: dict[str, Any]) -> Step:
     return step
 
 
-def _holding(exam: Exam, name: str, kind: type) -> Step:
+def _holding(exam: CheckSession, name: str, kind: type) -> Step:
     """A cache object that the module fills."""
 
     def step(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
@@ -186,7 +188,7 @@ def _holding(exam: Exam, name: str, kind: type) -> Step:
     return step
 
 
-def _counting(exam: Exam, name: str) -> Step:
+def _counting(exam: CheckSession, name: str) -> Step:
     """A cache inside the module, and the position of the first new token as an argument."""
 
     def step(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
@@ -197,7 +199,7 @@ def _counting(exam: Exam, name: str) -> Step:
     return step
 
 
-def _transformers_step(exam: Exam) -> Step:
+def _transformers_step(exam: CheckSession) -> Step:
     """Transformers' own cache, with the causal mask and the positions that a model would hand over."""
 
     def step(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:

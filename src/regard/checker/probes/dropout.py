@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.checker.oracle.oracle import truth
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import RIGHT
-from regard.checker.session import Exam
+from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.subject import copied
 from regard.checker.understand import Intent
@@ -23,7 +23,7 @@ P = 0.5
 _AFTER = re.compile(r"resid|proj|out(?!$)|hidden", re.I)  # dropout of the layer's output, a thing of its own
 
 
-def probe_dropout(exam: Exam) -> None:
+def probe_dropout(exam: CheckSession) -> None:
     """Dropout in eval and in training."""
     if exam.module is None:
         _function_is_steady(exam)
@@ -62,7 +62,7 @@ def probe_dropout(exam: Exam) -> None:
         _judge(exam, exam.right, question, acting)
 
 
-def _function_is_steady(exam: Exam) -> None:
+def _function_is_steady(exam: CheckSession) -> None:
     question = exam.cases.plain("deterministic", seed=60).to(exam.understood.dtype)
     outputs = [exam.subject.ask(question, dropout=True).answer for _ in range(2)]
     if outputs[0] is None or outputs[1] is None:
@@ -92,7 +92,7 @@ def dropouts(module: nn.Module) -> dict[str, list[str]]:
     return groups
 
 
-def _with_dropout(exam: Exam, places: list[str], p: float, *, training: bool) -> nn.Module:
+def _with_dropout(exam: CheckSession, places: list[str], p: float, *, training: bool) -> nn.Module:
     """A copy of the module with these dropouts at p and the others at 0."""
     own = exam.subject.at(exam.understood.dtype)
     assert own is not None
@@ -108,7 +108,7 @@ def _with_dropout(exam: Exam, places: list[str], p: float, *, training: bool) ->
     return module.train(training)
 
 
-def _random(exam: Exam, question: Question, module: nn.Module) -> bool:
+def _random(exam: CheckSession, question: Question, module: nn.Module) -> bool:
     """Whether several calls with the same input differ."""
     outputs = []
     for seed in range(3):
@@ -120,7 +120,7 @@ def _random(exam: Exam, question: Question, module: nn.Module) -> bool:
     return any(not torch.equal(outputs[0].nan_to_num(7.0), other.nan_to_num(7.0)) for other in outputs[1:])
 
 
-def _judge(exam: Exam, intent: Intent, question: Question, acting: dict[str, list[str]]) -> None:
+def _judge(exam: CheckSession, intent: Intent, question: Question, acting: dict[str, list[str]]) -> None:
     """Where does each dropout act?"""
     where = {name: _where(exam, intent, question, group) for name, group in acting.items()}
     on_weights = [place for place, act in where.items() if act == "weights"]
@@ -152,7 +152,7 @@ _EVIDENCE = {
 }
 
 
-def _where(exam: Exam, intent: Intent, question: Question, places: list[str]) -> str:
+def _where(exam: CheckSession, intent: Intent, question: Question, places: list[str]) -> str:
     module = _with_dropout(exam, places, P, training=True)
     outputs = []
     for seed in range(6):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.checker.oracle.question import Question
-from regard.checker.session import Exam
+from regard.checker.session import CheckSession
 
 
-def probe_causality(exam: Exam) -> None:
+def probe_causality(exam: CheckSession) -> None:
     """No output moves, and no gradient flows, from a later token."""
     subject = exam.subject
     flagged = "causal" in subject.arguments and exam.options.get("causal") is None
@@ -30,7 +30,7 @@ def probe_causality(exam: Exam) -> None:
         exam.passed("causality", "no output moves, and no gradient flows, from a later token")
 
 
-def leaks(exam: Exam, question: Question) -> tuple[int, int, str] | tuple[()] | None:
+def leaks(exam: CheckSession, question: Question) -> tuple[int, int, str] | tuple[()] | None:
     """The first output that depends on a later token: its position, the token's, and how it was seen."""
     question = question.to(exam.understood.dtype)
     T = question.q.shape[-2]
@@ -70,7 +70,7 @@ def _position(before: Tensor, after: Tensor) -> int:
     return int((before - after).abs().amax(-1).flatten(0, -2).amax(0).gt(1e-7).nonzero()[0])
 
 
-def probe_batch(exam: Exam) -> None:
+def probe_batch(exam: CheckSession) -> None:
     """An item's output must be the same whoever stands beside it."""
     if exam.subject.form in ("TD", "TC"):
         exam.left_out("batch", "it takes one sequence at a time")

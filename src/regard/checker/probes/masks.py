@@ -9,13 +9,13 @@ import torch
 from regard.checker.catalogue import mistake
 from regard.checker.oracle.oracle import apart, truth
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import RIGHT, Answer, Recipe
+from regard.checker.oracle.variant import RIGHT, Answer, AttentionVariant
 from regard.checker.probes.output import brought
-from regard.checker.session import Exam
+from regard.checker.session import CheckSession
 from regard.checker.understand import TOLERANCE, Intent
 
 
-def probe_masking(exam: Exam) -> None:
+def probe_masking(exam: CheckSession) -> None:
     """What only shows at the edges; most of it PyTorch does too, and then it is a caution."""
     intent = exam.right
     if intent is None:
@@ -29,7 +29,7 @@ def probe_masking(exam: Exam) -> None:
         _alignment(exam, intent)
 
 
-def _empty_rows(exam: Exam, intent: Intent) -> None:
+def _empty_rows(exam: CheckSession, intent: Intent) -> None:
     if "mask" not in exam.subject.arguments:
         return
     question = brought(exam, exam.cases.masked("empty rows", seed=50))
@@ -55,7 +55,7 @@ def _empty_rows(exam: Exam, intent: Intent) -> None:
         exam.passed("empty rows", "a uniform mean of what may not be seen" if same else "no NaN")
 
 
-def _strange_padding(exam: Exam) -> None:
+def _strange_padding(exam: CheckSession) -> None:
     """NaN in a key and value that nobody may look at must not reach the output."""
     subject = exam.subject
     question = brought(exam, exam.cases.padded("NaN in padding", seed=51))
@@ -93,7 +93,7 @@ def _spoiled(question: Question) -> Question:
     return replace(question, k=v if question.k is question.v else spoil(question.k), v=v)
 
 
-def _bias(exam: Exam, intent: Intent) -> None:
+def _bias(exam: CheckSession, intent: Intent) -> None:
     """Finite numbers added to the scores: code that takes them must add them after the scale."""
     question = brought(exam, exam.cases.biased(seed=52))
     if exam.subject.mask_form.rank == 4 and question.bias is not None and exam.module is not None:
@@ -106,7 +106,7 @@ def _bias(exam: Exam, intent: Intent) -> None:
     if apart(reply.answer, RIGHT.answer(asked, intent.wiring)) < TOLERANCE:
         exam.passed("float mask", "added after the scale")
         return
-    scaled: Recipe = replace(RIGHT, masking="scaled")
+    scaled: AttentionVariant = replace(RIGHT, masking="scaled")
     left = apart(reply.answer, scaled.answer(asked, intent.wiring))
     if left < TOLERANCE:
         what = mistake("mask-scaled-too").what
@@ -124,7 +124,7 @@ def _typed(question: Question, dtype: torch.dtype) -> Question:
     return replace(question, bias=None if question.bias is None else question.bias.to(dtype))
 
 
-def _alignment(exam: Exam, intent: Intent) -> None:
+def _alignment(exam: CheckSession, intent: Intent) -> None:
     """More keys than queries and a causal mask: a function cannot know of a cache, so this is a caution."""
     question = replace(exam.cases.plain("causal, T < S", T=3, S=7, seed=53), flag=True)
     reply = exam.subject.ask(question.to(exam.understood.dtype))

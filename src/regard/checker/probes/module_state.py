@@ -8,14 +8,14 @@ import torch
 
 from regard.checker.cases import Cases
 from regard.checker.oracle.oracle import apart, truth
-from regard.checker.session import Exam
+from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import CheckError, build
 from regard.checker.subject.subject import copied
 from regard.checker.understand import TOLERANCE, longest, plain_tensors
 
 
-def probe_keeping(exam: Exam) -> None:
+def probe_keeping(exam: CheckSession) -> None:
     """`.to()`, state_dict, and lengths around the maximum. Only modules keep anything."""
     if exam.module is None:
         return
@@ -35,7 +35,7 @@ def probe_keeping(exam: Exam) -> None:
     _other_length(exam)
 
 
-def _moves(exam: Exam) -> None:
+def _moves(exam: CheckSession) -> None:
     """Move it to another device. The meta device is always there, and leaves a plain tensor behind like any
     other."""
     module = exam.subject.at(torch.float32)
@@ -66,7 +66,7 @@ def _moves(exam: Exam) -> None:
         )
 
 
-def _round_trip(exam: Exam) -> None:
+def _round_trip(exam: CheckSession) -> None:
     """Saved and loaded into a fresh instance: the same outputs."""
     cls = exam.subject.cls
     if cls is None:
@@ -99,7 +99,7 @@ def _round_trip(exam: Exam) -> None:
         )
 
 
-def _lengths(exam: Exam) -> None:
+def _lengths(exam: CheckSession) -> None:
     """At the maximum it must be right; beyond it must be right too, or say clearly why not."""
     limit = longest(exam.subject)
     if limit is None or limit > 512 or exam.subject.takes == "context":
@@ -138,7 +138,7 @@ def _says_length(error: Exception, limit: int) -> bool:
     )
 
 
-def _other_length(exam: Exam) -> None:
+def _other_length(exam: CheckSession) -> None:
     """Weights saved at one maximum length should load at another."""
     cls = exam.subject.cls
     if cls is None or longest(exam.subject) is None:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.atomic import replacing
+from regard.atomic import atomic_write
 
 FILE = "checkpoint.safetensors"
 FORMAT = "regard.training 1"
@@ -31,7 +31,7 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     header = {"format": FORMAT, "state": json.dumps(state)}
     try:
-        with replacing(folder / FILE) as file:
+        with atomic_write(folder / FILE) as file:
             save_file(tensors, file, metadata=header)
     except (SafetensorError, OSError) as error:
         raise OSError(f"cannot write a checkpoint to {folder}: {error}") from None

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from regard.gpt.model import GPT
 from regard.gpt.training.corpus import Corpus
-from regard.heads import Scores, probe, repeated
+from regard.heads import HeadScores, probe, repeated
 from regard.processes import Processes
 
 TEXTS = 4  # validation windows whose attention is looked at
@@ -45,17 +45,17 @@ def head_scores(model: GPT, corpus: Corpus, draws: int = 10) -> dict[str, Any]:
     return {"text": _table(*probe(model.maps, inputs)), "repeats": _table(*probe(model.maps, random))}
 
 
-def _table(found: list[Scores], nulls: list[Scores]) -> dict[str, Any]:
+def _table(found: list[HeadScores], nulls: list[HeadScores]) -> dict[str, Any]:
     return {
         name: {
             "heads": [[round(x, 5) for x in layer.nanmean(0).tolist()] for layer in _each(found, name)],
             "null": round(float(torch.stack(_each(nulls, name)).nanmean()), 5),
         }
-        for name in Scores._fields
+        for name in HeadScores._fields
     }
 
 
-def _each(layers: list[Scores], name: str) -> list[Tensor]:
+def _each(layers: list[HeadScores], name: str) -> list[Tensor]:
     """One score of every layer, (B, H) each; NaN, which JSON has no word for, where nothing gave occasion."""
     return [getattr(layer, name) for layer in layers]
 

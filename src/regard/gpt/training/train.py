@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.atomic import replacing
+from regard.atomic import atomic_write
 from regard.attention.arguments import positive, whole
 from regard.gpt.config import Config
 from regard.gpt.model import GPT
@@ -376,7 +376,7 @@ def _forget_after(path: Path, step: int, evaluated: int) -> None:
             continue
         if line["step"] <= (step if "loss" in line else evaluated) and text.endswith("\n"):
             kept.append(text)
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write_text("".join(kept), encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """One rule for rows that were computed in several calls: `causal & padding(…)` for a whole generation.
 
 A rule is guessed from the old one, which mostly holds for the new rows, too, and compared with what the calls
-had; where they differ, each call keeps its own (`Pieces`).
+had; where they differ, each call keeps its own (`PiecewiseMask`).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from regard.attention.masks.base import And, Mask, full
 from regard.attention.masks.named import (
     Causal,
     Chunks,
-    Dense,
     Documents,
     Padding,
     Prefix,
     Relative,
+    TensorMask,
     Window,
     causal,
 )
 from regard.recorder.certificate import sampled_rows
-from regard.recorder.generation.piecewise_mask import Piece, Pieces, Sizes, pieces_of
+from regard.recorder.generation.piecewise_mask import CallSizes, PiecewiseMask, Segment, pieces_of
 
 
 def joined_mask(
     old: Mask,
-    before: Sizes,
+    before: CallSizes,
     new: Mask,
-    added: Sizes,
+    added: CallSizes,
     kind: str,
     order: Tensor | None,
     B: int,
@@ -44,9 +44,9 @@ def joined_mask(
     if order is not None:
         old = reordered(old, order)
     S = {"after": before.S + added.T, "again": before.S, "beside": before.S + added.S}[kind]
-    whole = Sizes(before.T + added.T, S)
-    pieces = Pieces(
-        (*pieces_of(old, before), Piece(new, added, before.T, whole.S - added.S)),
+    whole = CallSizes(before.T + added.T, S)
+    pieces = PiecewiseMask(
+        (*pieces_of(old, before), Segment(new, added, before.T, whole.S - added.S)),
         whole,
     )
     guess = _extended(old, before, new, added, kind, (B, H, *before), device)
@@ -55,7 +55,9 @@ def joined_mask(
     rows, keys = (x.to(device) for x in (before.T + sampled_rows(added.T, 16), sampled_rows(S, 4096)))
     shape = (B, H, *whole)
     return (
-        guess if guess.misfit(B, H, *whole) is None and _agree(guess, pieces, rows, keys, shape) else pieces
+        guess
+        if guess.shape_error(B, H, *whole) is None and _agree(guess, pieces, rows, keys, shape)
+        else pieces
     )
 
 
@@ -84,9 +86,9 @@ def all_of(parts: list[Mask]) -> Mask:
 
 def _extended(
     old: Mask,
-    before: Sizes,
+    before: CallSizes,
     new: Mask,
-    added: Sizes,
+    added: CallSizes,
     kind: str,
     shape: tuple[int, int, int, int],
     device: torch.device,
@@ -143,7 +145,7 @@ def _wider(old: Relative, new: Relative) -> Relative:
     return Relative(torch.cat([left, old.table, right], 1), old.zero + max(before, 0))
 
 
-def _longer(part: Padding | Documents, fresh: list[Mask], added: Sizes) -> Mask | None:
+def _longer(part: Padding | Documents, fresh: list[Mask], added: CallSizes) -> Mask | None:
     """Marks of keys with those of the new keys after them."""
     if isinstance(part, Padding):
         if part.real.ndim == 1:
@@ -165,8 +167,10 @@ def reordered(mask: Mask, order: Tensor) -> Mask:
         return mask if len(mask.real) == 1 else Padding(mask.real[order.to(mask.real.device)])
     if isinstance(mask, Documents):
         return mask if len(mask.ids) == 1 else Documents(mask.ids[order.to(mask.ids.device)])
-    if isinstance(mask, Dense):
-        return mask if len(mask.tensor) == 1 else Dense(mask.tensor[order.to(mask.tensor.device)])
-    if isinstance(mask, Pieces):
-        return Pieces(tuple(p._replace(mask=reordered(p.mask, order)) for p in mask.pieces), mask.whole)
+    if isinstance(mask, TensorMask):
+        return mask if len(mask.tensor) == 1 else TensorMask(mask.tensor[order.to(mask.tensor.device)])
+    if isinstance(mask, PiecewiseMask):
+        return PiecewiseMask(
+            tuple(p._replace(mask=reordered(p.mask, order)) for p in mask.pieces), mask.whole
+        )
     return mask

@@ -1,4 +1,4 @@
-"""`Pieces`: a mask for rows that were computed in several calls, each with a rule of its own.
+"""`PiecewiseMask`: a mask for rows that were computed in several calls, each with a rule of its own.
 
 The last resort where several rules cannot be joined into one: it asks each for its rows.
 """
@@ -15,32 +15,32 @@ from torch import Tensor
 from regard.attention.masks.base import Blocks, Grid, Mask, grid
 
 
-class Sizes(NamedTuple):
+class CallSizes(NamedTuple):
     """T queries and S keys."""
 
     T: int
     S: int
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """A rule for some rows: `sizes` says of how many, and of how many keys it speaks."""
 
     mask: Mask
-    sizes: Sizes
+    sizes: CallSizes
     first_row: int
     first_key: int
 
 
-def pieces_of(mask: Mask, sizes: Sizes) -> tuple[Piece, ...]:
-    return mask.pieces if isinstance(mask, Pieces) else (Piece(mask, sizes, 0, 0),)
+def pieces_of(mask: Mask, sizes: CallSizes) -> tuple[Segment, ...]:
+    return mask.pieces if isinstance(mask, PiecewiseMask) else (Segment(mask, sizes, 0, 0),)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Pieces(Mask):
+class PiecewiseMask(Mask):
     """Rows that were computed in several calls, each with a rule of its own."""
 
-    pieces: tuple[Piece, ...]
-    whole: Sizes
+    pieces: tuple[Segment, ...]
+    whole: CallSizes
 
     @property
     def biased(self) -> bool:  # type: ignore[override]
@@ -52,10 +52,10 @@ class Pieces(Mask):
             out = out | (inside & mask.allowed(local))
         return out
 
-    def added(self, at: Grid) -> Tensor | None:
+    def score_bias(self, at: Grid) -> Tensor | None:
         out: Tensor | None = None
         for mask, inside, local in self._asked(at):
-            bias = mask.added(local)
+            bias = mask.score_bias(local)
             if bias is not None:
                 here = torch.where(inside, bias, 0.0)
                 out = here if out is None else out + here
@@ -73,17 +73,21 @@ class Pieces(Mask):
             local = grid(*near, (at.b.shape[0], at.h.shape[1], T, S), at.k.device)
             yield mask, inside & (key >= 0) & (key < S), local._replace(b=at.b, h=at.h)
 
-    def bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         table = (blocks.q_first == blocks.q_first) & (blocks.k_first == blocks.k_first)
         return table, ~table
 
-    def narrowed(self, batch: slice, heads: slice) -> Mask:
-        return Pieces(tuple(p._replace(mask=p.mask.narrowed(batch, heads)) for p in self.pieces), self.whole)
+    def select(self, batch: slice, heads: slice) -> Mask:
+        return PiecewiseMask(
+            tuple(p._replace(mask=p.mask.select(batch, heads)) for p in self.pieces), self.whole
+        )
 
-    def misfit(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if self.whole != (T, S):
             return f"expected {self.whole.T} queries and {self.whole.S} keys, got {T} and {S}"
-        return next((why for p in self.pieces if (why := p.mask.misfit(B, H, *p.sizes)) is not None), None)
+        return next(
+            (why for p in self.pieces if (why := p.mask.shape_error(B, H, *p.sizes)) is not None), None
+        )
 
     def __repr__(self) -> str:
         return " then ".join(dict.fromkeys(str(piece.mask) for piece in self.pieces))

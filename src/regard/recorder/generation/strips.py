@@ -15,13 +15,13 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Evidence, joined, sampled_rows
-from regard.recorder.generation.piecewise_mask import Sizes
+from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.result import Layer
 
 PROBES = 64  # keys of the first call that are kept to compare later calls with
 
 
-class Step(NamedTuple):
+class StripStep(NamedTuple):
     """How a call continues a strip."""
 
     kind: Literal["after", "again", "beside"]
@@ -42,13 +42,13 @@ class Step(NamedTuple):
 class Addition(NamedTuple):
     """What a call adds to a strip."""
 
-    step: Step
+    step: StripStep
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, G, new keys, D)
     lse: Tensor  # (B, H, T)
     v: Tensor | None
     mask: Mask
-    sizes: Sizes  # of the call
+    sizes: CallSizes  # of the call
     evidence: Evidence
 
 
@@ -73,7 +73,7 @@ class Strip:
     def grown(self) -> bool:
         return bool(self.q)
 
-    def step(self, map: AttentionMap) -> Step | None:
+    def step(self, map: AttentionMap) -> StripStep | None:
         """How a call, narrowed and cast as the strip is, continues it; None if it does not."""
         B, H, T, S = map.matrix
         if self.layer.shape[:2] != (B, H) or map.k.shape[1] != self.probes.shape[1]:
@@ -85,7 +85,7 @@ class Strip:
             return step
         return self._compared("after", map.k[:, :, :held], self.S - held) if 0 < held <= self.S else None
 
-    def _compared(self, kind: Literal["after", "again"], k: Tensor, first: int) -> Step | None:
+    def _compared(self, kind: Literal["after", "again"], k: Tensor, first: int) -> StripStep | None:
         """The step, if these keys are those of the strip, number `first` and on, the batch in any order."""
         here = (self.probed >= first) & (self.probed < first + k.shape[2])
         at = self.probed[here] - first
@@ -97,17 +97,17 @@ class Strip:
         if old.shape != new.shape or not old.shape[2]:
             return None
         if torch.equal(old, new):
-            return Step(kind, old)
-        step = Step(kind, old, new)
+            return StripStep(kind, old)
+        step = StripStep(kind, old, new)
         match = step.match()
         return step if match is not None and bool(match.any(1).all()) else None
 
-    def addition(self, step: Step, map: AttentionMap, v: Tensor | None, evidence: Evidence) -> Addition:
+    def addition(self, step: StripStep, map: AttentionMap, v: Tensor | None, evidence: Evidence) -> Addition:
         """What a call adds, in memory of its own."""
         T, S = map.matrix[2:]
         new = {"after": T, "again": 0, "beside": S}[step.kind]
         k, values = map.k[:, :, S - new :].clone(), None if v is None else v[:, :, S - new :].clone()
-        return Addition(step, map.q.clone(), k, map.lse.clone(), values, map.mask, Sizes(T, S), evidence)
+        return Addition(step, map.q.clone(), k, map.lse.clone(), values, map.mask, CallSizes(T, S), evidence)
 
     def extend(self, added: Addition, order: Tensor | None, mask: Mask) -> None:
         """Put a call at the end, each of its sequences after the one that it continues. `mask` is for all."""

@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 from regard.attention.attend import attend
 from regard.attention.inputs import check_inputs
-from regard.override import covered
+from regard.override import override_attribute
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.recording import Place, Recording
+from regard.recorder.recording import LayerId, Recording
 
 Adapter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 NEEDED, OPTIONAL = ("q", "k", "v"), ("output", "lse", "mask", "scale", "softcap", "sinks", "problem")
 
 
-def places(model: nn.Module, at: Mapping[str, Adapter], first: int = 0) -> dict[str, tuple[Place, Adapter]]:
+def places(model: nn.Module, at: Mapping[str, Adapter], first: int = 0) -> dict[str, tuple[LayerId, Adapter]]:
     """The modules that are named, in the order in which they stand in the model; a name may be a pattern."""
     names = [name for name, _ in model.named_modules()]
     chosen: dict[str, Adapter] = {}
@@ -49,7 +49,7 @@ def places(model: nn.Module, at: Mapping[str, Adapter], first: int = 0) -> dict[
             raise ValueError(f"at: expected names of modules in the model, got {pattern!r}{hint}")
         chosen |= dict.fromkeys(found, adapter)
     ordered = [name for name in names if name in chosen]
-    return {name: (Place(first + i, name), chosen[name]) for i, name in enumerate(ordered)}
+    return {name: (LayerId(first + i, name), chosen[name]) for i, name in enumerate(ordered)}
 
 
 @contextmanager
@@ -62,11 +62,13 @@ def attach(
     with ExitStack() as undo:
         for name, (place, adapter) in known.items():
             module = modules[name]
-            undo.enter_context(covered(module, "forward", _asking(module, place, adapter, recording)))
+            undo.enter_context(
+                override_attribute(module, "forward", _asking(module, place, adapter, recording))
+            )
         yield
 
 
-def _asking(module: nn.Module, place: Place, adapter: Adapter, recording: Recording) -> Callable[..., Any]:
+def _asking(module: nn.Module, place: LayerId, adapter: Adapter, recording: Recording) -> Callable[..., Any]:
     forward = module.forward
 
     @functools.wraps(forward)

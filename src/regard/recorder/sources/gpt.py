@@ -20,9 +20,9 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named import as_mask
 from regard.gpt import GPT
 from regard.layers import Attention, KVCache
-from regard.override import covered
+from regard.override import override_attribute
 from regard.recorder.attention_call import AttentionCall, dropout_problem
-from regard.recorder.recording import Place, Recording, Tokens
+from regard.recorder.recording import LayerId, Recording, Tokens
 
 
 def fits(model: nn.Module) -> bool:
@@ -30,10 +30,10 @@ def fits(model: nn.Module) -> bool:
     return any(isinstance(module, Attention) for module in model.modules())
 
 
-def places(model: nn.Module) -> dict[Attention, Place]:
+def places(model: nn.Module) -> dict[Attention, LayerId]:
     """The attentions of a model, numbered in the order in which they stand in it."""
     found = {m: name for name, m in model.named_modules() if isinstance(m, Attention)}
-    return {module: Place(number, name) for number, (module, name) in enumerate(found.items())}
+    return {module: LayerId(number, name) for number, (module, name) in enumerate(found.items())}
 
 
 @contextmanager
@@ -44,11 +44,11 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
     with ExitStack() as undo:
         for layer, place in known.items():
             watch = _Watch(layer, place, recording)
-            undo.enter_context(covered(layer, "forward", watch.forward))
-            undo.enter_context(covered(layer, "attend", watch.attend))
+            undo.enter_context(override_attribute(layer, "forward", watch.forward))
+            undo.enter_context(override_attribute(layer, "attend", watch.attend))
         for module in model.modules():
             if isinstance(module, GPT):
-                undo.enter_context(covered(module, "states", _beginning(module.states, recording)))
+                undo.enter_context(override_attribute(module, "states", _beginning(module.states, recording)))
         yield
 
 
@@ -75,7 +75,7 @@ class _Call(NamedTuple):
 class _Watch:
     """One layer, watched."""
 
-    def __init__(self, layer: Attention, place: Place, recording: Recording) -> None:
+    def __init__(self, layer: Attention, place: LayerId, recording: Recording) -> None:
         self.layer, self.place, self.recording = layer, place, recording
         self._forward, self._attend = layer.forward, layer.attend
         self._own = type(layer).attend is Attention.attend and "attend" not in vars(layer)

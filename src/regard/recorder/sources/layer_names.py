@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from regard.recorder.recording import Place
+from regard.recorder.recording import LayerId
 
 
-def placed(found: Mapping[str, nn.Module]) -> dict[nn.Module, Place]:
+def assign_layer_ids(found: Mapping[str, nn.Module]) -> dict[nn.Module, LayerId]:
     """Attention modules by name, each with its place.
 
     The number is the one in the name (`model.layers.3.self_attn`), or where names have none that tells them
@@ -34,7 +34,7 @@ def placed(found: Mapping[str, nn.Module]) -> dict[nn.Module, Place]:
     for name, module in found.items():
         group = groups[name]
         number = order[group] if group in unclear else numbers[name]
-        places[module] = Place(number, name, stacks[group])
+        places[module] = LayerId(number, name, stacks[group])
         order[group] += 1
     return places
 
@@ -67,7 +67,7 @@ def called_names(kind: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def mentions(kind: type, name: str) -> bool:
+def class_uses_name(kind: type, name: str) -> bool:
     """Whether the code of a module's class uses something of this name."""
     return name in called_names(kind)
 

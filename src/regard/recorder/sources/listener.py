@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
 from regard.recorder.attention_call import AttentionCall, Unreadable
-from regard.recorder.recording import Place, Recording
+from regard.recorder.recording import LayerId, Recording
 from regard.recorder.sources import sdpa
-from regard.recorder.sources.layer_names import mentions, placed
+from regard.recorder.sources.layer_names import assign_layer_ids, class_uses_name
 
 ENTRANCES = ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS")
 """What the code of a module names if it goes where we listen."""
@@ -31,7 +31,8 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if not isinstance(module, nn.MultiheadAttention) and any(mentions(type(module), x) for x in ENTRANCES)
+        if not isinstance(module, nn.MultiheadAttention)
+        and any(class_uses_name(type(module), x) for x in ENTRANCES)
     }
 
 
@@ -97,7 +98,7 @@ class Listener:
     def __init__(self, model: nn.Module, recording: Recording) -> None:
         self.recording = recording
         self.names = {module: name for name, module in model.named_modules()}
-        self.places = placed(attentions(model))
+        self.places = assign_layer_ids(attentions(model))
         self.earlier: dict[nn.Module, list[Earlier]] = {}
         """The attentions that each module has computed since it was called itself."""
 
@@ -125,10 +126,10 @@ class Listener:
             earlier.append(own)
         self.recording.take(place, call, part=part)
 
-    def place(self, module: nn.Module) -> Place:
+    def place(self, module: nn.Module) -> LayerId:
         if module not in self.places:  # its code did not show that it would be heard
             number = next((int(part) for part in self.names[module].split(".") if part.isdigit()), 0)
-            return Place(number, self.names[module])
+            return LayerId(number, self.names[module])
         return self.places[module]
 
     def forget(self, module: nn.Module, *_: Any) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.attention.masks.base import Mask, full, grid
-from regard.attention.masks.named import Dense, Padding, Relative, Window, causal
+from regard.attention.masks.named import Padding, Relative, TensorMask, Window, causal
 
 CHUNK = 1024  # rows of a mask that are compared at a time
 
@@ -82,7 +82,7 @@ def hidden(mask: Tensor) -> Tensor:
 def _agrees(origin: Origin, out_of_sight: Tensor) -> bool:
     """Whether a rule over the first keys says what the tensor (B, H, T, S) says, of every entry."""
     B, H, T, _ = out_of_sight.shape
-    if origin.rule.biased or origin.rule.misfit(B, H, T, origin.keys) is not None:
+    if origin.rule.biased or origin.rule.shape_error(B, H, T, origin.keys) is not None:
         return False
     if not bool(out_of_sight[..., origin.keys :].all()):
         return False
@@ -104,12 +104,12 @@ def as_rule(mask: Tensor, T: int | None = None) -> Mask:
     # Some models hide with the least number that there is, which leaves a row that sees nothing open.
     out_of_sight = hidden(mask)
     allowed = _narrow(~out_of_sight)
-    rule = _known(allowed) or Dense(allowed)
+    rule = _known(allowed) or TensorMask(allowed)
     if mask.dtype == torch.bool or bool((out_of_sight | (mask == 0)).all()):
         return rule
     bias = _by_distance(mask, out_of_sight) if mask.shape[2] > 1 or T == 1 else None
     if bias is None:
-        return Dense(mask.masked_fill(out_of_sight, -torch.inf))
+        return TensorMask(mask.masked_fill(out_of_sight, -torch.inf))
     return bias if rule is full else rule & bias
 
 
@@ -137,12 +137,12 @@ def _by_distance(bias: Tensor, out_of_sight: Tensor) -> Mask | None:
 def as_bias(bias: Tensor) -> Mask:
     """The rule for numbers (B, H, T, S) that are added to scores: by distance, if that is all they are."""
     if bias.requires_grad:
-        return Dense(bias)
+        return TensorMask(bias)
     if not bool(bias.any()):
         return full
     if bias.shape[2] == 1:
-        return Dense(bias)
-    return _by_distance(bias, torch.zeros_like(bias, dtype=torch.bool)) or Dense(bias)
+        return TensorMask(bias)
+    return _by_distance(bias, torch.zeros_like(bias, dtype=torch.bool)) or TensorMask(bias)
 
 
 def _known(allowed: Tensor) -> Mask | None:

@@ -25,10 +25,10 @@ from torch.overrides import _get_current_function_mode_stack as _modes
 
 from regard.attention.attend import attend
 from regard.attention.backends import fused_attention
-from regard.attention.backends.problem import pose
+from regard.attention.backends.problem import prepare
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named import causal
-from regard.override import SharedCover
+from regard.override import SharedOverride
 from regard.recorder.attention_call import AttentionCall, Unreadable, dropout_problem
 from regard.recorder.sources.mask_recognition import hidden, read_mask
 
@@ -55,7 +55,7 @@ def current_listeners() -> tuple[Hear, ...]:
 
 
 _computing: ContextVar[bool] = ContextVar("computing", default=False)  # inside `listened_to`
-_cover = SharedCover()
+_cover = SharedOverride()
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def _run_with_lse(
         return output, lse.detach()
     if mask is not None or choice not in fused_attention.FUSED or (is_causal and q.shape[2] != k.shape[2]):
         return None, None
-    problem = pose(q, k, v, mask=causal if is_causal else None, scale=_scale(q, scale))
+    problem = prepare(q, k, v, mask=causal if is_causal else None, scale=_scale(q, scale))
     return fused_attention.run(problem, chosen=choice)
 
 
@@ -248,7 +248,7 @@ def described(
         lse = attend(q, k, k, **settings, return_lse=True)[1]
     elif blind is not None:  # PyTorch's kernels give 0 there
         lse = lse.masked_fill(blind, -torch.inf)
-    rule = pose(q, k, k, **settings).mask if mask is None else mask
+    rule = prepare(q, k, k, **settings).mask if mask is None else mask
     return AttentionCall(q, k, v, out, lse, rule, settings["scale"], own_lse=own_lse, soft_blind=finite)
 
 

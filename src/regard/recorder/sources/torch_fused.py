@@ -87,7 +87,7 @@ def encoder_layer(
     return call._replace(problem=difference(_rows(result, rows, real), x * real))
 
 
-class Beside(NamedTuple):
+class Sidecar(NamedTuple):
     call: AttentionCall
     rows: Tensor  # those to be compared
     real: Tensor  # (B, rows, 1), 0 for those that are padding in a nested tensor
@@ -113,7 +113,7 @@ def _kernel_rule(mask: Tensor | None, mask_type: int | None) -> Mask:
 
 def _beside(
     x: Tensor, lengths: Tensor | None, heads: int, weight: Tensor, bias: Tensor, rule: Mask
-) -> Beside:
+) -> Sidecar:
     """The attention of x (B, T, width), computed in the open beside the fused kernel."""
     B, T, width = x.shape
     projected = linear(x, weight, bias).chunk(3, -1)
@@ -123,7 +123,7 @@ def _beside(
         rule = Padding(lengths) if rule is full else rule & Padding(lengths)
         real = (rows < lengths[:, None]).to(x.dtype)[..., None]
     output, lse = attend(q, k, v, mask=rule, return_lse=True)
-    return Beside(AttentionCall(q, k, v, output, lse, rule, (width // heads) ** -0.5), rows, real)
+    return Sidecar(AttentionCall(q, k, v, output, lse, rule, (width // heads) ** -0.5), rows, real)
 
 
 def _merged(output: Tensor, rows: Tensor) -> Tensor:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.override import SharedCover, covered
+from regard.override import SharedOverride, override_attribute
 from regard.recorder.attention_call import AttentionCall, Unreadable, dropout_problem
-from regard.recorder.recording import Place, Recording
+from regard.recorder.recording import LayerId, Recording
 from regard.recorder.sources import sdpa, torch_fused
 from regard.recorder.sources.sdpa import Hear, current_listeners, listening
 from regard.recorder.sources.torch_fused import difference
@@ -37,7 +37,7 @@ def fits(model: nn.Module) -> bool:
     return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
 
 
-def places(model: nn.Module) -> dict[nn.MultiheadAttention, Place]:
+def places(model: nn.Module) -> dict[nn.MultiheadAttention, LayerId]:
     """The attentions of a model and where they stand."""
     stacks: dict[nn.Module, str] = {}
     for module in model.modules():
@@ -51,7 +51,7 @@ def places(model: nn.Module) -> dict[nn.MultiheadAttention, Place]:
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             stack = stacks.get(module, "")
-            found[module] = Place(counts[stack], name, stack)
+            found[module] = LayerId(counts[stack], name, stack)
             counts[stack] += 1
     return found
 
@@ -73,7 +73,7 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
             inner = module.self_attn if isinstance(module, nn.TransformerEncoderLayer) else module
             if isinstance(inner, nn.MultiheadAttention):
                 # Covered, not hooked: PyTorch leaves its fast path where it finds a hook.
-                undo.enter_context(covered(module, "forward", _telling(module.forward, inner)))
+                undo.enter_context(override_attribute(module, "forward", _telling(module.forward, inner)))
         yield
 
 
@@ -99,7 +99,7 @@ def _tell(listeners: tuple[Hear, ...], call: AttentionCall | Unreadable) -> None
         hear(call)
 
 
-_cover = SharedCover()
+_cover = SharedOverride()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.override import SharedCover
+from regard.override import SharedOverride
 from regard.recorder.attention_call import AttentionCall, Unreadable
 from regard.recorder.certificate import sampled_rows
 from regard.recorder.sources import sdpa
@@ -31,7 +31,7 @@ from regard.recorder.sources.transformers_attention import register
 from regard.recorder.sources.transformers_masks import mask_origin
 
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("interface_listeners", default=())
-_cover = SharedCover()
+_cover = SharedOverride()
 
 
 @contextmanager

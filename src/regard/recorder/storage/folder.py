@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.atomic import replacing
+from regard.atomic import atomic_write
 from regard.maps import AttentionMap, storage
 from regard.recorder.certificate import Evidence
-from regard.recorder.result import Kept, Layer, Seen
+from regard.recorder.result import Capture, Layer, LayerData
 from regard.recorder.storage import layer_file
 
 FORMAT = "regard.capture 1"
@@ -36,12 +36,12 @@ INDEX = "capture.json"
 OURS = re.compile(r"\.?layer-[\w.-]{1,200}\.safetensors(\.\w+)?")  # a leading dot: a write that was cut short
 
 
-def load(path: str | os.PathLike[str]) -> AttentionMap | Seen:
+def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
     """Open what was saved: a file holds a map, a folder a capture, whose layers are read when looked at."""
     return open_folder(Path(path)) if Path(path).is_dir() else storage.load(path)
 
 
-def save(seen: Seen, path: str | os.PathLike[str]) -> None:
+def save(seen: Capture, path: str | os.PathLike[str]) -> None:
     """Write a capture to a folder. What the folder held is replaced when the new capture is whole."""
     if not seen.layers:
         raise ValueError("save: expected a capture with layers, got one that saw nothing")
@@ -74,7 +74,7 @@ class StoredLayer(Layer):
         B, H, T, S = self._shape
         return B, H, T, S
 
-    def kept(self) -> Kept:
+    def kept(self) -> LayerData:
         found = layer_file.read(self.file)
         if found.matrix != self.shape:
             raise ValueError(
@@ -117,20 +117,20 @@ class Folder:
             layer.number, layer.name, layer.stack, layer.shape, layer.evidence, layer.heads, file, self
         )
 
-    def finish(self, seen: Seen) -> None:
+    def finish(self, seen: Capture) -> None:
         """The layers are all there: from now on the folder holds this capture."""
         names = [layer.file.name for layer in seen.layers if isinstance(layer, StoredLayer)]
         if len(names) != len(seen.layers):
             raise ValueError("finish: expected layers that this folder wrote")
         text = json.dumps(_described(seen, names), ensure_ascii=False, indent=1, allow_nan=False)
-        with replacing(self.path / INDEX) as file:
+        with atomic_write(self.path / INDEX) as file:
             file.write_text(text, encoding="utf-8")
         for old in self.path.iterdir():
             if OURS.fullmatch(old.name) and old.name not in names:
                 old.unlink(missing_ok=True)
 
 
-def open_folder(path: Path) -> Seen:
+def open_folder(path: Path) -> Capture:
     """The capture that a folder holds; reads `capture.json` only."""
     index = path / INDEX
     if not index.is_file():
@@ -148,7 +148,7 @@ def open_folder(path: Path) -> Seen:
         raise ValueError(f"{index} is damaged: {type(error).__name__}: {error}") from None
 
 
-def _described(seen: Seen, names: Sequence[str]) -> dict[str, Any]:
+def _described(seen: Capture, names: Sequence[str]) -> dict[str, Any]:
     """A capture as plain data, without its tensors."""
     layers = [
         {
@@ -198,8 +198,8 @@ def _number(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _rebuilt(described: dict[str, Any], path: Path) -> Seen:
-    seen = Seen(
+def _rebuilt(described: dict[str, Any], path: Path) -> Capture:
+    seen = Capture(
         layers=[_layer(one, path) for one in described["layers"]],
         model=_of(str, "model", described["model"]),
         ids=_table("ids", described["ids"], torch.long),

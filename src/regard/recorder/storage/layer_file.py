@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named import Dense
+from regard.attention.masks.named import TensorMask
 from regard.maps import AttentionMap, storage
-from regard.recorder.result import Kept
-from regard.recorder.summary import Summary
+from regard.recorder.result import LayerData
+from regard.recorder.summary import LayerSummary
 
 FORMAT = "regard.Summary 1"
 VALUES = "values"
 WRITTEN_OUT = 1 << 28  # bytes that a rule may take which has to be written out entry by entry
 
 
-def write(kept: Kept, path: Path) -> None:
+def write(kept: LayerData, path: Path) -> None:
     """Write what is kept of a layer to a file, atomically."""
     beside = {} if kept.values is None else {VALUES: kept.values}
     if kept.map is not None:
@@ -31,21 +31,21 @@ def write(kept: Kept, path: Path) -> None:
         storage.write(path, {**kept.summary._asdict(), **beside}, {"format": FORMAT})
 
 
-def read(path: Path) -> Kept:
+def read(path: Path) -> LayerData:
     """What a file keeps of a layer; ValueError says what is wrong with it."""
     metadata, tensors = storage.read(path)
     values = tensors.pop(VALUES, None)
     if metadata.get("format") != FORMAT:
-        return Kept(_fitting(path, storage.rebuilt(path, metadata, tensors), values), values)
+        return LayerData(_fitting(path, storage.rebuilt(path, metadata, tensors), values), values)
     try:
-        summary = Summary(**tensors)
+        summary = LayerSummary(**tensors)
     except TypeError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     heads = summary.entropy.shape[:2]
     if any(x.ndim < 3 or x.shape[:2] != heads or not x.is_floating_point() for x in summary):
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in summary._asdict().items())
         raise ValueError(f"{path} is damaged: {shapes} do not fit together")
-    return Kept(values=values, summary=summary)
+    return LayerData(values=values, summary=summary)
 
 
 def _fitting(path: Path, map: AttentionMap, values: Tensor | None) -> AttentionMap:
@@ -71,7 +71,7 @@ def with_plain_mask(map: AttentionMap) -> AttentionMap:
     added = map.mask.bias(range(T), range(S), map.matrix, device=map.device)
     if added is not None:
         allowed = torch.where(allowed, added.detach(), -torch.inf)
-    mask = Dense(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape))
+    mask = TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape))
     return AttentionMap(map.q, map.k, map.lse, mask, map.scale, map.softcap, map.sinks, map.axes)
 
 

@@ -7,7 +7,7 @@ from os import PathLike
 import torch
 
 from regard.recorder.recording import Memory, Store
-from regard.recorder.result import Layer, Seen
+from regard.recorder.result import Capture, Layer
 from regard.recorder.sizes import free_memory, parse_bytes, written
 from regard.recorder.storage.folder import Folder
 from regard.recorder.summary import summary_size
@@ -27,10 +27,10 @@ def store_for(to: str | PathLike[str] | None, budget: int | str | None, keep: st
         store = Budgeted(parse_bytes("budget", budget))
     else:
         store = Cautious()
-    return Statistics(store) if keep == "statistics" else store
+    return StatisticsStore(store) if keep == "statistics" else store
 
 
-class Statistics:
+class StatisticsStore:
     """Keeps summaries, and no queries and keys."""
 
     def __init__(self, inner: Store) -> None:
@@ -52,7 +52,7 @@ class Statistics:
         )
         return self.inner.put(small, instead_of)
 
-    def finish(self, seen: Seen) -> None:
+    def finish(self, seen: Capture) -> None:
         self.inner.finish(seen)
 
 
@@ -75,7 +75,7 @@ class Budgeted:
         self._folder = self._folder or Folder.temporary()
         return self._folder.put(layer, instead_of)
 
-    def finish(self, seen: Seen) -> None:
+    def finish(self, seen: Capture) -> None:
         pass
 
 

@@ -18,16 +18,16 @@ from torch import Tensor
 from regard.attention.masks.base import And, Mask
 from regard.attention.masks.named import Window
 from regard.heads import describe
-from regard.lru import Lately
+from regard.lru import LRUCache
 from regard.maps import AttentionMap
 from regard.maps.index import Axes
-from regard.recorder import Evidence, Layer, Seen
+from regard.recorder import Capture, Evidence, Layer
 from regard.show.data import tiles
 from regard.show.data.eviction import eviction
 from regard.show.data.row_steps import working
 from regard.show.data.stage_example import example
-from regard.show.data.thumbnails import Glance, glance
-from regard.show.data.tiles import Cells
+from regard.show.data.thumbnails import Thumbnail, glance
+from regard.show.data.tiles import TileCells
 
 VERSION = 1
 TILES = 192  # that are remembered, of at most 512 KiB each
@@ -53,7 +53,7 @@ class Contents:
 
     def __init__(
         self,
-        seen: Seen | Sequence[Seen],
+        seen: Capture | Sequence[Capture],
         *,
         entry: int = 0,
         titles: Sequence[str] | None = None,
@@ -62,22 +62,22 @@ class Contents:
         generation: Sequence[Mapping[str, Any]] | None = None,
         start: tuple[str, int] | None = None,
     ) -> None:
-        self.texts: list[Seen] = []
+        self.texts: list[Capture] = []
         self.titles: list[str] = []
         self.entry, self.can, self.time, self.generation = entry, can or {}, time, generation
         self.start = start
-        self._tiles: Lately[Cells] = Lately(TILES)
-        self._maps: Lately[AttentionMap] = Lately(MAPS)
-        self._glances: dict[tuple[int, str], Glance] = {}
+        self._tiles: LRUCache[TileCells] = LRUCache(TILES)
+        self._maps: LRUCache[AttentionMap] = LRUCache(MAPS)
+        self._glances: dict[tuple[int, str], Thumbnail] = {}
         self._heads: dict[int, list[dict[str, Any]]] = {}
         self._evictions: dict[tuple[int, str], dict[str, Any]] = {}
-        given = [seen] if isinstance(seen, Seen) else list(seen)
+        given = [seen] if isinstance(seen, Capture) else list(seen)
         for number, one in enumerate(given):
             self.add(one, titles[number] if titles else None)
         if not self.texts:
             raise ValueError("seen: expected at least one capture to show, got none")
 
-    def add(self, seen: Seen, title: str | None = None) -> int:
+    def add(self, seen: Capture, title: str | None = None) -> int:
         """Show one more text; returns its number."""
         if not seen.layers:
             raise ValueError("seen: expected a capture that saw something, got one without layers")
@@ -136,7 +136,7 @@ class Contents:
 
     def tile(
         self, text: int, layer: str | int, head: int, z: int, i: int, j: int, without: int | None = None
-    ) -> Cells:
+    ) -> TileCells:
         """Tile (i, j) of level z of one head; `without` one key if told (see `pyramid`)."""
         m = self.one(text, layer, head).map
         _, _, T, S = m.matrix
@@ -146,7 +146,7 @@ class Contents:
         if not (0 <= i < high and 0 <= j < wide):
             raise KeyError(f"tile: expected one of {high} × {wide} at level {z}, got ({i}, {j})")
 
-        def child(z: int, i: int, j: int) -> Cells:
+        def child(z: int, i: int, j: int) -> TileCells:
             return self._tiles.get((text, str(layer), head, z, i, j), lambda: tiles.tile(m, z, i, j, child))
 
         found = child(z, i, j)
@@ -160,7 +160,7 @@ class Contents:
         """Who looks at one key, (T,); head or layer "mean" is the mean over all of them."""
         return self._mean(text, layer, head, lambda m: _line(m, "col", col))
 
-    def glance(self, text: int, layer: str | int) -> Glance:
+    def glance(self, text: int, layer: str | int) -> Thumbnail:
         """A layer's small pictures and sinks."""
         found = self.layer(text, layer)
         key = (text, found.key)
@@ -312,7 +312,7 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _title(seen: Seen, entry: int, number: int) -> str:
+def _title(seen: Capture, entry: int, number: int) -> str:
     """The first words of a text."""
     words = "".join(seen.tokens[entry]).split() if seen.tokens else []
     start = " ".join(words)[:48].strip()

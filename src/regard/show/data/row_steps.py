@@ -30,7 +30,7 @@ def working(m: AttentionMap, values: Tensor | None, row: int, H: int, G: int) ->
     weights = m.tile(at).reshape(S).double().cpu()
     where = grid(at, slice(0, S), m.matrix, m.device)
     visible = m.mask.allowed(where).expand(1, 1, 1, S).reshape(S).cpu()
-    bias = m.mask.added(where)
+    bias = m.mask.score_bias(where)
     added = (
         torch.zeros(S).double()
         if bias is None

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named import causal
 from regard.attention.steps import trace
-from regard.maps import weights
+from regard.maps import attention_map
 from regard.show.data.row_steps import working
 from regard.stages.example import TOKENS, WK, WQ, WV, X, multi_head, project
 from regard.stages.simplified import simplified_self_attention
@@ -64,7 +64,7 @@ def _stage(
     """One stage, from q, k, v (H, T, D) and the output (T, H · E) that the stage itself gives."""
     q, k, v = parts
     H, T, _ = q.shape
-    whole = weights(q[None], k[None], mask=mask, scale=scale)  # (1, H, T, T)
+    whole = attention_map(q[None], k[None], mask=mask, scale=scale)  # (1, H, T, T)
     heads = [[working(whole[:, h : h + 1], v[h], row, H, H) for row in range(T)] for h in range(H)]
     ours = torch.cat([torch.tensor([row["output"] for row in rows]) for rows in heads], -1)  # (T, H · E)
     return {

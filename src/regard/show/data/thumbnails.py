@@ -23,7 +23,7 @@ ENOUGH = 1 << 23  # weights of a head: of a very long text fewer queries are loo
 LARGE = 1 << 22  # weights that are computed at a time
 
 
-class Glance(NamedTuple):
+class Thumbnail(NamedTuple):
     thumbs: NDArray[np.uint8]
     """(H, 64, 64): 0 where nothing may be seen, else 1 + 254·√mass."""
     sinks: list[dict[str, float]]
@@ -32,12 +32,12 @@ class Glance(NamedTuple):
     """How many queries were looked at."""
 
 
-def glance(m: AttentionMap) -> Glance:
+def glance(m: AttentionMap) -> Thumbnail:
     """A map (1, H, T, S) at a glance."""
     _, H, T, S = m.matrix
     high, wide = min(SIDE, T), min(SIDE, S)
     if not high or not wide or not H:
-        return Glance(np.zeros((H, SIDE, SIDE), np.uint8), [{"key": 0, "share": 0.0}] * H, 0)
+        return Thumbnail(np.zeros((H, SIDE, SIDE), np.uint8), [{"key": 0, "share": 0.0}] * H, 0)
     most = max(4, min(QUERIES, ENOUGH // (SIDE * S)))
     rows, line = _evenly([y * T // high for y in range(high + 1)], most)
     to_line = (line == torch.arange(high)[:, None]).to(m.lse)  # (high, rows)
@@ -62,7 +62,7 @@ def glance(m: AttentionMap) -> Glance:
     # A key that few see may get much by chance: a sink is looked for among those that many see.
     share = share.where(looked * 2 >= looked.amax(-1, keepdim=True), 0)
     best = [{"key": int(key), "share": float(value)} for value, key in zip(*share.max(-1), strict=True)]
-    return Glance(thumbs, best, len(rows))
+    return Thumbnail(thumbs, best, len(rows))
 
 
 def _evenly(edges: list[int], most: int) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ FINE = 4  # levels up to this one are computed from q and k: 4,096 queries by 4,
 STEP = 512  # queries and keys of which the mask is asked at a time
 
 
-class Cells(NamedTuple):
+class TileCells(NamedTuple):
     """Weights pooled into cells. Where no query of a cell may look at any key of it, `max` is −1."""
 
     mass: Tensor
@@ -31,7 +31,7 @@ class Cells(NamedTuple):
     """The greatest weight in it, (rows, cols)."""
 
 
-Child = Callable[[int, int, int], Cells]
+Child = Callable[[int, int, int], TileCells]
 """A tile by its level, row and column."""
 
 
@@ -46,7 +46,7 @@ def tiles(T: int, S: int, z: int) -> tuple[int, int]:
     return -(-T // span), -(-S // span)
 
 
-def tile(m: AttentionMap, z: int, i: int, j: int, child: Child) -> Cells:
+def tile(m: AttentionMap, z: int, i: int, j: int, child: Child) -> TileCells:
     """Tile (i, j) of level z of a map (1, 1, T, S); `child` gives the tiles of the level below."""
     _, _, T, S = m.matrix
     if z <= FINE:
@@ -60,10 +60,10 @@ def tile(m: AttentionMap, z: int, i: int, j: int, child: Child) -> Cells:
     mass = torch.cat([torch.cat([part.mass for part in line], 1) for line in parts])
     peak = torch.cat([torch.cat([part.max for part in line], 1) for line in parts])
     counts = queries_of(T, z - 1, 2 * i * SIDE, len(mass))
-    return Cells(_sums(mass * counts, 2) / _sums(counts, 2)[:, :1], _peaks(peak, 2, -1.0))
+    return TileCells(_sums(mass * counts, 2) / _sums(counts, 2)[:, :1], _peaks(peak, 2, -1.0))
 
 
-def cells(m: AttentionMap, rows: range, keys: range, size: int) -> Cells:
+def cells(m: AttentionMap, rows: range, keys: range, size: int) -> TileCells:
     """Cells of `size` queries by `size` keys over a stretch of the map."""
     shape = (-(-len(rows) // size), -(-len(keys) // size))
     mass, peak = torch.zeros(shape), torch.full(shape, -1.0)
@@ -79,7 +79,7 @@ def cells(m: AttentionMap, rows: range, keys: range, size: int) -> Cells:
                 continue
             both = m.pool(high, wide, "both", region=(some_rows, some_keys))
             mass[here], peak[here] = (x.reshape(high, wide).float().cpu() for x in both)
-    return Cells(mass, peak.where(seen(m, rows, keys, size), -1.0))
+    return TileCells(mass, peak.where(seen(m, rows, keys, size), -1.0))
 
 
 def _even(span: range, size: int) -> list[slice]:
@@ -108,7 +108,7 @@ def seen(m: AttentionMap, rows: range, keys: range, size: int) -> Tensor:
     return found
 
 
-def without(m: AttentionMap, found: Cells, z: int, i: int, j: int, key: int) -> Cells:
+def without(m: AttentionMap, found: TileCells, z: int, i: int, j: int, key: int) -> TileCells:
     """A tile as it would be if nobody looked at one key: only the cells that hold the key change."""
     _, _, T, S = m.matrix
     span, size = SIDE << z, 1 << z
@@ -123,7 +123,7 @@ def without(m: AttentionMap, found: Cells, z: int, i: int, j: int, key: int) -> 
     mass, peak = found.mass.clone(), found.max.clone()
     mass[:, column] = _sums(weights, size)[:, 0] / counts[:, 0]
     peak[:, column] = _peaks(weights, size, 0.0)[:, 0].where(peak[:, column] >= 0, -1.0)
-    return Cells(mass, peak)
+    return TileCells(mass, peak)
 
 
 def queries_of(T: int, z: int, first: int, count: int) -> Tensor:
@@ -136,7 +136,7 @@ def _covers(m: AttentionMap, rows: slice, keys: slice) -> tuple[bool, bool]:
     _, _, T, S = m.matrix
     edges = (rows.start + S - T, rows.stop - 1 + S - T, keys.start, keys.stop - 1)
     first_q, last_q, first_k, last_k = (torch.tensor([[edge]], device=m.device) for edge in edges)
-    some, every = m.mask.bounds(Blocks(first_q, last_q, first_k, last_k, T, S))
+    some, every = m.mask.block_bounds(Blocks(first_q, last_q, first_k, last_k, T, S))
     return bool(some.any()), bool(every.all())
 
 

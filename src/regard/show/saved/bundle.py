@@ -16,8 +16,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from regard.atomic import replacing
-from regard.recorder import Seen
+from regard.atomic import atomic_write
+from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.saved.pack import pack
 
@@ -33,7 +33,7 @@ def files() -> dict[str, Path]:
 
 
 def write(
-    seen: Seen | Sequence[Seen] | Contents,
+    seen: Capture | Sequence[Capture] | Contents,
     path: str | PathLike[str],
     *,
     values: bool | None = None,
@@ -47,7 +47,7 @@ def write(
     path = Path(path)
     packed = pack(contents, values=values)
     before, after = _shell(contents.meta["model"])
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.write(before)
         for name, text in packed.blocks.items():
             file.write(f'<script type="application/octet-stream" id="{html.escape(name)}">{text}</script>\n')

@@ -210,7 +210,7 @@ def _ranges(m: AttentionMap, rows: slice) -> tuple[NDArray[Any], list[NDArray[An
 def _bias(m: AttentionMap) -> list[Array]:
     """What the mask adds: by distance if that is all it depends on, else every number."""
     _, _, T, S = m.matrix
-    first = m.mask.added(_grid(m, slice(0, 1)))
+    first = m.mask.score_bias(_grid(m, slice(0, 1)))
     assert first is not None
     heads = first.shape[1]
     if heads * T * S > DENSE_LIMIT:
@@ -218,7 +218,7 @@ def _bias(m: AttentionMap) -> list[Array]:
             f"mask {m.mask}: expected a bias of at most {DENSE_LIMIT:,} numbers to save in a page, "
             f"got {heads} × {T} × {S}: serve the capture instead"
         )
-    added = m.mask.added(_grid(m, slice(0, T)))
+    added = m.mask.score_bias(_grid(m, slice(0, T)))
     assert added is not None
     dense = added.detach().expand(1, heads, T, S)[0].float().cpu().clamp(min=-1e30)  # (heads, T, S)
     relative = torch.cat([dense[:, :, 0].flip(1), dense[:, 0, 1:]], 1)  # by key − query, from 1 − T to S − 1

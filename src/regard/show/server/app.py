@@ -23,9 +23,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from regard.recorder import Seen
+from regard.recorder import Capture
 from regard.show.data.contents import Contents
-from regard.show.server.limits import Limits, RefusedError, Turn, text_of, whole
+from regard.show.server.limits import ExclusiveJob, Limits, RefusedError, text_of, whole
 from regard.show.server.line_stream import Line, Say, Tell, kindly, left, stream
 
 MOST = 1 << 31  # of any number that a page may ask with
@@ -34,7 +34,7 @@ MOST = 1 << 31  # of any number that a page may ask with
 class Read(Protocol):
     """Reads a text with a model."""
 
-    def __call__(self, text: str, tell: Tell) -> Seen: ...
+    def __call__(self, text: str, tell: Tell) -> Capture: ...
 
 
 class Generate(Protocol):
@@ -74,7 +74,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.assets = page_files()
-        self.turn = Turn()
+        self.turn = ExclusiveJob()
         self.workers = ThreadPoolExecutor(self.limits.workers, "regard-page")
         self.waiting = 0
         self.contents.can |= {"capture": self.read is not None, "generate": self.generate is not None}

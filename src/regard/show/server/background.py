@@ -11,10 +11,10 @@ from typing import Self
 import uvicorn
 
 from regard.show.server.app import Site
-from regard.show.server.guard import Door, Guard
+from regard.show.server.guard import BoundAddress, Guard
 
 
-class Running:
+class BackgroundServer:
     """A site at an address: `run()` until Ctrl-C, or in the background between `start()` and `close()`."""
 
     def __init__(self, site: Site, *, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -28,7 +28,7 @@ class Running:
                 f"host, port: {host}:{port} cannot be served ({error}): another port, or 0 for a free one?"
             ) from None
         self.site = site
-        self.door = Door.at(host, self._socket.getsockname()[1])
+        self.door = BoundAddress.at(host, self._socket.getsockname()[1])
         self._server = uvicorn.Server(
             uvicorn.Config(
                 Guard(site.application(), self.door),

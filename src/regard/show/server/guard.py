@@ -52,7 +52,7 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Door:
+class BoundAddress:
     """Where the server is bound, and the secret that stands in its address if others can reach it."""
 
     host: str
@@ -60,7 +60,7 @@ class Door:
     token: str = field(default="", repr=False)
 
     @classmethod
-    def at(cls, host: str, port: int) -> Door:
+    def at(cls, host: str, port: int) -> BoundAddress:
         return cls(host, port, "" if is_loopback(host) else secrets.token_urlsafe(24))
 
     @property
@@ -81,7 +81,7 @@ class Door:
 class Guard:
     """Stands before an application: answers what is not allowed, and adds the headers to what is."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, door: BoundAddress) -> None:
         self.app, self.door = app, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

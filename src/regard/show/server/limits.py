@@ -38,7 +38,7 @@ class StoppedError(Exception):
     """Nobody waits for the work any more."""
 
 
-class Turn:
+class ExclusiveJob:
     """One piece of work at a time; whoever comes meanwhile is told what is being done."""
 
     def __init__(self) -> None:

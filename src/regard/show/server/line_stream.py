@@ -17,7 +17,7 @@ import torch
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from regard.show.server.limits import RefusedError, StoppedError, Turn
+from regard.show.server.limits import ExclusiveJob, RefusedError, StoppedError
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -29,7 +29,7 @@ Tell = Callable[[str, int, int], None]
 """What is being done, how much of it is done, and of how much; raises `StoppedError` as well."""
 
 
-def stream(turn: Turn, doing: str, work: Callable[[Say], None]) -> Response:
+def stream(turn: ExclusiveJob, doing: str, work: Callable[[Say], None]) -> Response:
     """The answer to a request that starts some work, if it is its turn: what the work says, as it says it."""
     turn.take(doing)
     loop, lines, gone = asyncio.get_running_loop(), asyncio.Queue[Line | None](), threading.Event()

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.attention.backends.problem import Problem
+from regard.attention.backends.problem import AttentionProblem
 from regard.attention.backends.triton import configs
 from regard.attention.masks.bands import Band, band_of, split_alibi
 from regard.attention.masks.base import Mask
 from regard.attention.masks.block_lists import Survey, blocks_of, survey
-from regard.attention.masks.memo import remembered
+from regard.attention.masks.memo import memoize_on_mask
 
 WIDEST = 256
 
 
-def refuses(problem: Problem) -> str | None:
+def unsupported_reason(problem: AttentionProblem) -> str | None:
     """Why Triton cannot serve a problem, in a phrase, or None if it can."""
     if problem.dropout > 0:
         return "does not do dropout"
@@ -49,7 +49,7 @@ def refuses_scores(q: Tensor, mask: Mask) -> str | None:
     return None
 
 
-def run(problem: Problem) -> tuple[Tensor, Tensor]:
+def run(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
     """The output (B, H, T, E) and the row log-sum-exp (B, H, T), detached."""
     # Triton launches on the current device.
     with torch.cuda.device_of(problem.q):  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
         return output, lse
 
 
-class Scores(NamedTuple):
+class KernelScores(NamedTuple):
     """How a kernel turns products of q and k into scores, and which it may use: its arguments on that."""
 
     negative: bool
@@ -72,20 +72,20 @@ class Scores(NamedTuple):
 
 def scores_of(
     mask: Mask, scale: float, softcap: float | None, T: int, S: int, device: torch.device
-) -> Scores:
+) -> KernelScores:
     rule, slopes = split_alibi(mask)
     if slopes is not None:
         slopes = slopes.to(device, torch.float32).contiguous()
     log2e = math.log2(math.e)
     factor, cap = (abs(scale) * log2e, None) if softcap is None else (abs(scale) / softcap, softcap * log2e)
-    return Scores(scale < 0, factor, cap, slopes, band_of(rule, T, S), rule)
+    return KernelScores(scale < 0, factor, cap, slopes, band_of(rule, T, S), rule)
 
 
 def surveyed(
     rule: Mask, shape: tuple[int, int, int, int], rows: int, cols: int, device: torch.device
 ) -> Survey:
     """What a mask allows in blocks of rows × cols."""
-    return remembered(
+    return memoize_on_mask(
         rule,
         (shape, rows, cols, device),
         lambda: survey(rule, shape, blocks_of(shape[2], rows, device)[0], *blocks_of(shape[3], cols, device)),
@@ -101,7 +101,7 @@ class Forward(NamedTuple):
     log_total: Tensor | None  # (B, H, T) of the sum of its weights relative to that of the greatest
 
 
-def forward(problem: Problem, for_backward: bool = False) -> Forward:
+def forward(problem: AttentionProblem, for_backward: bool = False) -> Forward:
     from regard.attention.backends.triton.forward import forward_kernel
 
     q, k, v = problem.q, problem.k, problem.v
@@ -136,7 +136,7 @@ def forward(problem: Problem, for_backward: bool = False) -> Forward:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        problem = Problem(*arguments)
+        problem = AttentionProblem(*arguments)
         output, lse, top, log_total = forward(problem, for_backward=True)
         ctx.save_for_backward(problem.q, problem.k, problem.v, problem.sinks, output, top, log_total)
         ctx.others = problem.mask, problem.scale, problem.softcap
@@ -148,13 +148,13 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, output, top, log_total = ctx.saved_tensors
         mask, scale, softcap = ctx.others
-        problem = Problem(q, k, v, mask, scale, softcap, sinks, 0.0)
+        problem = AttentionProblem(q, k, v, mask, scale, softcap, sinks, 0.0)
         q_grad, k_grad, v_grad, sinks_grad = backward(problem, output, top, log_total, grad)
         return q_grad, k_grad, v_grad, None, None, None, sinks_grad, None
 
 
 def backward(
-    problem: Problem, output: Tensor, top: Tensor, log_total: Tensor, grad: Tensor
+    problem: AttentionProblem, output: Tensor, top: Tensor, log_total: Tensor, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and sinks, given that of the output."""
     from regard.attention.backends.triton.backward import keys_kernel, prepare_kernel, queries_kernel

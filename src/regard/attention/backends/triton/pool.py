@@ -16,10 +16,10 @@ from regard.attention.backends.triton.launch import descriptor, padded, refuses_
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
 from regard.attention.masks.block_lists import blocks_of, survey
-from regard.attention.masks.memo import remembered
+from regard.attention.masks.memo import memoize_on_mask
 
 
-def refuses(q: Tensor, k: Tensor, mask: Mask, rows: int, cols: int) -> str | None:
+def unsupported_reason(q: Tensor, k: Tensor, mask: Mask, rows: int, cols: int) -> str | None:
     """Why the kernel cannot pool to rows × cols bins, in a phrase, or None if it can."""
     for bins, length, what in ((rows, q.shape[-2], "queries"), (cols, k.shape[-2], "keys")):
         if not 1 <= bins <= length:
@@ -55,7 +55,7 @@ def pool(
     if band is None or down.places is not None or across.places is not None:
         # Lists hold their blocks in no order of keys, so the parts of a bin are put together afterwards.
         shape = (B, H, T, S)
-        lists = remembered(
+        lists = memoize_on_mask(
             scores.rule,
             (shape, rows, cols, config, q.device),
             lambda: survey(scores.rule, shape, down.blocks(T, q.device)[0], *across.blocks(S, q.device)),

@@ -11,7 +11,7 @@ from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
 
 
-def refuses(q: Tensor, k: Tensor, mask: Mask) -> str | None:
+def unsupported_reason(q: Tensor, k: Tensor, mask: Mask) -> str | None:
     """Why the kernel cannot serve, in a phrase, or None if it can."""
     if 0 in q.shape or 0 in k.shape:
         return "needs at least one query and one key"
