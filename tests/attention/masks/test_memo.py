@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import regard
+from regard.attention.masks import memo as memory
 from regard.attention.masks.base import Keys, Rows
 from regard.attention.masks.memo import memoize_on_mask
-from regard.attention.masks import memo as memory
 
 
 @pytest.fixture(autouse=True)

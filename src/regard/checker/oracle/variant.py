@@ -1,11 +1,8 @@
 """Attention as somebody may have written it.
 
-An `AttentionVariant` with every field at its default is correct: the same numbers as
-`regard.attention.steps`. Each field holds one decision that authors get wrong; a mistake of the catalogue is a recipe with a field or
-two changed. `answer` runs a recipe on a question, with every step in the open, in any dtype and with
-gradients.
-
-This file knows the ways to be wrong; it does not know their names, or whose code is being checked.
+An `AttentionVariant` with every field at its default is correct: it gives the same numbers as
+`regard.attention.steps`. Each field holds one decision that authors get wrong; a mistake of the catalogue is
+a variant with a field or two changed. `answer` runs a variant on a question, in any dtype and with gradients.
 """
 
 from __future__ import annotations
