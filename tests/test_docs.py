@@ -51,15 +51,7 @@ def documented(prefix: str) -> set[str]:
     return set(re.findall(rf"^### `{re.escape(prefix)}\.(\w+)`$", text, flags=re.MULTILINE))
 
 
-PACKAGES = (
-    "regard",
-    "regard.checker",
-    "regard.gpt",
-    "regard.heads",
-    "regard.layers",
-    "regard.recorder",
-    "regard.stages",
-)
+PACKAGES = ("regard", *(f"regard.{name}" for name in "checker gpt heads layers recorder stages".split()))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -94,12 +86,9 @@ def public_callables() -> list[str]:
 def test_every_public_parameter_is_described(name: str) -> None:
     """By name, in the docstring of the function, the method or the class."""
     package = max((p for p in PACKAGES if name.startswith(f"{p}.")), key=len)
-    owner, thing = None, importlib.import_module(package)
+    thing = importlib.import_module(package)
     for part in name.removeprefix(f"{package}.").split("."):
-        owner, thing = (
-            thing,
-            inspect.getattr_static(thing, part) if inspect.isclass(thing) else getattr(thing, part),
-        )
+        thing = inspect.getattr_static(thing, part) if inspect.isclass(thing) else getattr(thing, part)
     if isinstance(thing, property):
         assert inspect.getdoc(thing), f"{name} has no docstring"
         return
