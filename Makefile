@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test chromium lint bench bench-gpu capture-table format clean
+.PHONY: help demo test chromium lint bench bench-gpu capture-table reference format clean
 
 help:
 	@echo "make demo       set up, look into the model in the box, write out/inspect.html and out/stages.png"
@@ -49,6 +49,10 @@ lint: $(READY)
 # Twenty minutes on two cores. Ends with an error if a model type fails.
 capture-table: $(READY)
 	$(BIN)/python -m tests.against.transformers_survey --docs docs/transformers.md
+
+# Signatures, methods and commands in docs/reference.md come from the code.
+reference: $(READY)
+	$(BIN)/python -m scripts.reference
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -83,7 +83,7 @@ def looking_case(
     q, k, v = tensors(T, D, heads, dtype, device)
     rule = MASKS[mask]
     _, lse = regard.attend(q, k, v, mask=rule, return_lse=True)
-    m = regard.weights(q, k, mask=rule, lse=lse)
+    m = regard.attention_map(q, k, mask=rule, lse=lse)
     looks: dict[str, Callable[[], Any]] = {
         "fused forward": lambda: regard.attend(q, k, v, mask=rule),
         f"pool to {bins}×{bins}, mass and max": lambda: m.pool(bins, bins, "both"),
@@ -93,7 +93,7 @@ def looking_case(
         "received": m.received,
         "diagonal(-1)": lambda: m.diagonal(-1),
         "mass(window(64))": lambda: m.mass(regard.window(64)),
-        "top(8)": lambda: m.top(8),
+        "top(8)": lambda: m.topk(8),
     }
     if device == "cuda" and T > 16384:  # the rest goes by tiles of plain PyTorch: minutes
         looks = dict(list(looks.items())[:6])

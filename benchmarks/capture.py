@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import regard
 import regard.heads
 from benchmarks.measure import machine
-from regard.recorder import Seen
+from regard.recorder import Capture
 
 CELLS = 256
 
@@ -101,7 +101,7 @@ def on_cpu(tokens: int, rounds: int, eager: bool) -> dict[str, Any]:
     ids = torch.randint(0, model.config.vocab_size, (1, tokens))
     plain_logits = forward(model, ids)  # and the model is warm
     times: list[dict[str, float]] = []
-    seen = Seen()
+    seen = Capture()
     for _ in range(rounds):
         with Clock("cpu") as plain:
             forward(model, ids)
@@ -149,7 +149,7 @@ def on_cuda(tokens: int, rounds: int) -> dict[str, Any]:
     ids = torch.randint(0, model.config.vocab_size, (1, tokens), device="cuda")
     forward(model, ids[:, : min(tokens, 4096)])
     result: dict[str, Any] = {"model": "Llama 8B shape, random weights, bfloat16", "tokens": tokens}
-    times, seen = [], Seen()
+    times, seen = [], Capture()
     for _ in range(rounds):
         with Clock("cuda") as plain:
             plain_logits = forward(model, ids)

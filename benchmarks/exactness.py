@@ -98,7 +98,7 @@ def draw(kind: str, magnitude: float, T: int, S: int, D: int, dtype: torch.dtype
 
 
 def options(name: str, magnitude: float, T: int, S: int) -> dict[str, Any]:
-    """Keyword arguments of `regard.weights` by name."""
+    """Keyword arguments of `regard.attention_map` by name."""
     masks: dict[str, Callable[[], Any]] = {
         "full": lambda: None,
         "causal": lambda: regard.causal,
@@ -123,7 +123,7 @@ OPTIONS = ("full", "causal", "window", "padding", "alibi", "bias", "softcap", "s
 def matrix(q: Tensor, k: Tensor, dtype: torch.dtype, rounded: torch.dtype, given: dict[str, Any]) -> Tensor:
     """The whole matrix by the definition, computed in `dtype` with scores rounded to another."""
     (_, _, T, D), S = q.shape, k.shape[2]
-    rule = regard.attention.masks.as_mask(given["mask"])
+    rule = regard.attention.masks.named.as_mask(given["mask"])
     place = (range(T), range(S), (1, H, T, S))
     k = k.repeat_interleave(H // G, 1)
     s = (q.to(dtype) @ k.to(dtype).mT * D**-0.5).to(rounded).to(dtype)
@@ -178,9 +178,9 @@ def by_map(m: AttentionMap, v: Tensor) -> Numbers:
     pool, region = m.pool(ROWS, COLS, "both"), m.pool(ROWS, COLS, "both", region=REGION)
     found = m.statistics()
     return {
-        "dense": m.dense(),
+        "dense": m.to_dense(),
         "rows": m.tile(slice(5, 23)),
-        "row": m[0, 1, T // 2].dense(),
+        "row": m[0, 1, T // 2].to_dense(),
         "tile": m[:, :, REGION[0], REGION[1]],
         "pool mass": pool.mass,  # type: ignore[union-attr]
         "pool max": pool.max,  # type: ignore[union-attr]
@@ -189,7 +189,7 @@ def by_map(m: AttentionMap, v: Tensor) -> Numbers:
         "entropy": found.entropy,
         "distance": found.distance,
         "received": found.received,
-        "top": m.top(3).weights,
+        "top": m.topk(3).weights,
         "apply": m.apply(v),
         "mass": m.mass(regard.window(5)),
         "diagonal": m.diagonal(),
@@ -208,7 +208,7 @@ def ratios(
     }
     true = by_definition(matrix(q, k, torch.float64, torch.float64, given), v)
     eager = by_definition(matrix(q, k, torch.float32, dtype, given), v)
-    ours = by_map(regard.weights(q, k, **given), v)
+    ours = by_map(regard.attention_map(q, k, **given), v)
     out = {}
     for name, right in true.items():
         unit = UNITS * torch.finfo(torch.float32).eps * max(right.abs().max().item(), 1.0)

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from regard.gpt import GPT, Config, loading
+from regard.gpt import GPT, Config, loader
 from regard.gpt.families import FAMILIES, with_head
 
 PROMPT, NEW = 16, 64
@@ -149,7 +149,7 @@ def main() -> None:
         "padded prompts": PADDED,
         "new tokens": NEW,
     }
-    names = asked.models or ["small", "smollm2", *(["default"] if loading.BOX.is_dir() else [])]
+    names = asked.models or ["small", "smollm2", *(["default"] if loader.BOX.is_dir() else [])]
     for name in names:
         model = opened(name)
         found = {

@@ -29,13 +29,13 @@ import torch
 
 from benchmarks.measure import machine, peak_mib
 from benchmarks.panning import drag, median
-from regard import capture, causal, weights
+from regard import attention_map, capture, causal
 from regard.gpt import GPT, Config
-from regard.recorder import Evidence, Layer, Seen
-from regard.show.contents import Contents
-from regard.show.page import write
-from regard.show.running import Running
-from regard.show.server import Site
+from regard.recorder import Capture, Evidence, Layer
+from regard.show.data.contents import Contents
+from regard.show.saved.bundle import write
+from regard.show.server.app import Site
+from regard.show.server.background import BackgroundServer
 
 ROOT = Path(__file__).parent
 BEGIN, END = "<!-- page: begin -->", "<!-- page: end -->"
@@ -114,7 +114,7 @@ def pages(model: GPT, T: int, folder: Path, browser: Any) -> list[dict[str, Any]
     rows[0] |= {"precision": _precision(seen), "peak_mib": alone(T)}
     if browser is not None:
         rows[0]["first_picture"] = first_picture(browser, path)
-    dense = [layer.dense() for layer in seen]
+    dense = [layer.to_dense() for layer in seen]
     path = folder / f"bertviz-{T}.html"
     for name, view in bertviz_views().items():
         make = partial(_bertviz, view, dense, tokens)
@@ -132,8 +132,8 @@ def _none(_: object) -> None:
     return None
 
 
-def _precision(seen: Seen) -> float:
-    from regard.show.pack import pack
+def _precision(seen: Capture) -> float:
+    from regard.show.saved.pack import pack
 
     return pack(Contents(seen), values=False).relative
 
@@ -163,10 +163,10 @@ def first_picture(browser: Any, path: Path) -> float:
 def long_map(browser: Any, T: int = 16_384) -> dict[str, Any]:
     """Milliseconds between frames while a map of 16,384 tokens is dragged, served."""
     q, k = torch.randn(1, 2, T, 16), torch.randn(1, 1, T, 16)
-    map = weights(q, k, mask=causal)
+    map = attention_map(q, k, mask=causal)
     evidence = Evidence(0.0, 1.0, 0.0, T, T, "causal", map.scale)
-    seen = Seen([Layer(0, "attention", "", map, evidence, (0, 1))], "random", None, [["t"] * T])
-    with Running(Site(Contents(seen))) as running:
+    seen = Capture([Layer(0, "attention", "", map, evidence, (0, 1))], "random", None, [["t"] * T])
+    with BackgroundServer(Site(Contents(seen))) as running:
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(f"{running.address}#zoom=0.5&x=4000&y=9000")
         page.wait_for_function(PICTURE, polling="raf", timeout=120_000)

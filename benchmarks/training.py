@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.gpt import GPT, Config
-from regard.gpt.optimizer import adamw
+from regard.gpt.training.optimizer import adamw
 
 SHAPES = {
     "cpu": {"layers": 4, "heads": 4, "width": 128, "context": 64, "batch": 12},

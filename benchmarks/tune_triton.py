@@ -4,8 +4,8 @@
 
 Every config is first checked against float64 (its error as a ratio to that of PyTorch's kernel at that
 dtype), then timed; one that fails is reported and left out. Ends with a table and the best config for each
-purpose, to be put into `regard/attention/triton_configs.py`, and writes all to the folder given, or to
-benchmarks/results/.
+purpose, to be put into `regard/attention/backends/triton/configs.py`, and writes all to the folder given,
+or to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -25,57 +25,56 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
 
 import regard
-from regard.attention import triton_configs as configs
-from regard.attention import triton_path, triton_pool
-from regard.attention.problem import Problem, pose
+from regard.attention.backends.problem import AttentionProblem, prepare
+from regard.attention.backends.triton import configs, launch, pool
+from regard.attention.backends.triton.configs import KernelConfig
 from regard.attention.steps import trace
-from regard.attention.triton_configs import Config
 
 BUDGET = 330.0  # seconds; what is left over when it is spent is reported as skipped
 START = time.monotonic()
 HEADS = 32
 
 FORWARD = [
-    Config(128, 128, 8, 2, True),
-    Config(128, 128, 8, 3, True),
-    Config(128, 64, 8, 3, True),
-    Config(128, 64, 8, 4, True),
-    Config(128, 64, 4, 3, True),
-    Config(64, 128, 4, 2, True),
-    Config(64, 64, 4, 3, True),
-    Config(128, 128, 8, 2),
-    Config(128, 64, 8, 3),
-    Config(128, 32, 8, 4, True),
+    KernelConfig(128, 128, 8, 2, True),
+    KernelConfig(128, 128, 8, 3, True),
+    KernelConfig(128, 64, 8, 3, True),
+    KernelConfig(128, 64, 8, 4, True),
+    KernelConfig(128, 64, 4, 3, True),
+    KernelConfig(64, 128, 4, 2, True),
+    KernelConfig(64, 64, 4, 3, True),
+    KernelConfig(128, 128, 8, 2),
+    KernelConfig(128, 64, 8, 3),
+    KernelConfig(128, 32, 8, 4, True),
 ]
 QUERIES = [
-    Config(128, 64, 8, 2, True),
-    Config(128, 64, 8, 3, True),
-    Config(64, 64, 4, 2, True),
-    Config(64, 64, 4, 3, True),
-    Config(128, 64, 8, 2),
-    Config(64, 128, 4, 2, True),
+    KernelConfig(128, 64, 8, 2, True),
+    KernelConfig(128, 64, 8, 3, True),
+    KernelConfig(64, 64, 4, 2, True),
+    KernelConfig(64, 64, 4, 3, True),
+    KernelConfig(128, 64, 8, 2),
+    KernelConfig(64, 128, 4, 2, True),
 ]
 KEYS = [
-    Config(32, 128, 8, 3, True),
-    Config(32, 128, 8, 2, True),
-    Config(64, 128, 8, 2, True),
-    Config(64, 128, 8, 2),
-    Config(32, 128, 4, 2, True),
-    Config(64, 64, 4, 2, True),
-    Config(64, 64, 4, 2),
+    KernelConfig(32, 128, 8, 3, True),
+    KernelConfig(32, 128, 8, 2, True),
+    KernelConfig(64, 128, 8, 2, True),
+    KernelConfig(64, 128, 8, 2),
+    KernelConfig(32, 128, 4, 2, True),
+    KernelConfig(64, 64, 4, 2, True),
+    KernelConfig(64, 64, 4, 2),
 ]
 POOL = [
-    Config(128, 128, 8, 2, True),
-    Config(128, 64, 4, 2, True),
-    Config(128, 64, 4, 3, True),
-    Config(128, 64, 8, 2, True),
-    Config(128, 64, 8, 3, True),
-    Config(128, 128, 4, 2, True),
-    Config(128, 128, 8, 3, True),
-    Config(256, 64, 8, 2, True),
-    Config(64, 128, 4, 2, True),
-    Config(256, 128, 8, 2, True),
-    Config(128, 128, 8, 2),
+    KernelConfig(128, 128, 8, 2, True),
+    KernelConfig(128, 64, 4, 2, True),
+    KernelConfig(128, 64, 4, 3, True),
+    KernelConfig(128, 64, 8, 2, True),
+    KernelConfig(128, 64, 8, 3, True),
+    KernelConfig(128, 128, 4, 2, True),
+    KernelConfig(128, 128, 8, 3, True),
+    KernelConfig(256, 64, 8, 2, True),
+    KernelConfig(64, 128, 4, 2, True),
+    KernelConfig(256, 128, 8, 2, True),
+    KernelConfig(128, 128, 8, 2),
 ]
 BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -108,12 +107,12 @@ def tune_pool() -> None:
         q, k, v = heads(T, 128)
         for name in ("cudnn", "flash"):
             record(f"forward {T}", name, None, sdpa(name, q, k, v, True), flops(T, 128, True), rep=rep)
-        lse = triton_path.forward(pose(q, k, v, mask=regard.causal))[1]
+        lse = launch.forward(prepare(q, k, v, mask=regard.causal))[1]
         for config in POOL:
             with chosen(config):
 
                 def go(q: Tensor = q, k: Tensor = k, lse: Tensor = lse) -> object:
-                    return triton_pool.pool(q, k, lse, regard.causal, 128**-0.5, None, 1024, 1024)
+                    return pool.pool(q, k, lse, regard.causal, 128**-0.5, None, 1024, 1024)
 
                 check = check_pool if T == 16_384 else None
                 record(f"{purpose} {T}", "triton", config, go, flops(T, 128, True) / 2, check, rep)
@@ -132,21 +131,23 @@ def tune_forward(D: int) -> None:
             tried = FORWARD if causal else best_configs(f"forward {D} causal 4096", 3)
             for config in tried if T == 4096 else best_configs(f"forward {D} causal 4096", 4):
                 with chosen(config):
-                    problem = pose(q, k, v, mask=mask)
+                    problem = prepare(q, k, v, mask=mask)
                     check = (lambda D=D: check_forward(D)) if causal and T == 4096 else None
-                    go = lambda p=problem: triton_path.forward(p)  # noqa: E731
+                    go = lambda p=problem: launch.forward(p)  # noqa: E731
                     record(purpose, "triton", config, go, flops(T, D, causal), check)
 
 
 def tune_backward(D: int) -> None:
     for T, few in ((4096, False), (16_384, True)):
         q, k, v = heads(T, D)
-        problem, grad = pose(q, k, v, mask=regard.causal), torch.randn_like(v)
-        output, _, top, log_total = triton_path.forward(problem, for_backward=True)
+        problem, grad = prepare(q, k, v, mask=regard.causal), torch.randn_like(v)
+        output, _, top, log_total = launch.forward(problem, for_backward=True)
         kept = (output, top, log_total)
 
-        def go(problem: Problem = problem, kept: tuple[Tensor, ...] = kept, g: Tensor = grad) -> object:
-            return triton_path.backward(problem, *kept, g)
+        def go(
+            problem: AttentionProblem = problem, kept: tuple[Tensor, ...] = kept, g: Tensor = grad
+        ) -> object:
+            return launch.backward(problem, *kept, g)
 
         work = 2.5 * flops(T, D, True)
         for name in ("cudnn", "flash"):
@@ -168,13 +169,13 @@ def tune_float32() -> None:
         usual = configs.PRECISION
         for precision in ("tf32x3", "ieee"):
             configs.PRECISION = precision
-            problem = pose(q, k, v, mask=regard.causal)
+            problem = prepare(q, k, v, mask=regard.causal)
             check = lambda D=D: check_forward(D, torch.float32)  # noqa: E731
             record(
                 f"float32 {D}",
                 precision,
                 None,
-                lambda p=problem: triton_path.forward(p),
+                lambda p=problem: launch.forward(p),
                 flops(4096, D, True),
                 check,
             )
@@ -192,13 +193,13 @@ def time_masks() -> None:
         "prefix": regard.causal | regard.prefix(1000),
         "documents": regard.causal & regard.documents(ids),
     }.items():
-        problem = pose(q, k, v, mask=mask, softcap=30.0 if name == "softcap" else None)
-        record(f"mask {name}", "triton", None, lambda p=problem: triton_path.forward(p), flops(T, 128, True))
+        problem = prepare(q, k, v, mask=mask, softcap=30.0 if name == "softcap" else None)
+        record(f"mask {name}", "triton", None, lambda p=problem: launch.forward(p), flops(T, 128, True))
         record(
             f"mask {name}",
             "lists alone",
             None,
-            lambda m=problem.mask: triton_path.surveyed(m, (1, HEADS, T, T), 128, 64, q.device).by_row(),
+            lambda m=problem.mask: launch.surveyed(m, (1, HEADS, T, T), 128, 64, q.device).by_row(),
             flops(T, 128, True),
         )
 
@@ -206,7 +207,7 @@ def time_masks() -> None:
 def record(
     purpose: str,
     what: str,
-    config: Config | None,
+    config: KernelConfig | None,
     go: Callable[[], object],
     work: float,
     check: Callable[[], float] | None = None,
@@ -237,7 +238,7 @@ def record(
 
 def check_forward(D: int, dtype: torch.dtype = torch.bfloat16) -> float:
     q, k, v = small(D, dtype)
-    output, lse = triton_path.forward(pose(q, k, v, mask=regard.causal))[:2]
+    output, lse = launch.forward(prepare(q, k, v, mask=regard.causal))[:2]
     steps = trace(q.double(), k.double(), v.double(), regard.causal)
     lse_gap = (lse - torch.logsumexp(steps.masked, -1)).abs().max().item()
     if not lse_gap < 1e-3:
@@ -249,9 +250,9 @@ def check_forward(D: int, dtype: torch.dtype = torch.bfloat16) -> float:
 def check_backward(D: int) -> float:
     inputs = small(D)
     grad = torch.randn_like(inputs[2])
-    problem = pose(*inputs, mask=regard.causal)
-    output, _, top, log_total = triton_path.forward(problem, for_backward=True)
-    ours = triton_path.backward(problem, output, top, log_total, grad)[:3]
+    problem = prepare(*inputs, mask=regard.causal)
+    output, _, top, log_total = launch.forward(problem, for_backward=True)
+    ours = launch.backward(problem, output, top, log_total, grad)[:3]
     twice = []
     for dtype in (torch.float64, inputs[0].dtype):
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in inputs)
@@ -273,7 +274,7 @@ def check_pool() -> float:
     )
     worst = 0.0
     for rows, cols in ((65, 65), (q.shape[2] // 128, 13), (7, 100)):
-        ours = triton_pool.pool(q, k, lse, regard.causal, 128**-0.5, None, rows, cols)
+        ours = pool.pool(q, k, lse, regard.causal, 128**-0.5, None, rows, cols)
         truth, theirs = (binned(w, rows, cols) for w in (steps.weights, eager_weights.double()))
         gaps = [distance(a, t) / distance(b, t) for a, b, t in zip(ours, theirs, truth, strict=True)]
         worst = max(worst, *gaps)
@@ -322,10 +323,10 @@ def sdpa_backward(name: str, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> C
 
 
 @contextmanager
-def chosen(config: Config, only: str | None = None) -> Iterator[None]:
+def chosen(config: KernelConfig, only: str | None = None) -> Iterator[None]:
     """One config for every purpose, or for one of them."""
 
-    def choose(purpose: str, width: int, dtype: torch.dtype) -> Config:
+    def choose(purpose: str, width: int, dtype: torch.dtype) -> KernelConfig:
         return config if only in (None, purpose) else LOOKUP(purpose, width, dtype)
 
     configs.choose = choose
@@ -343,9 +344,9 @@ def distance(x: Tensor, truth: Tensor) -> float:
     return ((x.double() - truth).norm() / truth.norm()).item()
 
 
-def best_configs(purpose: str, n: int) -> list[Config]:
+def best_configs(purpose: str, n: int) -> list[KernelConfig]:
     timed = [r for r in ROWS if r["purpose"] == purpose and r["config"] and "ms" in r]
-    return [Config(*r["config"]) for r in sorted(timed, key=lambda r: r["ms"])[:n]]
+    return [KernelConfig(*r["config"]) for r in sorted(timed, key=lambda r: r["ms"])[:n]]
 
 
 def line(row: dict[str, Any]) -> str:

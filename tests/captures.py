@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import regard
-from regard.recorder import Evidence, Layer, Seen
+from regard.recorder import Capture, Evidence, Layer
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",
@@ -32,16 +32,16 @@ def captured(
     mask: regard.Mask = regard.causal,
     boundary: int | None = None,
     seed: int = 0,
-) -> Seen:
+) -> Capture:
     """A capture of one text whose heads look at what is near, and at the first token."""
     draw = torch.Generator().manual_seed(seed)
     found = []
     for number in range(layers):
         q, k, v = (torch.randn(1, n, T, width, generator=draw) for n in (heads, kv_heads, kv_heads))
         q[..., 0], k[..., 0, 0] = 3.0, 2.0  # a sink
-        map = regard.weights(q, k, mask=mask)
+        map = regard.attention_map(q, k, mask=mask)
         evidence = Evidence(1e-7, 1e-6, 1e-7, T, T, str(mask), map.scale)
         kept = v if values else None
         found.append(Layer(number, f"h.{number}.attn", "", map, evidence, tuple(range(heads)), kept))
     ids = torch.arange(T)[None] % 13
-    return Seen(found, model, ids, [tokens or [f" t{i % 13}" for i in range(T)]], None, boundary)
+    return Capture(found, model, ids, [tokens or [f" t{i % 13}" for i in range(T)]], None, boundary)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.attention.rules import Mask
+from regard.attention.masks.base import Mask
 
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 
@@ -78,7 +78,7 @@ class DrawnMask:
         """(B, H, T, S), one entry at a time."""
         return self._each(self.says, torch.bool)
 
-    def added(self) -> Tensor | None:
+    def score_bias(self) -> Tensor | None:
         """(B, H, T, S) in float64, or None if the rule adds nothing."""
         return None if self.adds is None else self._each(self.adds, torch.float64)
 
@@ -157,7 +157,7 @@ def arbitrary_masks(draw: Any, n: Sizes) -> DrawnMask:
             lambda b, h, i, j: i + past - j >= h * step,
         ),
         DrawnMask(regard.rule(lambda b, h, q, k: b != 1), n, lambda b, h, i, j: b != 1),
-        DrawnMask(regard.dense(table), n, lambda b, h, i, j: bool(wide[b, h, i, j])),
+        DrawnMask(regard.tensor_mask(table), n, lambda b, h, i, j: bool(wide[b, h, i, j])),
     ]
     if n.T <= n.S:
         ids = torch.randint(0, 3, (n.B, n.S), generator=made)
@@ -185,7 +185,7 @@ def biases(draw: Any, n: Sizes) -> DrawnMask:
         table = table.masked_fill(torch.rand(table.shape, generator=made) < 0.3, -torch.inf)
     wide = table.expand(n.matrix)
     return DrawnMask(
-        regard.dense(table),
+        regard.tensor_mask(table),
         n,
         lambda b, h, i, j: wide[b, h, i, j].item() != -torch.inf,
         lambda b, h, i, j: wide[b, h, i, j].item(),

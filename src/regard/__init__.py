@@ -11,32 +11,34 @@ from regard.providers import provide
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal to what is imported below
-    from regard.attention.attend import attend, backend, explain
-    from regard.attention.masks import (
+    from regard.attention.attend import attend, backend, which_backend
+    from regard.attention.masks.base import Mask, full
+    from regard.attention.masks.named import (
         alibi,
         causal,
         causal_mask,
         chunks,
-        dense,
         documents,
         padding,
         prefix,
         rule,
+        tensor_mask,
         window,
     )
-    from regard.attention.rules import Mask, full
     from regard.attention.steps import scaled_dot_product_attention
     from regard.checker import Report, check
-    from regard.maps import AttentionMap, weights
-    from regard.recorder import capture, capture_size, load
+    from regard.maps import AttentionMap, attention_map
+    from regard.recorder import Capture, capture, capture_size, load
     from regard.show import plot
 
 __all__ = [
     "AttentionMap",
+    "Capture",
     "Mask",
     "Report",
     "alibi",
     "attend",
+    "attention_map",
     "backend",
     "capture",
     "capture_size",
@@ -44,9 +46,7 @@ __all__ = [
     "causal_mask",
     "check",
     "chunks",
-    "dense",
     "documents",
-    "explain",
     "full",
     "load",
     "padding",
@@ -54,18 +54,21 @@ __all__ = [
     "prefix",
     "rule",
     "scaled_dot_product_attention",
-    "weights",
+    "tensor_mask",
+    "which_backend",
     "window",
 ]
 
 _MODULES = {
-    "regard.attention.attend": "attend backend explain",
-    "regard.attention.masks": "alibi causal causal_mask chunks dense documents padding prefix rule window",
-    "regard.attention.rules": "Mask full",
+    "regard.attention.attend": "attend backend which_backend",
+    "regard.attention.masks.base": "Mask full",
+    "regard.attention.masks.named": (
+        "alibi causal causal_mask chunks documents padding prefix rule tensor_mask window"
+    ),
     "regard.attention.steps": "scaled_dot_product_attention",
     "regard.checker": "Report check",
-    "regard.maps": "AttentionMap weights",
-    "regard.recorder": "capture capture_size load",
+    "regard.maps": "AttentionMap attention_map",
+    "regard.recorder": "Capture capture capture_size load",
     "regard.show": "plot",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -100,4 +103,4 @@ def __dir__() -> list[str]:
 
 provide("viewer", "regard.show.viewer")
 # `model.set_attn_implementation("regard")` works once both are imported, whichever comes first.
-call_after_import("transformers.modeling_utils", "regard.recorder.transformers_attention", "register")
+call_after_import("transformers.modeling_utils", "regard.recorder.sources.transformers_attention", "register")

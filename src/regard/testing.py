@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.checker.checking import check
+from regard.checker.checker import check
 from regard.checker.report import Report
 
 

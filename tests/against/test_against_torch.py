@@ -5,12 +5,12 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-import truth
-from strategies import Sizes, tensors
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
 from regard import causal, padding, scaled_dot_product_attention
+from tests import truth
+from tests.strategies import Sizes, tensors
 
 TOLERANCE = {
     torch.float64: {"rtol": 1e-12, "atol": 1e-13},

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.attention.masks import causal
-from regard.recorder.capture import capture
+from regard.attention.masks.named import causal
+from regard.recorder.context import capture
 
 transformers = pytest.importorskip("transformers")
 
@@ -170,7 +170,7 @@ def check(seen_maps: list, theirs: tuple[Tensor, ...], rows: Tensor | None, tole
     """Maps equal matrices, on the rows that are text."""
     assert len(seen_maps) == len(theirs)
     for map, matrix in zip(seen_maps, theirs, strict=True):
-        off = (map.dense() - matrix).abs()
+        off = (map.to_dense() - matrix).abs()
         if rows is not None:
             off = off.transpose(1, 2)[rows]
         assert off.max() < tolerance
@@ -299,7 +299,7 @@ def test_packed_sequences() -> None:
     check(seen.maps, eager(model, inputs | {"use_cache": False}).attentions, None)
     assert str(seen[0].mask) == "causal & window(5) & documents(1×16)"
     apart = capture(model, input_ids=ids[:, 7:])
-    assert (apart[0].dense() - seen[0].dense()[:, :, 7:, 7:]).abs().max() < 1e-5
+    assert (apart[0].to_dense() - seen[0].to_dense()[:, :, 7:, 7:]).abs().max() < 1e-5
     assert seen.certificate.certified
 
 
@@ -327,7 +327,7 @@ def test_a_mask_of_ones_own() -> None:
     check(seen.maps, eager(model, inputs | {"attention_mask": floats}).attentions, None)
     with capture(model) as again:
         model(**inputs | {"attention_mask": floats})
-    assert torch.equal(again[0].dense(), seen[0].dense())
+    assert torch.equal(again[0].to_dense(), seen[0].to_dense())
     assert seen.certificate.certified
 
 
@@ -413,5 +413,5 @@ def test_images_that_do_not_see_each_other() -> None:
     assert [layer.key for layer in seen.layers] == ["0", "1"]
     assert str(seen[0].mask) == "documents(1×24)"
     assert seen.certificate.certified
-    assert (seen[0].dense()[:, :, :16, 16:] == 0).all()
-    assert (seen[0].dense().sum(-1) - 1).abs().max() < 1e-5
+    assert (seen[0].to_dense()[:, :, :16, 16:] == 0).all()
+    assert (seen[0].to_dense().sum(-1) - 1).abs().max() < 1e-5

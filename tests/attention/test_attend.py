@@ -4,15 +4,14 @@ import itertools
 from typing import Any
 
 import pytest
-import strategies
 import torch
-import truth
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
-from regard.attention import tiles
+from regard.attention.backends import tiles
+from tests import strategies, truth
 
 PATHS = ("tiled", "auto")
 
@@ -40,7 +39,7 @@ def problems(draw: Any, most: int = 14) -> tuple[strategies.Sizes, strategies.Dr
 def _true(n: Any, drawn: Any, options: dict[str, Any], x: Any) -> Any:
     sinks = x.sinks if options["sinks"] else None
     return truth.attention(
-        x.q, x.k, x.v, drawn.allowed(), bias=drawn.added(), sinks=sinks,
+        x.q, x.k, x.v, drawn.allowed(), bias=drawn.score_bias(), sinks=sinks,
         scale=options["scale"], softcap=options["softcap"],
     )  # fmt: skip
 
@@ -73,7 +72,7 @@ def test_tiles_err_no_more_than_pytorch(dtype: torch.dtype, n: Any, seed: int, c
     n = n._replace(T=n.S)
     x = strategies.tensors(n, seed, dtype)
     mask = regard.causal if causal else regard.full
-    right = truth.attention(x.q, x.k, x.v, mask.dense(n.T, n.S).expand(n.matrix))
+    right = truth.attention(x.q, x.k, x.v, mask.to_dense(n.T, n.S).expand(n.matrix))
     ours = regard.attend(x.q, x.k, x.v, mask=mask, backend="tiled")
     theirs = sdpa(x.q, x.k, x.v, is_causal=causal, enable_gqa=n.H != n.G)
     assert ours.dtype == dtype
@@ -169,7 +168,7 @@ def test_a_bias_that_wants_a_gradient_gets_it() -> None:
     x = strategies.tensors(strategies.Sizes(1, 2, 2, 4, 4, 3, 3), 1, torch.float64)
     bias = torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda bias: regard.attend(*x[:3], mask=bias), (bias,))
-    assert regard.explain(*x[:3], mask=bias).backend == "steps"
+    assert regard.which_backend(*x[:3], mask=bias).backend == "steps"
 
 
 def test_lse_is_a_reading_without_gradient() -> None:
@@ -192,7 +191,7 @@ def test_lse_is_a_reading_without_gradient() -> None:
 )
 def test_explain_says_what_auto_takes(options: dict[str, Any], taken: str) -> None:
     q = torch.randn(1, 2, 8, 4)
-    told = regard.explain(q, q, q, **options)
+    told = regard.which_backend(q, q, q, **options)
     assert told.backend == taken
     assert f"{taken}: taken" in str(told)
     assert all(why for why in told.refusals.values())
@@ -201,8 +200,8 @@ def test_explain_says_what_auto_takes(options: dict[str, Any], taken: str) -> No
 
 def test_one_query_with_a_cache_takes_pytorch() -> None:
     q, k = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 9, 4)
-    assert regard.explain(q, k, k, mask=regard.causal).backend == "torch"
-    assert regard.explain(torch.randn(1, 2, 3, 4), k, k, mask=regard.causal).backend == "tiled"
+    assert regard.which_backend(q, k, k, mask=regard.causal).backend == "torch"
+    assert regard.which_backend(torch.randn(1, 2, 3, 4), k, k, mask=regard.causal).backend == "tiled"
 
 
 @pytest.mark.parametrize("mask", [None, regard.causal, regard.padding([3]), regard.chunks(2)])
@@ -216,8 +215,8 @@ def test_the_output_comes_alone_unless_lse_is_asked_for(mask: Any) -> None:
 def test_padding_goes_to_pytorch_unless_it_holds_nan(bad: float) -> None:
     q, k = torch.randn(2, 2, 5, 4), torch.randn(2, 2, 7, 4)
     mask = regard.padding([7, 3])
-    assert regard.explain(q, k, k, mask=mask).backend == "torch"
-    assert regard.explain(q, k, k, mask=regard.padding([7, 0])).backend == "tiled"
+    assert regard.which_backend(q, k, k, mask=mask).backend == "torch"
+    assert regard.which_backend(q, k, k, mask=regard.padding([7, 0])).backend == "tiled"
     clean = regard.attend(q, k, k, mask=mask)
     k[1, :, 3:] = bad
     assert torch.allclose(regard.attend(q, k, k, mask=mask), clean, atol=1e-6)

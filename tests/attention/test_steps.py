@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
-import truth
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import DrawnMask, Sizes, Tensors, dtypes, sized_masks, tensors
 
 import regard
 from regard import causal, padding, rule, scaled_dot_product_attention
 from regard.attention.steps import Steps, softmax, trace
+from tests import truth
+from tests.strategies import DrawnMask, Sizes, Tensors, dtypes, sized_masks, tensors
 
 # The largest error may be this much of PyTorch's own, which gets one unit in the last place on top. Both sum
 # the same few products in another order, so on a single draw of numbers, or in a gradient whose terms cancel,
@@ -43,7 +43,7 @@ def torchs_own(made: Tensors, drawn: DrawnMask, *, scale, softcap, sinks) -> tor
     """
     n, allowed = drawn.n, drawn.allowed()
     allowed = allowed | ~allowed.any(-1, keepdim=True)  # empty rows are left out of the comparison
-    bias, dtype = drawn.added(), made.q.dtype
+    bias, dtype = drawn.score_bias(), made.q.dtype
     q, k, v = made[:3]
     if softcap is not None or bias is not None or sinks is not None:
         q, k, v = q.float(), k.float(), v.float()
@@ -74,7 +74,7 @@ def results(drawn: DrawnMask, chosen: dict, dtype: torch.dtype, seed: int) -> di
     )
     outputs = [
         truth.attention(
-            *exact[:3], drawn.allowed(), bias=drawn.added(), **given_options(chosen, exact)
+            *exact[:3], drawn.allowed(), bias=drawn.score_bias(), **given_options(chosen, exact)
         ).output,
         scaled_dot_product_attention(*ours[:3], drawn.mask, **given_options(chosen, ours))[0],
         torchs_own(torchs, drawn, **given_options(chosen, torchs)),
@@ -122,7 +122,9 @@ def test_no_further_from_the_truth_at_a_real_width(dtype, softcap):
 @given(sized_masks(), options, seeds)
 def test_float64_is_the_truth_to_the_last_places(drawn, chosen, seed):
     made = tensors(drawn.n, seed, torch.float64)
-    exact = truth.attention(*made[:3], drawn.allowed(), bias=drawn.added(), **given_options(chosen, made))
+    exact = truth.attention(
+        *made[:3], drawn.allowed(), bias=drawn.score_bias(), **given_options(chosen, made)
+    )
     output, weights = scaled_dot_product_attention(*made[:3], drawn.mask, **given_options(chosen, made))
     torch.testing.assert_close(output, exact.output, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(weights, exact.weights, rtol=1e-12, atol=1e-13)
@@ -152,7 +154,7 @@ def test_gradcheck_of_a_bias_that_learns():
 
     def run(q, k, v, sinks, free):
         mask = torch.full_like(bias, -torch.inf).masked_scatter(finite, free)
-        return trace(q, k, v, regard.dense(mask) & causal, softcap=2.0, sinks=sinks).output
+        return trace(q, k, v, regard.tensor_mask(mask) & causal, softcap=2.0, sinks=sinks).output
 
     assert torch.autograd.gradcheck(run, (*made, free))
     (gradient,) = torch.autograd.grad(run(*made, free).sum(), free)
@@ -220,7 +222,7 @@ def test_nan_where_somebody_may_look_is_seen():
 def test_trace_shows_every_step():
     q, k, v, sinks = tensors(Sizes(2, 4, 2, 3, 5, 4, 6), 0)
     bias = torch.randn(3, 5)
-    steps = trace(q, k, v, regard.dense(bias) & padding([5, 3]), scale=0.7, softcap=2.0, sinks=sinks)
+    steps = trace(q, k, v, regard.tensor_mask(bias) & padding([5, 3]), scale=0.7, softcap=2.0, sinks=sinks)
     assert isinstance(steps, Steps)
     assert Steps._fields == ("scores", "scaled", "masked", "weights", "output")
     wide = k.repeat_interleave(2, 1)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captures import captured
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from browser import chromium
-from regard.recorder import Seen
-from regard.show.contents import Contents
-from regard.show.page import write
-from regard.show.running import Running
-from regard.show.server import Site
+from regard.recorder import Capture
+from regard.show.data.contents import Contents
+from regard.show.saved.bundle import write
+from regard.show.server.app import Site
+from regard.show.server.background import BackgroundServer
+from tests.captures import captured
 
 STATUS = """addEventListener("DOMContentLoaded", () => {
   const line = document.getElementById("status");
@@ -76,15 +76,18 @@ def page(context: BrowserContext) -> Iterator[Page]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Running]]:
+def serve() -> Iterator[Callable[..., BackgroundServer]]:
     """Serves captures on a free port of loopback; gives what has the `address`."""
-    open_: list[Running] = []
+    open_: list[BackgroundServer] = []
 
     def start(
-        seen: Seen | Sequence[Seen] | None = None, *, contents: dict[str, Any] | None = None, **site: Any
-    ) -> Running:
+        seen: Capture | Sequence[Capture] | None = None,
+        *,
+        contents: dict[str, Any] | None = None,
+        **site: Any,
+    ) -> BackgroundServer:
         shown = Contents(captured() if seen is None else seen, **(contents or {}))
-        open_.append(Running(Site(shown, **site)).start())
+        open_.append(BackgroundServer(Site(shown, **site)).start())
         return open_[-1]
 
     yield start
@@ -98,7 +101,7 @@ def saved(tmp_path: Path, context: BrowserContext) -> Iterator[Callable[..., str
     asked: list[str] = []
     context.on("request", lambda request: asked.append(request.url))
 
-    def save(seen: Seen | Sequence[Seen] | None = None, **options: Any) -> str:
+    def save(seen: Capture | Sequence[Capture] | None = None, **options: Any) -> str:
         context.set_offline(True)
         path = tmp_path / "page.html"
         return write(captured() if seen is None else seen, path, **options).as_uri()
@@ -116,5 +119,5 @@ def opened(request: pytest.FixtureRequest) -> Callable[..., str]:
     if request.param == "saved":
         save: Callable[..., str] = request.getfixturevalue("saved")
         return save
-    serve: Callable[..., Running] = request.getfixturevalue("serve")
+    serve: Callable[..., BackgroundServer] = request.getfixturevalue("serve")
     return lambda seen: serve(seen).address

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from captures import HOSTILE, captured
 from playwright.sync_api import Page, expect
 
 from regard.cli.model import Model
 from regard.gpt import GPT
 from regard.heads import describe
-from regard.show.running import Running
+from regard.show.server.background import BackgroundServer
+from tests.captures import HOSTILE, captured
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,9 @@ def table(page: Page) -> dict[str, list[str]]:
     return {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in rows}
 
 
-def test_a_model_writes_and_is_measured(page: Page, serve: Callable[..., Running], model: GPT) -> None:
+def test_a_model_writes_and_is_measured(
+    page: Page, serve: Callable[..., BackgroundServer], model: GPT
+) -> None:
     page.goto(serve(captured(80), generate=Model.of(model, "GPT").generate).address + "#view=cache")
     prompt = "The history of the river begins"
     page.get_by_label("The text to go on with").fill(prompt)
@@ -98,7 +100,7 @@ def test_a_saved_file_says_what_it_needs_and_shows_what_was_recorded(
 
 
 def test_what_the_model_says_is_only_text_and_errors_are_said(
-    page: Page, serve: Callable[..., Running]
+    page: Page, serve: Callable[..., BackgroundServer]
 ) -> None:
     def generate(text: str, *, tokens: int, window: int, sinks: int) -> Any:
         yield {

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from captures import captured
 from playwright.sync_api import Page, expect
 
 import regard
 from regard.heads import describe
-from regard.recorder import Layer, Seen
-from regard.show.running import Running
+from regard.recorder import Capture, Layer
+from regard.show.server.background import BackgroundServer
+from tests.captures import captured
 
 
 def titles(page: Page) -> list[str]:
@@ -36,7 +36,7 @@ def test_every_head_with_its_scores(page: Page, opened: Callable[..., str]) -> N
             assert label.replace("_", " ") in (card.locator(".tags").text_content() or "")
 
 
-def test_sorted_and_filtered(page: Page, serve: Callable[..., Running]) -> None:
+def test_sorted_and_filtered(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     seen = captured(60)
     page.goto(serve(seen).address + "#view=heads")
     expect(page.locator("#view-heads .card")).to_have_count(8)
@@ -52,14 +52,18 @@ def test_sorted_and_filtered(page: Page, serve: Callable[..., Running]) -> None:
     expect(page).to_have_url(re.compile("sort=duplicate.*only=1"))
 
 
-def test_what_a_head_is_called_and_who_is_called_so(page: Page, serve: Callable[..., Running]) -> None:
+def test_what_a_head_is_called_and_who_is_called_so(
+    page: Page, serve: Callable[..., BackgroundServer]
+) -> None:
     T = 40
     places = torch.eye(T)
     q = torch.stack([30 * places.roll(1, 0), 0 * places])[None]  # at the token before; at all alike
     q[0, 0, 0] = 0
-    m = regard.weights(q, places.expand(1, 2, T, T), mask=regard.causal, scale=1.0)
+    m = regard.attention_map(q, places.expand(1, 2, T, T), mask=regard.causal, scale=1.0)
     layer = captured(T).layers[0]
-    seen = Seen([Layer(0, "h.0", "", m, layer.evidence, (0, 1))], "two", torch.randperm(T)[None], [["t"] * T])
+    seen = Capture(
+        [Layer(0, "h.0", "", m, layer.evidence, (0, 1))], "two", torch.randperm(T)[None], [["t"] * T]
+    )
     assert [row.label for row in describe(seen.maps, seen.ids)] == ["previous_token", None]
     page.goto(serve(seen).address + "#view=heads")
     expect(page.locator("#view-heads .card").first.locator(".tag").first).to_have_text("previous token")
@@ -91,7 +95,7 @@ def test_two_heads_and_two_texts_side_by_side(page: Page, opened: Callable[..., 
     expect(page.locator(".compare-picture").nth(1)).to_have_attribute("width", "40")
 
 
-def test_by_key_alone(page: Page, serve: Callable[..., Running]) -> None:
+def test_by_key_alone(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     page.goto(serve(captured(40)).address + "#view=heads")
     page.locator("#view-heads .gallery-picture").first.focus()
     page.keyboard.press("ArrowRight")
@@ -103,7 +107,7 @@ def test_by_key_alone(page: Page, serve: Callable[..., Running]) -> None:
     expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
 
 
-def test_a_layer_that_is_not_certified_says_so(page: Page, serve: Callable[..., Running]) -> None:
+def test_a_layer_that_is_not_certified_says_so(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     seen = captured(40)
     seen.layers[1].evidence = replace(seen.layers[1].evidence, difference=0.5)
     page.goto(serve(seen).address + "#view=heads")

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from captures import captured
 from playwright.sync_api import Page, expect
 
 import regard
-from regard.recorder import Evidence, Layer, Seen
-from regard.show import pack as packing
-from regard.show.running import Running
+from regard.recorder import Capture, Evidence, Layer
+from regard.show.saved import pack as packing
+from regard.show.server.background import BackgroundServer
+from tests.captures import captured
 
 CANVAS = ".map-stage canvas"
 T = 600  # three levels of tiles
 
 
 @pytest.fixture(scope="module")
-def seen() -> Seen:
+def seen() -> Capture:
     return captured(T, layers=2, boundary=200)
 
 
@@ -67,16 +67,16 @@ def pixels(page: Page, x: float, y: float) -> list[int]:
 
 
 @pytest.fixture(params=["served", "saved"])
-def address(request: pytest.FixtureRequest, seen: Seen) -> str:
+def address(request: pytest.FixtureRequest, seen: Capture) -> str:
     """The page of the capture, from a server and from a file."""
     if request.param == "served":
-        running: Running = request.getfixturevalue("serve")(seen)
+        running: BackgroundServer = request.getfixturevalue("serve")(seen)
         return running.address
     address: str = request.getfixturevalue("saved")(seen)
     return address
 
 
-def test_zoom_to_a_cell_and_read_the_library_s_number(page: Page, seen: Seen, address: str) -> None:
+def test_zoom_to_a_cell_and_read_the_library_s_number(page: Page, seen: Capture, address: str) -> None:
     page.goto(f"{address}#layer=1&head=2")
     x, y = middle(page)
     page.mouse.move(x, y)
@@ -107,7 +107,9 @@ def cell_point(page: Page, row: int, col: int) -> tuple[float, float]:
     )
 
 
-def test_hover_reads_pooled_cells_of_the_whole_map(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+def test_hover_reads_pooled_cells_of_the_whole_map(
+    page: Page, seen: Capture, saved: Callable[..., str]
+) -> None:
     page.set_viewport_size({"width": 390, "height": 900})
     page.goto(f"{saved(seen)}#layer=0&head=1")
     expect(page.locator("#view-map")).to_contain_text("One cell is 2 × 2 weights")
@@ -119,11 +121,11 @@ def test_hover_reads_pooled_cells_of_the_whole_map(page: Page, seen: Seen, saved
     found = re.search(r"queries(\d+)–(\d+)keys(\d+)–(\d+)", facts.inner_text().replace("\n", ""))
     assert found is not None
     r0, r1, k0, k1 = map(int, found.groups())
-    cell = seen[0, 1].dense()[0, r0 : r1 + 1, k0 : k1 + 1]
+    cell = seen[0, 1].to_dense()[0, r0 : r1 + 1, k0 : k1 + 1]
     assert weight(page) == pytest.approx(float(cell.sum() / len(cell)), rel=1e-3)
 
 
-def test_what_the_mask_hides_says_so(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+def test_what_the_mask_hides_says_so(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
     page.goto(f"{saved(seen)}#zoom=40&x=100&y=90")
     page.mouse.move(*cell_point(page, 90, 98))
     expect(page.locator("#weight")).to_have_text("hidden")
@@ -132,7 +134,7 @@ def test_what_the_mask_hides_says_so(page: Page, seen: Seen, saved: Callable[...
     expect(page.locator("#weight")).not_to_have_text("hidden")
 
 
-def test_the_sink_stands_apart(page: Page, seen: Seen, address: str) -> None:
+def test_the_sink_stands_apart(page: Page, seen: Capture, address: str) -> None:
     page.goto(f"{address}#layer=1&head=0")
     expect(page.locator("#hidden-mass")).to_be_hidden()
     before = page.locator(".bar").get_attribute("aria-label")
@@ -140,14 +142,14 @@ def test_the_sink_stands_apart(page: Page, seen: Seen, address: str) -> None:
     note = page.locator("#hidden-mass")
     expect(note).to_contain_text("stands apart")
     key = int(re.search(r"Key (\d+)", note.inner_text())[1])  # type: ignore[index]
-    share = float(seen[1, 0].dense()[0, :, key].mean())
+    share = float(seen[1, 0].to_dense()[0, :, key].mean())
     assert float(note.get_attribute("data-share") or "nan") == pytest.approx(share, rel=1e-3)
     expect(note).to_contain_text(f"{100 * share:.1f}%")
     expect(page.locator(".bar")).not_to_have_attribute("aria-label", before or "")
     assert state(page)["sink"] == "apart"
 
 
-def test_scales_and_pooling(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+def test_scales_and_pooling(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
     page.set_viewport_size({"width": 390, "height": 900})
     page.goto(f"{saved(seen)}#layer=1&head=3")
     bar = page.locator(".bar")
@@ -161,7 +163,7 @@ def test_scales_and_pooling(page: Page, seen: Seen, saved: Callable[..., str]) -
     assert {"scale": "log", "top": "one", "reduce": "max"}.items() <= state(page).items()
 
 
-def test_by_keyboard_alone(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+def test_by_keyboard_alone(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
     page.goto(saved(seen))
     page.locator(".thumb[tabindex='0']").focus()
     page.keyboard.press("ArrowRight")
@@ -182,7 +184,7 @@ def test_by_keyboard_alone(page: Page, seen: Seen, saved: Callable[..., str]) ->
     assert "row" not in state(page)
 
 
-def test_drag_wheel_and_buttons(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+def test_drag_wheel_and_buttons(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
     page.goto(saved(seen))
     x, y = middle(page)
     page.mouse.move(x, y)
@@ -203,7 +205,7 @@ def test_drag_wheel_and_buttons(page: Page, seen: Seen, saved: Callable[..., str
 
 
 def test_sixteen_bits_are_read_as_they_were_written(
-    page: Page, seen: Seen, saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    page: Page, seen: Capture, saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "FINE", 0)  # as in a large file
     page.goto(f"{saved(seen)}#layer=1&head=3&row=150&col=141&x=140&y=150&zoom=30")
@@ -213,7 +215,7 @@ def test_sixteen_bits_are_read_as_they_were_written(
     expect(page.locator(".map-notes")).to_contain_text(re.compile(r"within 0\.\d+% of the library's"))
 
 
-def test_two_fingers(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+def test_two_fingers(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
     page.goto(saved(seen))
     x, y = middle(page)
     page.evaluate(
@@ -232,7 +234,7 @@ def test_two_fingers(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
     assert float(state(page)["zoom"]) > 3  # five times as near as the whole
 
 
-def test_a_link_leads_back_to_the_same_picture(page: Page, seen: Seen, saved: Callable[..., str]) -> None:
+def test_a_link_leads_back_to_the_same_picture(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
     link = "layer=1&head=3&row=150&col=140&x=140&y=150&zoom=30&scale=log&reduce=max&sink=apart"
     page.goto(f"{saved(seen)}#{link}")
     expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
@@ -255,7 +257,7 @@ def test_a_broken_link_shows_what_there_is(page: Page, saved: Callable[..., str]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_themes(page: Page, seen: Seen, saved: Callable[..., str], scheme: Any) -> None:
+def test_both_themes(page: Page, seen: Capture, saved: Callable[..., str], scheme: Any) -> None:
     page.emulate_media(color_scheme=scheme)
     page.goto(f"{saved(captured(20))}#top=one&head=1&row=0&col=0")
     weight(page)
@@ -272,7 +274,7 @@ def test_both_themes(page: Page, seen: Seen, saved: Callable[..., str], scheme: 
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_exports(page: Page, seen: Seen, saved: Callable[..., str], tmp_path: Path) -> None:
+def test_exports(page: Page, seen: Capture, saved: Callable[..., str], tmp_path: Path) -> None:
     page.goto(f"{saved(seen)}#layer=1&head=2&zoom=30&x=100&y=105")
     settle(page)
 
@@ -300,7 +302,7 @@ def test_exports(page: Page, seen: Seen, saved: Callable[..., str], tmp_path: Pa
     keys = [int(key) for key in lines[0].split(",")[2:]]
     rows = [int(line.split(",")[0]) for line in lines[2:]]
     assert array.shape == (len(rows), len(keys))
-    true = seen[1, 2].dense()[0, rows[0] : rows[-1] + 1, keys[0] : keys[-1] + 1].numpy()
+    true = seen[1, 2].to_dense()[0, rows[0] : rows[-1] + 1, keys[0] : keys[-1] + 1].numpy()
     np.testing.assert_allclose(array, true, rtol=1e-3, atol=1e-6)
     assert float(lines[2].split(",")[2]) == pytest.approx(float(array[0, 0]))
 
@@ -331,7 +333,7 @@ def test_layers_say_what_they_are(page: Page, saved: Callable[..., str]) -> None
         Layer(1, "h.1", "", short.map, short.evidence, range(4)),
         Layer(2, "h.2", "", full.map, doubt, range(4)),
     ]
-    page.goto(saved(Seen(layers, "three kinds")))
+    page.goto(saved(Capture(layers, "three kinds")))
     labels = page.locator(".grid-label")
     expect(labels.nth(0)).to_contain_text("full")
     expect(labels.nth(1)).to_contain_text("last 8")

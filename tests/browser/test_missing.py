@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from captures import captured
 from playwright.sync_api import Page, expect
+
+from tests.captures import captured
 
 SENTENCE = "3 modules that mix tokens could not be captured and are not shown: 2 × GatedDeltaNet, <b>GRU."
 

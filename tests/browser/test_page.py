@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from regard.show.running import Running
+from regard.show.server.background import BackgroundServer
 
 
 @pytest.mark.parametrize("place", ["layer=1&head=2", "view=heads&layer=1&head=2"])
 def test_skipping_to_the_picture_keeps_the_place(
-    page: Page, serve: Callable[..., Running], place: str
+    page: Page, serve: Callable[..., BackgroundServer], place: str
 ) -> None:
     page.goto(f"{serve().address}#{place}")
     expect(page.locator(".view canvas").first).to_be_visible()
@@ -25,7 +25,7 @@ def test_skipping_to_the_picture_keeps_the_place(
     expect(page.locator("#view-heads" if "heads" in place else "#view-map")).to_be_visible()
 
 
-def test_tabs_by_keys(page: Page, serve: Callable[..., Running]) -> None:
+def test_tabs_by_keys(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     page.goto(serve().address)
     page.locator("#tab-map").focus()
     for key, view in (
@@ -41,7 +41,9 @@ def test_tabs_by_keys(page: Page, serve: Callable[..., Running]) -> None:
     expect(page.locator("#view-map")).to_be_visible()
 
 
-def test_the_chosen_tab_is_in_sight_on_a_narrow_screen(page: Page, serve: Callable[..., Running]) -> None:
+def test_the_chosen_tab_is_in_sight_on_a_narrow_screen(
+    page: Page, serve: Callable[..., BackgroundServer]
+) -> None:
     page.set_viewport_size({"width": 240, "height": 600})
     page.goto(f"{serve().address}#view=cache")
     expect(page.locator("#tab-cache")).to_be_in_viewport(ratio=0.9)

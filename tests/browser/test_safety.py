@@ -7,16 +7,16 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from captures import HOSTILE, captured
 from playwright.sync_api import Page, expect
 
-from regard.recorder import Seen
-from regard.show.running import Running
+from regard.recorder import Capture
+from regard.show.server.background import BackgroundServer
+from tests.captures import HOSTILE, captured
 
 ATTACK = "<img src=x onerror=\"document.title='taken'\">"
 
 
-def hostile() -> Seen:
+def hostile() -> Capture:
     tokens = [
         *HOSTILE,
         ATTACK,
@@ -60,7 +60,7 @@ def nothing_was_taken(page: Page) -> None:
     assert made == []
 
 
-def test_hostile_tokens_are_only_text_when_served(page: Page, serve: Callable[..., Running]) -> None:
+def test_hostile_tokens_are_only_text_when_served(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     seen = hostile()
     page.goto(serve([seen, hostile()], contents={"titles": [ATTACK, "</option>" + ATTACK]}).address)
     expect(page.locator("#model")).to_have_text(seen.model)
@@ -76,7 +76,7 @@ def test_hostile_tokens_are_only_text_in_a_saved_file(page: Page, saved: Callabl
     nothing_was_taken(page)
 
 
-def test_a_hostile_address_is_only_an_address(page: Page, serve: Callable[..., Running]) -> None:
+def test_a_hostile_address_is_only_an_address(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     address = serve().address
     for part in (
         f"#view={ATTACK}&layer={ATTACK}&head={ATTACK}",
@@ -91,7 +91,7 @@ def test_a_hostile_address_is_only_an_address(page: Page, serve: Callable[..., R
 
 
 def test_a_name_that_was_pointed_at_this_machine_is_refused(
-    page: Page, serve: Callable[..., Running]
+    page: Page, serve: Callable[..., BackgroundServer]
 ) -> None:
     running = serve()
     response = page.goto(f"http://rebound.example:{running.door.port}/")
@@ -127,11 +127,11 @@ def elsewhere() -> Iterator[str]:
 
 
 def test_another_page_cannot_read_post_or_frame(
-    page: Page, serve: Callable[..., Running], elsewhere: str
+    page: Page, serve: Callable[..., BackgroundServer], elsewhere: str
 ) -> None:
     read: list[str] = []
 
-    def reader(text: str, tell: Callable[[str, int, int], None]) -> Seen:
+    def reader(text: str, tell: Callable[[str, int, int], None]) -> Capture:
         read.append(text)
         return captured(4)
 
@@ -168,9 +168,9 @@ def test_another_page_cannot_read_post_or_frame(
 
 
 def test_with_a_secret_in_the_address_the_page_works(
-    page: Page, serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+    page: Page, serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.show.guard.is_loopback", lambda host: False)
+    monkeypatch.setattr("regard.show.server.guard.is_loopback", lambda host: False)
     running = serve()
     assert running.door.token
     page.goto(running.address)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from captures import captured
 from playwright.sync_api import Page, expect
 
-from regard.show.running import Running
+from regard.show.server.background import BackgroundServer
+from tests.captures import captured
 
 
-def test_it_opens_and_asks_only_its_own_server(page: Page, serve: Callable[..., Running]) -> None:
+def test_it_opens_and_asks_only_its_own_server(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     running = serve(captured(64))

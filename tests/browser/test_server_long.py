@@ -6,23 +6,25 @@ import re
 from collections.abc import Callable
 
 import pytest
-from captures import captured
 from playwright.sync_api import Page, expect
 
 from benchmarks.panning import drag, median
-from regard.recorder import Seen
-from regard.show.running import Running
+from regard.recorder import Capture
+from regard.show.server.background import BackgroundServer
+from tests.captures import captured
 
 T = 16_384
 CANVAS = ".map-stage canvas"
 
 
 @pytest.fixture(scope="module")
-def long_capture() -> Seen:
+def long_capture() -> Capture:
     return captured(T, layers=1, heads=2, kv_heads=1, width=8, values=False)
 
 
-def test_a_long_map_moves_smoothly(page: Page, serve: Callable[..., Running], long_capture: Seen) -> None:
+def test_a_long_map_moves_smoothly(
+    page: Page, serve: Callable[..., BackgroundServer], long_capture: Capture
+) -> None:
     running = serve(long_capture)
     page.goto(f"{running.address}#zoom=0.5&x=4000&y=9000")  # a cell is 2 × 2 weights: tiles come and go
     expect(page.locator(CANVAS)).to_be_visible()
@@ -39,7 +41,7 @@ def test_a_long_map_moves_smoothly(page: Page, serve: Callable[..., Running], lo
 
 
 def test_a_single_weight_of_a_long_map_is_the_library_s(
-    page: Page, serve: Callable[..., Running], long_capture: Seen
+    page: Page, serve: Callable[..., BackgroundServer], long_capture: Capture
 ) -> None:
     running = serve(long_capture)
     row, col = 12_345, 12_001

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from captures import HOSTILE, captured
 from playwright.sync_api import Page, expect
+
+from tests.captures import HOSTILE, captured
 
 
 def test_the_page_draws_inside_of_a_notebook(page: Page, tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from captures import HOSTILE, captured
 from playwright.sync_api import Page, expect
 
 import regard
 from regard.attention.steps import trace
-from regard.recorder import Layer, Seen
+from regard.recorder import Capture, Layer
 from regard.recorder.certificate import examine
-from regard.show.running import Running
+from regard.show.server.background import BackgroundServer
 from regard.stages.example import X, multi_head, project
+from tests.captures import HOSTILE, captured
 
 
 def step(page: Page, title: str) -> dict[int, float]:
@@ -42,7 +42,7 @@ def test_every_step_is_the_library_s(page: Page, opened: Callable[..., str]) -> 
     expect(page.locator("#view-steps .lead")).to_contain_text("token 20, looks at in layer 1, head 3")
     m, v = seen[1].q[0, 3, 20], seen.layer(1).values[0, 1]  # type: ignore[index]
     scores = seen[1].k[0, 1] @ m
-    weights = seen[1, 3].dense()[0, 20]
+    weights = seen[1, 3].to_dense()[0, 20]
     found = step(page, "Softmax")
     assert {0, 20} <= found.keys()
     assert len(found) >= 5
@@ -60,7 +60,7 @@ def test_every_step_is_the_library_s(page: Page, opened: Callable[..., str]) -> 
     )
 
 
-def test_what_the_mask_hides(page: Page, serve: Callable[..., Running]) -> None:
+def test_what_the_mask_hides(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     seen = captured(30, mask=regard.causal & regard.window(4))
     page.goto(serve(seen).address + "#view=steps&row=20")
     expect(page.locator("#view-steps .step").first).to_be_visible()
@@ -75,9 +75,9 @@ def test_a_soft_cap_and_a_learned_sink(page: Page, opened: Callable[..., str]) -
     torch.manual_seed(0)
     q, k, v = (3 * torch.randn(1, 2, 12, 8) for _ in range(3))
     sinks = torch.tensor([0.5, -1.0])
-    m = regard.weights(q, k, mask=regard.causal, softcap=2.0, sinks=sinks)
+    m = regard.attention_map(q, k, mask=regard.causal, softcap=2.0, sinks=sinks)
     layer = Layer(0, "h.0", "", m, examine(m, v, m.apply(v)), (0, 1), v)
-    seen = Seen([layer], "capped", torch.arange(12)[None], [[f" t{i}" for i in range(12)]])
+    seen = Capture([layer], "capped", torch.arange(12)[None], [[f" t{i}" for i in range(12)]])
     page.goto(opened(seen) + "#view=steps&head=1&row=11")
     expect(page.get_by_role("heading", name="Capped")).to_be_visible()
     steps = trace(q, k, v, regard.causal, softcap=2.0, sinks=sinks)
@@ -92,8 +92,8 @@ def test_a_soft_cap_and_a_learned_sink(page: Page, opened: Callable[..., str]) -
 def test_one_text_that_looks_at_another(page: Page, opened: Callable[..., str]) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
-    m = regard.weights(q, k)
-    seen = Seen([Layer(0, "cross.0", "cross", m, examine(m, v, m.apply(v)), (0, 1), v)], "crossed")
+    m = regard.attention_map(q, k)
+    seen = Capture([Layer(0, "cross.0", "cross", m, examine(m, v, m.apply(v)), (0, 1), v)], "crossed")
     seen.tokens, seen.target_tokens = [["k0", "k1", "k2", "k3", "k4"]], [["q0", "q1", "q2", "q3", "q4", "q5"]]
     page.goto(opened(seen) + "#view=steps&row=3")
     expect(page.locator("#view-steps .checks").first).to_contain_text(
@@ -102,7 +102,7 @@ def test_one_text_that_looks_at_another(page: Page, opened: Callable[..., str]) 
     expect(page.locator("#view-steps .lead")).to_contain_text("q3, token 3,")
     expect(page.locator("#view-steps .step").nth(1).locator(".token").first).to_have_text("k0")
     page.click("#tab-text")
-    best = int(m[0, 0, 3].dense().argmax())
+    best = int(m[0, 0, 3].to_dense().argmax())
     expect(page.locator("#view-text .tok")).to_have_count(11)
     expect(page.locator("#view-text .ranked .token").first).to_have_text(f"k{best}")
     page.click("#tab-heads")
@@ -112,7 +112,7 @@ def test_one_text_that_looks_at_another(page: Page, opened: Callable[..., str]) 
 
 
 def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(
-    page: Page, serve: Callable[..., Running]
+    page: Page, serve: Callable[..., BackgroundServer]
 ) -> None:
     page.goto(serve(captured(40)).address + "#view=steps&row=10")
     before = page.get_by_label("The token before")
@@ -158,7 +158,9 @@ def test_without_values_it_stops_at_the_weights(page: Page, saved: Callable[...,
     expect(page.get_by_role("heading", name="Softmax")).to_be_visible()
 
 
-def test_a_capture_without_values_says_how_to_keep_them(page: Page, serve: Callable[..., Running]) -> None:
+def test_a_capture_without_values_says_how_to_keep_them(
+    page: Page, serve: Callable[..., BackgroundServer]
+) -> None:
     page.goto(serve(captured(12, values=False)).address + "#view=steps")
     expect(page.locator("#view-steps")).to_contain_text("regard.capture(model, values=True) keeps them")
 

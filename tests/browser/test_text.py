@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from captures import HOSTILE, captured
 from playwright.sync_api import Page, expect
 
 import regard
-from regard.recorder import Layer, Seen
-from regard.show.running import Running
+from regard.recorder import Capture, Layer
+from regard.show.server.background import BackgroundServer
+from tests.captures import HOSTILE, captured
 
 
 def ranked(page: Page) -> list[tuple[int, float]]:
@@ -33,7 +33,7 @@ def test_pointing_shows_what_a_token_looks_at(page: Page, opened: Callable[..., 
     page.goto(opened(seen) + "#view=text&layer=1&head=2")
     page.hover("#tok-41")
     expect(page.locator("#view-text .text-notes h3").first).to_have_text("Token 41")
-    weights = seen[1, 2].dense()[0, 41]
+    weights = seen[1, 2].to_dense()[0, 41]
     found = ranked(page)
     assert [key for key, _ in found] == weights.argsort(descending=True)[:12].tolist()
     assert [w for _, w in found] == pytest.approx(
@@ -48,21 +48,21 @@ def test_who_looks_at_it_and_the_mean_of_a_layer_and_of_all(page: Page, opened: 
     page.goto(opened(seen) + "#view=text&layer=0&head=1")
     page.get_by_label("who looks at it").check()
     page.click("#tok-3")
-    column = seen[0, 1].dense()[0, :, 3]
+    column = seen[0, 1].to_dense()[0, :, 3]
     expect(page.locator("#view-text .ranked button .place").first).to_have_text(str(int(column.argmax())))
     assert ranked(page)[0][1] == pytest.approx(float(column.max()), rel=0.01)
     page.get_by_label("what it looks at").check()
     page.click("#tok-30")
     for option, mean in (
-        ("the layer", seen[0].dense()[0, :, 30].mean(0)),
-        ("all layers", sum(m.dense()[0, :, 30].mean(0) for m in seen) / 2),
+        ("the layer", seen[0].to_dense()[0, :, 30].mean(0)),
+        ("all layers", sum(m.to_dense()[0, :, 30].mean(0) for m in seen) / 2),
     ):
         page.get_by_label(option).check()
         expect(page.locator("#view-text .text-notes p.quiet").first).to_contain_text("The mean over")
         expect(page.locator("#view-text .ranked .weight").first).to_have_text(exact(float(mean.max())))
 
 
-def test_keys_walk_pin_and_let_go(page: Page, serve: Callable[..., Running]) -> None:
+def test_keys_walk_pin_and_let_go(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     page.goto(serve(captured(40)).address + "#view=text")
     page.locator("#view-text .text-body").focus()
     page.keyboard.press("ArrowRight")
@@ -84,7 +84,7 @@ def test_keys_walk_pin_and_let_go(page: Page, serve: Callable[..., Running]) -> 
     expect(page.locator("#view-text .text-body")).to_be_visible()
 
 
-def test_the_sink_is_left_out_and_said(page: Page, serve: Callable[..., Running]) -> None:
+def test_the_sink_is_left_out_and_said(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     seen = captured(40)
     page.goto(serve(seen).address + "#view=text&row=30")
     expect(page.locator("#view-text .ranked li")).to_have_count(12)
@@ -93,15 +93,15 @@ def test_the_sink_is_left_out_and_said(page: Page, serve: Callable[..., Running]
     found = re.search(r"token (\d+), with ([\d.]+)\.", page.locator(".text-note").inner_text())
     assert found is not None
     key, hidden = int(found[1]), float(found[2])
-    row = seen[0, 0].dense()[0, 30]
+    row = seen[0, 0].to_dense()[0, 30]
     assert key == int(seen[0, 0].received()[0].argmax())
     assert hidden == pytest.approx(float(row[key]), rel=1e-3)
     assert key not in [place for place, _ in ranked(page)]
     expect(page.locator(f"#tok-{key}")).to_have_class(re.compile("left-out"))
 
 
-def test_another_text_is_read_and_shown(page: Page, serve: Callable[..., Running]) -> None:
-    def read(text: str, tell: Callable[[str, int, int], None]) -> Seen:
+def test_another_text_is_read_and_shown(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+    def read(text: str, tell: Callable[[str, int, int], None]) -> Capture:
         if "no" in text.split():
             raise ValueError("text: expected another one")
         tell("reading", 1, 2)
@@ -127,7 +127,7 @@ def test_hostile_tokens_stay_text(page: Page, opened: Callable[..., str]) -> Non
     assert page.locator("#view-text img").count() == 0
 
 
-def test_thousands_of_tokens_follow_the_pointer(page: Page, serve: Callable[..., Running]) -> None:
+def test_thousands_of_tokens_follow_the_pointer(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     page.goto(serve(captured(4096, layers=1, heads=1, kv_heads=1)).address + "#view=text&row=4000")
     expect(page.locator("#view-text .ranked li")).to_have_count(12)
     spent = page.evaluate(
@@ -150,18 +150,18 @@ def test_thousands_of_tokens_follow_the_pointer(page: Page, serve: Callable[...,
 def test_all_layers_are_those_that_read_alike(page: Page, opened: Callable[..., str]) -> None:
     torch.manual_seed(0)
     evidence = captured(5).layers[0].evidence
-    maps = [regard.weights(torch.randn(1, 2, T, 8), torch.randn(1, 2, 5, 8)) for T in (5, 6, 6)]
+    maps = [regard.attention_map(torch.randn(1, 2, T, 8), torch.randn(1, 2, 5, 8)) for T in (5, 6, 6)]
     stacks = ("encoder", "cross", "cross")
     layers = [
         Layer(n // 2, f"{stack}.{n}", stack, m, evidence, (0, 1))
         for n, (stack, m) in enumerate(zip(stacks, maps, strict=True))
     ]
-    seen = Seen(layers, "crossed", None, [[f"k{n}" for n in range(5)]])
+    seen = Capture(layers, "crossed", None, [[f"k{n}" for n in range(5)]])
     seen.target_tokens = [[f"q{n}" for n in range(6)]]
     page.goto(opened(seen) + "#view=text&of=all&layer=cross.1&row=3")
-    mean = torch.cat([m[0, :, 3].dense() for m in maps[1:]]).mean(0)
+    mean = torch.cat([m[0, :, 3].to_dense() for m in maps[1:]]).mean(0)
     expect(page.locator("#view-text .ranked .weight").first).to_have_text(exact(float(mean.max())))
     expect(page.locator("#view-text .notes-block").first).to_contain_text("all heads of all cross layers")
     page.get_by_label("Layer", exact=True).select_option("encoder.0")
-    mean = maps[0][0, :, 3].dense().mean(0)
+    mean = maps[0][0, :, 3].to_dense().mean(0)
     expect(page.locator("#view-text .ranked .weight").first).to_have_text(exact(float(mean.max())))

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captures import captured
 from playwright.sync_api import Page, expect
 
-from regard.show.run import read_run
-from regard.show.running import Running
+from regard.gpt.training.history import read_run
+from regard.show.server.background import BackgroundServer
+from tests.captures import captured
 
 STEPS = (0, 100, 200)
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -46,7 +46,7 @@ def cells(page: Page) -> list[float]:
 
 
 def test_the_slider_goes_through_the_run(
-    page: Page, serve: Callable[..., Running], run: dict[str, Any]
+    page: Page, serve: Callable[..., BackgroundServer], run: dict[str, Any]
 ) -> None:
     page.goto(serve(captured(20), contents={"time": run}).address + "#view=time")
     expect(page.locator(".heat-cell")).to_have_count(6)
@@ -80,7 +80,7 @@ def test_a_head_is_followed_by_key(page: Page, saved: Callable[..., str], run: d
 
 
 def test_a_hostile_address_is_only_an_address(
-    page: Page, serve: Callable[..., Running], run: dict[str, Any]
+    page: Page, serve: Callable[..., BackgroundServer], run: dict[str, Any]
 ) -> None:
     address = serve(captured(20), contents={"time": run}).address
     for view in ("time", "heads", "steps", "text", "cache"):
@@ -92,7 +92,7 @@ def test_a_hostile_address_is_only_an_address(
         expect(page.locator("#status")).to_be_empty()
 
 
-def test_without_a_run_there_is_no_such_view(page: Page, serve: Callable[..., Running]) -> None:
+def test_without_a_run_there_is_no_such_view(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     page.goto(serve(captured(20)).address + "#view=time")
     expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
     expect(page.locator("#tab-time")).to_have_count(0)

@@ -6,11 +6,11 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
-from planting import load
 from torch import nn
 
 from regard.checker import CheckError, Report, check
 from regard.checker.examples import HEAD, LAYER
+from tests.checker.planting import load
 
 
 def by_name(checks):

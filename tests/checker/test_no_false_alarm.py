@@ -3,7 +3,6 @@
 import importlib
 import itertools
 
-import honest
 import pytest
 import torch.nn.functional as F
 from torch import nn
@@ -11,8 +10,9 @@ from torch import nn
 import regard
 import regard.layers
 import regard.stages
-from regard.checker.checking import check
+from regard.checker.checker import check
 from regard.layers.rotary import Rotary
+from tests.checker import honest
 
 OWN = {name for name, thing in vars(honest).items() if getattr(thing, "__module__", None) == "honest"}
 HAND_WRITTEN = sorted(OWN - {"fused_on"})

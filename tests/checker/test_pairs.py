@@ -4,11 +4,11 @@ import itertools
 import random
 
 import pytest
-from planting import load
 
 import regard.checker
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.examples import NAMES, TEMPLATES
+from tests.checker.planting import load
 
 # Two that are in truth a third: swapping two roles twice shuffles all three, an inverted transposed mask has
 # lost its diagonal, and on two dimensions the second axis is the width; and two that leave nothing but NaN.

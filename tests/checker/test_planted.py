@@ -1,11 +1,11 @@
 """Every mistake, planted in a right function, a right head and a right multi-head layer, is named first."""
 
 import pytest
-from planting import load
 
 import regard.checker
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.examples import NAMES, TEMPLATES, planted
+from tests.checker.planting import load
 
 # A function cannot know whether a cache or a batch is meant: what it does there is a caution.
 ONLY_CAUTIONS = {("top-left-causal", "function"), ("dot-t-on-a-batch", "function")}

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from captures import captured
 from typer.testing import CliRunner
 
 import regard
@@ -26,7 +25,8 @@ from regard.cli.demo_text import STORY
 from regard.cli.model import Model
 from regard.gpt import GPT, Config
 from regard.gpt.tokens import characters
-from regard.show.limits import StoppedError
+from regard.show.server.limits import StoppedError
+from tests.captures import captured
 
 TEXT = "the cat sat on the mat, the cat sat on the hat"
 run = CliRunner().invoke
@@ -186,7 +186,7 @@ def test_numbers_on_the_page_are_those_of_the_model(folder: Path) -> None:
     model = GPT.from_pretrained(folder)
     maps = model.maps(torch.tensor([model.tokenizer.encode(TEXT).ids]))  # type: ignore[union-attr]
     for layer, map in enumerate(maps):
-        torch.testing.assert_close(seen[layer].dense(), map.dense(), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(seen[layer].to_dense(), map.to_dense(), rtol=1e-5, atol=1e-7)
     assert seen.certificate.certified
 
 
@@ -283,7 +283,7 @@ def test_what_is_no_capture_is_said_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     x = torch.eye(3)
-    regard.weights(x, x).save(tmp_path / "map.safetensors")
+    regard.attention_map(x, x).save(tmp_path / "map.safetensors")
     said = fails(monkeypatch, capsys, tmp_path / "map.safetensors")
     assert "expected a capture" in said
     (tmp_path / "text.bin").write_bytes(b"\xff\xfe")

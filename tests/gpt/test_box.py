@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from regard.gpt import GPT
-from regard.gpt.evaluation import loss
-from regard.gpt.loading import BOX
-from regard.heads import Scores, probe, repeated
+from regard.gpt.loader import BOX
+from regard.gpt.training.evaluation import loss
+from regard.heads import HeadScores, probe, repeated
 
 DRAWS = 60
 STORY = (
@@ -28,13 +28,13 @@ def model() -> GPT:
 
 
 @pytest.fixture(scope="module")
-def found(model: GPT) -> tuple[list[Scores], list[Scores]]:
+def found(model: GPT) -> tuple[list[HeadScores], list[HeadScores]]:
     """Olsson's probe: 25 random tokens four times over, after the start token."""
     ids = repeated(model.config.vocab_size, start=0, tokens=25, times=4, draws=DRAWS, seed=5)
     return probe(model.maps, ids)
 
 
-def best(found: tuple[list[Scores], list[Scores]], name: str) -> tuple[Tensor, float]:
+def best(found: tuple[list[HeadScores], list[HeadScores]], name: str) -> tuple[Tensor, float]:
     """The scores of the best head, one a draw, and the null."""
     every = torch.stack([getattr(layer, name) for layer in found[0]])  # (layers, draws, H)
     layer, head = divmod(int(every.mean(1).argmax()), every.shape[2])
@@ -42,7 +42,9 @@ def best(found: tuple[list[Scores], list[Scores]], name: str) -> tuple[Tensor, f
 
 
 @pytest.mark.parametrize(("name", "least"), [("induction", 0.4), ("previous_token", 0.5), ("sink", 0.5)])
-def test_a_clear_head_of_each_kind(found: tuple[list[Scores], list[Scores]], name: str, least: float) -> None:
+def test_a_clear_head_of_each_kind(
+    found: tuple[list[HeadScores], list[HeadScores]], name: str, least: float
+) -> None:
     scores, null = best(found, name)
     error = float(scores.std()) / DRAWS**0.5
     assert scores.shape == (DRAWS,)
@@ -78,7 +80,7 @@ def test_it_is_small() -> None:
 
 
 def test_the_card_says_what_was_measured(
-    model: GPT, found: tuple[list[Scores], list[Scores]], monkeypatch: pytest.MonkeyPatch
+    model: GPT, found: tuple[list[HeadScores], list[HeadScores]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "scripts"), *sys.path])
     from box_card import card

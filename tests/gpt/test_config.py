@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from architectures import ARCHITECTURES, SIZES
 
 from regard.gpt import Config
 from regard.layers import Llama3Scaling
+from tests.gpt.architectures import ARCHITECTURES, SIZES
 
 
 def test_what_is_left_out_follows_from_the_sizes() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, small
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from regard.gpt import GPT, tokens
-from regard.gpt.sampling import Sampling
+from regard.gpt.sampler import Sampling
+from tests.gpt.architectures import ARCHITECTURES, small
 
 names = pytest.mark.parametrize("name", ARCHITECTURES)
 PROMPTS = [[5, 9, 2, 33, 17, 4, 60, 8], [7], [11, 12, 13], [1, 2, 3, 4, 5, 6]]

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.extras import MissingExtraError
-from regard.gpt import GPT, gguf_file
+from regard.gpt import GPT
+from regard.gpt import gguf as gguf_file
 
 gguf = pytest.importorskip("gguf")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, small
 from tokenizers import Tokenizer, models
 
 from regard import causal, documents, window
 from regard.gpt import GPT
 from regard.layers import KVCache, WindowCache
+from tests.gpt.architectures import ARCHITECTURES, small
 
 names = pytest.mark.parametrize("name", ARCHITECTURES)
 CUTS = [(0, 7), (7, 8), (8, 9), (9, 15), (15, 16)]
@@ -99,14 +99,14 @@ def test_maps_are_the_weights_and_leave_the_model_as_it_was(name: str) -> None:
     assert [map.shape for map in maps] == [(2, 4, 16, 16)] * 3
     for size, map in zip(model.config.windows, maps, strict=True):
         rule = causal if size is None else causal & window(size)
-        assert torch.equal(map.dense() > 0, rule.dense(16).expand(2, 4, 16, 16))
-        assert torch.allclose(map.dense().sum(-1), torch.ones(2, 4, 16))
+        assert torch.equal(map.to_dense() > 0, rule.to_dense(16).expand(2, 4, 16, 16))
+        assert torch.allclose(map.to_dense().sum(-1), torch.ones(2, 4, 16))
     # What a head makes of its values with these weights is what the layer made.
     first = model.blocks[0]
     x = model._embed(ids, 0, None)
     with torch.no_grad():
         _, _, v, _ = first.attention._project(first.attention_norm(x), None)
-        mixed = maps[0].dense() @ v.repeat_interleave(4 // v.shape[1], 1)
+        mixed = maps[0].to_dense() @ v.repeat_interleave(4 // v.shape[1], 1)
         assert torch.allclose(
             first.attention.out(mixed.transpose(1, 2).flatten(2)),
             first.attention(first.attention_norm(x)),

@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
-from regard.attention import triton_path, triton_pool, triton_statistics
-from regard.attention.problem import pose
-from regard.attention.rules import Mask, full
+from regard.attention.backends.problem import prepare
+from regard.attention.backends.triton import launch
+from regard.attention.backends.triton import pool as triton_pool
+from regard.attention.backends.triton import statistics as triton_statistics
+from regard.attention.masks.base import Mask, full
 from regard.attention.steps import trace
 
 T, S = 300, 335
@@ -38,7 +40,7 @@ def masks() -> dict[str, Mask]:
         "padding": regard.padding([0, 200]),
         "chunks": regard.chunks(64),
         "heads differ": regard.rule(lambda b, h, q, k: (q + k + b) % (h + 2) == 0),
-        "table": regard.dense(table),
+        "table": regard.tensor_mask(table),
         "alibi": regard.causal & regard.alibi(4),
     }
 
@@ -102,9 +104,9 @@ def attention(
     upstream = torch.randn(2, 4, T, E, device="cuda").to(dtype)
 
     q, k, v, s = leaves(inputs, sinks)
-    problem = pose(q, k, v, mask=mask, sinks=s, **chosen)
-    assert triton_path.refuses(problem) is None
-    output, lse = triton_path.run(problem)
+    problem = prepare(q, k, v, mask=mask, sinks=s, **chosen)
+    assert launch.unsupported_reason(problem) is None
+    output, lse = launch.run(problem)
     ours = gradients(output, (q, k, v, s), upstream)
 
     q, k, v, s = leaves([x.double() for x in inputs], None if sinks is None else sinks.double())
@@ -153,7 +155,7 @@ def unseen_nan() -> None:
         with torch.no_grad():
             k[~seen.cuda()[:, None].expand(2, 2, S)] = torch.nan
             v[~seen.cuda()[:, None].expand(2, 2, S)] = torch.inf
-        output, _ = triton_path.run(pose(q, k, v, mask=mask))
+        output, _ = launch.run(prepare(q, k, v, mask=mask))
         found = [output, *torch.autograd.grad(output.sum(), (q, k, v))]
         assert all(x.isfinite().all() for x in found), f"{mask}: NaN got out"
 
@@ -166,7 +168,7 @@ def strides() -> None:
         twice = []
         for inputs in ((q, k, v), [x.contiguous() for x in (q, k, v)]):
             ready = [x.detach().requires_grad_() for x in inputs]
-            output, lse = triton_path.run(pose(*ready, mask=mask))
+            output, lse = launch.run(prepare(*ready, mask=mask))
             twice.append([output, lse, *torch.autograd.grad(output.sum(), ready)])
         for a, b in zip(*twice, strict=True):
             assert torch.allclose(a, b, atol=1e-2, rtol=1e-2), "strides matter"
@@ -177,7 +179,7 @@ def same_bits() -> None:
     for _ in range(2):
         torch.manual_seed(5)
         q, k, v = (x.requires_grad_() for x in draw(BF16, 64, 64))
-        output, lse = triton_path.run(pose(q, k, v, mask=regard.causal))
+        output, lse = launch.run(prepare(q, k, v, mask=regard.causal))
         overview = triton_pool.pool(q.detach(), k.detach(), lse, regard.causal, 0.125, None, 20, 20)
         runs.append([output, lse, *torch.autograd.grad(output.sum(), (q, k, v)), *overview])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
@@ -188,8 +190,8 @@ def far_offsets() -> None:
     q, k, v = (torch.randn(1, H, long, 128, device="cuda", dtype=BF16) for _ in range(3))
     assert q.numel() > 2**31
     mask = regard.causal & regard.window(100)
-    output, lse = triton_path.run(pose(q, k, v, mask=mask))
-    alone = triton_path.run(pose(q[:, -1:], k[:, -1:], v[:, -1:], mask=mask))
+    output, lse = launch.run(prepare(q, k, v, mask=mask))
+    alone = launch.run(prepare(q[:, -1:], k[:, -1:], v[:, -1:], mask=mask))
     assert torch.equal(output[:, -1:], alone[0])
     assert torch.equal(lse[:, -1:], alone[1])
     near = trace(*(x[:, -1:, -400:].double() for x in (q, k, v)), mask).output[:, :, -200:]
@@ -202,7 +204,7 @@ def pool(mask: Mask, rows: int, cols: int, length: int | None = None, dtype: tor
     k = torch.randn(2, 2, s, 64, device="cuda").to(dtype)
     steps = trace(q.double(), k.double(), k.double(), mask)
     lse = torch.logsumexp(steps.masked, -1).float()
-    assert triton_pool.refuses(q, k, mask, rows, cols) is None
+    assert triton_pool.unsupported_reason(q, k, mask, rows, cols) is None
     mass, peak = triton_pool.pool(q, k, lse, mask, 64**-0.5, None, rows, cols)
     bands = [steps.weights[..., i * t // rows : (i + 1) * t // rows, :] for i in range(rows)]
     edges = [slice(j * s // cols, (j + 1) * s // cols) for j in range(cols)]
@@ -216,7 +218,7 @@ def pool(mask: Mask, rows: int, cols: int, length: int | None = None, dtype: tor
 
 def long_pool() -> None:
     q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
-    lse = triton_path.run(pose(q, k, k, mask=regard.causal))[1]
+    lse = launch.run(prepare(q, k, k, mask=regard.causal))[1]
     mass, peak = triton_pool.pool(q, k, lse, regard.causal, 128**-0.5, None, 1024, 1024)
     assert (mass.sum(-1) - 1).abs().max() < 1e-5
     assert ((peak <= 1 + 1e-5) & (peak >= 0)).all()
@@ -225,7 +227,7 @@ def long_pool() -> None:
 
 def region(mask: Mask, rows: int, cols: int) -> None:
     q, k = (torch.randn(2, h, n, 64, device="cuda", dtype=BF16) for h, n in ((4, T), (2, S)))
-    m = regard.weights(q, k, mask=mask)
+    m = regard.attention_map(q, k, mask=mask)
     steps = trace(q.double(), k.double(), k.double(), mask)
     for at in (
         (slice(0, 128), slice(0, 128)),
@@ -255,8 +257,8 @@ def statistics(mask: Mask, dtype: torch.dtype, D: int = 64, first: int = 0, opti
     softcap, sinks = (2.0, torch.randn(4, device="cuda")) if options else (None, None)
     true_sinks = None if sinks is None else sinks.double()
     weights = trace(q.double(), k.double(), k.double(), mask, softcap=softcap, sinks=true_sinks).weights
-    m = regard.weights(q, k, mask=mask, softcap=softcap, sinks=sinks)[:, :, first:]
-    assert triton_statistics.refuses(m.q, m.k, m.mask.simplified(m.matrix)) is None
+    m = regard.attention_map(q, k, mask=mask, softcap=softcap, sinks=sinks)[:, :, first:]
+    assert triton_statistics.unsupported_reason(m.q, m.k, m.mask.simplified(m.matrix)) is None
     back = torch.arange(T, device="cuda")[:, None] + S - T - torch.arange(S, device="cuda")
     weights, back = weights[:, :, first:], back[first:]
     truths = torch.special.entr(weights).sum(-1), (weights * back).sum(-1), weights.sum(-2)
@@ -268,13 +270,13 @@ def statistics(mask: Mask, dtype: torch.dtype, D: int = 64, first: int = 0, opti
 def statistics_beside_nan() -> None:
     q, k, _ = draw(BF16, 64, 64)
     k[0], k[1, :, 200:] = torch.nan, torch.nan
-    for found in regard.weights(q, k, mask=regard.padding([0, 200])).statistics():
+    for found in regard.attention_map(q, k, mask=regard.padding([0, 200])).statistics():
         assert torch.isfinite(found).all()
 
 
 def long_statistics() -> None:
     q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
-    m = regard.weights(q, k, mask=regard.causal)
+    m = regard.attention_map(q, k, mask=regard.causal)
     once, twice = m.statistics(), m.statistics()
     for a, b in zip(once, twice, strict=True):
         assert torch.equal(a, b)
@@ -313,14 +315,14 @@ def large_scores(size: float, dtype: torch.dtype) -> None:
     seen = torch.ones(300, 300, dtype=torch.bool, device="cuda").tril()
     right = (q.double() @ k.double().mT / 8).masked_fill(~seen, -torch.inf).softmax(-1)
     eager = ((q @ k.mT) / 8).float().masked_fill(~seen, -torch.inf).softmax(-1)
-    m = regard.weights(q, k, mask=regard.causal)
+    m = regard.attention_map(q, k, mask=regard.causal)
 
     def numbers(A: Tensor) -> list[Tensor]:
         cells = A.view(1, 4, 10, 30, 10, 30).sum(-1).mean(3)
         return [A, A[:, :, 7:90], cells, A.sum(-2), torch.special.entr(A).sum(-1), A @ v.to(A.dtype)]
 
     stats = m.statistics()
-    ours = [m.dense(), m.tile(slice(7, 90)), m.pool(10, 10), stats.received, stats.entropy, m.apply(v)]
+    ours = [m.to_dense(), m.tile(slice(7, 90)), m.pool(10, 10), stats.received, stats.entropy, m.apply(v)]
     for a, b, c in zip(ours, numbers(eager), numbers(right), strict=True):
         unit = 16 * torch.finfo(torch.float32).eps * max(1.0, c.abs().max().item())
         error, theirs = ((x.double() - c).abs().max().item() for x in (a, b))
@@ -339,7 +341,7 @@ def large_gradients(size: float) -> None:
         if found:
             output = trace(q, k, v, regard.causal).output
         else:
-            output = triton_path.run(pose(q, k, v, mask=regard.causal))[0]
+            output = launch.run(prepare(q, k, v, mask=regard.causal))[0]
         found.append(torch.autograd.grad(output, (q, k, v), upstream.to(dtype)))
     for a, b, c in zip(*found, strict=True):
         unit = 16 * torch.finfo(F32).eps * c.abs().max().item()

@@ -1,6 +1,6 @@
 """The GPU suite without pytest, for machines that have only PyTorch and Triton:
 
-PYTHONPATH=src python tests/gpu/run.py [words of a name]
+PYTHONPATH=src python -m tests.gpu.run [words of a name]
 
 PART=1/4 runs the second quarter of the cases, for several processes side by side.
 """
@@ -11,7 +11,8 @@ import time
 import traceback
 
 import torch
-from cases import cases
+
+from tests.gpu.cases import cases
 
 
 def main() -> int:

@@ -1,8 +1,9 @@
-"""The marked GPU suite; `python tests/gpu/run.py` runs the same without pytest."""
+"""The marked GPU suite; `python -m tests.gpu.run` runs the same without pytest."""
 
 import pytest
 import torch
-from cases import cases
+
+from tests.gpu.cases import cases
 
 pytestmark = [
     pytest.mark.gpu,

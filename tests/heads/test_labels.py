@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import duplicating, inducing, looking_at, previous, repeats, sinking
 
-from regard import causal, chunks, documents, full, prefix, weights, window
+from regard import attention_map, causal, chunks, documents, full, prefix, window
 from regard.heads import describe
+from tests.heads.made_heads import duplicating, inducing, looking_at, previous, repeats, sinking
 
 MASKS = {
     "causal": lambda T: causal,
@@ -36,7 +36,7 @@ def test_looking_everywhere_alike_is_never_labelled(
 ) -> None:
     torch.manual_seed(seed)
     q, k = spread * torch.randn(texts, 8, T, 16), torch.randn(texts, 8, T, 16)
-    table = describe([weights(q, k, mask=MASKS[mask](T))], torch.randint(0, tokens, (texts, T)))
+    table = describe([attention_map(q, k, mask=MASKS[mask](T))], torch.randint(0, tokens, (texts, T)))
     assert [row.labels for row in table] == [()] * 8
 
 
@@ -68,13 +68,13 @@ def test_heads_made_to_do_one_thing_are_called_by_it(
 
 def test_a_head_with_a_sink_is_called_by_what_it_does_with_the_rest() -> None:
     T = 100
-    half = looking_at(previous(T)).dense()[0, 0] * 0.45 + 0.45 * looking_at(sinking(0, T)).dense()[0, 0]
+    half = looking_at(previous(T)).to_dense()[0, 0] * 0.45 + 0.45 * looking_at(sinking(0, T)).to_dense()[0, 0]
     scores = (half + 0.1 / T).log()
-    map = weights(scores.view(1, 1, T, T), torch.eye(T).view(1, 1, T, T), mask=causal, scale=1.0)
+    map = attention_map(scores.view(1, 1, T, T), torch.eye(T).view(1, 1, T, T), mask=causal, scale=1.0)
     row = describe([map], torch.arange(T)[None])[0, 0]
     assert row.labels[:2] == ("previous_token", "sink")
     assert row.sink_key == 0
-    a = map.dense()[0, 0, 1:]  # the first query sees only the sink
+    a = map.to_dense()[0, 0, 1:]  # the first query sees only the sink
     score = row.scores["previous_token"]
     assert score.value == pytest.approx(a.diagonal().mean().item(), abs=1e-5)
     a[:, 0] = 0

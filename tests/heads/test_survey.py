@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from regard.gpt import GPT, Config
-from regard.gpt.processes import Processes
 from regard.heads import HeadTable, describe
+from regard.heads.corpus import batches
 from regard.heads.survey import Reader, survey
-from regard.heads.windows import batches
+from regard.processes import Processes
 
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
 US = Processes(0, 1, torch.device("cpu"))

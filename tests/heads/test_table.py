@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import inducing, looking_at, previous, repeats, sinking
 
-from regard import causal, weights
+from regard import attention_map, causal
 from regard.heads import HeadTable, describe
+from tests.heads.made_heads import inducing, looking_at, previous, repeats, sinking
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def table() -> HeadTable:
     ids = repeats(15, 60)
     made = [looking_at(x) for x in (inducing(ids), previous(60), sinking(4, 60), torch.arange(60))]
     q = torch.cat([map.q for map in made], 1)
-    same = weights(q, made[0].k, mask=causal, scale=1.0)  # four query heads, one key/value head
-    grouped = weights(q, made[0].k.expand(1, 2, 60, 60), mask=causal, scale=1.0)
-    idle = weights(0 * q, made[0].k, mask=causal)
+    same = attention_map(q, made[0].k, mask=causal, scale=1.0)  # four query heads, one key/value head
+    grouped = attention_map(q, made[0].k.expand(1, 2, 60, 60), mask=causal, scale=1.0)
+    idle = attention_map(0 * q, made[0].k, mask=causal)
     return describe([same, grouped, idle], ids, model="made by hand")
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import regard
 from regard import alibi, causal, padding, window
-from regard.attention.masks import alibi_slopes
+from regard.attention.masks.named import alibi_slopes
 from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
 
 
@@ -96,11 +96,11 @@ class TestOptions:
 
     def test_a_call_narrows_the_layer_s_rule(self) -> None:
         layer, x = Attention(16, 4, mask=causal), torch.randn(2, 6, 16)
-        narrowed = layer(x, mask=window(2))
+        select = layer(x, mask=window(2))
         layer.mask = causal & window(2)
-        assert torch.allclose(narrowed, layer(x), rtol=0, atol=1e-6)
+        assert torch.allclose(select, layer(x), rtol=0, atol=1e-6)
         layer.mask = causal
-        assert torch.allclose(narrowed, layer(x, mask=window(2).dense(6)), rtol=0, atol=1e-6)
+        assert torch.allclose(select, layer(x, mask=window(2).to_dense(6)), rtol=0, atol=1e-6)
 
     @pytest.mark.parametrize("option", [{"scale": 0.1}, {"softcap": 1.5}, {"sinks": True}])
     def test_options_of_attend_reach_it(self, option: dict) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard import alibi, causal, chunks, dense, documents, padding, prefix, rule, window
+from regard import alibi, causal, chunks, documents, padding, prefix, rule, tensor_mask, window
 from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
 
 
@@ -250,7 +250,7 @@ class TestCachedEqualsUncached:
                 "ahead": window(2, ahead=1),
                 "window": window(9),
                 "documents": documents(ids[:, :stop]),
-                "dense": dense(bias[:, :, start:stop, :stop]),
+                "dense": tensor_mask(bias[:, :, start:stop, :stop]),
             }
             return rules[name]
 

@@ -3,15 +3,14 @@
 from typing import Any
 
 import pytest
-import strategies
 import torch
-import truth
 from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.attention import tiles
-from regard.maps import one_head, overview
+from regard.attention.backends import tiles
+from regard.maps import head_pass, overview
+from tests import strategies, truth
 
 
 @pytest.fixture
@@ -19,8 +18,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "ROWS", 4)
     monkeypatch.setattr(tiles, "COLS", 5)
     monkeypatch.setattr(tiles, "TILE_NUMBERS", 50)
-    monkeypatch.setattr(one_head, "QUERIES", 5)
-    monkeypatch.setattr(one_head, "KEYS", 4)
+    monkeypatch.setattr(head_pass, "QUERIES", 5)
+    monkeypatch.setattr(head_pass, "KEYS", 4)
 
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
@@ -34,8 +33,14 @@ def maps(draw: Any, most: int = 12) -> tuple[regard.AttentionMap, torch.Tensor, 
     softcap = draw(st.sampled_from([None, None, 1.5]))
     x = strategies.tensors(n, draw(st.integers(0, 2**20)), torch.float64)
     sinks = x.sinks if draw(st.booleans()) else None
-    right = truth.attention(x.q, x.k, x.v, drawn.allowed(), bias=drawn.added(), softcap=softcap, sinks=sinks)
-    return regard.weights(x.q, x.k, mask=drawn.mask, softcap=softcap, sinks=sinks), right.weights, (x, right)
+    right = truth.attention(
+        x.q, x.k, x.v, drawn.allowed(), bias=drawn.score_bias(), softcap=softcap, sinks=sinks
+    )
+    return (
+        regard.attention_map(x.q, x.k, mask=drawn.mask, softcap=softcap, sinks=sinks),
+        right.weights,
+        (x, right),
+    )
 
 
 def _close(found: Any, expected: torch.Tensor, atol: float = 1e-12) -> None:
@@ -46,11 +51,11 @@ def _close(found: Any, expected: torch.Tensor, atol: float = 1e-12) -> None:
 @given(drawn=maps())
 def test_dense_and_lse_and_apply(drawn: Any) -> None:
     m, A, (x, right) = drawn
-    _close(m.dense(), A)
+    _close(m.to_dense(), A)
     _close(m.apply(x.v), right.output)
     assert m.verify(x.v, right.output) < 1e-12
     assert m.verify(x.v, right.output + 0.5) > 0.4
-    assert (m.dense()[A == 0] == 0).all()  # what may not be seen is 0 exactly
+    assert (m.to_dense()[A == 0] == 0).all()  # what may not be seen is 0 exactly
 
 
 @given(drawn=maps(), pick=st.data())
@@ -62,7 +67,7 @@ def test_indexes_like_a_tensor(drawn: Any, pick: Any) -> None:
         span = slice(start, pick.draw(st.integers(start + 1, size)))
         index.append(pick.draw(st.sampled_from([start, start - size, span, slice(None)])))
     part = m[tuple(index)]
-    _close(part.dense() if isinstance(part, regard.AttentionMap) else part, A[tuple(index)])
+    _close(part.to_dense() if isinstance(part, regard.AttentionMap) else part, A[tuple(index)])
     if len(index) < 4:
         assert isinstance(part, regard.AttentionMap)  # without keys named, a smaller map
 
@@ -98,7 +103,7 @@ def test_mass_under_any_rule(drawn: Any, pick: Any) -> None:
 def test_top(drawn: Any, n: int) -> None:
     m, A, _ = drawn
     n = min(n, A.shape[-1])
-    top = m.top(n)
+    top = m.topk(n)
     _close(top.weights, A.topk(n).values)
     seen = top.keys >= 0
     assert torch.equal(seen, top.weights > 0)
@@ -119,8 +124,8 @@ def test_some_rows_are_a_map_of_their_own(drawn: Any, pick: Any) -> None:
     _close(part.mass(regard.window(2)), (rows * (back < 2)).sum(-1))
     one = m[0, 0, a]
     assert one.shape == (S,)
-    _close(one.dense(), A[0, 0, a])
-    _close(one.top(1).weights, A[0, 0, a].topk(1).values)
+    _close(one.to_dense(), A[0, 0, a])
+    _close(one.topk(1).weights, A[0, 0, a].topk(1).values)
     _close(one.entropy(), torch.special.entr(A[0, 0, a]).sum())
 
 
@@ -183,12 +188,12 @@ def test_a_summary_is_overviews_and_statistics_in_one(drawn: Any, pick: Any) -> 
 
 def test_one_head_is_shared_out_among_threads() -> None:
     q = torch.randn(1, 1, 43, 4, dtype=torch.float64)
-    m = regard.weights(q, q, mask=regard.causal)
+    m = regard.attention_map(q, q, mask=regard.causal)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         for size in (2, 9, 43):
-            mass, most = _pooled(m.dense(), size, size)
+            mass, most = _pooled(m.to_dense(), size, size)
             both = m.pool(size, size, "both")
             _close(both.mass, mass)
             _close(both.max, most)
@@ -201,7 +206,7 @@ def test_one_head_is_shared_out_among_threads() -> None:
 
 def test_pooling_then_pooling_equals_pooling_once() -> None:
     q = torch.randn(2, 16, 4, dtype=torch.float64)
-    m = regard.weights(q, q, mask=regard.causal)
+    m = regard.attention_map(q, q, mask=regard.causal)
     fine, coarse = m.pool(8, 8, "both"), m.pool(4, 2, "both")
     _close(fine.mass.view(2, 4, 2, 2, 4).mean(2).sum(-1), coarse.mass)
     _close(fine.max.view(2, 4, 2, 2, 4).amax((2, 4)), coarse.max)
@@ -213,14 +218,14 @@ def test_pooling_then_pooling_equals_pooling_once() -> None:
 def test_weights_err_no_more_than_pytorchs_softmax(dtype: torch.dtype, n: Any, seed: int) -> None:
     x = strategies.tensors(n, seed, dtype)
     right = truth.attention(x.q, x.k, x.v, torch.ones(n.matrix, dtype=torch.bool)).weights
-    m = regard.weights(x.q, x.k)
+    m = regard.attention_map(x.q, x.k)
     keys = x.k.repeat_interleave(n.H // n.G, 1)
     scores = (x.q * n.D**-0.5) @ keys.mT
     theirs = scores.softmax(-1)  # as eager attention does, in the same dtype
     # A weight is exp(score − lse): computing a score costs a unit in its last place, whoever does it, and a
     # softmax over one key hides that by luck.
     unit = torch.finfo(torch.float32).eps * (1 + scores.abs().max().item())
-    assert truth.error(m.dense(), right) <= 2 * (truth.error(theirs, right) + unit)
+    assert truth.error(m.to_dense(), right) <= 2 * (truth.error(theirs, right) + unit)
     cells = max(1, n.T // 2), max(1, n.S // 2)
     mass, most = _pooled(right, *cells)
     their_mass, their_most = _pooled(theirs.float(), *cells)
@@ -230,20 +235,20 @@ def test_weights_err_no_more_than_pytorchs_softmax(dtype: torch.dtype, n: Any, s
 
 def test_rows_that_see_nothing_are_zero_everywhere() -> None:
     q = torch.randn(1, 2, 6, 4)
-    m = regard.weights(q, q, mask=~regard.causal)  # the last row sees nothing
+    m = regard.attention_map(q, q, mask=~regard.causal)  # the last row sees nothing
     assert m.lse[0, 0, -1] == -torch.inf
     assert m.entropy()[0, 0, -1] == 0
     assert m.pool(6, 6)[0, 0, -1].abs().sum() == 0
-    assert torch.equal(m.top(2).keys[0, 0, -1], torch.tensor([-1, -1]))
+    assert torch.equal(m.topk(2).keys[0, 0, -1], torch.tensor([-1, -1]))
     assert m.apply(q)[0, 0, -1].abs().sum() == 0
 
 
 def test_nan_in_keys_that_nobody_sees() -> None:
     q, k = torch.randn(2, 1, 6, 4), torch.randn(2, 1, 6, 4)
     k[1, :, 4:] = torch.nan
-    m = regard.weights(q, k, mask=regard.padding([6, 4]))
+    m = regard.attention_map(q, k, mask=regard.padding([6, 4]))
     for found in (
-        m.dense(),
+        m.to_dense(),
         m.entropy(),
         m.received(),
         m.pool(3, 3),
@@ -256,22 +261,22 @@ def test_nan_in_keys_that_nobody_sees() -> None:
 
 def test_a_map_stands_for_its_tensor_in_torch_functions() -> None:
     q = torch.randn(3, 5, 4)
-    m = regard.weights(q, q)
-    assert torch.allclose(m, m.dense())
-    assert torch.equal(torch.topk(m[0], 2).values, m.dense()[0].topk(2).values)
-    assert torch.equal(m.dense() - m, torch.zeros(3, 5, 5))
+    m = regard.attention_map(q, q)
+    assert torch.allclose(m, m.to_dense())
+    assert torch.equal(torch.topk(m[0], 2).values, m.to_dense()[0].topk(2).values)
+    assert torch.equal(m.to_dense() - m, torch.zeros(3, 5, 5))
 
 
 def test_moves_and_describes_itself() -> None:
     q = torch.randn(2, 3, 5, 4)
-    m = regard.weights(q, q, mask=regard.causal)
+    m = regard.attention_map(q, q, mask=regard.causal)
     assert m.shape == (2, 3, 5, 5)
     assert (m.ndim, len(m), m.dtype, m.device.type) == (4, 2, torch.float32, "cpu")
     assert m.nbytes == 2 * q.nbytes + 2 * 3 * 5 * 4
     half = m.to(torch.bfloat16)
     assert half.q.dtype == torch.bfloat16
     assert half.nbytes == q.nbytes + 2 * 3 * 5 * 4
-    assert torch.allclose(half.dense(), m.dense(), atol=0.05)
+    assert torch.allclose(half.to_dense(), m.to_dense(), atol=0.05)
     assert "causal" in repr(m)
     assert "2×3×5×5" in repr(m)
 
@@ -279,10 +284,10 @@ def test_moves_and_describes_itself() -> None:
 def test_given_lse_is_used() -> None:
     q = torch.randn(1, 2, 5, 4)
     output, lse = regard.attend(q, q, q, mask=regard.causal, return_lse=True)
-    m = regard.weights(q, q, mask=regard.causal, lse=lse)
-    assert torch.allclose(m.dense().sum(-1), torch.ones(1, 2, 5))
-    wrong = regard.weights(q, q, mask=regard.causal, lse=lse + 1)
-    assert torch.allclose(wrong.dense().sum(-1), torch.full((1, 2, 5), 0.3679), atol=1e-4)
+    m = regard.attention_map(q, q, mask=regard.causal, lse=lse)
+    assert torch.allclose(m.to_dense().sum(-1), torch.ones(1, 2, 5))
+    wrong = regard.attention_map(q, q, mask=regard.causal, lse=lse + 1)
+    assert torch.allclose(wrong.to_dense().sum(-1), torch.full((1, 2, 5), 0.3679), atol=1e-4)
     assert wrong.verify(q, output) > 0.1  # a wrong lse cannot pass for the truth
     assert (wrong.apply(q) - output).abs().max() > 0.1
 
@@ -298,7 +303,7 @@ def test_given_lse_is_used() -> None:
         (lambda m: m.pool(1, 1, region=(slice(4, 4), slice(2))), r"region: expected some of 6 rows"),
         (lambda m: m.pool(1, 1, region=(slice(4), slice(0, 6, 2))), r"region: expected some of 6 keys"),
         (lambda m: m[0, 0, 2].pool(1, 1), r"pool: expected a map with rows, got one row"),
-        (lambda m: m.top(7), r"n: expected a whole number from 1 to 6, got 7"),
+        (lambda m: m.topk(7), r"n: expected a whole number from 1 to 6, got 7"),
         (lambda m: m.mass(torch.ones(6, 6)), r"rule: expected a mask rule.*got Tensor"),
         (lambda m: m.mass(regard.alibi(2)), r"rule: expected a rule that says yes or no"),
         (lambda m: m.mass(regard.padding([1, 2, 3])), r"one entry for each of the 1 sequences"),
@@ -306,20 +311,20 @@ def test_given_lse_is_used() -> None:
         (lambda m: m.verify(m.q, m.q[:, :, :3]), r"output: expected \(1, 2, 6, 'E'\)"),
         (lambda m: m[0.5], r"index: expected a number or slice for batch, got float"),
         (lambda m: m[0, ::2], r"batch and heads take a number or a slice without a step"),
-        (lambda m: m.dense(limit=100), r"would take .* GiB.*\.pool\(256, 256\)"),
-        (lambda m: regard.weights(m.q, m.k, lse=m.lse[..., :3]), r"lse: expected \(1, 2, 6\)"),
-        (lambda m: regard.weights(m.q[None], m.k[None]), r"q: expected at most 4 dimensions"),
-        (lambda m: regard.weights(m.q, m.k, mask=torch.ones(6, 6)), r"\.bool\(\)"),
+        (lambda m: m.to_dense(limit=100), r"would take .* GiB.*\.pool\(256, 256\)"),
+        (lambda m: regard.attention_map(m.q, m.k, lse=m.lse[..., :3]), r"lse: expected \(1, 2, 6\)"),
+        (lambda m: regard.attention_map(m.q[None], m.k[None]), r"q: expected at most 4 dimensions"),
+        (lambda m: regard.attention_map(m.q, m.k, mask=torch.ones(6, 6)), r"\.bool\(\)"),
     ],
 )
 def test_bad_requests_say_what_was_expected(ask: Any, says: str) -> None:
     q = torch.randn(1, 2, 6, 4)
     with pytest.raises(ValueError, match=says):
-        ask(regard.weights(q, q))
+        ask(regard.attention_map(q, q))
 
 
 @pytest.mark.parametrize("index", [(0, 2), (0, 0, 6), (0, 0, 0, -7), (0, 0, 0, 0, 0), (..., ...)])
 def test_an_index_out_of_range_is_an_index_error(index: Any) -> None:
     q = torch.randn(1, 2, 6, 4)
     with pytest.raises(IndexError, match="index: expected"):
-        regard.weights(q, q)[index]
+        regard.attention_map(q, q)[index]

@@ -35,8 +35,8 @@ def test_whatever_a_map_gives_errs_at_most_twice_as_much_as_eager_attention(
 def test_a_summary_of_large_scores_is_pool_and_statistics(magnitude: float) -> None:
     """At the sizes at which a map is passed over head by head."""
     q, k = draw("unlike heads", magnitude, 1100, 1200, 16, torch.float32)
-    m = regard.weights(q, k, mask=regard.causal)
-    true = regard.weights(q.double(), k.double(), mask=regard.causal).summary(11, 12)
+    m = regard.attention_map(q, k, mask=regard.causal)
+    true = regard.attention_map(q.double(), k.double(), mask=regard.causal).summary(11, 12)
     for ours, right in zip(m.summary(11, 12), true, strict=True):
         assert (ours.double() - right).abs().max() <= 4e-6 * max(1.0, float(right.abs().max()))
 
@@ -44,20 +44,20 @@ def test_a_summary_of_large_scores_is_pool_and_statistics(magnitude: float) -> N
 def _large(**given: Any) -> AttentionMap:
     torch.manual_seed(0)
     q, k = draw("normal", 1e4, 20, 30, 8, torch.float32)
-    return regard.weights(q, k, mask=regard.causal, **given)
+    return regard.attention_map(q, k, mask=regard.causal, **given)
 
 
 def test_only_heads_with_large_scores_are_computed_in_float64() -> None:
     q, k = draw("unlike heads", 1e4, 20, 30, 8, torch.float32)
-    assert regard.weights(q, k).precise.large.tolist() == [[False, True, True, True]]
+    assert regard.attention_map(q, k).precise.large.tolist() == [[False, True, True, True]]
     q, k = torch.randn(1, 12, 2048, 64), torch.randn(1, 12, 2048, 64)
     for mask in (None, regard.causal, regard.padding([2000]), regard.causal & regard.window(300)):
-        assert not regard.weights(q, k, mask=mask).precise.large.any()
+        assert not regard.attention_map(q, k, mask=mask).precise.large.any()
 
 
 def test_rows_that_nobody_looks_at_are_not_computed() -> None:
     m = _large()
-    m[0, 1, 7].dense()
+    m[0, 1, 7].to_dense()
     known = ~m.precise.lse.isnan()  # type: ignore[union-attr]
     assert known.sum() == 1
     assert known[0, 1, 7]
@@ -72,7 +72,7 @@ def test_what_is_computed_in_inference_mode_serves_outside_of_it() -> None:
         inside = m.tile(slice(3, 5))
         part = m[:, 1:3]
     assert torch.equal(m.tile(slice(3, 5)), inside)
-    assert torch.equal(part.dense(), m.dense()[:, 1:3])
+    assert torch.equal(part.to_dense(), m.to_dense()[:, 1:3])
 
 
 @pytest.mark.parametrize("sinks", [False, True])
@@ -82,10 +82,10 @@ def test_a_wrong_lse_shows(scores: float, sinks: bool) -> None:
     torch.manual_seed(1)
     q, k = draw("normal", scores, 20, 30, 8, torch.float32)
     given = {"mask": regard.causal, "sinks": scores * torch.randn(4) if sinks else None}
-    right = regard.weights(q, k, **given)
-    wrong = regard.weights(q, k, lse=right.lse + 0.25, **given)
+    right = regard.attention_map(q, k, **given)
+    wrong = regard.attention_map(q, k, lse=right.lse + 0.25, **given)
     for look in (
-        lambda m: m.dense(),
+        lambda m: m.to_dense(),
         lambda m: m.tile(torch.arange(20)),
         lambda m: m.pool(4, 5),
         lambda m: m.received(),
@@ -108,9 +108,9 @@ def test_exact_rows_are_those_of_a_float64_map(
     torch.manual_seed(seed)
     q, k = draw("normal", magnitude, 25, 30, 8, dtype)
     given = options(option, magnitude, 25, 30)
-    m, rows = regard.weights(q, k, **given), torch.tensor([0, 3, 24])
+    m, rows = regard.attention_map(q, k, **given), torch.tensor([0, 3, 24])
     wide = {**given, "sinks": given["sinks"].double()} if "sinks" in given else given
-    true = regard.weights(q.double(), k.double(), **wide)
+    true = regard.attention_map(q.double(), k.double(), **wide)
     weights, lse = m._exact_rows(rows)
     assert weights.dtype == lse.dtype == torch.float64
     assert (weights - true.tile(rows)).abs().max() < 1e-12 * (1 + magnitude)
@@ -122,32 +122,32 @@ def test_exact_rows_are_those_of_a_float64_map(
 def test_the_error_of_an_lse_is_what_was_added_to_it() -> None:
     m = _large()
     off = torch.linspace(0.0, 9.0, 20)
-    wrong = regard.weights(m.q, m.k, mask=m.mask, lse=m.lse + off)
+    wrong = regard.attention_map(m.q, m.k, mask=m.mask, lse=m.lse + off)
     rows = torch.arange(20)
     assert torch.allclose(wrong._lse_error(rows), (m._lse_error(rows) + off).double(), atol=8e-3)
-    blind = regard.weights(m.q, m.k, mask=regard.padding([0]))
+    blind = regard.attention_map(m.q, m.k, mask=regard.padding([0]))
     assert not blind._lse_error(rows).any()
     assert not blind._exact_rows(rows)[0].any()
 
 
 def test_a_map_moved_to_float64_has_the_same_weights() -> None:
     m = _large()
-    assert (m.to(torch.float64).dense() - m.dense()).abs().max() < 1e-7
-    true = regard.weights(m.q.double(), m.k.double(), mask=regard.causal)
-    assert (m.to(torch.float64).dense() - true.dense()).abs().max() < 1e-11
+    assert (m.to(torch.float64).to_dense() - m.to_dense()).abs().max() < 1e-7
+    true = regard.attention_map(m.q.double(), m.k.double(), mask=regard.causal)
+    assert (m.to(torch.float64).to_dense() - true.to_dense()).abs().max() < 1e-11
 
 
 def test_a_saved_map_is_as_exact(tmp_path: Any) -> None:
     m = _large()
     m.save(tmp_path / "map.safetensors")
-    assert torch.equal(regard.load(tmp_path / "map.safetensors").dense(), m.dense())
+    assert torch.equal(regard.load(tmp_path / "map.safetensors").to_dense(), m.to_dense())
 
 
 def test_values_of_half_precision_do_not_round_the_queries() -> None:
     m, v = _large(), torch.randn(1, 2, 30, 4)
     assert (m.apply(v.bfloat16()).float() - m.apply(v)).abs().max() < 0.05
     q, k = draw("normal", 3.0, 20, 30, 8, torch.float32)
-    small = regard.weights(q, k)
+    small = regard.attention_map(q, k)
     assert not small.precise.large.any()
     assert (small.apply(v.bfloat16()).float() - small.apply(v.bfloat16().float())).abs().max() < 0.01
 
@@ -155,7 +155,7 @@ def test_values_of_half_precision_do_not_round_the_queries() -> None:
 def test_limits_leave_float32_what_it_can_do() -> None:
     """A row of n keys alike has lse = ln n: never large, however many they are."""
     for T, S in ((1, 1), (1, 100_000), (3, 70)):
-        m = regard.weights(torch.zeros(1, 1, T, 2), torch.zeros(1, 1, S, 2))
+        m = regard.attention_map(torch.zeros(1, 1, T, 2), torch.zeros(1, 1, S, 2))
         assert not precision.precise_of(m).large.any()
 
 
@@ -163,10 +163,10 @@ def test_limits_leave_float32_what_it_can_do() -> None:
 @pytest.mark.parametrize("mask", [None, regard.causal, regard.causal & regard.alibi(2)], ids=str)
 def test_a_map_without_rows_or_keys_is_like_a_tensor_of_that_shape(T: int, S: int, mask: Any) -> None:
     q, k, v = torch.randn(1, 2, T, 4), torch.randn(1, 1, S, 4), torch.randn(1, 1, S, 5)
-    m = regard.weights(q, k, mask=mask)
-    assert m.shape == m.dense().shape == m.tile(slice(None)).shape == (1, 2, T, S)
-    assert m[0, 1].dense().shape == m.tile(torch.arange(T))[0, 1].shape == (T, S)
-    assert m[:, :, 0:0].dense().shape == (1, 2, 0, S)
+    m = regard.attention_map(q, k, mask=mask)
+    assert m.shape == m.to_dense().shape == m.tile(slice(None)).shape == (1, 2, T, S)
+    assert m[0, 1].to_dense().shape == m.tile(torch.arange(T))[0, 1].shape == (T, S)
+    assert m[:, :, 0:0].to_dense().shape == (1, 2, 0, S)
     assert m.pool(T, S).shape == m.summary(T, S).mass.shape == (1, 2, T, S)
     assert m.pool(min(T, 2), min(S, 2), "max").shape == (1, 2, min(T, 2), min(S, 2))
     assert not any(x.any() for x in m.statistics())
@@ -187,13 +187,13 @@ def test_a_bias_that_is_no_number_makes_nan_of_its_row_as_in_eager_attention(bad
     q, k, v = (torch.randn(1, 2, T, 4) for _ in range(3))
     bias = torch.randn(T, T)
     bias[1, 0], bias[2, 3] = bad, bad  # the latter is hidden
-    mask = regard.causal & regard.dense(bias)
-    m = regard.weights(q, k, mask=mask)
-    found = [m.dense(), m.tile(slice(None)), m.apply(v), m.top(1).weights, m.pool(T, 1)]
+    mask = regard.causal & regard.tensor_mask(bias)
+    m = regard.attention_map(q, k, mask=mask)
+    found = [m.to_dense(), m.tile(slice(None)), m.apply(v), m.topk(1).weights, m.pool(T, 1)]
     found += [x.unsqueeze(-1) for x in (m.entropy(), m.distance(), m.mass(regard.prefix(T)), m.lse)]
     for name in ("steps", "tiled"):
         output, lse = regard.attend(q, k, v, mask=mask, return_lse=True, backend=name)
         found += [output, lse.unsqueeze(-1)]
     for x in found:
         assert x.isnan().any(-1)[0, 0].nonzero().tolist() == [[1]]
-    assert m.dense()[..., 1, :2].isnan().all()
+    assert m.to_dense()[..., 1, :2].isnan().all()

@@ -20,11 +20,11 @@ folder = Path(tempfile.mkdtemp(dir="."))
 # Attention without the matrix, and the matrix that nobody stores.
 q, k, v = torch.randn(3, 1, 2, 12, 8)
 output = regard.attend(q, k, v, mask=regard.causal)
-m = regard.weights(q, k, mask=regard.causal)
-torch.testing.assert_close(m.dense() @ v, output)
+m = regard.attention_map(q, k, mask=regard.causal)
+torch.testing.assert_close(m.to_dense() @ v, output)
 torch.testing.assert_close(output, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
 m.save(folder / "map.safetensors")
-torch.testing.assert_close(regard.load(folder / "map.safetensors").dense(), m.dense())
+torch.testing.assert_close(regard.load(folder / "map.safetensors").to_dense(), m.to_dense())
 
 # Layers.
 assert Attention(16, 4)(torch.randn(1, 5, 16)).shape == (1, 5, 16)
@@ -36,7 +36,7 @@ with regard.capture(encoder) as seen, torch.no_grad():
 assert seen.certificate.certified
 assert seen[0].shape == (1, 4, 7, 7)
 seen.save(folder / "capture")
-torch.testing.assert_close(regard.load(folder / "capture")[0].dense(), seen[0].dense())
+torch.testing.assert_close(regard.load(folder / "capture")[0].to_dense(), seen[0].to_dense())
 seen.save(folder / "page.html")
 assert (folder / "page.html").stat().st_size > 10_000
 table = describe([m], torch.randint(9, (1, 12)))

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
-from regard.recorder import dot_product
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.recording import Place, Recording
+from regard.recorder.recording import LayerId, Recording
+from regard.recorder.sources import sdpa
 
 transformers = pytest.importorskip("transformers")
 
@@ -66,7 +66,7 @@ def attention(T: int = 40, dtype: torch.dtype = torch.float32, **settings: Any) 
 
 def evidence(given: dict[str, Any]) -> Any:
     recording = Recording()
-    recording.take(Place(0, "attn"), AttentionCall(**given))
+    recording.take(LayerId(0, "attn"), AttentionCall(**given))
     recording.close()
     return recording.seen.certificate[0]
 
@@ -150,10 +150,10 @@ def test_layers_heads_dtype_and_values(model: nn.Module, ids: Tensor) -> None:
     assert [layer.key for layer in some.layers] == ["0", "2"]
     assert some.layers[0].heads == (1, 3)
     assert some[2].q.dtype == torch.bfloat16
-    assert (some[2, 3].dense() - whole[2, 3].dense()).abs().max() < 0.05
+    assert (some[2, 3].to_dense() - whole[2, 3].to_dense()).abs().max() < 0.05
     assert torch.equal(some.layer(0).values, whole.layer(0).values)
     exact = regard.capture(model, input_ids=ids, heads=[0, 1, 3])  # no whole groups
-    assert torch.equal(exact[1, 3].dense(), whole[1, 3].dense())
+    assert torch.equal(exact[1, 3].to_dense(), whole[1, 3].to_dense())
     assert regard.capture(model, input_ids=ids, layers=["model.layers.1.self_attn"]).layers[0].key == "1"
 
 
@@ -245,7 +245,7 @@ def test_captures_inside_captures_and_two_models_at_once(model: nn.Module, ids: 
         (2, 1, 11, 11),
         (2, 4, 7, 7),
     ]
-    assert torch.equal(inner[1, 0].dense(), outer.passes[0][1, 0].dense())
+    assert torch.equal(inner[1, 0].to_dense(), outer.passes[0][1, 0].to_dense())
     assert len(second) == 1
     assert state(model) == before
 
@@ -260,7 +260,7 @@ def test_nothing_holds_on_to_the_model_or_to_what_it_computed(ids: Tensor) -> No
     del model
     gc.collect()
     assert gone() is None
-    assert seen[0].dense().shape == (2, 4, 11, 11)
+    assert seen[0].to_dense().shape == (2, 4, 11, 11)
 
 
 def test_autocast(model: nn.Module, ids: Tensor) -> None:
@@ -290,7 +290,7 @@ def test_attention_of_two_kinds_has_names_of_its_own(tmp_path: Path) -> None:
     assert [layer.key for layer in seen.layers] == ["0", "1", "head.attention.0"]
     assert seen["head.attention.0"].shape == (1, 4, 1, 16)
     seen.save(tmp_path)
-    assert torch.equal(regard.load(tmp_path)[0].dense(), seen[0].dense())
+    assert torch.equal(regard.load(tmp_path)[0].to_dense(), seen[0].to_dense())
 
 
 def test_what_a_capture_kept_goes_with_it(model: nn.Module, ids: Tensor) -> None:
@@ -322,10 +322,10 @@ def test_static_caches_are_copied(model: nn.Module, ids: Tensor) -> None:
     cache = transformers.StaticCache(config=model.config, max_cache_len=32)
     with torch.no_grad():
         first = model(ids, past_key_values=cache, output_attentions=True).attentions[0]
-        before = first.dense().clone()
+        before = first.to_dense().clone()
         cache.reset()
         model(ids.flip(1), past_key_values=cache)
-    assert torch.equal(first.dense(), before)
+    assert torch.equal(first.to_dense(), before)
 
 
 class Homemade(nn.Module):
@@ -348,7 +348,7 @@ def test_homemade_attention() -> None:
     assert [layer.key for layer in seen.layers] == ["0", "2"]
     assert seen.certificate.certified
     assert str(seen[0].mask) == "causal"
-    assert torch.equal(again[2].dense(), seen[2].dense())
+    assert torch.equal(again[2].to_dense(), seen[2].to_dense())
     assert torch.equal(model(x), plain)
 
 
@@ -375,7 +375,7 @@ def test_an_interrupt_leaves_nothing_behind() -> None:
     model.register_forward_hook(interrupted)
     with pytest.raises(KeyboardInterrupt):
         regard.capture(model, x=torch.randn(1, 2, 6, 8))
-    assert not dot_product.current_listeners()
+    assert not sdpa.current_listeners()
 
 
 def test_homemade_attention_with_a_mask() -> None:
@@ -384,4 +384,4 @@ def test_homemade_attention_with_a_mask() -> None:
     mask |= torch.eye(6, dtype=torch.bool)
     seen = regard.capture(model, x=x, mask=mask)
     assert seen.certificate.certified
-    assert torch.equal(seen[0].dense() > 0, mask.expand(1, 2, 6, 6))
+    assert torch.equal(seen[0].to_dense() > 0, mask.expand(1, 2, 6, 6))

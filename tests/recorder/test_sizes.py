@@ -14,9 +14,10 @@ from torch import nn
 
 import regard
 from regard.gpt import GPT, Config
-from regard.recorder import sizes, stores
-from regard.recorder.saved import StoredLayer
-from regard.recorder.summary import Summary
+from regard.recorder import sizes
+from regard.recorder.storage import stores
+from regard.recorder.storage.folder import StoredLayer
+from regard.recorder.summary import LayerSummary
 
 
 def a_gpt(**changes: Any) -> GPT:
@@ -217,7 +218,7 @@ def test_a_budget_is_kept_and_the_rest_lies_on_disk() -> None:
         model(ids)
     assert [isinstance(layer, StoredLayer) for layer in seen.layers] == [False, False, True, True]
     for a, b in zip(seen, whole, strict=True):
-        assert torch.equal(a.dense(), b.dense())
+        assert torch.equal(a.to_dense(), b.to_dense())
     assert seen.certificate.certified
     folder = seen.layers[3].file.parent
     assert folder.is_dir()
@@ -235,7 +236,7 @@ def test_a_budget_under_generate() -> None:
     assert all(isinstance(layer, StoredLayer) for layer in seen.layers)
     assert len(list(seen.layers[0].file.parent.iterdir())) == 4  # those that have grown are gone
     for a, b in zip(seen, whole, strict=True):
-        assert torch.equal(a.dense(), b.dense())
+        assert torch.equal(a.to_dense(), b.to_dense())
 
 
 def test_to_a_folder_as_layers_run(tmp_path: Path) -> None:
@@ -249,8 +250,8 @@ def test_to_a_folder_as_layers_run(tmp_path: Path) -> None:
     back = regard.load(tmp_path)
     assert torch.equal(back.ids, ids)
     for a, b, c in zip(seen, back, model.maps(ids), strict=True):
-        assert torch.equal(a.dense(), b.dense())
-        assert torch.equal(b.dense(), c.dense())
+        assert torch.equal(a.to_dense(), b.to_dense())
+        assert torch.equal(b.to_dense(), c.to_dense())
     with regard.capture(model, to=tmp_path) as written:
         model.generate(ids, max_new_tokens=3)
     back = regard.load(tmp_path)
@@ -281,7 +282,7 @@ def test_statistics_only(tmp_path: Path) -> None:
         seen = regard.capture(model, ids=ids, keep="statistics", **options)
         assert seen.certificate.certified
         found, wanted = seen.layer(2).summary, whole.layer(2).summary
-        assert isinstance(found, Summary)
+        assert isinstance(found, LayerSummary)
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a, b)
         with pytest.raises(

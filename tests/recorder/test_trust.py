@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
-from regard.recorder import Seen
+from regard.recorder import Capture
 
 transformers = pytest.importorskip("transformers")
 from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
@@ -119,7 +119,7 @@ def scaled_after(
     return 1.01 * output.transpose(1, 2), None
 
 
-def run(function: Callable[..., Any], ids: Tensor | None = None, **arguments: Any) -> Seen:
+def run(function: Callable[..., Any], ids: Tensor | None = None, **arguments: Any) -> Capture:
     """What is seen of a model whose attention is this function."""
     AttentionInterface.register("planted", function)
     AttentionMaskInterface.register("planted", eager_mask)
@@ -185,7 +185,7 @@ def test_values_that_say_nothing_of_weights() -> None:
         assert regard.capture(model, input_ids=torch.full((1, 6), 7)).certificate.certified
 
 
-def captured() -> Seen:
+def captured() -> Capture:
     return regard.capture(llama(), input_ids=torch.randint(0, 97, (1, 12)))
 
 
@@ -223,7 +223,7 @@ def test_rows_that_may_look_at_nothing_are_zeros_and_counted() -> None:
             again = model(ids, attention_mask=real)
     assert torch.equal(plain.logits, again.logits)
     assert plain.attentions[0][0, 0, 0].sum() == 1  # the model looks at everything alike there
-    assert seen[0].dense()[0, 0, :3].sum() == 0
+    assert seen[0].to_dense()[0, 0, :3].sum() == 0
     assert seen.certificate.certified
     assert "8 of 8 rows compared; 3 that may look at nothing are shown as zeros" in str(seen.certificate[0])
 
@@ -333,7 +333,7 @@ def test_two_softmaxes_of_one_module_are_two_maps(halves: str) -> None:
     assert seen.certificate.certified
     q, k = (f(x).unflatten(-1, (4, 8)).transpose(1, 2) for f in (model[0].q, model[0].k))
     second = regard.scaled_dot_product_attention(q[:, 2:], k[:, 2:], k[:, 2:], regard.causal)[1]
-    assert (seen["attention2.0"].dense() - second).abs().max() < 1e-6
+    assert (seen["attention2.0"].to_dense() - second).abs().max() < 1e-6
 
 
 class TextAndImage(nn.Module):
@@ -373,7 +373,7 @@ def test_attention_over_tensors_that_cannot_be_read() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.vmap(lambda y: scaled_dot_product_attention(y, y, y))(x)
 
-    class Both(nn.Module):
+    class CacheTiming(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.mapped, self.plain = Mapped(), Differential("views")
@@ -381,7 +381,7 @@ def test_attention_over_tensors_that_cannot_be_read() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.mapped(x)[0, 0] + self.plain(x[0, 0])
 
-    model, x = Both(), torch.randn(2, 1, 2, 7, 16)
+    model, x = CacheTiming(), torch.randn(2, 1, 2, 7, 16)
     with torch.no_grad():
         plain = model(x)
         with pytest.warns(UserWarning, match=r"is missing: .*torch.func.* \(mapped\)"):
@@ -407,9 +407,9 @@ def test_weights_are_as_exact_as_eagers_at_any_score(implementation: str, size: 
             return (q @ k.mT * 8**-0.5).masked_fill(hidden, -torch.inf).softmax(-1)
 
         exact = weights(q.double(), k.double())
-        error, eager = ((x - exact).abs().max().item() for x in (attention_map.dense(), weights(q, k)))
+        error, eager = ((x - exact).abs().max().item() for x in (attention_map.to_dense(), weights(q, k)))
         assert error <= 2 * max(eager, 5e-7)
-        sums = attention_map.dense().sum(-1)
+        sums = attention_map.to_dense().sum(-1)
         assert (sums - 1).abs().max() < 1e-5
         if eager < 1e-6:
             assert evidence.certified, str(evidence)
@@ -423,14 +423,14 @@ def test_what_is_kept_is_what_is_compared() -> None:
     with torch.no_grad():
         own = model(ids, output_attentions=True).attentions[0]
     seen = regard.capture(model, input_ids=ids, dtype=torch.bfloat16)
-    off = (seen[0].dense() - own).abs().max()
+    off = (seen[0].to_dense() - own).abs().max()
     assert off > 1e-3
-    assert (seen[0].dense().sum(-1) - 1).abs().max() < 1e-5
+    assert (seen[0].to_dense().sum(-1) - 1).abs().max() < 1e-5
     assert abs(seen.certificate[0].weights - off) < 1e-6
     assert seen.certificate[0].allowed > 1e-3 or not seen.certificate[0].certified
 
 
-class Held(nn.Module):
+class CachedKeysMask(nn.Module):
     """Holds the function in an attribute, where no name can be replaced."""
 
     def __init__(self) -> None:
@@ -453,7 +453,7 @@ class Exponential(nn.Module):
 
 
 def test_the_function_is_heard_by_any_name() -> None:
-    model, x = nn.Sequential(Held(), nn.ReLU(), Held()), torch.randn(1, 2, 6, 8)
+    model, x = nn.Sequential(CachedKeysMask(), nn.ReLU(), CachedKeysMask()), torch.randn(1, 2, 6, 8)
     with regard.capture(model) as seen:
         model(x)
     assert [layer.name for layer in seen.layers] == ["0", "2"]
@@ -463,7 +463,7 @@ def test_the_function_is_heard_by_any_name() -> None:
 
 @pytest.mark.parametrize("kind", [Scan, Exponential])
 def test_siblings_of_another_class_are_looked_at(kind: type[nn.Module]) -> None:
-    model, x = nn.Sequential(Held(), kind(), nn.ReLU(), nn.Linear(8, 8)), torch.randn(1, 2, 6, 8)
+    model, x = nn.Sequential(CachedKeysMask(), kind(), nn.ReLU(), nn.Linear(8, 8)), torch.randn(1, 2, 6, 8)
     with (
         pytest.warns(UserWarning, match=rf"is missing: {kind.__name__} \(1\)"),
         regard.capture(model) as seen,
@@ -490,7 +490,7 @@ class Around(nn.Module):
         return output
 
 
-def attended(after: Callable[..., Any] | None = None, **parts: nn.Module) -> Seen:
+def attended(after: Callable[..., Any] | None = None, **parts: nn.Module) -> Capture:
     model = Around(after, **parts)
     with torch.no_grad(), regard.capture(model) as seen:
         model(torch.randn(1, 2, 6, 8))
@@ -523,7 +523,7 @@ def test_a_mask_that_changes_without_being_counted() -> None:
             model[0](x, mask)
             mask |= torch.ones(6, 6, dtype=torch.bool).tril()
             model[1](x, mask)
-    assert (seen["1"].dense().sum(-1) - 1).abs().max() < 1e-5
+    assert (seen["1"].to_dense().sum(-1) - 1).abs().max() < 1e-5
 
 
 def test_rows_that_only_seem_to_see_nothing() -> None:
@@ -534,7 +534,7 @@ def test_rows_that_only_seem_to_see_nothing() -> None:
     model = Around()
     with torch.no_grad(), regard.capture(model) as seen:
         model(torch.randn(1, 2, 6, 8), mask)
-    assert seen[0].dense()[0, :, 2, 1].tolist() == [1.0, 1.0]
+    assert seen[0].to_dense()[0, :, 2, 1].tolist() == [1.0, 1.0]
     assert seen.certificate.certified
     with (
         torch.no_grad(),

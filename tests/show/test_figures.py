@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 import regard
-from regard.recorder import Evidence, Layer, Seen
+from regard.recorder import Capture, Evidence, Layer
 from regard.show.figures import MOST_CELLS, figure, legible, plot
 from regard.stages.picture import ink
 
@@ -21,14 +21,14 @@ TOKENS = ["The", " sea", " was", "\n", "$5"]
 def a_map(T: int = 5, S: int | None = None, heads: int | None = None) -> regard.AttentionMap:
     lead = () if heads is None else (1, heads)
     q, k = torch.randn(*lead, T, 8), torch.randn(*lead, S or T, 8)
-    return regard.weights(2 * q, k, mask=regard.causal)
+    return regard.attention_map(2 * q, k, mask=regard.causal)
 
 
-def seen(*, problem: str | None = None, heads: tuple[int, ...] = (0, 1), T: int = 5) -> Seen:
+def seen(*, problem: str | None = None, heads: tuple[int, ...] = (0, 1), T: int = 5) -> Capture:
     map = a_map(T, heads=len(heads))
     evidence = Evidence(1e-7, 1e-6, 1e-7, T, T, "causal", map.scale, problem=problem)
     tokens = [TOKENS if T == 5 else [f"t{i}" for i in range(T)]]
-    return Seen([Layer(3, "h.3.attn", "", map, evidence, heads)], "a $model$", None, tokens)
+    return Capture([Layer(3, "h.3.attn", "", map, evidence, heads)], "a $model$", None, tokens)
 
 
 def words(drawn: Figure) -> str:
@@ -42,7 +42,7 @@ def test_a_small_map_has_its_tokens_and_a_number_in_each_cell_that_can_be_seen()
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("attended-to (key)", "query")
     assert [x.get_text() for x in ax.get_xticklabels()] == ["The", "·sea", "·was", "↵", "$5"]
     assert [x.get_text() for x in ax.get_yticklabels()] == ["The", "·sea", "·was", "↵", "$5"]
-    dense = map.dense()
+    dense = map.to_dense()
     written = {x.get_position(): x for x in ax.texts}
     assert set(written) == {(j, i) for i in range(5) for j in range(i + 1)}
     for (j, i), text in written.items():
@@ -122,9 +122,9 @@ def test_a_capture_names_layer_and_head_and_shows_what_its_certificate_says() ->
 
 
 def test_a_decoder_that_looks_at_an_encoder_has_the_tokens_of_both() -> None:
-    map = regard.weights(torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8))
+    map = regard.attention_map(torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8))
     evidence = Evidence(1e-7, 1e-6, 1e-7, 3, 3, "full", map.scale)
-    capture = Seen([Layer(0, "cross", "cross", map, evidence, (0, 1))], "both", None, [TOKENS])
+    capture = Capture([Layer(0, "cross", "cross", map, evidence, (0, 1))], "both", None, [TOKENS])
     capture.target_tokens = [["x", "y", "z"]]
     ax = figure(capture, "cross.0", 1).axes[0]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["x", "y", "z"]

@@ -20,7 +20,7 @@ def drawn(map: regard.AttentionMap, **options: object) -> list[str]:
 def first_and_previous(T: int) -> regard.AttentionMap:
     q = torch.zeros(T, T + 1)
     q[range(T), range(T)] = q[range(1, T), range(T - 1)] = 9.0
-    return regard.weights(q, torch.eye(T, T + 1), mask=regard.causal, scale=1.0)
+    return regard.attention_map(q, torch.eye(T, T + 1), mask=regard.causal, scale=1.0)
 
 
 def test_shades_where_there_is_no_colour() -> None:
@@ -42,4 +42,4 @@ def test_two_rows_a_line_in_colour_and_a_long_map_is_pooled() -> None:
 def test_an_odd_number_of_rows_and_a_map_of_one_weight() -> None:
     assert len(drawn(first_and_previous(5))) == 3
     assert len(drawn(first_and_previous(5), force_terminal=True, color_system="truecolor")) == 3
-    assert drawn(regard.weights(torch.ones(1, 2), torch.ones(1, 2))) == ["█"]
+    assert drawn(regard.attention_map(torch.ones(1, 2), torch.ones(1, 2))) == ["█"]

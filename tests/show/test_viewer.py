@@ -8,10 +8,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from captures import captured
 
-from regard.recorder import Seen
+from regard.recorder import Capture
 from regard.show import viewer
+from tests.captures import captured
 
 
 def test_a_page_is_served_until_it_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +54,7 @@ def test_a_small_capture_is_a_page_in_a_notebook_and_a_large_one_says_what_to_do
     assert "<iframe" not in large
     assert "&lt;b&gt;bold" in large
     assert "seen.save(" in large
-    assert "nothing yet" in Seen()._repr_html_()
+    assert "nothing yet" in Capture()._repr_html_()
 
 
 def test_in_a_notebook_show_returns_what_the_notebook_displays(monkeypatch: pytest.MonkeyPatch) -> None:

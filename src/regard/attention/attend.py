@@ -1,7 +1,7 @@
-"""`attend`: the operation, on the fastest path that can serve it, and `explain`, which says what that is.
+"""`attend`: attention on the fastest backend that supports the call; `which_backend` says which one that is.
 
-Each path answers two questions: `refuses(problem)`, why it cannot serve, and `run(problem)`. The first that
-does not refuse is taken. Only `steps` builds the T×S matrix, and only where no other path can serve.
+Each backend has two functions: `unsupported_reason(problem)` and `run(problem)`. The first backend that
+supports the call runs it. Only `steps` builds the T×S matrix, and only where no other backend can serve.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from regard.attention import tiled, torch_path, triton_path
+from regard.attention.backends import fused_attention, tiled_attention
+from regard.attention.backends.problem import AttentionProblem, prepare
+from regard.attention.backends.triton import launch
 from regard.attention.inputs import working_dtype
-from regard.attention.problem import Problem, pose
-from regard.attention.rules import Mask
+from regard.attention.masks.base import Mask
 from regard.attention.steps import trace
 
 BACKENDS = ("torch", "triton", "tiled", "steps")
@@ -74,14 +75,15 @@ def attend(
     """Attention of q (B, H, T, D) on k (B, G, S, D) and v (B, G, S, E), with no T×S matrix in memory.
 
     With `return_lse` the row log-sum-exp (B, H, T) comes beside the output: natural logarithm, float32
-    (float64 for float64), without gradient. `backend` forces a path; `regard.explain` says which is taken.
+    (float64 for float64), without gradient. `backend` forces a backend;
+    `regard.which_backend` says which one is used.
 
     >>> import torch, regard
     >>> q = k = v = torch.randn(1, 2, 5, 8)
     >>> regard.attend(q, k, v, mask=regard.causal & regard.window(3)).shape
     torch.Size([1, 2, 5, 8])
     """
-    problem = pose(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    problem = prepare(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     output, lse = _run(problem, _choose(problem, backend), return_lse)
     if q.ndim != 4:
         output = output.reshape(*q.shape[:-1], v.shape[-1])
@@ -103,7 +105,7 @@ class Explanation(NamedTuple):
         )
 
 
-def explain(
+def which_backend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -118,13 +120,13 @@ def explain(
 
     >>> import torch, regard
     >>> q = k = v = torch.randn(1, 2, 5, 8)
-    >>> print(regard.explain(q, k, v, softcap=30.0))
+    >>> print(regard.which_backend(q, k, v, softcap=30.0))
     torch: no, its kernels have no softcap
     triton: no, needs a CUDA device, not cpu
     tiled: taken
     steps: could serve, slower
     """
-    problem = pose(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    problem = prepare(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     reasons = {name: why for name in BACKENDS if (why := _refuses(problem, name)) is not None}
     return Explanation(_choose(problem, "auto"), reasons)
 
@@ -139,7 +141,7 @@ def backend(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
-def _choose(problem: Problem, name: str) -> str:
+def _choose(problem: AttentionProblem, name: str) -> str:
     name = _known(_wanted() if name == "auto" else name)
     if name == "auto":
         return next(candidate for candidate in BACKENDS if _refuses(problem, candidate) is None)
@@ -164,28 +166,28 @@ def _known(name: str) -> str:
     return name
 
 
-def _refuses(problem: Problem, name: str) -> str | None:
+def _refuses(problem: AttentionProblem, name: str) -> str | None:
     if name == "steps":
         return None
     if 0 in problem.matrix:
         return "there is nothing to look at"
     if problem.bias_needs_grad:
         return "the bias needs a gradient"
-    path = torch_path if name == "torch" else triton_path if name == "triton" else tiled
-    why: str | None = path.refuses(problem)
+    path = fused_attention if name == "torch" else launch if name == "triton" else tiled_attention
+    why: str | None = path.unsupported_reason(problem)
     return why
 
 
-def _run(problem: Problem, name: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+def _run(problem: AttentionProblem, name: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     if name == "torch":
-        return torch_path.run(problem, return_lse)
+        return fused_attention.run(problem, return_lse)
     if name == "steps":
         return _run_steps(problem, return_lse)
-    output, lse = (tiled if name == "tiled" else triton_path).run(problem)
+    output, lse = (tiled_attention if name == "tiled" else launch).run(problem)
     return output, lse if return_lse else None
 
 
-def _run_steps(p: Problem, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+def _run_steps(p: AttentionProblem, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     steps = trace(p.q, p.k, p.v, p.mask, scale=p.scale, softcap=p.softcap, sinks=p.sinks, dropout=p.dropout)
     if not return_lse:
         return steps.output, None

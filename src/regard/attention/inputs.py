@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.masks import as_mask
-from regard.attention.rules import Mask
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named import as_mask
 
 
 class Shape(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 
 from regard.attention.inputs import check_inputs, working_dtype
-from regard.attention.rules import Mask
+from regard.attention.masks.base import Mask
 
 
 class Steps(NamedTuple):

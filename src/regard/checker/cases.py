@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checker.question import Question
-from regard.checker.subject import Subject
+from regard.checker.oracle.question import Question
+from regard.checker.subject.subject import Subject
 
 
 @dataclass(frozen=True)

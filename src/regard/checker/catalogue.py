@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 
-from regard.checker.mistakes.caching import CACHING
-from regard.checker.mistakes.dropping import DROPPING
+from regard.checker.mistakes.cache import CACHING
+from regard.checker.mistakes.dropout import DROPPING
 from regard.checker.mistakes.heads import HEADS
-from regard.checker.mistakes.keeping import KEEPING
-from regard.checker.mistakes.masking import MASKING
+from regard.checker.mistakes.masks import MASKING
 from regard.checker.mistakes.mistake import Mistake
+from regard.checker.mistakes.module_state import KEEPING
 from regard.checker.mistakes.numbers import NUMBERS
 from regard.checker.mistakes.roles import ROLES
-from regard.checker.mistakes.scaling import SCALING
+from regard.checker.mistakes.scale import SCALING
 from regard.checker.mistakes.softmax import SOFTMAX
 
 THEMES: dict[str, tuple[Mistake, ...]] = {

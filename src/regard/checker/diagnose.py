@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.oracle import apart
-from regard.checker.recipe import RIGHT, Answer, Recipe, Scale, Sizes
+from regard.checker.oracle.oracle import apart
+from regard.checker.oracle.variant import RIGHT, Answer, AttentionVariant, Scale, TestSizes
 from regard.checker.understand import TOLERANCE, Intent, Observed
 
 
@@ -45,7 +45,7 @@ class Bench:
         # What comes out wrong tells recipes apart soonest.
         self.observed.sort(key=lambda one: self.error(RIGHT, one) < TOLERANCE)
 
-    def predicted(self, recipe: Recipe, one: Observed) -> Answer | None:
+    def predicted(self, recipe: AttentionVariant, one: Observed) -> Answer | None:
         """What the recipe gives; None where it does not apply to these shapes."""
         key = (id(one.question), recipe.split)
         try:
@@ -57,7 +57,7 @@ class Bench:
         except (RuntimeError, ValueError, IndexError):
             return None
 
-    def error(self, recipe: Recipe, one: Observed) -> float:
+    def error(self, recipe: AttentionVariant, one: Observed) -> float:
         """How far the recipe is from the answer. One that has nothing to say explains only what is no number.
         How far the recipe is from the answer. One that has nothing to say explains only what is no number."""
         answer = self.predicted(recipe, one)
@@ -69,7 +69,7 @@ class Bench:
             return math.inf
         return apart(one.answer, answer)
 
-    def fits(self, recipe: Recipe, tolerance: float = TOLERANCE) -> float | None:
+    def fits(self, recipe: AttentionVariant, tolerance: float = TOLERANCE) -> float | None:
         """The largest error over all observations, or None at the first that does not match."""
         worst = 0.0
         for one in self.observed:
@@ -189,7 +189,7 @@ def _fitted_scale(bench: Bench, beside: tuple[str, Change] | None = None) -> Ite
     """
     names, base = ((), RIGHT) if beside is None else ((beside[0],), replace(RIGHT, **beside[1]))
 
-    def recipe(log_scale: float) -> Recipe:
+    def recipe(log_scale: float) -> AttentionVariant:
         return replace(base, scale=lambda n: math.exp(log_scale))
 
     def error(log_scale: float) -> float:
@@ -211,7 +211,7 @@ def _fitted_scale(bench: Bench, beside: tuple[str, Change] | None = None) -> Ite
 _GRID = [math.log(0.004) + i * 0.3 for i in range(32)]  # scales from 0.004 to 44
 
 
-def _constant(scale: float, n: Sizes) -> float:
+def _constant(scale: float, n: TestSizes) -> float:
     return scale
 
 

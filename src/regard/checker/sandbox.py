@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from regard.checker.building import CheckError
-from regard.checker.locate import split
 from regard.checker.report import Report
+from regard.checker.subject.construct import CheckError
+from regard.checker.subject.locate import split
 
 TIMEOUT, MEMORY = 60.0, 4.0  # seconds, gigabytes
 STARTING = 300.0  # seconds for Python and PyTorch to start, on a busy machine

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attention.masks import causal as causal_rule
-from regard.attention.rules import Mask
-from regard.checker import names
-from regard.checker.adapt import of_transformers, turned
-from regard.checker.building import CheckError
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named import causal as causal_rule
 from regard.checker.cases import Cases
-from regard.checker.oracle import apart, truth
-from regard.checker.projections import find_wirings
-from regard.checker.question import Question
-from regard.checker.recipe import Answer
-from regard.checker.subject import Reply, Subject
-from regard.checker.wiring import Wiring
+from regard.checker.oracle.oracle import apart, truth
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import Answer
+from regard.checker.oracle.wiring import Wiring
+from regard.checker.subject import vocabulary
+from regard.checker.subject.adapt import of_transformers, turned
+from regard.checker.subject.construct import CheckError
+from regard.checker.subject.projections import find_wirings
+from regard.checker.subject.subject import Reply, Subject
 
 TOLERANCE = 2e-5  # relative; far above rounding, far below any mistake
 
@@ -50,7 +50,7 @@ class Observed:
 
 
 @dataclass
-class Understood:
+class Understanding:
     """A subject, the readings of it, and what had to be assumed."""
 
     subject: Subject
@@ -73,12 +73,12 @@ class Understood:
         if self.intent is None:
             return bool(self.claims_causal)
         rule = self.cases.always.get("rule")
-        return self.intent.causal or (rule is not None and not bool(rule.dense(6).triu(1).any()))
+        return self.intent.causal or (rule is not None and not bool(rule.to_dense(6).triu(1).any()))
 
 
 def understand(
     subject: Subject, *, causal: bool | None, heads: int | None, scale: float | None, always: dict[str, Any]
-) -> Understood:
+) -> Understanding:
     """Everything that has to be known before the checks: CheckError if the code will not run at all."""
     claims = causal if causal is not None else claim(subject)
     if subject.form in ("BTC", "TBC"):
@@ -96,7 +96,7 @@ def _hypotheses(subject: Subject, causal: bool | None, claims: bool | None) -> l
 
 def _understand_heads(
     subject: Subject, causal: bool | None, claims: bool | None, scale: float | None, always: dict[str, Any]
-) -> Understood:
+) -> Understanding:
     """A function on queries, keys and values: which of the usual shapes does it take?"""
     intents = [Intent(Wiring(scale=scale), c) for c in _hypotheses(subject, causal, claims)]
     tried: dict[str, tuple[Reply, Intent | None, torch.dtype]] = {}
@@ -138,11 +138,11 @@ def _understood(
     dtype: torch.dtype,
     reply: Reply,
     claims: bool | None,
-) -> Understood:
+) -> Understanding:
     shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}[
         subject.form
     ]
-    return Understood(subject, cases, intents, right, dtype, reply, [f"inputs {shapes}"], claims)
+    return Understanding(subject, cases, intents, right, dtype, reply, [f"inputs {shapes}"], claims)
 
 
 def _understand_sequences(
@@ -152,7 +152,7 @@ def _understand_sequences(
     heads: int | None,
     scale: float | None,
     always: dict[str, Any],
-) -> Understood:
+) -> Understanding:
     """Something on sequences (B, T, C): find its widths, its weights and a length that it takes."""
     always = always | _promises(subject, always)
     hypotheses = _hypotheses(subject, causal, claims)
@@ -180,7 +180,9 @@ def _understand_sequences(
                 cases = Cases(single, width, context_width, None, always)
     right = _right(reply, cases.plain(), intents)
     shapes = {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)"}[subject.form]
-    return Understood(subject, cases, intents, right, dtype, reply, [f"inputs {shapes}, C = {width}"], claims)
+    return Understanding(
+        subject, cases, intents, right, dtype, reply, [f"inputs {shapes}, C = {width}"], claims
+    )
 
 
 def _ask(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
@@ -248,9 +250,11 @@ def _promises(subject: Subject, always: dict[str, Any]) -> dict[str, Any]:
         number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         if isinstance(value, Mask) and name in ("mask", "rule"):
             found["rule"] = value
-        elif names.size(name) == "softcap" and number and "softcap" not in always:
+        elif vocabulary.size(name) == "softcap" and number and "softcap" not in always:
             found["softcap"] = float(value)
-        elif names.size(name) == "window" and isinstance(value, int) and number and "window" not in always:
+        elif (
+            vocabulary.size(name) == "window" and isinstance(value, int) and number and "window" not in always
+        ):
             found["window"] = value
     if of_transformers(subject):
         found.pop("window", None)  # there the mask that comes from outside holds it
@@ -265,7 +269,7 @@ def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int]:
     if module is None:
         return 40, 40
     for value in [
-        v for name, v in vars(module).items() if names.size(name) == "width" and isinstance(v, int)
+        v for name, v in vars(module).items() if vocabulary.size(name) == "width" and isinstance(v, int)
     ]:
         return value, value
     for part in module.modules():
@@ -280,12 +284,12 @@ def claim(subject: Subject) -> bool | None:
     module = subject.module
     if of_transformers(subject):
         return None  # there the caller brings the mask
-    said = names.says_causal(subject.name)
+    said = vocabulary.says_causal(subject.name)
     if said is not None:
         return said
     if module is not None:
         for name, value in vars(module).items():
-            if names.size(name) == "causal" and isinstance(value, bool):
+            if vocabulary.size(name) == "causal" and isinstance(value, bool):
                 return value
         tensors = [
             *module.named_buffers(),
@@ -296,7 +300,7 @@ def claim(subject: Subject) -> bool | None:
     if "mask" in subject.arguments or "causal" in subject.arguments:
         return None  # its docstring then speaks of what may be asked for
     doc = (type(module).__dict__.get("__doc__") if module is not None else subject.target.__doc__) or ""
-    return names.says_causal(doc) if len(doc) < 4000 else None
+    return vocabulary.says_causal(doc) if len(doc) < 4000 else None
 
 
 def longest(subject: Subject) -> int | None:
@@ -305,7 +309,7 @@ def longest(subject: Subject) -> int | None:
     if module is None:
         return None
     for name, value in {**vars(module), **subject.given}.items():
-        if names.size(name) == "length" and isinstance(value, int) and not isinstance(value, bool):
+        if vocabulary.size(name) == "length" and isinstance(value, int) and not isinstance(value, bool):
             return value
     tensors = [tensor for _, tensor in [*module.named_buffers(), *plain_tensors(module)]]
     squares = [t.shape[-1] for t in tensors if t.ndim >= 2 and t.shape[-1] == t.shape[-2] > 1]

@@ -11,9 +11,9 @@ import os
 import sys
 from typing import Any
 
-from regard.checker.building import CheckError
-from regard.checker.checking import check
-from regard.checker.locate import locate
+from regard.checker.checker import check
+from regard.checker.subject.construct import CheckError
+from regard.checker.subject.locate import locate
 
 
 def limit_memory(gigabytes: float) -> None:

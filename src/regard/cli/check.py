@@ -65,7 +65,7 @@ def check(
     if show_list:
         _print_catalogue(as_json)
         return
-    from regard.checker.building import CheckError
+    from regard.checker.subject.construct import CheckError
 
     places = [word for word in target or [] if "=" not in word]
     try:
@@ -103,7 +103,7 @@ def check(
 
 def _arguments(words: list[str]) -> dict[str, Any]:
     """`name=value` pairs, the values read as Python where they can be."""
-    from regard.checker.building import CheckError
+    from regard.checker.subject.construct import CheckError
 
     arguments: dict[str, Any] = {}
     for word in words:

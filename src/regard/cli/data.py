@@ -26,7 +26,7 @@ def data(
       regard data shakespeare
       regard data smollm2
     """
-    from regard.gpt.data import ITEMS, fetch
+    from regard.gpt.downloads import ITEMS, fetch
 
     if name is None:
         for known, item in ITEMS.items():

@@ -128,7 +128,7 @@ def _studied(
 
 def _texts(texts: list[str], files: list[Path]) -> list[str]:
     from regard.cli.demo_text import STORY
-    from regard.gpt.corpus import read
+    from regard.gpt.training.corpus import read
 
     return [*texts, *(read(path) for path in files)] or [STORY]
 
@@ -136,7 +136,7 @@ def _texts(texts: list[str], files: list[Path]) -> list[str]:
 def _print(screen: Any, table: HeadTable, every: bool, label: str | None) -> None:
     from rich.text import Text
 
-    from regard.heads.printing import caption, number, words
+    from regard.heads.table_text import caption, number, words
 
     labelled = [row for row in table if row.labels]
     texts = f"{table.texts} texts, " if table.texts > 1 else ""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from regard.cli.model import Model
-    from regard.recorder import Seen
+    from regard.recorder import Capture
 
 OPENING = 240  # characters of a text that a recorded generation begins with, at most
 PATIENCE = 3.0  # seconds that it may take
@@ -89,8 +89,8 @@ def inspect(
         opened = _opened(console, model or "default")
         seen = [_read(console, opened, words) for _, words in texts]
         titles = [title for title, _ in texts]
-    from regard.show.contents import Contents
-    from regard.show.run import read_run
+    from regard.gpt.training.history import read_run
+    from regard.show.data.contents import Contents
 
     folder = run or (opened.run if opened else None)
     contents = Contents(seen, titles=titles, time=None if folder is None else read_run(folder))
@@ -126,12 +126,12 @@ def _title(text: str) -> str:
     return words if len(words) <= 48 else words[:47].rstrip() + "…"
 
 
-def _loaded(path: Path) -> Seen:
+def _loaded(path: Path) -> Capture:
     import regard
-    from regard.recorder import Seen
+    from regard.recorder import Capture
 
     found: Any = regard.load(path)
-    if not isinstance(found, Seen):
+    if not isinstance(found, Capture):
         raise ValueError(f"{path}: expected a capture, a folder that seen.save(…) wrote, got one map")
     return found
 
@@ -143,7 +143,7 @@ def _opened(console: Any, name: str) -> Model:
         return Model.open(name)
 
 
-def _read(console: Any, opened: Model, text: str) -> Seen:
+def _read(console: Any, opened: Model, text: str) -> Capture:
     from rich.progress import Progress
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -169,7 +169,7 @@ def _written(console: Any, opened: Model, text: str) -> list[Mapping[str, object
 
 
 def _write(console: Any, contents: Any, out: Path) -> None:
-    from regard.show.page import write
+    from regard.show.saved.bundle import write
 
     began = time.perf_counter()
     with console.status("Writing the page …"):
@@ -212,13 +212,13 @@ def _glimpse(contents: Any) -> None:
 
 
 def _serve(contents: Any, opened: Model | None, host: str, port: int, open_: bool) -> None:
-    from regard.show.running import Running
-    from regard.show.server import Site
+    from regard.show.server.app import Site
+    from regard.show.server.background import BackgroundServer
     from regard.show.viewer import open_browser
 
     read = opened.read if opened else None
     generate = opened.generate if opened and opened.can_generate else None
-    running = Running(Site(contents, read, generate), host=host, port=port)
+    running = BackgroundServer(Site(contents, read, generate), host=host, port=port)
     typer.echo(running.address)
     if running.door.token:
         typer.echo("Whoever has this whole address can read the texts on the page, from other machines too.")

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from regard.gpt import GPT
     from regard.maps import AttentionMap
-    from regard.recorder import Seen
-    from regard.show.streaming import Tell
+    from regard.recorder import Capture
+    from regard.show.server.line_stream import Tell
 
 
 @dataclass
@@ -109,14 +109,14 @@ class Model:
             end = getattr(self.tokenizer, "eos_token_id", None)
         return end
 
-    def read(self, text: str, tell: Tell = lambda doing, done, of: None) -> Seen:
+    def read(self, text: str, tell: Tell = lambda doing, done, of: None) -> Capture:
         """Capture the model while it reads a text; `tell` is called after each layer.
 
         The text is tokenised once: a long one takes seconds.
         """
         from regard.recorder import capture
-        from regard.recorder.capture import model_inputs
-        from regard.recorder.spelling import encoded
+        from regard.recorder.context import model_inputs
+        from regard.recorder.tokens import encoded
 
         encoding = encoded(self.tokenizer, text)
         tokens = encoding["input_ids"].shape[1]
@@ -127,17 +127,19 @@ class Model:
             )
         inputs: dict[str, Any] = model_inputs(self.module, encoding)
         with _telling_layers(self.module, tell):
-            seen: Seen = capture(self.module, tokenizer=self.tokenizer, values=True, text=None, **inputs)
+            seen: Capture = capture(self.module, tokenizer=self.tokenizer, values=True, text=None, **inputs)
         seen.model = self.title
         return seen
 
-    def maps(self, ids: Tensor, check: Callable[[Seen], None] = lambda capture: None) -> list[AttentionMap]:
+    def maps(
+        self, ids: Tensor, check: Callable[[Capture], None] = lambda capture: None
+    ) -> list[AttentionMap]:
         """The map of every layer for tokens (B, T); `check` gets the capture, with its certificate."""
         from regard.recorder import capture
-        from regard.recorder.capture import model_inputs
+        from regard.recorder.context import model_inputs
 
         inputs: dict[str, Any] = model_inputs(self.module, {"input_ids": ids})
-        seen: Seen = capture(self.module, text=None, **inputs)
+        seen: Capture = capture(self.module, text=None, **inputs)
         check(seen)
         return seen.maps
 
@@ -165,12 +167,14 @@ class Model:
 
         The lines are {"start": …}, a {"step": …} for each token, and {"end": …}.
         """
-        from regard.gpt.caching import Both, with_and_without
-        from regard.recorder.spelling import encoded, spelled
+        from regard.gpt.cache_demo import CacheTiming, compare_with_and_without_cache
+        from regard.recorder.tokens import encoded, spelled
 
         model = self._gpt
         ids = encoded(self.tokenizer, text)["input_ids"]
-        steps = with_and_without(model, ids[0].tolist(), tokens=tokens, window=window, sinks=sinks)
+        steps = compare_with_and_without_cache(
+            model, ids[0].tolist(), tokens=tokens, window=window, sinks=sinks
+        )
         config = model.config
         yield {
             "start": {
@@ -186,7 +190,7 @@ class Model:
         written: list[int] = []
         for step in steps:
             written.append(step.id)
-            line = {k: v._asdict() if isinstance(v, Both) else v for k, v in step._asdict().items()}
+            line = {k: v._asdict() if isinstance(v, CacheTiming) else v for k, v in step._asdict().items()}
             yield {"step": {"token": spelled(self.tokenizer, ids.new_tensor([[step.id]]))[0][0], **line}}
         ended = bool(written) and written[-1] in config.end
         why = "end" if ended else "tokens" if len(written) == tokens else "context"
@@ -223,7 +227,7 @@ def _telling_layers(model: nn.Module, tell: Tell) -> Iterator[None]:
 
 
 def _run_of(name: str) -> Path | None:
-    from regard.gpt.loading import BOX
+    from regard.gpt.loader import BOX
 
     folder = BOX if name == "default" else Path(name)
     return folder if (folder / "heads.jsonl").is_file() else None

@@ -60,9 +60,9 @@ def survey(
       torchrun --nproc-per-node 4 --no-python regard survey corpus.txt --out survey.parquet
     """
     from regard.cli.model import Model
-    from regard.gpt.processes import joined
     from regard.heads.survey import Reader
     from regard.heads.survey import survey as run
+    from regard.processes import joined
 
     for name, value, least in (("length", length, 2), ("batch", batch, 1), ("threads", threads, 1)):
         if value < least:

@@ -85,9 +85,9 @@ def train(
       torchrun --nproc-per-node 2 --no-python regard train book.txt --out both
     """
     from regard.gpt.config import Config
-    from regard.gpt.corpus import prepare, python_documentation, read
-    from regard.gpt.train import Settings
-    from regard.gpt.train import train as run
+    from regard.gpt.training.corpus import prepare, python_documentation, read
+    from regard.gpt.training.train import Settings
+    from regard.gpt.training.train import train as run
 
     settings = Settings(
         steps=steps,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import dropout, gelu, silu
 
-from regard.attention.masks import causal, window
-from regard.attention.rules import Mask
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named import causal, window
 from regard.gpt.config import Config
 from regard.layers import Attention, KVCache, RMSNorm, Rotary
 

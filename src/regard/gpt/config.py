@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
+from regard.attention.arguments import positive, whole
 from regard.layers import Llama3Scaling
-from regard.layers.arguments import positive, whole
 
 Norm = Literal["layer", "rms"]
 Positions = Literal["learned", "rotary"]

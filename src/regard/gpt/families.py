@@ -17,7 +17,7 @@ Settings = Mapping[str, Any]
 """A `config.json` of Transformers, read."""
 
 
-class Part(NamedTuple):
+class WeightPart(NamedTuple):
     """How one of our tensors is made: theirs, one under another."""
 
     names: tuple[str, ...]
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 class Family(NamedTuple):
     config: Callable[[Settings], Config]
-    parts: Callable[[Config], dict[str, Part]]
+    parts: Callable[[Config], dict[str, WeightPart]]
     prefix: str = ""  # before the names in `parts`; the headless models that some publish lack it
     derived: str = r"(?!)"  # tensors that old files hold and nobody needs: masks and angles
 
@@ -72,12 +72,12 @@ def _gpt2(settings: Settings) -> Config:
     )
 
 
-def _gpt2_parts(config: Config) -> dict[str, Part]:
+def _gpt2_parts(config: Config) -> dict[str, WeightPart]:
     parts = {
-        "token_embedding.weight": Part(("wte.weight",)),
-        "position_embedding.weight": Part(("wpe.weight",)),
-        "norm.weight": Part(("ln_f.weight",)),
-        "norm.bias": Part(("ln_f.bias",)),
+        "token_embedding.weight": WeightPart(("wte.weight",)),
+        "position_embedding.weight": WeightPart(("wpe.weight",)),
+        "norm.weight": WeightPart(("ln_f.weight",)),
+        "norm.bias": WeightPart(("ln_f.bias",)),
     }
     modules = {
         "attention_norm": "ln_1",
@@ -91,8 +91,8 @@ def _gpt2_parts(config: Config) -> dict[str, Part]:
         for ours, theirs in modules.items():
             # GPT-2 keeps its matrices with the inputs first.
             transposed = "norm" not in ours
-            parts[f"blocks.{layer}.{ours}.weight"] = Part((f"h.{layer}.{theirs}.weight",), transposed)
-            parts[f"blocks.{layer}.{ours}.bias"] = Part((f"h.{layer}.{theirs}.bias",))
+            parts[f"blocks.{layer}.{ours}.weight"] = WeightPart((f"h.{layer}.{theirs}.weight",), transposed)
+            parts[f"blocks.{layer}.{ours}.bias"] = WeightPart((f"h.{layer}.{theirs}.bias",))
     return parts
 
 
@@ -146,8 +146,11 @@ def _llama_like(settings: Settings, **choices: Any) -> Config:
     )
 
 
-def _llama_parts(config: Config) -> dict[str, Part]:
-    parts = {"token_embedding.weight": Part(("embed_tokens.weight",)), "norm.weight": Part(("norm.weight",))}
+def _llama_parts(config: Config) -> dict[str, WeightPart]:
+    parts = {
+        "token_embedding.weight": WeightPart(("embed_tokens.weight",)),
+        "norm.weight": WeightPart(("norm.weight",)),
+    }
     for layer in range(config.layers):
         ours, theirs = f"blocks.{layer}", f"layers.{layer}"
         joined = {
@@ -171,7 +174,7 @@ def _llama_parts(config: Config) -> dict[str, Part]:
         }
         for name, sources in joined.items():
             for kind in ("weight", "bias") if biased.get(name) else ("weight",):
-                parts[f"{ours}.{name}.{kind}"] = Part(
+                parts[f"{ours}.{name}.{kind}"] = WeightPart(
                     tuple(f"{theirs}.{source}.{kind}" for source in sources)
                 )
     return parts
@@ -218,12 +221,12 @@ def _only(settings: Settings, name: str, wanted: object) -> None:
         raise ValueError(f"{name}: expected {wanted!r}, the only one supported, got {settings[name]!r}")
 
 
-def with_head(parts: dict[str, Part], prefix: str, config: Config) -> dict[str, Part]:
+def with_head(parts: dict[str, WeightPart], prefix: str, config: Config) -> dict[str, WeightPart]:
     """The table with full names, and the output matrix if it is one of its own."""
     table = {
         ours: part._replace(names=tuple(prefix + name for name in part.names)) for ours, part in parts.items()
     }
-    return table if config.tied else table | {"head.weight": Part(("lm_head.weight",))}
+    return table if config.tied else table | {"head.weight": WeightPart(("lm_head.weight",))}
 
 
 def is_derived(family: Family, name: str) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.writing import replacing
+from regard.atomic import atomic_write
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -46,13 +46,13 @@ def save(model: GPT, path: str | os.PathLike[str]) -> None:
     config = {"model_type": OURS, **model.config.to_json()}
     weights = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}
     with (
-        replacing(folder / WEIGHTS) as weights_file,
-        replacing(folder / CONFIG) as config_file,
+        atomic_write(folder / WEIGHTS) as weights_file,
+        atomic_write(folder / CONFIG) as config_file,
     ):
         save_file(weights, weights_file, metadata={"format": "pt"})
         config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if model.tokenizer is None:
             (folder / TOKENIZER).unlink(missing_ok=True)  # another model's, which would mislead
         else:
-            with replacing(folder / TOKENIZER) as tokenizer_file:
+            with atomic_write(folder / TOKENIZER) as tokenizer_file:
                 model.tokenizer.save(str(tokenizer_file))

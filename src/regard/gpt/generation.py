@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.gpt.sampling import Sampling
+from regard.attention.arguments import whole
+from regard.gpt.sampler import Sampling
 from regard.gpt.tokens import prompt_ids
-from regard.layers.arguments import whole
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

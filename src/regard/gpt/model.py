@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding, linear
 
-from regard.attention.masks import as_mask, padding
-from regard.attention.rules import Mask
-from regard.gpt import folder, generation, loading
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named import as_mask, padding
+from regard.gpt import folder, generation, loader
 from regard.gpt.block import Block, make_norm
 from regard.gpt.config import Config
 from regard.gpt.generation import Prompt
-from regard.gpt.watching import watched
+from regard.gpt.map_hooks import watched
 from regard.layers import KVCache, Rotary, WindowCache
 from regard.maps import AttentionMap
 
@@ -119,8 +119,8 @@ class GPT(nn.Module):
         dtype: torch.dtype | None = torch.float32,
         device: str | torch.device = "cpu",
     ) -> Self:
-        """A trained model, ready to use: see `loading.load`."""
-        return loading.load(cls, name, dtype=dtype, device=device)
+        """A trained model, ready to use: see `loader.load`."""
+        return loader.load(cls, name, dtype=dtype, device=device)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the weights, the config and the tokenizer to a folder that `from_pretrained` opens."""

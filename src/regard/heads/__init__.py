@@ -1,16 +1,16 @@
 """What heads do: scores of their behaviour, beside what a head that looks everywhere alike would score."""
 
-from regard.heads.describing import describe, study
-from regard.heads.probe import probe, repeated
-from regard.heads.scores import Scores, scores
-from regard.heads.sight import uniform
-from regard.heads.table import Head, HeadTable, Score
+from regard.heads.description import describe, study
+from regard.heads.head_scores import HeadScores, scores
+from regard.heads.repeated_tokens import probe, repeated
+from regard.heads.table import HeadRow, HeadTable, Score
+from regard.heads.visibility import uniform
 
 __all__ = [
-    "Head",
+    "HeadRow",
+    "HeadScores",
     "HeadTable",
     "Score",
-    "Scores",
     "describe",
     "probe",
     "repeated",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from regard.heads.tally import Estimate
+from regard.heads.running_sums import Estimate
 
 FLOORS = {
     "induction": 0.2,

@@ -20,15 +20,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, distributed
 
-from regard.heads.describing import Layer, Run, assemble, name_layer
-from regard.heads.measuring import measure, total
+from regard.atomic import atomic_write
+from regard.heads.corpus import Batch, Encode, batches, digest
+from regard.heads.description import LayerMaps, Run, assemble, name_layer
+from regard.heads.measurement import measure, total
+from regard.heads.running_sums import RunningSums
 from regard.heads.table import HeadTable, check_writable
-from regard.heads.tally import Tally
-from regard.heads.windows import Batch, Encode, batches, digest
-from regard.writing import replacing
 
 if TYPE_CHECKING:
-    from regard.gpt.processes import Processes
+    from regard.processes import Processes
 
 FORMAT = "regard.survey 1"
 
@@ -54,8 +54,8 @@ class State(NamedTuple):
     batches: int
     windows: int
     tokens: int
-    layers: list[Layer]
-    tallies: list[Tally]
+    layers: list[LayerMaps]
+    tallies: list[RunningSums]
 
 
 def survey(
@@ -121,8 +121,8 @@ def _rounds(
     """In each round every process takes a batch, and all their sums are added in the order of the batches."""
     for _ in islice(stream, state.batches if state else 0):
         pass
-    spare: list[Tally] = []
-    layers: list[Layer] = []
+    spare: list[RunningSums] = []
+    layers: list[LayerMaps] = []
     while some := list(islice(stream, us.count)):
         # With fewer batches than processes the idle ones take the first, only to know the sizes of its sums.
         if us.rank < len(some) or not spare:
@@ -138,14 +138,14 @@ def _rounds(
             yield state, some[-1].read
 
 
-def _batch(reader: Reader, ids: Tensor) -> tuple[list[Tally], list[Layer]]:
+def _batch(reader: Reader, ids: Tensor) -> tuple[list[RunningSums], list[LayerMaps]]:
     """The sums of a batch, each window an observation of its own."""
     ids = ids.to(reader.device)
     found = list(measure(reader.run(ids), ids))
     return [tally for tally, _ in found], [name_layer(i, map) for i, (_, map) in enumerate(found)]
 
 
-def _gathered(tallies: Sequence[Tally], us: Processes) -> list[list[Tally]]:
+def _gathered(tallies: Sequence[RunningSums], us: Processes) -> list[list[RunningSums]]:
     """The sums of every process, in the order of their ranks."""
     if us.count == 1:
         return [list(tallies)]
@@ -157,7 +157,7 @@ def _gathered(tallies: Sequence[Tally], us: Processes) -> list[list[Tally]]:
     for one in everyone:
         pieces = torch.split(one.cpu(), [x.numel() for x in parts])
         back = [piece.view(x.shape).to(x.dtype) for piece, x in zip(pieces, parts, strict=True)]
-        found.append([Tally(sums, keys) for sums, keys in zip(back[::2], back[1::2], strict=True)])
+        found.append([RunningSums(sums, keys) for sums, keys in zip(back[::2], back[1::2], strict=True)])
     return found
 
 
@@ -181,7 +181,7 @@ def _save(partial: Path, state: State, who: dict[str, Any]) -> None:
         "layers": [[x.key, list(x.heads), list(x.kv_heads)] for x in state.layers],
     }
     header = {"format": FORMAT, "who": json.dumps(who), "progress": json.dumps(progress)}
-    with replacing(partial) as file:
+    with atomic_write(partial) as file:
         save_file({name: x.contiguous() for name, x in tensors.items()}, file, metadata=header)
 
 
@@ -196,8 +196,8 @@ def _load(partial: Path, who: dict[str, Any]) -> State | None:
         if header.get("format") != FORMAT:
             raise ValueError(f"expected format {FORMAT!r}, got {header.get('format')!r}")
         began, progress = json.loads(header["who"]), json.loads(header["progress"])
-        layers = [Layer(*found) for found in progress["layers"]]
-        tallies = [Tally(tensors[f"sums.{i}"], tensors[f"keys.{i}"]) for i in range(len(layers))]
+        layers = [LayerMaps(*found) for found in progress["layers"]]
+        tallies = [RunningSums(tensors[f"sums.{i}"], tensors[f"keys.{i}"]) for i in range(len(layers))]
         state = State(progress["batches"], progress["windows"], progress["tokens"], layers, tallies)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(

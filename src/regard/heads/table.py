@@ -11,8 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from regard.atomic import atomic_write
 from regard.extras import extra
-from regard.writing import replacing
 
 
 class Score(NamedTuple):
@@ -31,7 +31,7 @@ class Score(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadRow:
     """What one head does. `labels` are those that it earns; the first is what it is called."""
 
     layer: str
@@ -54,9 +54,9 @@ class Head:
 
 @dataclass(frozen=True)
 class HeadTable:
-    """Every head of a model with its scores. A sequence of `Head`s; prints as a table."""
+    """Every head of a model with its scores. A sequence of `HeadRow`s; prints as a table."""
 
-    rows: list[Head]
+    rows: list[HeadRow]
     texts: int = 1
     tokens: int = 0
     shuffled: Literal["text", "labels"] = "labels"
@@ -66,10 +66,10 @@ class HeadTable:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[Head]:
+    def __iter__(self) -> Iterator[HeadRow]:
         return iter(self.rows)
 
-    def __getitem__(self, place: int | tuple[int | str, int]) -> Head:
+    def __getitem__(self, place: int | tuple[int | str, int]) -> HeadRow:
         """A row by its number, or a head by layer and head: `table[3, 5]`."""
         if isinstance(place, int):
             return self.rows[place]
@@ -109,7 +109,7 @@ class HeadTable:
         """From the highest score to the lowest; heads that have none come last."""
         name = self._known(name)
 
-        def height(row: Head) -> float:
+        def height(row: HeadRow) -> float:
             value = row.scores[name].value if name in row.scores else math.nan
             return -math.inf if math.isnan(value) else value
 
@@ -121,7 +121,7 @@ class HeadTable:
             raise ValueError(f"name: expected one of {', '.join(self.names)}, got {name!r}")
         return name
 
-    def _with(self, rows: Iterable[Head]) -> HeadTable:
+    def _with(self, rows: Iterable[HeadRow]) -> HeadTable:
         return HeadTable(list(rows), self.texts, self.tokens, self.shuffled, self.model)
 
     def to_data(self) -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ class HeadTable:
         """
         text = json.dumps(self.to_data(), allow_nan=False, ensure_ascii=False)
         if path is not None:
-            with replacing(Path(path)) as file:
+            with atomic_write(Path(path)) as file:
                 file.write_text(text + "\n", encoding="utf-8")
         return text
 
@@ -163,7 +163,7 @@ class HeadTable:
         try:
             given = json.loads(text)
             rows = [
-                Head(
+                HeadRow(
                     row["layer"],
                     row["head"],
                     row["kv_head"],
@@ -209,7 +209,7 @@ class HeadTable:
         if path.suffix == ".json":
             self.to_json(path)
             return
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             if path.suffix == ".csv":
                 columns = self.columns()
                 with file.open("w", encoding="utf-8", newline="") as opened:
@@ -223,12 +223,12 @@ class HeadTable:
         return f"HeadTable({len(self)} heads)"
 
     def __str__(self) -> str:
-        from regard.heads.printing import printed
+        from regard.heads.table_text import printed
 
         return printed(self)
 
     def __rich__(self) -> Any:
-        from regard.heads.printing import rendered
+        from regard.heads.table_text import rendered
 
         return rendered(self)
 

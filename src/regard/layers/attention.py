@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from regard.attention.arguments import whole
 from regard.attention.attend import attend
-from regard.attention.masks import as_mask
-from regard.attention.rules import Mask, full
-from regard.layers.arguments import whole
+from regard.attention.masks.base import Mask, full
+from regard.attention.masks.named import as_mask
 from regard.layers.cache import KVCache
-from regard.layers.held import on_held_keys
+from regard.layers.cache_mask import mask_on_cached_keys
 from regard.layers.norm import RMSNorm
 from regard.layers.rotary import Rotary
 
@@ -130,7 +130,7 @@ class Attention(nn.Module):
             rule = as_mask(mask) if rule is full else rule & as_mask(mask)
         if cache is not None:
             k, v = cache.update(k, v)
-            rule = on_held_keys(rule, cache, q.shape[2], k.shape[2])
+            rule = mask_on_cached_keys(rule, cache, q.shape[2], k.shape[2])
         mixed = self.attend(q, k, v, rule)  # (B, H, T, D)
         merged: Tensor = self.out(mixed.transpose(1, 2).flatten(2))  # (B, T, d_model)
         return merged

@@ -16,9 +16,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from regard.attention.masks import prefix, window
-from regard.attention.rules import Mask
-from regard.layers.arguments import whole
+from regard.attention.arguments import whole
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named import prefix, window
 
 Pair = tuple[Tensor, Tensor]
 """Keys (B, G, S, D) and values (B, G, S, E)."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from regard.attention.arguments import positive, whole
 from regard.attention.inputs import working_dtype
-from regard.layers.arguments import positive, whole
 
 
 class RMSNorm(nn.Module):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.attention.arguments import positive, whole
 from regard.attention.inputs import working_dtype
-from regard.layers.arguments import positive, whole
 
 
 class Llama3Scaling(NamedTuple):

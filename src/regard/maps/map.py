@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.attention.attend import attend
-from regard.attention.grids import grid
 from regard.attention.inputs import check_inputs, working_dtype
-from regard.attention.rules import Keys, Mask, Rows
+from regard.attention.masks.base import Keys, Mask, Rows
+from regard.attention.masks.grid import grid
 from regard.maps import overview, precision, sweep
 from regard.maps.index import Axes, heads_of, parse
 from regard.maps.precision import Precise
@@ -26,11 +26,11 @@ NORMALISED = 1 << 21  # weights of whole rows that are divided by their rows' ow
 FIRST = (
     64  # rows of a matrix that are in any case: under a causal mask they see few keys, each with much weight
 )
-DENSE_LIMIT = 1 << 30  # bytes that `.dense()` may take unless told otherwise
+DENSE_LIMIT = 1 << 30  # bytes that `.to_dense()` may take unless told otherwise
 EXACT_NUMBERS = 1 << 18  # weights that are computed in float64 at a time: 2 MiB
 
 
-def weights(
+def attention_map(
     q: Tensor,
     k: Tensor,
     *,
@@ -46,7 +46,7 @@ def weights(
 
     >>> import torch, regard
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    >>> map = regard.weights(x, x, mask=regard.causal)
+    >>> map = regard.attention_map(x, x, mask=regard.causal)
     >>> map
     AttentionMap(3×3, causal, float32, 60 bytes)
     >>> map[1, 0:2]
@@ -76,7 +76,7 @@ class Top(NamedTuple):
 
 
 class AttentionMap:
-    """Attention weights shaped (B, H, T, S), without the matrix. Made by `regard.weights` or a capture.
+    """Attention weights shaped (B, H, T, S), without the matrix. Made by `regard.attention_map` or a capture.
 
     Indexes like a tensor: naming heads or rows gives a smaller map, naming keys too gives a tensor.
     In a torch function a map stands for its dense tensor.
@@ -159,22 +159,22 @@ class AttentionMap:
 
     def __getitem__(self, index: Any) -> Any:
         chosen = parse(index, self.axes, self.matrix)
-        small = self.narrowed(chosen.batch, chosen.heads, chosen.axes)
+        small = self.select(chosen.batch, chosen.heads, chosen.axes)
         if chosen.keys is None:
             return small.some_rows(chosen.rows) if isinstance(chosen.rows, slice) else small.tile(chosen.rows)
         tile = small.tile(chosen.rows, chosen.keys)
         return tile.squeeze(-1) if chosen.one_key else tile
 
-    def narrowed(self, batch: slice, heads: slice, axes: Axes | None = None) -> AttentionMap:
+    def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> AttentionMap:
         """The map of some sequences and heads; `axes` are those that are left to index."""
         return self.replaced(
             q=self.q[batch, heads],
             k=heads_of(self.k[batch], heads, self.q.shape[1]),
             lse=self.lse[batch, heads],
-            mask=self.mask.narrowed(batch, heads),
+            mask=self.mask.select(batch, heads),
             sinks=None if self.sinks is None else self.sinks[heads],
             axes=self.axes if axes is None else axes,
-            precise=self.precise.narrowed(batch, heads),
+            precise=self.precise.select(batch, heads),
         )
 
     def some_rows(self, rows: slice) -> AttentionMap:
@@ -227,7 +227,7 @@ class AttentionMap:
         s = (q.reshape(B, G, H // max(G, 1) * T, D) @ k.mT).view(B, H, T, S)
         if self.softcap is not None:
             s.div_(self.softcap).tanh_().mul_(self.softcap)
-        if (added := self.mask.added(at)) is not None:
+        if (added := self.mask.score_bias(at)) is not None:
             s.add_(added.detach())
         return s.masked_fill_(~self.mask.allowed(at), -torch.inf)
 
@@ -245,7 +245,7 @@ class AttentionMap:
         step = max(1, EXACT_NUMBERS // max(1, group * len(rows) * S)) * group
         for b, h in product(range(B), range(0, H, max(step, 1))):
             batch, heads = slice(b, b + 1), slice(h, min(h + step, H))
-            part = self.narrowed(batch, heads)
+            part = self.select(batch, heads)
             s = part._scores(rows, slice(0, S), torch.float64)
             sinks = None if part.sinks is None else part.sinks.double().view(-1, 1, 1)
             top = s.amax(-1, keepdim=True) if S else s.new_full((*s.shape[:-1], 1), -torch.inf)
@@ -273,7 +273,7 @@ class AttentionMap:
         """A result (B, H, T, …) without the axes that were indexed away."""
         return x.reshape((*self.axes.visible(x.shape[:3]), *x.shape[3:]))
 
-    def dense(self, limit: int = DENSE_LIMIT) -> Tensor:
+    def to_dense(self, limit: int = DENSE_LIMIT) -> Tensor:
         """The whole matrix as a tensor; refused if it would take more than `limit` bytes."""
         B, H, T, S = self.matrix
         _refuse_large(B * H * T * S * self.dtype.itemsize, limit)
@@ -303,10 +303,10 @@ class AttentionMap:
 
         >>> import torch, regard
         >>> x = torch.eye(4)
-        >>> regard.weights(x, x, mask=regard.causal).pool(2, 2)
+        >>> regard.attention_map(x, x, mask=regard.causal).pool(2, 2)
         tensor([[1.0000, 0.0000],
                 [0.4892, 0.5108]])
-        >>> regard.weights(x, x, mask=regard.causal).pool(2, 2, region=(slice(2, 4), slice(0, 2)))
+        >>> regard.attention_map(x, x, mask=regard.causal).pool(2, 2, region=(slice(2, 4), slice(0, 2)))
         tensor([[0.2741, 0.2741],
                 [0.2151, 0.2151]])
         """
@@ -318,15 +318,17 @@ class AttentionMap:
         both = overview.Overview(*map(self._shaped, found))
         return both if reduce == "both" else both.mass if reduce == "mass" else both.max
 
-    def summary(self, rows: int, cols: int) -> overview.Summary:
+    def summary(self, rows: int, cols: int) -> overview.MapSummary:
         """Both overviews and all statistics: `.mass`, `.max`, `.entropy`, `.distance` and `.received`.
 
         What `pool(rows, cols, "both")` and `statistics()` give, on a CPU from one pass over the map.
         """
         self._check_rows("summary")
-        found = overview.Summary(*precision.each(self, lambda share: overview.summary(share.map, rows, cols)))
+        found = overview.MapSummary(
+            *precision.each(self, lambda share: overview.summary(share.map, rows, cols))
+        )
         mass, most, entropy, distance = (self._shaped(x) for x in found[:4])
-        return overview.Summary(mass, most, entropy, distance, self._shaped_keys(found.received))
+        return overview.MapSummary(mass, most, entropy, distance, self._shaped_keys(found.received))
 
     def _check_rows(self, what: str) -> None:
         if not self.axes.rows:
@@ -334,10 +336,10 @@ class AttentionMap:
                 f"{what}: expected a map with rows, got one row: index a slice, map[b, h, i:i+1]"
             )
 
-    def statistics(self) -> sweep.Statistics:
+    def statistics(self) -> sweep.RowStatistics:
         """Entropy and distance of every row and what every key receives, from one pass over the map."""
         entropy, distance, received = precision.each(self, lambda share: overview.statistics(share.map))
-        return sweep.Statistics(self._shaped(entropy), self._shaped(distance), self._shaped_keys(received))
+        return sweep.RowStatistics(self._shaped(entropy), self._shaped(distance), self._shaped_keys(received))
 
     def entropy(self) -> Tensor:
         """−Σ A ln A of every row, in nats: 0 looks at one key, ln n at n keys alike. Shape (B, H, T)."""
@@ -360,7 +362,7 @@ class AttentionMap:
 
         >>> import torch, regard
         >>> x = torch.zeros(4, 2)
-        >>> regard.weights(x, x, mask=regard.causal).mass(regard.window(2))
+        >>> regard.attention_map(x, x, mask=regard.causal).mass(regard.window(2))
         tensor([1.0000, 1.0000, 0.6667, 0.5000])
         """
         if not isinstance(rule, Mask):
@@ -375,7 +377,7 @@ class AttentionMap:
             joint = inner & rule
         joint.check(self.matrix)
         (mass,) = precision.each(
-            self, lambda share: [sweep.mass(share.map, joint.narrowed(share.batch, share.heads))]
+            self, lambda share: [sweep.mass(share.map, joint.select(share.batch, share.heads))]
         )
         return self._shaped(mass)
 
@@ -467,12 +469,12 @@ class AttentionMap:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the map to a safetensors file, atomically; `regard.load(path)` opens it again."""
-        from regard.maps.files import save
+        from regard.maps.storage import save
 
         save(self, path)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        array = self.dense().cpu().numpy()
+        array = self.to_dense().cpu().numpy()
         return array if dtype is None else array.astype(dtype)
 
     @classmethod
@@ -481,7 +483,7 @@ class AttentionMap:
     ) -> Any:
         def dense(x: Any) -> Any:
             if isinstance(x, AttentionMap):
-                return x.dense()
+                return x.to_dense()
             return type(x)(dense(y) for y in x) if type(x) in (list, tuple) else x
 
         return func(*dense(tuple(args)), **{name: dense(x) for name, x in (kwargs or {}).items()})

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.maps import one_head, sweep
+from regard.maps import head_pass, sweep
 from regard.maps.bins import bins
-from regard.maps.one_head import Cells, Head, Lines, Seen
-from regard.maps.sweep import Statistics
+from regard.maps.head_pass import HeadPass, MaskTiles, PooledCells, RowStats
+from regard.maps.sweep import RowStatistics
 
 if TYPE_CHECKING:
     from regard.maps.map import AttentionMap
@@ -33,7 +33,7 @@ class Overview(NamedTuple):
     max: Tensor  # (B, H, rows, cols)
 
 
-class Summary(NamedTuple):
+class MapSummary(NamedTuple):
     """Overviews and statistics of every head."""
 
     mass: Tensor  # (B, H, rows, cols)
@@ -50,28 +50,28 @@ def pool(m: AttentionMap, rows: int, cols: int) -> Overview:
     return _by_tiles(m, rows, cols, lines=False)[0] if found is None else found
 
 
-def statistics(m: AttentionMap) -> Statistics:
+def statistics(m: AttentionMap) -> RowStatistics:
     """Entropy and distance of every row, and what every key receives."""
     _, _, T, S = m.matrix
     if m.device.type == "cpu" and T * S >= LARGE:
-        most = one_head.QUERIES, one_head.KEYS
+        most = head_pass.QUERIES, head_pass.KEYS
         return _by_tiles(m, *(-(-n // side) for n, side in zip((T, S), most, strict=True)), cells=False)[1]
     if m.device.type == "cuda" and m.dtype == torch.float32:
-        from regard.attention import triton_statistics
+        from regard.attention.backends.triton import statistics
 
         mask, first = m.mask.simplified(m.matrix), sweep.first_position(m)
-        if triton_statistics.refuses(m.q, m.k, mask) is None:
-            return Statistics(*triton_statistics.statistics(m.q, m.k, m.lse, mask, m.scale, m.softcap, first))
+        if statistics.unsupported_reason(m.q, m.k, mask) is None:
+            return RowStatistics(*statistics.statistics(m.q, m.k, m.lse, mask, m.scale, m.softcap, first))
     return sweep.statistics(m)
 
 
-def summary(m: AttentionMap, rows: int, cols: int) -> Summary:
+def summary(m: AttentionMap, rows: int, cols: int) -> MapSummary:
     """Overviews and statistics of every head: on a CPU from one pass."""
     _check_cells(m, rows, cols)
     if m.device.type == "cpu":
         both, of_rows = _by_tiles(m, rows, cols)
-        return Summary(*both, *of_rows)
-    return Summary(*pool(m, rows, cols), *statistics(m))
+        return MapSummary(*both, *of_rows)
+    return MapSummary(*pool(m, rows, cols), *statistics(m))
 
 
 def spans(region: Region, matrix: tuple[int, int, int, int]) -> tuple[slice, slice]:
@@ -99,37 +99,37 @@ def _on_gpu(m: AttentionMap, rows: int, cols: int) -> Overview | None:
     """The overview from the Triton kernel, if there is one for this map."""
     if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
-    from regard.attention import triton_pool
+    from regard.attention.backends.triton import pool
 
     mask = m.mask.simplified(m.matrix)
-    if triton_pool.refuses(m.q, m.k, mask, rows, cols) is not None:
+    if pool.unsupported_reason(m.q, m.k, mask, rows, cols) is not None:
         return None
-    return Overview(*triton_pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, rows, cols))
+    return Overview(*pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, rows, cols))
 
 
 def _by_tiles(
     m: AttentionMap, rows: int, cols: int, *, cells: bool = True, lines: bool = True
-) -> tuple[Overview, Statistics]:
+) -> tuple[Overview, RowStatistics]:
     """Both from one pass; what is not asked for stays empty or 0."""
     B, H, T, S = m.matrix
     if 0 in m.matrix:
         return Overview(*m.lse.new_zeros(2, B, H, rows, cols)), sweep.statistics(m)
-    over_q, over_k = bins(T, rows, one_head.QUERIES), bins(S, cols, one_head.KEYS)
-    seen = Seen(m, over_q, over_k)
+    over_q, over_k = bins(T, rows, head_pass.QUERIES), bins(S, cols, head_pass.KEYS)
+    seen = MaskTiles(m, over_q, over_k)
     shares = -(-_threads(m.device) // max(B * H, 1))  # fewer heads than cores share out their tiles
     both = Overview(*(m.lse.new_zeros(B, H, rows, cols) for _ in range(2)))
-    stats = Statistics(*(m.lse.new_zeros(B, H, n) for n in (T, T, S)))
+    stats = RowStatistics(*(m.lse.new_zeros(B, H, n) for n in (T, T, S)))
     total = m.lse.new_zeros(B, H, T)
     apart = (cols, over_k.per_bin, rows, over_q.per_bin)
 
-    def work(unit: tuple[int, int, int]) -> tuple[Cells | None, Lines | None]:
+    def work(unit: tuple[int, int, int]) -> tuple[PooledCells | None, RowStats | None]:
         b, h, share = unit
-        head = Head(m, b, h, over_q, over_k, seen)
+        head = HeadPass(m, b, h, over_q, over_k, seen)
         found, of_rows = head.cells() if cells else None, head.lines() if lines else None
         head.sweep(head.tiles()[share::shares], found, of_rows)
         if found is not None:
             sums, tops = (x.view(apart) for x in found)
-            found = Cells(sums.sum((1, 3)).mT, tops.amax((1, 3)).mT)
+            found = PooledCells(sums.sum((1, 3)).mT, tops.amax((1, 3)).mT)
         return found, of_rows
 
     units = list(product(range(B), range(H), range(shares)))

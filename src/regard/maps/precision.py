@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention import tiled
-from regard.attention.problem import Problem
-from regard.attention.rules import Blocks, full
+from regard.attention.backends import tiled_attention
+from regard.attention.backends.problem import AttentionProblem
+from regard.attention.masks.base import Blocks, full
 from regard.maps.sweep import first_position
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Precise(NamedTuple):
     large: Tensor  # (B, H) booleans, on the CPU
     lse: Tensor | None  # (B, H, T) float64, NaN where it was not computed yet; None if no head is large
 
-    def narrowed(self, batch: slice, heads: slice) -> Precise:
+    def select(self, batch: slice, heads: slice) -> Precise:
         """For some sequences and heads. What is computed there is known here, too: the memory is the same."""
         large = self.large[batch, heads]
         return Precise(large, None if self.lse is None or not bool(large.any()) else self.lse[batch, heads])
@@ -97,7 +97,7 @@ def _looks_ahead(m: AttentionMap, first: int) -> bool:
     # As a rule of T queries and S keys numbers them, the first query stands at S − T.
     places = (S - T, S - T, own + 1, S - 1)
     q_first, q_last, k_first, k_last = (torch.tensor([[n]], device=m.device) for n in places)
-    return bool(m.mask.bounds(Blocks(q_first, q_last, k_first, k_last, T, S))[0].any())
+    return bool(m.mask.block_bounds(Blocks(q_first, q_last, k_first, k_last, T, S))[0].any())
 
 
 def shares(m: AttentionMap, rows: slice | Tensor = slice(None)) -> Iterator[Share]:
@@ -108,7 +108,7 @@ def shares(m: AttentionMap, rows: slice | Tensor = slice(None)) -> Iterator[Shar
         return
     complete(m, rows)
     for batch, heads, large in _runs(m.precise.large):
-        part = m.narrowed(batch, heads)
+        part = m.select(batch, heads)
         yield Share(_in_float64(part) if large else part, batch, heads)
 
 
@@ -154,7 +154,7 @@ def complete(m: AttentionMap, rows: slice | Tensor) -> None:
     """Compute what is not known yet of the log-sum-exp of the large heads in some rows."""
     for batch, heads, large in _runs(m.precise.large) if m.precise.lse is not None else ():
         if large:
-            _complete(m.narrowed(batch, heads), rows)
+            _complete(m.select(batch, heads), rows)
 
 
 @torch.no_grad()
@@ -168,8 +168,10 @@ def _complete(m: AttentionMap, rows: slice | Tensor) -> None:
         start = rows.indices(m.matrix[2])[0]
         rows = slice(start + int(unknown[0]), start + int(unknown[-1]) + 1)
         part = m.some_rows(rows)
-        problem = Problem(m.q[:, :, rows], m.k, m.k[..., :0], part.mask, m.scale, m.softcap, m.sinks, 0.0)
-        exact = tiled.forward(problem, 0, torch.float64)[1]
+        problem = AttentionProblem(
+            m.q[:, :, rows], m.k, m.k[..., :0], part.mask, m.scale, m.softcap, m.sinks, 0.0
+        )
+        exact = tiled_attention.forward(problem, 0, torch.float64)[1]
     else:
         rows = rows[unknown]
         exact = m._exact_rows(rows)[1]

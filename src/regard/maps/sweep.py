@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.problem import Problem
-from regard.attention.rules import Mask, Rows
-from regard.attention.tiles import fold, parts, score, visits
+from regard.attention.backends.problem import AttentionProblem
+from regard.attention.backends.tiles import fold, parts, score, visits
+from regard.attention.masks.base import Mask, Rows
 
 if TYPE_CHECKING:
     from regard.maps.map import AttentionMap
@@ -33,7 +33,7 @@ class Patch(NamedTuple):
     logs: Tensor  # (b, h, rows, keys)
 
 
-class Statistics(NamedTuple):
+class RowStatistics(NamedTuple):
     entropy: Tensor  # (B, H, T)
     distance: Tensor  # (B, H, T)
     received: Tensor  # (B, H, S)
@@ -49,7 +49,7 @@ def patches(m: AttentionMap, mask: Mask | None = None) -> Iterator[Patch]:
     B, H, T, S = m.matrix
     if 0 in (B, H, T, S):
         return
-    problem = Problem(m.q, m.k, m.k[..., :0], mask or m.mask, m.scale, m.softcap, None, 0.0)
+    problem = AttentionProblem(m.q, m.k, m.k[..., :0], mask or m.mask, m.scale, m.softcap, None, 0.0)
     for batch, heads, _, part in parts(problem, m.dtype):
         lse = anchored(m.lse[batch, heads, :, None])
         if m.softcap is None:
@@ -69,7 +69,7 @@ def patches(m: AttentionMap, mask: Mask | None = None) -> Iterator[Patch]:
                 yield Patch(batch, heads, rows, column.keys, logs.to(m.result_dtype))
 
 
-def statistics(m: AttentionMap) -> Statistics:
+def statistics(m: AttentionMap) -> RowStatistics:
     """Row entropies, row distances and what each key receives, from one pass."""
     B, H, T, S = m.matrix
     entropy, distance, total = (m.lse.new_zeros(B, H, T) for _ in range(3))
@@ -83,10 +83,10 @@ def statistics(m: AttentionMap) -> Statistics:
         distance[batch, heads, rows] += torch.linalg.vecdot(weights, back.to(weights))
         total[batch, heads, rows] += weights.sum(-1)
         received[batch, heads, keys] += weights.sum(-2)
-    return normalised(m, Statistics(entropy, distance, received), total)
+    return normalised(m, RowStatistics(entropy, distance, received), total)
 
 
-def normalised(m: AttentionMap, found: Statistics, total: Tensor) -> Statistics:
+def normalised(m: AttentionMap, found: RowStatistics, total: Tensor) -> RowStatistics:
     """Entropy and distance of rows that sum to `total` (B, H, T), as they are when every row sums to 1.
 
     A distance of 1,000 keys makes 1,000 times as much of what rounding adds to a row. A sum that is further

@@ -1,9 +1,9 @@
 """Capture: what every head of a model looks at, on the model's own fast path, with a certificate."""
 
-from regard.recorder.capture import capture
 from regard.recorder.certificate import Certificate, Evidence
-from regard.recorder.saved import load
-from regard.recorder.seen import Layer, Seen
+from regard.recorder.context import capture
+from regard.recorder.result import Capture, Layer
 from regard.recorder.sizes import capture_size
+from regard.recorder.storage.folder import load
 
-__all__ = ["Certificate", "Evidence", "Layer", "Seen", "capture", "capture_size", "load"]
+__all__ = ["Capture", "Certificate", "Evidence", "Layer", "capture", "capture_size", "load"]

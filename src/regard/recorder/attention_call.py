@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from regard.attention.rules import Mask
+from regard.attention.masks.base import Mask
 
 
 class AttentionCall(NamedTuple):

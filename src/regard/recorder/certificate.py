@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from regard.attention.masks import Window
-from regard.attention.rules import And, Mask, Rows
+from regard.attention.masks.base import And, Mask, Rows
+from regard.attention.masks.named import Window
 from regard.maps import AttentionMap
 
 ROWS = 64  # rows that are compared where there are more

@@ -1,4 +1,4 @@
-"""`Recording`: takes what attentions hand it and becomes a `Seen`.
+"""`Recording`: takes what attentions hand it and becomes a `Capture`.
 
 It knows tensors, places and what was asked for; it does not know where the tensors come from. Sources
 (`listener`, `torch_source`, …) hand it every attention as it runs, through `take`; a store keeps
@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from regard.attention.inputs import working_dtype
-from regard.attention.masks import Alibi, Dense, Padding, Relative, Rule
-from regard.attention.rules import And, Mask, Not, Or, Rows
-from regard.maps import AttentionMap, weights
+from regard.attention.masks.base import And, Mask, Not, Or, Rows
+from regard.attention.masks.named import Alibi, Padding, Relative, Rule, TensorMask
+from regard.maps import AttentionMap, attention_map
 from regard.recorder.attention_call import AttentionCall, Unreadable
 from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, examine
-from regard.recorder.joining import joined_mask, parts_of
-from regard.recorder.pieces import Sizes
-from regard.recorder.seen import Layer, Seen
-from regard.recorder.stitching import Addition, Step, Strip
+from regard.recorder.generation.mask_join import joined_mask, parts_of
+from regard.recorder.generation.piecewise_mask import CallSizes
+from regard.recorder.generation.strips import Addition, Strip, StripStep
+from regard.recorder.result import Capture, Layer
 
 
-class Place(NamedTuple):
+class LayerId(NamedTuple):
     """Where an attention stands in its model."""
 
     number: int
@@ -53,9 +53,9 @@ class Store(Protocol):
         """So many more layers are to come, as far as is known."""
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
-        """Keep a layer, perhaps instead of one that has grown. What comes back stands for it in `Seen`."""
+        """Keep a layer, perhaps instead of one that has grown. What comes back stands for it in `Capture`."""
 
-    def finish(self, seen: Seen) -> None:
+    def finish(self, seen: Capture) -> None:
         """The capture is whole."""
 
 
@@ -68,7 +68,7 @@ class Memory:
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         return layer
 
-    def finish(self, seen: Seen) -> None:
+    def finish(self, seen: Capture) -> None:
         pass
 
 
@@ -110,7 +110,7 @@ class Recording:
         self.dtype, self.values, self.verify, self.stitch = dtype, values, verify, stitch
         self.store: Store = Memory() if store is None else store
         self.spell = spell
-        self.seen = Seen(model=model)
+        self.seen = Capture(model=model)
         self.forwards = 0
         self.running = 0  # forward passes of the model that have begun and not ended
         self.unreadable: dict[str, str] = {}  # modules whose attention could not be understood, and why
@@ -126,11 +126,11 @@ class Recording:
         self._versions: list[tuple[Layer, list[tuple[Tensor, int]]]] = []  # of tensors that layers share
         self._joined: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # masks of this forward pass
 
-    def wants(self, place: Place) -> bool:
+    def wants(self, place: LayerId) -> bool:
         """Whether this layer was asked for."""
         return self.layers is None or not self.layers.isdisjoint((str(place.number), place.key, place.name))
 
-    def expect(self, places: Collection[Place]) -> None:
+    def expect(self, places: Collection[LayerId]) -> None:
         """Where attention is going to be seen, as far as a source knows."""
         self._modules.update(place.stack for place in places)
         self.store.expect(sum(self.wants(place) for place in places))
@@ -153,7 +153,7 @@ class Recording:
 
     def take(
         self,
-        place: Place,
+        place: LayerId,
         call: AttentionCall | Unreadable,
         *,
         against: str = OWN_OUTPUT,
@@ -205,12 +205,12 @@ class Recording:
                 against=against,
                 most=most,
             )
-            map, heads, readers = narrowed(whole, self.heads)
+            map, heads, readers = select(whole, self.heads)
             values = v[:, readers] if self.values else None
             strip = self._strips.get(slot)
             step = None
             if strip is not None and self.stitch:
-                step = Step("beside") if part else strip.step(map)
+                step = StripStep("beside") if part else strip.step(map)
             if strip is None or step is None:
                 if strip is not None:
                     self._finish_pass()
@@ -224,7 +224,7 @@ class Recording:
 
     def _started(
         self,
-        place: Place,
+        place: LayerId,
         map: AttentionMap,
         values: Tensor | None,
         evidence: Evidence,
@@ -257,7 +257,7 @@ class Recording:
         if tokens is not None and self._calls:
             self._place(tokens, bool(waiting), order)
 
-    def _order(self, steps: list[Step]) -> tuple[Tensor | None, str | None]:
+    def _order(self, steps: list[StripStep]) -> tuple[Tensor | None, str | None]:
         """The old sequence that each of the batch continues, or None for its own; and what is wrong."""
         if all(step.new is None for step in steps):
             return None, None
@@ -277,7 +277,7 @@ class Recording:
     def _joint(self, strip: Strip, added: Addition, order: Tensor | None) -> Mask:
         """The rule for a strip and a call that continues it: the same for the layers that share a mask."""
         B, H = added.q.shape[:2]
-        kind, before, device = added.step.kind, Sizes(strip.T, strip.S), added.q.device
+        kind, before, device = added.step.kind, CallSizes(strip.T, strip.S), added.q.device
         question = (id(strip.mask), id(added.mask), kind, before, added.sizes, device)
         if question not in self._joined:
             rule = joined_mask(strip.mask, before, added.mask, added.sizes, kind, order, B, H, device)
@@ -346,7 +346,7 @@ class Recording:
             self.store.finish(self.seen)
 
 
-def narrowed(
+def select(
     map: AttentionMap, heads: Sequence[int] | None
 ) -> tuple[AttentionMap, tuple[int, ...], list[int] | slice]:
     """The map of some heads only, their numbers, and those of the key/value heads that they read."""
@@ -370,8 +370,8 @@ def mask_of_heads(mask: Mask, heads: Sequence[int]) -> Mask:
     """The rule for some heads only, numbered from 0 again, in any order."""
     if isinstance(mask, And | Or):
         return type(mask)(mask_of_heads(mask.left, heads), mask_of_heads(mask.right, heads))
-    if isinstance(mask, Dense):
-        return mask if mask.tensor.shape[1] == 1 else Dense(mask.tensor[:, heads])
+    if isinstance(mask, TensorMask):
+        return mask if mask.tensor.shape[1] == 1 else TensorMask(mask.tensor[:, heads])
     if isinstance(mask, Alibi):
         return Alibi(mask.slopes[heads])
     if isinstance(mask, Relative):
@@ -388,7 +388,7 @@ def cast(map: AttentionMap, dtype: torch.dtype) -> AttentionMap:
     """The map with q and k in another dtype, and the lse that belongs to them."""
     q, k, lse = map.q.to(dtype), map.k.to(dtype), map.lse.to(working_dtype(dtype))
     if torch.promote_types(dtype, map.q.dtype) != dtype:  # rounded queries and keys have other scores
-        lse = weights(q, k, mask=map.mask, scale=map.scale, softcap=map.softcap, sinks=map.sinks).lse
+        lse = attention_map(q, k, mask=map.mask, scale=map.scale, softcap=map.softcap, sinks=map.sinks).lse
     return map.replaced(q=q, k=k, lse=lse)
 
 

@@ -15,21 +15,22 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from regard.attention.arguments import whole
 from regard.attention.inputs import working_dtype
 from regard.gpt import Config
-from regard.layers.arguments import whole
-from regard.recorder import gpt_source, torch_source
-from regard.recorder.recording import Place
+from regard.recorder.recording import LayerId
+from regard.recorder.sources import gpt as gpt_source
+from regard.recorder.sources import torch_mha
 from regard.recorder.summary import summary_size
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 UNITS |= {f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", 1)}
 
 
-class Part(NamedTuple):
+class SizePart(NamedTuple):
     """The sizes of one layer: as everywhere, H query and G key heads, D wide; values E wide."""
 
-    place: Place
+    place: LayerId
     H: int
     G: int
     D: int
@@ -129,7 +130,7 @@ def capture_size(
 
 
 def _size(
-    p: Part, B: int, heads: Collection[int] | None, dtype: torch.dtype, value_bytes: int, keep: str
+    p: SizePart, B: int, heads: Collection[int] | None, dtype: torch.dtype, value_bytes: int, keep: str
 ) -> int:
     """The bytes of one layer; values are kept in the model's own dtype, for the heads that k is kept for."""
     H, G = p.H, p.G
@@ -145,11 +146,11 @@ def _size(
     return beside + B * ((H * p.T + G * p.S) * p.D * dtype.itemsize + H * p.T * working)
 
 
-def _parts(model: Any, source: int, target: int) -> Iterator[Part]:
+def _parts(model: Any, source: int, target: int) -> Iterator[SizePart]:
     if isinstance(model, Config):
         for n in range(model.layers):
-            yield Part(
-                Place(n, f"blocks.{n}.attention"),
+            yield SizePart(
+                LayerId(n, f"blocks.{n}.attention"),
                 model.heads,
                 model.kv_heads,
                 model.head_width,
@@ -162,11 +163,11 @@ def _parts(model: Any, source: int, target: int) -> Iterator[Part]:
     else:
         for module, place in gpt_source.places(model).items():
             H, G, D = module.num_heads, module.num_kv_heads, module.head_dim
-            yield Part(place, H, G, D, D, source, source)
-        for mha, place in torch_source.places(model).items():
+            yield SizePart(place, H, G, D, D, source, source)
+        for mha, place in torch_mha.places(model).items():
             T, S = _lengths(place.stack, source, target)
             S += (mha.bias_k is not None) + bool(mha.add_zero_attn)
-            yield Part(place, mha.num_heads, mha.num_heads, mha.head_dim, mha.head_dim, T, S)
+            yield SizePart(place, mha.num_heads, mha.num_heads, mha.head_dim, mha.head_dim, T, S)
         if (config := _config_of(model)) is not None:
             yield from _of_config(config, source, target)
 
@@ -185,7 +186,7 @@ def _config_of(model: nn.Module) -> Any:
     return None
 
 
-def _of_config(config: Any, source: int, target: int) -> Iterator[Part]:
+def _of_config(config: Any, source: int, target: int) -> Iterator[SizePart]:
     """The layers that a Transformers configuration speaks of; those for text, where it has several parts."""
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
@@ -214,7 +215,7 @@ def _of_config(config: Any, source: int, target: int) -> Iterator[Part]:
         if (plain := named("qk_nope_head_dim")) is not None:  # keys are made anew for every head
             G, D = H, plain + named("qk_rope_head_dim", default=0)
         for n in range(count):
-            yield Part(Place(n, "", stack), H, G, D, E, *_lengths(stack, source, target))
+            yield SizePart(LayerId(n, "", stack), H, G, D, E, *_lengths(stack, source, target))
 
 
 def _grouped(config: Any, named: Any, H: int) -> int:

@@ -1,4 +1,4 @@
-"""`Summary`: what is left of a layer whose queries and keys are not kept. It grows with T, not with T²."""
+"""`LayerSummary`: the statistics of a layer whose queries and keys are not stored; its size grows with T."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.maps import AttentionMap
 CELLS = 256  # the sides of the overview
 
 
-class Summary(NamedTuple):
+class LayerSummary(NamedTuple):
     """The statistics of one layer, exact, each over all of its heads."""
 
     mass: Tensor  # (B, H, rows, cols), as map.pool(rows, cols, "mass")
@@ -28,14 +28,14 @@ class Summary(NamedTuple):
         return sum(x.nbytes for x in self)
 
 
-def summarise(map: AttentionMap) -> Summary:
+def summarise(map: AttentionMap) -> LayerSummary:
     """What a map (B, H, T, S) says in all: an overview of up to 256×256 cells, and a number a row or key."""
     _, _, T, S = map.matrix
     with torch.no_grad():
         found = map.summary(min(T, CELLS), min(S, CELLS))
         aligned = S - T  # queries stand at the end of the keys
         previous, itself = map.diagonal(aligned - 1), map.diagonal(aligned)
-    return Summary(*found, previous, itself)
+    return LayerSummary(*found, previous, itself)
 
 
 def summary_size(B: int, H: int, T: int, S: int, itemsize: int = 4) -> int:

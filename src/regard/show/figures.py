@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.extras import extra
 from regard.heads import uniform
 from regard.maps import AttentionMap
-from regard.recorder import Seen
+from regard.recorder import Capture
 from regard.stages.picture import (
     MOST_NUMBERS,
     colour_map,
@@ -52,7 +52,7 @@ def plot(
 
     >>> import torch, regard
     >>> x = torch.eye(3)
-    >>> figure = regard.plot(regard.weights(x, x, mask=regard.causal), ["a", "b", "c"])
+    >>> figure = regard.plot(regard.attention_map(x, x, mask=regard.causal), ["a", "b", "c"])
     >>> figure.axes[0].get_xlabel()
     'attended-to (key)'
     """
@@ -74,7 +74,7 @@ def plot(
 
 
 def figure(
-    seen: Seen,
+    seen: Capture,
     layer: int | str,
     head: int | None = None,
     *,
@@ -130,7 +130,7 @@ class Labels(NamedTuple):
     reduce: Reduce
 
 
-class Cells(NamedTuple):
+class FigureCells(NamedTuple):
     """What is drawn: values, NaN where nobody may look, and where each cell begins."""
 
     values: Tensor  # (rows, cols)
@@ -159,16 +159,16 @@ def _labels(name: str, tokens: Sequence[str] | None, n: int) -> list[str]:
     return [legible(str(token)) for token in tokens]
 
 
-def _cells(map: AttentionMap | Tensor, reduce: Reduce, most: int) -> Cells:
+def _cells(map: AttentionMap | Tensor, reduce: Reduce, most: int) -> FigureCells:
     T, S = map.shape
     if isinstance(map, Tensor):
         values = map.detach().float().cpu()
-        return Cells(values, torch.zeros_like(values, dtype=torch.bool), list(range(T)), list(range(S)))
+        return FigureCells(values, torch.zeros_like(values, dtype=torch.bool), list(range(T)), list(range(S)))
     rows, cols = min(T, most), min(S, most)
     values, alike = (cast(Tensor, x.pool(rows, cols, reduce)) for x in (map, uniform(map)))
     hidden = alike[0, 0] == 0  # even one that looks at all it may puts nothing there
     edges = [[i * n // count for i in range(count)] for n, count in ((T, rows), (S, cols))]
-    return Cells(values.float().cpu(), hidden.cpu(), *edges)
+    return FigureCells(values.float().cpu(), hidden.cpu(), *edges)
 
 
 def _draw(ax: Any, map: AttentionMap | Tensor, labels: Labels, fontsize: float, most: int) -> Any:
@@ -214,7 +214,7 @@ def _ticks(axis: Any, tokens: list[str], starts: list[int], most: int, **text: A
     axis.set_ticks(places, names, parse_math=False, **text)
 
 
-def _mark_boundary(ax: Any, boundary: int, shape: tuple[int, ...], cells: Cells) -> None:
+def _mark_boundary(ax: Any, boundary: int, shape: tuple[int, ...], cells: FigureCells) -> None:
     T, S = shape
     line = {"color": WARNING, "linewidth": 1.0, "linestyle": (0, (4, 3)), "gid": "boundary"}
     across = _cell_at(cells.cols, S, boundary)

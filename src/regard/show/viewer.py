@@ -13,18 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.extras import extra
-from regard.recorder import Seen
+from regard.recorder import Capture
 from regard.show import figures
 
 if TYPE_CHECKING:
-    from regard.show.running import Running
+    from regard.show.server.background import BackgroundServer
 
 MOST_INLINE = 8 << 20  # bytes of q, k and lse up to which a notebook carries the whole page
 HEIGHT = 720  # pixels of the page in a notebook
-_running: list[Running] = []  # kept, so that a page stays there when nobody holds on to what `show` returned
+_running: list[
+    BackgroundServer
+] = []  # kept, so that a page stays there when nobody holds on to what `show` returned
 
 
-def show(seen: Seen, *, port: int = 0, open: bool = True, block: bool | None = None, **options: Any) -> Any:
+def show(
+    seen: Capture, *, port: int = 0, open: bool = True, block: bool | None = None, **options: Any
+) -> Any:
     """Serve a capture on loopback and open it in the browser; in a notebook, return the page to be displayed.
 
     In a script it waits until Ctrl-C, unless `block=False`; at a prompt it returns, and the page stays there
@@ -32,13 +36,13 @@ def show(seen: Seen, *, port: int = 0, open: bool = True, block: bool | None = N
     """
     if block is None and _in_notebook():
         return Inline(in_notebook(seen, **options))
-    from regard.show.contents import Contents
+    from regard.show.data.contents import Contents
 
     with extra("app", "seen.show()"):
-        from regard.show.running import Running
-        from regard.show.server import Site
+        from regard.show.server.app import Site
+        from regard.show.server.background import BackgroundServer
 
-    running = Running(Site(Contents(seen, **options)), port=port).start()
+    running = BackgroundServer(Site(Contents(seen, **options)), port=port).start()
     print(f"{running.address} shows {seen!r}", file=sys.stderr)
     if open:
         open_browser(running.address)
@@ -49,14 +53,14 @@ def show(seen: Seen, *, port: int = 0, open: bool = True, block: bool | None = N
     return running
 
 
-def figure(seen: Seen, layer: int | str, head: int | None = None, **options: Any) -> Any:
+def figure(seen: Capture, layer: int | str, head: int | None = None, **options: Any) -> Any:
     """A layer or one of its heads with Matplotlib: see `figures.figure`."""
     return figures.figure(seen, layer, head, **options)
 
 
-def page(seen: Seen, path: str | PathLike[str], **options: Any) -> Path:
+def page(seen: Capture, path: str | PathLike[str], **options: Any) -> Path:
     """Write a capture as one HTML file that opens anywhere. Options are those of `page.write`."""
-    from regard.show.page import write
+    from regard.show.saved.bundle import write
 
     path = Path(path)
     if not path.parent.is_dir():
@@ -74,7 +78,7 @@ class Inline:
         return self.text
 
 
-def in_notebook(seen: Seen, **options: Any) -> str:
+def in_notebook(seen: Capture, **options: Any) -> str:
     """HTML for a notebook: the page itself while it is small, else what there is and how to look at it."""
     if not seen.layers or seen.nbytes > MOST_INLINE:
         return _summary(seen)
@@ -89,7 +93,7 @@ def in_notebook(seen: Seen, **options: Any) -> str:
     )
 
 
-def _summary(seen: Seen) -> str:
+def _summary(seen: Capture) -> str:
     said = html.escape(repr(seen))
     if not seen.layers:
         return f"<code>{said}</code>"

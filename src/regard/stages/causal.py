@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from regard.attention.masks import causal_mask
+from regard.attention.masks.named import causal_mask
 from regard.stages.checks import check_sequence, check_size
 from regard.stages.trainable import one_head
 

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from regard.attention.masks import causal
+from regard.attention.masks.named import causal
 from regard.attention.steps import scaled_dot_product_attention
 from regard.stages.checks import check_dropout, check_sequence, check_size, head_width
 from regard.stages.head import Head

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.atomic import atomic_write
 from regard.extras import extra
-from regard.writing import replacing
 
 # Light for little, dark for much, in even steps of lightness and of colour difference (OKLab), so that the
 # order can be seen with every kind of colour vision and in print.
@@ -143,7 +143,7 @@ def save_figure(figure: Any, path: str | Path) -> Path:
     kind = path.suffix.lower()[1:]
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     style = matplotlib.rc_context({"svg.hashsalt": "regard", "pdf.fonttype": 42})
-    with replacing(path) as file, style:
+    with atomic_write(path) as file, style:
         figure.savefig(file, format=kind, dpi=160, metadata=undated)
     return path
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from regard.attention.rules import Mask
+from regard.attention.masks.base import Mask
 from regard.attention.steps import scaled_dot_product_attention
 from regard.stages.checks import check_sequence, check_size
 

@@ -111,7 +111,7 @@ def _judge_layers(
         if not fitting:
             continue
         verdict.compared += 1
-        dense = layer.map.dense()
+        dense = layer.map.to_dense()
         if layer.map.sinks is not None:  # some models scale the output by the sink's share, not the weights
             dense, fitting = _shares(dense), [(index, _shares(theirs)) for index, theirs in fitting]
         index, difference = min(

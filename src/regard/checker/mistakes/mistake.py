@@ -12,9 +12,9 @@ Swap = tuple[str, str]  # a line of a right implementation, and what the mistake
 class Mistake:
     """An entry of the catalogue.
 
-    `changes` are the recipes that it may show itself as (see `regard.checker.recipe`); a mistake without any
-    is found by a probe. `caution` marks what PyTorch's own attention does too, or what is right until the day
-    it is moved, saved or stretched: worth saying, not worth a verdict of wrong.
+    `changes` are the variants that it may show itself as (see `regard.checker.oracle.variant`); a mistake
+    without any is found by a probe. A `caution` does not fail the check: PyTorch's attention does the same,
+    or the code is right today and will break when the module is moved, saved or given longer inputs.
     """
 
     name: str

@@ -12,19 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.checker.catalogue import mistake
-from regard.checker.exam import Exam
-from regard.checker.oracle import apart, distance, truth
+from regard.checker.oracle.oracle import apart, distance, truth
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import RIGHT, Answer
+from regard.checker.oracle.wiring import Wiring
 from regard.checker.probes.output import brought
-from regard.checker.question import Question
-from regard.checker.recipe import RIGHT, Answer
+from regard.checker.session import CheckSession
 from regard.checker.understand import Intent
-from regard.checker.wiring import Wiring
 
 LIMIT = 10.0  # times PyTorch's own error at the same dtype
 _FLOAT32 = torch.float32
 
 
-def probe_numbers(exam: Exam) -> None:
+def probe_numbers(exam: CheckSession) -> None:
     """Everything that can be measured once the output is known to be right in principle."""
     if exam.right is None:
         exam.left_out("precision, gradients and extreme scores", "the output is not known to be right")
@@ -59,7 +59,9 @@ def _fused(question: Question, intent: Intent, plain: Answer) -> Answer:
     return Answer(wiring.finish(mixed, None)[0])
 
 
-def _ratio(exam: Exam, question: Question, intent: Intent, dtype: torch.dtype) -> tuple[float, float] | str:
+def _ratio(
+    exam: CheckSession, question: Question, intent: Intent, dtype: torch.dtype
+) -> tuple[float, float] | str:
     """The subject's error and its ratio to PyTorch's own, or why there is none."""
     reply = exam.subject.ask(question.to(dtype))
     if reply.answer is None:
@@ -84,7 +86,7 @@ def _expected(question: Question, intent: Intent, dtype: torch.dtype) -> Answer:
         return truth(intent.read(question.to(dtype)), replace(wiring, **layers))
 
 
-def _sizes(exam: Exam) -> list[Question]:
+def _sizes(exam: CheckSession) -> list[Question]:
     plain, module = exam.cases.plain, exam.module is not None
     questions = [
         plain(B=1, T=1),
@@ -98,7 +100,7 @@ def _sizes(exam: Exam) -> list[Question]:
     return questions
 
 
-def _precision(exam: Exam, intent: Intent) -> None:
+def _precision(exam: CheckSession, intent: Intent) -> None:
     worst, error = 0.0, 0.0
     for question in _sizes(exam):
         measured = _ratio(exam, question, intent, _FLOAT32)
@@ -114,7 +116,9 @@ def _precision(exam: Exam, intent: Intent) -> None:
     exam.passed("float32 error", f"{error:.1e} at most, {worst:.1f}× PyTorch's own")
 
 
-def _too_far(exam: Exam, name: str, detail: str, question: Question, intent: Intent, error: float) -> None:
+def _too_far(
+    exam: CheckSession, name: str, detail: str, question: Question, intent: Intent, error: float
+) -> None:
     if 1e-5 < error < 3e-2:
         evidence = f"The output is right to {error:.0e} only, {detail.partition(', ')[2]}."
         exam.found(name, detail, "precision-lost", evidence, error)
@@ -122,7 +126,7 @@ def _too_far(exam: Exam, name: str, detail: str, question: Question, intent: Int
         exam.failed(name, detail)
 
 
-def _gradients(exam: Exam, intent: Intent) -> None:
+def _gradients(exam: CheckSession, intent: Intent) -> None:
     """The gradients of the inputs against the oracle's."""
     question = exam.cases.plain("gradients", seed=21)
     if "causal" in exam.subject.arguments and exam.options.get("causal") is None:
@@ -156,7 +160,10 @@ def _without_weights(question: Question, wiring: Wiring) -> Answer:
 
 
 def _input_gradients(
-    exam: Exam, question: Question, intent: Intent, oracle: Callable[[Question, Wiring], Answer] | None
+    exam: CheckSession,
+    question: Question,
+    intent: Intent,
+    oracle: Callable[[Question, Wiring], Answer] | None,
 ) -> list[Tensor] | str:
     """The gradient of a fixed linear function of the output by each input; zeros where none flows."""
     asked = question.to(exam.understood.dtype if oracle is None else torch.float64)
@@ -180,7 +187,7 @@ def _input_gradients(
     ]
 
 
-def _halves(exam: Exam, intent: Intent) -> None:
+def _halves(exam: CheckSession, intent: Intent) -> None:
     """float16 and bfloat16, where the code allows them."""
     question = exam.cases.plain(B=2, T=9, seed=22)
     if exam.subject.arguments.get("causal") and exam.options.get("causal") is None:
@@ -207,7 +214,7 @@ def _halves(exam: Exam, intent: Intent) -> None:
             exam.passed(name, f"{measured[0]:.1e}, {measured[1]:.1f}× PyTorch's own")
 
 
-def _extreme(exam: Exam, intent: Intent) -> None:
+def _extreme(exam: CheckSession, intent: Intent) -> None:
     """Scores in the hundreds: softmax must neither overflow nor lose the visible ones."""
     flag: dict[str, Any] = {}
     if "causal" in exam.subject.arguments and exam.options.get("causal") is None:
@@ -226,7 +233,7 @@ def _extreme(exam: Exam, intent: Intent) -> None:
     exam.passed("extreme scores")
 
 
-def _name_extreme(exam: Exam, question: Question, intent: Intent, error: float) -> None:
+def _name_extreme(exam: CheckSession, question: Question, intent: Intent, error: float) -> None:
     reply = exam.subject.ask(question.to(_FLOAT32))
     assert reply.answer is not None
     asked = intent.read(question).to(_FLOAT32)
@@ -247,7 +254,7 @@ def _name_extreme(exam: Exam, question: Question, intent: Intent, error: float) 
         exam.failed("extreme scores", detail)
 
 
-def _strides(exam: Exam, intent: Intent) -> None:
+def _strides(exam: CheckSession, intent: Intent) -> None:
     """The same numbers in another order in memory."""
     question = exam.cases.plain("non-contiguous inputs", seed=24)
     strided = question.mapped(lambda x: x.transpose(-2, -1).contiguous().transpose(-2, -1))
@@ -266,7 +273,7 @@ def _strides(exam: Exam, intent: Intent) -> None:
         exam.failed("non-contiguous inputs", f"off by {error:.1g}, though right on contiguous ones")
 
 
-def _weights_and_lse(exam: Exam, intent: Intent) -> None:
+def _weights_and_lse(exam: CheckSession, intent: Intent) -> None:
     question = exam.cases.plain("weights", seed=25)
     if "causal" in exam.subject.arguments and exam.options.get("causal") is None:
         question = replace(question, flag=True)
@@ -280,7 +287,7 @@ def _weights_and_lse(exam: Exam, intent: Intent) -> None:
         _judge_lse(exam, reply.answer.lse.double(), expected.lse)
 
 
-def _judge_weights(exam: Exam, got: Tensor, expected: Tensor) -> None:
+def _judge_weights(exam: CheckSession, got: Tensor, expected: Tensor) -> None:
     if got.shape[1] != expected.shape[1]:  # averaged over the heads
         expected = expected.mean(1, keepdim=True)
     error = distance(got, expected)
@@ -295,7 +302,7 @@ def _judge_weights(exam: Exam, got: Tensor, expected: Tensor) -> None:
         )
 
 
-def _judge_lse(exam: Exam, got: Tensor, expected: Tensor) -> None:
+def _judge_lse(exam: CheckSession, got: Tensor, expected: Tensor) -> None:
     error, in_bits = distance(got, expected), distance(got, expected / torch.tensor(2.0).double().log())
     if error < 2e-5:
         exam.passed("lse", "natural logarithm")

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from regard.checker.adapt import of_transformers
 from regard.checker.diagnose import Bench, Match, diagnose, explain_parts
-from regard.checker.exam import Exam
-from regard.checker.oracle import apart, truth
-from regard.checker.question import Question
-from regard.checker.recipe import RIGHT, Answer
-from regard.checker.subject import MaskForm, Reply
+from regard.checker.oracle.oracle import apart, truth
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import RIGHT, Answer
+from regard.checker.session import CheckSession
+from regard.checker.subject.adapt import of_transformers
+from regard.checker.subject.subject import MaskForm, Reply
 from regard.checker.understand import TOLERANCE, Intent, Observed
 
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
 
 
-def probe_output(exam: Exam) -> None:
+def probe_output(exam: CheckSession) -> None:
     """The output against the oracle, with every option that the subject offers."""
     if not exam.understood.intents:
         exam.left_out(
@@ -40,7 +40,7 @@ def probe_output(exam: Exam) -> None:
     _explain(exam, observed, wrong)
 
 
-def _shared(exam: Exam) -> None:
+def _shared(exam: CheckSession) -> None:
     """One projection for several roles can be computed rightly and still be a mistake: only the weights tell.
     One projection for several roles can be computed rightly and still be a mistake: only the weights tell."""
     wiring = exam.understood.right.wiring if exam.understood.right is not None else None
@@ -55,7 +55,7 @@ def _shared(exam: Exam) -> None:
         exam.found("projections", f"{names} share one", "one-projection", evidence, caution=len(same) < 3)
 
 
-def _observe(exam: Exam) -> list[Observed]:
+def _observe(exam: CheckSession) -> list[Observed]:
     """Ask every question that the subject's arguments allow."""
     cases, subject = exam.cases, exam.subject
     observed = [Observed(cases.plain(), _answered(exam.understood.first))]
@@ -88,7 +88,7 @@ def _observe(exam: Exam) -> list[Observed]:
     return observed + _observe_masks(exam, observed)
 
 
-def _observe_masks(exam: Exam, observed: list[Observed]) -> list[Observed]:
+def _observe_masks(exam: CheckSession, observed: list[Observed]) -> list[Observed]:
     """Settle how the subject wants a mask said, then ask with a mask, with padding, with a bias."""
     found: list[Observed] = []
     subject, cases = exam.subject, exam.cases
@@ -121,12 +121,12 @@ def _observe_masks(exam: Exam, observed: list[Observed]) -> list[Observed]:
     return found
 
 
-def brought(exam: Exam, question: Question) -> Question:
+def brought(exam: CheckSession, question: Question) -> Question:
     """In Transformers a mask that is brought along takes the place of the module's own causality."""
     return replace(question, flag=False) if of_transformers(exam.subject) else question
 
 
-def _mask_forms(exam: Exam) -> list[MaskForm]:
+def _mask_forms(exam: CheckSession) -> list[MaskForm]:
     subject = exam.subject
     settled = exam.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
@@ -136,7 +136,7 @@ def _mask_forms(exam: Exam) -> list[MaskForm]:
 
 
 def _best_form(
-    exam: Exam, question: Question, ran: list[tuple[MaskForm, Reply]], observed: list[Observed]
+    exam: CheckSession, question: Question, ran: list[tuple[MaskForm, Reply]], observed: list[Observed]
 ) -> tuple[MaskForm, Reply]:
     """The form in which the mask comes out right; else the one that leaves least to explain; else the first.
 
@@ -157,7 +157,7 @@ def _best_form(
     return ran[0]
 
 
-def _adds(exam: Exam, question: Question, reply: Reply) -> bool:
+def _adds(exam: CheckSession, question: Question, reply: Reply) -> bool:
     """Whether a boolean mask was added to the scores as 0 and 1. If the output is wrong anyway, who knows."""
     intent = exam.understood.right
     if intent is None:
@@ -169,7 +169,7 @@ def _adds(exam: Exam, question: Question, reply: Reply) -> bool:
 
 
 def _caution_if_added(
-    exam: Exam, question: Question, form: MaskForm, ran: list[tuple[MaskForm, Reply]]
+    exam: CheckSession, question: Question, form: MaskForm, ran: list[tuple[MaskForm, Reply]]
 ) -> None:
     """Code that adds its mask takes a boolean one without a word, and adds 0 and 1."""
     boolean = next((reply for other, reply in ran if other == MaskForm("look", form.rank)), None)
@@ -186,7 +186,7 @@ def _caution_if_added(
     exam.found("boolean mask", detail, "mask-added-as-zero-one", evidence, caution=not converted)
 
 
-def _causal_unasked(exam: Exam) -> bool:
+def _causal_unasked(exam: CheckSession) -> bool:
     return exam.understood.right is not None and exam.understood.right.causal
 
 
@@ -195,7 +195,7 @@ def _answered(reply: Reply) -> Answer:
     return reply.answer
 
 
-def _error(exam: Exam, one: Observed) -> float:
+def _error(exam: CheckSession, one: Observed) -> float:
     """How far an observation is from the truth, under the reading that the plain output is right in."""
     intent = exam.understood.right or exam.understood.intents[0]
     try:
@@ -204,7 +204,7 @@ def _error(exam: Exam, one: Observed) -> float:
         return float("inf")
 
 
-def _explain(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> None:
+def _explain(exam: CheckSession, observed: list[Observed], wrong: dict[str, float]) -> None:
     intents = [exam.understood.right] if exam.understood.right else exam.understood.intents
     small, unknown = max(wrong.values()) < 3e-2, _unknown(exam, intents[0])
     # Two mistakes at once are looked for only where nothing else explains why one does not fit.
@@ -232,7 +232,7 @@ def _explain(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> N
         exam.example = _smallest(exam, observed, intents[0])
 
 
-def _alone(exam: Exam, intents: list[Intent]) -> list[Match]:
+def _alone(exam: CheckSession, intents: list[Intent]) -> list[Match]:
     """What is wrong with one sequence by itself, where the items of a batch disturb each other."""
     observed = []
     for question in (exam.cases.plain(B=1, T=7, seed=2), exam.cases.plain(B=1, T=5, seed=2)):
@@ -244,7 +244,7 @@ def _alone(exam: Exam, intents: list[Intent]) -> list[Match]:
     return diagnose(observed, intents, exam.source)
 
 
-def _imprecise(exam: Exam, observed: list[Observed], wrong: dict[str, float]) -> None:
+def _imprecise(exam: CheckSession, observed: list[Observed], wrong: dict[str, float]) -> None:
     """Nearly right everywhere: no mistake of principle, but too few digits."""
     for name in dict.fromkeys(one.question.name for one in observed):
         if name in wrong:
@@ -256,7 +256,7 @@ def _imprecise(exam: Exam, observed: list[Observed], wrong: dict[str, float]) ->
     exam.diagnosed("precision-lost", evidence, worst)
 
 
-def _unknown(exam: Exam, intent: Intent) -> str:
+def _unknown(exam: CheckSession, intent: Intent) -> str:
     names = list(intent.wiring.unknown)[:3]
     if not names and exam.module is not None and (match := _POSITIONS.search(exam.source)):
         names = [f"what its source calls {match.group().strip('.(')!r}"]
@@ -271,7 +271,7 @@ def _apart_in_words(error: float) -> str:
     )
 
 
-def _smallest(exam: Exam, observed: list[Observed], intent: Intent) -> str:
+def _smallest(exam: CheckSession, observed: list[Observed], intent: Intent) -> str:
     """The smallest question that still fails, and its first wrong number."""
     sizes = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
     for B, T in sizes:

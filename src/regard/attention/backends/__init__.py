@@ -1,0 +1,1 @@
+"""The ways to compute attention without storing the matrix, and how one of them is chosen."""

@@ -1,0 +1,150 @@
+"""PyTorch's own fused kernels, wherever they can serve, and the row log-sum-exp from those that return it.
+
+PyTorch knows best which of its kernels is fastest for given tensors; this file asks it, and only refuses what
+none of them computes as the contract wants it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from regard.attention.backends import tiled_attention
+from regard.attention.backends.problem import AttentionProblem
+from regard.attention.masks.base import full
+from regard.attention.masks.memo import memoize_on_mask
+from regard.attention.masks.named import Padding, causal
+
+aten = torch.ops.aten
+FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+
+
+def unsupported_reason(problem: AttentionProblem) -> str | None:
+    """Why none of PyTorch's fused kernels can serve, or None."""
+    q, k, v = problem.q, problem.k, problem.v
+    if problem.softcap is not None:
+        return "its kernels have no softcap"
+    if problem.sinks is not None:
+        return "its kernels have no sinks"
+    if problem.mask is not full and problem.mask is not causal and not _padded_only(problem):
+        return f"its kernels know no mask but causal, and this is {problem.mask}"
+    if problem.mask is causal and q.shape[2] != k.shape[2]:
+        return "its causal mask starts from the first key, and with a cache it should end at the last"
+    if problem.dropout and q.device.type == "cpu":
+        return "its CPU kernel has no dropout"
+    if not _traced() and kernel(problem) is None:
+        if v.shape[-1] != q.shape[-1]:
+            return f"its kernels want values as wide as keys, and these are {v.shape[-1]} and {q.shape[-1]}"
+        return f"it has no fused kernel for {q.dtype} of these sizes on {q.device.type}"
+    return None
+
+
+def kernel(problem: AttentionProblem) -> SDPBackend | None:
+    """The fused kernel that PyTorch would choose; None if it would build the matrix."""
+    p = problem
+    chosen = torch._fused_sdp_choice(
+        p.q,
+        p.k,
+        p.v,
+        dropout_p=p.dropout,
+        is_causal=p.mask is causal,
+        scale=p.scale,
+        enable_gqa=p.group > 1,
+    )
+    name = SDPBackend(chosen)  # compared by ==: PyTorch makes these anew each time
+    # cuDNN plans anew for every length, tens of milliseconds each: with a cache, every step has another.
+    if name == SDPBackend.CUDNN_ATTENTION and p.q.shape[2] != p.k.shape[2] and _flash_can(p):
+        return SDPBackend.FLASH_ATTENTION
+    return name if name in FUSED else None
+
+
+def _traced() -> bool:
+    """Whether `torch.compile` is reading along: it cannot ask which kernel, and PyTorch chooses it later."""
+    return torch.compiler.is_compiling()
+
+
+def _padded_only(p: AttentionProblem) -> bool:
+    """Whether the mask hides padding only, which PyTorch's CPU kernel can be told, and no whole sequence."""
+    if not isinstance(p.mask, Padding) or p.q.device.type != "cpu" or _traced():
+        return False
+    real = p.mask.real
+    return memoize_on_mask(
+        p.mask, "no empty row", lambda: bool((real > 0).all() if real.ndim == 1 else real.any(-1).all())
+    )
+
+
+def _real_keys(p: AttentionProblem, mask: Padding) -> Tensor:
+    """0 for real keys and −inf for padding, (B, 1, 1, S) made to look like (B, H, T, S)."""
+
+    def make() -> Tensor:
+        real, S = mask.real.to(p.q.device), p.k.shape[2]
+        if real.ndim == 1:
+            real = torch.arange(S, device=real.device) < real.unsqueeze(1)
+        added = p.q.new_zeros(len(real), 1, 1, S).masked_fill_(~real[:, None, None], -torch.inf)
+        return added.expand(p.matrix)
+
+    return memoize_on_mask(mask, (p.matrix, p.q.dtype), make)  # every layer of a model asks for the same
+
+
+def _flash_can(p: AttentionProblem) -> bool:
+    """Whether PyTorch's flash kernel takes these tensors."""
+    asked = torch.backends.cuda.SDPAParams(p.q, p.k, p.v, None, p.dropout, p.mask is causal, p.group > 1)
+    return torch.backends.cuda.can_use_flash_attention(asked)
+
+
+def _on_cpu(p: AttentionProblem, return_lse: bool) -> tuple[Tensor, Tensor]:
+    """PyTorch's kernel for CPUs. For half precision its exp is quick and its lse is off by 5e-5."""
+    padding = _real_keys(p, p.mask) if isinstance(p.mask, Padding) else None
+    output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+        p.q, p.k, p.v, p.dropout, p.mask is causal, attn_mask=padding, scale=p.scale
+    )
+    if return_lse and p.q.dtype in (torch.float16, torch.bfloat16):
+        q, k = p.q.detach().float(), p.k.detach().float()
+        lse = _on_cpu(p._replace(q=q, k=k, v=k, dropout=0.0), return_lse)[1]
+    return output, lse
+
+
+def run(
+    problem: AttentionProblem, return_lse: bool = True, chosen: SDPBackend | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Output (B, H, T, E) and, if asked, lse (B, H, T), by the kernel that is given or the best one."""
+    p = problem
+    q, k, v, is_causal = p.q, p.k, p.v, p.mask is causal
+    if isinstance(p.mask, Padding):
+        output, lse = _on_cpu(p, return_lse)
+        # NaN in padding gets through this kernel, since 0 · NaN is NaN: then the tiles, which leave it out.
+        if not math.isfinite(output.detach().sum(dtype=torch.float64)):
+            output, lse = tiled_attention.run(p)
+        return output, lse.detach() if return_lse else None
+    on_cpu = q.device.type == "cpu"  # where there is one kernel, and nothing to ask
+    if chosen is None and not on_cpu and (return_lse or not _traced()):
+        chosen = kernel(p)
+    if not return_lse and chosen != SDPBackend.FLASH_ATTENTION:
+        output = scaled_dot_product_attention(
+            q, k, v, dropout_p=p.dropout, is_causal=is_causal, scale=p.scale, enable_gqa=p.group > 1
+        )
+        return output, None
+    if on_cpu:
+        output, lse = _on_cpu(p, return_lse)
+    elif chosen == SDPBackend.CUDNN_ATTENTION:
+        output, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+            q, k, v, None, True, p.dropout, is_causal, False, scale=p.scale
+        )
+    elif chosen == SDPBackend.FLASH_ATTENTION:
+        missing = -q.shape[-1] % 8  # this kernel wants widths that are multiples of 8
+        padded = (pad(x, (0, missing)) if missing else x for x in (q, k, v))
+        output, lse, *_ = aten._scaled_dot_product_flash_attention(
+            *padded, p.dropout, is_causal, False, scale=p.scale
+        )
+        output = output[..., : v.shape[-1]]
+    else:
+        output, lse, *_ = aten._scaled_dot_product_efficient_attention(
+            q, k, v, None, True, p.dropout, is_causal, scale=p.scale
+        )
+    # Some kernels pad the rows of lse, or keep a last dimension of one.
+    B, H, T = q.shape[:3]
+    return output, lse.detach().reshape(B, H, -1)[:, :, :T] if return_lse else None

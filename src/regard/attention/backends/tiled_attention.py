@@ -1,0 +1,164 @@
+"""Attention tile by tile, in plain PyTorch: the idea of FlashAttention, to read and to use on any device.
+
+A block of queries goes through the keys a block at a time and keeps, for every query,
+
+    top      the greatest score so far
+    total    the sum of exp(score − top) so far
+    output   the sum of exp(score − top) · value so far
+
+When a later block holds a greater score, what was summed shrinks by exp(old top − new top). At the end the
+output is divided by the total: softmax, without ever holding a row of it. The backward pass computes each
+tile again from q, k, top and total, which are not added up to a log-sum-exp before: of a large score that
+would lose digits. Memory grows with T, not with T².
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention.backends.problem import AttentionProblem
+from regard.attention.backends.tiles import fold, parts, score, visits
+from regard.attention.inputs import working_dtype
+
+
+def unsupported_reason(problem: AttentionProblem) -> str | None:
+    """Why this path cannot serve: there is nothing that it cannot."""
+    return None
+
+
+def run(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, E) and lse (B, H, T)."""
+    seed = int(torch.randint(2**62, (1,))) if problem.dropout else 0
+    p = problem
+    # Products are taken in float32 for the half precisions, which autocast would undo.
+    with torch.autocast(p.q.device.type, enabled=False):
+        if not p.needs_grad:
+            return forward(p, seed)
+        output, lse = Tiled.apply(p.q, p.k, p.v, p.sinks, p, seed)  # type: ignore[no-untyped-call]
+        return output, lse
+
+
+def forward(problem: AttentionProblem, seed: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Output and lse, computed in the working dtype or another."""
+    output, top, log_total = online_softmax(problem, seed, dtype)
+    return output, top + log_total  # −inf where nothing was seen
+
+
+def online_softmax(
+    problem: AttentionProblem, seed: int, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output (B, H, T, E); of each row the greatest score and the logarithm of the total (B, H, T)."""
+    B, H, T, _ = problem.matrix
+    E = problem.v.shape[-1]
+    output = problem.q.new_empty(B, H, T, E)
+    tops, log_totals = problem.q.new_empty(2, B, H, T, dtype=dtype or working_dtype(problem.q.dtype))
+    for n, (batch, heads, _, part) in enumerate(parts(problem, dtype)):
+        b, h = part.q.shape[:2]
+        G = part.k.shape[1]
+        for rows, columns in visits(part):
+            q = fold(part.q[:, :, rows] * part.scale, G)  # (N, M, D)
+            top = q.new_full((*q.shape[:2], 1), -torch.inf)
+            total = torch.zeros_like(top)
+            sum_ = q.new_zeros(*q.shape[:2], E)
+            for column in columns:
+                weights, _, _, _, v = score(part, q, rows, column)
+                new_top = torch.maximum(top, weights.amax(-1, keepdim=True))
+                # A query that has seen nothing yet has top −inf; its weights must come out 0, not NaN.
+                anchor = new_top.clamp(min=torch.finfo(new_top.dtype).min)
+                weights.sub_(anchor).exp_()
+                shrink = (top - anchor).exp_()
+                total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
+                if problem.dropout:
+                    weights.mul_(kept(problem.dropout, seed, n, rows, column.keys, weights))
+                sum_.mul_(shrink).baddbmm_(weights, v)
+                top = new_top
+            if part.sinks is not None:
+                sink = fold(part.sinks.view(1, -1, 1, 1).expand(b, h, rows.stop - rows.start, 1), G)
+                new_top = torch.maximum(top, sink)
+                anchor = new_top.clamp(min=torch.finfo(new_top.dtype).min)
+                shrink = (top - anchor).exp_()
+                total.mul_(shrink).add_((sink - anchor).exp_())
+                sum_.mul_(shrink)
+                top = new_top
+            R = rows.stop - rows.start
+            tops[batch, heads, rows], log_totals[batch, heads, rows] = (
+                x.view(b, h, R) for x in (top, total.log())
+            )
+            output[batch, heads, rows] = sum_.div_(total.masked_fill(total == 0, 1.0)).view(b, h, R, E)
+    return output, tops, log_totals
+
+
+class Tiled(torch.autograd.Function):
+    """The same with gradients for q, k, v and sinks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: AttentionProblem, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        output, top, log_total = online_softmax(problem._replace(q=q, k=k, v=v, sinks=sinks), seed)
+        ctx.save_for_backward(q, k, v, sinks, output, top, log_total)
+        ctx.problem, ctx.seed = problem._replace(q=q[:0], k=k[:0], v=v[:0], sinks=None), seed
+        lse = top + log_total
+        ctx.mark_non_differentiable(lse)
+        return output, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, sinks, output, top, log_total = ctx.saved_tensors
+        problem = ctx.problem._replace(q=q, k=k, v=v, sinks=sinks)
+        return *backward(problem, ctx.seed, grad, output, top, log_total), None, None
+
+
+def backward(
+    problem: AttentionProblem, seed: int, grad: Tensor, output: Tensor, top: Tensor, log_total: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v and sinks. Each tile's weights are computed anew: exp(score − top − log total)."""
+    dq, dk, dv = (torch.empty_like(x) for x in (problem.q, problem.k, problem.v))
+    # What softmax's gradient subtracts from every entry of a row: the mean of the weights' gradient.
+    delta = (grad.to(top.dtype) * output).sum(-1)  # (B, H, T)
+    empty = top == -torch.inf
+    top, log_total = (x.masked_fill(empty, 0.0) for x in (top, log_total))
+    for n, (batch, heads, groups, part) in enumerate(parts(problem)):
+        b, h, _, D = part.q.shape
+        G = part.k.shape[1]
+        part_dk, part_dv = torch.zeros_like(part.k), torch.zeros_like(part.v)
+        for rows, columns in visits(part):
+            q = fold(part.q[:, :, rows] * part.scale, G)  # (N, M, D)
+            do = fold(grad[batch, heads, rows].to(q.dtype), G)  # (N, M, E)
+            row_top, row_log_total, row_delta = (
+                fold(x[batch, heads, rows, None], G) for x in (top, log_total, delta)
+            )
+            part_dq = torch.zeros_like(q)
+            for column in columns:
+                weights, capped, seen_q, k, v = score(part, q, rows, column, keep_capped=True)
+                weights.sub_(row_top).sub_(row_log_total).exp_()  # (N, M, C)
+                ds = torch.bmm(do, v.mT)
+                dropped = weights
+                if problem.dropout:
+                    keep = kept(problem.dropout, seed, n, rows, column.keys, weights)
+                    dropped = weights * keep
+                    ds.mul_(keep)
+                part_dv[:, :, column.keys] += torch.bmm(dropped.mT, do).view(b, G, -1, v.shape[-1])
+                ds.sub_(row_delta).mul_(weights)
+                if capped is not None and part.softcap is not None:
+                    ds.mul_(capped.div_(part.softcap).square_().neg_().add_(1.0))
+                part_dq.baddbmm_(ds, k)
+                part_dk[:, :, column.keys] += torch.bmm(ds.mT, seen_q).view(b, G, -1, D)
+            dq[batch, heads, rows] = part_dq.mul_(part.scale).view(b, h, -1, D).to(dq.dtype)
+        dk[batch, groups], dv[batch, groups] = part_dk.to(dk.dtype), part_dv.to(dv.dtype)
+    if problem.sinks is None:
+        return dq, dk, dv, None
+    share = (problem.sinks.to(top.dtype).view(-1, 1) - top - log_total).exp_()  # (B, H, T)
+    share = share.masked_fill_(empty, 0.0)
+    return dq, dk, dv, -(share * delta).sum((0, 2)).to(problem.sinks.dtype)
+
+
+def kept(p: float, seed: int, part: int, rows: slice, keys: slice, like: Tensor) -> Tensor:
+    """Which weights of a tile dropout keeps, times 1/(1 − p): the same tile draws the same numbers again."""
+    place = (part << 40) + (rows.start << 20) + keys.start
+    generator = torch.Generator(device=like.device).manual_seed((seed + place) % 2**63)
+    keep = torch.empty_like(like).bernoulli_(1.0 - p, generator=generator)
+    return keep.div_(1.0 - p) if p < 1.0 else keep

@@ -1,0 +1,135 @@
+"""The T×S matrix in tiles: which of them to visit, and the masked scores of one.
+
+A tile that no query may look into is never visited, and one that all may look into pays for no mask.
+This file knows scores; softmax and everything after it belong to its callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.backends.problem import AttentionProblem
+from regard.attention.inputs import working_dtype
+from regard.attention.masks.base import Mask
+from regard.attention.masks.grid import blocks_between, grid
+
+ROWS, COLS = 256, 512  # of one tile
+TILE_NUMBERS = 1 << 19  # of all the tiles computed together: 2 MiB in float32, which stays in the cache
+GPU_SIDE = 8  # a GPU takes tiles this many times as long on each side, to have enough to do at once
+
+
+class TilePart(NamedTuple):
+    """Some sequences and heads of a problem, few enough that a tile of all of them stays in the cache."""
+
+    batch: slice
+    heads: slice
+    groups: slice
+    problem: AttentionProblem
+
+
+class Column(NamedTuple):
+    """A block of keys that a block of queries has to look at; `whole` if it may look at all of them."""
+
+    keys: slice
+    whole: bool
+
+
+def parts(problem: AttentionProblem, dtype: torch.dtype | None = None) -> Iterator[TilePart]:
+    """The problem cut into few heads at a time, in the dtype that scores are computed in."""
+    B, _, T, S = problem.matrix
+    G, group = problem.k.shape[1], problem.group
+    dtype = dtype or working_dtype(problem.q.dtype)
+    side = GPU_SIDE if problem.q.is_cuda else 1
+    tile = max(1, min(T, ROWS * side)) * max(1, min(S, COLS * side))
+    most = max(1, TILE_NUMBERS * side**2 // (group * tile))
+    sequences, kv_heads = max(1, most // max(G, 1)), min(G, most)
+    for b in range(0, B, sequences):
+        for g in range(0, G, max(kv_heads, 1)):
+            batch, groups = slice(b, min(b + sequences, B)), slice(g, min(g + kv_heads, G))
+            heads = slice(groups.start * group, groups.stop * group)
+            q = problem.q[batch, heads].to(dtype)
+            # Keys lie in memory as the product wants them, transposed: a quarter faster on a CPU.
+            k = problem.k[batch, groups].to(dtype).mT.contiguous().mT
+            v = problem.v[batch, groups].to(dtype).contiguous()
+            sinks = None if problem.sinks is None else problem.sinks[heads].to(dtype)
+            mask = problem.mask.select(batch, heads)
+            yield TilePart(batch, heads, groups, problem._replace(q=q, k=k, v=v, mask=mask, sinks=sinks))
+
+
+def visits(part: AttentionProblem) -> Iterator[tuple[slice, list[Column]]]:
+    """For each block of queries, the blocks of keys that are not empty for it."""
+    _, _, T, S = part.matrix
+    side = GPU_SIDE if part.q.is_cuda else 1
+    return visits_between(part.mask, [*range(0, T, ROWS * side), T], [*range(0, S, COLS * side), S])
+
+
+def visits_between(
+    mask: Mask, q_edges: list[int], k_edges: list[int]
+) -> Iterator[tuple[slice, list[Column]]]:
+    """The same for blocks cut at given edges, which start at 0 and end at T and S."""
+    queries = [slice(a, b) for a, b in pairwise(q_edges)]
+    keys = [slice(a, b) for a, b in pairwise(k_edges)]
+    some, every = mask.block_bounds(blocks_between(q_edges, k_edges))
+    shape = (len(queries), len(keys))
+    some = some.expand(*some.shape[:-2], *shape).reshape(-1, *shape).any(0)
+    every = every.expand(*every.shape[:-2], *shape).reshape(-1, *shape).all(0)
+    for rows, any_, all_ in zip(queries, some.tolist(), every.tolist(), strict=True):
+        yield rows, [Column(key, whole) for key, seen, whole in zip(keys, any_, all_, strict=True) if seen]
+
+
+def fold(x: Tensor, G: int) -> Tensor:
+    """(b, H, R, D) as (b·G, group·R, D): the queries that share a key head stand in one matrix."""
+    b, H, R, D = x.shape
+    return x.reshape(b * G, (H // max(G, 1)) * R, D)
+
+
+class Tile(NamedTuple):
+    """The masked scores of a tile, with what was needed to compute them."""
+
+    scores: Tensor  # (N, M, C) with N = b·G and M = group·R
+    capped: Tensor | None  # the scores between softcap and mask, which the backward pass asks for
+    q: Tensor  # (N, M, D)
+    k: Tensor  # (N, C, D)
+    v: Tensor  # (N, C, E)
+
+
+def score(
+    part: AttentionProblem, q: Tensor, rows: slice, column: Column, *, keep_capped: bool = False
+) -> Tile:
+    """The masked scores of a tile: q is folded (N, M, D) and already scaled."""
+    b, H = part.q.shape[:2]
+    keys = column.keys
+    k, v = (x[:, :, keys].flatten(0, 1) for x in (part.k, part.v))  # (N, C, ·)
+    allowed = None
+    if not column.whole or part.mask.biased:
+        at = grid(rows, keys, part.matrix, q.device)
+        if not column.whole:
+            allowed = part.mask.allowed(at)  # broadcasts to (b, H, R, C)
+            allowed = allowed.expand(b, H, rows.stop - rows.start, keys.stop - keys.start)
+            q, k, v = without_idle(allowed, q, k, v)
+    s = torch.bmm(q, k.mT)  # (N, M, C)
+    capped = None
+    if part.softcap is not None:
+        s.div_(part.softcap).tanh_().mul_(part.softcap)
+        capped = s.clone() if keep_capped else None
+    matrix = s.view(b, H, rows.stop - rows.start, keys.stop - keys.start)
+    if part.mask.biased and (added := part.mask.score_bias(at)) is not None:
+        matrix.add_(added.detach())
+    if allowed is not None:
+        matrix.masked_fill_(~allowed, -torch.inf)
+    return Tile(s, capped, q, k, v)
+
+
+def without_idle(allowed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v with zeros for queries that see nothing in the tile and keys that nothing in it sees.
+
+    Their weights are 0, which does not silence what they may hold: 0 · NaN is NaN.
+    """
+    looks = allowed.any(-1).view(len(q), -1, 1)  # (N, M, 1)
+    seen = allowed.any(-2).view(len(k), -1, k.shape[1]).any(1).unsqueeze(-1)  # (N, C, 1)
+    return q.where(looks, 0.0), k.where(seen, 0.0), v.where(seen, 0.0)

@@ -1,0 +1,1 @@
+"""GPU kernels in Triton: attention forward and backward, pooled weights, and row statistics."""

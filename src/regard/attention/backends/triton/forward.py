@@ -1,0 +1,140 @@
+"""Fused attention in Triton, forward: the output and the row log-sum-exp, without the T×S matrix.
+
+One program takes one block of queries past the key blocks it may look at, keeping for each query the largest
+score, the sum of weights and the weighted sum of values so far (the online softmax). Blocks that are allowed
+whole pay nothing for masking.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+# No `from __future__ import annotations` here: Triton reads the annotations themselves.
+
+import triton
+import triton.language as tl
+
+from regard.attention.backends.triton.tile import (
+    LN2,
+    LOG2E,
+    in_band,
+    key_blocks,
+    list_of,
+    load_block,
+    load_rows,
+    scored,
+    seen_in_band,
+    store_rows,
+    tile_bits,
+)
+
+
+@triton.jit
+def forward_kernel(
+    q, k, v, k_tma, v_tma, out, lse, tops, log_totals, sinks, slopes, lists, band,
+    q_step, k_step, v_step, out_step, heads, group, T, S, factor, cap,
+    D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # The last blocks of queries see the most keys under a causal mask, so they start first.
+    blocks = tl.cdiv(T, ROWS)
+    block = blocks - 1 - tl.program_id(0) % blocks
+    head = tl.program_id(0) // blocks
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    g = h // group
+    k += b * k_step[0] + g * k_step[1]
+    v += b * v_step[0] + g * v_step[1]
+
+    row = block * ROWS + tl.arange(0, ROWS)
+    query = load_rows(
+        q + b * q_step[0] + h * q_step[1], q_step, block * ROWS, row < T, D, ROWS, D_PAD
+    )  # (ROWS, D)
+    slope = None
+    if slopes is not None:
+        slope = tl.load(slopes + h) * LOG2E
+
+    # A sink is a score that was there before the first key, with no value.
+    if sinks is None:
+        top, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
+    else:
+        top = tl.zeros([ROWS], tl.float32) + tl.load(sinks + h).to(tl.float32) * LOG2E
+        total = tl.full([ROWS], 1.0, tl.float32)
+    sums = tl.zeros([ROWS, E_PAD], tl.float32)
+
+    if lists is None:
+        first, full_first, full_last, last = key_blocks(
+            block * ROWS + S - T, tl.minimum(block * ROWS + ROWS, T) - 1 + S - T, S, band, COLS
+        )
+    else:
+        full_first, full_last, last = list_of(lists, b, h, block)
+        first = full_first
+
+    for part in tl.static_range(3):
+        # Partial blocks before the full ones (only a window has them), the full ones, the partial ones after.
+        if part == 0:
+            start, stop = first, full_first
+        elif part == 1:
+            start, stop = full_first, full_last
+        else:
+            start, stop = full_last, last
+        if part != 0 or (lists is None and band.behind is not None):
+            sums, total, top = _pass_over(
+                sums, total, top, query, k, v, k_tma, v_tma, lists, band, k_step, v_step,
+                b.to(tl.int32), g.to(tl.int32), row + S - T, block * ROWS + S - T, S, factor, cap, slope,
+                start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
+            )  # fmt: skip
+
+    # Where nothing was allowed, top is −inf: the lse stays −inf and the output 0.
+    total = tl.where(total > 0, total, 1.0)
+    at = head.to(tl.int64) * T + row
+    tl.store(lse + at, top * LN2 + tl.log(total), mask=row < T)
+    if tops is not None:  # what the backward pass makes the weights from, in base 2
+        tl.store(tops + at, top, mask=row < T)
+        tl.store(log_totals + at, tl.log2(total), mask=row < T)
+    result = sums / total[:, None]
+    store_rows(out + b * out_step[0] + h * out_step[1], out_step, block * ROWS, T, result, E, ROWS, E_PAD)
+
+
+@triton.jit
+def _pass_over(
+    sums, total, top, query, k, v, k_tma, v_tma, lists, band, k_step, v_step,
+    b, g, position, q_first, S, factor, cap, slope, start, stop,
+    PARTIAL: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take a block of queries past the key blocks start … stop (or those entries of its list)."""
+    for i in tl.range(start, stop):
+        key_first = i * COLS
+        if lists is not None:
+            key_first = tl.load(lists.block + i) * COLS
+        key = key_first + tl.arange(0, COLS)
+
+        allowed, seen = None, None
+        if PARTIAL:
+            if lists is None:
+                allowed = in_band(position[:, None], key[None, :], S, band)
+                seen = seen_in_band(key, q_first, q_first + ROWS - 1, S, band)
+            else:
+                allowed = tile_bits(
+                    lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
+                )
+                seen = tl.max(allowed.to(tl.int32), 0) > 0
+
+        keys = load_block(k, k_step, k_tma, b, g, key_first, seen, D, COLS, D_PAD)  # (COLS, D)
+        product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
+        if PARTIAL or cap is not None or slope is not None:
+            score = scored(product, factor, cap, slope, position[:, None], key[None, :])
+            if PARTIAL:
+                score = tl.where(allowed, score, float("-inf"))
+            new_top = tl.maximum(top, tl.max(score, 1))
+            # A query that has seen nothing yet has no largest score: −inf − −inf would be NaN.
+            level = tl.where(new_top == float("-inf"), 0.0, new_top) if PARTIAL else new_top
+            weight = tl.exp2(score - level[:, None])
+        else:
+            new_top = tl.maximum(top, tl.max(product, 1) * factor)  # the factor is never negative
+            level = new_top
+            weight = tl.exp2(product * factor - level[:, None])
+
+        shrink = tl.exp2(top - level)
+        total = total * shrink + tl.sum(weight, 1)
+        values = load_block(v, v_step, v_tma, b, g, key_first, seen, E, COLS, E_PAD)  # (COLS, E)
+        sums = tl.dot(weight.to(values.dtype), values, sums * shrink[:, None], input_precision=PRECISION)
+        top = new_top
+    return sums, total, top

@@ -1,0 +1,231 @@
+"""Attention by Triton's kernels: when they can serve, and the step from tensors to kernel and back.
+
+Triton itself is loaded only when a kernel runs: importing this file needs nothing but PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.attention.backends.problem import AttentionProblem
+from regard.attention.backends.triton import configs
+from regard.attention.masks.bands import Band, band_of, split_alibi
+from regard.attention.masks.base import Mask
+from regard.attention.masks.block_lists import Survey, blocks_of, survey
+from regard.attention.masks.memo import memoize_on_mask
+
+WIDEST = 256
+
+
+def unsupported_reason(problem: AttentionProblem) -> str | None:
+    """Why Triton cannot serve a problem, in a phrase, or None if it can."""
+    if problem.dropout > 0:
+        return "does not do dropout"
+    if problem.v.shape[-1] > WIDEST:
+        return f"needs widths up to {WIDEST}, not {problem.v.shape[-1]}"
+    return refuses_scores(problem.q, problem.mask)
+
+
+def refuses_scores(q: Tensor, mask: Mask) -> str | None:
+    """Why Triton cannot score queries under a mask, or None if it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"needs a CUDA device, not {q.device.type}"
+    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"needs bfloat16, float16 or float32, not {q.dtype}".replace("torch.", "")
+    if q.shape[-1] > WIDEST:
+        return f"needs widths up to {WIDEST}, not {q.shape[-1]}"
+    rule, slopes = split_alibi(mask)
+    if rule.biased or (slopes is not None and slopes.requires_grad):
+        return f"adds no numbers to the scores but alibi's, and {mask} does"
+    return None
+
+
+def run(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
+    """The output (B, H, T, E) and the row log-sum-exp (B, H, T), detached."""
+    # Triton launches on the current device.
+    with torch.cuda.device_of(problem.q):  # type: ignore[no-untyped-call]
+        if not problem.needs_grad:
+            return forward(problem)[:2]
+        output, lse = _Attention.apply(*problem)  # type: ignore[no-untyped-call]
+        return output, lse
+
+
+class KernelScores(NamedTuple):
+    """How a kernel turns products of q and k into scores, and which it may use: its arguments on that."""
+
+    negative: bool
+    factor: float  # of the products, in base 2 unless there is a cap
+    cap: float | None  # in base 2
+    slopes: Tensor | None
+    band: Band | None
+    rule: Mask
+
+
+def scores_of(
+    mask: Mask, scale: float, softcap: float | None, T: int, S: int, device: torch.device
+) -> KernelScores:
+    rule, slopes = split_alibi(mask)
+    if slopes is not None:
+        slopes = slopes.to(device, torch.float32).contiguous()
+    log2e = math.log2(math.e)
+    factor, cap = (abs(scale) * log2e, None) if softcap is None else (abs(scale) / softcap, softcap * log2e)
+    return KernelScores(scale < 0, factor, cap, slopes, band_of(rule, T, S), rule)
+
+
+def surveyed(
+    rule: Mask, shape: tuple[int, int, int, int], rows: int, cols: int, device: torch.device
+) -> Survey:
+    """What a mask allows in blocks of rows × cols."""
+    return memoize_on_mask(
+        rule,
+        (shape, rows, cols, device),
+        lambda: survey(rule, shape, blocks_of(shape[2], rows, device)[0], *blocks_of(shape[3], cols, device)),
+    )
+
+
+class Forward(NamedTuple):
+    """What the forward pass gives; the last two only for a backward pass, in base 2."""
+
+    output: Tensor  # (B, H, T, E)
+    lse: Tensor  # (B, H, T)
+    top: Tensor | None  # (B, H, T) the greatest score of each row
+    log_total: Tensor | None  # (B, H, T) of the sum of its weights relative to that of the greatest
+
+
+def forward(problem: AttentionProblem, for_backward: bool = False) -> Forward:
+    from regard.attention.backends.triton.forward import forward_kernel
+
+    q, k, v = problem.q, problem.k, problem.v
+    B, H, T, S = problem.matrix
+    D, E = q.shape[-1], v.shape[-1]
+    output = torch.empty(B, H, T, E, dtype=v.dtype, device=q.device)
+    lse = torch.empty(B, H, T, dtype=torch.float32, device=q.device)
+    top, log_total = (torch.empty_like(lse) if for_backward else None for _ in range(2))
+    if B * H * T == 0:
+        return Forward(output, lse, top, log_total)
+    scores = scores_of(problem.mask, problem.scale, problem.softcap, T, S, q.device)
+    widths = padded(D, E)
+    config = configs.choose("forward" if scores.band else "lists", max(widths), q.dtype)
+    lists = None
+    if scores.band is None and S > 0:
+        lists = surveyed(scores.rule, problem.matrix, config.rows, config.cols, q.device).by_row()
+    q = -q if scores.negative else q
+    sinks = None if problem.sinks is None else problem.sinks.contiguous()
+    forward_kernel[(-(-T // config.rows) * B * H,)](
+        q, k, v,
+        descriptor(k, config.tma, config.cols, widths[0]),
+        descriptor(v, config.tma, config.cols, widths[1]),
+        output, lse, top, log_total, sinks, scores.slopes, lists, scores.band or Band(),
+        q.stride(), k.stride(), v.stride(), output.stride(),
+        H, problem.group, T, S, scores.factor, scores.cap,
+        D, E, *widths, config.rows, config.cols, configs.PRECISION,
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return Forward(output, lse, top, log_total)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        problem = AttentionProblem(*arguments)
+        output, lse, top, log_total = forward(problem, for_backward=True)
+        ctx.save_for_backward(problem.q, problem.k, problem.v, problem.sinks, output, top, log_total)
+        ctx.others = problem.mask, problem.scale, problem.softcap
+        ctx.mark_non_differentiable(lse)
+        return output, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, sinks, output, top, log_total = ctx.saved_tensors
+        mask, scale, softcap = ctx.others
+        problem = AttentionProblem(q, k, v, mask, scale, softcap, sinks, 0.0)
+        q_grad, k_grad, v_grad, sinks_grad = backward(problem, output, top, log_total, grad)
+        return q_grad, k_grad, v_grad, None, None, None, sinks_grad, None
+
+
+def backward(
+    problem: AttentionProblem, output: Tensor, top: Tensor, log_total: Tensor, grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v and sinks, given that of the output."""
+    from regard.attention.backends.triton.backward import keys_kernel, prepare_kernel, queries_kernel
+
+    q, k, v, sinks = problem.q, problem.k, problem.v, problem.sinks
+    B, H, T, S = problem.matrix
+    G, D, E = k.shape[1], q.shape[-1], v.shape[-1]
+    q_grad, k_grad, v_grad = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    if q.numel() * v.numel() == 0:
+        return q_grad, k_grad, v_grad, None if sinks is None else torch.zeros_like(sinks)
+
+    level, delta = torch.empty_like(top), torch.empty_like(top)
+    widths = padded(D, E)
+    prepare_kernel[(-(-T // 64) * B * H,)](
+        output, grad, top, level, delta, output.stride(), grad.stride(), H, T, E, widths[1], 64
+    )
+    scores = scores_of(problem.mask, problem.scale, problem.softcap, T, S, q.device)
+    row_lists = col_lists = None
+    if scores.band is None:
+        by_rows = by_cols = configs.choose("lists backward", max(widths), q.dtype)
+        found = surveyed(scores.rule, problem.matrix, by_rows.rows, by_rows.cols, q.device)
+        row_lists, col_lists = found.by_row(), found.by_col()
+    else:
+        by_rows, by_cols = (configs.choose(purpose, max(widths), q.dtype) for purpose in ("queries", "keys"))
+    band = scores.band or Band()
+    q = -q if scores.negative else q
+    steps = [x.stride() for x in (q, k, v, grad)]
+    sizes = T, S, scores.factor, scores.cap
+    queries_kernel[(-(-T // by_rows.rows) * B * H,)](
+        q, k, v, grad,
+        descriptor(k, by_rows.tma, by_rows.cols, widths[0]),
+        descriptor(v, by_rows.tma, by_rows.cols, widths[1]),
+        level, log_total, delta, q_grad, scores.slopes, row_lists, band,
+        *steps, q_grad.stride(), H, problem.group, *sizes, problem.scale,
+        D, E, *widths, by_rows.rows, by_rows.cols, configs.PRECISION,
+        num_warps=by_rows.warps, num_stages=by_rows.stages,
+    )  # fmt: skip
+    keys_kernel[(-(-S // by_cols.cols) * B * G,)](
+        q, k, v, grad,
+        descriptor(q, by_cols.tma, by_cols.rows, widths[0]),
+        descriptor(grad, by_cols.tma, by_cols.rows, widths[1]),
+        level, log_total, delta, k_grad, v_grad, scores.slopes, col_lists, band,
+        *steps, k_grad.stride(), v_grad.stride(), G, problem.group, *sizes, abs(problem.scale),
+        D, E, *widths, by_cols.rows, by_cols.cols, configs.PRECISION,
+        num_warps=by_cols.warps, num_stages=by_cols.stages,
+    )  # fmt: skip
+    sinks_grad = None
+    if sinks is not None:
+        # A sink has a weight, too, but no value, so that only Σ out · grad pulls on it.
+        share = torch.exp2(sinks.float().view(1, H, 1) * math.log2(math.e) - top - log_total).nan_to_num(0.0)
+        sinks_grad = -(share * delta).sum((0, 2)).to(sinks.dtype)
+    return q_grad, k_grad, v_grad, sinks_grad
+
+
+def padded(*widths: int) -> list[int]:
+    """Widths as the tensor cores want them: powers of two of at least 16.
+
+    Partly filled blocks of 32 came out wrong (24 in 32 beside 40 in 64; Triton 3.6 on Hopper): they get 64.
+    """
+    powers = [max(16, 1 << (width - 1).bit_length()) for width in widths]
+    return [64 if power == 32 and width < 32 else power for power, width in zip(powers, widths, strict=True)]
+
+
+def descriptor(x: Tensor, wanted: bool, rows: int, width: int) -> Any:
+    """A tensor descriptor for blocks of rows × width, or None where unwanted or the layout forbids it."""
+    if not wanted or x.numel() == 0 or x.data_ptr() % 16 or x.stride(-1) != 1:
+        return None
+    if x.shape[-1] != width:  # a block wider than the tensor made the hardware fault
+        return None
+    if any(step * x.itemsize % 16 or step == 0 for step in x.stride()[:-1]):
+        return None
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, width])

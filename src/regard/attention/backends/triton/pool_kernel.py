@@ -1,0 +1,155 @@
+"""An exact overview of the attention matrix in Triton: its weights pooled into bins, without the T×S matrix.
+
+One program takes one block of queries past the key blocks it may look at, as the forward pass does, but needs
+no values and no running maximum: the row log-sum-exp is known, so a weight is one product and one
+exponential. Sum and maximum over a bin come out of the same tile.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+# No `from __future__ import annotations` here: Triton reads the annotations themselves.
+
+import triton
+import triton.language as tl
+
+from regard.attention.backends.triton.tile import (
+    LOG2E,
+    in_band,
+    key_blocks,
+    list_of,
+    load_block,
+    load_rows,
+    scored,
+    tile_bits,
+)
+
+
+@triton.jit
+def pool_kernel(
+    q, k, k_tma, lse, mass, peak, share, slopes, lists, band, row_index, col_index,
+    q_step, k_step, heads, group, T, S, factor, cap, bin_rows, bin_cols,
+    D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A block holds ROW_BINS × COL_BINS bins, or a bin is PARTS key blocks wide.
+
+    row_index and col_index say which query and key stands in each place of a block, −1 for none; without them
+    place n holds number n.
+    """
+    blocks = tl.cdiv(bin_rows, ROW_BINS)
+    block = blocks - 1 - tl.program_id(0) % blocks
+    head = tl.program_id(0) // blocks
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    g = h // group
+    k += b * k_step[0] + g * k_step[1]
+    q += b * q_step[0] + h * q_step[1]
+
+    first_row = block * ROWS
+    row = first_row + tl.arange(0, ROWS)
+    if row_index is None:
+        real = row < T
+        query = load_rows(q, q_step, first_row, real, D, ROWS, D_PAD)
+    else:
+        row = tl.load(row_index + row)
+        real = row >= 0
+        query = _gather(q, q_step, row, D, D_PAD)
+    level = tl.load(lse + head.to(tl.int64) * T + row, mask=real, other=float("-inf"))
+    # A query that saw nothing has no weight anywhere; nor has a place without a query.
+    level = tl.where(level == float("-inf"), float("inf"), level * LOG2E)
+    slope = None
+    if slopes is not None:
+        slope = tl.load(slopes + h) * LOG2E
+
+    row_bin = block * ROW_BINS + tl.arange(0, ROW_BINS)
+    inside = row_bin < bin_rows
+    own_share = tl.load(share + row_bin, mask=inside, other=0.0)  # one over the queries of the bin
+    at = (head.to(tl.int64) * bin_rows + row_bin)[:, None] * bin_cols + tl.arange(0, COL_BINS)[None, :]
+    mass += at
+    peak += at
+
+    if lists is None:
+        last_row = tl.minimum(first_row + ROWS, T) - 1
+        first, full_first, full_last, last = key_blocks(first_row + S - T, last_row + S - T, S, band, COLS)
+    else:
+        full_first, full_last, last = list_of(lists, b, h, block)
+        first = full_first
+
+    total = tl.zeros([ROW_BINS, COL_BINS], tl.float32)
+    most = tl.zeros([ROW_BINS, COL_BINS], tl.float32)
+    for part in tl.static_range(3):
+        if part == 0:
+            start, stop = first, full_first
+        elif part == 1:
+            start, stop = full_first, full_last
+        else:
+            start, stop = full_last, last
+        if part != 0 or (lists is None and band.behind is not None):
+            total, most = _past_keys(
+                total, most, query, level, own_share, inside, mass, peak, k, k_tma, lists, band, col_index,
+                k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S, factor, cap, slope, bin_cols,
+                start, stop, part != 1, D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, PRECISION,
+            )  # fmt: skip
+
+
+@triton.jit
+def _past_keys(
+    total, most, query, level, own_share, inside, mass, peak, k, k_tma, lists, band, col_index, k_step,
+    b, g, position, S, factor, cap, slope, bin_cols, start, stop,
+    PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    for i in tl.range(start, stop):
+        block = i
+        if lists is not None:
+            block = tl.load(lists.block + i)
+        key_first = block * COLS
+        key = key_first + tl.arange(0, COLS)
+        if col_index is not None:
+            key = tl.load(col_index + key)
+            keys = _gather(k, k_step, key, D, D_PAD)
+        elif PARTIAL:
+            keys = load_block(k, k_step, k_tma, b, g, key_first, key < S, D, COLS, D_PAD)
+        else:
+            keys = load_block(k, k_step, k_tma, b, g, key_first, None, D, COLS, D_PAD)
+
+        product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
+        score = scored(product, factor, cap, slope, position[:, None], key[None, :])
+        weight = tl.exp2(score - level[:, None])
+        if PARTIAL:
+            if lists is None:
+                allowed = in_band(position[:, None], key[None, :], S, band)
+            else:
+                allowed = tile_bits(
+                    lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
+                )
+            weight = tl.where(allowed, weight, 0.0)
+
+        if COLS // COL_BINS == 4:  # the other way compiles to wrong numbers here (Triton 3.6 on Hopper)
+            cells = weight.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS)
+            part_total = tl.sum(tl.sum(cells, 3), 1) * own_share[:, None]
+            part_most = tl.max(tl.max(cells, 3), 1)
+        else:
+            bins = weight.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS).permute(0, 2, 1, 3)
+            bins = bins.reshape(ROW_BINS * COL_BINS, ROWS * COLS // (ROW_BINS * COL_BINS))
+            part_total = tl.sum(bins, 1).reshape(ROW_BINS, COL_BINS) * own_share[:, None]
+            # Floats above 0 sort as their bits do, and a warp finds the largest integer in one instruction.
+            part_most = tl.max(bins.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
+            part_most = part_most.reshape(ROW_BINS, COL_BINS)
+        if PARTS == 1:
+            total, most = part_total, part_most
+        else:  # a bin goes on over the next blocks: what is stored last is the whole of it
+            fresh = block % PARTS == 0
+            total = tl.where(fresh, 0.0, total) + part_total
+            most = tl.maximum(tl.where(fresh, 0.0, most), part_most)
+        col = block // PARTS * COL_BINS
+        there = inside[:, None] & (col + tl.arange(0, COL_BINS)[None, :] < bin_cols)
+        tl.store(mass + col, total, mask=there)
+        tl.store(peak + col, most, mask=there)
+    return total, most
+
+
+@triton.jit
+def _gather(at, step, row, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """The rows of one head's (length, WIDTH) by number; zeros for −1."""
+    col = tl.arange(0, PADDED)[None, :]
+    at += row[:, None].to(tl.int64) * step[2] + col * step[3]
+    return tl.load(at, mask=(row[:, None] >= 0) & (col < WIDTH), other=0.0)

@@ -1,0 +1,118 @@
+"""The rows and columns of the attention matrix in Triton: entropy, distance, and what each key receives.
+
+One program takes one block of queries past the key blocks it may look at, as the overview does. What belongs
+to a row stays in the program. What a key receives comes from many programs, which add to it in no order: as
+whole numbers of 2⁻⁴⁰, since those add up to the same bits in any order.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+# No `from __future__ import annotations` here: Triton reads the annotations themselves.
+
+import triton
+import triton.language as tl
+
+from regard.attention.backends.triton.tile import (
+    LN2,
+    LOG2E,
+    in_band,
+    key_blocks,
+    list_of,
+    load_block,
+    load_rows,
+    scored,
+    tile_bits,
+)
+
+UNITS = tl.constexpr(2.0**40)  # to a weight of 1
+NOTHING = tl.constexpr(1e30)  # stands for infinity: 0 · 1e30 is 0
+
+
+@triton.jit
+def lines_kernel(
+    q, k, k_tma, lse, entropy, distance, received, slopes, lists, band,
+    q_step, k_step, heads, group, T, S, factor, cap, first_position,
+    D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Query i stands first_position steps after key i; the mask counts it S − T steps after."""
+    blocks = tl.cdiv(T, ROWS)
+    block = blocks - 1 - tl.program_id(0) % blocks
+    head = (tl.program_id(0) // blocks).to(tl.int64)
+    b, h = head // heads, head % heads
+    g = h // group
+    k += b * k_step[0] + g * k_step[1]
+    q += b * q_step[0] + h * q_step[1]
+    received += head * S
+
+    first_row = block * ROWS
+    row = first_row + tl.arange(0, ROWS)
+    real = row < T
+    query = load_rows(q, q_step, first_row, real, D, ROWS, D_PAD)
+    level = tl.load(lse + head * T + row, mask=real, other=float("-inf"))
+    # A query that saw nothing has no weight anywhere; nor has a place without a query.
+    level = tl.where(level == float("-inf"), NOTHING, level * LOG2E)
+    slope = None
+    if slopes is not None:
+        slope = tl.load(slopes + h) * LOG2E
+
+    if lists is None:
+        last_row = tl.minimum(first_row + ROWS, T) - 1
+        first, full_first, full_last, last = key_blocks(first_row + S - T, last_row + S - T, S, band, COLS)
+    else:
+        full_first, full_last, last = list_of(lists, b, h, block)
+        first = full_first
+
+    surprise = tl.zeros([ROWS], tl.float32)  # Σ weight · log2 weight
+    back = tl.zeros([ROWS], tl.float32)  # Σ weight · steps back
+    for part in tl.static_range(3):
+        if part == 0:
+            start, stop = first, full_first
+        elif part == 1:
+            start, stop = full_first, full_last
+        else:
+            start, stop = full_last, last
+        if part != 0 or (lists is None and band.behind is not None):
+            surprise, back = _past_keys(
+                surprise, back, query, level, row, received, k, k_tma, lists, band,
+                k_step, b.to(tl.int32), g.to(tl.int32), T, S, factor, cap, slope, first_position,
+                start, stop, part != 1, D, D_PAD, ROWS, COLS, PRECISION,
+            )  # fmt: skip
+    tl.store(entropy + head * T + row, -surprise * LN2, mask=real)
+    tl.store(distance + head * T + row, back, mask=real)
+
+
+@triton.jit
+def _past_keys(
+    surprise, back, query, level, row, received, k, k_tma, lists, band,
+    k_step, b, g, T, S, factor, cap, slope, first_position, start, stop,
+    PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    position = row + S - T
+    stands = (row + first_position).to(tl.float32)
+    for i in tl.range(start, stop):
+        block = i
+        if lists is not None:
+            block = tl.load(lists.block + i)
+        key_first = block * COLS
+        key = key_first + tl.arange(0, COLS)
+        if PARTIAL:
+            keys = load_block(k, k_step, k_tma, b, g, key_first, key < S, D, COLS, D_PAD)
+        else:
+            keys = load_block(k, k_step, k_tma, b, g, key_first, None, D, COLS, D_PAD)
+
+        product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
+        log = scored(product, factor, cap, slope, position[:, None], key[None, :]) - level[:, None]
+        if PARTIAL:
+            if lists is None:
+                allowed = in_band(position[:, None], key[None, :], S, band)
+            else:
+                allowed = tile_bits(
+                    lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
+                )
+            log = tl.where(allowed, log, -NOTHING)  # before anything else: it may be NaN
+        weight = tl.exp2(log)
+        surprise += tl.sum(weight * log, 1)
+        back += tl.sum(weight * (stands[:, None] - key.to(tl.float32)[None, :]), 1)
+        got = (tl.sum(weight, 0) * UNITS).to(tl.int64)
+        tl.atomic_add(received + key, got, mask=key < S, sem="relaxed")
+    return surprise, back

@@ -1,0 +1,48 @@
+"""A mask rule as a picture: who may look at whom, dark for yes."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks.base import Mask
+from regard.extras import extra
+
+MOST_DRAWN = 4096  # a picture has no use for more rows or columns than this
+
+
+def draw_mask(mask: Mask, T: int, S: int, *, ax: Any = None) -> Any:
+    """Draw the rule for T queries and S keys; a rule that varies with batch or head shows its first one."""
+    with extra("app", "mask.plot"):
+        import matplotlib.pyplot as plt
+        from matplotlib.colors import ListedColormap
+
+    if not (0 < T <= MOST_DRAWN and 0 < S <= MOST_DRAWN):
+        raise ValueError(f"plot: expected between 1 and {MOST_DRAWN} queries and keys, got {T} and {S}")
+    tile = mask.tile(range(T), range(S), (T, S))
+    varies = tile.ndim == 4
+    seen: Tensor = tile[0, 0] if varies else tile
+    if ax is None:
+        _, ax = plt.subplots(figsize=(4.5, 4.5 * min(max(T / S, 0.4), 1.6) + 0.6), layout="constrained")
+    ax.imshow(
+        seen.to(torch.uint8).numpy(),
+        cmap=ListedColormap(["#eef1f5", "#1f4e79"]),
+        vmin=0,
+        vmax=1,
+        aspect="auto",
+    )
+    name = textwrap.fill(str(mask), 44)  # the longest line that the figure's width holds
+    ax.set_title(name + ("\nfirst sequence and head" if varies else ""), fontsize=11)
+    ax.set_xlabel("key")
+    ax.set_ylabel("query")
+    if max(T, S) <= 32:  # cells are large enough to tell apart
+        ax.set_xticks(range(S))
+        ax.set_yticks(range(T))
+        ax.set_xticks([j - 0.5 for j in range(1, S)], minor=True)
+        ax.set_yticks([i - 0.5 for i in range(1, T)], minor=True)
+        ax.grid(which="minor", color="white", linewidth=1)
+        ax.tick_params(which="both", length=0, labelsize=8)
+    return ax.figure

@@ -1,0 +1,1 @@
+"""What the right answer is: questions, projections as the module wires them, and variants of attention."""

@@ -1,0 +1,138 @@
+"""From `path/to/file.py:Name` or `package.module:Name` to the thing itself.
+
+Importing runs somebody's code: from a shell this happens in a process of its own (see `sandbox`). Every way
+to miss is answered in one line that says what to do.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from regard.checker.subject.construct import CheckError
+
+
+def split(spec: str) -> tuple[str, str]:
+    """The place and the name of `place:Name`; CheckError if the file is missing or no name is given."""
+    place, colon, name = spec.rpartition(":")
+    if not colon or name.endswith(".py") or "/" in name or "\\" in name:
+        place, name = spec, ""
+    path = Path(place)
+    if path.suffix == ".py" or "/" in place or "\\" in place or path.is_dir():
+        if path.is_dir():
+            raise CheckError(f"{place} is a folder; expected a file: {place.rstrip('/')}/file.py:Name")
+        if not path.is_file():
+            raise CheckError(f"no file {place}{_near(path)}; expected path/to/file.py:Name")
+    if not name:
+        raise CheckError(f"say what to check, as {place}:Name{_defined(path)}")
+    return place, name
+
+
+def locate(spec: str) -> Any:
+    """Import the place and take the name out of it."""
+    place, name = split(spec)
+    module = _imported(place)
+    thing: Any = module
+    for part in name.split("."):
+        if not hasattr(thing, part):
+            raise CheckError(f"{place} has no `{name}`{_offers(module, name)}")
+        thing = getattr(thing, part)
+    return thing
+
+
+def _imported(place: str) -> ModuleType:
+    try:
+        return _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+    except CheckError:
+        raise
+    except SystemExit as error:
+        raise CheckError(
+            f"{place} calls exit() while it is imported (code {error.code}): put what runs under "
+            'if __name__ == "__main__":'
+        ) from None
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        where = _line(error, place)
+        hint = ""
+        if isinstance(error, ModuleNotFoundError):
+            hint = f": install {error.name}, or run where it can be imported"
+        text = (str(error).strip().splitlines() or [""])[0]
+        raise CheckError(f"{place} does not import: {type(error).__name__}: {text}{where}{hint}") from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Import a file; one inside a package by its full name, so that its relative imports work."""
+    path = path.resolve()
+    parts, home = [path.stem], path.parent
+    while (home / "__init__.py").exists():
+        parts.insert(0, home.name)
+        home = home.parent
+    sys.path.insert(0, str(home))
+    if len(parts) > 1:
+        return importlib.import_module(".".join(parts))
+    name = f"checked_{path.stem}"  # a file called torch.py must not stand in for torch
+    described = importlib.util.spec_from_file_location(name, path)
+    assert described is not None
+    assert described.loader is not None
+    module = importlib.util.module_from_spec(described)
+    sys.modules[name] = module
+    described.loader.exec_module(module)
+    return module
+
+
+def _from_package(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise CheckError(
+                f"no module {name}; expected package.module:Name or path/to/file.py:Name"
+            ) from None
+        raise
+
+
+def _line(error: BaseException, place: str) -> str:
+    """The last line of the author's own file that the error passed through."""
+    if isinstance(error, SyntaxError):
+        return ""  # it says so itself
+    name = Path(place).name
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == name]
+    return f" (line {lines[-1]})" if lines else ""
+
+
+def _near(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" (and no folder {path.parent})"
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1)
+    return f" (there is {near[0]})" if near else ""
+
+
+def _defined(path: Path) -> str:
+    """The classes and functions that a file defines, read without running it."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    names = [n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name[0] != "_"]
+    return f": it defines {', '.join(names[:8])}" if names else ""
+
+
+def _offers(module: ModuleType, name: str) -> str:
+    own = [
+        key
+        for key, value in vars(module).items()
+        if not key.startswith("_") and callable(value) and getattr(value, "__module__", "") == module.__name__
+    ]
+    near = difflib.get_close_matches(name, own, n=1)
+    if near:
+        return f": did you mean {near[0]}?"
+    return f"; it has {', '.join(own[:8])}" if own else "; it defines nothing that can be called"

@@ -1,0 +1,323 @@
+"""Finding somebody's projections: which weights make queries, keys, values and the output.
+
+They are looked for by name, then by shape: separate layers, a fused qkv in its usual orders, GPT-2's Conv1D,
+bare parameters, one set for each head of a list, `nn.MultiheadAttention`. What comes out are candidates, most
+plausible first. Nothing here is trusted: a candidate counts only once the oracle has reproduced the module's
+numbers with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.checker.oracle.wiring import Affine, Wiring
+from regard.checker.subject import vocabulary
+
+_ROLES = ("query", "key", "value")
+_NORM = re.compile(r"(^|\.)(q|k|query|key)_?(norm|ln|layernorm|layer_norm)$")
+_ROTARY = re.compile(r"rotary|rope|rotate", re.I)
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """One weight of the module and the matrices (in, out) that it may stand for."""
+
+    path: str
+    matrices: tuple[Tensor, ...]
+    bias: Tensor | None
+    role: str | None
+
+
+def find_wirings(
+    module: nn.Module, *, heads: int | None = None, declared: float | None = None
+) -> list[Wiring]:
+    """The ways in which this module's weights may be wired, most plausible first; empty if none is seen."""
+    weights = list(_weights(module))
+    places = _places(module, [weight.path for weight in weights])
+    by_role: dict[str | None, list[_Weight]] = {}
+    for weight in weights:
+        by_role.setdefault(weight.role, []).append(weight)
+    found: list[Wiring] = []
+    for query, key, value, joined in _candidates(by_role, module, heads):
+        for out in _outputs(by_role):
+            for H in _head_counts(module, heads, joined, query):
+                if (wiring := _wired(query, key, value, out, H)) is not None:
+                    found.append(replace(wiring, scale=declared, **places))
+    return found[:96]
+
+
+def _wired(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int) -> Wiring | None:
+    """The wiring with H heads, if the widths allow it."""
+    if query.weight.shape[1] % H:
+        return None
+    D = query.weight.shape[1] // H
+    G, rest = divmod(key.weight.shape[1], D)
+    if rest or G == 0 or H % G or value.weight.shape[1] % G:
+        return None
+    merged = value.weight.shape[1] // G * H
+    if out is not None and out.weight.shape[0] != merged:
+        return None
+    return Wiring(H, G, query, key, value, out, splits=True, width=query.weight.shape[0])
+
+
+def _weights(module: nn.Module) -> Iterator[_Weight]:
+    """Every two- or three-dimensional weight, with its bias."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    layers = dict(module.named_modules(remove_duplicate=False))
+    for path, weight in parameters.items():
+        owner_path, _, name = path.rpartition(".")
+        if weight.ndim not in (2, 3) or _inside_norm(path) or _bias_role(path) is not None:
+            continue
+        role = vocabulary.projection(path)
+        owner = layers[owner_path]
+        layer = name == "weight" and owner is not module
+        bias = parameters.get(f"{owner_path}.bias") if layer else _bare_bias(parameters, path, role)
+        yield _Weight(path, tuple(_matrices(weight, owner if layer else None, role)), bias, role)
+
+
+def _inside_norm(path: str) -> bool:
+    return any(_NORM.search(path[: match.start()]) for match in re.finditer(r"\.|$", path))
+
+
+def _bare_bias(parameters: dict[str, nn.Parameter], path: str, role: str | None) -> Tensor | None:
+    """The bias that goes with a bare parameter: of the same role, in the same place."""
+    place = path.rpartition(".")[0]
+    for other, tensor in parameters.items():
+        same_place = other.rpartition(".")[0] == place
+        if tensor.ndim <= 2 and same_place and role is not None and _bias_role(other) == role:
+            return tensor.flatten()  # (H·D,), or (H, D) beside (H, C, D)
+        if tensor.ndim == 1 and same_place and role in _ROLES and _bias_role(other) == "qkv":
+            return tensor.chunk(3)[_ROLES.index(role)]  # one bias beside three weights: nn.MultiheadAttention
+    return None
+
+
+def _bias_role(path: str) -> str | None:
+    name = path.rpartition(".")[2]
+    bare = re.sub(r"_?bias$", "", name, flags=re.I) if re.search(r"bias$", name, re.I) else None
+    if bare is None and re.match(r"b_?[a-z]+$", name, re.I):
+        bare = "W_" + re.sub(r"^b_?", "", name, flags=re.I)
+    return vocabulary.projection(bare) if bare else None
+
+
+def _is_bias(path: str) -> bool:
+    return "norm" not in path.lower() and (vocabulary.projection(path) or _bias_role(path)) is not None
+
+
+def _matrices(weight: Tensor, layer: nn.Module | None, role: str | None) -> Iterator[Tensor]:
+    if weight.ndim == 3:
+        if role == "out":  # (H, D, C) or (C, H, D)
+            yield weight.flatten(0, 1)
+            yield weight.flatten(1, 2).mT
+        else:  # (H, C, D) or (C, H, D)
+            yield weight.transpose(0, 1).flatten(1, 2)
+            yield weight.flatten(1, 2)
+    elif layer is not None and type(layer).__name__ == "Conv1D":
+        yield weight
+    elif isinstance(layer, nn.Linear):
+        yield weight.mT
+    elif role == "qkv":  # a bare fused weight is wider the way it multiplies out
+        yield weight.mT if weight.shape[0] > weight.shape[1] else weight
+    else:
+        yield weight
+        yield weight.mT
+
+
+def _candidates(
+    by_role: dict[str | None, list[_Weight]], module: nn.Module, heads: int | None
+) -> Iterator[tuple[Affine, Affine, Affine, int | None]]:
+    """Query, key and value layers, and how many heads they were joined from (None if they were not)."""
+    separate = [_joined(by_role.get(role, [])) for role in _ROLES]
+    if all(separate):
+        yield from _separate(separate)
+        return
+    if len(by_role.get("qkv", [])) == 1:
+        for affine in _affines(by_role["qkv"][0]):
+            for H in _head_counts(module, heads, None, affine):
+                for three in _unfused(affine, H):
+                    yield *three, None
+        return
+    if separate[0] and len(by_role.get("kv", [])) == 1:
+        for affine in _affines(by_role["kv"][0]):
+            key, value = _blocks(affine, [affine.weight.shape[1] // 2] * 2)
+            for query, joined in separate[0]:
+                yield query, key, value, joined
+        return
+    nameless = by_role.get(None, [])
+    if sum(map(bool, separate)) == 2 and len(nameless) == 1:  # the third projection goes by another name
+        yield from _separate([role or _joined(nameless) for role in separate])
+    if not any(separate) and len(nameless) == 1:
+        separate = [_joined(nameless), [], []]
+    yield from _one_for_several(separate)
+    if not any(separate) and len(nameless) in (3, 4):
+        for order in itertools.permutations(nameless[:3]):
+            yield from _separate([_joined([weight]) for weight in order])
+
+
+def _separate(
+    roles: list[list[tuple[Affine, int | None]]],
+) -> Iterator[tuple[Affine, Affine, Affine, int | None]]:
+    ways = max(len(role) for role in roles)
+    for way in range(ways):  # bare square weights: x @ W for all three, or x @ W.T for all three
+        (q, joined), (k, _), (v, _) = (role[min(way, len(role) - 1)] for role in roles)
+        yield q, k, v, joined
+
+
+def _one_for_several(
+    separate: list[list[tuple[Affine, int | None]]],
+) -> Iterator[tuple[Affine, Affine, Affine, int | None]]:
+    """A projection that is missing is played by one that is there."""
+    there = [role for role in separate if role]
+    if there:
+        yield from _separate([role or there[0] for role in separate])
+
+
+def _joined(weights: list[_Weight]) -> list[tuple[Affine, int | None]]:
+    """One layer from one weight, or from the same weight of every head in a list, side by side."""
+    if not weights:
+        return []
+    if len(weights) == 1:
+        return [(affine, None) for affine in _affines(weights[0])]
+    if not all(re.search(r"\d", weight.path) for weight in weights):
+        return []
+    matrices = [weight.matrices[0] for weight in weights]
+    if len({matrix.shape for matrix in matrices}) > 1:
+        return []
+    biases = [weight.bias for weight in weights if weight.bias is not None]
+    bias = torch.cat(biases) if len(biases) == len(weights) else None
+    return [(Affine(torch.cat(matrices, 1), bias), len(weights))]
+
+
+def _affines(weight: _Weight) -> Iterator[Affine]:
+    for matrix in weight.matrices:
+        fits = weight.bias is not None and weight.bias.numel() == matrix.shape[1]
+        yield Affine(matrix, weight.bias.flatten() if fits and weight.bias is not None else None)
+
+
+def _outputs(by_role: dict[str | None, list[_Weight]]) -> list[Affine | None]:
+    outs = by_role.get("out", [])
+    if not outs and len(by_role.get(None, [])) == 4 and len(by_role) == 1:
+        outs = by_role[None][3:]
+    return list(_affines(outs[-1])) if outs else [None]
+
+
+def _head_counts(module: nn.Module, heads: int | None, joined: int | None, query: Affine) -> list[int]:
+    if heads is not None or joined is not None:
+        return [heads or joined or 1]
+    named = [
+        value
+        for part in (*module.modules(), getattr(module, "config", None))
+        for name, value in (vars(part).items() if part is not None else ())
+        if vocabulary.size(name) == "heads"
+        and isinstance(value, int)
+        and not isinstance(value, bool)
+        and value > 0
+    ]
+    if named:
+        return named[:1]
+    width = query.weight.shape[1]
+    return [1] + [n for n in range(2, min(width, 33)) if width % n == 0]
+
+
+def _unfused(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
+    """The three parts of a fused projection, in every usual order."""
+    total = affine.weight.shape[1]
+    if total % 3 == 0 and (total // 3) % H == 0:
+        D = total // 3 // H
+        for order in itertools.permutations(range(3)):
+            parts = _blocks(affine, [H * D] * 3)
+            yield parts[order[0]], parts[order[1]], parts[order[2]]
+        for layout in ((H, 3, D), (H, D, 3)):
+            axis = layout.index(3)
+            index = torch.arange(total).view(layout)
+            for order in itertools.permutations(range(3)):
+                three = [_picked(affine, index.select(axis, part).flatten()) for part in order]
+                yield three[0], three[1], three[2]
+    for G in (n for n in range(1, H) if H % n == 0 and total % (H + 2 * n) == 0):
+        D = total // (H + 2 * G)
+        q, k, v = _blocks(affine, [H * D, G * D, G * D])
+        yield q, k, v
+        index = torch.arange(total).view(G, H // G + 2, D)  # each group's queries, then its key and value
+        picks = (index[:, :-2], index[:, -2], index[:, -1])
+        q, k, v = (_picked(affine, pick.flatten()) for pick in picks)
+        yield q, k, v
+
+
+def _blocks(affine: Affine, sizes: list[int]) -> list[Affine]:
+    weights = torch.split(affine.weight, sizes, 1)
+    biases = [None] * len(sizes) if affine.bias is None else torch.split(affine.bias, sizes)
+    return [Affine(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+def _picked(affine: Affine, index: Tensor) -> Affine:
+    return Affine(affine.weight[:, index], None if affine.bias is None else affine.bias[index])
+
+
+def _places(module: nn.Module, known: list[str]) -> dict[str, Any]:
+    """Norms of queries and keys, rotation and sinks, and the names of what has no place in the oracle."""
+    places: dict[str, Any] = {}
+    mine: list[str] = []
+    for path, part in module.named_modules():
+        if (match := _NORM.search(path)) is not None:
+            places["query_norm" if match.group(2).startswith("q") else "key_norm"] = part
+            mine.append(path)
+        elif path and _ROTARY.search(f"{path} {type(part).__name__}") and (turn := _rotation(part)):
+            places["rotate"] = turn
+            mine.append(path)
+    if isinstance(sinks := getattr(module, "sinks", None), Tensor) and sinks.ndim == 1:
+        places["sinks"] = sinks
+        mine.append("sinks")
+    roles = {path: vocabulary.projection(path) for path in known}
+    others = [
+        path
+        for path, tensor in itertools.chain(module.named_parameters(), _positional(module))
+        if not any(path == m or path.startswith(m + ".") for m in mine)
+        and roles.get(path) is None
+        and not (tensor.ndim <= 2 and _is_bias(path))
+    ]
+    nameless = [path for path in others if path in roles]
+    if len(nameless) in (3, 4) and not any(
+        roles.values()
+    ):  # three or four layers without names: the projections
+        others = [path for path in others if path not in nameless and not path.endswith(".bias")]
+    places["unknown"] = tuple(others)
+    return places
+
+
+def _positional(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Buffers and attributes whose names speak of positions: rotary tables, slopes, relative biases."""
+    sign = re.compile(
+        r"freq|rope|rotary|^cos|^sin|\bcos\b|\bsin\b|alibi|slope|relative|rel_pos|pos_emb|theta", re.I
+    )
+    for path, tensor in module.named_buffers():
+        if sign.search(path):
+            yield path, tensor
+    for name, value in vars(module).items():
+        if sign.search(name) and not isinstance(value, nn.Module) and value is not None:
+            yield name, value if isinstance(value, Tensor) else torch.zeros(())
+    for name, part in module.named_modules():
+        if name and sign.search(name) and _rotation(part) is None:
+            yield name, torch.zeros(())
+
+
+def _rotation(part: nn.Module) -> Callable[[Tensor, int], Tensor] | None:
+    """A rotary module that turns (B, H, T, D) given the first position, if this is one."""
+
+    def turn(x: Tensor, start: int) -> Tensor:
+        turned: Tensor = part(x, start) if start else part(x)
+        return turned
+
+    for width in (getattr(part, "width", None), getattr(part, "dim", None), 8):
+        try:
+            probe = torch.ones(1, 1, 3, int(width), dtype=torch.float64) if width else None
+            if probe is not None and turn(probe, 0).shape == probe.shape:
+                return turn
+        except Exception:  # somebody's rotary with another interface: the oracle does without
+            continue
+    return None

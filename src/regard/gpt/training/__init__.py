@@ -1,0 +1,1 @@
+"""Training a GPT: the loop, its data, checkpoints, evaluation and the history of a run."""

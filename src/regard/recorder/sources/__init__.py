@@ -1,0 +1,1 @@
+"""Where attention calls come from: PyTorch, Transformers, Regard's GPT and adapters for other models."""

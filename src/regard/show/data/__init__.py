@@ -1,0 +1,1 @@
+"""What the page shows, as plain data: captures, tiles, thumbnails, steps and evictions."""

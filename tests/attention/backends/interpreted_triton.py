@@ -1,0 +1,273 @@
+"""The Triton kernels on the CPU, interpreted, against float64. Run by test_triton.py in a process of its own.
+
+Blocks are forced small, so that small sizes have empty, full and partial ones.
+"""
+
+import pytest
+import torch
+
+import regard
+from regard import causal, chunks, documents, padding, prefix, rule, tensor_mask, window
+from regard.attention.backends.problem import prepare
+from regard.attention.backends.triton import configs, launch, pool, statistics
+from regard.attention.masks.base import Keys, Rows
+from regard.attention.steps import trace
+from tests.attention.backends import interpreter  # noqa: F401 (first: it settles how Triton's kernels are defined)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:invalid value:RuntimeWarning", "ignore:overflow:RuntimeWarning"
+)
+
+IDS = torch.tensor([[0] * 20 + [1] * 7 + [2] * 33, [5] * 48 + [6] * 12])  # (2, 60)
+TABLE = torch.rand(2, 1, 44, 60, generator=torch.Generator().manual_seed(3)) < 0.4
+# name: mask, queries, keys; batch 2 throughout
+CASES = {
+    "full": (None, 40, 60),
+    "causal": (causal, 60, 60),
+    "causal, fewer queries": (causal, 44, 60),
+    "causal, more queries": (causal, 60, 30),
+    "top left": (causal.top_left, 44, 60),
+    "window": (causal & window(20), 60, 60),
+    "narrow window": (causal & window(3), 44, 60),
+    "both sides": (window(9, ahead=5), 44, 60),
+    "prefix": (causal | prefix(21), 44, 60),
+    "documents": (documents(IDS) & causal, 44, 60),
+    "padding": (padding([0, 33]), 40, 60),
+    "chunks": (chunks(7), 44, 60),
+    "heads differ": (rule(lambda b, h, q, k: (q + k + b + h) % 3 == 0), 44, 60),
+    "table": (tensor_mask(TABLE), 44, 60),
+    "not": (~chunks(16) & causal, 44, 60),
+    "alibi": (regard.alibi(2) & causal, 44, 60),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    shapes = {"forward": (32, 16), "lists": (16, 32), "queries": (32, 16), "keys": (16, 32), "pool": (32, 16)}
+    shapes["statistics"] = (32, 16)
+    monkeypatch.setattr(
+        configs,
+        "choose",
+        lambda purpose, width, dtype: configs.KernelConfig(*shapes.get(purpose, (16, 16)), 4, 1),
+    )
+
+
+def draw(T, S, *, H=2, G=1, D=16, E=16, dtype=torch.float32):
+    shapes = (2, H, T, D), (2, G, S, D), (2, G, S, E)
+    return [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+def true_lse(masked, sinks=None):
+    if sinks is not None:
+        masked = torch.cat([masked, sinks.view(-1, 1, 1).expand(*masked.shape[:-1], 1)], -1)
+    return torch.logsumexp(masked, -1)
+
+
+def assert_near(result, truth, most):
+    assert torch.equal(result.isinf(), truth.isinf())
+    gap = (result.double() - truth).masked_fill(truth.isinf(), 0.0).abs().max().item()
+    assert gap <= most, f"off by {gap:.1e}, more than {most:.1e}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_forward(case):
+    mask, T, S = CASES[case]
+    q, k, v = draw(T, S)
+    problem = prepare(q, k, v, mask=mask)
+    assert launch.unsupported_reason(problem) is None
+    output, lse = launch.run(problem)
+    steps = trace(q.double(), k.double(), v.double(), mask)
+    assert_near(output, steps.output, 2e-6)
+    assert_near(lse, true_lse(steps.masked), 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "scale", "softcap", "sinks"),
+    [
+        ("full", 0.7, 1.5, True),
+        ("full", 0.0, None, False),
+        ("both sides", -0.4, None, True),
+        ("prefix", -0.4, 1.5, True),
+    ],
+)
+def test_forward_options(case, scale, softcap, sinks):
+    mask, T, S = CASES[case]
+    q, k, v = draw(T, S, D=20, E=5)
+    options = {"scale": scale, "softcap": softcap, "sinks": torch.randn(2) if sinks else None}
+    output, lse = launch.run(prepare(q, k, v, mask=mask, **options))
+    options["sinks"] = options["sinks"].double() if sinks else None
+    steps = trace(q.double(), k.double(), v.double(), mask, **options)
+    assert_near(output, steps.output, 2e-6)
+    assert_near(lse, true_lse(steps.masked, options["sinks"]), 2e-6)
+
+
+def test_forward_of_any_layout():
+    """Half precision, strides that are not those of a plain tensor, and keys by tensor descriptor."""
+    q = torch.randn(2, 44, 2, 16).half().transpose(1, 2)
+    k, v = (torch.randn(2, 1, 60, 32).half()[..., :16] for _ in range(2))
+    twisted = k.mT.contiguous().mT, v.repeat_interleave(2, -1)[..., ::2]
+    truth = trace(q.double(), k.double(), v.double(), causal)
+    for keys, values, tma in ((k, v, True), (*twisted, True), (*twisted, False)):
+        assert torch.equal(keys, k)
+        assert torch.equal(values, v)
+        problem = prepare(q, keys, values, mask=causal)
+        with pytest.MonkeyPatch.context() as patch:
+            config = configs.KernelConfig(32, 16, 4, 1, tma)
+            patch.setattr(configs, "choose", lambda *_, config=config: config)
+            output, lse = launch.run(problem)
+        assert_near(output, truth.output, 2e-3)
+        assert_near(lse, true_lse(truth.masked), 1e-4)
+
+
+@pytest.mark.parametrize("mask", [padding([0, 21]), window(9, ahead=3), causal & padding([40, 21])], ids=str)
+def test_forward_and_gradients_of_keys_nobody_sees(mask):
+    q, k, v = draw(20, 60)
+    unseen = ~mask.tile(slice(0, 20), slice(0, 60), (2, 2, 20, 60)).expand(2, 2, 20, 60).any(-2).any(1)
+    assert unseen.any()
+    found = []
+    for bad_key, bad_value in ((0.0, 0.0), (torch.nan, torch.inf)):
+        k, v = (x.masked_fill(unseen[:, None, :, None], bad) for x, bad in ((k, bad_key), (v, bad_value)))
+        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+        output, lse = launch.run(prepare(*inputs, mask=mask))
+        found.append([output, lse, *torch.autograd.grad(output.sum(), inputs)])
+    for clean, poisoned in zip(*found, strict=True):
+        assert torch.equal(clean, poisoned)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case not in ("causal", "top left", "chunks", "not")]
+)
+def test_gradients(case):
+    mask, T, S = CASES[case]
+    options = {"softcap": 1.5, "scale": 0.6} if case in ("both sides", "prefix") else {}
+    inputs = [*draw(T, S, D=8, E=5), torch.randn(2)]
+    upstream = torch.randn(2, 2, T, 5)
+    results, truths = [], []
+    for found, dtype in ((results, torch.float32), (truths, torch.float64)):
+        q, k, v, sinks = (x.to(dtype).requires_grad_() for x in inputs)
+        if dtype == torch.float32:
+            output, lse = launch.run(prepare(q, k, v, mask=mask, sinks=sinks, **options))
+            assert not lse.requires_grad
+        else:
+            output = trace(q, k, v, mask, sinks=sinks, **options).output
+        found += torch.autograd.grad(output, (q, k, v, sinks), upstream.to(dtype))
+    for result, truth in zip(results, truths, strict=True):
+        assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
+
+
+def binned(weights, rows, cols):
+    """Mass and peak of each bin, cut out of the whole matrix one by one."""
+    T, S = weights.shape[-2:]
+    mass, peak = weights.new_zeros(2, *weights.shape[:2], rows, cols)
+    for i in range(rows):
+        for j in range(cols):
+            tile = weights[..., i * T // rows : (i + 1) * T // rows, j * S // cols : (j + 1) * S // cols]
+            mass[..., i, j], peak[..., i, j] = tile.sum(-1).mean(-1), tile.amax((-2, -1))
+    return mass, peak
+
+
+@pytest.mark.parametrize(
+    ("case", "rows", "cols"),
+    [
+        ("causal", 4, 15),
+        ("causal", 22, 60),
+        ("both sides", 1, 2),
+        ("both sides", 22, 60),
+        ("prefix", 11, 3),
+        ("prefix", 4, 15),
+        ("padding", 7, 9),
+        ("heads differ", 11, 30),
+        ("alibi", 4, 4),
+    ],
+)
+def test_pool(case, rows, cols):
+    mask, T, S = CASES[case]
+    q, k, _ = draw(T, S, D=8)
+    sinks = torch.randn(2).double()
+    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=2.0)
+    lse = true_lse(steps.masked, sinks).float()
+    assert pool.unsupported_reason(q, k, regard.attention.masks.named.as_mask(mask), rows, cols) is None
+    problem = prepare(q, k, k, mask=mask)
+    found = pool.pool(q, k, lse, problem.mask, problem.scale, 2.0, rows, cols)
+    for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
+        assert_near(result, truth, 2e-6)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(2, 4), (8, 2), (64, 32)])
+def test_pool_of_bins_that_fill_blocks(rows, cols):
+    q, k, _ = draw(64, 64, D=16)
+    steps = trace(q.double(), k.double(), k.double(), causal)
+    found = pool.pool(q, k, true_lse(steps.masked).float(), causal, 0.25, None, rows, cols)
+    for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
+        assert_near(result, truth, 2e-6)
+
+
+def true_statistics(weights, first_position):
+    T, S = weights.shape[-2:]
+    back = torch.arange(T)[:, None] + first_position - torch.arange(S)
+    return torch.special.entr(weights).sum(-1), (weights * back).sum(-1), weights.sum(-2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_statistics(case):
+    mask, T, S = CASES[case]
+    q, k, _ = draw(T, S, D=8)
+    softcap, sinks = (
+        (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
+    )
+    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
+    lse = true_lse(steps.masked, sinks).float()
+    problem = prepare(q, k, k, mask=mask)
+    assert statistics.unsupported_reason(q, k, problem.mask) is None
+    found = statistics.statistics(q, k, lse, problem.mask, problem.scale, softcap, S - T)
+    for result, truth in zip(found, true_statistics(steps.weights, S - T), strict=True):
+        assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
+
+
+@pytest.mark.parametrize("mask", [causal, causal & window(9), causal | prefix(5)], ids=str)
+def test_statistics_and_pool_of_some_rows_and_keys(mask):
+    """Rows and keys cut out of a map: a band stays a band, at another place."""
+    q, k, _ = draw(60, 60)
+    whole = trace(q.double(), k.double(), k.double(), mask)
+    lse = true_lse(whole.masked).float()
+    rows = Rows(mask, 21, 60)
+    found = statistics.statistics(q[:, :, 21:], k, lse[:, :, 21:], rows, 0.25, None, 21)
+    for result, truth in zip(found, true_statistics(whole.weights[:, :, 21:], 21), strict=True):
+        assert_near(result, truth, 4e-6 * truth.abs().max().item())
+    for first, last in ((0, 16), (30, 60), (17, 34)):
+        part, cut = Keys(rows, first, 60), whole.weights[:, :, 21:, first:last]
+        found = pool.pool(q[:, :, 21:], k[:, :, first:last], lse[:, :, 21:], part, 0.25, None, 13, 8)
+        for result, truth in zip(found, binned(cut, 13, 8), strict=True):
+            assert_near(result, truth, 2e-6)
+
+
+def test_statistics_of_keys_nobody_sees():
+    q, k, _ = draw(20, 60)
+    k[0], k[1, :, 21:] = torch.nan, torch.nan
+    mask = padding([0, 21])
+    lse = true_lse(trace(q.double(), k.double(), k.double(), mask).masked).float()
+    for result in statistics.statistics(q, k, lse, mask, 0.25, None, 40):
+        assert torch.isfinite(result).all()
+    k[1, :, 3] = torch.nan  # and one that all see
+    for result in statistics.statistics(q, k, lse, mask, 0.25, None, 40):
+        assert torch.isnan(result[1]).all()
+        assert torch.isfinite(result[0]).all()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e4])
+def test_large_scores_err_no_more_than_eager_attention(size):
+    """Forward and backward, with sinks as large as the scores."""
+    q, k, v = draw(44, 60, D=8, E=8)
+    inputs = [q * size**0.5, (k + 0.3) * size**0.5, v, size * torch.tensor([0.5, 0.1])]
+    upstream = torch.randn(2, 2, 44, 8)
+    found = []
+    for dtype in (torch.float32, torch.float32, torch.float64):
+        a, b, c, sinks = (x.to(dtype).requires_grad_() for x in inputs)
+        if found:
+            output = trace(a, b, c, causal, sinks=sinks).output
+        else:
+            output = launch.run(prepare(a, b, c, mask=causal, sinks=sinks))[0]
+        found.append([output, *torch.autograd.grad(output, (a, b, c, sinks), upstream.to(dtype))])
+    for ours, eager, right in zip(*found, strict=True):
+        theirs = (eager.double() - right).abs().max().item()
+        assert_near(ours, right, 2 * theirs + 1e-6 * right.abs().max().item())

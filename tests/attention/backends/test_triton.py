@@ -1,0 +1,115 @@
+"""Triton's kernels, interpreted on the CPU.
+
+Whether Triton interprets is settled once for a process, when it is imported, and it must not be settled for
+the other tests: so `interpreted_triton.py` runs in processes of its own, a part of it in each.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard.attention.backends.problem import prepare
+from regard.attention.backends.triton import launch
+from regard.attention.masks.bands import Band, band_of
+from regard.attention.masks.base import Keys, Rows
+from regard.attention.masks.block_lists import blocks_of, survey
+
+pytest.importorskip("triton")
+HERE = Path(__file__).parent
+QUIETLY = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
+
+
+@pytest.mark.parametrize("part", ["forward", "gradients", "pool", "statistics"])
+def test_interpreted(part):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", HERE / "interpreted_triton.py", "-k", f"test_{part}", *QUIETLY],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def test_refuses_in_a_phrase(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    x = torch.randn(1, 2, 8, 16)
+    assert launch.unsupported_reason(prepare(x, x, x)) == "needs a CUDA device, not cpu"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert launch.unsupported_reason(prepare(x, x, x)) is None
+    assert launch.unsupported_reason(prepare(x, x, x, dropout=0.1)) == "does not do dropout"
+    assert "float64" in launch.unsupported_reason(prepare(x.double(), x.double(), x.double()))
+    assert "not 300" in launch.unsupported_reason(prepare(x, x, torch.randn(1, 2, 8, 300)))
+    assert "dense(8×8)" in launch.unsupported_reason(prepare(x, x, x, mask=torch.randn(8, 8)))
+    assert launch.unsupported_reason(prepare(x, x, x, mask=regard.causal & regard.alibi(2))) is None
+
+
+@pytest.mark.parametrize(
+    ("mask", "band"),
+    [
+        (regard.full, Band()),
+        (regard.causal, Band(ahead=0)),
+        (regard.causal.top_left, Band(ahead=-4)),
+        (regard.causal & regard.window(3), Band(2, 0)),
+        (regard.window(3, ahead=5) & regard.window(7), Band(2, 5)),
+        (Rows(regard.causal & regard.window(3), 5, 20), Band(2 + 9, -9)),
+        (Keys(regard.causal, 7, 30), Band(ahead=13)),
+        (Keys(Rows(regard.causal.top_left, 5, 20), 7, 30), Band(ahead=5 - 7 - 4)),
+        (regard.causal & regard.prefix(2), None),
+        (Rows(regard.prefix(2), 0, 6), None),
+        (regard.causal | regard.window(3), None),
+    ],
+)
+def test_band(mask, band):
+    assert band_of(mask, 6, 10) == band
+    if band is not None:
+        steps = torch.arange(10) - torch.arange(4, 10)[:, None]  # from a query to a key
+        allowed = (steps <= (10 if band.ahead is None else band.ahead)) & (
+            steps >= (-10 if band.behind is None else -band.behind)
+        )
+        assert torch.equal(mask.tile(range(6), range(10), (6, 10)), allowed)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        regard.causal | regard.prefix(11),
+        regard.chunks(5) & ~regard.window(2),
+        regard.padding([0, 21]),
+        regard.rule(lambda b, h, q, k: (q + k + h) % 5 < 2),
+    ],
+    ids=str,
+)
+def test_block_lists_hold_the_mask(mask):
+    shape = (2, 3, 20, 37)
+    rows, cols = blocks_of(20, 8, torch.device("cpu")), blocks_of(37, 16, torch.device("cpu"))
+    found = survey(mask, shape, rows[0], *cols)
+    for lists, turned in ((found.by_row(), False), (found.by_col(), True)):
+        rebuilt = torch.zeros(2, 3, 24, 48, dtype=torch.bool)
+        for b in range(2):
+            for h in range(3):
+                for own in range(3):
+                    n = b * lists.batch_step + h * lists.head_step + own
+                    for i in range(lists.first[n], lists.first[n + 1]):
+                        r, c = (lists.block[i], own) if turned else (own, lists.block[i])
+                        bits = lists.tiles[lists.tile[i]][..., None] >> torch.arange(8) & 1
+                        tile = bits.flatten(-2).bool() if i >= lists.split[n] else True
+                        rebuilt[b, h, 8 * r : 8 * r + 8, 16 * c : 16 * c + 16] = tile
+        expected = mask.tile(range(20), range(37), shape).expand(shape)
+        assert torch.equal(rebuilt[:, :, :20, :37], expected)
+        assert not rebuilt[..., 37:].any()
+
+
+def test_block_lists_of_a_sparse_rule_stay_small():
+    # 131,072² bits would be 2 GiB; the blocks along the diagonal repeat one tile.
+    n = 131_072
+    index = blocks_of(n, 128, torch.device("cpu"))
+    found = survey(regard.chunks(192), (1, 1, n, n), index[0], *index)
+    assert len(found.tile) < 4 * n // 128
+    assert len(found.tiles) <= 9

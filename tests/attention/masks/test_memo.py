@@ -1,0 +1,86 @@
+"""A mask's blocks are worked out once, and again as soon as the mask could say something else."""
+
+import gc
+
+import pytest
+import torch
+
+import regard
+from regard.attention.masks import memo as memory
+from regard.attention.masks.base import Keys, Rows
+from regard.attention.masks.memo import memoize_on_mask
+
+
+@pytest.fixture(autouse=True)
+def _empty(monkeypatch):
+    monkeypatch.setattr(memory, "_kept", {})
+
+
+class Counter:
+    def __init__(self):
+        self.made = 0
+
+    def __call__(self):
+        self.made += 1
+        return self.made
+
+
+def test_the_same_rule_made_anew_is_recognised():
+    make, ids = Counter(), torch.tensor([[0, 0, 1]])
+    documents = regard.documents(ids)
+    for _ in range(3):
+        mask = Keys(Rows(regard.causal & documents, 1, 3), 0, 3)
+        assert memoize_on_mask(mask, "a", make) == 1
+    assert memoize_on_mask(mask, "b", make) == 2  # for another purpose
+    assert memoize_on_mask(regard.causal & regard.documents(ids.clone()), "a", make) == 3  # another tensor
+    assert memoize_on_mask(regard.window(3), "a", make) == 4
+    assert memoize_on_mask(regard.window(4), "a", make) == 5
+    assert memoize_on_mask(regard.window(3, 0), "a", make) == 6  # not window(3), which has no limit ahead
+
+
+def test_a_tensor_that_is_written_to_is_looked_at_again():
+    make, real = Counter(), torch.ones(1, 4, dtype=torch.bool)
+    mask = regard.padding(real)
+    assert [memoize_on_mask(mask, "a", make) for _ in range(2)] == [1, 1]
+    real[0, 2] = False
+    assert [memoize_on_mask(mask, "a", make) for _ in range(2)] == [2, 2]
+
+
+def test_what_may_change_unseen_is_not_remembered():
+    make = Counter()
+    own = regard.rule(lambda b, h, q, k: q >= k)
+    assert [memoize_on_mask(regard.causal & own, "a", make) for _ in range(2)] == [1, 2]
+
+    class Odd(regard.Mask):  # nothing says what it depends on
+        pass
+
+    assert [memoize_on_mask(Odd(), "a", make) for _ in range(2)] == [3, 4]
+    with torch.inference_mode():
+        mask = regard.padding(torch.ones(1, 4, dtype=torch.bool))
+    assert [memoize_on_mask(mask, "a", make) for _ in range(2)] == [5, 6]
+
+
+def test_tensors_are_not_kept_alive_and_few_results_are():
+    make = Counter()
+    for n in range(3 * memory.MOST):
+        memoize_on_mask(regard.window(n + 1), "a", make)
+    assert len(memory._kept) == memory.MOST
+    assert memoize_on_mask(regard.window(3 * memory.MOST), "a", make) == make.made  # the latest are there
+    mask = regard.padding(torch.ones(1, 4, dtype=torch.bool))
+    memoize_on_mask(mask, "a", make)
+    (ref,), _ = list(memory._kept.values())[-1]
+    del mask
+    gc.collect()
+    assert ref() is None
+
+
+def test_the_lists_of_a_mask_are_made_once(monkeypatch):
+    from regard.attention.backends.triton import launch
+
+    calls, real = [], launch.survey
+    monkeypatch.setattr(launch, "survey", lambda *a: calls.append(1) or real(*a))
+    mask, shape, device = regard.causal | regard.prefix(5), (1, 2, 40, 40), torch.device("cpu")
+    first, second = (launch.surveyed(mask, shape, 16, 16, device) for _ in range(2))
+    assert first is second
+    launch.surveyed(mask, (1, 2, 41, 41), 16, 16, device)
+    assert len(calls) == 2

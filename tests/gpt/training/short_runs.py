@@ -1,0 +1,62 @@
+"""A training run that takes a second: what the tests of training share, and can start in another process."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.gpt import Config
+from regard.gpt.training.corpus import Corpus, prepare
+from regard.gpt.training.train import METRICS, Outcome, Settings, train
+
+CONTEXT = 8
+SETTINGS = Settings(
+    steps=60, batch=4, learning_rate=0.02, warmup=5, evaluate_every=20, save_every=7, evaluate_tokens=64
+)
+
+
+def text(length: int = 3000) -> str:
+    """Sentences of a small grammar, the same every time."""
+    draw = random.Random(0)
+    words = ["the", "a", "cat", "dog", "sees", "hears", "one", "small", "old", "and"]
+    return " ".join(draw.choice(words) for _ in range(length // 4))[:length]
+
+
+def corpus() -> Corpus:
+    return prepare(text(), CONTEXT)
+
+
+def config(**changes: Any) -> Config:
+    sizes: dict[str, Any] = {"context": CONTEXT, "layers": 2, "heads": 2, "width": 8, "dropout": 0.1}
+    return Config(vocab_size=corpus().vocab_size, **sizes | changes)
+
+
+def run(folder: Path, resume: bool = False, settings: Settings = SETTINGS, **changes: Any) -> Outcome:
+    torch.set_num_threads(1)
+    # Where bfloat16 fails in oneDNN, PyTorch leaves oneDNN for the rest of the process, and bits differ then.
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(True)
+    try:
+        return train(config(**changes), corpus(), folder, settings, resume=resume, device="cpu", quiet=True)
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    """Every step's loss, and every validation loss, as they were written down."""
+    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    return [(line["step"], line["loss"] if "loss" in line else line["validation"]) for line in lines]
+
+
+def in_another_process(folder: Path, resume: bool = True) -> multiprocessing.process.BaseProcess:
+    """The run, begun or resumed in a process of its own. One server imports PyTorch, and forks for each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["regard.gpt.training.train", "tokenizers", "torch"])
+    process = context.Process(target=run, args=(folder, resume))
+    process.start()
+    return process

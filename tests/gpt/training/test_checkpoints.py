@@ -1,0 +1,77 @@
+"""Checkpoints: what was put in comes out, bit for bit, and what is not one is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from regard.gpt.training import checkpoints
+from regard.gpt.training.optimizer import adamw
+
+
+def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    optimizer = adamw(model, weight_decay=0.1, betas=(0.9, 0.99))
+    for _ in range(3):
+        model(torch.randn(2, 3)).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def test_a_round_trip_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    model, optimizer = trained(0)
+    checkpoints.save(tmp_path, model, optimizer, {"step": 3, "best": 1.25})
+    again, its = trained(1)
+    tensors, state = checkpoints.load(tmp_path) or ({}, {})
+    checkpoints.restore(tensors, again, its)
+    assert state == {"step": 3, "best": 1.25}
+    x = torch.randn(2, 3)
+    for one, moves in ((model, optimizer), (again, its)):
+        one(x).sum().backward()
+        moves.step()
+    for ours, theirs in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert checkpoints.load(tmp_path) is None
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, -1])
+def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, keep: int) -> None:
+    checkpoints.save(tmp_path, *trained(0), {"step": 3})
+    path = tmp_path / checkpoints.FILE
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors is not a checkpoint that can be read"):
+        checkpoints.load(tmp_path)
+
+
+def test_other_safetensors_are_refused(tmp_path: Path) -> None:
+    save_file({"model.weight": torch.zeros(2)}, tmp_path / checkpoints.FILE)
+    with pytest.raises(ValueError, match=r"expected format 'regard\.training 1', got None"):
+        checkpoints.load(tmp_path)
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    checkpoints.save(tmp_path, *trained(0), {})
+    tensors, _ = checkpoints.load(tmp_path) or ({}, {})
+    model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
+    with pytest.raises(ValueError, match=r"expected model\.0\.bias \(5,\), got \(4,\)"):
+        checkpoints.restore(tensors, model, adamw(model, weight_decay=0.1, betas=(0.9, 0.99)))
+
+
+def test_a_folder_that_is_gone_is_an_oserror(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"cannot write a checkpoint to .*gone"):
+        checkpoints.save(tmp_path / "gone", *trained(0), {})
+
+
+def test_saving_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
+    checkpoints.save(tmp_path, *trained(0), {})
+    checkpoints.save(tmp_path, *trained(1), {})
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoints.FILE]

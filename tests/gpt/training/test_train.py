@@ -1,0 +1,317 @@
+"""Training: the same losses however often it is killed, and nothing lost when it cannot go on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard.gpt import GPT
+from regard.gpt.training import train as training_module
+from regard.gpt.training.evaluation import sharpest
+from regard.gpt.training.optimizer import adamw, learning_rate
+from regard.gpt.training.train import HEADS, Run, Settings, train
+from tests.gpt.training import short_runs
+from tests.gpt.training.short_runs import SETTINGS, config, corpus, in_another_process, losses, run
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nobody stopped."""
+    folder = tmp_path_factory.mktemp("train") / "undisturbed"
+    to_its_end(folder, resume=False)
+    return folder
+
+
+def to_its_end(folder: Path, resume: bool = True) -> None:
+    """The run, in a process of its own, as those that are killed: equal processes are promised equal bits."""
+    process = in_another_process(folder, resume)
+    process.join()
+    assert process.exitcode == 0
+
+
+def tensors(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_a_run_learns_and_leaves_a_model(undisturbed: Path) -> None:
+    found = dict(losses(undisturbed))
+    assert found[SETTINGS.steps] < found[0] - 0.5
+    assert [step for step, _ in losses(undisturbed)] == sorted([*range(61), 20, 40, 60])
+    model = GPT.from_pretrained(undisturbed)
+    assert model.config == config()
+    assert model.tokenizer is not None
+    assert model.generate("the c", max_new_tokens=3).startswith("the c")
+
+
+def test_the_model_in_the_folder_is_the_one_that_was_judged_best(undisturbed: Path) -> None:
+    lines = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
+    best = min(line["validation"] for line in lines if "validation" in line)
+    model, judged = GPT.from_pretrained(undisturbed).eval(), []
+    for inputs, targets in corpus().judged(SETTINGS.evaluate_tokens, 4 * SETTINGS.batch, slice(None)):
+        with torch.no_grad():
+            judged.append(torch.nn.functional.cross_entropy(model(inputs).mT, targets).item())
+    assert sum(judged) / len(judged) == pytest.approx(best, rel=1e-6)
+
+
+def test_what_every_head_does_is_written_down_at_each_evaluation(undisturbed: Path) -> None:
+    lines = [json.loads(line) for line in (undisturbed / HEADS).read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 20, 40, 60]
+    for line in lines:
+        for table in (line["text"], line["repeats"]):
+            for score in table.values():
+                assert [len(row) for row in score["heads"]] == [2, 2]
+        assert 0 < line["text"]["entropy"]["null"] <= math.log(short_runs.CONTEXT)
+    # A head that has learned nothing looks at everything alike.
+    value, _, _ = sharpest(lines[0], "entropy")
+    assert value == pytest.approx(lines[0]["text"]["entropy"]["null"], abs=0.01)
+
+
+def test_twenty_kills_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
+    folder, draw = tmp_path / "killed", random.Random(1)
+    kills, went_on_from = 0, set()
+    took = 2.0
+    while kills < 20:
+        began = time.perf_counter()
+        process = in_another_process(folder)
+        process.join(draw.uniform(0, took))
+        if process.is_alive():
+            process.kill()
+            kills += 1
+            process.join()
+        else:
+            assert process.exitcode == 0
+            took = max(0.05, 0.7 * (time.perf_counter() - began))  # too slow with the axe
+            if (folder / "checkpoint.safetensors").exists() and kills < 20:
+                # Finished before it could be killed often enough: once more from the start.
+                assert losses(folder) == losses(undisturbed)
+                for file in folder.iterdir():
+                    file.unlink()
+        if (folder / "checkpoint.safetensors").exists():
+            found = training_module.checkpoints.load(folder)  # always whole
+            assert found is not None
+            went_on_from.add(found[1]["step"])
+    to_its_end(folder)
+    assert losses(folder) == losses(undisturbed)
+    assert tensors(folder) == tensors(undisturbed)
+    assert len(went_on_from) > 1
+    assert not list(folder.glob(".*"))
+
+
+def test_a_few_steps_at_a_time_are_the_same_run(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped every few steps, as by Ctrl-C, and resumed."""
+    take_step = Run._take_step
+
+    def then_ctrl_c(self: Run, *rest: Any) -> None:
+        take_step(self, *rest)
+        if self.step % 4 == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Run, "_take_step", then_ctrl_c)
+    folder, runs = tmp_path / "stopped", 1
+    while not run(folder, resume=True).finished:
+        runs += 1
+    assert runs == 1 + SETTINGS.steps // 4
+    assert losses(folder) == losses(undisturbed)
+
+
+def test_ctrl_c_saves_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text(short_runs.text())
+    sizes = ["--layers=1", "--heads=1", "--width=8", "--context=8", "--batch=2", "--steps=1000000"]
+    code = "from regard.cli import main; main()"
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "train",
+        str(book),
+        f"--out={tmp_path / 'run'}",
+        *sizes,
+        "--device=cpu",
+    ]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (metrics.exists() and '"loss"' in metrics.read_text()):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    step = len([line for line in metrics.read_text().splitlines() if '"loss"' in line])
+    assert f"stopped at step {step} and saved; go on with: regard train {book}" in said
+    assert said.strip().endswith("--resume")
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    """Half the batch each: the same windows, the same losses up to rounding."""
+    alone = replace(SETTINGS, steps=20)
+    run(tmp_path / "one", settings=alone, dropout=0.0)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import short_runs as runs; from pathlib import Path;"
+        "from dataclasses import replace;"
+        "runs.run(Path(sys.argv[2]), settings=replace(runs.SETTINGS, steps=20, batch=2), dropout=0.0)"
+    )
+    script = tmp_path / "both.py"
+    script.write_text(code)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    here = str(Path(short_runs.__file__).parent)
+    subprocess.run(
+        [*torchrun, str(script), here, str(tmp_path / "two")],
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=240,
+    )
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert [step for step, _ in one] == [step for step, _ in two]
+    assert [x for _, x in two] == pytest.approx([x for _, x in one], rel=1e-4)
+
+
+def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
+    run(tmp_path / "large", settings=replace(SETTINGS, steps=5), dropout=0.0)
+    run(tmp_path / "small", settings=replace(SETTINGS, steps=5, batch=2, accumulate=2), dropout=0.0)
+    large, small = losses(tmp_path / "large"), losses(tmp_path / "small")
+    assert [x for _, x in small] == pytest.approx([x for _, x in large], rel=1e-5)
+
+
+def test_a_run_can_be_measured_in_time(tmp_path: Path) -> None:
+    outcome = run(tmp_path / "run", settings=replace(SETTINGS, minutes=0.02, warmup=2))
+    assert outcome.finished
+    assert outcome.step > 2
+    rates = [
+        json.loads(line)["learning_rate"]
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        if '"loss"' in line
+    ]
+    assert rates[-1] < 0.5 * max(rates)  # it fell, whatever the number of steps
+
+
+def test_half_precision_where_asked(tmp_path: Path) -> None:
+    run(tmp_path / "run", settings=replace(SETTINGS, steps=20, precision="bfloat16"))
+    exact = dict(losses(tmp_path / "run"))
+    assert exact[20] < exact[0]
+    assert GPT.from_pretrained(tmp_path / "run", dtype=None).token_embedding.weight.dtype == torch.float32
+
+
+def test_a_model_compiles_to_one_graph() -> None:
+    model, windows = GPT(config(dropout=0.0, positions="rotary")), torch.zeros(2, 9, dtype=torch.long)
+    whole = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(whole(windows[:, :-1]), model(windows[:, :-1]))
+
+
+def test_a_folder_with_a_run_is_left_alone(undisturbed: Path) -> None:
+    before = {path.name: path.read_bytes() for path in undisturbed.iterdir()}
+    with pytest.raises(ValueError, match="holds a run at step 60: add --resume"):
+        run(undisturbed)
+    with pytest.raises(ValueError, match=r"width: expected 8, as the run in .* was begun with, got 16"):
+        run(undisturbed, resume=True, width=16)
+    with pytest.raises(ValueError, match="seed: expected 1337"):
+        run(undisturbed, resume=True, settings=replace(SETTINGS, seed=1))
+    other = short_runs.prepare(short_runs.text(2990), short_runs.CONTEXT)
+    with pytest.raises(ValueError, match="corpus: expected"):
+        train(config(), other, undisturbed, SETTINGS, resume=True, device="cpu", quiet=True)
+    assert {path.name: path.read_bytes() for path in undisturbed.iterdir()} == before
+
+
+def test_a_finished_run_stays_finished(undisturbed: Path) -> None:
+    before = (undisturbed / "metrics.jsonl").read_text()
+    best = min(line["validation"] for line in map(json.loads, before.splitlines()) if "validation" in line)
+    assert run(undisturbed, resume=True) == (60, True, best)
+    assert (undisturbed / "metrics.jsonl").read_text() == before
+
+
+def test_a_model_without_a_run_is_left_alone(tmp_path: Path) -> None:
+    GPT(config()).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="holds a model but no run to resume"):
+        run(tmp_path / "model", resume=True)
+
+
+def test_nowhere_to_write(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"make .*missing first"):
+        run(tmp_path / "missing" / "run")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="expected a folder, got the file"):
+        run(tmp_path / "file")
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path: Path, undisturbed: Path) -> None:
+    """A limit on the size of a file stands for a disk without room: writing breaks off in the same way."""
+    folder = tmp_path / "full"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (undisturbed / "metrics.jsonl").stat().st_size
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        # Room for the first checkpoint, which has no moments yet, but not for the next.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (14_000, limits[1]))
+        with pytest.raises(OSError, match=r"cannot write.*the checkpoint of step 0 in .* is whole"):
+            run(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert size > 0
+    assert run(folder, resume=True).finished
+    assert losses(folder) == losses(undisturbed)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
+    wild = replace(SETTINGS, learning_rate=1e30, lowest_rate=0.0, warmup=0, clip=1e30)
+    with pytest.raises(ValueError, match=r"the loss is no number any more.*lower learning_rate"):
+        run(tmp_path / "run", settings=wild)
+    found = training_module.checkpoints.load(tmp_path / "run")
+    assert found is not None
+    assert all(x.isfinite().all() for x in found[0].values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps: expected a whole number of at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate: expected a number above 0"),
+        ({"lowest_rate": 1.0}, "lowest_rate: expected from 0 to 0.001"),
+        ({"beta2": 1.0}, "beta2: expected from 0 to below 1"),
+        ({"minutes": -1.0}, "minutes: expected a number above 0"),
+        ({"precision": "float8"}, "precision: expected 'auto', 'float32' or 'bfloat16'"),
+    ],
+)
+def test_bad_settings(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings(**changes)  # type: ignore[arg-type]
+
+
+def test_a_config_for_another_text(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"config: expected vocab_size=.* and context=8"):
+        run(tmp_path / "run", context=16)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_learning_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
+    rates = [learning_rate(s, (s - 10) / 90, warmup=10, highest=1.0, lowest=0.1) for s in range(101)]
+    assert rates[:10] == pytest.approx([(s + 1) / 11 for s in range(10)])
+    assert rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.55)
+    assert rates[100] == pytest.approx(0.1)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_only_matrices_decay() -> None:
+    model = GPT(config(norm="layer", qkv_bias=True))
+    decayed, kept = adamw(model, weight_decay=0.1, betas=(0.9, 0.99)).param_groups
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    assert all(weight.ndim >= 2 for weight in decayed["params"])
+    assert len(decayed["params"]) + len(kept["params"]) == len(list(model.parameters()))

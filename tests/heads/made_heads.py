@@ -1,0 +1,50 @@
+"""Heads made by hand to do one thing, with as much noise as asked."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard import causal, weights
+from regard.attention.masks.base import Mask
+from regard.maps import AttentionMap
+
+
+def looking_at(
+    places: Tensor, mask: Mask = causal, strength: float = 200.0, noise: float = 0.0
+) -> AttentionMap:
+    """A head whose query q looks at places[q]; `noise` is the spread of what is added to every score."""
+    T = len(places)
+    scores = torch.zeros(T, T).scatter_(1, places.view(-1, 1), strength) + noise * torch.randn(T, T)
+    # The keys are one-hot, so that the queries hold the scores themselves.
+    return weights(scores.view(1, 1, T, T), torch.eye(T).view(1, 1, T, T), mask=mask, scale=1.0)
+
+
+def repeats(period: int, T: int) -> Tensor:
+    """Ids (1, T): a start, then different tokens again and again."""
+    return torch.cat([torch.tensor([10_000]), torch.randperm(5000)[:period].repeat(T // period + 1)])[:T][
+        None
+    ]
+
+
+def previous(T: int) -> Tensor:
+    return torch.arange(-1, T - 1).clamp(min=0)
+
+
+def inducing(ids: Tensor) -> Tensor:
+    """Where an induction head looks: after the last earlier copy, or at the first token."""
+    x = ids[0].tolist()
+    places = []
+    for q in range(len(x)):
+        found = [p + 1 for p in range(q) if x[p] == x[q] and p + 1 < q]
+        places.append(found[-1] if found else 0)
+    return torch.tensor(places)
+
+
+def duplicating(ids: Tensor) -> Tensor:
+    x = ids[0].tolist()
+    return torch.tensor([max((p for p in range(q) if x[p] == x[q]), default=0) for q in range(len(x))])
+
+
+def sinking(key: int, T: int) -> Tensor:
+    return torch.full((T,), key).minimum(torch.arange(T))

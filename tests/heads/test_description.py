@@ -1,0 +1,277 @@
+"""The table of heads: against the definitions written out, with padding, across texts, across stacks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard import alibi, attention_map, capture, causal, padding, window
+from regard.gpt import GPT, Config
+from regard.heads import describe, study
+from regard.maps import AttentionMap
+from tests.heads.made_heads import inducing, looking_at, previous, repeats
+
+
+def small() -> GPT:
+    torch.manual_seed(3)
+    return GPT(Config(vocab_size=40, context=128, layers=2, heads=4, width=16, kv_heads=2)).eval()
+
+
+def without(a: Tensor, key: int) -> Tensor:
+    """Rows (T, S) renormalised without a column."""
+    rest = a.clone()
+    rest[:, key] = 0
+    left = rest.sum(-1, keepdim=True)
+    return (rest / left).where(left > 1e-9, torch.nan)  # next to nothing left beside the sink
+
+
+def by_definition(a: Tensor, ids: Tensor, seen: Tensor, near: int, kept: tuple[int, int]) -> dict[str, float]:
+    """The scores of one head, a (T, T), by loops; `seen` says who may look at whom."""
+    T, x = len(a), ids.tolist()
+    rows: dict[str, list[float]] = {name: [] for name in ("duplicate", "induction", "eviction", "local")}
+    for q in range(T):
+        if not a[q].isfinite().all():  # nothing left beside the sink
+            continue
+        copies = [k for k in range(q) if x[k] == x[q] and seen[q, k]]
+        after = [p + 1 for p in range(q) if x[p] == x[q] and p + 1 < q and seen[q, p + 1]]
+        lost = [k for k in range(T) if seen[q, k] and k >= kept[0] and k <= q - kept[1]]
+        for name, places in (("duplicate", copies), ("induction", after), ("eviction", lost)):
+            if places:
+                rows[name].append(sum(a[q, k].item() for k in places))
+        rows["local"].append(sum(a[q, k].item() for k in range(max(0, q - near + 1), q + 1)))
+    return {name: sum(found) / len(found) if found else math.nan for name, found in rows.items()}
+
+
+@settings(max_examples=25)
+@given(
+    T=st.integers(3, 60),
+    tokens=st.sampled_from([1, 3, 10]),
+    mask=st.sampled_from(["causal", "window", "alibi"]),
+    near=st.integers(1, 9),
+    kept=st.tuples(st.integers(0, 4), st.integers(1, 9)),
+    seed=st.integers(0, 999),
+)
+def test_scores_nulls_and_the_rest_are_their_definitions(
+    T: int, tokens: int, mask: str, near: int, kept: tuple[int, int], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    rule = {"causal": causal, "window": causal & window(7), "alibi": causal & alibi(4)}[mask]
+    q, k = torch.randn(1, 4, T, 4, dtype=torch.float64), torch.randn(1, 2, T, 4, dtype=torch.float64)
+    k[:, :, 1] += 2 * q[:, ::2].mean(2)  # a key that many look at
+    ids = torch.randint(0, tokens, (1, T))
+    map = attention_map(3 * q, k, mask=rule)
+    table = describe([map], ids, near=near, kept=kept)
+    seen = (causal & window(7) if mask == "window" else causal).to_dense(T)
+    flat = seen.double() / seen.sum(-1, keepdim=True)
+    for row in table:
+        a = map.to_dense()[0, row.head]
+        assert row.kv_head == row.head // 2
+        wanted, null = (by_definition(x, ids[0], seen, near, kept) for x in (a, flat))
+        key = row.sink_key
+        sink = key is not None and row.scores["sink"].value > 0.3
+        rest = (
+            by_definition(without(a, key), ids[0], seen, near, kept) if sink and key is not None else wanted
+        )
+        for name, value in wanted.items():
+            if math.isnan(value):
+                assert name not in row.scores
+                continue
+            score = row.scores[name]
+            assert score.value == pytest.approx(value, abs=1e-9), name
+            assert score.null == pytest.approx(null[name], abs=1e-9), name
+            if not sink or (1 - a[:, key] > 2e-3).logical_or(1 - a[:, key] < 1e-9).all():
+                assert score.without_sink == pytest.approx(rest[name], abs=1e-6, nan_ok=True), name
+            assert not score.low > score.value + 1e-12
+
+
+def test_entropy_and_distance_without_the_sink() -> None:
+    T = 30
+    torch.manual_seed(0)
+    scores = torch.randn(1, 1, T, T, dtype=torch.float64)
+    scores[..., 2] += 4
+    map = attention_map(scores, torch.eye(T, dtype=torch.float64).view(1, 1, T, T), mask=causal, scale=1.0)
+    row = describe([map], torch.arange(T)[None])[0, 0]
+    assert row.sink_key == 2
+    a = map.to_dense()[0, 0]
+    changed = torch.cat([a[:2], without(a, 2)[2:]])
+    entropy = -torch.special.xlogy(changed, changed).sum(-1)
+    back = torch.arange(T).view(-1, 1) - torch.arange(T)
+    assert row.scores["entropy"].without_sink == pytest.approx(entropy.mean().item())
+    assert row.scores["distance"].without_sink == pytest.approx((changed * back).sum(-1).mean().item())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_does_not_count(side: str) -> None:
+    """A padded text scores what it scores alone, even where the padding holds NaN."""
+    torch.manual_seed(0)
+    T, room = 40, 12
+    q, k = torch.randn(1, 4, T, 8), torch.randn(1, 2, T, 8)
+    ids = torch.randint(0, 6, (1, T))
+    alone = describe([attention_map(q, k, mask=causal)], ids, kept=(3, 5))
+
+    def padded(x: Tensor, fill: float, dim: int) -> Tensor:
+        more = x.new_full((*x.shape[:dim], room, *x.shape[dim + 1 :]), fill)
+        return torch.cat([more, x] if side == "left" else [x, more], dim)
+
+    real = padded(torch.ones(1, T, dtype=torch.bool), False, 1)
+    rule = causal & padding(real)
+    # The log-sum-exp of what is real; that of padding is anything.
+    lse = padded(attention_map(q, k, mask=causal).lse, 0.5, 2)
+    map = attention_map(padded(q, math.nan, 2), padded(k, math.nan, 2), mask=rule, lse=lse)
+    table = describe([map], padded(ids, 3, 1), real=real, kept=(3, 5))
+    assert table.tokens == T
+    shift = room if side == "left" else 0
+    for row, other in zip(table, alone, strict=True):
+        assert row.sink_key == other.sink_key + shift
+        assert row.scores.keys() == other.scores.keys()
+        for name, score in row.scores.items():
+            for part in ("value", "null", "without_sink"):
+                wanted = getattr(other.scores[name], part)
+                assert getattr(score, part) == pytest.approx(wanted, abs=1e-5, nan_ok=True), (name, part)
+
+
+def test_a_list_of_texts_is_a_batch_and_the_interval_is_over_texts() -> None:
+    model = small()
+    ids = torch.randint(0, 40, (5, 30))
+    batch = describe(model.maps(ids), ids)
+    listed = describe([(model.maps(one[None]), one[None]) for one in ids])
+    assert batch.texts == listed.texts == 5
+    for row, other in zip(batch, listed, strict=True):
+        for name, score in row.scores.items():
+            assert score[:2] == pytest.approx(other.scores[name][:2], abs=1e-5)
+            assert (score.low, score.high) == pytest.approx(
+                (other.scores[name].low, other.scores[name].high), abs=1e-4
+            )
+    values = [describe(model.maps(one[None]), one[None])[0, 0].scores["itself"].value for one in ids]
+    score = batch[0, 0].scores["itself"]
+    error = torch.tensor(values).std().item() / 5**0.5
+    assert score.value == pytest.approx(sum(values) / 5, abs=1e-5)
+    assert score.high - score.value == pytest.approx(2.776 * error, rel=1e-2)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Over many draws of texts about 95 in 100 intervals hold the mean of all."""
+    torch.manual_seed(0)
+    T, texts, draws = 24, 6, 400
+    scores = torch.randn(texts * draws, 1, T, T)
+    map = attention_map(scores, torch.eye(T).expand(texts * draws, 1, T, T), mask=causal, scale=1.0)
+    truth = map.diagonal(-1).mean().item()
+    held = 0
+    for i in range(draws):
+        some = map[i * texts : (i + 1) * texts]
+        score = describe([some], torch.arange(T).expand(texts, T))[0, 0].scores["previous_token"]
+        held += score.low <= truth <= score.high
+    assert 0.9 < held / draws < 0.99
+
+
+def test_a_map_of_one_text_on_another_has_only_what_makes_sense() -> None:
+    torch.manual_seed(0)
+    maps = [attention_map(torch.randn(1, 2, 9, 4), torch.randn(1, 2, n, 4)) for n in (14, 9)]
+    table = describe(maps, keys=["cross.0", "cross.1"])
+    assert {name for row in table for name in row.scores} == {"sink", "entropy", "normalised_entropy"}
+    whole = maps[0].to_dense()[0, 1]
+    assert table["cross.0", 1].scores["sink"].value == pytest.approx(whole.mean(0).max().item(), abs=1e-5)
+    assert table["cross.0", 1].sink_key == int(whole.mean(0).argmax())
+
+
+def test_the_last_queries_of_a_text_score_as_they_do_in_the_whole() -> None:
+    torch.manual_seed(0)
+    T = 50
+    q, k = torch.randn(1, 2, T, 8), torch.randn(1, 2, T, 8)
+    ids = torch.randint(0, 8, (1, T))
+    cached = describe([attention_map(q[:, :, 20:], k, mask=causal)], ids)
+    sliced = describe([attention_map(q, k, mask=causal)[:, :, 20:]], ids)
+    for row, other in zip(cached, sliced, strict=True):
+        assert (
+            row.scores.keys() == other.scores.keys() >= {"induction", "eviction", "distance"} - {"eviction"}
+        )
+        for name, score in row.scores.items():
+            assert score[:3] == pytest.approx(other.scores[name][:3], abs=1e-5, nan_ok=True)
+
+
+def test_tokens_shuffled_by_label_and_by_the_model() -> None:
+    torch.manual_seed(0)
+    ids = repeats(20, 100)
+    map = looking_at(inducing(ids))
+    by_label = describe([map], ids)
+    assert by_label.shuffled == "labels"
+    score = by_label[0, 0].scores["induction"]
+    assert score.value == pytest.approx(1)
+    assert score.shuffled < 0.2
+    assert math.isnan(by_label[0, 0].scores["previous_token"].shuffled)
+    mixed = ids[:, torch.randperm(100)]
+    by_model = describe([map], ids, shuffled=([looking_at(inducing(mixed))], mixed))
+    assert by_model.shuffled == "text"
+    # What finds copies in any text finds them in a shuffled one: that is no reason against the label.
+    assert by_model[0, 0].scores["induction"].shuffled == pytest.approx(1)
+    assert by_model[0, 0].label == "induction"
+
+
+def test_known_statistics_give_the_same_table() -> None:
+    model = small()
+    ids = torch.randint(0, 40, (1, 60))
+    maps = model.maps(ids)
+    table = describe(maps, ids)
+    known = describe(maps, ids, statistics=[map.summary(8, 8) for map in maps])
+    for row, other in zip(table, known, strict=True):
+        assert row.labels == other.labels
+        for name, score in row.scores.items():
+            assert score == pytest.approx(other.scores[name], abs=1e-5, nan_ok=True)
+
+
+def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
+    seen: list[Tensor] = []
+
+    def run(ids: Tensor) -> list[AttentionMap]:
+        seen.append(ids)
+        T = ids.shape[1]
+        rows = [looking_at(inducing(row[None])) for row in ids]
+        q, k = torch.cat([map.q for map in rows]), torch.cat([map.k for map in rows])
+        return [
+            attention_map(q, k, mask=causal, scale=1.0),
+            *(looking_at(previous(T)) for _ in range(len(ids) == 1)),
+        ][:1]
+
+    ids = torch.cat([torch.tensor([7]), torch.randint(8, 90, (60,))])
+    table = study(run, [ids], vocab_size=100, start=7, draws=4)
+    text, shuffled, probe = seen
+    assert torch.equal(text[0], ids)
+    assert shuffled[0, 0] == 7
+    assert sorted(shuffled[0].tolist()) == sorted(ids.tolist())
+    assert not torch.equal(shuffled, text)
+    assert probe.shape == (4, 101)
+    row = table[0, 0]
+    assert row.label == "induction"
+    assert row.scores["induction_on_repeats"].value == pytest.approx(1, abs=1e-4)
+    assert row.scores["induction_on_repeats"].null < 0.1
+
+
+def test_a_capture_has_its_heads() -> None:
+    model = small()
+    ids = torch.randint(0, 40, (1, 40))
+    seen = capture(model, ids=ids)
+    frame = seen.heads().to_pandas()
+    assert len(frame) == 8
+    assert frame["kv_head"].tolist() == [0, 0, 1, 1] * 2
+    wanted = describe(model.maps(ids), ids)
+    assert frame["induction"].tolist() == pytest.approx(
+        [row.scores["induction"].value for row in wanted], abs=1e-5
+    )
+
+
+def test_what_does_not_fit_is_named() -> None:
+    q = torch.zeros(2, 1, 4, 2)
+    map = attention_map(q, q, mask=causal)
+    with pytest.raises(ValueError, match=r"ids: expected whole numbers \(2, 4\)"):
+        describe([map], torch.zeros(3, 4, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"ids: expected \(2, 4\), a token for each key"):
+        describe([map], torch.zeros(2, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"real: expected booleans \(2, 4\)"):
+        describe([map], torch.zeros(2, 4, dtype=torch.long), real=torch.ones(2, 4))
+    with pytest.raises(ValueError, match=r"maps: expected \(B, H, T, S\) each"):
+        describe([map[0]], torch.zeros(2, 4, dtype=torch.long))

@@ -1,0 +1,134 @@
+"""Head scores: the definitions written out over the whole matrix, and heads made by hand to do one thing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard import alibi, attention_map, causal, window
+from regard.heads import HeadScores, scores, uniform
+from regard.maps import AttentionMap
+
+
+def by_definition(A: Tensor, ids: Tensor, near: int) -> HeadScores:
+    """FACTS by loops: A (B, H, T, T) after softmax, tokens (B, T)."""
+    B, H, T, _ = A.shape
+    out = {name: torch.full((B, H), torch.nan, dtype=A.dtype) for name in HeadScores._fields}
+    for b in range(B):
+        x = ids[b].tolist()
+        for h in range(H):
+            a = A[b, h]
+            duplicate, induction, entropy, relative = [], [], [], []
+            for q in range(T):
+                copies = [k for k in range(q) if x[k] == x[q] and a[q, k] >= 0]
+                if copies:
+                    duplicate.append(sum(a[q, k].item() for k in copies))
+                after = [p + 1 for p in range(q) if x[p] == x[q] and p + 1 < q]
+                if after:
+                    induction.append(sum(a[q, k].item() for k in after))
+                row = a[q, : q + 1]
+                entropy.append(-torch.special.xlogy(row, row).sum().item())
+                if q > 0:
+                    relative.append(entropy[-1] / math.log(q + 1))
+            every = range(T)
+            share = [a[k:, k].mean().item() for k in every]
+            means = {
+                "previous_token": [a[q, q - 1].item() for q in range(1, T)],
+                "itself": [a[q, q].item() for q in every],
+                "duplicate": duplicate,
+                "induction": induction,
+                "sink": [max(share[k] for k in every if T - k >= min(16, T // 2 + 1))],
+                "local": [a[q, max(0, q - near + 1) : q + 1].sum().item() for q in every],
+                "distance": [sum((q - k) * a[q, k].item() for k in range(q + 1)) for q in every],
+                "entropy": entropy,
+                "normalised_entropy": relative,
+            }
+            for name, values in means.items():
+                if values:
+                    out[name][b, h] = sum(values) / len(values)
+    return HeadScores(**out)
+
+
+@settings(max_examples=25)
+@given(
+    T=st.integers(2, 40),
+    heads=st.sampled_from([(1, 1), (2, 1), (4, 2)]),
+    tokens=st.integers(1, 6),
+    near=st.integers(1, 5),
+    seed=st.integers(0, 99),
+    biased=st.booleans(),
+)
+def test_scores_are_their_definitions(
+    T: int, heads: tuple[int, int], tokens: int, near: int, seed: int, biased: bool
+) -> None:
+    torch.manual_seed(seed)
+    H, G = heads
+    q, k = torch.randn(2, H, T, 4, dtype=torch.float64), torch.randn(2, G, T, 4, dtype=torch.float64)
+    ids = torch.randint(0, tokens, (2, T))
+    map = attention_map(3 * q, k, mask=causal & alibi(H) if biased else causal)
+    found, wanted = scores(map, ids, near=near), by_definition(map.to_dense(), ids, near)
+    for name in HeadScores._fields:
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), equal_nan=True, msg=name)
+    # The null is the same definition, for a head that looks at everything alike.
+    flat = torch.ones(T, T, dtype=torch.float64).tril()
+    flat = (flat / flat.sum(-1, keepdim=True)).expand(2, H, T, T)
+    null, wanted = scores(uniform(map), ids, near=near), by_definition(flat, ids, near)
+    for name in HeadScores._fields:
+        torch.testing.assert_close(getattr(null, name), getattr(wanted, name), equal_nan=True, msg=name)
+
+
+def looking_at(places: Tensor, T: int) -> AttentionMap:
+    """A head whose query q looks at places[q] and nowhere else."""
+    keys = torch.eye(T).view(1, 1, T, T)
+    return attention_map(200.0 * keys[:, :, places], keys, mask=causal, scale=1.0)
+
+
+def test_heads_made_to_do_one_thing() -> None:
+    ids = torch.tensor([[9, 1, 2, 3, 1, 2, 3, 1, 2, 3]])
+    T = ids.shape[1]
+    every = torch.arange(T)
+    assert scores(looking_at((every - 1).clamp(min=0), T), ids).previous_token.item() == pytest.approx(1)
+    assert scores(looking_at(every, T), ids).itself.item() == pytest.approx(1)
+    assert scores(looking_at(torch.zeros(T, dtype=torch.long), T), ids).sink.item() == pytest.approx(1)
+    back = torch.where(every >= 4, every - 3, every)
+    assert scores(looking_at(back, T), ids).duplicate.item() == pytest.approx(1)
+    inducing = scores(looking_at(torch.where(every >= 4, every - 2, every), T), ids)
+    assert inducing.induction.item() == pytest.approx(1)
+    assert inducing.previous_token.item() == pytest.approx(0)
+    assert inducing.normalised_entropy.item() == pytest.approx(0, abs=1e-6)
+
+
+def test_a_sink_need_not_be_the_first_token() -> None:
+    T = 12
+    places = torch.full((T,), 3).minimum(torch.arange(T))
+    assert scores(looking_at(places, T), torch.arange(T)[None]).sink.item() == pytest.approx(1)
+
+
+def test_looking_at_oneself_between_twins_is_no_induction() -> None:
+    """Of two equal neighbours the second follows the first, but it is the query itself."""
+    ids = torch.zeros(1, 2, dtype=torch.long)
+    found = scores(looking_at(torch.arange(2), 2), ids)
+    assert found.induction.isnan().all()
+    ids = torch.zeros(1, 5, dtype=torch.long)
+    assert scores(looking_at(torch.arange(5), 5), ids).induction.item() == pytest.approx(0)
+
+
+def test_what_a_window_hides_is_no_occasion() -> None:
+    q = torch.zeros(1, 1, 8, 2)
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 1]])
+    assert scores(attention_map(q, q, mask=causal & window(3)), ids).duplicate.isnan().all()
+    assert scores(attention_map(q, q, mask=causal), ids).duplicate.item() == pytest.approx(1 / 8)
+
+
+def test_bad_input_is_named() -> None:
+    q = torch.zeros(1, 1, 4, 2)
+    map = attention_map(q, q, mask=causal)
+    with pytest.raises(ValueError, match=r"map: expected \(B, H, T, T\)"):
+        scores(map[0], torch.zeros(1, 4, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"ids: expected whole numbers \(1, 4\)"):
+        scores(map, torch.zeros(4, dtype=torch.long))

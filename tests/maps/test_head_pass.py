@@ -1,0 +1,97 @@
+"""Overviews, regions and summaries at the sizes that tiles really have, in the dtypes that models have."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard.maps import head_pass, overview
+from tests import truth
+
+T, S = 1300, 1500
+MASKS = {
+    "full": regard.full,
+    "causal": regard.causal,
+    "window": regard.causal & regard.window(200),
+    "prefix": regard.causal | regard.prefix(700),
+    "documents": regard.causal & regard.documents(torch.arange(S) // 400),
+    "alibi": regard.causal & regard.alibi(2),
+    "not": ~regard.causal,
+}
+
+
+def _cells(A: torch.Tensor, rows: int, cols: int) -> overview.Overview:
+    """By the definition, one side at a time."""
+    t, s = A.shape[-2:]
+    r, c = [i * t // rows for i in range(rows + 1)], [j * s // cols for j in range(cols + 1)]
+    keys = [A[..., c[j] : c[j + 1]] for j in range(cols)]
+    sums, tops = torch.stack([x.sum(-1) for x in keys], -1), torch.stack([x.amax(-1) for x in keys], -1)
+    return overview.Overview(
+        torch.stack([sums[..., r[i] : r[i + 1], :].mean(-2) for i in range(rows)], -2),
+        torch.stack([tops[..., r[i] : r[i + 1], :].amax(-2) for i in range(rows)], -2),
+    )
+
+
+def _all(A: torch.Tensor, rows: int, cols: int) -> overview.MapSummary:
+    t, s = A.shape[-2:]
+    back = (torch.arange(t)[:, None] + s - t - torch.arange(s)).to(A.dtype)
+    entropy, distance = torch.special.entr(A).sum(-1), (A * back).sum(-1)
+    return overview.MapSummary(*_cells(A, rows, cols), entropy, distance, A.sum(-2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_summary_errs_no_more_than_eager_attention(name: str, dtype: torch.dtype) -> None:
+    q, k = torch.randn(1, 2, T, 16).to(dtype), torch.randn(1, 1, S, 16).to(dtype)
+    mask = MASKS[name]
+    right = regard.attention_map(q.double(), k.double(), mask=mask).to_dense()
+    scores = ((q.float() * 0.25) @ k.float().mT).to(dtype)  # as eager attention rounds them
+    if (bias := mask.bias(range(T), range(S), (1, 2, T, S))) is not None:
+        scores = (scores + bias).to(dtype)
+    allowed = mask.tile(range(T), range(S), (1, 2, T, S))
+    theirs = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num(0.0).float()
+    found = regard.attention_map(q, k, mask=mask).summary(37, 256)
+    for name, ours, eager, expected in zip(
+        found._fields, found, _all(theirs, 37, 256), _all(right, 37, 256), strict=True
+    ):
+        unit = torch.finfo(torch.float32).eps * expected.abs().max().item()
+        assert truth.error(ours, expected) <= 2 * truth.error(eager, expected) + unit, name
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    "region",
+    [(slice(0, 600), slice(900, S)), (slice(411, T), slice(0, 1111)), (slice(700, 711), slice(3, 20))],
+)
+def test_a_region_is_the_same_part_of_the_dense_matrix(name: str, region: Any) -> None:
+    q, k = torch.randn(1, 2, T, 8, dtype=torch.float64), torch.randn(1, 2, S, 8, dtype=torch.float64)
+    m = regard.attention_map(q, k, mask=MASKS[name], softcap=3.0, sinks=torch.randn(2, dtype=torch.float64))
+    A = m.to_dense()[:, :, region[0], region[1]]
+    for rows, cols in ((1, 1), (11, 17), (min(A.shape[2], 256), min(A.shape[3], 256))):
+        for found, expected in zip(
+            m.pool(rows, cols, "both", region=region), _cells(A, rows, cols), strict=True
+        ):
+            assert truth.error(found, expected) < 1e-12
+
+
+def test_a_region_costs_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiles: list[Any] = []
+    real = head_pass.HeadPass._log_weights
+    monkeypatch.setattr(
+        head_pass.HeadPass,
+        "_log_weights",
+        lambda self, tile, *rest, **out: (tiles.append(tile), real(self, tile, *rest, **out)),
+    )
+    q = torch.randn(1, 1, 4096, 8)
+    m = regard.attention_map(q, q, mask=regard.causal, lse=torch.zeros(1, 1, 4096))
+    m.pool(256, 256)
+    assert len(tiles) == 8 * 9 // 2
+    for region, most in (
+        ((slice(0, 2048), slice(2048, 4096)), 0),  # the future
+        ((slice(3000, 3512), slice(100, 612)), 1),
+        ((slice(2048, 4096), slice(0, 512)), 4),
+    ):
+        tiles.clear()
+        m.pool(256, 256, region=region)
+        assert len(tiles) == most

@@ -1,0 +1,182 @@
+"""Any module through an adapter: what it says is recorded and checked, and mistakes are told kindly."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+
+
+class Homemade(nn.Module):
+    """Somebody's attention, written as people write it."""
+
+    def __init__(self, causal: bool = True) -> None:
+        super().__init__()
+        self.qkv, self.out, self.causal = nn.Linear(16, 48), nn.Linear(16, 16), causal
+
+    def forward(self, x: Tensor, *, flip: bool = False) -> Tensor:
+        q, k, v = self.heads(x)
+        scores = q @ k.mT / 2.0
+        if self.causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
+        self.mixed = scores.softmax(-1) @ v
+        out: Tensor = self.out(self.mixed.transpose(1, 2).flatten(2))
+        return -out if flip else out
+
+    def heads(self, x: Tensor) -> Any:
+        return (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"attn": Homemade(), "norm": nn.LayerNorm(16)}) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block["attn"](block["norm"](x), flip=True)
+        return x
+
+
+def adapter(
+    module: Homemade, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+) -> dict[str, Any]:
+    assert kwargs.get("flip") is True
+    assert output.shape == args[0].shape
+    q, k, v = module.heads(args[0])
+    return {"q": q, "k": k, "v": v, "output": module.mixed, "mask": regard.causal, "scale": 0.5}
+
+
+def weights_of(module: Homemade, x: Tensor) -> Tensor:
+    q, k, _ = module.heads(x)
+    return (
+        (q @ k.mT / 2.0)
+        .masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1).bool(), -torch.inf)
+        .softmax(-1)
+    )
+
+
+@pytest.mark.parametrize("at", [{"blocks.*.attn": adapter}, {f"blocks.{n}.attn": adapter for n in (2, 0, 1)}])
+def test_modules_by_name_or_pattern(at: dict[str, Any]) -> None:
+    model, x = Stack(), torch.randn(2, 7, 16)
+    with torch.no_grad():
+        plain = model(x)
+        with regard.capture(model, at=at) as seen:
+            assert torch.equal(model(x), plain)
+        assert [(layer.key, layer.name) for layer in seen.layers] == [
+            (str(n), f"blocks.{n}.attn") for n in range(3)
+        ]
+        assert seen.certificate.certified
+        assert seen.certificate[0].scale == 0.5
+        wanted = weights_of(model.blocks[0]["attn"], model.blocks[0]["norm"](x))
+    torch.testing.assert_close(seen[0].to_dense(), wanted)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_some_layers_only() -> None:
+    model = Stack()
+    asked: list[Any] = []
+
+    def counting(module: Homemade, *call: Any) -> dict[str, Any]:
+        asked.append(module)
+        return adapter(module, *call)
+
+    with regard.capture(model, at={"blocks.*.attn": counting}, layers=[1]) as seen:
+        model(torch.randn(1, 5, 16))
+    assert [layer.key for layer in seen.layers] == ["1"]
+    assert asked == [model.blocks[1]["attn"]]
+
+
+def test_named_tuples_single_sequences_and_calls_that_are_no_attention() -> None:
+    class Found(NamedTuple):
+        q: Tensor
+        k: Tensor
+        v: Tensor
+        mask: Any = None
+        output: Any = None
+
+    calls: list[int] = []
+
+    def single(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        calls.append(1)
+        return None if len(calls) == 1 else Found(*[args[0].view(5, 2, 8).transpose(0, 1)] * 3)
+
+    module = nn.Linear(16, 16)
+    with regard.capture(nn.Sequential(module), at={"0": single}) as seen:
+        module(torch.randn(5, 16))
+        module(torch.randn(5, 16))
+    assert seen[0].shape == (1, 2, 5, 5)
+    assert len(calls) == 2
+    assert "gives no output to compare with" in str(seen.certificate)
+    assert not seen.certificate.certified
+
+
+def test_what_an_adapter_says_is_not_believed() -> None:
+    def wrong(module: Homemade, *call: Any) -> dict[str, Any]:
+        return adapter(module, *call) | {"mask": None}
+
+    model = Stack()
+    with torch.no_grad(), regard.capture(model, at={"blocks.0.attn": wrong}) as seen:
+        model(torch.randn(1, 6, 16))
+    assert not seen.certificate.certified
+    assert "off the output that its adapter gave by" in str(seen.certificate)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (7, r"at\['a'\]: expected a dict of q, k, v and, if there are any, output.*got int"),
+        ({"q": 1, "k": 1}, "missing: v"),
+        ({"q": "x", "k": "x", "v": "x"}, r"q: expected \(batch, heads, length, width\), got str"),
+        ({"query": 1, "q": 1, "k": 1, "v": 1}, "got also query"),
+        (
+            {"q": torch.ones(1, 3, 4, 2), "k": torch.ones(1, 2, 4, 2), "v": torch.ones(1, 2, 4, 2)},
+            "divides q's 3",
+        ),
+        (
+            {"q": torch.ones(1, 1, 4, 2), "k": torch.ones(1, 1, 5, 3), "v": torch.ones(1, 1, 5, 2)},
+            "expected width 2",
+        ),
+        (
+            dict.fromkeys("qkv", torch.ones(1, 2, 4, 2)) | {"output": torch.ones(1, 4, 2, 2)},
+            r"output: expected \(1, 2, 4, 2\), before it is projected, got \(1, 4, 2, 2\)",
+        ),
+        (
+            dict.fromkeys("qkv", torch.ones(1, 2, 4, 2)) | {"lse": torch.ones(1, 4, 2)},
+            r"lse: expected \(1, 2, 4\)",
+        ),
+        (dict.fromkeys("qkv", torch.ones(1, 2, 4, 2)) | {"mask": torch.ones(4, 4)}, "ambiguous"),
+    ],
+)
+def test_mistakes_are_told_with_the_name(said: Any, message: str) -> None:
+    model = nn.ModuleDict({"a": nn.Identity()})
+    with pytest.raises(ValueError, match=message), regard.capture(model, at={"a": lambda *call: said}):
+        model["a"](torch.ones(1))
+    assert "forward" not in vars(model["a"])
+
+
+def test_names_that_are_not_there() -> None:
+    with pytest.raises(ValueError, match=r"got 'blocks\.0\.atn'; near it are 'blocks\.0\.attn'"):
+        regard.capture(Stack(), at={"blocks.0.atn": adapter})
+    with pytest.raises(ValueError, match=r"got 'zzz'$"):
+        regard.capture(Stack(), at={"zzz": adapter})
+    with pytest.raises(ValueError, match=r"expected a function of \(module, args, kwargs, output\), got str"):
+        regard.capture(Stack(), at={"blocks.0.attn": "adapter"})
+    with pytest.raises(ValueError, match=r"at=\{name: adapter\}"):
+        regard.capture(Stack())
+
+
+def test_an_adapter_that_fails_leaves_the_model_as_it_was() -> None:
+    def failing(*call: Any) -> None:
+        raise ZeroDivisionError("mine")
+
+    model = Stack()
+    with pytest.raises(ZeroDivisionError, match="mine"), regard.capture(model, at={"blocks.*.attn": failing}):
+        model(torch.randn(1, 4, 16))
+    assert not any("forward" in vars(module) for module in model.modules())

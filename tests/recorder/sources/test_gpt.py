@@ -1,0 +1,262 @@
+"""regard's own attention seen: a GPT that reads and writes, every cache; models with the layer inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import regard
+from regard.gpt import GPT, Config
+from regard.gpt.tokens import characters
+from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
+from regard.recorder import Capture
+
+
+def a_gpt(**changes: Any) -> GPT:
+    sizes = dict(vocab_size=32, context=64, layers=2, heads=4, width=32, positions="rotary")
+    return GPT(Config(**(sizes | changes))).eval()
+
+
+def captured(model: nn.Module, *args: Any, **kwargs: Any) -> Capture:
+    """What a capture of one call sees, after comparing the call with the same without capture."""
+    with torch.no_grad():
+        plain = model(*args, **kwargs)
+        before = {name: dict(vars(module)) for name, module in model.named_modules()}
+        with regard.capture(model) as seen:
+            assert torch.equal(model(*args, **kwargs), plain)
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+    assert seen.certificate.certified, str(seen.certificate)
+    return seen
+
+
+def assert_same(seen: Capture, maps: list[regard.AttentionMap], atol: float = 1e-6) -> None:
+    assert len(seen) == len(maps)
+    for found, wanted in zip(seen, maps, strict=True):
+        torch.testing.assert_close(found.to_dense(), wanted.to_dense(), atol=atol, rtol=1e-4)
+
+
+@given(
+    kv=st.sampled_from([1, 2, 4]),
+    window=st.sampled_from([None, 3, (None, 4)]),
+    positions=st.sampled_from(["rotary", "learned"]),
+    qk_norm=st.booleans(),
+    T=st.integers(1, 12),
+    padded=st.booleans(),
+)
+def test_a_reading_gpt(kv: int, window: Any, positions: str, qk_norm: bool, T: int, padded: bool) -> None:
+    model = a_gpt(kv_heads=kv, window=window, positions=positions, qk_norm=qk_norm)
+    ids = torch.randint(0, 32, (3, T))
+    real = torch.arange(T) < torch.randint(1, T + 1, (3, 1)) if padded else None
+    seen = captured(model, ids, real=real)
+    assert_same(seen, model.maps(ids, real=real), atol=0.0)
+    assert torch.equal(seen.ids, ids)
+    if padded and not bool(real.all()):
+        assert torch.equal(seen.real, real)
+    else:
+        assert seen.real is None
+    assert [layer.name for layer in seen.layers] == ["blocks.0.attention", "blocks.1.attention"]
+
+
+@settings(max_examples=25)
+@given(
+    kv=st.sampled_from([1, 4]),
+    window=st.sampled_from([None, 4, (None, 3)]),
+    new=st.integers(2, 9),
+    B=st.integers(1, 2),
+)
+def test_a_writing_gpt_is_stitched_into_one_map(kv: int, window: Any, new: int, B: int) -> None:
+    model = a_gpt(kv_heads=kv, window=window)
+    prompt = torch.randint(0, 32, (B, 6))
+    plain = model.generate(prompt, max_new_tokens=new)
+    with regard.capture(model) as seen:
+        assert torch.equal(model.generate(prompt, max_new_tokens=new), plain)
+    assert seen.boundary == 6
+    assert torch.equal(seen.ids, plain[:, :-1])  # the last token is written and never read
+    assert seen.certificate.certified
+    assert not seen.passes
+    assert_same(seen, model.maps(plain[:, :-1]))
+    wanted = model.maps(plain[:, :-1])
+    assert [str(m.mask) for m in seen] == [str(m.mask) for m in wanted]
+
+
+def test_prompts_of_different_lengths_generate_together() -> None:
+    model = a_gpt()
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8]]
+    plain = model.generate(prompts, max_new_tokens=4)
+    with regard.capture(model) as seen:
+        assert model.generate(prompts, max_new_tokens=4) == plain
+    assert seen[0].shape == (2, 4, 8, 8)
+    assert seen.real.tolist() == [[False] * 2 + [True] * 6, [True] * 8]
+    alone = model.maps(torch.tensor([plain[0][:-1]]))
+    torch.testing.assert_close(
+        seen[1][0, :, 2:].to_dense()[..., 2:], alone[1][0].to_dense(), atol=1e-6, rtol=1e-4
+    )
+    assert float(seen[1][0, :, 2:].to_dense()[..., :2].abs().max()) == 0.0
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        KVCache,
+        lambda: WindowCache(4),
+        lambda: SinkCache(2, 4),
+        lambda: SinkCache(0, 3),
+        lambda: SinkCache(1, 20),
+    ],
+)
+@pytest.mark.parametrize("cuts", [[5, 1, 1, 1, 1, 1, 1, 1], [1] * 12, [3, 4, 5], [12]])
+def test_every_cache_is_stitched(cache: Any, cuts: list[int]) -> None:
+    model = a_gpt(kv_heads=2)
+    ids = torch.randint(0, 32, (2, 12))
+    caches = [cache() for _ in range(2)]
+    with torch.no_grad(), regard.capture(model) as seen:
+        for part in ids.split(cuts, 1):
+            model(part, cache=caches)
+    assert seen[0].shape == (2, 4, 12, 12)
+    assert torch.equal(seen.ids, ids)
+    assert seen.certificate.certified, str(seen.certificate)
+    assert_same(seen, model.maps(ids, mask=caches[0].rule))
+
+
+def test_a_capture_that_comes_late_shows_what_is_held() -> None:
+    model = a_gpt()
+    ids = torch.randint(0, 32, (1, 12))
+    caches = [SinkCache(2, 3) for _ in range(2)]
+    with torch.no_grad():
+        model(ids[:, :9], cache=caches)
+        with regard.capture(model) as seen:
+            model(ids[:, 9:], cache=caches)
+    assert seen.certificate.certified
+    assert seen[0].shape[2] == 3
+
+
+def test_passes_of_their_own() -> None:
+    model = a_gpt()
+    first, second = torch.randint(0, 32, (1, 5)), torch.randint(0, 32, (1, 8))
+    with torch.no_grad(), regard.capture(model) as seen:
+        model(first)
+        model(second)
+        model(second)
+    assert torch.equal(seen.ids, second)
+    assert seen[0].shape == (1, 4, 8, 8)
+    assert [one.ids.shape[1] for one in seen.passes] == [5, 8]
+    assert_same(seen.passes[0], model.maps(first), atol=0.0)
+
+
+def test_text_goes_in_and_tokens_come_out() -> None:
+    model = a_gpt(vocab_size=9)
+    model.tokenizer = characters("abcdefgh ")
+    seen = regard.capture(model, text="a bad cab")
+    assert seen.tokens == [list("a bad cab")]
+    assert seen.ids.tolist() == [model.tokenizer.encode("a bad cab").ids]
+    assert repr(seen) == "Seen(GPT, 2 layers of 1×4×9×9, 2 certified)"
+    with regard.capture(model) as seen:
+        text = model.generate("a bad", max_new_tokens=4)
+    assert "".join(seen.tokens[0]) == text[:-1]
+    assert seen.boundary == 5
+
+
+def test_options_narrow_what_is_kept() -> None:
+    model = a_gpt(kv_heads=2, layers=3)
+    ids = torch.randint(0, 32, (1, 7))
+    maps = model.maps(ids)
+    seen = regard.capture(model, ids=ids, layers=[2], heads=[1, 3], dtype=torch.bfloat16, values=True)
+    assert [layer.key for layer in seen.layers] == ["2"]
+    assert seen.layers[0].heads == (1, 3)
+    assert seen[2].q.dtype == torch.bfloat16
+    torch.testing.assert_close(seen[2, 3].to_dense(), maps[2][:, 3].to_dense(), atol=2e-2, rtol=0.1)
+    assert seen.layers[0].values.shape == (1, 2, 7, 8)
+    with pytest.raises(KeyError, match=r"head: expected one of those captured \[1, 3\], got 0"):
+        seen[2, 0]
+    with pytest.raises(KeyError, match="layer: expected one of those captured"):
+        seen[0]
+
+
+class Reader(nn.Module):
+    """A model of its own making, with cross-attention and sinks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Attention(16, 4, num_kv_heads=2, rotary=Rotary(4), mask=regard.causal & regard.window(4))
+        self.outer = Attention(16, 2, sinks=True, softcap=5.0, scale=0.3)
+        nn.init.normal_(self.outer.sinks)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        out: Tensor = self.outer(self.inner(x), memory)
+        return out
+
+
+def test_any_model_with_the_layer_inside() -> None:
+    model = Reader()
+    seen = captured(model, torch.randn(2, 6, 16), torch.randn(2, 9, 16))
+    assert [(layer.key, layer.name, layer.shape) for layer in seen.layers] == [
+        ("0", "inner", (2, 4, 6, 6)),
+        ("1", "outer", (2, 2, 6, 9)),
+    ]
+    found = seen.certificate[1]
+    assert (found.sinks, found.softcap, found.scale) == (True, 5.0, 0.3)
+    assert seen.certificate[0].window == 4
+    assert float(seen[1].to_dense().sum(-1).max()) < 1.0  # the sinks take their share
+
+
+def test_dropout_is_a_problem() -> None:
+    model = a_gpt(dropout=0.3).train()
+    ids = torch.randint(0, 32, (1, 9))
+    torch.manual_seed(1)
+    plain = model(ids)
+    torch.manual_seed(1)
+    with regard.capture(model) as seen:
+        assert torch.equal(model(ids), plain)
+    assert not seen.certificate.certified
+    assert "dropout 0.3 was on" in str(seen.certificate)
+
+
+def test_an_attend_of_its_own_is_called() -> None:
+    class Doubled(Attention):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+            return 2 * super().attend(q, k, v, mask)
+
+    layer = Doubled(16, 4)
+    x = torch.randn(1, 5, 16)
+    with torch.no_grad():
+        plain = layer(x)
+        with regard.capture(layer) as seen:
+            assert torch.equal(layer(x), plain)
+    assert not seen.certificate.certified  # its weights are not all there is to its output
+    assert "off this layer's own attention output by" in str(seen.certificate)
+
+
+def test_gradients_are_the_same() -> None:
+    model = a_gpt().train()
+    ids = torch.randint(0, 32, (2, 9))
+    grads = []
+    for watch in (False, True):
+        model.zero_grad()
+        if watch:
+            with regard.capture(model):
+                model(ids).square().mean().backward()
+        else:
+            model(ids).square().mean().backward()
+        grads.append([weight.grad.clone() for weight in model.parameters()])
+    assert all(map(torch.equal, *grads))
+
+
+def test_an_exception_leaves_the_model_as_it_was() -> None:
+    model = a_gpt()
+    with pytest.raises(ValueError, match="at most context=64"), regard.capture(model):
+        model(torch.zeros(1, 65, dtype=torch.long))
+    assert not any({"forward", "attend", "states"} & vars(module).keys() for module in model.modules())
+
+
+def test_maps_inside_a_capture_leave_it_in_place() -> None:
+    model, ids = a_gpt(), torch.arange(9).unsqueeze(0)
+    with torch.no_grad(), regard.capture(model) as seen:
+        model.maps(ids[:, :4])
+        model(ids)
+    assert seen[0].shape[2:] == (9, 9)
+    assert not any("attend" in vars(module) for module in model.modules())

@@ -1,0 +1,433 @@
+"""PyTorch's attention seen: maps equal its weights, outputs keep their bits, nothing is left behind."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import regard
+from regard.recorder import Capture
+from regard.recorder.sources.mask_recognition import as_rule
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage"),
+    pytest.mark.filterwarnings("ignore:mkldnn_matmul failed, switching to BLAS"),  # old CPUs have no bf16
+]
+
+FUNCTIONS = (
+    (torch.nn.functional, "scaled_dot_product_attention"),
+    (torch.nn.functional, "multi_head_attention_forward"),
+    (torch, "_native_multi_head_attention"),
+    (torch, "_transformer_encoder_layer_fwd"),
+)
+ORIGINALS = [getattr(where, name) for where, name in FUNCTIONS]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind():
+    yield
+    assert [getattr(where, name) for where, name in FUNCTIONS] == ORIGINALS
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def captured(model: nn.Module, *args: Any, certified: bool = True, **kwargs: Any) -> Capture:
+    """What a capture of one call sees, after comparing the call with the same without capture."""
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    state = torch.random.get_rng_state()
+    plain = model(*args, **kwargs)
+    after = torch.random.get_rng_state()
+    torch.random.set_rng_state(state)
+    with regard.capture(model) as seen:
+        watched = model(*args, **kwargs)
+    assert torch.equal(torch.random.get_rng_state(), after)
+    plain, watched = ((x,) if isinstance(x, Tensor) else x for x in (plain, watched))
+    for a, b in zip(plain, watched, strict=True):
+        assert (a is b is None) or torch.equal(a, b)  # to the last bit
+        assert a is None or a.requires_grad == b.requires_grad
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+    if certified:
+        assert seen.certificate.certified, str(seen.certificate)
+    return seen
+
+
+def heads_of(mha: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Tensor:
+    """The module's own weights, (B, H, T, S), from its own slow path."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            weights = mha(*args, **kwargs, need_weights=True, average_attn_weights=False)[1]
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    return weights if weights.ndim == 4 else weights[None]
+
+
+class Drawn:
+    """An attention and a call of it."""
+
+    def __init__(self, draw: Any) -> None:
+        self.H, D = draw(st.sampled_from([(1, 4), (2, 4), (3, 2), (4, 8)]))
+        width = self.H * D
+        batched = draw(st.booleans())
+        B, T, S = draw(st.integers(1, 3)) if batched else 1, draw(st.integers(1, 7)), draw(st.integers(1, 7))
+        alone = draw(st.booleans())  # self-attention
+        S = T if alone else S
+        other = not alone and draw(st.booleans())
+        kdim, vdim = (draw(st.integers(3, 9)), draw(st.integers(3, 9))) if other else (None, None)
+        first = batched and draw(st.booleans())
+        torch.manual_seed(draw(st.integers(0, 2**20)))
+        self.module = nn.MultiheadAttention(
+            width,
+            self.H,
+            bias=draw(st.booleans()),
+            add_bias_kv=draw(st.booleans()),
+            add_zero_attn=draw(st.booleans()),
+            kdim=kdim,
+            vdim=vdim,
+            batch_first=first,
+        )
+        self.module.train(draw(st.booleans()))
+        with torch.no_grad():
+            for weight in self.module.parameters():  # biases start as 0, which would hide that one is missing
+                weight.copy_(torch.randn_like(weight) * 0.6)
+
+        def given(length: int, size: int) -> Tensor:
+            shape = (B, length, size) if first else (length, B, size) if batched else (length, size)
+            return torch.randn(shape)
+
+        query = given(T, width)
+        self.args = (query,) * 3 if alone else (query, given(S, kdim or width), given(S, vdim or width))
+        self.kwargs: dict[str, Any] = {}
+        if (kind := draw(st.sampled_from([None, "bool", "float", "causal", "heads"]))) is not None:
+            hidden = torch.rand(T, S) < 0.4
+            if kind == "causal":
+                hidden = torch.ones(T, S).triu(1).bool()
+            if kind == "heads":
+                hidden = torch.rand(B * self.H, T, S) < 0.4
+            hidden[..., 0] = False  # PyTorch gives NaN to a row that may look at nothing
+            self.kwargs["attn_mask"] = torch.randn(hidden.shape) if kind == "float" else hidden
+        if kind != "float" and draw(st.booleans()):
+            hidden = torch.rand(B, S) < 0.4
+            hidden[:, 0] = False
+            self.kwargs["key_padding_mask"] = hidden if batched else hidden[0]
+        self.hint = kind == "causal" and draw(st.booleans())
+        self.need = draw(st.booleans())
+
+    def __repr__(self) -> str:
+        shapes = [tuple(x.shape) for x in self.args]
+        masks = {name: tuple(x.shape) for name, x in self.kwargs.items()}
+        return f"{self.module} {shapes} {masks} hint={self.hint} need_weights={self.need}"
+
+
+@given(drawn=st.composite(Drawn)(), grad=st.booleans())
+def test_maps_are_the_modules_own_weights(drawn: Drawn, grad: bool) -> None:
+    options = {"need_weights": drawn.need, "is_causal": drawn.hint}
+    wanted = heads_of(drawn.module, *drawn.args, **drawn.kwargs)
+    with torch.set_grad_enabled(grad):
+        seen = captured(drawn.module, *drawn.args, **drawn.kwargs, **options)
+    if drawn.hint and not drawn.need and "key_padding_mask" not in drawn.kwargs:
+        # With the hint PyTorch drops the mask for its own causal one, which counts added keys as any others.
+        wanted = wanted.tril() / wanted.tril().sum(-1, keepdim=True)
+    torch.testing.assert_close(seen[0].to_dense(), wanted, atol=2e-6, rtol=1e-4)
+
+
+@given(
+    pick=st.data(),
+    norm_first=st.booleans(),
+    activation=st.sampled_from(["relu", "gelu"]),
+    batch_first=st.booleans(),
+    grad=st.booleans(),
+)
+def test_encoders_in_every_way_that_they_run(
+    pick: Any, norm_first: bool, activation: str, batch_first: bool, grad: bool
+) -> None:
+    heads = pick.draw(st.sampled_from([1, 2, 3, 4]))  # an odd number has no fast path
+    B, T = pick.draw(st.integers(1, 3)), pick.draw(st.integers(1, 80))
+    torch.manual_seed(pick.draw(st.integers(0, 2**20)))
+    one = nn.TransformerEncoderLayer(
+        12, heads, 24, activation=activation, batch_first=batch_first, norm_first=norm_first
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that some settings rule out nested tensors
+        model = nn.TransformerEncoder(one, 2, enable_nested_tensor=pick.draw(st.booleans())).eval()
+    x = torch.randn(B, T, 12)
+    mask = padding = None
+    if (kind := pick.draw(st.sampled_from([None, "causal", "causal float", "bool"]))) is not None:
+        mask = torch.ones(T, T).triu(1).bool() if "causal" in kind else torch.rand(T, T) < 0.4
+        mask[:, 0] = False
+    if pick.draw(st.booleans()):
+        lengths = torch.randint(1, T + 1, (B,))
+        padding = torch.arange(T) >= lengths[:, None]
+        if pick.draw(st.booleans()):
+            padding = padding.flip(1)  # on the left
+            mask = None
+    allowed = torch.ones(B, 1, T, T, dtype=torch.bool)
+    if mask is not None:
+        allowed = allowed & ~mask
+        if kind == "causal float":
+            mask = torch.zeros(T, T).masked_fill(mask, -torch.inf)
+            padding = None
+    if padding is not None:
+        allowed = allowed & ~padding[:, None, None]
+    with torch.set_grad_enabled(grad):
+        seen = captured(
+            model, x if batch_first else x.transpose(0, 1), mask=mask, src_key_padding_mask=padding
+        )
+    assert len(seen) == 2
+    real = torch.ones(B, T, dtype=torch.bool) if padding is None else ~padding
+    stream, layer = x, model.layers[0]
+    with torch.no_grad():
+        inside = layer.norm1(stream) if norm_first else stream
+        projected = torch.nn.functional.linear(
+            inside, layer.self_attn.in_proj_weight, layer.self_attn.in_proj_bias
+        )
+        q, k, _ = (y.view(B, T, heads, -1).transpose(1, 2) for y in projected.chunk(3, -1))
+        wanted = ((q @ k.mT) * q.shape[-1] ** -0.5).masked_fill(~allowed, -torch.inf).softmax(-1)
+    found = seen[0].to_dense()
+    n = found.shape[-1]  # as long as the longest, where nested tensors were used
+    rows = real[:, None, :n, None] if padding is not None else 1.0
+    torch.testing.assert_close(found * rows, wanted[..., :n, :n] * rows, atol=2e-6, rtol=1e-4)
+    assert float((wanted[..., n:] * real[:, None, :, None]).sum()) == 0.0
+
+
+def test_the_fast_path_is_really_taken_and_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    for name in ("_native_multi_head_attention", "_transformer_encoder_layer_fwd"):
+        original = getattr(torch, name)
+        monkeypatch.setattr(
+            torch, name, lambda *args, name=name, original=original: taken.append(name) or original(*args)
+        )
+    monkeypatch.setitem(globals(), "ORIGINALS", [getattr(where, name) for where, name in FUNCTIONS])
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    x = torch.randn(2, 6, 16)
+    with torch.no_grad():
+        with regard.capture(layer) as seen:
+            layer(x)
+        assert taken == ["_transformer_encoder_layer_fwd"]
+        with regard.capture(layer.self_attn) as alone:
+            layer.self_attn(x, x, x)
+    assert taken[1:] == ["_native_multi_head_attention"]
+    assert seen.certificate.certified
+    assert torch.equal(seen[0].to_dense(), alone[0].to_dense())
+
+
+def test_nested_tensors_keep_their_zeros() -> None:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 3).eval()
+    x, hidden = torch.randn(3, 70, 16), torch.arange(70) >= torch.tensor([5, 70, 31])[:, None]
+    with torch.no_grad():
+        seen = captured(model, x, src_key_padding_mask=hidden)
+        assert float(model(x, src_key_padding_mask=hidden)[0, 5:].abs().max()) == 0.0
+    assert str(seen[0].mask) == "padding([5, 70, 31])"
+    assert float(seen[2, 1][0, :5, 5:].abs().max()) == 0.0
+
+
+def test_float_masks_as_the_fast_path_reads_them() -> None:
+    """The fused layer hides where a float mask is not 0, the slow path adds it: each is shown as it ran."""
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    x, bias = torch.randn(2, 5, 16), torch.zeros(5, 5)
+    bias[:, 3:] = 0.5
+    with torch.no_grad():
+        fast = captured(layer, x, src_mask=bias)
+    slow = captured(layer, x, src_mask=bias)
+    assert str(fast[0].mask) == "padding(1×5)"
+    assert float(fast[0].to_dense()[..., 3:].max()) == 0.0
+    assert slow[0].mask.biased
+    assert float(slow[0].to_dense()[..., 3:].min()) > 0.0
+
+
+def test_a_row_that_sees_nothing_is_not_certified() -> None:
+    mha = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x, hidden = torch.randn(1, 4, 8), torch.zeros(4, 4, dtype=torch.bool)
+    hidden[2] = True
+    with torch.no_grad(), regard.capture(mha) as seen:
+        output, _ = mha(x, x, x, attn_mask=hidden)
+    assert bool(output[0, 2].isnan().all())
+    assert not seen.certificate.certified
+    assert "not a number" in str(seen.certificate)
+
+
+def test_self_and_cross_are_told_apart() -> None:
+    model = nn.Transformer(16, 4, 2, 3, 32, batch_first=True).eval()
+    source, target = torch.randn(2, 7, 16), torch.randn(2, 5, 16)
+    order = nn.Transformer.generate_square_subsequent_mask(5)
+    hidden = torch.arange(7) >= torch.tensor([4, 7])[:, None]
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            seen = captured(
+                model,
+                source,
+                target,
+                tgt_mask=order,
+                tgt_is_causal=True,
+                src_key_padding_mask=hidden,
+                memory_key_padding_mask=hidden,
+            )
+        shapes = {layer.key: layer.shape for layer in seen.layers}
+        assert shapes == {
+            "encoder.0": (2, 4, 7, 7),
+            "encoder.1": (2, 4, 7, 7),
+            "decoder.0": (2, 4, 5, 5),
+            "cross.0": (2, 4, 5, 7),
+            "decoder.1": (2, 4, 5, 5),
+            "cross.1": (2, 4, 5, 7),
+            "decoder.2": (2, 4, 5, 5),
+            "cross.2": (2, 4, 5, 7),
+        }
+        assert seen.layer("cross.1").name == "decoder.layers.1.multihead_attn"
+        assert seen["decoder.1"].mask is regard.causal
+        assert str(seen["cross.2"].mask) == "padding(2×7)"
+        assert float(seen["cross.0"].to_dense()[0, ..., 4:].abs().max()) == 0.0
+        assert len(seen.stack("cross")) == 3
+
+
+def test_attention_without_a_stack_is_numbered() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+            self.pool = nn.MultiheadAttention(8, 2, batch_first=True)
+            self.probe = nn.Parameter(torch.randn(1, 1, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.encoder(x)
+            pooled: Tensor = self.pool(self.probe.expand(len(x), -1, -1), x, x)[0]
+            return pooled
+
+    with torch.no_grad():
+        seen = captured(Pooled().eval(), torch.randn(2, 5, 8))
+    assert [(layer.key, layer.shape) for layer in seen.layers] == [
+        ("0", (2, 2, 5, 5)),
+        ("1", (2, 2, 5, 5)),
+        ("2", (2, 2, 1, 5)),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval().to(dtype)
+    x = torch.randn(2, 90, 32, dtype=dtype)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            seen = captured(model, x)
+        assert seen[0].q.dtype == dtype
+        assert seen.layers[1].evidence.rows == 64
+
+
+def test_dropout_in_training_is_a_problem_and_nothing_else_changes() -> None:
+    mha = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+    x = torch.randn(1, 6, 8)
+    for need in (True, False):
+        seen = captured(mha, x, x, x, need_weights=need, certified=False)
+        assert not seen.certificate.certified
+        assert "dropout 0.5 was on" in str(seen.certificate)
+    wanted = heads_of(copy.deepcopy(mha).eval(), x, x, x)
+    torch.testing.assert_close(seen[0].to_dense(), wanted)
+
+
+def test_gradients_are_the_same() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), 2)
+    x = torch.randn(2, 9, 16)
+    grads = []
+    for watch in (False, True):
+        model.zero_grad()
+        if watch:
+            with regard.capture(model):
+                model(x).square().mean().backward()
+        else:
+            model(x).square().mean().backward()
+        grads.append([weight.grad.clone() for weight in model.parameters()])
+    assert all(map(torch.equal, *grads))
+
+
+def test_an_exception_leaves_everything_as_it_was() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    with pytest.raises(AssertionError, match="embedding dimension"), regard.capture(model):
+        model(torch.randn(1, 3, 7))
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_a_forward_of_its_own_is_put_back() -> None:
+    mha = nn.MultiheadAttention(8, 2)
+    own = mha.forward
+    mha.forward = own
+    with regard.capture(mha):
+        mha(*[torch.randn(3, 1, 8)] * 3)
+    assert vars(mha)["forward"] is own
+
+
+def test_captures_in_captures_and_other_models_beside() -> None:
+    model, other = (nn.MultiheadAttention(8, 2).eval() for _ in range(2))
+    x = torch.randn(5, 1, 8)
+    with regard.capture(model) as outer:
+        other(x, x, x)
+        with regard.capture(model) as inner:
+            model(x, x, x)
+    assert torch.equal(outer[0].to_dense(), inner[0].to_dense())
+    assert len(outer) == 1
+
+
+def test_threads_see_their_own() -> None:
+    models = [nn.MultiheadAttention(8, 2).eval() for _ in range(4)]
+    inputs = [torch.randn(n + 3, 1, 8) for n in range(4)]
+    found: list[Any] = [None] * 4
+    together = threading.Barrier(4)
+
+    def work(n: int) -> None:
+        with regard.capture(models[n]) as seen:
+            together.wait()
+            for _ in range(5):
+                models[n](*[inputs[n]] * 3)
+            together.wait()
+        found[n] = seen[0].to_dense()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for n in range(4):
+        torch.testing.assert_close(found[n], heads_of(models[n], *[inputs[n]] * 3))
+
+
+@given(pick=st.data())
+def test_a_tensor_becomes_a_rule_that_says_the_same(pick: Any) -> None:
+    B, H, T, S = (pick.draw(st.integers(1, n)) for n in (3, 2, 6, 6))
+    torch.manual_seed(pick.draw(st.integers(0, 2**20)))
+    allowed = torch.ones(B, H, T, S, dtype=torch.bool)
+    for kind in pick.draw(st.lists(st.sampled_from(["causal", "end", "padding", "any"]), max_size=2)):
+        if kind == "causal":
+            allowed &= torch.ones(T, S).tril().bool()
+        elif kind == "end":
+            allowed &= torch.ones(T, S).tril(S - T).bool()
+        elif kind == "padding":
+            allowed &= (torch.rand(B, S) < 0.6)[:, None, None]
+        else:
+            allowed &= torch.rand(B, pick.draw(st.sampled_from([1, H])), T, S) < 0.6
+    given = (
+        torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf) if pick.draw(st.booleans()) else allowed
+    )
+    rule = as_rule(given)
+    said = rule.tile(range(T), range(S), (B, H, T, S)).expand(allowed.shape)
+    assert torch.equal(said, allowed)
+
+
+def test_masks_by_name() -> None:
+    order = torch.ones(4, 4).tril().bool()
+    real = torch.tensor([[True, True, False, False], [True] * 4])
+    assert as_rule(order) is regard.causal
+    assert as_rule(torch.zeros(2, 4)) is regard.full
+    assert as_rule(torch.ones(4, 6).tril().bool()) == regard.causal.top_left
+    assert as_rule(torch.ones(4, 6).tril(2).bool()) is regard.causal
+    assert str(as_rule(real[:, None, None])) == "padding(2×4)"
+    assert str(as_rule(order & real[:, None, None])) == "causal & padding(2×4)"
+    assert str(as_rule(torch.randn(1, 1, 4, 4))) == "dense(4×4)"
+    assert str(as_rule(torch.eye(4).bool().expand(2, 3, 4, 4))) == "causal & window(1)"
+    assert str(as_rule(torch.eye(4).bool().flip(0))) == "dense(4×4)"

@@ -1,0 +1,151 @@
+"""What the page is told: the meta, rows and columns, small pictures, the steps of one row."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import regard
+from regard.recorder import Capture
+from regard.show.data.contents import Contents, window_of
+from tests.captures import HOSTILE, captured
+
+
+def test_the_meta_is_json_whatever_the_tokens() -> None:
+    tokens = [*HOSTILE, "\ud800", "‮gnirts", "x" * 10_000, ""]
+    contents = Contents(captured(len(tokens), tokens=tokens, boundary=3))
+    told = json.loads(json.dumps(contents.meta, allow_nan=False))
+    text = told["texts"][0]
+    assert text["tokens"] == tokens
+    assert text["boundary"] == 3
+    layer = text["layers"][1]
+    assert (layer["key"], layer["heads"], layer["kv_heads"], layer["group"]) == ("1", [0, 1, 2, 3], 2, 2)
+    assert layer["evidence"]["certified"] is True
+    assert layer["mask"] == "causal"
+
+
+def test_windows_are_told_apart() -> None:
+    assert window_of(regard.causal & regard.window(128)) == 128
+    assert window_of(regard.window(9) & regard.causal & regard.window(5)) == 5
+    assert window_of(regard.causal) is None
+    assert window_of(regard.causal | regard.window(4)) is None
+
+
+def test_rows_and_columns_are_the_map_s() -> None:
+    seen = captured(50)
+    contents = Contents(seen)
+    dense = torch.stack([map.to_dense()[0] for map in seen])  # (layers, H, T, S)
+    torch.testing.assert_close(contents.row(0, "1", 3, 20), dense[1, 3, 20])
+    torch.testing.assert_close(contents.column(0, 0, 2, 7), dense[0, 2, :, 7])
+    torch.testing.assert_close(contents.row(0, 0, "mean", 20), dense[0, :, 20].mean(0))
+    torch.testing.assert_close(contents.column(0, "mean", "mean", 7), dense[:, :, :, 7].mean((0, 1)))
+    torch.testing.assert_close(contents.row(0, "mean", 1, 49), dense[:, 1, 49].mean(0))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda c: c.row(0, 0, 0, 50),
+        lambda c: c.row(0, 0, 9, 0),
+        lambda c: c.row(0, 0, "most", 0),
+        lambda c: c.row(1, 0, 0, 0),
+        lambda c: c.column(0, "7", 0, 0),
+        lambda c: c.glance(-1, 0),
+        lambda c: c.heads(3),
+        lambda c: c.steps(0, 0, 0, -1),
+    ],
+)
+def test_what_is_not_there_is_named(ask: object) -> None:
+    with pytest.raises(KeyError, match="expected"):
+        ask(Contents(captured(50)))  # type: ignore[operator]
+
+
+def test_nothing_to_show_is_said() -> None:
+    with pytest.raises(ValueError, match="without layers"):
+        Contents(Capture())
+    with pytest.raises(ValueError, match="at least one"):
+        Contents([])
+    with pytest.raises(ValueError, match="from 0, got 1"):
+        Contents(captured(), entry=1)
+
+
+def test_another_entry_of_a_batch() -> None:
+    q = torch.randn(2, 2, 30, 4)
+    map = regard.attention_map(q, q, mask=regard.causal & regard.padding([30, 20]))
+    base = captured().layers[0]
+    layer = type(base)(0, "h.0", "", map, base.evidence, (4, 6), torch.randn(2, 2, 30, 3))
+    contents = Contents(Capture([layer], "m", tokens=[["a"] * 30, ["b"] * 30]), entry=1)
+    assert contents.meta["texts"][0]["tokens"][0] == "b"
+    torch.testing.assert_close(contents.row(0, 0, 6, 29), map.to_dense()[1, 1, 29])
+    assert (contents.glance(0, 0).thumbs[:, :, -16:] == 0).all()  # padding is not to be seen
+    assert contents.steps(0, 0, 6, 5)["shapes"]["E"] == 3
+
+
+@pytest.mark.parametrize("T", [5, 64, 100, 700])
+def test_small_pictures_show_mass_and_mask(T: int) -> None:
+    seen = captured(T, layers=1)
+    thumbs, sinks, _ = Contents(seen).glance(0, 0)
+    assert thumbs.shape == (4, 64, 64)
+    assert (thumbs[:, 0, 40] == 0).all()  # above the diagonal
+    assert (thumbs[:, 63] > 0).all()  # the last query sees all
+    if T >= 64:
+        mass = seen[0].pool(64, 64)[0]
+        shown = torch.from_numpy(thumbs).float().sub(1).div(254).clamp(min=0).square()
+        assert float((shown - mass).abs().max()) < 0.01
+    seen_by = torch.arange(T, 0, -1)
+    share = (seen[0].to_dense()[0].sum(1) / seen_by).where(seen_by * 2 >= T, 0)  # (H, S)
+    assert [sink["key"] for sink in sinks] == share.argmax(-1).tolist()
+    assert [sink["share"] for sink in sinks] == pytest.approx(share.amax(-1).tolist(), rel=1e-3)
+
+
+def test_a_long_text_is_looked_at_in_part() -> None:
+    seen = captured(3000, layers=1, heads=2, kv_heads=1)
+    found = Contents(seen).glance(0, 0)
+    assert found.queries == 1024
+    mass = seen[0].pool(64, 64)[0]
+    shown = torch.from_numpy(found.thumbs).float().sub(1).div(254).clamp(min=0).square()
+    assert float((shown - mass).abs().mean()) < 0.003
+
+
+def test_the_steps_of_a_row_lead_to_its_output() -> None:
+    seen = captured(40)
+    contents = Contents(seen)
+    told = contents.steps(0, 1, 3, 25)
+    layer = seen.layers[1]
+    map, values = layer.map, layer.values
+    assert values is not None
+    torch.testing.assert_close(
+        torch.tensor(told["output"]), map.apply(values)[0, 3, 25], atol=1e-5, rtol=1e-4
+    )
+    assert told["sum"] == pytest.approx(1, abs=1e-5)
+    assert told["visible"] == 26
+    assert [key["key"] for key in told["keys"]] == sorted({key["key"] for key in told["keys"]})
+    assert {0, 25} <= {key["key"] for key in told["keys"]}
+    for key in told["keys"]:
+        assert key["weight"] == pytest.approx(float(map[0, 3, 25, key["key"]]), rel=1e-4, abs=1e-9)
+        dot = sum(a * b for a, b in zip(told["q"], key["k"], strict=True))
+        assert key["score"] == pytest.approx(dot)
+        assert key["scaled"] == pytest.approx(dot * map.scale)
+    json.dumps(told, allow_nan=False)
+
+
+def test_heads_come_with_scores_beside_their_nulls() -> None:
+    heads = Contents(captured(40)).heads(0)
+    assert [(head["layer"], head["head"], head["kv_head"]) for head in heads[:5]] == [
+        ("0", 0, 0),
+        ("0", 1, 0),
+        ("0", 2, 1),
+        ("0", 3, 1),
+        ("1", 0, 0),
+    ]
+    assert heads[0]["scores"]["sink"]["value"] > heads[0]["scores"]["sink"]["null"]
+    json.dumps(heads, allow_nan=False)
+
+
+def test_texts_can_be_added() -> None:
+    contents = Contents(captured(10), titles=["first"])
+    assert contents.add(captured(12, seed=1)) == 1
+    assert contents.meta["texts"][0]["title"] == "first"
+    assert len(contents.meta["texts"][1]["tokens"]) == 12

@@ -1,0 +1,96 @@
+"""Tiles at every level, against the whole matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.recorder import Capture
+from regard.show.data import tiles
+from regard.show.data.contents import Contents
+from tests.captures import captured
+
+MASKS = [
+    regard.causal,
+    regard.causal & regard.window(90),
+    regard.full,
+    regard.causal | regard.prefix(37),
+    regard.rule(lambda b, h, q, k: (q - k) % 3 == h % 3),
+    regard.causal & regard.alibi(4),
+]
+
+
+def pooled(matrix: torch.Tensor, z: int, i: int, j: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tile by its definition: the mass and the greatest of each cell of a matrix."""
+    size = 1 << z
+    part = matrix[i * 256 * size : (i + 1) * 256 * size, j * 256 * size : (j + 1) * 256 * size].numpy()
+    rows, cols = (np.arange(0, n, size) for n in part.shape)
+    counts = np.diff(np.append(rows, len(part)))[:, None]
+    mass = np.add.reduceat(np.add.reduceat(part, rows, 0), cols, 1) / counts
+    peak = np.maximum.reduceat(np.maximum.reduceat(part, rows, 0), cols, 1)
+    return torch.from_numpy(mass), torch.from_numpy(peak)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize(("z", "i", "j"), [(0, 1, 0), (1, 0, 1), (1, 1, 1), (2, 0, 0)])
+def test_tiles_are_the_matrix_pooled(mask: regard.Mask, z: int, i: int, j: int) -> None:
+    T = 541  # whole cells at no level but the finest
+    seen = captured(T, layers=1, mask=mask)
+    found = Contents(seen).tile(0, "0", 2, z, i, j)
+    matrix, allowed = seen[0].to_dense()[0, 2].double(), mask.tile(range(T), range(T), (1, 4, T, T))
+    visible = allowed if allowed.ndim == 2 else allowed[0, 2]
+    mass, peak = pooled(matrix, z, i, j)
+    hidden = pooled(visible.double(), z, i, j)[1] == 0
+    torch.testing.assert_close(found.mass.double(), mass.double(), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found.max.double(), peak.double().where(~hidden, -1.0), atol=1e-6, rtol=1e-5)
+
+
+def test_coarse_tiles_are_put_together_from_fine_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = captured(1300, layers=1)
+    whole = [Contents(seen).tile(0, 0, 1, z, 0, 0) for z in (2, 3)]
+    monkeypatch.setattr(tiles, "FINE", 0)
+    for z, expected in zip((2, 3), whole, strict=True):
+        found = Contents(seen).tile(0, 0, 1, z, 0, 0)
+        torch.testing.assert_close(found.mass, expected.mass, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(found.max, expected.max, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("key", [0, 300, 540])
+@pytest.mark.parametrize("z", [0, 2])
+def test_a_key_left_out_is_as_if_nobody_looked_at_it(z: int, key: int) -> None:
+    seen = captured(541, layers=1)
+    contents = Contents(seen)
+    matrix = seen[0].to_dense()[0, 3].double()
+    matrix[:, key] = 0
+    j = key // (256 << z)
+    mass, peak = pooled(matrix, z, 0, j)
+    found = contents.tile(0, 0, 3, z, 0, j, without=key)
+    torch.testing.assert_close(found.mass.double(), mass.double(), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found.max.double().clamp(min=0), peak.double(), atol=1e-6, rtol=1e-5)
+    other = contents.tile(0, 0, 3, z, 0, 0)  # what is remembered stays whole
+    assert torch.equal(other.mass, Contents(seen).tile(0, 0, 3, z, 0, 0).mass)
+
+
+def test_levels_end_where_one_tile_holds_all() -> None:
+    assert [tiles.levels(n, n) for n in (1, 256, 257, 512, 513, 16384, 16385)] == [1, 1, 2, 2, 3, 7, 8]
+    assert tiles.tiles(600, 300, 1) == (2, 1)
+
+
+@pytest.mark.parametrize("place", [(9, 0, 0), (-1, 0, 0), (0, 9, 0), (0, 0, -1)])
+def test_a_tile_that_is_not_there_is_named(place: tuple[int, int, int]) -> None:
+    with pytest.raises(KeyError, match="expected"):
+        Contents(captured()).tile(0, 0, 0, *place)
+
+
+def test_more_keys_than_queries() -> None:
+    q, k = torch.randn(1, 1, 300, 4), torch.randn(1, 1, 500, 4)
+    map = regard.attention_map(q, k, mask=regard.causal)
+    base = captured().layers[0]
+    layer = type(base)(0, "cross", "", map, base.evidence, (0,))
+    contents = Contents(Capture([layer], "m"))
+    assert contents.meta["texts"][0]["layers"][0]["queries_from"] is None
+    found = contents.tile(0, 0, 0, 1, 0, 0)
+    mass, _ = pooled(map.to_dense()[0, 0].double(), 1, 0, 0)
+    torch.testing.assert_close(found.mass.double(), mass.double(), atol=1e-6, rtol=1e-5)

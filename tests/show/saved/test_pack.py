@@ -1,0 +1,222 @@
+"""The saved file: its size, its error, its policy, and that nothing in it can break out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.recorder import Capture
+from regard.show.data.contents import Contents
+from regard.show.saved import pack as packing
+from regard.show.saved.bundle import joined, write
+from regard.show.saved.pack import pack
+from tests.captures import HOSTILE, captured
+
+BLOCK = re.compile(r'<script type="application/octet-stream" id="([^"]+)">([A-Za-z0-9+/=]+)</script>\n')
+TYPES = {"u8": "u1", "u32": "<u4", "i16": "<i2", "f16": "<f2", "f24": "<f4", "f32": "<f4", "f64": "<f8"}
+
+
+def opened(blocks: dict[str, str]) -> tuple[dict[str, Any], Any]:
+    """The file's description, and how to read the arrays of a block: what `packed.js` does, in Python."""
+    raw = {name: zlib.decompress(base64.b64decode(text)) for name, text in blocks.items()}
+    told = json.loads(raw["regard-data"])
+
+    def arrays(name: str) -> dict[str, np.ndarray[Any, Any]]:
+        found, at = {}, 0
+        for field in told["blocks"][name]:
+            count = int(np.prod(field["shape"]))
+            dtype = np.dtype(TYPES[field["type"]])
+            planes = 3 if field["type"] == "f24" else dtype.itemsize
+            part = np.frombuffer(raw[name], np.uint8, planes * count, at).reshape(planes, count)
+            if field["type"] == "f24":
+                part = np.concatenate([np.zeros((1, count), np.uint8), part])
+            found[field["name"]] = np.ascontiguousarray(part.T).view(dtype).reshape(field["shape"])
+            at += planes * count
+        assert at == len(raw[name])
+        return found
+
+    return told, arrays
+
+
+def weights_from(told: dict[str, Any], arrays: Any, text: int, layer: int, head: int) -> torch.Tensor:
+    """One head's matrix from a file's arrays alone, as the page computes it."""
+    about = told["meta"]["texts"][text]["layers"][layer]
+    whole, mask = arrays(about["block"]), arrays(about["mask_block"])
+    T, S = about["rows"], about["cols"]
+    q, k = (whole[name].astype(np.float64) * whole.get(f"{name}_step", 1.0) for name in ("q", "k"))
+    q, k = q[head], k[head // about["group"]]
+    scores = about["scale"] * q @ k.T
+    if about["softcap"]:
+        scores = about["softcap"] * np.tanh(scores / about["softcap"])
+    own = lambda x: x[min(head, len(x) - 1)]  # noqa: E731
+    if "relative" in mask:
+        scores = scores + own(mask["relative"])[np.arange(S) - np.arange(T)[:, None] + T - 1]
+    if "dense" in mask:
+        scores = scores + own(mask["dense"])
+    visible = np.zeros((T, S), bool)
+    several = len(mask["offsets"]) != T + 1
+    for row in range(T):
+        at = head * T + row if several else row
+        for first, last in mask["ranges"][mask["offsets"][at] : mask["offsets"][at + 1]]:
+            visible[row, first:last] = True
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.where(visible, np.exp(scores - whole["lse"][head][:, None]), 0.0))
+
+
+MASKS = [
+    regard.causal,
+    regard.full,
+    regard.causal & regard.window(9),
+    regard.causal & regard.padding([31]),
+    regard.rule(lambda b, h, q, k: (q - k) % (h + 2) == 0),
+    regard.causal & regard.alibi(4),
+    regard.tensor_mask(torch.randn(4, 40, 40, generator=torch.Generator().manual_seed(0))),
+    regard.tensor_mask(torch.rand(40, 40, generator=torch.Generator().manual_seed(1)) > 0.5),
+]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("fine", [False, True], ids=["16 bits", "24 bits"])
+def test_the_file_holds_the_weights(mask: regard.Mask, fine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "FINE", 10**9 if fine else 0)
+    seen = captured(mask=mask)
+    packed = pack(Contents(seen))
+    told, arrays = opened(packed.blocks)
+    assert told["meta"]["precision"]["relative"] == packed.relative <= (1e-3 if fine else 0.01)
+    for layer, head in ((0, 0), (1, 3)):
+        true = seen.layers[layer].map.to_dense()[0, head].double()
+        off = (weights_from(told, arrays, 0, layer, head) - true).abs()
+        assert float(off.max()) <= packed.absolute * 1.01 + 1e-6
+        assert (
+            float((off / true).nan_to_num(0, 0, 0).where(true > 1e-6, 0).max())
+            <= packed.relative * 1.01 + 1e-5
+        )
+
+
+def test_softcap_and_sinks() -> None:
+    q, k = torch.randn(1, 4, 30, 8), torch.randn(1, 2, 30, 8) + 3
+    sinks = torch.tensor([0.5, 2.0, -1.0, 4.0])
+    map = regard.attention_map(q, k, mask=regard.causal, softcap=5.0, sinks=sinks)
+    base = captured().layers[0]
+    seen = Capture([type(base)(0, "h.0", "", map, base.evidence, range(4))], "m")
+    told, arrays = opened(pack(Contents(seen)).blocks)
+    for head in range(4):
+        found = weights_from(told, arrays, 0, 0, head)
+        torch.testing.assert_close(found, map.to_dense()[0, head].double(), atol=1e-4, rtol=1e-3)
+
+
+def test_what_16_bits_cannot_hold_keeps_24(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "FINE", 0)
+    base = captured().layers[0]
+    for scale in (60.0, 1e6):  # scores of hundreds, of which 16 bits would lose some
+        q, k = torch.randn(1, 1, 64, 8) * scale, torch.randn(1, 1, 64, 8) * 8
+        map = regard.attention_map(q, k, mask=regard.causal, scale=8.0 / scale)
+        packed = pack(Contents(Capture([type(base)(0, "h", "", map, base.evidence, (0,))], "m")))
+        told, _ = opened(packed.blocks)
+        assert [field["type"] for field in told["blocks"]["layer-0-0"]] == ["f24", "f24", "f32", "f32"]
+        assert packed.relative <= 0.01
+
+
+def test_values_come_along_if_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = captured()
+    told, arrays = opened(pack(Contents(seen)).blocks)
+    assert told["meta"]["can"]["values"] is True
+    v = arrays(told["meta"]["texts"][0]["layers"][1]["values_block"])["v"]
+    assert seen.layers[1].values is not None
+    torch.testing.assert_close(torch.from_numpy(v).float(), seen.layers[1].values[0], atol=2e-3, rtol=1e-3)
+    assert opened(pack(Contents(seen), values=False).blocks)[0]["meta"]["can"]["values"] is False
+    monkeypatch.setattr(packing, "VALUES_LIMIT", 1000)
+    assert opened(pack(Contents(seen)).blocks)[0]["meta"]["can"]["values"] is False
+    assert opened(pack(Contents(seen), values=True).blocks)[0]["meta"]["can"]["values"] is True
+
+
+def test_a_bias_too_large_for_a_page_is_refused_kindly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "DENSE_LIMIT", 100)
+    with pytest.raises(ValueError, match="serve the capture instead"):
+        pack(Contents(captured(mask=regard.tensor_mask(torch.randn(40, 40)))))
+
+
+def test_the_page_is_one_file_under_its_own_policy(tmp_path: Path) -> None:
+    tokens = [*HOSTILE, "<!--", "]]>", "\ud800"]
+    model = "</title><script>alert(1)</script> \udfff"
+    path = write(captured(len(tokens), tokens=tokens, model=model), tmp_path / "page.html")
+    text = path.read_text("utf-8")
+    assert "alert(1)" not in text.replace("&lt;script&gt;alert(1)&lt;/script&gt;", "")
+    assert "onerror" not in text
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none'; ")
+    assert "unsafe" not in policy[1]
+    for kind, body in (("script", r"<script>(.*?)</script>"), ("style", r"<style>(.*?)</style>")):
+        found = re.findall(body, text, re.DOTALL)
+        assert len(found) == 1
+        digest = base64.b64encode(hashlib.sha256(found[0].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy[1]
+    markup = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert re.findall(r'(?:src|href)="([^"#]+)"', markup) == ["data:,"]
+    told, _ = opened(dict(BLOCK.findall(text)))
+    assert told["meta"]["texts"][0]["tokens"] == tokens
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    monkeypatch.setattr(packing, "DENSE_LIMIT", 100)
+    with pytest.raises(ValueError):
+        write(captured(mask=regard.tensor_mask(torch.randn(40, 40))), path)
+    assert path.read_text() == "old"
+
+
+def test_modules_are_joined_in_order_without_imports() -> None:
+    script = joined("main")
+    assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
+    assert script.index("const module_state") < script.index("const module_main")
+    assert "</script" not in script.lower()
+
+
+def test_gpt2_small_at_512_tokens_fits_in_25_megabytes(tmp_path: Path) -> None:
+    """One of its twelve layers: a twelfth of the room, less a little for what all share."""
+    draw = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 12, 512, 64, generator=draw) for _ in range(2))
+    map = regard.attention_map(q, k + 2 * torch.randn(1, 12, 1, 64, generator=draw), mask=regard.causal)
+    base = captured().layers[0]
+    seen = Capture([type(base)(0, "h.0.attn", "", map, base.evidence, range(12))], "gpt2")
+    contents = Contents(seen)
+    arrays, (relative, _) = packing._layer(contents.whole(0, "0"), False)
+    assert {array.type for array in arrays} == {"i16", "f32"}
+    assert relative <= 0.005
+    size = len(packing._deflated(b"".join(map_ for map_ in (packing._planes(a) for a in arrays)), noise=True))
+    assert 12 * size <= 24_000_000
+
+
+@pytest.mark.parametrize("size", [30.0, 1e3, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_scores_are_as_exact_in_the_file(size: float, dtype: torch.dtype) -> None:
+    """What the page computes from the file, in float64, beside eager attention's error."""
+    draw = torch.Generator().manual_seed(2)
+    q, k = (torch.randn(1, 2, 40, 8, generator=draw) * size**0.5 for _ in range(2))
+    q[:, 0] /= size**0.5  # one head has small scores
+    q, k = q.to(dtype), (k + 3 * size**0.5).to(dtype)  # and all of a row's have something in common
+    base = captured().layers[0]
+    m = regard.attention_map(q, k, mask=regard.causal)
+    seen = Capture([type(base)(0, "h.0.attn", "", m, base.evidence, range(2))], "large")
+    packed = pack(Contents(seen), values=False)
+    told, arrays = opened(packed.blocks)
+    scores = (q.double() @ k.double().mT * 8**-0.5).masked_fill(~torch.ones(40, 40).tril().bool(), -torch.inf)
+    true = scores.softmax(-1)[0]
+    for head in range(2):
+        found = weights_from(told, arrays, 0, 0, head)
+        assert float((found.sum(-1) - 1).abs().max()) <= 0.01
+        assert float((found - true[head]).abs().max()) <= packed.absolute * 1.01 + 1e-6
+    assert packed.relative <= (0.01 if size < 100 else 2e-6)

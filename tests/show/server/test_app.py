@@ -1,0 +1,573 @@
+"""The page's server over real sockets: what it answers, whom it refuses, and that nothing stops it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.recorder import Capture
+from regard.show.data.contents import Contents
+from regard.show.server.app import Site
+from regard.show.server.background import BackgroundServer
+from regard.show.server.guard import HEADERS, BoundAddress, is_loopback
+from regard.show.server.limits import Limits
+from regard.show.server.line_stream import Tell
+from tests.captures import captured
+
+SMALL = Limits(body=4096, characters=200, tokens=64, texts=3, generated=8)
+
+
+class Answer:
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status, self.headers = response.status, {k.lower(): v for k, v in response.getheaders()}
+        self.body = response.read()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.body.splitlines()]
+
+    @property
+    def floats(self) -> torch.Tensor:
+        return torch.from_numpy(np.frombuffer(self.body, "<f4").copy())
+
+
+def ask(
+    running: BackgroundServer,
+    path: str,
+    *,
+    method: str = "GET",
+    body: bytes | dict[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    if isinstance(body, dict):
+        body, headers = json.dumps(body).encode(), {"content-type": "application/json", **(headers or {})}
+    with closing(http.client.HTTPConnection("127.0.0.1", running.door.port, timeout=30)) as connection:
+        connection.request("POST" if body is not None else method, path, body, dict(headers or {}))
+        return Answer(connection.getresponse())
+
+
+def reader(text: str, tell: Tell) -> Capture:
+    tell("reading", 1, 2)
+    if "trouble" in text:
+        raise RuntimeError("the model broke down")
+    if "wrong" in text:
+        raise ValueError("config.json: expected JSON")
+    tell("reading", 2, 2)
+    return captured(len(text.split()), seed=1)
+
+
+def writer(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
+    yield {"start": {"window": window, "sinks": sinks}}
+    for number in range(tokens):
+        yield {"step": {"token": f"<{number}>"}}
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., BackgroundServer]]:
+    open_: list[BackgroundServer] = []
+
+    def start(seen: Capture | None = None, *, host: str = "127.0.0.1", **options: Any) -> BackgroundServer:
+        options = {"read": reader, "generate": writer, "limits": SMALL, **options}
+        running = BackgroundServer(Site(Contents(seen or captured()), **options), host=host).start()
+        open_.append(running)
+        return running
+
+    yield start
+    for running in open_:
+        running.close()
+
+
+def test_numbers_are_those_of_the_library(serve: Callable[..., BackgroundServer]) -> None:
+    seen = captured(40)
+    running = serve(seen)
+    map = seen[1, 3][0]
+    tile = ask(running, "/api/tile?text=0&layer=1&head=3&z=0&i=0&j=0").floats.view(2, 40, 40)
+    torch.testing.assert_close(tile[0], map.to_dense(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(tile[1].clamp(min=0), map.to_dense(), rtol=1e-5, atol=1e-7)
+    row = ask(running, "/api/row?text=0&layer=1&head=3&row=17").floats
+    torch.testing.assert_close(row, map[17].to_dense(), rtol=1e-5, atol=1e-7)
+    column = ask(running, "/api/column?text=0&layer=1&head=3&col=5").floats
+    torch.testing.assert_close(column, map.to_dense()[:, 5], rtol=1e-5, atol=1e-7)
+    mean = ask(running, "/api/row?text=0&layer=mean&head=mean&row=17").floats
+    expected = torch.stack([layer.to_dense()[0, :, 17] for layer in seen]).mean((0, 1))
+    torch.testing.assert_close(mean, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_everything_the_page_asks_for_is_there(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    meta = ask(running, "/api/meta").json
+    assert meta["can"] == {"generate": True, "capture": True, "values": True}
+    assert len(meta["texts"][0]["tokens"]) == 40
+    assert len(ask(running, "/api/thumbs?text=0&layer=0").body) == 4 * 64 * 64
+    assert len(ask(running, "/api/sinks?text=0&layer=0").json) == 4
+    assert len(ask(running, "/api/heads?text=0").json) == 8
+    steps = ask(running, "/api/steps?text=0&layer=0&head=1&row=20").json
+    assert steps["sum"] == pytest.approx(1, abs=1e-5)
+    page = ask(running, "/")
+    assert page.headers["content-type"].startswith("text/html")
+    for path in ("main.js", "style.css"):
+        assert ask(running, f"/page/{path}").status == 200
+
+
+def test_only_the_files_of_the_page_are_served(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    for path in (
+        "/page/../server.py",
+        "/page/%2e%2e/server.py",
+        "/page/..%2fserver.py",
+        "//etc/passwd",
+        "/page//etc/passwd",
+        "/page/",
+        "/page/index.html%00.js",
+        "/api/file?path=/etc/passwd",
+    ):
+        assert ask(running, path).status == 404, path
+
+
+def test_without_a_model_nothing_can_be_read_or_generated(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve(read=None, generate=None)
+    assert ask(running, "/api/meta").json["can"]["capture"] is False
+    for path in ("/api/capture", "/api/generate"):
+        assert ask(running, path, body={"text": "a"}).status == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/api/meta", "/page/style.css", "/nothing", "/api/tile"])
+def test_every_answer_has_the_headers_that_keep_a_browser_safe(
+    path: str, serve: Callable[..., BackgroundServer]
+) -> None:
+    answer = ask(serve(), path)
+    assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
+    policy = answer.headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert "server" not in answer.headers
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1:1", "localhost", ""])
+def test_another_name_for_this_machine_is_refused(host: str, serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    for path in ("/", "/api/meta"):
+        answer = ask(running, path, headers={"host": host.format(port=running.door.port)})
+        assert answer.status == 421
+        assert "answers to no other name" in answer.json["error"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
+def test_its_own_names_are_served(host: str, serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    answer = ask(running, "/api/meta", headers={"host": host.format(port=running.door.port)})
+    assert answer.status == 200
+
+
+def test_a_page_from_elsewhere_may_not_post(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    own = f"http://127.0.0.1:{running.door.port}"
+    for origin, status in (
+        ("http://evil.example", 403),
+        ("null", 403),
+        (own.replace("http", "https"), 403),
+        (f"http://localhost:{running.door.port}", 403),
+        (own, 200),
+    ):
+        answer = ask(running, "/api/capture", body={"text": "a b c"}, headers={"origin": origin})
+        assert answer.status == status, origin
+    # A form can send text from any page without asking; JSON it cannot.
+    plain = ask(running, "/api/capture", body=b'{"text": "a"}', headers={"content-type": "text/plain"})
+    assert plain.status == 415
+    embedded = ask(running, "/api/meta", headers={"sec-fetch-site": "cross-site"})
+    assert embedded.status == 403
+
+
+def test_bound_elsewhere_the_address_holds_a_secret(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve(host="0.0.0.0")
+    token = running.door.token
+    assert len(token) >= 32
+    assert running.address == f"http://127.0.0.1:{running.door.port}/{token}/"
+    assert token not in repr(running.door)
+    assert ask(running, f"/{token}/").status == 200
+    assert ask(running, f"/{token}/api/meta").status == 200
+    for path in (
+        "/",
+        "/api/meta",
+        f"/{token[:-1]}/api/meta",
+        f"/{token}x/",
+        "/%00/",
+        "/%C3%BC/",
+    ):
+        answer = ask(running, path)
+        assert answer.status == 403, path
+        assert token not in answer.body.decode()
+    assert BoundAddress.at("0.0.0.0", 80).token != BoundAddress.at("0.0.0.0", 80).token
+
+
+def test_what_is_loopback() -> None:
+    assert all(is_loopback(x) for x in ("127.0.0.1", "127.1.2.3", "::1", "localhost"))
+    assert not any(is_loopback(x) for x in ("0.0.0.0", "::", "192.168.0.2", "example.org", ""))
+    assert BoundAddress("::1", 5).address == "http://[::1]:5/"
+    assert "[::1]:5" in BoundAddress("::1", 5).hosts
+
+
+def test_a_text_is_read_while_the_page_is_told_how_far_it_is(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    answer = ask(running, "/api/capture", body={"text": "one two three"})
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.lines == [
+        {"progress": {"doing": "reading", "done": 1, "of": 2}},
+        {"progress": {"doing": "reading", "done": 2, "of": 2}},
+        {"text": 1},
+    ]
+    assert len(ask(running, "/api/meta").json["texts"]) == 2
+    assert len(ask(running, "/api/row?text=1&layer=0&head=0&row=2").floats) == 3
+
+
+def test_generating_comes_line_by_line(serve: Callable[..., BackgroundServer]) -> None:
+    asked = {"text": "a", "tokens": 2, "window": 5, "sinks": 1}
+    lines = ask(serve(), "/api/generate", body=asked).lines
+    assert lines[0] == {"start": {"window": 5, "sinks": 1}}
+    assert [line["step"]["token"] for line in lines[1:]] == ["<0>", "<1>"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("capture", {"text": "x" * 201}, 413, "at most 200 characters, got 201"),
+        ("capture", {"text": " "}, 400, "text: expected some text"),
+        ("capture", {"text": 5}, 400, "text: expected some text"),
+        ("capture", {}, 400, "text: expected some text"),
+        ("capture", {"text": "half \ud83d of one"}, 400, "text: expected whole characters"),
+        ("capture", b"[" * 4000, 400, "expected a JSON object"),
+        ("capture", b"\xff", 400, "expected a JSON object"),
+        ("capture", b"x" * 5000, 413, "at most 4,096 bytes"),
+        ("generate", {"text": "a", "tokens": 9}, 400, "tokens: expected a whole number from 1 to 8, got 9"),
+        ("generate", {"text": "a", "tokens": True}, 400, "tokens: expected a whole number"),
+        ("generate", {"text": "a", "window": 0}, 400, "window: expected a whole number"),
+        ("generate", {"text": "a", "sinks": -1}, 400, "sinks: expected a whole number"),
+    ],
+)
+def test_what_is_too_much_or_wrong_is_said(
+    path: str, body: Any, status: int, message: str, serve: Callable[..., BackgroundServer]
+) -> None:
+    running = serve()
+    answer = ask(running, f"/api/{path}", body=body, headers={"content-type": "application/json"})
+    assert answer.status == status
+    assert message in answer.json["error"]
+    assert ask(running, "/api/meta").status == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "message"),
+    [
+        ("tile?text=0&layer=0&head=0&z=0&i=0", 400, "j: expected in the request"),
+        ("tile?text=0&layer=0&head=0&z=-1&i=0&j=0", 400, "z: expected a whole number"),
+        ("tile?text=0&layer=0&head=0&z=9&i=0&j=0", 404, "z: expected a level"),
+        ("tile?text=0&layer=0&head=0&z=0&i=7&j=0", 404, "tile: expected one of"),
+        ("tile?text=0&layer=0&head=77&z=0&i=0&j=0", 404, "head: expected one of"),
+        ("tile?text=5&layer=0&head=0&z=0&i=0&j=0", 404, "text: expected a number"),
+        ("row?text=0&layer=__class__&head=0&row=0", 404, "layer: expected one of"),
+        ("row?text=5&layer=mean&head=mean&row=0", 404, "text: expected a number"),
+        ("column?text=0&layer=mean&head=mean&col=999", 404, "col: expected a number"),
+        ("meta/", 404, "there is nothing at this address"),
+        ("row?text=0&layer=0&head=0&row=4e1", 400, "row: expected a whole number"),
+        ("row?text=0&layer=0&head=0&row=" + "9" * 5000, 400, "row: expected a whole number"),
+        ("row?text=0&layer=0&head=0&row=999", 404, "row: expected a number"),
+        ("steps?text=0&layer=0&head=0&row=999", 404, "row: expected a number"),
+    ],
+)
+def test_what_is_not_there_is_said(
+    query: str, status: int, message: str, serve: Callable[..., BackgroundServer]
+) -> None:
+    answer = ask(serve(), f"/api/{query}")
+    assert answer.status == status
+    assert message in answer.json["error"]
+
+
+def test_a_model_that_fails_is_reported_and_the_server_goes_on(
+    serve: Callable[..., BackgroundServer],
+) -> None:
+    running = serve()
+    assert ask(running, "/api/capture", body={"text": "trouble"}).lines[-1] == {
+        "error": "RuntimeError: the model broke down"
+    }
+    assert ask(running, "/api/capture", body={"text": "wrong"}).lines[-1] == {
+        "error": "config.json: expected JSON"
+    }
+    assert ask(running, "/api/capture", body={"text": "a b"}).lines[-1] == {"text": 1}
+
+
+def test_a_mistake_of_ours_is_answered_and_logged(
+    serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Contents, "row", lambda *_: 1 / 0)
+    running = serve()
+    answer = ask(running, "/api/row?text=0&layer=0&head=0&row=0")
+    assert (answer.status, answer.json) == (
+        500,
+        {"error": "the server stumbled: ZeroDivisionError: division by zero"},
+    )
+    assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
+    assert "a request failed: /api/row" in caplog.text
+    assert ask(running, "/api/meta").status == 200
+
+
+def test_too_many_tokens_and_too_many_texts(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    long = ask(running, "/api/capture", body={"text": "a " * 70}).lines[-1]
+    assert long == {"error": "text: expected at most 64 tokens, got 70"}
+    for number in (1, 2):
+        assert ask(running, "/api/capture", body={"text": "a b"}).lines[-1] == {"text": number}
+    full = ask(running, "/api/capture", body={"text": "a b"})
+    assert full.status == 409
+    assert "3 texts already" in full.json["error"]
+
+
+class Slow:
+    """A reader that goes on until it is let go or nobody waits for it, and says which of the two it was."""
+
+    def __init__(self) -> None:
+        self.began, self.go_on, self.stopped = threading.Event(), threading.Event(), threading.Event()
+
+    def __call__(self, text: str, tell: Tell) -> Capture:
+        try:
+            for number in range(3000):
+                tell("reading", number, 3000)
+                self.began.set()
+                if self.go_on.wait(0.01):
+                    return captured(8)
+        except BaseException:
+            self.stopped.set()
+            raise
+        raise AssertionError("nobody let it go")
+
+
+def begin(running: BackgroundServer, path: str, body: dict[str, Any]) -> socket.socket:
+    """A request that was sent, and whose answer nobody reads."""
+    connection = socket.create_connection(("127.0.0.1", running.door.port), timeout=30)
+    sent = json.dumps(body).encode()
+    connection.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{running.door.port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(sent)}\r\n\r\n".encode()
+        + sent
+    )
+    return connection
+
+
+def test_one_text_at_a_time_and_others_are_told(serve: Callable[..., BackgroundServer]) -> None:
+    slow = Slow()
+    running = serve(read=slow)
+    with closing(begin(running, "/api/capture", {"text": "a"})):
+        assert slow.began.wait(30)
+        for path in ("/api/capture", "/api/generate"):
+            busy = ask(running, path, body={"text": "b"})
+            assert busy.status == 409
+            assert busy.json["error"] == "the model is busy reading a text: try again when it is done"
+        assert ask(running, "/api/row?text=0&layer=0&head=0&row=3").status == 200
+        slow.go_on.set()
+        wait_until(lambda: len(ask(running, "/api/meta").json["texts"]) == 2)
+    assert ask(running, "/api/generate", body={"text": "b"}).status == 200
+
+
+def test_the_work_ends_when_the_one_who_asked_has_left(serve: Callable[..., BackgroundServer]) -> None:
+    slow = Slow()
+    running = serve(read=slow)
+    begin(running, "/api/capture", {"text": "a"}).close()
+    assert slow.stopped.wait(30)
+    slow.go_on.set()
+    wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
+
+
+def test_generating_ends_when_the_one_who_asked_has_left(serve: Callable[..., BackgroundServer]) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def endless(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
+        try:
+            while True:
+                yield {"step": {}}
+                began.set()
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    running = serve(generate=endless)
+    connection = begin(running, "/api/generate", {"text": "a"})
+    assert began.wait(30)
+    assert not ended.is_set()
+    connection.close()
+    assert ended.wait(30)
+    wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
+
+
+def wait_until(happens: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if happens():
+            return
+        time.sleep(0.05)
+    pytest.fail("it did not happen within half a minute")
+
+
+def test_a_slow_client_holds_nobody_up(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    slow = []
+    for _ in range(10):
+        connection = socket.create_connection(("127.0.0.1", running.door.port), timeout=30)
+        connection.sendall(b"GET /api/meta HTTP/1.1\r\nHo")  # and no more, for now
+        slow.append(connection)
+    for _ in range(5):
+        assert ask(running, "/api/meta").status == 200
+    slow[0].sendall(f"st: 127.0.0.1:{running.door.port}\r\n\r\n".encode())
+    assert slow[0].recv(4096).startswith(b"HTTP/1.1 200")
+    for connection in slow:
+        connection.close()
+    assert ask(running, "/api/meta").status == 200
+
+
+def test_a_request_that_announces_too_much_is_refused_before_it_comes(
+    serve: Callable[..., BackgroundServer],
+) -> None:
+    running = serve(limits=SMALL)
+    head = f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.door.port}\r\n"
+    with socket.create_connection(("127.0.0.1", running.door.port), timeout=30) as client:
+        client.sendall(
+            (head + "Content-Type: application/json\r\nContent-Length: 999999999\r\n\r\n{").encode()
+        )
+        assert b" 413 " in client.recv(4096).splitlines()[0]
+
+
+def test_a_request_that_breaks_off_is_no_mistake_of_ours(
+    serve: Callable[..., BackgroundServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    running = serve()
+    head = f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.door.port}\r\n"
+    with socket.create_connection(("127.0.0.1", running.door.port), timeout=30) as client:
+        client.sendall((head + 'Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"te').encode())
+        time.sleep(0.2)
+    running.close()
+    assert "failed" not in caplog.text
+
+
+def test_a_client_that_reads_nothing_holds_nobody_up(serve: Callable[..., BackgroundServer]) -> None:
+    def flood(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
+        for _ in range(400):
+            yield {"step": {"token": "x" * 100_000}}
+
+    running = serve(generate=flood)
+    with closing(begin(running, "/api/generate", {"text": "a"})):
+        for _ in range(5):
+            assert ask(running, "/api/meta").status == 200
+        # Its answer is done and waits for it; the model is free again.
+        wait_until(lambda: ask(running, "/api/capture", body={"text": "a b"}).status == 200)
+
+
+def test_ten_clients_at_once_all_get_their_numbers(serve: Callable[..., BackgroundServer]) -> None:
+    seen = captured(300, layers=2)
+    running = serve(seen)
+    maps = {(layer, head): seen[layer, head][0].to_dense() for layer in range(2) for head in range(4)}
+
+    def client(number: int) -> bool:
+        for turn in range(6):
+            layer, head, row = turn % 2, (number + turn) % 4, (37 * number + turn) % 300
+            got = ask(running, f"/api/row?text=0&layer={layer}&head={head}&row={row}").floats
+            torch.testing.assert_close(got, maps[layer, head][row], rtol=1e-4, atol=1e-6)
+            assert ask(running, f"/api/tile?text=0&layer={layer}&head={head}&z=1&i=0&j=0").status == 200
+        return True
+
+    with ThreadPoolExecutor(10) as clients:
+        assert all(clients.map(client, range(10)))
+
+
+def test_work_that_nobody_waits_for_is_dropped(
+    serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    let_go = threading.Event()
+
+    def row(self: Contents, text: int, layer: str, head: int, row: int) -> torch.Tensor:
+        begun.append(row)
+        let_go.wait(30)
+        return torch.zeros(1)
+
+    monkeypatch.setattr(Contents, "row", row)
+    running = serve(limits=Limits(workers=1))
+    port = running.door.port
+    waiting = []
+    for number in range(6):
+        connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        path = f"/api/row?text=0&layer=0&head=0&row={number}"
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        wait_until(lambda number=number: running.site.waiting == number + 1)
+        waiting.append(connection)
+    for connection in waiting[1:]:
+        connection.close()
+    wait_until(lambda: running.site.waiting == 1)
+    let_go.set()
+    assert waiting[0].recv(4096).startswith(b"HTTP/1.1 200")
+    assert begun == [0]
+    waiting[0].close()
+
+
+def test_more_than_it_can_do_is_refused_kindly(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve(limits=Limits(waiting=0))
+    answer = ask(running, "/api/meta")
+    assert answer.status == 503
+    assert "try again" in answer.json["error"]
+
+
+def test_a_port_that_is_taken_is_said(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    with pytest.raises(ValueError, match=rf"127.0.0.1:{running.door.port} cannot be served"):
+        BackgroundServer(Site(Contents(captured())), port=running.door.port)
+
+
+def test_it_ends_quickly_also_while_work_goes_on(serve: Callable[..., BackgroundServer]) -> None:
+    slow = Slow()
+    running = serve(read=slow)
+    with closing(begin(running, "/api/capture", {"text": "a"})):
+        assert slow.began.wait(30)
+        running.close()
+        assert slow.stopped.wait(30)
+    with pytest.raises(ConnectionError):
+        ask(running, "/api/meta")
+
+
+def test_a_reader_that_sees_nothing_is_reported(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve(read=lambda text, tell: Capture())
+    lines = ask(running, "/api/capture", body={"text": "a"}).lines
+    assert "expected a capture that saw something" in lines[-1]["error"]
+    assert ask(running, "/api/meta").status == 200
+
+
+def test_a_capture_whose_files_are_damaged_is_reported_and_the_rest_goes_on(
+    serve: Callable[..., BackgroundServer], tmp_path: Path
+) -> None:
+    captured(12).save(tmp_path / "capture")
+    running = serve(regard.load(tmp_path / "capture"))
+    assert ask(running, "/api/meta").status == 200
+    for path in (tmp_path / "capture").glob("*.safetensors"):
+        path.write_bytes(b"\x00" * 64)
+    found = ask(running, "/api/row?text=0&layer=1&head=0&row=3")
+    assert found.status == 400
+    assert "is not a whole safetensors file" in found.json["error"]
+    for path in (tmp_path / "capture").glob("*.safetensors"):
+        path.unlink()
+    found = ask(running, "/api/row?text=0&layer=0&head=0&row=3")
+    assert found.status == 400
+    assert "which is not there" in found.json["error"]
+    assert ask(running, "/api/capture", body={"text": "a b c"}).lines[-1] == {"text": 1}
+    assert ask(running, "/api/row?text=1&layer=0&head=0&row=2").status == 200
