@@ -91,6 +91,10 @@ def test_every_name_and_subpackage_is_found() -> None:
     assert {*regard.__all__, *regard._PACKAGES, "__version__"} <= set(dir(regard))
 
 
+def test_a_documented_module_is_reached_from_the_package() -> None:
+    assert "regard" in imported_by("import regard; regard.attention.steps.trace")
+
+
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="module 'regard' has no attribute 'attention_free'"):
         _ = regard.attention_free

@@ -10,15 +10,17 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.check import check
-from regard.cli.data import data
-from regard.cli.explain_mistake import explain_mistake
-from regard.cli.generate import generate
-from regard.cli.heads import heads
-from regard.cli.inspect import inspect
-from regard.cli.stages import stages
-from regard.cli.survey import survey
-from regard.cli.train import train
+from regard.cli import (
+    check,
+    data,
+    explain_mistake,
+    generate,
+    heads,
+    inspect,
+    stages,
+    survey,
+    train,
+)
 from regard.extras import MissingExtraError
 from regard.version import __version__
 
@@ -39,15 +41,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(check)
-app.command()(data)
-app.command("explain-mistake")(explain_mistake)
-app.command()(generate)
-app.command()(heads)
-app.command()(inspect)
-app.command()(stages)
-app.command()(survey)
-app.command()(train)
+app.command()(check.check)
+app.command()(data.data)
+app.command("explain-mistake")(explain_mistake.explain_mistake)
+app.command()(generate.generate)
+app.command()(heads.heads)
+app.command()(inspect.inspect)
+app.command()(stages.stages)
+app.command()(survey.survey)
+app.command()(train.train)
 
 
 def _version(asked: bool) -> None:

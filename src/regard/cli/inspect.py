@@ -127,10 +127,9 @@ def _title(text: str) -> str:
 
 
 def _loaded(path: Path) -> Capture:
-    import regard
-    from regard.recorder import Capture
+    from regard.recorder import Capture, load
 
-    found: Any = regard.load(path)
+    found = load(path)
     if not isinstance(found, Capture):
         raise ValueError(f"{path}: expected a capture, a folder that seen.save(…) wrote, got one map")
     return found
