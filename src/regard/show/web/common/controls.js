@@ -1,0 +1,109 @@
+// Parts that several views share: choosing a layer and a head, a ramp with its ends, a slider with its value.
+
+import { ramp } from "./colours.js";
+import { element } from "./dom.js";
+import { layerName, layerOf } from "./layers.js";
+
+/** A labelled select; `fill(options, value)` with options as [value, label] pairs. */
+export function select(label, choose) {
+  const box = element("select", { "aria-label": label });
+  const whole = element(
+    "label",
+    { class: "field" },
+    element("span", { class: "quiet small", text: label }),
+    box,
+  );
+  let shown = "";
+  whole.fill = (options, value) => {
+    const now = JSON.stringify(options);
+    if (now !== shown)
+      box.replaceChildren(...options.map(([v, text]) => element("option", { value: v, text })));
+    shown = now;
+    box.value = String(value);
+  };
+  box.addEventListener("change", () => choose(box.value));
+  return whole;
+}
+
+/** Two selects, for a layer and a head; `show(state)` keeps them up to date. */
+export function headPicker(app) {
+  const layer = select("Layer", (key) => app.set({ layer: key }));
+  const head = select("Head", (value) => app.set({ head: Number(value) }));
+  const box = element("div", { class: "fields" }, layer, head);
+  box.show = (state, { heads = true, layers = true } = {}) => {
+    const about = layerOf(app.meta, state.text, state.layer);
+    layer.fill(
+      app.meta.texts[state.text].layers.map((one) => [one.key, layerName(one)]),
+      about.key,
+    );
+    head.fill(
+      about.heads.map((number) => [String(number), String(number)]),
+      state.head,
+    );
+    layer.hidden = !layers;
+    head.hidden = !heads;
+    box.hidden = !heads && !layers;
+  };
+  return box;
+}
+
+/** The ramp as a strip, with what stands at its two ends. */
+export function rampBar() {
+  const canvas = element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
+  const [low, high] = [element("span"), element("span")];
+  const box = element("span", { class: "ramp small quiet" }, low, canvas, high);
+  box.show = (least, most) => {
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(256, 1);
+    new Uint32Array(image.data.buffer).set(ramp().pixels);
+    context.putImageData(image, 0, 0);
+    low.textContent = least;
+    high.textContent = most;
+  };
+  return box;
+}
+
+/** A slider over a list of values, with the chosen one beside it. */
+export function slider(label, choose, say = String) {
+  const input = element("input", { type: "range", min: 0, step: 1, "aria-label": label });
+  const value = element("output", { class: "mono" });
+  const box = element(
+    "label",
+    { class: "slider" },
+    element("span", { class: "quiet small", text: label }),
+    input,
+    value,
+  );
+  let values = [];
+  const spell = () => {
+    value.textContent = values.length ? say(values[input.value]) : "–";
+    input.setAttribute("aria-valuetext", value.textContent);
+  };
+  box.fill = (all, chosen) => {
+    values = all;
+    input.max = Math.max(0, all.length - 1);
+    input.value = Math.max(0, all.indexOf(chosen));
+    input.disabled = all.length < 2;
+    spell();
+  };
+  input.addEventListener("input", () => {
+    spell();
+    choose(values[input.value]);
+  });
+  box.input = input;
+  return box;
+}
+
+/** A sentence where there is nothing to show. */
+export function empty(text) {
+  return element("p", { class: "empty", text });
+}
+
+/** Runs `work(fresh)` so that only the latest call counts: `fresh()` is false once another has begun. */
+export function latest(work) {
+  let turn = 0;
+  return (...given) => {
+    const mine = ++turn;
+    return work(() => mine === turn, ...given);
+  };
+}

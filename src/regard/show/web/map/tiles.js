@@ -1,0 +1,130 @@
+// Which tiles a picture needs, and what stands in for those that are not there yet.
+// A tile of level z is 256 × 256 cells of 2^z × 2^z tokens, as `source.js` gives it.
+
+const SIDE = 256;
+const KEPT = 128; // tiles of one head
+
+/** The coarsest level: one tile holds the whole map. */
+export function topLevel(T, S) {
+  return Math.max(0, Math.ceil(Math.log2(Math.max(T, S, 1) / SIDE)));
+}
+
+/** The level at which a cell is about one pixel of the screen: from 0.7 to 1.4. */
+export function levelFor(pixels, T, S) {
+  return Math.min(topLevel(T, S), Math.max(0, Math.round(-Math.log2(pixels))));
+}
+
+export class TilePyramid {
+  /** `changed` is called when a tile has come, `failed` with an error that is not about leaving. */
+  constructor(source, changed, failed) {
+    Object.assign(this, { source, changed, failed, name: "", tiles: new Map(), asked: new Map() });
+  }
+
+  /** Turns to a head of a layer on a text; `without` leaves one key out of the count, if not null. */
+  look({ text, layer, head, T, S, without }) {
+    const name = [text, layer, head, without].join(" ");
+    if (name === this.name) return;
+    for (const [, stop] of this.asked) stop.abort();
+    Object.assign(this, { name, text, layer, head, T, S, without, tiles: new Map(), asked: new Map() });
+  }
+
+  /**
+   * What to draw for a frame (in tokens) at level z: a list, coarse before fine, of
+   * {tile, z, i, j, part: {left, top, right, bottom}}, where the part is what shall be seen of it, in tokens;
+   * the tile is null where nothing is there yet.
+   * Missing tiles are asked for. `complete` says whether all are there.
+   */
+  cover(frame, z) {
+    const span = SIDE * 2 ** z;
+    const last = (size) => Math.ceil(size / span) - 1;
+    const within = (value, size) => Math.min(last(size), Math.max(0, Math.floor(value / span)));
+    const [top, bottom] = [within(frame.top, this.T), within(frame.bottom, this.T)];
+    const [left, right] = [within(frame.left, this.S), within(frame.right, this.S)];
+    const drawn = [];
+    const missing = [];
+    for (let i = top; i <= bottom; i++) {
+      for (let j = left; j <= right; j++) {
+        const found = this.nearest(z, i, j);
+        drawn.push({ ...(found ?? { tile: null, z, i, j }), part: this.part(z, i, j) });
+        if (!found || found.z !== z) missing.push([z, i, j]);
+      }
+    }
+    drawn.sort((a, b) => b.z - a.z);
+    const middle = [(frame.top + frame.bottom) / 2 / span - 0.5, (frame.left + frame.right) / 2 / span - 0.5];
+    const far = ([, i, j]) => (i - middle[0]) ** 2 + (j - middle[1]) ** 2;
+    missing.sort((a, b) => far(a) - far(b));
+    this.ask(missing);
+    return { drawn, complete: missing.length === 0 };
+  }
+
+  /** The tile, or the finest coarser one that covers it. */
+  nearest(z, i, j) {
+    for (let up = 0; z + up <= topLevel(this.T, this.S); up++) {
+      const [y, x] = [i >> up, j >> up];
+      const key = `${z + up} ${y} ${x}`;
+      const tile = this.tiles.get(key);
+      if (tile) {
+        this.tiles.delete(key);
+        this.tiles.set(key, tile); // lately used
+        return { tile, z: z + up, i: y, j: x };
+      }
+    }
+    return null;
+  }
+
+  /** The tokens that a tile covers. */
+  part(z, i, j) {
+    const span = SIDE * 2 ** z;
+    return {
+      left: j * span, right: Math.min(this.S, (j + 1) * span),
+      top: i * span, bottom: Math.min(this.T, (i + 1) * span),
+    };
+  }
+
+  /** Asks for tiles, nearest first, a few at once; lets go of questions that nobody waits for any more. */
+  ask(missing) {
+    const keys = new Set(missing.map((place) => place.join(" ")));
+    for (const [key, stop] of this.asked) {
+      if (!keys.has(key)) {
+        stop.abort();
+        this.asked.delete(key);
+      }
+    }
+    for (const place of missing) {
+      if (this.asked.size >= this.source.atOnce) break;
+      if (!this.asked.has(place.join(" "))) this.fetch(place);
+    }
+  }
+
+  async fetch([z, i, j]) {
+    const key = `${z} ${i} ${j}`;
+    const { name } = this;
+    const stop = new AbortController();
+    this.asked.set(key, stop);
+    try {
+      const options = { without: this.without, signal: stop.signal };
+      const tile = await this.source.tile(this.text, this.layer, this.head, z, i, j, options);
+      if (name !== this.name) return;
+      this.tiles.set(key, { ...tile });
+      if (this.tiles.size > KEPT) this.tiles.delete(this.tiles.keys().next().value);
+    } catch (error) {
+      if (error.name !== "AbortError" && name === this.name) this.failed(error);
+      return;
+    } finally {
+      if (this.asked.get(key) === stop) this.asked.delete(key);
+    }
+    this.changed();
+  }
+
+  /** The numbers of the cell that holds a place, from the finest tile that is there: {mass, max, z}. */
+  cell(row, col) {
+    for (let z = 0; z <= topLevel(this.T, this.S); z++) {
+      const [y, x] = [Math.floor(row / 2 ** z), Math.floor(col / 2 ** z)];
+      const tile = this.tiles.get(`${z} ${y >> 8} ${x >> 8}`);
+      if (!tile) continue;
+      const at = (y & 255) * tile.cols + (x & 255);
+      return { mass: tile.mass[at], max: tile.max[at], z };
+    }
+    return null;
+  }
+}

@@ -1,0 +1,133 @@
+// The page's numbers from the file itself: q, k and lse of every layer lie in it, packed.
+
+import { evictionOf } from "./eviction.js";
+import { arrays, json } from "./packed.js";
+import { Head } from "./weights.js";
+import { rowSteps } from "./row_steps.js";
+
+const KEPT = 96; // tiles
+const HEADS = 8; // whose arrays are ready
+
+/** Numbers times the step of their channel, or as they are where there are no steps. */
+function scaled(numbers, steps) {
+  return steps ? numbers.map((number, i) => number * steps[i % steps.length]) : numbers;
+}
+
+export async function openSaved() {
+  const { meta, blocks, sinks, heads } = await json("regard-data");
+  const layers = new Map(); // "text layer" → a promise of its arrays
+  const tiles = new Map();
+  const evictions = new Map();
+  const once = (map, key, make) => {
+    if (!map.has(key)) map.set(key, make());
+    return map.get(key);
+  };
+  const block = (name) => once(layers, name, () => arrays(name, blocks[name]));
+  const described = (text, layer) => {
+    const found = meta.texts[text].layers.find((one) => one.key === layer);
+    if (!found) throw new Error(`There is no layer ${layer}.`);
+    return found;
+  };
+
+  const ready = new Map(); // heads that were looked at lately
+  /** One head's arrays, ready to compute with. */
+  function head(text, layer, number) {
+    const found = once(ready, [text, layer, number].join(" "), () => prepared(text, layer, number));
+    if (ready.size > HEADS) ready.delete(ready.keys().next().value);
+    return found;
+  }
+
+  async function prepared(text, layer, number) {
+    const about = described(text, layer);
+    const h = about.heads.indexOf(number);
+    if (h < 0) throw new Error(`Layer ${layer} has no head ${number}.`);
+    const [whole, masks] = await Promise.all([block(about.block), block(about.mask_block)]);
+    const { rows: T, cols: S, width: D } = about;
+    const part = (array, index, size) => array.subarray(index * size, (index + 1) * size);
+    const own = (array, size) => part(array, array.length === size ? 0 : h, size);
+    const alike = masks.offsets.length === T + 1; // all heads see the same
+    const offsets = alike ? masks.offsets : masks.offsets.subarray(h * T, (h + 1) * T + 1);
+    const g = Math.floor(h / about.group);
+    return new Head({
+      T,
+      S,
+      D,
+      q: scaled(part(whole.q, h, T * D), whole.q_step && part(whole.q_step, h, D)),
+      k: scaled(part(whole.k, g, S * D), whole.k_step && part(whole.k_step, g, D)),
+      mean: part(whole.mean, g, D),
+      lse: part(whole.lse, h, T),
+      scale: about.scale,
+      softcap: about.softcap,
+      offsets,
+      ranges: masks.ranges,
+      relative: masks.relative ? own(masks.relative, T + S - 1) : null,
+      dense: masks.dense ? own(masks.dense, T * S) : null,
+    });
+  }
+
+  async function values(text, layer, number) {
+    const about = described(text, layer);
+    if (!about.values_block) return null;
+    const { v } = await block(about.values_block);
+    const size = about.cols * about.value_width;
+    const g = Math.floor(about.heads.indexOf(number) / (about.heads.length / (v.length / size)));
+    return v.subarray(g * size, (g + 1) * size);
+  }
+
+  /** The mean over the heads asked for, of what `look` finds in each. */
+  async function mean(text, layer, number, look) {
+    const some = layer === "mean" ? meta.texts[text].layers : [described(text, layer)];
+    let total = null;
+    let count = 0;
+    for (const about of some) {
+      for (const one of number === "mean" ? about.heads : [number]) {
+        const found = look(await head(text, about.key, one));
+        if (!total) total = new Float32Array(found.length);
+        if (found.length !== total.length)
+          throw new Error("The layers see different texts, so that they have no mean.");
+        for (let i = 0; i < found.length; i++) total[i] += found[i];
+        count++;
+      }
+    }
+    if (count > 1) for (let i = 0; i < total.length; i++) total[i] /= count;
+    return total;
+  }
+
+  return {
+    meta,
+    atOnce: 1, // there is one of us to compute
+    async thumbs(text, layer) {
+      const about = described(text, layer);
+      const { pictures } = await block(`thumbs-${text}`);
+      const size = 64 * 64;
+      let before = 0;
+      for (const one of meta.texts[text].layers) {
+        if (one === about) break;
+        before += one.heads.length;
+      }
+      return {
+        pictures: pictures.subarray(before * size, (before + about.heads.length) * size),
+        sinks: sinks[text][layer],
+      };
+    },
+    async tile(text, layer, number, z, i, j, options = {}) {
+      const key = [text, layer, number, z, i, j, options.without ?? null].join(" ");
+      if (tiles.has(key)) return tiles.get(key);
+      const made = await (await head(text, layer, number)).tile(z, i, j, options);
+      tiles.set(key, made);
+      if (tiles.size > KEPT) tiles.delete(tiles.keys().next().value);
+      return made;
+    },
+    row: (text, layer, number, row) => mean(text, layer, number, (one) => one.row(row)),
+    column: (text, layer, number, col) => mean(text, layer, number, (one) => one.column(col)),
+    heads: async (text) => heads[text],
+    async steps(text, layer, number, row) {
+      const one = await head(text, layer, number);
+      return rowSteps(one, await values(text, layer, number), described(text, layer), row);
+    },
+    eviction: (text, layer) =>
+      once(evictions, `${text} ${layer}`, async () =>
+        evictionOf(await Promise.all(described(text, layer).heads.map((number) => head(text, layer, number)))),
+      ),
+  };
+}

@@ -1,0 +1,203 @@
+// Heads over a training run: a slider goes from evaluation to evaluation, and every head's score with it.
+// It knows what `run.py` reads from a run's folder.
+
+import { chart } from "../common/chart.js";
+import { choice, element } from "../common/dom.js";
+import { heatmap } from "../common/heatmap.js";
+import { count, score, share } from "../common/format.js";
+import { rampBar, select, slider } from "../common/controls.js";
+import { SCORES, words } from "../heads/scores.js";
+
+const ON = { text: "validation text", repeats: "repeated random tokens" };
+const FIRST = ["induction", "previous_token", "normalised_entropy"]; // what a run is asked for most
+const TEMPO = 700; // milliseconds at each step while it plays
+
+export function time(root, app) {
+  const run = app.meta.time;
+  const on = choice(
+    "On",
+    "time-on",
+    Object.fromEntries(Object.entries(ON).filter(([name]) => run[name])),
+    (value) => app.set({ on: value }),
+  );
+  const which = select("Score", (value) => app.set({ score: value }));
+  const at = slider("Step", (step) => app.set({ at: String(step) }), count);
+  const play = element("button", { class: "button", type: "button", text: "Play" });
+  const about = element("p", { class: "note" });
+  const ramp = rampBar();
+  const table = heatmap("What each head scores at this step", (layer, head) =>
+    app.set({ own: `${layer}/${head}` }),
+  );
+  const lines = chart(300);
+  const losses = chart(200);
+  const sample = element("blockquote", { class: "sample" });
+  const sampled = element("section", {}, element("h2", { text: "What it writes" }), sample);
+  const title = element("p", { class: "lead", "aria-live": "polite" });
+  root.append(
+    element("div", { class: "bar-of-choices" }, at, play, on, which),
+    element(
+      "div",
+      { class: "scroll" },
+      element(
+        "div",
+        { class: "column" },
+        title,
+        about,
+        element(
+          "div",
+          { class: "time-grid" },
+          element("section", {}, element("h2", { text: "Every head" }), table, ramp),
+          element("section", {}, element("h2", { text: "Over the run" }), lines),
+          element("section", {}, element("h2", { text: "How well it predicts" }), losses),
+          sampled,
+        ),
+      ),
+    ),
+  );
+  let timer = 0;
+  let state = null;
+
+  const step = () => {
+    const wanted = Number(state.at);
+    const found = state.at ? run.steps.indexOf(wanted) : -1;
+    return found < 0 ? run.steps.length - 1 : found;
+  };
+  const source = () => run[state.on] ?? run.text ?? run.repeats;
+  const scores = () => {
+    const names = Object.keys(source());
+    return [
+      ...FIRST.filter((name) => names.includes(name)),
+      ...names.filter((name) => !FIRST.includes(name)),
+    ];
+  };
+  const name = () => (Object.hasOwn(source(), state.score ?? "") ? state.score : scores()[0]);
+
+  function stop() {
+    clearInterval(timer);
+    timer = 0;
+    play.textContent = "Play";
+  }
+  play.addEventListener("click", () => {
+    if (timer) return stop();
+    if (step() === run.steps.length - 1) app.set({ at: String(run.steps[0]) });
+    play.textContent = "Pause";
+    timer = setInterval(() => {
+      const next = step() + 1;
+      if (next >= run.steps.length) return stop();
+      app.set({ at: String(run.steps[next]) });
+    }, TEMPO);
+  });
+  at.input.addEventListener("pointerdown", stop);
+
+  /** The least and the most that any head scores during the run, so that the scale stands still. */
+  function ends(found) {
+    const all = found.heads
+      .flat(2)
+      .concat(found.null)
+      .filter((x) => x !== null);
+    const most = Math.max(1e-9, ...all);
+    return name() === "distance" || name() === "entropy" ? most : Math.min(1, Math.ceil(most * 10) / 10);
+  }
+
+  function draw() {
+    const n = step();
+    const found = source()[name()];
+    const top = ends(found);
+    const say = (x) => score(name(), x);
+    const layers = found.heads[0].map((row, y) => ({ key: String(y), heads: row.map((_, x) => x) }));
+    const end = strongest(found.heads.at(-1)) ?? { y: 0, x: 0 };
+    const asked = (state.own ?? "").split("/").map(Number);
+    const chosen = found.heads[n][asked[0]]?.[asked[1]] === undefined ? [end.y, end.x] : asked;
+    table.fill(layers, {
+      top,
+      value: (y, x) => found.heads[n][y][x],
+      say,
+      brief: (x) => (top > 1 ? say(x) : share(x).replace(/^0/, "")),
+      chosen: chosen.join("/"),
+    });
+    ramp.show("0", say(top));
+    const [called, meaning] = SCORES[name()] ?? [words(name()), ""];
+    about.textContent =
+      `${called[0].toUpperCase()}${called.slice(1)}: ${meaning || "a score of each head"}, on ` +
+      `${ON[state.on] ?? ON.text}. A head that looks at all alike scores ${say(found.null[n])}.`;
+    const best = strongest(found.heads[n]);
+    title.textContent = best
+      ? `At step ${count(run.steps[n])} head ${best.x} of layer ${best.y} is the highest, with ${say(best.value)}.`
+      : `Step ${count(run.steps[n])}.`;
+    lines.draw({
+      label:
+        `${called} of every head over ${count(run.steps.at(-1))} steps; the chosen head, layer ${chosen[0]} ` +
+        `head ${chosen[1]}, ends at ${say(found.heads.at(-1)[chosen[0]][chosen[1]])}`,
+      mark: run.steps[n],
+      x: axis("step"),
+      y: { title: called, low: 0, high: top, say: (x) => (top > 1 ? String(x) : share(x)) },
+      series: [
+        ...layers.flatMap((layer, y) =>
+          layer.heads.map((_, x) => ({
+            kind: "faint",
+            points: run.steps.map((step, i) => [step, found.heads[i][y][x]]),
+          })),
+        ),
+        { name: "all alike", kind: "null", points: run.steps.map((step, i) => [step, found.null[i]]) },
+        {
+          name: `head ${chosen.join(".")}`,
+          kind: "own",
+          points: run.steps.map((step, i) => [step, found.heads[i][chosen[0]][chosen[1]]]),
+        },
+      ],
+    });
+    const training = run.loss.steps.map((step, i) => [step, run.loss.values[i]]);
+    const judged = run.steps.map((step, i) => [step, run.validation[i]]);
+    const all = [...training, ...judged].map(([, value]) => value).filter((value) => value !== null);
+    losses.parentElement.hidden = !all.length;
+    if (all.length) {
+      losses.draw({
+        label: `Loss over the run: validation ends at ${share(run.validation.at(-1))} nats`,
+        mark: run.steps[n],
+        x: axis("step"),
+        y: { title: "loss, nats a token", low: 0, high: Math.max(...all), say: String },
+        series: [
+          { name: training.length ? "training" : "", kind: "null", points: training },
+          { name: "validation", kind: "own", points: judged },
+        ],
+      });
+    }
+    sampled.hidden = !run.sample[n];
+    sample.textContent = run.sample[n];
+  }
+
+  const axis = (called) => ({
+    title: called,
+    low: run.steps[0],
+    high: run.steps.at(-1) || 1,
+    say: (x) => (x >= 10000 ? `${x / 1000}k` : String(x)),
+  });
+
+  return {
+    show(now) {
+      state = {
+        ...now,
+        on: Object.hasOwn(ON, now.on ?? "") && run[now.on] ? now.on : run.text ? "text" : "repeats",
+      };
+      on.value = state.on;
+      which.fill(
+        scores().map((one) => [one, SCORES[one]?.[0] ?? words(one)]),
+        name(),
+      );
+      at.fill(run.steps, run.steps[step()]);
+      play.disabled = run.steps.length < 2;
+      draw();
+    },
+    hide: stop,
+  };
+}
+
+function strongest(table) {
+  let best = null;
+  table.forEach((row, y) =>
+    row.forEach((value, x) => {
+      if (value !== null && (!best || value > best.value)) best = { y, x, value };
+    }),
+  );
+  return best;
+}
