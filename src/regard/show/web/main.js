@@ -100,7 +100,12 @@ function settled(meta, now) {
   const head = wanted.find((one) => layer.heads.includes(one)) ?? layer.heads[0];
   const within = (value, size) => (Number.isInteger(value) && value >= 0 && value < size ? value : -1);
   return {
-    ...now, text, head, layer: layer.key, row: within(now.row, layer.rows), col: within(now.col, layer.cols),
+    ...now,
+    text,
+    head,
+    layer: layer.key,
+    row: within(now.row, layer.rows),
+    col: within(now.col, layer.cols),
   };
 }
 

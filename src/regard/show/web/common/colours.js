@@ -59,7 +59,9 @@ export function makeScale({ scale, top, bottom }) {
   if (scale === "log") {
     const span = Math.log(top / bottom);
     return {
-      scale, top, bottom,
+      scale,
+      top,
+      bottom,
       at: (weight) => (weight <= bottom ? 0 : Math.min(1, Math.log(weight / bottom) / span)),
       weight: (t) => bottom * Math.exp(t * span),
     };

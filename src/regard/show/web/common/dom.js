@@ -46,6 +46,7 @@ export function badge(evidence, words = evidence.certified ? "Certified" : "Not 
 /** Scrolls `box` until `part` is in sight. scrollIntoView would also change where Tab goes on from. */
 export function reveal(part, box) {
   const [inner, outer] = [part.getBoundingClientRect(), box.getBoundingClientRect()];
-  const by = (first, last) => Math.min(0, inner[first] - outer[first]) || Math.max(0, inner[last] - outer[last]);
+  const by = (first, last) =>
+    Math.min(0, inner[first] - outer[first]) || Math.max(0, inner[last] - outer[last]);
   box.scrollBy({ left: by("left", "right"), top: by("top", "bottom"), behavior: "instant" });
 }

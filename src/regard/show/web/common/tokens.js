@@ -1,7 +1,13 @@
 // Tokens as a reader can see them: spaces, line ends and what cannot be printed get a sign.
 
 const SIGNS = {
-  " ": "·", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u2028": "↵", "\u2029": "↵",
+  " ": "·",
+  "\n": "↵",
+  "\r": "␍",
+  "\t": "⇥",
+  "\u00a0": "⍽",
+  "\u2028": "↵",
+  "\u2029": "↵",
 };
 
 /** Control, direction and invisible characters, and halves of surrogate pairs: they confuse or vanish. */

@@ -21,7 +21,10 @@ const STILL = 160; // milliseconds without movement after which the address and 
  */
 export function mapCanvas(root, app, { thumb, drawn }) {
   const canvas = element("canvas", {
-    tabindex: "0", role: "application", "aria-labelledby": "map-title", "aria-describedby": "map-help",
+    tabindex: "0",
+    role: "application",
+    "aria-labelledby": "map-title",
+    "aria-describedby": "map-help",
   });
   root.append(canvas);
   const context = canvas.getContext("2d");
@@ -82,7 +85,11 @@ export function mapCanvas(root, app, { thumb, drawn }) {
     const z = levelFor(camera.zoom / size.pixel, layer.rows, layer.cols);
     const apart = state.sink === "apart" ? sink : null;
     pyramid.look({
-      text: state.text, layer: layer.key, head: state.head, T: layer.rows, S: layer.cols,
+      text: state.text,
+      layer: layer.key,
+      head: state.head,
+      T: layer.rows,
+      S: layer.cols,
       without: apart ? apart.key : null,
     });
     const cover = pyramid.cover(camera.frame, z);
@@ -93,7 +100,17 @@ export function mapCanvas(root, app, { thumb, drawn }) {
     colours ??= drawingColours(root);
     const over = hover ? cellAt(...hover, z) : null;
     return {
-      ...size, ...cover, camera, z, look, restOf, colours, meta: app.meta, text: state.text, state, layer,
+      ...size,
+      ...cover,
+      camera,
+      z,
+      look,
+      restOf,
+      colours,
+      meta: app.meta,
+      text: state.text,
+      state,
+      layer,
       thumb: thumb(),
       sink: apart,
       boundary: boundaryOf(app.meta.texts[state.text], layer),
@@ -106,7 +123,9 @@ export function mapCanvas(root, app, { thumb, drawn }) {
         return found && found.z === 0 && found.max >= 0 && !(apart && col === apart.key) ? found.mass : null;
       },
       fonts: {
-        token: `11px ${MONO}`, title: `12px ${SANS}`, heading: `15px ${SANS}`,
+        token: `11px ${MONO}`,
+        title: `12px ${SANS}`,
+        heading: `15px ${SANS}`,
         number: `${Math.min(13, Math.max(10, Math.floor(camera.zoom / 3.4)))}px ${MONO}`,
       },
       measure: 6.7, // pixels of a letter in a token
@@ -195,11 +214,16 @@ export function mapCanvas(root, app, { thumb, drawn }) {
 
   const arrows = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   const keys = {
-    "+": () => zoomAtCursor(1.5), "=": () => zoomAtCursor(1.5), "-": () => zoomAtCursor(1 / 1.5), 0: whole,
+    "+": () => zoomAtCursor(1.5),
+    "=": () => zoomAtCursor(1.5),
+    "-": () => zoomAtCursor(1 / 1.5),
+    0: whole,
     Enter: () => (state.row >= 0 ? closeUp(state.col, state.row) : closeUp(camera.x - 0.5, camera.y - 0.5)),
     Escape: () => app.set({ row: -1, col: -1 }),
-    Home: () => step(-layer.cols, 0), End: () => step(layer.cols, 0),
-    PageUp: () => step(0, -10), PageDown: () => step(0, 10),
+    Home: () => step(-layer.cols, 0),
+    End: () => step(layer.cols, 0),
+    PageUp: () => step(0, -10),
+    PageDown: () => step(0, 10),
   };
 
   listen(canvas, {
@@ -250,7 +274,13 @@ export function mapCanvas(root, app, { thumb, drawn }) {
   }
 
   return {
-    canvas, camera, pyramid, plan, scene, whole, zoomBy,
+    canvas,
+    camera,
+    pyramid,
+    plan,
+    scene,
+    whole,
+    zoomBy,
     show(next, about) {
       [state, layer, visible] = [next, about, true];
       const place = nameOf(state);

@@ -42,7 +42,8 @@ export function legend(root) {
       if (sink) {
         const share = `${(100 * sink.share).toFixed(1)}%`;
         hidden.replaceChildren(
-          `Key ${sink.key} `, element("span", { class: "token", text: sink.token }),
+          `Key ${sink.key} `,
+          element("span", { class: "token", text: sink.token }),
           ` stands apart with ${share} of all attention; colours show each query's rest.`,
         );
         hidden.dataset.share = sink.share;

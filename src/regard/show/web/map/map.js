@@ -35,7 +35,9 @@ export function map(root, app) {
   const reading = readout(notes, app);
   space.append(tip);
   notes.append(help());
-  controls.zooming.append(exportMenu(app, shownNow, () => cellsIn(app, large.scene(), large.pyramid.without)));
+  controls.zooming.append(
+    exportMenu(app, shownNow, () => cellsIn(app, large.scene(), large.pyramid.without)),
+  );
   controls.zoom(large.zoomBy, large.whole);
   let layer = layerOf(app.meta, app.state.text, app.state.layer);
   let named = ""; // the layer and head that the words are about
@@ -46,7 +48,10 @@ export function map(root, app) {
   function tell(scene) {
     const { state, sink, look, z } = scene;
     bar.show({
-      scale: look.scale, clipped: isClipped(state, look.scale), reduce: state.reduce, z,
+      scale: look.scale,
+      clipped: isClipped(state, look.scale),
+      reduce: state.reduce,
+      z,
       boundary: scene.boundary !== null,
       sink: sink && { ...sink, token: short(tokenAt(app.meta, state.text, layer, "keys", sink.key), 16) },
     });
@@ -132,8 +137,13 @@ export function map(root, app) {
 function help() {
   const list = element("dl", { class: "facts spoken" });
   const lines = [
-    ["drag", "move"], ["wheel, pinch", "zoom"], ["click", "keep a cell"], ["double click", "go to a cell"],
-    ["arrows", "choose a cell"], ["⇧ arrows", "move"], ["+ − 0", "zoom, show all"],
+    ["drag", "move"],
+    ["wheel, pinch", "zoom"],
+    ["click", "keep a cell"],
+    ["double click", "go to a cell"],
+    ["arrows", "choose a cell"],
+    ["⇧ arrows", "move"],
+    ["+ − 0", "zoom, show all"],
     ["Enter", "go to the cell"],
   ];
   for (const [hand, does] of lines) {

@@ -207,7 +207,10 @@ function boundary(context, { camera, boundary: at, colours }, shown) {
 
 /** The cell under the pointer and the chosen one. */
 function cells(context, { camera, hover, cursor, colours }) {
-  for (const [cell, colour] of [[hover, colours.ink], [cursor, colours.accent]]) {
+  for (const [cell, colour] of [
+    [hover, colours.ink],
+    [cursor, colours.accent],
+  ]) {
     if (!cell) continue;
     const side = camera.zoom * cell.size;
     const [x, y] = camera.point(cell.col, cell.row);
@@ -223,10 +226,17 @@ export function drawingColours(root) {
   const style = getComputedStyle(root);
   const get = (name) => resolved(root, style.getPropertyValue(name).trim());
   return {
-    paper: get("--paper"), sunken: get("--sunken"),
-    ink: get("--ink"), soft: get("--soft"), faint: get("--faint"),
-    line: get("--line"), strongLine: get("--strong-line"), accent: get("--accent"),
-    hatch: get("--hatch"), lattice: get("--lattice"), ramp: ramp(),
+    paper: get("--paper"),
+    sunken: get("--sunken"),
+    ink: get("--ink"),
+    soft: get("--soft"),
+    faint: get("--faint"),
+    line: get("--line"),
+    strongLine: get("--strong-line"),
+    accent: get("--accent"),
+    hatch: get("--hatch"),
+    lattice: get("--lattice"),
+    ramp: ramp(),
   };
 }
 

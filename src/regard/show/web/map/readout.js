@@ -21,7 +21,8 @@ export function readout(root, app) {
   let shown = "";
 
   const fact = (name, value, mono = "") => [
-    element("dt", { text: name }), element("dd", { text: value, class: mono }),
+    element("dt", { text: name }),
+    element("dd", { text: value, class: mono }),
   ];
   const named = (state, layer, axis, index) =>
     `${index} ${short(tokenAt(app.meta, state.text, layer, axis, index), 24)}`;
@@ -113,8 +114,9 @@ export function readout(root, app) {
         const percent = Math.max(100 * precision.relative, 1e-4);
         const digit = 10 ** Math.floor(Math.log10(percent));
         const off = `${Number((Math.ceil(percent / digit) * digit).toPrecision(1))}%`; // rounded up
-        const text = `This file keeps rounded queries and keys: weights are within ${off} of the library's, `
-          + `measured on up to ${precision.rows} queries of every head.`;
+        const text =
+          `This file keeps rounded queries and keys: weights are within ${off} of the library's, ` +
+          `measured on up to ${precision.rows} queries of every head.`;
         about.append(element("p", { class: "small quiet", text }));
       }
     },

@@ -22,7 +22,14 @@ export async function cellsIn(app, { camera, z, state, layer }, without) {
     }
   }
   return {
-    values, rows: y1 - y0, cols, row: y0 * size, col: x0 * size, size,
-    layer, meta: app.meta, text: state.text,
+    values,
+    rows: y1 - y0,
+    cols,
+    row: y0 * size,
+    col: x0 * size,
+    size,
+    layer,
+    meta: app.meta,
+    text: state.text,
   };
 }

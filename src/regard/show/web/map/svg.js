@@ -119,9 +119,14 @@ export class SvgContext {
   fillText(text, x, y) {
     const [, size, family] = FAMILY.exec(this.font) ?? [null, "10", "sans-serif"];
     const attributes = {
-      x: tidy(x), y: tidy(y + size * DOWN[this.textBaseline]), fill: this.fillStyle, "font-size": size, "font-family": family,
+      x: tidy(x),
+      y: tidy(y + size * DOWN[this.textBaseline]),
+      fill: this.fillStyle,
+      "font-size": size,
+      "font-family": family,
       "text-anchor": { center: "middle", right: "end" }[this.textAlign] ?? "start",
-      "unicode-bidi": "isolate", "xml:space": "preserve",
+      "unicode-bidi": "isolate",
+      "xml:space": "preserve",
     };
     const plain = text.replace(/[\u2066-\u2069]/g, ""); // the isolates that a canvas needs
     this.parts.push(`<text ${listed(attributes)}>${escaped(plain)}</text>`);
@@ -135,7 +140,9 @@ export class SvgContext {
     const part = { viewBox: [sx, sy, sw, sh].map(tidy).join(" "), preserveAspectRatio: "none" };
     const frame = { ...place(x, y, w, h), ...part };
     const image = {
-      width: canvas.width, height: canvas.height, href: canvas.toDataURL("image/png"),
+      width: canvas.width,
+      height: canvas.height,
+      href: canvas.toDataURL("image/png"),
       style: `image-rendering:${this.imageSmoothingEnabled ? "auto" : "pixelated"}`,
     };
     this.parts.push(`<svg ${listed(frame)}><image ${listed(image)}/></svg>`);

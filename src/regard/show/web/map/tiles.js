@@ -76,8 +76,10 @@ export class TilePyramid {
   part(z, i, j) {
     const span = SIDE * 2 ** z;
     return {
-      left: j * span, right: Math.min(this.S, (j + 1) * span),
-      top: i * span, bottom: Math.min(this.T, (i + 1) * span),
+      left: j * span,
+      right: Math.min(this.S, (j + 1) * span),
+      top: i * span,
+      bottom: Math.min(this.T, (i + 1) * span),
     };
   }
 

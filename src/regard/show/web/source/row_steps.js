@@ -13,19 +13,28 @@ export function rowSteps(head, v, about, row) {
   for (const j of order.slice(0, STRONGEST)) chosen.add(j);
   const E = about.value_width;
   const q = Array.from(head.q.subarray(row * D, (row + 1) * D));
-  const keys = [...chosen].sort((a, b) => a - b).map((j) => {
-    const k = Array.from(head.k.subarray(j * D, (j + 1) * D), (x, d) => x + head.mean[d]);
-    const score = q.reduce((sum, x, d) => sum + x * k[d], 0);
-    const scaled = score * head.scale;
-    const capped = head.softcap ? head.softcap * Math.tanh(scaled / head.softcap) : scaled;
-    const added = head.relative ? head.relative[j - row + T - 1] : head.dense ? head.dense[row * S + j] : 0;
-    let visible = false;
-    head.stretches(row, j, j + 1, () => (visible = true));
-    return {
-      key: j, k, score, scaled, capped, added, visible, weight: weights[j],
-      v: v ? Array.from(v.subarray(j * E, (j + 1) * E)) : null,
-    };
-  });
+  const keys = [...chosen]
+    .sort((a, b) => a - b)
+    .map((j) => {
+      const k = Array.from(head.k.subarray(j * D, (j + 1) * D), (x, d) => x + head.mean[d]);
+      const score = q.reduce((sum, x, d) => sum + x * k[d], 0);
+      const scaled = score * head.scale;
+      const capped = head.softcap ? head.softcap * Math.tanh(scaled / head.softcap) : scaled;
+      const added = head.relative ? head.relative[j - row + T - 1] : head.dense ? head.dense[row * S + j] : 0;
+      let visible = false;
+      head.stretches(row, j, j + 1, () => (visible = true));
+      return {
+        key: j,
+        k,
+        score,
+        scaled,
+        capped,
+        added,
+        visible,
+        weight: weights[j],
+        v: v ? Array.from(v.subarray(j * E, (j + 1) * E)) : null,
+      };
+    });
   let visible = 0;
   head.stretches(row, 0, S, (from, to) => (visible += to - from));
   let output = null;
@@ -37,10 +46,16 @@ export function rowSteps(head, v, about, row) {
   }
   const toMean = q.reduce((sum, x, d) => sum + x * head.mean[d], 0) * head.scale;
   return {
-    row, position, q, keys, output, visible,
+    row,
+    position,
+    q,
+    keys,
+    output,
+    visible,
     lse: Number.isFinite(head.lse[row]) ? head.lse[row] + toMean : null,
     sum: weights.reduce((a, b) => a + b, 0),
-    scale: head.scale, softcap: head.softcap,
+    scale: head.scale,
+    softcap: head.softcap,
     shapes: { T, S, D, E: v ? E : null, H: about.heads.length, G: about.kv_heads },
   };
 }

@@ -127,7 +127,9 @@ export async function openSaved() {
     },
     eviction: (text, layer) =>
       once(evictions, `${text} ${layer}`, async () =>
-        evictionOf(await Promise.all(described(text, layer).heads.map((number) => head(text, layer, number)))),
+        evictionOf(
+          await Promise.all(described(text, layer).heads.map((number) => head(text, layer, number))),
+        ),
       ),
   };
 }
