@@ -1,7 +1,10 @@
 // What the reader looks at, and the same in the address bar: #view=map&layer=3&head=5&zoom=12.
 // It knows names and values; it does not know what they mean to a view.
 
-/** What every reader starts from. What is as it is here is left out of the address. */
+/**
+ * Every name of the state with what it is at first, which also gives its type. What is as it is here is left
+ * out of the address, and a name that is not here is not taken from one.
+ */
 export const DEFAULTS = {
   view: "map",
   text: 0,
@@ -9,23 +12,53 @@ export const DEFAULTS = {
   head: -1, // a head's number in the model; -1 is the layer's first
   row: -1, // the chosen query, and
   col: -1, // key; -1 is none
+
+  // Map
   x: -1, // the middle of the map, in keys and
   y: -1, // queries, and
   zoom: 0, // pixels a token; 0 is the whole map
-  scale: "linear", // or "log"
   reduce: "mass", // or "max"
-  top: "fit", // the colour scale ends at what is there, or at "one"
+  colourTop: "fit", // the colour scale ends at what is there, or at "one"
+
+  // Map and Text
+  scale: "linear", // or "log"
   sink: "in", // or "apart"
+
+  // Text
+  direction: "at", // shade what a token looks "at", or what it is looked at "by"
+  scope: "head", // weights of a "head", of its "layer" on average, or of "all" layers
+
+  // Heads
+  sort: "place", // in the model, or the name of a score
+  order: "high", // or "low": which scores come first
+  label: "any", // only heads with this label, or with "none"
+  layerFilter: "all", // only heads of the layer with this key
+  detail: "scores", // or "pictures"
+  pair: "", // the heads that are compared: text/layer/head,text/layer/head
+
+  // Steps
+  example: "", // a stage of the small example and its head, as in "3.1"; "" is the model
+
+  // Cache
+  cacheWindow: -1, // latest keys that are kept; -1 is the usual number
+  cacheSinks: -1, // first keys that are kept, likewise
+  measuredOn: "text", // or "generation"
+
+  // Time
+  scoredOn: "", // "text" or "repeats"; "" is the first that there is
+  score: "", // the name of a score; "" is the first that there is
+  trainingStep: -1, // of an evaluation; -1 is the last
+  chosenHead: "", // layer/head; "" is the strongest
 };
 
 /** The state that an address's part after # describes; what it does not name is as by default. */
 export function parse(hash) {
   const state = { ...DEFAULTS };
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
-    if (!/^[a-z_]{1,24}$/.test(name)) continue;
+    if (!Object.hasOwn(DEFAULTS, name) || value === "") continue;
     if (typeof DEFAULTS[name] === "number") {
       const number = Number(value);
-      if (value !== "" && Number.isFinite(number)) state[name] = number;
+      if (Number.isFinite(number)) state[name] = number;
     } else {
       state[name] = value.slice(0, 400);
     }

@@ -9,13 +9,13 @@ import { doubts } from "../common/layers.js";
 
 /** Fills `root`; `generated()` gives {steps, start} of a generation, or null. Returns {show(state), chosen()}. */
 export function policy(root, app, generated) {
-  const window = slider("Latest keys kept", (n) => app.set({ window: String(n) }));
-  const sinks = slider("First keys kept", (n) => app.set({ first: String(n) }));
+  const window = slider("Latest keys kept", (n) => app.set({ cacheWindow: n }));
+  const sinks = slider("First keys kept", (n) => app.set({ cacheSinks: n }));
   const on = choice(
     "Measured on",
     "policy-on",
     { text: "this text", generation: "what was written" },
-    (value) => app.set({ measured: value === "text" ? "" : value }),
+    (value) => app.set({ measuredOn: value }),
   );
   const table = heatmap("Attention that would be lost, for every head", (layer, head) =>
     app.set({ layer, head, view: "map" }),
@@ -55,7 +55,7 @@ export function policy(root, app, generated) {
   });
 
   const at = (values, wanted, usual) => {
-    const given = Number(wanted || usual);
+    const given = wanted >= 0 ? wanted : usual;
     return values.reduce(
       (best, one) => (Math.abs(one - given) < Math.abs(best - given) ? one : best),
       values[0] ?? given,
@@ -65,14 +65,14 @@ export function policy(root, app, generated) {
   function chosen() {
     const first = known[0];
     const usual = first?.windows.length ? first.windows[Math.floor(first.windows.length / 2)] : 64;
-    const fits = at(first?.windows ?? [], state?.window, Math.min(64, usual));
-    return { window: fits, sinks: at(first?.sinks ?? [], state?.first, 4) };
+    const fits = at(first?.windows ?? [], state?.cacheWindow ?? -1, Math.min(64, usual));
+    return { window: fits, sinks: at(first?.sinks ?? [], state?.cacheSinks ?? -1, 4) };
   }
 
   function draw() {
     const written = generated();
     on.hidden = !written;
-    const fromText = !written || state.measured !== "generation";
+    const fromText = !written || state.measuredOn !== "generation";
     on.value = fromText ? "text" : "generation";
     doubt.textContent = fromText ? doubts(app.meta.texts[of].layers) : "";
     doubt.hidden = !doubt.textContent;

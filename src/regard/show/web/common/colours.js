@@ -1,6 +1,7 @@
 // From a weight to a colour. The ramps are made in OKLab, with lightness in even steps, so that equal
 // differences look equal; hue moves a little along the way, and lightness alone carries the order.
 
+import { THUMB } from "./tile.js";
 import { theme } from "./theme.js";
 
 const RAMPS = {
@@ -69,11 +70,11 @@ export function makeScale({ scale, top, bottom }) {
   return { scale, top, bottom: 0, at: (weight) => Math.min(1, weight / top), weight: (t) => t * top };
 }
 
-/** A small picture (64 × 64 bytes: 0 unseen, else 1 + 254·√mass) onto a canvas of that size. */
+/** A small picture (THUMB × THUMB bytes: 0 unseen, else 1 + 254·√mass) onto a canvas of that size. */
 export function paintThumb(canvas, bytes, name = theme()) {
   const { pixels } = ramp(name);
   const context = canvas.getContext("2d");
-  const image = context.createImageData(64, 64);
+  const image = context.createImageData(THUMB, THUMB);
   const out = new Uint32Array(image.data.buffer);
   const seen = bytes.filter((byte) => byte > 0).sort();
   const stretch = 255 / Math.max(90, seen[Math.floor(seen.length * 0.985)] ?? 255); // for faint heads

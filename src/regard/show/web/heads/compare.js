@@ -1,6 +1,7 @@
 // Two heads, or one head on two texts, side by side: their pictures, and their scores bar against bar.
 // What is compared stands in the address as pair=text/layer/head,text/layer/head.
 
+import { topLevel } from "../common/tile.js";
 import { ramp } from "../common/colours.js";
 import { element } from "../common/dom.js";
 import { score } from "../common/format.js";
@@ -112,7 +113,7 @@ export function compare(root, app) {
 
   /** The whole map at the level of detail at which it is one tile. */
   async function picture(canvas, one, about) {
-    const z = Math.max(0, Math.ceil(Math.log2(Math.max(about.rows, about.cols) / 256)));
+    const z = topLevel(about.rows, about.cols);
     const tile = await app.source.tile(one.text, one.layer, one.head, z, 0, 0);
     const { pixels } = ramp();
     canvas.width = tile.cols;

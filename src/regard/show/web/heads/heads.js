@@ -1,5 +1,6 @@
 // The gallery: every head's picture with its scores, to sort, to filter, and to hold two against each other.
 
+import { THUMB } from "../common/tile.js";
 import { paintThumb } from "../common/colours.js";
 import { compare } from "./compare.js";
 import { choice, element } from "../common/dom.js";
@@ -10,14 +11,14 @@ import { SCORES, endOf, namesOf, scoreLine, sentence, words } from "./scores.js"
 import { theme } from "../common/theme.js";
 
 export function heads(root, app) {
-  const sort = select("Sort by", (value) => app.set({ sort: value === "place" ? "" : value }));
+  const sort = select("Sort by", (value) => app.set({ sort: value }));
   const order = choice("Order", "heads-order", { high: "highest first", low: "lowest first" }, (value) =>
-    app.set({ order: value === "high" ? "" : value }),
+    app.set({ order: value }),
   );
-  const label = select("Does", (value) => app.set({ label: value === "any" ? "" : value }));
-  const layer = select("Layer", (value) => app.set({ only: value === "all" ? "" : value }));
+  const label = select("Does", (value) => app.set({ label: value }));
+  const layer = select("Layer", (value) => app.set({ layerFilter: value }));
   const detail = choice("Show", "heads-detail", { scores: "scores", pictures: "pictures" }, (value) =>
-    app.set({ detail: value === "scores" ? "" : value }),
+    app.set({ detail: value }),
   );
   const number = element("p", { class: "small quiet", "aria-live": "polite" });
   const both = element("section", { class: "compare", "aria-label": "Two heads side by side" });
@@ -70,7 +71,7 @@ export function heads(root, app) {
     const ends = Object.fromEntries(names.map((name) => [name, endOf(name, found)]));
     for (const head of found) {
       const about = layerOf(app.meta, text, head.layer);
-      const canvas = element("canvas", { width: 64, height: 64 });
+      const canvas = element("canvas", { width: THUMB, height: THUMB });
       const button = element("button", { class: "gallery-picture", type: "button", tabindex: "-1" }, canvas);
       button.setAttribute("aria-label", described(head, about));
       button.title = "Open in the Map";
@@ -137,7 +138,12 @@ export function heads(root, app) {
       if (!fresh() || painted !== name) return;
       about.heads.forEach((head, at) => {
         const one = cards.get(`${about.key}/${head}`);
-        if (one) paintThumb(one.canvas, thumbs.pictures.subarray(at * 4096, (at + 1) * 4096), name);
+        if (one)
+          paintThumb(
+            one.canvas,
+            thumbs.pictures.subarray(at * THUMB * THUMB, (at + 1) * THUMB * THUMB),
+            name,
+          );
       });
     }
   }
@@ -158,20 +164,20 @@ export function heads(root, app) {
         ...all.map((one) => [one, `${words(one)} (${count((head) => labelsOf(head).includes(one))})`]),
         ["none", `nothing with a name (${count((head) => !labelsOf(head).length)})`],
       ],
-      state.label || "any",
+      state.label,
     );
     layer.fill(
       [["all", "all"], ...app.meta.texts[text].layers.map((one) => [one.key, one.key])],
-      state.only || "all",
+      state.layerFilter,
     );
-    order.value = state.order || "high";
+    order.value = state.order;
     order.hidden = !by;
-    detail.value = state.detail || "scores";
+    detail.value = state.detail;
     list.classList.toggle("pictures-only", state.detail === "pictures");
     let shown = found.filter(
       (head) =>
-        (!state.only || head.layer === state.only) &&
-        (!state.label ||
+        (state.layerFilter === "all" || head.layer === state.layerFilter) &&
+        (state.label === "any" ||
           (state.label === "none" ? !labelsOf(head).length : labelsOf(head).includes(state.label))),
     );
     if (by) {

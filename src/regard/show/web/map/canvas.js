@@ -136,12 +136,12 @@ export function mapCanvas(root, app, { thumb, drawn }) {
   function scaleFor(z, { drawn: tiles, complete }, restOf) {
     const name = [pyramid.name, z, state.reduce].join(" ");
     const due = name !== fit.name || (fit.asked && complete);
-    if (state.top === "fit" && due && tiles.some((one) => one.tile)) {
+    if (state.colourTop === "fit" && due && tiles.some((one) => one.tile)) {
       const top = fitTop(tiles, camera.frame, state.reduce, restOf);
       const near = fit.name === name && fit.sure && top < fit.top * 1.3 && top > fit.top / 1.3;
       fit = { name, top: near ? fit.top : top, asked: false, sure: complete };
     }
-    const top = state.top === "fit" ? fit.top : 1;
+    const top = state.colourTop === "fit" ? fit.top : 1;
     const floor = 10 ** Math.floor(Math.log10(0.3 / layer.cols));
     return makeScale({ scale: state.scale, top, bottom: Math.min(floor, top / 10) });
   }

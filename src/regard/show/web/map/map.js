@@ -42,7 +42,7 @@ export function map(root, app) {
   let layer = layerOf(app.meta, app.state.text, app.state.layer);
   let named = ""; // the layer and head that the words are about
 
-  const isClipped = (state, scale) => state.top === "fit" && scale.top < 1;
+  const isClipped = (state, scale) => state.colourTop === "fit" && scale.top < 1;
 
   /** Says in words and numbers what the picture shows. */
   function tell(scene) {
@@ -157,7 +157,7 @@ function makeControls(app) {
   const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "How the map is drawn" });
   const choices = {
     scale: choice("Scale", "scale", { linear: "linear", log: "log" }, (scale) => app.set({ scale })),
-    top: choice("Up to", "top", { fit: "fit", one: "1" }, (top) => app.set({ top })),
+    colourTop: choice("Up to", "top", { fit: "fit", one: "1" }, (colourTop) => app.set({ colourTop })),
     reduce: choice("Cells", "reduce", { mass: "mass", max: "max" }, (reduce) => app.set({ reduce })),
     sink: choice("Sink", "sink", { in: "in place", apart: "apart" }, (sink) => app.set({ sink })),
   };

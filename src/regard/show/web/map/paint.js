@@ -1,5 +1,7 @@
 // A tile's numbers as pixels. It knows tiles and scales; where they go is the picture's business.
 
+import { TILE } from "../common/tile.js";
+
 /**
  * The tile as a canvas of one pixel a cell. Cells that nobody may see stay transparent.
  * `look`: {reduce, scale (from colours.js), pixels (the ramp), style (a name for all this together)};
@@ -37,7 +39,7 @@ export function fitTop(drawn, frame, reduce, restOf) {
     if (!tile) continue;
     const size = 2 ** z;
     const rest = restOf(one);
-    const from = (edge, first) => Math.floor(edge / size) - first * 256;
+    const from = (edge, first) => Math.floor(edge / size) - first * TILE;
     const [top, left] = [Math.max(0, from(frame.top, i)), Math.max(0, from(frame.left, j))];
     const bottom = Math.min(tile.rows, from(frame.bottom, i) + 1);
     const right = Math.min(tile.cols, from(frame.right, j) + 1);

@@ -1,6 +1,7 @@
 // The large map as a drawing: tiles, sink, boundary, numbers, cursor, axes. It draws on whatever has a
 // canvas's methods, so that the screen, a PNG and an SVG all show the same.
 
+import { THUMB, TILE } from "../common/tile.js";
 import { drawAxes } from "./axes.js";
 import { css, inkOn, ramp } from "../common/colours.js";
 import { painted } from "./paint.js";
@@ -82,7 +83,7 @@ function tiles(context, scene) {
       continue;
     }
     const size = 2 ** z;
-    const [sx, sy] = [part.left / size - j * 256, part.top / size - i * 256];
+    const [sx, sy] = [part.left / size - j * TILE, part.top / size - i * TILE];
     // A last cell that holds fewer tokens is drawn as large as they are.
     const [sw, sh] = [(part.right - part.left) / size, (part.bottom - part.top) / size];
     context.imageSmoothingEnabled = (camera.zoom * size) / pixel < 2.5;
@@ -103,7 +104,7 @@ function inSight(part, frame, size) {
 
 /** Before anything has come, the small picture stands for the large one. */
 function fromThumb(context, camera, thumb, part, place) {
-  const [w, h] = [64 / camera.S, 64 / camera.T];
+  const [w, h] = [THUMB / camera.S, THUMB / camera.T];
   context.imageSmoothingEnabled = true;
   const wide = (part.right - part.left) * w;
   context.drawImage(thumb, part.left * w, part.top * h, wide, (part.bottom - part.top) * h, ...place);

@@ -1,5 +1,7 @@
 // The numbers of the cells in a picture, put together from their tiles.
 
+import { TILE } from "../common/tile.js";
+
 /** A promise of {values, rows, cols, row, col, size, layer, meta, text} for a scene (see `canvas.js`). */
 export async function cellsIn(app, { camera, z, state, layer }, without) {
   const size = 2 ** z;
@@ -9,12 +11,13 @@ export async function cellsIn(app, { camera, z, state, layer }, without) {
   const [y0, y1] = [edge(Math.floor(top / size), layer.rows), edge(Math.ceil(bottom / size), layer.rows)];
   const cols = x1 - x0;
   const values = new Float32Array((y1 - y0) * cols);
-  for (let i = y0 >> 8; i <= (y1 - 1) >> 8; i++) {
-    for (let j = x0 >> 8; j <= (x1 - 1) >> 8; j++) {
+  const tileOf = (cell) => Math.floor(cell / TILE);
+  for (let i = tileOf(y0); i <= tileOf(y1 - 1); i++) {
+    for (let j = tileOf(x0); j <= tileOf(x1 - 1); j++) {
       const tile = await app.source.tile(state.text, layer.key, state.head, z, i, j, { without });
-      for (let y = Math.max(y0, i * 256); y < Math.min(y1, i * 256 + tile.rows); y++) {
-        for (let x = Math.max(x0, j * 256); x < Math.min(x1, j * 256 + tile.cols); x++) {
-          const at = (y - i * 256) * tile.cols + x - j * 256;
+      for (let y = Math.max(y0, i * TILE); y < Math.min(y1, i * TILE + tile.rows); y++) {
+        for (let x = Math.max(x0, j * TILE); x < Math.min(x1, j * TILE + tile.cols); x++) {
+          const at = (y - i * TILE) * tile.cols + x - j * TILE;
           const value = state.reduce === "max" ? Math.max(0, tile.max[at]) : tile.mass[at];
           values[(y - y0) * cols + x - x0] = value;
         }

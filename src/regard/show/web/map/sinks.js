@@ -1,5 +1,7 @@
 // The key that takes the most of a head's attention, when it is to stand apart from the rest of the map.
 
+import { TILE, cellsAlong } from "../common/tile.js";
+
 const LEAST_REST = 0.01; // of a query's attention: what it leaves beside its sink is not blown up further
 
 /** A head's sink: its key, the weights of its column, and the share of all attention that goes there. */
@@ -19,9 +21,9 @@ class Sink {
   rests(z, i) {
     const size = 2 ** z;
     const all = this.column.length;
-    const rows = Math.min(256, Math.ceil(all / size) - i * 256);
+    const rows = cellsAlong(all, z, i);
     return Float32Array.from({ length: rows }, (_, y) => {
-      const first = (i * 256 + y) * size;
+      const first = (i * TILE + y) * size;
       return this.rest(first, Math.min(all, first + size));
     });
   }

@@ -1,5 +1,6 @@
 // All layers × heads as small maps: choose one. Heads that share a key/value head stand together.
 
+import { THUMB } from "../common/tile.js";
 import { badge, element, reveal } from "../common/dom.js";
 import { paintThumb } from "../common/colours.js";
 import { absences } from "../common/layers.js";
@@ -65,7 +66,7 @@ export function thumbnails(root, app, came = () => {}) {
       const button = element("button", { class: "thumb", type: "button", role: "gridcell", tabindex: "-1" });
       button.setAttribute("aria-label", `Layer ${layer.key}, head ${number}`);
       button.title = `Layer ${layer.key}, head ${number}`;
-      button.append(element("canvas", { width: 64, height: 64 }));
+      button.append(element("canvas", { width: THUMB, height: THUMB }));
       button.addEventListener("click", () => app.set({ layer: layer.key, head: number }));
       buttons.set(number, button);
       group.append(button);
@@ -87,7 +88,7 @@ export function thumbnails(root, app, came = () => {}) {
       if (asked !== text) return;
       layer.heads.forEach((number, at) => {
         const button = rows.get(layer.key).get(number);
-        pictures.set(button, found.pictures.subarray(at * 4096, (at + 1) * 4096));
+        pictures.set(button, found.pictures.subarray(at * THUMB * THUMB, (at + 1) * THUMB * THUMB));
         paintThumb(button.firstChild, pictures.get(button));
       });
       came();

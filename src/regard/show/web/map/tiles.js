@@ -1,13 +1,10 @@
 // Which tiles a picture needs, and what stands in for those that are not there yet.
-// A tile of level z is 256 × 256 cells of 2^z × 2^z tokens, as `source.js` gives it.
+// A tile of level z is TILE × TILE cells of 2^z × 2^z tokens, as `source.js` gives it.
 
-const SIDE = 256;
+import { LRU } from "../common/lru.js";
+import { TILE, topLevel } from "../common/tile.js";
+
 const KEPT = 128; // tiles of one head
-
-/** The coarsest level: one tile holds the whole map. */
-export function topLevel(T, S) {
-  return Math.max(0, Math.ceil(Math.log2(Math.max(T, S, 1) / SIDE)));
-}
 
 /** The level at which a cell is about one pixel of the screen: from 0.7 to 1.4. */
 export function levelFor(pixels, T, S) {
@@ -17,7 +14,7 @@ export function levelFor(pixels, T, S) {
 export class TilePyramid {
   /** `changed` is called when a tile has come, `failed` with an error that is not about leaving. */
   constructor(source, changed, failed) {
-    Object.assign(this, { source, changed, failed, name: "", tiles: new Map(), asked: new Map() });
+    Object.assign(this, { source, changed, failed, name: "", tiles: new LRU(KEPT), asked: new Map() });
   }
 
   /** Turns to a head of a layer on a text; `without` leaves one key out of the count, if not null. */
@@ -25,7 +22,7 @@ export class TilePyramid {
     const name = [text, layer, head, without].join(" ");
     if (name === this.name) return;
     for (const [, stop] of this.asked) stop.abort();
-    Object.assign(this, { name, text, layer, head, T, S, without, tiles: new Map(), asked: new Map() });
+    Object.assign(this, { name, text, layer, head, T, S, without, tiles: new LRU(KEPT), asked: new Map() });
   }
 
   /**
@@ -35,7 +32,7 @@ export class TilePyramid {
    * Missing tiles are asked for. `complete` says whether all are there.
    */
   cover(frame, z) {
-    const span = SIDE * 2 ** z;
+    const span = TILE * 2 ** z;
     const last = (size) => Math.ceil(size / span) - 1;
     const within = (value, size) => Math.min(last(size), Math.max(0, Math.floor(value / span)));
     const [top, bottom] = [within(frame.top, this.T), within(frame.bottom, this.T)];
@@ -63,18 +60,14 @@ export class TilePyramid {
       const [y, x] = [i >> up, j >> up];
       const key = `${z + up} ${y} ${x}`;
       const tile = this.tiles.get(key);
-      if (tile) {
-        this.tiles.delete(key);
-        this.tiles.set(key, tile); // lately used
-        return { tile, z: z + up, i: y, j: x };
-      }
+      if (tile) return { tile, z: z + up, i: y, j: x };
     }
     return null;
   }
 
   /** The tokens that a tile covers. */
   part(z, i, j) {
-    const span = SIDE * 2 ** z;
+    const span = TILE * 2 ** z;
     return {
       left: j * span,
       right: Math.min(this.S, (j + 1) * span),
@@ -108,7 +101,6 @@ export class TilePyramid {
       const tile = await this.source.tile(this.text, this.layer, this.head, z, i, j, options);
       if (name !== this.name) return;
       this.tiles.set(key, { ...tile });
-      if (this.tiles.size > KEPT) this.tiles.delete(this.tiles.keys().next().value);
     } catch (error) {
       if (error.name !== "AbortError" && name === this.name) this.failed(error);
       return;
@@ -122,9 +114,9 @@ export class TilePyramid {
   cell(row, col) {
     for (let z = 0; z <= topLevel(this.T, this.S); z++) {
       const [y, x] = [Math.floor(row / 2 ** z), Math.floor(col / 2 ** z)];
-      const tile = this.tiles.get(`${z} ${y >> 8} ${x >> 8}`);
+      const tile = this.tiles.get(`${z} ${Math.floor(y / TILE)} ${Math.floor(x / TILE)}`);
       if (!tile) continue;
-      const at = (y & 255) * tile.cols + (x & 255);
+      const at = (y % TILE) * tile.cols + (x % TILE);
       return { mass: tile.mass[at], max: tile.max[at], z };
     }
     return null;

@@ -1,5 +1,7 @@
 // The page's numbers from the file itself: q, k and lse of every layer lie in it, packed.
 
+import { LRU } from "../common/lru.js";
+import { THUMB } from "../common/tile.js";
 import { evictionOf } from "./eviction.js";
 import { arrays, json } from "./packed.js";
 import { Head } from "./weights.js";
@@ -16,7 +18,7 @@ function scaled(numbers, steps) {
 export async function openSaved() {
   const { meta, blocks, sinks, heads } = await json("regard-data");
   const layers = new Map(); // "text layer" → a promise of its arrays
-  const tiles = new Map();
+  const tiles = new LRU(KEPT);
   const evictions = new Map();
   const once = (map, key, make) => {
     if (!map.has(key)) map.set(key, make());
@@ -29,12 +31,13 @@ export async function openSaved() {
     return found;
   };
 
-  const ready = new Map(); // heads that were looked at lately
+  const ready = new LRU(HEADS); // a promise of each
   /** One head's arrays, ready to compute with. */
   function head(text, layer, number) {
-    const found = once(ready, [text, layer, number].join(" "), () => prepared(text, layer, number));
-    if (ready.size > HEADS) ready.delete(ready.keys().next().value);
-    return found;
+    const key = [text, layer, number].join(" ");
+    const known = ready.get(key) ?? prepared(text, layer, number);
+    ready.set(key, known);
+    return known;
   }
 
   async function prepared(text, layer, number) {
@@ -99,7 +102,7 @@ export async function openSaved() {
     async thumbs(text, layer) {
       const about = described(text, layer);
       const { pictures } = await block(`thumbs-${text}`);
-      const size = 64 * 64;
+      const size = THUMB * THUMB;
       let before = 0;
       for (const one of meta.texts[text].layers) {
         if (one === about) break;
@@ -112,10 +115,10 @@ export async function openSaved() {
     },
     async tile(text, layer, number, z, i, j, options = {}) {
       const key = [text, layer, number, z, i, j, options.without ?? null].join(" ");
-      if (tiles.has(key)) return tiles.get(key);
+      const known = tiles.get(key);
+      if (known) return known;
       const made = await (await head(text, layer, number)).tile(z, i, j, options);
       tiles.set(key, made);
-      if (tiles.size > KEPT) tiles.delete(tiles.keys().next().value);
       return made;
     },
     row: (text, layer, number, row) => mean(text, layer, number, (one) => one.row(row)),

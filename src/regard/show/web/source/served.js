@@ -1,5 +1,8 @@
 // The page's numbers from the server that it came from, with what was asked lately kept at hand.
 
+import { LRU } from "../common/lru.js";
+import { cellsAlong } from "../common/tile.js";
+
 const KEPT = 96; // answers
 
 /** `fetch`, with a sentence for a server that is gone. */
@@ -55,17 +58,13 @@ async function follow(path, body, onLine, signal) {
 }
 
 export async function openServed() {
-  const kept = new Map();
+  const kept = new LRU(KEPT);
+  /** What was asked before, or what `make` gives; an answer that failed is asked for again. */
   const once = async (key, make) => {
-    if (kept.has(key)) {
-      const found = kept.get(key);
-      kept.delete(key);
-      kept.set(key, found);
-      return found;
-    }
+    const known = kept.get(key);
+    if (known !== undefined) return known;
     const made = await make();
     kept.set(key, made);
-    if (kept.size > KEPT) kept.delete(kept.keys().next().value);
     return made;
   };
   const floats = async (path, query, signal) =>
@@ -86,9 +85,7 @@ export async function openServed() {
         if (without !== null) query.without = without;
         const both = await floats("tile", query, signal);
         const { rows: T, cols: S } = source.meta.texts[text].layers.find((one) => one.key === layer);
-        const size = 2 ** z;
-        const rows = Math.ceil((Math.min(T, (i + 1) * 256 * size) - i * 256 * size) / size);
-        const cols = Math.ceil((Math.min(S, (j + 1) * 256 * size) - j * 256 * size) / size);
+        const [rows, cols] = [cellsAlong(T, z, i), cellsAlong(S, z, j)];
         return { mass: both.subarray(0, rows * cols), max: both.subarray(rows * cols), rows, cols };
       }),
     row: (text, layer, head, row) =>

@@ -1,6 +1,8 @@
 // Attention weights from q, k and lse: exp(scale · q·k + bias − lse), where the mask lets look.
 // It knows one head's arrays; it does not know files, pages or colours.
 
+import { TILE, cellsAlong } from "../common/tile.js";
+
 export const SLICE = 8; // milliseconds at a stretch, so that the page stays quick
 
 /** Lets the page draw and answer, then goes on; throws if nobody wants the answer any more. */
@@ -127,11 +129,10 @@ export class Head {
   /** Tile (i, j) of level z, as `source.js` describes it. */
   async tile(z, i, j, { without = null, signal } = {}) {
     const size = 2 ** z;
-    const span = 256 * size;
+    const span = TILE * size;
     const [top, left] = [i * span, j * span];
     const [bottom, right] = [Math.min(this.T, top + span), Math.min(this.S, left + span)];
-    const rows = Math.ceil((bottom - top) / size);
-    const cols = Math.ceil((right - left) / size);
+    const [rows, cols] = [cellsAlong(this.T, z, i), cellsAlong(this.S, z, j)];
     const mass = new Float32Array(rows * cols);
     const max = new Float32Array(rows * cols).fill(-1);
     const line = new Float32Array(this.S);

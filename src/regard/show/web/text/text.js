@@ -16,11 +16,14 @@ const RANKED = 12;
 
 export function text(root, app) {
   const picker = headPicker(app);
-  const way = choice("Shade", "text-way", { at: "what it looks at", by: "who looks at it" }, (value) =>
-    app.set({ way: value === "at" ? "" : value, row: -1, col: -1 }),
+  const direction = choice("Shade", "text-way", { at: "what it looks at", by: "who looks at it" }, (value) =>
+    app.set({ direction: value, row: -1, col: -1 }),
   );
-  const of = choice("of", "text-of", { head: "one head", layer: "the layer", all: "all layers" }, (value) =>
-    app.set({ of: value === "head" ? "" : value }),
+  const scope = choice(
+    "of",
+    "text-of",
+    { head: "one head", layer: "the layer", all: "all layers" },
+    (value) => app.set({ scope: value }),
   );
   const sink = choice("Sink", "text-sink", { in: "in", apart: "left out" }, (value) =>
     app.set({ sink: value }),
@@ -42,7 +45,7 @@ export function text(root, app) {
   const note = element("p", { class: "small quiet text-note" });
   const more = app.meta.can.capture ? newText(app) : "";
   root.append(
-    element("div", { class: "bar-of-choices" }, picker, way, of, sink, scale),
+    element("div", { class: "bar-of-choices" }, picker, direction, scope, sink, scale),
     element(
       "div",
       { class: "text-view" },
@@ -69,7 +72,8 @@ export function text(root, app) {
   let found = null; // {token, weights, from} of what is shaded
   let state = null;
 
-  const looking = () => state.way !== "by";
+  const looking = () => state.direction !== "by";
+  const oneHead = () => state.scope === "head";
   const about = () => layerOf(app.meta, state.text, state.layer);
   /** What is written out: the tokens, and where on them the layer's queries and keys begin. */
   const written = () => {
@@ -184,7 +188,7 @@ export function text(root, app) {
     chosen.append(
       element("h3", { text: `Token ${found.token}${pinned() >= 0 ? ", pinned" : ""}` }),
       element("p", { class: "big-token token", text: visible((all[found.token] ?? "").slice(0, 60)) }),
-      element("p", { class: "small quiet", text: scope() }),
+      element("p", { class: "small quiet", text: scopeSaid() }),
     );
     ranking.firstChild.textContent = looking() ? "Looks most at" : "Is looked at most by";
     ranked.append(
@@ -219,14 +223,14 @@ export function text(root, app) {
 
   /** The layers that are shown together: where there are several stacks, those of the chosen one's. */
   function together() {
-    if (state.of !== "all") return [about()];
+    if (state.scope !== "all") return [about()];
     return app.meta.texts[state.text].layers.filter((layer) => layer.stack === about().stack);
   }
 
   /** The weights of a row or a column, over what is shown together. */
   async function weightsOf(ask, index) {
     const layers = together();
-    if (state.of !== "all") return ask(state.text, about().key, state.of ? "mean" : state.head, index);
+    if (state.scope !== "all") return ask(state.text, about().key, oneHead() ? state.head : "mean", index);
     if (layers.length === app.meta.texts[state.text].layers.length)
       return ask(state.text, "mean", "mean", index);
     const found = await Promise.all(layers.map((layer) => ask(state.text, layer.key, "mean", index)));
@@ -236,10 +240,10 @@ export function text(root, app) {
     );
   }
 
-  function scope() {
+  function scopeSaid() {
     const { stack } = about();
-    if (state.of === "all") return `The mean over all heads of all ${stack ? `${stack} ` : ""}layers`;
-    if (state.of === "layer")
+    if (state.scope === "all") return `The mean over all heads of all ${stack ? `${stack} ` : ""}layers`;
+    if (state.scope === "layer")
       return `The mean over the ${about().heads.length} heads of layer ${about().key}`;
     return `Layer ${about().key}, head ${state.head}`;
   }
@@ -251,7 +255,7 @@ export function text(root, app) {
     for (const layer of together()) {
       const { sinks } = await app.source.thumbs(state.text, layer.key);
       sinks.forEach(({ key, share }, h) => {
-        if (!state.of && layer.heads[h] !== state.head) return;
+        if (oneHead() && layer.heads[h] !== state.head) return;
         sums.set(key, (sums.get(key) ?? 0) + share);
       });
     }
@@ -355,9 +359,9 @@ export function text(root, app) {
     show(now) {
       state = now;
       const stacks = new Set(app.meta.texts[state.text].layers.map((layer) => layer.stack));
-      picker.show(state, { heads: !state.of, layers: state.of !== "all" || stacks.size > 1 });
-      way.value = looking() ? "at" : "by";
-      of.value = state.of || "head";
+      picker.show(state, { heads: oneHead(), layers: state.scope !== "all" || stacks.size > 1 });
+      direction.value = looking() ? "at" : "by";
+      scope.value = state.scope;
       sink.value = state.sink;
       scale.value = state.scale;
       sink.hidden = !looking();

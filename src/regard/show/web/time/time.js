@@ -18,15 +18,15 @@ export function time(root, app) {
     "On",
     "time-on",
     Object.fromEntries(Object.entries(ON).filter(([name]) => run[name])),
-    (value) => app.set({ on: value }),
+    (value) => app.set({ scoredOn: value }),
   );
   const which = select("Score", (value) => app.set({ score: value }));
-  const at = slider("Step", (step) => app.set({ at: String(step) }), count);
+  const at = slider("Step", (step) => app.set({ trainingStep: step }), count);
   const play = element("button", { class: "button", type: "button", text: "Play" });
   const about = element("p", { class: "note" });
   const ramp = rampBar();
   const table = heatmap("What each head scores at this step", (layer, head) =>
-    app.set({ own: `${layer}/${head}` }),
+    app.set({ chosenHead: `${layer}/${head}` }),
   );
   const lines = chart(300);
   const losses = chart(200);
@@ -58,11 +58,10 @@ export function time(root, app) {
   let state = null;
 
   const step = () => {
-    const wanted = Number(state.at);
-    const found = state.at ? run.steps.indexOf(wanted) : -1;
+    const found = run.steps.indexOf(state.trainingStep);
     return found < 0 ? run.steps.length - 1 : found;
   };
-  const source = () => run[state.on] ?? run.text ?? run.repeats;
+  const source = () => run[state.scoredOn] ?? run.text ?? run.repeats;
   const scores = () => {
     const names = Object.keys(source());
     return [
@@ -70,7 +69,7 @@ export function time(root, app) {
       ...names.filter((name) => !FIRST.includes(name)),
     ];
   };
-  const name = () => (Object.hasOwn(source(), state.score ?? "") ? state.score : scores()[0]);
+  const name = () => (Object.hasOwn(source(), state.score) ? state.score : scores()[0]);
 
   function stop() {
     clearInterval(timer);
@@ -79,12 +78,12 @@ export function time(root, app) {
   }
   play.addEventListener("click", () => {
     if (timer) return stop();
-    if (step() === run.steps.length - 1) app.set({ at: String(run.steps[0]) });
+    if (step() === run.steps.length - 1) app.set({ trainingStep: run.steps[0] });
     play.textContent = "Pause";
     timer = setInterval(() => {
       const next = step() + 1;
       if (next >= run.steps.length) return stop();
-      app.set({ at: String(run.steps[next]) });
+      app.set({ trainingStep: run.steps[next] });
     }, TEMPO);
   });
   at.input.addEventListener("pointerdown", stop);
@@ -106,7 +105,7 @@ export function time(root, app) {
     const say = (x) => score(name(), x);
     const layers = found.heads[0].map((row, y) => ({ key: String(y), heads: row.map((_, x) => x) }));
     const end = strongest(found.heads.at(-1)) ?? { y: 0, x: 0 };
-    const asked = (state.own ?? "").split("/").map(Number);
+    const asked = state.chosenHead.split("/").map(Number);
     const chosen = found.heads[n][asked[0]]?.[asked[1]] === undefined ? [end.y, end.x] : asked;
     table.fill(layers, {
       top,
@@ -119,7 +118,7 @@ export function time(root, app) {
     const [called, meaning] = SCORES[name()] ?? [words(name()), ""];
     about.textContent =
       `${called[0].toUpperCase()}${called.slice(1)}: ${meaning || "a score of each head"}, on ` +
-      `${ON[state.on] ?? ON.text}. A head that looks at all alike scores ${say(found.null[n])}.`;
+      `${ON[state.scoredOn] ?? ON.text}. A head that looks at all alike scores ${say(found.null[n])}.`;
     const best = strongest(found.heads[n]);
     title.textContent = best
       ? `At step ${count(run.steps[n])} head ${best.x} of layer ${best.y} is the highest, with ${say(best.value)}.`
@@ -177,9 +176,10 @@ export function time(root, app) {
     show(now) {
       state = {
         ...now,
-        on: Object.hasOwn(ON, now.on ?? "") && run[now.on] ? now.on : run.text ? "text" : "repeats",
+        scoredOn:
+          Object.hasOwn(ON, now.scoredOn) && run[now.scoredOn] ? now.scoredOn : run.text ? "text" : "repeats",
       };
-      on.value = state.on;
+      on.value = state.scoredOn;
       which.fill(
         scores().map((one) => [one, SCORES[one]?.[0] ?? words(one)]),
         name(),
