@@ -1,3 +1,4 @@
+// @ts-check
 // Starts the page: opens the source, makes the views when they are first wanted, and follows the state.
 
 import { open } from "./source/source.js";
@@ -6,11 +7,12 @@ import { element, reveal } from "./common/dom.js";
 import { makeTheme } from "./common/theme.js";
 import { VIEWS } from "./views.js";
 
-const find = (id) => document.getElementById(id);
+/** @param {string} id */
+const find = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 
 async function start() {
-  makeTheme(find("theme"));
-  document.querySelector(".skip").addEventListener("click", (event) => {
+  makeTheme(/** @type {HTMLButtonElement} */ (find("theme")));
+  document.querySelector(".skip")?.addEventListener("click", (event) => {
     event.preventDefault(); // what stands behind # is the reader's place
     find("main").focus();
   });
@@ -27,9 +29,14 @@ async function start() {
   run(source);
 }
 
+/** @typedef {View & { root: HTMLElement }} MadeView */
+
+/** @param {Source} source */
 function run(source) {
   const state = makeState();
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer = 0;
+  /** @type {App} */
   const app = {
     source,
     get meta() {
@@ -48,13 +55,15 @@ function run(source) {
     },
   };
   const views = VIEWS.filter((view) => !view.needs || view.needs(app.meta));
+  /** @type {Map<typeof VIEWS[number], MadeView>} */
   const made = new Map();
+  /** @type {MadeView | null} */
   let current = null;
 
   find("model").textContent = app.meta.model;
   document.title = `${app.meta.model} · Regard`;
   makeTabs(views, app);
-  makeTexts(app);
+  const texts = makeTexts(app);
 
   const follow = () => {
     const view = views.find((one) => one.name === app.state.view) ?? views[0];
@@ -64,13 +73,12 @@ function run(source) {
       find("main").append(root);
       made.set(view, { root, ...view.make(root, app) });
     }
-    if (current !== view) {
-      if (current) {
-        made.get(current).root.hidden = true;
-        made.get(current).hide();
-      }
-      made.get(view).root.hidden = false;
-      current = view;
+    const now = /** @type {MadeView} */ (made.get(view));
+    if (current !== now) {
+      if (current) current.root.hidden = true;
+      current?.hide();
+      now.root.hidden = false;
+      current = now;
     }
     for (const one of views) {
       const tab = find(`tab-${one.name}`);
@@ -78,8 +86,8 @@ function run(source) {
       tab.tabIndex = one === view ? 0 : -1;
       if (one === view) reveal(tab, find("tabs"));
     }
-    find("text").value = String(app.state.text);
-    made.get(view).show(app.state);
+    texts.value = String(app.state.text);
+    now.show(app.state);
   };
   state.on(follow);
   addEventListener("regard-theme", follow);
@@ -90,14 +98,24 @@ function run(source) {
   follow();
 }
 
-/** The state with what it leaves open filled in, and what does not exist replaced by the first that does. */
+/**
+ * The state with what it leaves open filled in, and what does not exist replaced by the first that does.
+ * @param {Meta} meta
+ * @param {State} now
+ * @returns {State}
+ */
 function settled(meta, now) {
   const text = Number.isInteger(now.text) && meta.texts[now.text] ? now.text : 0;
   const layers = meta.texts[text].layers;
+  /** @param {string | undefined} key */
   const named = (key) => layers.find((one) => one.key === key);
   const layer = named(now.layer) ?? named(meta.start?.layer) ?? layers[0];
   const wanted = [now.head, layer.key === meta.start?.layer ? meta.start.head : -1];
   const head = wanted.find((one) => layer.heads.includes(one)) ?? layer.heads[0];
+  /**
+   * @param {number} value
+   * @param {number} size
+   */
   const within = (value, size) => (Number.isInteger(value) && value >= 0 && value < size ? value : -1);
   return {
     ...now,
@@ -109,6 +127,10 @@ function settled(meta, now) {
   };
 }
 
+/**
+ * @param {typeof VIEWS} views
+ * @param {App} app
+ */
 function makeTabs(views, app) {
   const tabs = views.map((view) => {
     const names = { class: "tab", id: `tab-${view.name}`, text: view.title };
@@ -118,30 +140,35 @@ function makeTabs(views, app) {
     return tab;
   });
   find("tabs").addEventListener("keydown", (event) => {
-    const at = tabs.indexOf(document.activeElement);
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 }[event.key];
+    const at = tabs.findIndex((tab) => tab === document.activeElement);
+    /** @type {Record<string, number>} */
+    const places = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 };
+    const to = places[event.key];
     if (to === undefined) return;
     event.preventDefault();
     const next = tabs.at(to % tabs.length);
-    next.focus();
-    next.click();
+    next?.focus();
+    next?.click();
   });
   find("tabs").append(...tabs);
   find("tabs").hidden = tabs.length < 2;
 }
 
+/** @param {App} app */
 function makeTexts(app) {
+  const select = /** @type {HTMLSelectElement} */ (find("text"));
   const fill = () => {
-    find("text").replaceChildren(
+    select.replaceChildren(
       ...app.meta.texts.map((text, number) => element("option", { value: String(number), text: text.title })),
     );
     find("text-choice").hidden = app.meta.texts.length < 2;
   };
   fill();
   addEventListener("regard-texts", fill); // a view that captured a new text says so
-  find("text").addEventListener("change", (event) =>
-    app.set({ text: Number(event.target.value), row: -1, col: -1, x: -1, y: -1, zoom: 0 }),
+  select.addEventListener("change", () =>
+    app.set({ text: Number(select.value), row: -1, col: -1, x: -1, y: -1, zoom: 0 }),
   );
+  return select;
 }
 
 start();

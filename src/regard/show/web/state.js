@@ -1,3 +1,4 @@
+// @ts-check
 // What the reader looks at, and the same in the address bar: #view=map&layer=3&head=5&zoom=12.
 // It knows names and values; it does not know what they mean to a view.
 
@@ -51,26 +52,34 @@ export const DEFAULTS = {
   chosenHead: "", // layer/head; "" is the strongest
 };
 
-/** The state that an address's part after # describes; what it does not name is as by default. */
+/**
+ * The state that an address's part after # describes; what it does not name is as by default.
+ * @param {string} hash
+ * @returns {State}
+ */
 export function parse(hash) {
+  /** @type {Record<string, string | number>} */
   const state = { ...DEFAULTS };
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (!Object.hasOwn(DEFAULTS, name) || value === "") continue;
-    if (typeof DEFAULTS[name] === "number") {
-      const number = Number(value);
-      if (Number.isFinite(number)) state[name] = number;
-    } else {
-      state[name] = value.slice(0, 400);
-    }
+    const number = Number(value);
+    if (typeof state[name] !== "number") state[name] = value.slice(0, 400);
+    else if (Number.isFinite(number)) state[name] = number;
   }
-  return state;
+  return /** @type {State} */ (state);
 }
 
-/** The address's part after # for a state. */
+/**
+ * The address's part after # for a state.
+ * @param {State} state
+ * @returns {string}
+ */
 export function format(state) {
   const parts = new URLSearchParams();
+  /** @type {Record<string, string | number>} */
+  const defaults = DEFAULTS;
   for (const [name, value] of Object.entries(state)) {
-    if (value === DEFAULTS[name] || value === undefined || value === null || value === "") continue;
+    if (value === defaults[name] || value === "") continue;
     parts.set(name, typeof value === "number" ? String(+value.toFixed(3)) : String(value));
   }
   return "#" + parts.toString();
@@ -81,10 +90,13 @@ export function format(state) {
  * `set` keeps the address bar up to date: a new view, text, layer or head can be gone back from.
  */
 export function makeState() {
+  /** @type {Set<(state: State, before: State) => void>} */
   const listeners = new Set();
   let state = parse(location.hash);
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer = 0;
 
+  /** @param {boolean} step */
   const write = (step) => {
     clearTimeout(timer);
     if (location.protocol === "about:") return; // a frame in a notebook has no address of its own
@@ -93,6 +105,7 @@ export function makeState() {
     if (step) history.pushState(null, "", address);
     else timer = setTimeout(() => history.replaceState(null, "", format(state)), 60); // browsers allow few
   };
+  /** @param {State} before */
   const tell = (before) => {
     for (const listener of [...listeners]) listener(state, before);
   };
@@ -106,14 +119,18 @@ export function makeState() {
     get now() {
       return state;
     },
+    /** @param {Partial<State>} changes */
     set(changes) {
       const before = state;
-      const changed = Object.keys(changes).some((name) => state[name] !== changes[name]);
-      if (!changed) return;
-      state = { ...state, ...changes };
-      write(["view", "text", "layer", "head"].some((name) => state[name] !== before[name]));
+      const next = { ...state, ...changes };
+      const differs = (/** @type {string} */ name) =>
+        next[/** @type {keyof State} */ (name)] !== before[/** @type {keyof State} */ (name)];
+      if (!Object.keys(changes).some(differs)) return;
+      state = next;
+      write(["view", "text", "layer", "head"].some(differs));
       tell(before);
     },
+    /** @param {(state: State, before: State) => void} listener */
     on(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);

@@ -1,3 +1,4 @@
+// @ts-check
 // The views that the page has, in the order of their tabs. A view is a function (root, app) that fills its
 // root and returns {show(state), hide()}; `needs` says of the meta whether the view has something to show.
 
@@ -8,6 +9,14 @@ import { steps } from "./steps/steps.js";
 import { text } from "./text/text.js";
 import { time } from "./time/time.js";
 
+/**
+ * @type {{
+ *   name: string,
+ *   title: string,
+ *   make(root: HTMLElement, app: App): View,
+ *   needs?(meta: Meta): boolean,
+ * }[]}
+ */
 export const VIEWS = [
   { name: "map", title: "Map", make: map },
   { name: "text", title: "Text", make: text },

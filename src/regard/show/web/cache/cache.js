@@ -1,6 +1,8 @@
+// @ts-check
 // What a cache saves, measured while the model writes with it and without; and what one that forgets loses.
 // It knows the lines that a generation sends (cli/opening.py) and the tables of `eviction.py`.
 
+import { last } from "../common/arrays.js";
 import { chart } from "../common/chart.js";
 import { drawComputed } from "./computed.js";
 import { element } from "../common/dom.js";
@@ -10,6 +12,11 @@ import { visible } from "../common/tokens.js";
 
 const TOKENS = 24;
 
+/**
+ * @param {HTMLElement} root
+ * @param {App} app
+ * @returns {View}
+ */
 export function cache(root, app) {
   const prompt = element("textarea", {
     class: "prompt",
@@ -82,9 +89,13 @@ export function cache(root, app) {
     ),
   );
 
+  /** @type {State | null} */
   let state = null;
+  /** @type {GenerationStart | null} */
   let start = null;
+  /** @type {GenerationStep[]} */
   let steps = [];
+  /** @type {AbortController | null} */
   let running = null; // what stops it
   const paintComputed = () => {
     if (!steps.length) return;
@@ -96,7 +107,7 @@ export function cache(root, app) {
     );
   };
   new ResizeObserver(paintComputed).observe(picture);
-  const lost = policy(losing, app, () => (steps.length ? { steps, start } : null));
+  const lost = policy(losing, app, () => (start && steps.length ? { steps, start } : null));
 
   async function generate() {
     if (running) {
@@ -125,7 +136,10 @@ export function cache(root, app) {
     }
   }
 
-  /** One line of a generation. */
+  /**
+   * One line of a generation.
+   * @param {GenerationLine} line
+   */
   function take(line) {
     if (line.start) {
       start = line.start;
@@ -153,22 +167,33 @@ export function cache(root, app) {
   function draw() {
     measured.hidden = !steps.length;
     if (!steps.length) return;
-    const layers = start.layers;
+    const layers = start?.layers ?? 0;
+    /** @param {(step: GenerationStep) => number} pick */
     const sum = (pick) => steps.reduce((total, step) => total + pick(step), 0);
+    /** @param {(step: GenerationStep) => number} pick */
     const middle = (pick) => {
       const later = steps.length > 1 ? steps.slice(1) : steps; // the first one reads the whole prompt
       const sorted = later.map(pick).sort((a, b) => a - b);
       return sorted[Math.floor(sorted.length / 2)];
     };
-    const last = steps.at(-1);
+    const latest = last(steps);
+    /**
+     * @param {"computed" | "keys_read" | "seconds"} name
+     * @returns {(step: GenerationStep) => number}
+     */
     const cached = (name) => (step) => step[name].cached;
+    /**
+     * @param {"computed" | "keys_read" | "seconds"} name
+     * @returns {(step: GenerationStep) => number}
+     */
     const anew = (name) => (step) => step[name].anew;
+    /** @type {[string, number, number, (n: number) => string][]} */
     const rows = [
       ["Tokens × layers computed", sum(cached("computed")) * layers, sum(anew("computed")) * layers, count],
       ["Keys read, all layers and heads", sum(cached("keys_read")), sum(anew("keys_read")), count],
       ["Time for a token (median)", middle(cached("seconds")), middle(anew("seconds")), milliseconds],
       ["Time for the first, with the prompt", steps[0].seconds.cached, steps[0].seconds.anew, milliseconds],
-      ["Held in memory", last.held, 0, (n) => (n ? bytes(n) : "nothing")],
+      ["Held in memory", latest.held, 0, (n) => (n ? bytes(n) : "nothing")],
     ];
     const same = steps.filter((step) => step.same).length;
     const apart = Math.max(...steps.map((step) => step.difference));
@@ -202,14 +227,18 @@ export function cache(root, app) {
     );
     const often = same === steps.length ? "every time" : `${same} times of ${steps.length}`;
     apartness.textContent = `The logits are at most ${apart.toExponential(1)} apart; both ways choose the same token ${often}.`;
+    /**
+     * @param {(step: GenerationStep) => number} pick
+     * @returns {[number, number][]}
+     */
     const points = (pick) => steps.map((step) => [step.position, pick(step) * 1000]);
     const high = Math.max(...steps.flatMap((step) => [step.seconds.cached, step.seconds.anew])) * 1000;
     times.draw({
-      label: `The time for each token; for the last ${both(last.seconds)}`,
+      label: `The time for each token; for the last ${both(latest.seconds)}`,
       x: {
         title: "tokens before it",
         low: steps[0].position,
-        high: Math.max(last.position, steps[0].position + 1),
+        high: Math.max(latest.position, steps[0].position + 1),
         say: (x) => (Number.isInteger(x) ? String(x) : ""),
       },
       y: { title: "milliseconds", low: 0, high: high * 1.05, say: String },
@@ -219,7 +248,7 @@ export function cache(root, app) {
       ],
     });
     paintComputed();
-    lost.show(state);
+    if (state) lost.show(state);
   }
 
   go.addEventListener("click", generate);
@@ -254,6 +283,7 @@ export function cache(root, app) {
   };
 }
 
+/** @param {string} token */
 const plain = (token) =>
   token
     .split("\n")
@@ -265,9 +295,13 @@ const plain = (token) =>
     )
     .join("\n");
 
+/** @param {BothWays} seconds */
 const both = ({ cached, anew }) => `${milliseconds(cached)} with the cache, ${milliseconds(anew)} without`;
 
-/** The first sentence of a text, to begin with. */
+/**
+ * The first sentence of a text, to begin with.
+ * @param {TextMeta} text
+ */
 function opening({ tokens }) {
   const text = (tokens ?? [])
     .filter((token) => !/^<[^>]*>$/.test(token))

@@ -1,10 +1,22 @@
+// @ts-check
 // Which tokens go through the model at each step, drawn: a line a step, a column a token, both ways.
 
-/** Draws both ways into a canvas, what is computed in the colour `run` and what is read in `read`. */
+import { last } from "../common/arrays.js";
+import { contextOf } from "../common/dom.js";
+
+const WAYS = /** @type {const} */ (["anew", "cached"]);
+
+/**
+ * Draws both ways into a canvas, what is computed in the colour `run` and what is read in `read`.
+ * @param {HTMLCanvasElement} canvas
+ * @param {GenerationStep[]} steps
+ * @param {string} run
+ * @param {string} read
+ */
 export function drawComputed(canvas, steps, run, read) {
   const style = getComputedStyle(canvas);
   const wide = canvas.clientWidth || 480;
-  const columns = steps.at(-1).position;
+  const columns = last(steps).position;
   const row = Math.max(2, Math.min(9, Math.floor(120 / steps.length)));
   const gap = row > 3 ? 1 : 0;
   const high = 18 + row * steps.length;
@@ -12,11 +24,11 @@ export function drawComputed(canvas, steps, run, read) {
   canvas.width = wide * pixel;
   canvas.height = (2 * high + 14) * pixel;
   canvas.style.height = `${2 * high + 14}px`;
-  const context = canvas.getContext("2d");
+  const context = contextOf(canvas);
   context.scale(pixel, pixel);
   context.font = `12px ${style.fontFamily}`;
   const unit = wide / columns;
-  ["anew", "cached"].forEach((way, n) => {
+  WAYS.forEach((way, n) => {
     const top = n * (high + 14);
     context.fillStyle = style.color;
     context.fillText(way === "cached" ? "With the cache" : "Without", 0, top + 11);
@@ -31,10 +43,10 @@ export function drawComputed(canvas, steps, run, read) {
       context.fillRect((step.position - through) * unit, y, Math.max(1.5, through * unit), row - gap);
     });
   });
-  const last = steps.at(-1);
+  const latest = last(steps);
   canvas.setAttribute(
     "aria-label",
-    `At the last step ${last.computed.cached} token of ${last.position} goes through the model with the cache, ` +
-      `and all ${last.computed.anew} without it`,
+    `At the last step ${latest.computed.cached} token of ${latest.position} goes through the model with the cache, ` +
+      `and all ${latest.computed.anew} without it`,
   );
 }

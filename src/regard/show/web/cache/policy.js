@@ -1,5 +1,7 @@
+// @ts-check
 // What a cache would lose that keeps only the first keys and the latest: for every head and size of window.
 
+import { last } from "../common/arrays.js";
 import { chart } from "../common/chart.js";
 import { choice, element } from "../common/dom.js";
 import { heatmap } from "../common/heatmap.js";
@@ -7,7 +9,12 @@ import { bytes, share, some, weight } from "../common/format.js";
 import { latest, rampBar, slider } from "../common/controls.js";
 import { doubts } from "../common/layers.js";
 
-/** Fills `root`; `generated()` gives {steps, start} of a generation, or null. Returns {show(state), chosen()}. */
+/**
+ * Fills `root`; `generated()` gives {steps, start} of a generation, or null. Returns {show(state), chosen()}.
+ * @param {HTMLElement} root
+ * @param {App} app
+ * @param {() => Generated | null} generated
+ */
 export function policy(root, app, generated) {
   const window = slider("Latest keys kept", (n) => app.set({ cacheWindow: n }));
   const sinks = slider("First keys kept", (n) => app.set({ cacheSinks: n }));
@@ -37,23 +44,30 @@ export function policy(root, app, generated) {
     said,
     element("div", { class: "policy-figures" }, element("div", {}, table, ramp, more, doubt), curve),
   );
-  let state = null;
-  let known = []; // the table of every layer, in order
+  /** @type {State} */
+  let state;
+  /** @type {Eviction[]} */
+  let tables = []; // the table of every layer, in order
   let of = -1; // the text that they are of
 
-  const fetchAll = latest(async (fresh, text) => {
+  const fetchAll = latest(async (fresh, /** @type {number} */ text) => {
     of = text;
-    known = [];
+    tables = [];
     const { layers } = app.meta.texts[text];
     for (const [n, layer] of layers.entries()) {
       said.textContent = `Working it out: layer ${n + 1} of ${layers.length}…`;
       const found = await app.source.eviction(text, layer.key);
       if (!fresh()) return;
-      known.push(found);
+      tables.push(found);
       if (n + 1 === layers.length || n % 4 === 3) draw();
     }
   });
 
+  /**
+   * @param {number[]} values
+   * @param {number} wanted
+   * @param {number} usual
+   */
   const at = (values, wanted, usual) => {
     const given = wanted >= 0 ? wanted : usual;
     return values.reduce(
@@ -63,7 +77,7 @@ export function policy(root, app, generated) {
   };
 
   function chosen() {
-    const first = known[0];
+    const first = tables[0];
     const usual = first?.windows.length ? first.windows[Math.floor(first.windows.length / 2)] : 64;
     const fits = at(first?.windows ?? [], state?.cacheWindow ?? -1, Math.min(64, usual));
     return { window: fits, sinks: at(first?.sinks ?? [], state?.cacheSinks ?? -1, 4) };
@@ -83,17 +97,21 @@ export function policy(root, app, generated) {
 
   function ofText() {
     const { layers } = app.meta.texts[of];
-    if (!known.length) return;
+    if (!tables.length) return;
     const { window: w, sinks: s } = chosen();
-    window.fill(known[0].windows, w);
-    sinks.fill(known[0].sinks, s);
+    window.fill(tables[0].windows, w);
+    sinks.fill(tables[0].sinks, s);
+    /**
+     * @param {number} y
+     * @param {number} x
+     */
     const lost = (y, x) => {
-      const one = known[y];
+      const one = tables[y];
       return one && !one.ahead ? (one.lost[x][one.windows.indexOf(w)]?.[one.sinks.indexOf(s)] ?? null) : null;
     };
     const all = layers.flatMap((layer, y) => layer.heads.map((_, x) => lost(y, x))).filter((x) => x !== null);
     paint(layers, lost);
-    const ahead = known.some((one) => one.ahead);
+    const ahead = tables.some((one) => one.ahead);
     if (ahead) said.textContent = "These layers look ahead as well, so there is no cache that could forget.";
     else if (!all.length) said.textContent = "The text is shorter than this cache, so nothing would be lost.";
     else {
@@ -104,23 +122,35 @@ export function policy(root, app, generated) {
         `${light} of ${all.length} would lose less than 0.05.`;
     }
     drawCurve(w, s);
-    const looked = known[0].queries;
+    const looked = tables[0].queries;
     const { rows } = layers[0];
     more.textContent =
       looked < rows ? `Looked at ${looked} of ${rows.toLocaleString("en")} queries, evenly chosen.` : "";
   }
 
-  /** The mean over all heads at every size of window, beside what it would be if no first keys were kept. */
+  /**
+   * The mean over all heads at every size of window, beside what it would be if no first keys were kept.
+   * @param {number} w
+   * @param {number} s
+   */
   function drawCurve(w, s) {
-    const { windows, sinks } = known[0];
+    const { windows, sinks } = tables[0];
+    /**
+     * @param {number} at
+     * @param {number} first
+     */
     const mean = (at, first) => {
-      const all = known.flatMap((one) => one.lost.map((head) => head[at]?.[sinks.indexOf(first)] ?? null));
+      const all = tables.flatMap((one) => one.lost.map((head) => head[at]?.[sinks.indexOf(first)] ?? null));
       const found = all.filter((x) => x !== null);
       return found.length ? found.reduce((a, b) => a + b, 0) / found.length : null;
     };
+    /**
+     * @param {number} first
+     * @returns {[number, number | null][]}
+     */
     const line = (first) => windows.map((_, at) => [at, mean(at, first)]);
     const high = Math.max(0.1, ...windows.map((_, at) => mean(at, 0) ?? 0));
-    curve.hidden = known.some((one) => one.ahead) || windows.length < 2;
+    curve.hidden = tables.some((one) => one.ahead) || windows.length < 2;
     curve.draw({
       label: `The mean loss by size of window, from ${windows[0]} to ${windows.at(-1)} latest keys`,
       mark: windows.indexOf(w),
@@ -138,6 +168,7 @@ export function policy(root, app, generated) {
     });
   }
 
+  /** @param {Generated} generated */
   function ofGeneration({ steps, start }) {
     curve.hidden = true;
     const layers = Array.from({ length: start.layers }, (_, y) => ({
@@ -145,17 +176,21 @@ export function policy(root, app, generated) {
       heads: steps[0].lost[y].map((_, x) => x),
     }));
     paint(layers, (y, x) => steps.reduce((sum, step) => sum + step.lost[y][x], 0) / steps.length);
-    const last = steps.at(-1);
+    const latestStep = last(steps);
     said.textContent =
       `Keeping ${some(start.sinks, "first key")} and the latest ${start.window} while writing: the mean over ` +
-      `${some(steps.length, "written token")}. The cache would hold ${bytes(last.held_by_policy)} instead of ` +
-      `${bytes(last.held)}.`;
+      `${some(steps.length, "written token")}. The cache would hold ${bytes(latestStep.held_by_policy)} instead of ` +
+      `${bytes(latestStep.held)}.`;
     more.textContent =
-      last.position <= start.window + start.sinks
+      latestStep.position <= start.window + start.sinks
         ? "The text is still shorter than this cache, so nothing is lost yet."
         : "";
   }
 
+  /**
+   * @param {{ key: string, heads: number[] }[]} layers
+   * @param {(y: number, x: number) => number | null} value
+   */
   function paint(layers, value) {
     table.fill(layers, {
       top: 1,
@@ -168,6 +203,7 @@ export function policy(root, app, generated) {
 
   return {
     chosen,
+    /** @param {State} now */
     show(now) {
       state = now;
       if (of !== state.text) fetchAll(state.text);

@@ -1,18 +1,31 @@
+// @ts-check
 // Lines over a common axis, as SVG. It knows points; it does not know what they measure.
 
+import { known, last } from "./arrays.js";
 import { element } from "./dom.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
 const MARGIN = { top: 14, right: 92, bottom: 34, left: 46 };
 
+/**
+ * @param {string} name
+ * @param {Record<string, string | number>} attributes
+ * @param {string | null} [text]
+ */
 function svg(name, attributes, text = null) {
   const made = document.createElementNS(SPACE, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
   if (text !== null) made.textContent = text;
   return made;
 }
 
-/** Round numbers from 0 or `low` to `high`, about `count` of them. */
+/**
+ * Round numbers from 0 or `low` to `high`, about `count` of them.
+ * @param {number} low
+ * @param {number} high
+ * @param {number} [count]
+ * @returns {number[]}
+ */
 export function ticks(low, high, count = 4) {
   const span = high - low || 1;
   const rough = span / count;
@@ -26,12 +39,22 @@ export function ticks(low, high, count = 4) {
 }
 
 /**
+ * @param {[number, number | null]} point
+ * @returns {point is [number, number]}
+ */
+function isWhole(point) {
+  return known(point[1]);
+}
+
+/**
  * A chart that fills its box. `draw({series, x, y, mark, label})`: series are {name, kind, points: [[x, y]…]},
  * drawn in order; `x` and `y` are {title, low, high, say}; `mark` is a place on the x axis.
+ * @param {number} [height]
  */
 export function chart(height = 240) {
   const box = element("div", { class: "chart" });
   box.style.height = `${height}px`;
+  /** @type {ChartData | null} */
   let given = null;
 
   function paint() {
@@ -42,8 +65,10 @@ export function chart(height = 240) {
       ...MARGIN,
       right: series.some((one) => one.name) ? (width < 420 ? 76 : MARGIN.right) : 14,
     };
+    /** @param {number} value */
     const across = (value) =>
       margin.left + ((value - x.low) / (x.high - x.low || 1)) * (width - margin.left - margin.right);
+    /** @param {number} value */
     const up = (value) =>
       height -
       margin.bottom -
@@ -89,10 +114,12 @@ export function chart(height = 240) {
         }),
       );
     }
+    /** @type {{ name: string, kind: string, x: number, y: number }[]} */
     const names = [];
     for (const { name, kind, points } of series) {
-      const shown = points.filter(([, value]) => value !== null && value !== undefined);
+      const shown = points.filter(isWhole);
       if (!shown.length) continue;
+      /** @param {[number, number]} point */
       const place = ([a, b]) =>
         `${across(a).toFixed(1)} ${up(Math.min(y.high, Math.max(y.low, b))).toFixed(1)}`;
       drawing.append(svg("path", { class: `chart-line ${kind}`, d: `M${shown.map(place).join("L")}` }));
@@ -102,7 +129,7 @@ export function chart(height = 240) {
         );
       }
       if (name)
-        names.push({ name, kind, x: across(shown.at(-1)[0]) + 6, y: up(Math.min(y.high, shown.at(-1)[1])) });
+        names.push({ name, kind, x: across(last(shown)[0]) + 6, y: up(Math.min(y.high, last(shown)[1])) });
     }
     // Names stand at the ends of their lines, and make room for each other.
     names
@@ -115,9 +142,10 @@ export function chart(height = 240) {
   }
 
   new ResizeObserver(paint).observe(box);
-  box.draw = (what) => {
+  /** @param {ChartData} what */
+  const draw = (what) => {
     given = what;
     paint();
   };
-  return box;
+  return Object.assign(box, { draw });
 }

@@ -1,6 +1,8 @@
+// @ts-check
 // From a weight to a colour. The ramps are made in OKLab, with lightness in even steps, so that equal
 // differences look equal; hue moves a little along the way, and lightness alone carries the order.
 
+import { contextOf } from "./dom.js";
 import { THUMB } from "./tile.js";
 import { theme } from "./theme.js";
 
@@ -9,9 +11,16 @@ const RAMPS = {
   dark: { lightness: [0.235, 0.955], chroma: [0.02, 0.14, 0.06], hue: [275, 215] },
 };
 const STEPS = 256;
+/** @type {Map<ThemeName, Ramp>} */
 const made = new Map();
 
-/** sRGB bytes of a colour in OKLCh. */
+/**
+ * sRGB bytes of a colour in OKLCh.
+ * @param {number} lightness
+ * @param {number} chroma
+ * @param {number} hue
+ * @returns {number[]}
+ */
 function rgb(lightness, chroma, hue) {
   const a = chroma * Math.cos((hue * Math.PI) / 180);
   const b = chroma * Math.sin((hue * Math.PI) / 180);
@@ -28,9 +37,14 @@ function rgb(lightness, chroma, hue) {
   });
 }
 
-/** The ramp of a theme: 256 colours as [r, g, b], and the same as pixels. */
+/**
+ * The ramp of a theme: 256 colours as [r, g, b], and the same as pixels.
+ * @param {ThemeName} [name]
+ * @returns {Ramp}
+ */
 export function ramp(name = theme()) {
-  if (made.has(name)) return made.get(name);
+  const known = made.get(name);
+  if (known) return known;
   const { lightness, chroma, hue } = RAMPS[name];
   const colours = Array.from({ length: STEPS }, (_, step) => {
     const t = step / (STEPS - 1);
@@ -39,15 +53,25 @@ export function ramp(name = theme()) {
   });
   const pixels = new Uint32Array(colours.map(([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r));
   made.set(name, { colours, pixels });
-  return made.get(name);
+  return { colours, pixels };
 }
 
-/** A colour of the ramp for the style of an element or a canvas, t from 0 to 1. */
+/**
+ * A colour of the ramp for the style of an element or a canvas, t from 0 to 1.
+ * @param {number} t
+ * @param {ThemeName} [name]
+ * @returns {string}
+ */
 export function css(t, name = theme()) {
   return `rgb(${ramp(name).colours[Math.round(Math.min(1, Math.max(0, t)) * (STEPS - 1))].join(" ")})`;
 }
 
-/** The ink that reads best on a colour of the ramp: dark on light cells and light on dark ones. */
+/**
+ * The ink that reads best on a colour of the ramp: dark on light cells and light on dark ones.
+ * @param {number} t
+ * @param {ThemeName} [name]
+ * @returns {string}
+ */
 export function inkOn(t, name = theme()) {
   return (name === "light") === t < 0.5 ? "#1d2026" : "#fdfcf9";
 }
@@ -55,6 +79,8 @@ export function inkOn(t, name = theme()) {
 /**
  * What turns a weight into a place on the ramp.
  * `scale` is "linear" or "log", `top` the weight at its end, `bottom` the least that a log scale shows.
+ * @param {{ scale: string, top: number, bottom: number }} options
+ * @returns {ColourScale}
  */
 export function makeScale({ scale, top, bottom }) {
   if (scale === "log") {
@@ -70,14 +96,20 @@ export function makeScale({ scale, top, bottom }) {
   return { scale, top, bottom: 0, at: (weight) => Math.min(1, weight / top), weight: (t) => t * top };
 }
 
-/** A small picture (THUMB × THUMB bytes: 0 unseen, else 1 + 254·√mass) onto a canvas of that size. */
+/**
+ * A small picture (THUMB × THUMB bytes: 0 unseen, else 1 + 254·√mass) onto a canvas of that size.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Uint8Array} bytes
+ * @param {ThemeName} [name]
+ */
 export function paintThumb(canvas, bytes, name = theme()) {
   const { pixels } = ramp(name);
-  const context = canvas.getContext("2d");
+  const context = contextOf(canvas);
   const image = context.createImageData(THUMB, THUMB);
   const out = new Uint32Array(image.data.buffer);
   const seen = bytes.filter((byte) => byte > 0).sort();
   const stretch = 255 / Math.max(90, seen[Math.floor(seen.length * 0.985)] ?? 255); // for faint heads
+  /** @param {number} byte */
   const stretched = (byte) => pixels[Math.min(255, Math.round(byte * stretch))];
   for (let i = 0; i < out.length; i++) out[i] = bytes[i] ? stretched(bytes[i]) : 0;
   context.putImageData(image, 0, 0);

@@ -1,19 +1,36 @@
+// @ts-check
 // A number for every head as a table of colours, layer by layer. It knows numbers, not what they mean.
 
+import { known } from "./arrays.js";
 import { css, inkOn } from "./colours.js";
-import { element } from "./dom.js";
+import { ARROWS, element } from "./dom.js";
 
 const WRITTEN = 16; // heads a layer up to which the numbers are written in the cells
+
+/** @typedef {{ key: string, heads: number[] }} HeatmapLayer */
+
+/**
+ * @typedef {object} HeatmapOptions
+ * @property {number} top the number at the end of the colours
+ * @property {(y: number, x: number) => number | null | undefined} value
+ * @property {(value: number) => string} say
+ * @property {(value: number) => string} brief
+ * @property {string} [chosen] layer/head
+ */
 
 /**
  * Makes the table. `choose(layer, head)` is called when the reader takes a cell. Fill it with
  * `fill(layers, {top, value(layer, at), say(x), brief(x), chosen})`: layers are {key, heads}, `at` counts heads.
+ * @param {string} label
+ * @param {(layer: string, head: number) => void} [choose]
  */
 export function heatmap(label, choose) {
   const table = element("div", { class: "heat", role: "grid", "aria-label": label });
   let shape = "";
+  /** @type {{ button: HTMLButtonElement, layer: string, head: number }[][]} */
   let cells = []; // rows of {button, layer, head}
 
+  /** @param {HeatmapLayer[]} layers */
   function build(layers) {
     const most = Math.max(...layers.map((layer) => layer.heads.length));
     table.classList.toggle("unwritten", most > WRITTEN);
@@ -48,7 +65,7 @@ export function heatmap(label, choose) {
   }
 
   table.addEventListener("keydown", (event) => {
-    const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    const move = ARROWS[event.key];
     if (!move) return;
     event.preventDefault();
     const y = cells.findIndex((row) => row.some(({ button }) => button === document.activeElement));
@@ -60,25 +77,29 @@ export function heatmap(label, choose) {
     next.focus();
   });
 
-  table.fill = (layers, { top, value, say, brief, chosen = "" }) => {
+  /**
+   * @param {HeatmapLayer[]} layers
+   * @param {HeatmapOptions} options
+   */
+  const fill = (layers, { top, value, say, brief, chosen = "" }) => {
     const wanted = JSON.stringify(layers.map((layer) => [layer.key, layer.heads]));
     if (wanted !== shape) build(layers);
     shape = wanted;
-    let reachable = null;
+    /** @type {HTMLButtonElement | undefined} */
+    let reachable;
     cells.forEach((row, y) =>
       row.forEach(({ button, layer, head }, x) => {
         const found = value(y, x);
-        const known = found !== null && found !== undefined;
-        const t = known ? Math.min(1, Math.max(0, found / top)) : 0;
-        button.style.backgroundColor = known ? css(t) : "";
-        button.style.color = known ? inkOn(t) : "";
-        button.textContent = known ? brief(found) : "";
-        button.classList.toggle("unknown", !known);
+        const t = known(found) ? Math.min(1, Math.max(0, found / top)) : 0;
+        button.style.backgroundColor = known(found) ? css(t) : "";
+        button.style.color = known(found) ? inkOn(t) : "";
+        button.textContent = known(found) ? brief(found) : "";
+        button.classList.toggle("unknown", !known(found));
         button.setAttribute(
           "aria-label",
-          `Layer ${layer}, head ${head}: ${known ? say(found) : "no number"}`,
+          `Layer ${layer}, head ${head}: ${known(found) ? say(found) : "no number"}`,
         );
-        button.title = button.getAttribute("aria-label");
+        button.title = button.ariaLabel ?? "";
         const own = `${layer}/${head}` === chosen;
         button.setAttribute("aria-selected", String(own));
         if (own) reachable = button;
@@ -88,5 +109,5 @@ export function heatmap(label, choose) {
     reachable ??= cells[0]?.[0]?.button;
     for (const { button } of cells.flat()) button.tabIndex = button === reachable ? 0 : -1;
   };
-  return table;
+  return Object.assign(table, { fill });
 }

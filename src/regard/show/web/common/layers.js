@@ -1,12 +1,22 @@
+// @ts-check
 // What the meta says of layers, in words: names, doubts, absences.
 
-/** What the meta says of a layer as it ran on a text. */
+/**
+ * What the meta says of a layer as it ran on a text.
+ * @param {Meta} meta
+ * @param {number} text
+ * @param {string} key
+ * @returns {Layer}
+ */
 export function layerOf(meta, text, key) {
   const layers = meta.texts[text].layers;
   return layers.find((layer) => layer.key === key) ?? layers[0];
 }
 
-/** What a layer is called in a list: its key, with what sets it apart. */
+/**
+ * What a layer is called in a list: its key, with what sets it apart.
+ * @param {Layer} layer
+ */
 export function layerName(layer) {
   const marks = [];
   if (layer.window) marks.push(`window ${layer.window}`);
@@ -14,7 +24,10 @@ export function layerName(layer) {
   return marks.length ? `${layer.key} (${marks.join(", ")})` : layer.key;
 }
 
-/** What is to be known of those among some layers that are not certified; "" if all are. */
+/**
+ * What is to be known of those among some layers that are not certified; "" if all are.
+ * @param {Layer[]} layers
+ */
 export function doubts(layers) {
   const doubtful = layers.filter((one) => !one.evidence.certified);
   if (!doubtful.length) return "";
@@ -26,9 +39,13 @@ export function doubts(layers) {
   );
 }
 
-/** What a capture does not show of its model: modules that mix tokens, by their classes; "" if it is whole. */
+/**
+ * What a capture does not show of its model: modules that mix tokens, by their classes; "" if it is whole.
+ * @param {TextMeta["missing"] | undefined} missing
+ */
 export function absences(missing) {
   if (!missing?.length) return "";
+  /** @type {Map<string, number>} */
   const kinds = new Map();
   for (const { kind } of missing) kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
   const named = [...kinds].map(([kind, count]) => (count > 1 ? `${count} × ${kind}` : kind)).join(", ");

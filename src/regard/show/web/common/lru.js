@@ -1,3 +1,4 @@
+// @ts-check
 // A cache of bounded size that drops the entry which was used least recently.
 
 /**

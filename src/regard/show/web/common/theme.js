@@ -1,17 +1,26 @@
+// @ts-check
 // Light or dark: as the reader's system says, until the reader says otherwise on the page.
 
-const CHOICES = ["system", "light", "dark"];
+/** @typedef {ThemeName | "system"} ThemeChoice */
+
+const CHOICES = /** @type {ThemeChoice[]} */ (["system", "light", "dark"]);
 const SIGNS = { system: "◐", light: "☀", dark: "☾" };
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
+const prefersDark = () => matchMedia("(prefers-color-scheme: dark)");
 
-/** "light" or "dark", whatever it follows from. */
+/**
+ * "light" or "dark", whatever it follows from.
+ * @returns {ThemeName}
+ */
 export function theme() {
   const chosen = document.documentElement.dataset.theme;
-  return chosen ?? (dark.matches ? "dark" : "light");
+  return /** @type {ThemeName | undefined} */ (chosen) ?? (prefersDark().matches ? "dark" : "light");
 }
 
-/** Makes the switch. Whoever draws colours hears of a change as "regard-theme" on the window. */
+/**
+ * Makes the switch. Whoever draws colours hears of a change as "regard-theme" on the window.
+ * @param {HTMLButtonElement} button
+ */
 export function makeTheme(button) {
   let chosen = remembered();
   const apply = () => {
@@ -31,14 +40,15 @@ export function makeTheme(button) {
     }
     apply();
   });
-  dark.addEventListener("change", apply);
+  prefersDark().addEventListener("change", apply);
   apply();
 }
 
+/** @returns {ThemeChoice} */
 function remembered() {
   try {
     const chosen = localStorage.getItem("regard-theme");
-    return CHOICES.includes(chosen) ? chosen : "system";
+    return CHOICES.find((choice) => choice === chosen) ?? "system";
   } catch {
     return "system";
   }

@@ -1,3 +1,4 @@
+// @ts-check
 // The sizes of the pictures that a source gives: tiles of a large map, and thumbnails.
 
 export const TILE = 256; // cells to a side of a tile

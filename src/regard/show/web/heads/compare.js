@@ -1,28 +1,41 @@
+// @ts-check
 // Two heads, or one head on two texts, side by side: their pictures, and their scores bar against bar.
 // What is compared stands in the address as pair=text/layer/head,text/layer/head.
 
+import { known } from "../common/arrays.js";
 import { topLevel } from "../common/tile.js";
 import { ramp } from "../common/colours.js";
-import { element } from "../common/dom.js";
+import { contextOf, element } from "../common/dom.js";
 import { score } from "../common/format.js";
 import { latest, select } from "../common/controls.js";
 import { SCORES, endOf, namesOf, scoreBar, sentence, words } from "./scores.js";
 import { layerOf } from "../common/layers.js";
 import { theme } from "../common/theme.js";
 
+/** @param {HeadPlace} head */
 const written = ({ text, layer, head }) => `${text}/${layer}/${head}`;
 
-/** Fills `root` when there is something to compare; returns {toggle(one), holds(one), show(state)}. */
+/**
+ * Fills `root` when there is something to compare; returns {toggle(one), holds(one), show(state)}.
+ * @param {HTMLElement} root
+ * @param {App} app
+ */
 export function compare(root, app) {
-  let state = null;
+  /** @type {State} */
+  let state;
   let drawn = "";
 
+  /** @returns {HeadPlace[]} */
   const pair = () => {
     const all = (state?.pair ?? "").split(",").filter(Boolean).map(read);
-    return all.filter(Boolean).slice(0, 2);
+    return all.filter(known).slice(0, 2);
   };
 
-  /** What the address names, if there is such a head. */
+  /**
+   * What the address names, if there is such a head.
+   * @param {string} text
+   * @returns {HeadPlace | null}
+   */
   function read(text) {
     const [first, layer, head] = text.split("/");
     const found = app.meta.texts[Number(first)]?.layers.find((one) => one.key === layer);
@@ -30,6 +43,7 @@ export function compare(root, app) {
     return { text: Number(first), layer, head: Number(head) };
   }
 
+  /** @param {HeadPlace[]} list */
   function set(list) {
     app.set({ pair: list.map(written).join(",") });
   }
@@ -44,7 +58,7 @@ export function compare(root, app) {
       root.replaceChildren();
       return;
     }
-    const known = await Promise.all(
+    const looked = await Promise.all(
       chosen.map(async (one) => {
         const all = await app.source.heads(one.text);
         return { all, own: all.find((head) => head.layer === one.layer && head.head === one.head) };
@@ -64,11 +78,16 @@ export function compare(root, app) {
         "div",
         { class: "compare-body" },
         ...chosen.map((one, n) => side(one, n, chosen)),
-        bars(chosen, known),
+        bars(chosen, looked),
       ),
     );
   });
 
+  /**
+   * @param {HeadPlace} one
+   * @param {number} n
+   * @param {HeadPlace[]} chosen
+   */
   function side(one, n, chosen) {
     const canvas = element("canvas", { class: "compare-picture", role: "img" });
     canvas.setAttribute("aria-label", `The attention of layer ${one.layer}, head ${one.head}`);
@@ -111,14 +130,19 @@ export function compare(root, app) {
     return box;
   }
 
-  /** The whole map at the level of detail at which it is one tile. */
+  /**
+   * The whole map at the level of detail at which it is one tile.
+   * @param {HTMLCanvasElement} canvas
+   * @param {HeadPlace} one
+   * @param {Layer} about
+   */
   async function picture(canvas, one, about) {
     const z = topLevel(about.rows, about.cols);
     const tile = await app.source.tile(one.text, one.layer, one.head, z, 0, 0);
     const { pixels } = ramp();
     canvas.width = tile.cols;
     canvas.height = tile.rows;
-    const context = canvas.getContext("2d");
+    const context = contextOf(canvas);
     const image = context.createImageData(tile.cols, tile.rows);
     const out = new Uint32Array(image.data.buffer);
     // The root, as in the small pictures: what is faint can be seen as well.
@@ -128,14 +152,18 @@ export function compare(root, app) {
     context.putImageData(image, 0, 0);
   }
 
-  function bars(chosen, known) {
-    const names = namesOf(known.map(({ own }) => own).filter(Boolean));
-    const everyone = known.flatMap(({ all }) => all);
+  /**
+   * @param {HeadPlace[]} chosen
+   * @param {{ all: HeadScores[], own: HeadScores | undefined }[]} looked
+   */
+  function bars(chosen, looked) {
+    const names = namesOf(looked.map(({ own }) => own).filter(known));
+    const everyone = looked.flatMap(({ all }) => all);
     const table = element("div", { class: "compare-scores" });
     for (const name of names) {
       const [title, about] = SCORES[name] ?? [words(name), ""];
       const end = endOf(name, everyone);
-      const lines = known.map(({ own }, n) => {
+      const lines = looked.map(({ own }, n) => {
         const one = own?.scores[name];
         if (!one) return element("span", { class: "compare-line" });
         return element(
@@ -165,12 +193,15 @@ export function compare(root, app) {
   }
 
   return {
+    /** @param {HeadPlace} one */
     toggle(one) {
       const now = pair();
       const rest = now.filter((other) => written(other) !== written(one));
       set(rest.length < now.length ? rest : [...rest.slice(-1), one]);
     },
+    /** @param {HeadPlace} one */
     holds: (one) => pair().some((other) => written(other) === written(one)),
+    /** @param {State} now */
     show(now) {
       state = now;
       draw();

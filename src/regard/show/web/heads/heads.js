@@ -1,3 +1,4 @@
+// @ts-check
 // The gallery: every head's picture with its scores, to sort, to filter, and to hold two against each other.
 
 import { THUMB } from "../common/tile.js";
@@ -10,6 +11,21 @@ import { absences, doubts, layerOf } from "../common/layers.js";
 import { SCORES, endOf, namesOf, scoreLine, sentence, words } from "./scores.js";
 import { theme } from "../common/theme.js";
 
+/**
+ * @typedef {object} Card
+ * @property {HTMLLIElement} card
+ * @property {HTMLCanvasElement} canvas
+ * @property {HTMLButtonElement} button
+ * @property {HTMLButtonElement} take
+ * @property {HTMLElement} lines
+ * @property {HeadScores} head
+ */
+
+/**
+ * @param {HTMLElement} root
+ * @param {App} app
+ * @returns {View}
+ */
 export function heads(root, app) {
   const sort = select("Sort by", (value) => app.set({ sort: value }));
   const order = choice("Order", "heads-order", { high: "highest first", low: "lowest first" }, (value) =>
@@ -35,15 +51,22 @@ export function heads(root, app) {
     element("div", { class: "scroll" }, element("div", { class: "column wide" }, both, warning, list, keys)),
   );
   const comparison = compare(both, app);
+  /** @type {Map<string, Card>} */
   const cards = new Map(); // place → {card, canvas, button, head}
+  /** @type {HeadScores[]} */
   let found = []; // what is known of every head of the text
   let text = -1;
   let painted = ""; // the theme that the pictures are in
-  let state = null;
+  /** @type {State} */
+  let state;
   let current = ""; // the card that the keyboard is at
 
+  /** @param {HeadScores} head */
   const place = (head) => `${head.layer}/${head.head}`;
+  /** @param {HeadScores} head */
   const labelsOf = (head) => head.labels ?? (head.label ? [head.label] : []);
+
+  const cardOf = (/** @type {string} */ key) => /** @type {Card} */ (cards.get(key));
 
   const open = latest(async (fresh) => {
     text = state.text;
@@ -115,6 +138,10 @@ export function heads(root, app) {
     painted = "";
   }
 
+  /**
+   * @param {HeadScores} head
+   * @param {Layer} about
+   */
   function described(head, about) {
     const known = Object.entries(head.scores).map(([name, one]) => sentence(name, one));
     const called = labelsOf(head).map(words).join(", ") || "no label";
@@ -122,7 +149,10 @@ export function heads(root, app) {
     return `Layer ${head.layer}, head ${head.head}: ${called}. ${proof}${known.join(". ")}`;
   }
 
-  /** Paints the pictures, layer by layer as they come. */
+  /**
+   * Paints the pictures, layer by layer as they come.
+   * @param {() => boolean} [fresh]
+   */
   async function pictures(fresh = () => true) {
     const name = theme();
     if (painted === name) return;
@@ -153,6 +183,7 @@ export function heads(root, app) {
     const names = namesOf(found);
     const by = names.includes(state.sort) ? state.sort : "";
     const all = [...new Set(found.flatMap(labelsOf))].sort();
+    /** @param {(head: HeadScores) => boolean} test */
     const count = (test) => found.filter(test).length;
     sort.fill(
       [["place", "place in the model"], ...names.map((name) => [name, SCORES[name]?.[0] ?? words(name)])],
@@ -182,18 +213,21 @@ export function heads(root, app) {
     );
     if (by) {
       const sign = state.order === "low" ? 1 : -1;
+      /** @param {HeadScores} head */
       const value = (head) => head.scores[by]?.value ?? null;
       shown = shown.toSorted((a, b) => {
-        if (value(a) === null || value(b) === null) return (value(a) === null) - (value(b) === null);
-        return sign * (value(a) - value(b));
+        const [x, y] = [value(a), value(b)];
+        if (x === null || y === null) return Number(x === null) - Number(y === null); // those come last
+        return sign * (x - y);
       });
     }
-    const wanted = shown.map((head) => cards.get(place(head)).card);
+    const wanted = shown.map((head) => cardOf(place(head)).card);
     const same =
       wanted.length === list.children.length && wanted.every((card, n) => card === list.children[n]);
     if (!same) list.replaceChildren(...wanted); // what stays where it is keeps the focus
     for (const { lines } of cards.values()) {
-      for (const line of lines.children) line.classList.toggle("sorted", line.dataset.name === by);
+      for (const line of lines.children)
+        line.classList.toggle("sorted", line.getAttribute("data-name") === by);
     }
     if (!shown.length) list.append(empty("No head does this here."));
     number.textContent =
@@ -213,7 +247,7 @@ export function heads(root, app) {
   }
 
   list.addEventListener("focusin", (event) => {
-    for (const [key, one] of cards) if (one.card.contains(event.target)) current = key;
+    for (const [key, one] of cards) if (one.card.contains(/** @type {Node} */ (event.target))) current = key;
     reach();
   });
   list.addEventListener("keydown", (event) => {
@@ -222,20 +256,20 @@ export function heads(root, app) {
       (card) => [...cards.entries()].find(([, one]) => one.card === card)?.[0],
     );
     const at = shown.indexOf(current);
-    const wide = Math.max(
-      1,
-      [...list.children].filter((card) => card.offsetTop === list.children[0].offsetTop).length,
-    );
-    const to = {
+    const tops = [...list.querySelectorAll("li")].map((card) => card.offsetTop);
+    const wide = Math.max(1, tops.filter((top) => top === tops[0]).length);
+    /** @type {Record<string, number>} */
+    const places = {
       ArrowRight: at + 1,
       ArrowLeft: at - 1,
       ArrowDown: at + wide,
       ArrowUp: at - wide,
       Home: 0,
       End: shown.length - 1,
-    }[event.key];
+    };
+    const to = places[event.key];
     if (to !== undefined) {
-      const next = cards.get(shown[Math.min(shown.length - 1, Math.max(0, to))]);
+      const next = cards.get(shown[Math.min(shown.length - 1, Math.max(0, to))] ?? "");
       next?.button.focus();
       next?.card.scrollIntoView({ block: "nearest" });
     } else if (event.key.toLowerCase() === "c") {

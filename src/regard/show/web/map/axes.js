@@ -1,3 +1,4 @@
+// @ts-check
 // The two axes of a map: keys along the top, queries down the left, as tokens where there is room for them
 // and as numbers where there is not. It draws on whatever has a canvas's methods.
 
@@ -5,24 +6,34 @@ import { axisOf, short, tokenAt } from "../common/tokens.js";
 
 const ROOM = 13; // pixels that a label needs
 
-/** How many tokens apart labels stand: 1, 2, 5, 10, 20, … */
+/**
+ * How many tokens apart labels stand: 1, 2, 5, 10, 20, …
+ * @param {number} zoom
+ */
 export function stride(zoom) {
   const least = ROOM / zoom;
   if (least <= 1) return 1;
   const power = 10 ** Math.floor(Math.log10(least));
-  return [1, 2, 5, 10].find((n) => n * power >= least) * power;
+  return ([1, 2, 5].find((n) => n * power >= least) ?? 10) * power;
 }
 
 /**
  * Draws both. `scene`: {camera, gutter: {left, top, labels}, meta, text, layer, colours, fonts, measure,
  * marked: {row, col}}.
  * Labels of the marked row and column stand out.
+ * @param {Drawing} context
+ * @param {Scene} scene
  */
 export function drawAxes(context, scene) {
   axis(context, scene, "queries");
   axis(context, scene, "keys");
 }
 
+/**
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {Axis} name
+ */
 function axis(context, scene, name) {
   const { camera, gutter, colours, fonts, layer, marked } = scene;
   const queries = name === "queries";
@@ -35,6 +46,10 @@ function axis(context, scene, name) {
   const mark = queries ? marked.row : marked.col;
   const each = scene.measure; // pixels of one letter
   const known = axisOf(scene.meta, scene.text, layer, name) !== null;
+  /**
+   * @param {number} index
+   * @param {boolean} strong
+   */
   const label = (index, strong) => {
     const [px, py] = camera.point(index + 0.5, index + 0.5);
     const along = queries ? gutter.top + py : gutter.left + px;
@@ -72,22 +87,42 @@ function axis(context, scene, name) {
   title(context, scene, queries);
 }
 
+/**
+ * @param {Drawing} context
+ * @param {string} number
+ * @param {number} at
+ * @param {CanvasTextAlign} align
+ * @param {DrawingColours} colours
+ */
 function numbered(context, number, at, align, colours) {
   context.textAlign = align;
   context.fillStyle = colours.soft;
   context.fillText(number, at, 0);
 }
 
+/** @param {string} text */
 function lengthOf(text) {
   return [...text].length;
 }
 
+/**
+ * @param {Drawing} context
+ * @param {boolean} queries
+ * @param {number} along
+ * @param {Scene["gutter"]} gutter
+ * @param {string} colour
+ */
 function tick(context, queries, along, gutter, colour) {
   context.fillStyle = colour;
   if (queries) context.fillRect(gutter.labels - 5, along - 0.5, 4, 1);
   else context.fillRect(along - 0.5, gutter.top - 5, 1, 4);
 }
 
+/**
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {boolean} queries
+ */
 function title(context, { gutter, colours, fonts, camera }, queries) {
   context.save();
   context.font = fonts.title;

@@ -1,3 +1,4 @@
+// @ts-check
 // Which part of a map is seen: a middle (in keys and queries) and a zoom (pixels a token).
 // It knows geometry; it does not know what is drawn.
 
@@ -5,7 +6,13 @@ const CLOSEST = 96; // pixels a cell
 
 export class Camera {
   constructor() {
-    Object.assign(this, { T: 1, S: 1, width: 1, height: 1, x: 0.5, y: 0.5, zoom: 1 });
+    this.T = 1; // queries, and
+    this.S = 1; // keys, of the map
+    this.width = 1; // pixels of the picture
+    this.height = 1;
+    this.x = 0.5; // the middle of the picture, in keys and
+    this.y = 0.5; // queries
+    this.zoom = 1; // pixels a token
   }
 
   /** The zoom at which the whole map is seen. */
@@ -41,13 +48,22 @@ export class Camera {
     this.y = this.T <= 2 * h ? h : Math.min(this.T - h, Math.max(h, this.y));
   }
 
+  /**
+   * @param {number} dx
+   * @param {number} dy
+   */
   pan(dx, dy) {
     this.x -= dx / this.zoom;
     this.y -= dy / this.zoom;
     this.settle();
   }
 
-  /** Zooms so that what is under the point (pixels in the picture) stays there. */
+  /**
+   * Zooms so that what is under the point (pixels in the picture) stays there.
+   * @param {number} factor
+   * @param {number} px
+   * @param {number} py
+   */
   zoomAt(factor, px, py) {
     const [col, row] = this.at(px, py);
     this.zoom = Math.min(this.closest, Math.max(this.whole, this.zoom * factor));
@@ -56,7 +72,12 @@ export class Camera {
     this.settle();
   }
 
-  /** Moves as little as needed to bring a cell into the picture. */
+  /**
+   * Moves as little as needed to bring a cell into the picture.
+   * @param {number} col
+   * @param {number} row
+   * @param {number} [size]
+   */
   reveal(col, row, size = 1) {
     const { left, top, right, bottom } = this.frame;
     if (col < left) this.x -= left - col;
@@ -66,12 +87,22 @@ export class Camera {
     this.settle();
   }
 
-  /** The place [col, row] under a point, with fractions. */
+  /**
+   * The place [col, row] under a point, with fractions.
+   * @param {number} px
+   * @param {number} py
+   * @returns {[number, number]}
+   */
   at(px, py) {
     return [this.x + (px - this.width / 2) / this.zoom, this.y + (py - this.height / 2) / this.zoom];
   }
 
-  /** The point [px, py] of a place. */
+  /**
+   * The point [px, py] of a place.
+   * @param {number} col
+   * @param {number} row
+   * @returns {[number, number]}
+   */
   point(col, row) {
     return [(col - this.x) * this.zoom + this.width / 2, (row - this.y) * this.zoom + this.height / 2];
   }

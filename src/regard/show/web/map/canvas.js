@@ -1,9 +1,10 @@
+// @ts-check
 // The large map: a canvas that is moved, zoomed and pointed at. It joins camera, gestures, pyramid, picture.
 // What it shows it says to those who listen; words and controls around it are the business of `map.js`.
 
 import { Camera } from "./camera.js";
 import { makeScale, ramp } from "../common/colours.js";
-import { element } from "../common/dom.js";
+import { contextOf, element } from "../common/dom.js";
 import { listen } from "./gestures.js";
 import { fitTop } from "./paint.js";
 import { draw, drawingColours, STRIP, STRIP_GAP } from "./picture.js";
@@ -18,6 +19,9 @@ const STILL = 160; // milliseconds without movement after which the address and 
 /**
  * Fills `root`. `thumb()` gives the small picture of the chosen head or null; `drawn(scene)` is called after
  * every drawing. Returns {canvas, show, hide, plan, scene, pyramid, camera, zoomBy, whole}.
+ * @param {HTMLElement} root
+ * @param {App} app
+ * @param {{ thumb: () => HTMLCanvasElement | null, drawn: (scene: Scene) => void }} hooks
  */
 export function mapCanvas(root, app, { thumb, drawn }) {
   const canvas = element("canvas", {
@@ -27,20 +31,27 @@ export function mapCanvas(root, app, { thumb, drawn }) {
     "aria-describedby": "map-help",
   });
   root.append(canvas);
-  const context = canvas.getContext("2d");
+  const context = contextOf(canvas);
   const camera = new Camera();
   const pyramid = new TilePyramid(app.source, arrived, (error) => app.status(error.message));
-  let state = null;
-  let layer = null;
+  /** @type {State} */
+  let state;
+  /** @type {Layer} */
+  let layer;
+  /** @type {DrawingColours | null} */
   let colours = null;
+  /** @type {[number, number] | null} */
   let hover = null; // [px, py] in the picture
   let planned = 0;
   let visible = false;
   let fitted = true; // the whole map is shown, whatever the room
   let kept = ""; // the place that the state knows
+  /** @type {Sink | null} */
   let sink = null; // of the head, once it is known
   let sinkOf = ""; // and whose it is
+  /** @type {{ name: string, top: number, asked: boolean, sure?: boolean }} */
   let fit = { name: "", top: 1, asked: true }; // where the colours end, for what, and whether to look again
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer = 0;
 
   function plan() {
@@ -79,7 +90,10 @@ export function mapCanvas(root, app, { thumb, drawn }) {
     return { width: box.width, height: box.height, gutter, pixel };
   }
 
-  /** All that a drawing of this moment needs (see `picture.js`). */
+  /**
+   * All that a drawing of this moment needs (see `picture.js`).
+   * @returns {Scene}
+   */
   function scene() {
     const size = measure();
     const z = levelFor(camera.zoom / size.pixel, layer.rows, layer.cols);
@@ -93,10 +107,11 @@ export function mapCanvas(root, app, { thumb, drawn }) {
       without: apart ? apart.key : null,
     });
     const cover = pyramid.cover(camera.frame, z);
+    /** @type {Scene["restOf"]} */
     const restOf = ({ z: level, i }) => (apart ? apart.rests(level, i) : null);
     const scale = scaleFor(z, cover, restOf);
-    const look = { reduce: state.reduce, scale, pixels: ramp().pixels };
-    look.style = [theme(), state.reduce, scale.scale, scale.top, scale.bottom, apart?.key].join(" ");
+    const style = [theme(), state.reduce, scale.scale, scale.top, scale.bottom, apart?.key].join(" ");
+    const look = { reduce: state.reduce, scale, pixels: ramp().pixels, style };
     colours ??= drawingColours(root);
     const over = hover ? cellAt(...hover, z) : null;
     return {
@@ -132,7 +147,12 @@ export function mapCanvas(root, app, { thumb, drawn }) {
     };
   }
 
-  /** Where the colours end: at 1, or at what fits what is seen. They hold still while it about fits. */
+  /**
+   * Where the colours end: at 1, or at what fits what is seen. They hold still while it about fits.
+   * @param {number} z
+   * @param {{ drawn: DrawnTile[], complete: boolean }} cover
+   * @param {Scene["restOf"]} restOf
+   */
   function scaleFor(z, { drawn: tiles, complete }, restOf) {
     const name = [pyramid.name, z, state.reduce].join(" ");
     const due = name !== fit.name || (fit.asked && complete);
@@ -146,7 +166,13 @@ export function mapCanvas(root, app, { thumb, drawn }) {
     return makeScale({ scale: state.scale, top, bottom: Math.min(floor, top / 10) });
   }
 
-  /** The cell under a point of the picture, or null outside of the map. */
+  /**
+   * The cell under a point of the picture, or null outside of the map.
+   * @param {number} px
+   * @param {number} py
+   * @param {number} z
+   * @returns {Cell | null}
+   */
   function cellAt(px, py, z) {
     const size = 2 ** z;
     const [col, row] = camera.at(px, py).map((place) => Math.floor(place / size) * size);
@@ -167,12 +193,23 @@ export function mapCanvas(root, app, { thumb, drawn }) {
     plan();
   }
 
+  /** @param {Pick<State, "text" | "x" | "y" | "zoom">} place */
   const nameOf = ({ text, x, y, zoom }) => [text, layer.rows, layer.cols, x, y, zoom].join(" ");
+  /**
+   * @param {number} px
+   * @param {number} py
+   * @returns {[number, number]}
+   */
   const inPicture = (px, py) => {
     const { gutter } = measure();
     return [px - gutter.left, py - gutter.top];
   };
 
+  /**
+   * @param {number} factor
+   * @param {number} [px]
+   * @param {number} [py]
+   */
   function zoomBy(factor, px = camera.width / 2, py = camera.height / 2) {
     camera.zoomAt(factor, px, py);
     moved();
@@ -183,21 +220,37 @@ export function mapCanvas(root, app, { thumb, drawn }) {
     moved();
   }
 
-  /** Goes close enough to read single cells. */
+  /**
+   * Goes close enough to read single cells.
+   * @param {number} col
+   * @param {number} row
+   */
   function closeUp(col, row) {
     Object.assign(camera, { x: col + 0.5, y: row + 0.5, zoom: Math.max(camera.zoom * 2, 40) });
     camera.settle();
     moved();
   }
 
-  /** Moves the chosen cell by one of those that are seen. */
+  /**
+   * Moves the chosen cell by one of those that are seen.
+   * @param {number} dx
+   * @param {number} dy
+   */
   function step(dx, dy) {
     const size = 2 ** levelFor(camera.zoom * devicePixelRatio, layer.rows, layer.cols);
     const { left, top, right, bottom } = camera.frame;
+    /**
+     * @param {number} first
+     * @param {number} last
+     */
     const middle = (first, last) => Math.floor((first + last) / 2);
     const some = state.row >= 0 && state.col >= 0;
     const col = some ? state.col + dx * size : middle(left, Math.min(layer.cols, right));
     const row = some ? state.row + dy * size : middle(top, Math.min(layer.rows, bottom));
+    /**
+     * @param {number} value
+     * @param {number} all
+     */
     const within = (value, all) => Math.min(all - 1, Math.max(0, value));
     hover = null;
     app.set({ col: within(col, layer.cols), row: within(row, layer.rows) });
@@ -207,12 +260,15 @@ export function mapCanvas(root, app, { thumb, drawn }) {
     plan();
   }
 
+  /** @param {number} factor */
   function zoomAtCursor(factor) {
     const some = state.row >= 0 && state.col >= 0;
     zoomBy(factor, ...(some ? camera.point(state.col + 0.5, state.row + 0.5) : []));
   }
 
+  /** @type {Record<string, [number, number]>} */
   const arrows = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  /** @type {Record<string, () => void>} */
   const keys = {
     "+": () => zoomAtCursor(1.5),
     "=": () => zoomAtCursor(1.5),
@@ -232,8 +288,8 @@ export function mapCanvas(root, app, { thumb, drawn }) {
       moved();
     },
     zoom: (factor, px, py) => zoomBy(factor, ...inPicture(px, py)),
-    hover(px, py) {
-      hover = px === null ? null : inPicture(px, py);
+    hover(point) {
+      hover = point && inPicture(...point);
       plan();
     },
     tap(px, py) {
@@ -281,6 +337,10 @@ export function mapCanvas(root, app, { thumb, drawn }) {
     scene,
     whole,
     zoomBy,
+    /**
+     * @param {State} next
+     * @param {Layer} about
+     */
     show(next, about) {
       [state, layer, visible] = [next, about, true];
       const place = nameOf(state);
@@ -300,8 +360,12 @@ export function mapCanvas(root, app, { thumb, drawn }) {
   };
 }
 
-/** The first generated token on both axes, if there is one. */
+/**
+ * The first generated token on both axes, if there is one.
+ * @param {TextMeta} text
+ * @param {Layer} layer
+ */
 function boundaryOf(text, layer) {
-  if (text.boundary === null || layer.keys_from === null) return null;
+  if (text.boundary === null || layer.keys_from === null || layer.queries_from === null) return null;
   return { key: text.boundary - layer.keys_from, query: text.boundary - layer.queries_from };
 }

@@ -1,17 +1,25 @@
+// @ts-check
 // What is shown, as files: PNG, SVG and PDF of the picture, CSV and NPY of its numbers.
 
-import { element } from "../common/dom.js";
+import { contextOf, element } from "../common/dom.js";
 import { drawFigure, figureSize } from "./figure.js";
 import { SvgContext } from "./svg.js";
 import { tokenAt, visible } from "../common/tokens.js";
+
+/** @typedef {{ scene: Scene, words: FigureWords, name: string }} Shown what there is to export */
+/** @typedef {string | Uint8Array<ArrayBuffer>} PdfPart */
 
 const SHARP = 3; // pixels of a PNG or PDF for one of the page
 
 /**
  * A button with a menu. `shown()` gives {scene, words, name}; `numbers()` a promise of
  * {values, rows, cols, row, col, size, layer, meta, text}: the cells in the picture, from `row` and `col` on.
+ * @param {App} app
+ * @param {() => Shown} shown
+ * @param {() => Promise<RegionCells>} numbers
  */
 export function exportMenu(app, shown, numbers) {
+  /** @type {Record<string, [string, () => Promise<Blob>]>} */
   const kinds = {
     PNG: ["picture", async () => png(shown())],
     SVG: ["picture, vectors", async () => svg(shown())],
@@ -19,7 +27,8 @@ export function exportMenu(app, shown, numbers) {
     CSV: ["numbers in view", async () => csv(await numbers())],
     NPY: ["numbers in view", async () => npy(await numbers())],
   };
-  const menu = element("details", { class: "menu" }, element("summary", { class: "button", text: "Export" }));
+  const summary = element("summary", { class: "button", text: "Export" });
+  const menu = element("details", { class: "menu" }, summary);
   const list = element("div", { class: "menu-list", role: "menu" });
   for (const [kind, [what, make]] of Object.entries(kinds)) {
     const button = element("button", { type: "button", role: "menuitem", class: "plain" }, kind, " ");
@@ -38,37 +47,48 @@ export function exportMenu(app, shown, numbers) {
   menu.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {
       menu.open = false;
-      menu.firstChild.focus();
+      summary.focus();
     }
   });
   addEventListener("pointerdown", (event) => {
-    if (!menu.contains(event.target)) menu.open = false;
+    if (!(event.target instanceof Node && menu.contains(event.target))) menu.open = false;
   });
   return menu;
 }
 
+/**
+ * @param {Blob} blob
+ * @param {string} name
+ */
 function download(blob, name) {
   const link = element("a", { href: URL.createObjectURL(blob), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
+/** @param {Shown} what */
 function rendered({ scene, words }) {
   const { width, height } = figureSize(scene, words);
   const canvas = element("canvas", { width: width * SHARP, height: height * SHARP });
-  const context = canvas.getContext("2d");
+  const context = contextOf(canvas);
   context.scale(SHARP, SHARP);
   drawFigure(context, { ...scene, pixel: 1 / SHARP }, words);
   return canvas;
 }
 
+/**
+ * @param {Shown} what
+ * @returns {Promise<Blob>}
+ */
 function png(what) {
   return new Promise((done, failed) => {
+    /** @param {Blob | null} blob */
     const finish = (blob) => (blob ? done(blob) : failed(new Error("the picture is too large")));
     rendered(what).toBlob(finish, "image/png");
   });
 }
 
+/** @param {Shown} what */
 function svg({ scene, words }) {
   const { width, height } = figureSize(scene, words);
   const context = new SvgContext(width, height);
@@ -76,11 +96,14 @@ function svg({ scene, words }) {
   return new Blob([context.toString()], { type: "image/svg+xml" });
 }
 
-/** One page, as large as the picture, with the picture on it. */
+/**
+ * One page, as large as the picture, with the picture on it.
+ * @param {Shown} what
+ */
 async function pdf(what) {
   const canvas = rendered(what);
   const { width, height } = canvas;
-  const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+  const pixels = contextOf(canvas).getImageData(0, 0, width, height).data;
   const rgb = new Uint8Array(width * height * 3);
   for (let from = 0, to = 0; from < pixels.length; from += 4) {
     rgb[to++] = pixels[from];
@@ -110,11 +133,17 @@ async function pdf(what) {
   return assembled(objects);
 }
 
-/** PDF objects, numbered from 1, with the table of where each begins. */
+/**
+ * PDF objects, numbered from 1, with the table of where each begins.
+ * @param {PdfPart[][]} objects
+ */
 function assembled(objects) {
+  /** @type {PdfPart[]} */
   const parts = ["%PDF-1.4\n"];
+  /** @type {number[]} */
   const starts = [];
   let at = parts[0].length;
+  /** @param {PdfPart} part */
   const put = (part) => {
     parts.push(part);
     at += part.length;
@@ -132,8 +161,15 @@ function assembled(objects) {
   return new Blob([...parts, end], { type: "application/pdf" });
 }
 
-/** A line for each row of cells; the first two columns name it, the first two lines name the columns. */
+/**
+ * A line for each row of cells; the first two columns name it, the first two lines name the columns.
+ * @param {RegionCells} cells
+ */
 function csv({ values, rows, cols, row, col, size, layer, meta, text }) {
+  /**
+   * @param {Axis} axis
+   * @param {number} index
+   */
   const named = (axis, index) => quoted(visible(tokenAt(meta, text, layer, axis, index)));
   const keys = Array.from({ length: cols }, (_, x) => col + x * size);
   const tokens = keys.map((key) => named("keys", key));
@@ -145,13 +181,19 @@ function csv({ values, rows, cols, row, col, size, layer, meta, text }) {
   return new Blob([lines.join("\r\n"), "\r\n"], { type: "text/csv" });
 }
 
-/** Quoted, and never a formula to a program that opens it. */
+/**
+ * Quoted, and never a formula to a program that opens it.
+ * @param {string} text
+ */
 function quoted(text) {
   const safe = /^[=+\-@]/.test(text) ? `'${text}` : text;
   return `"${safe.replace(/"/g, '""').toWellFormed?.() ?? safe.replace(/"/g, '""')}"`;
 }
 
-/** NumPy's own format, version 1.0. */
+/**
+ * NumPy's own format, version 1.0.
+ * @param {RegionCells} cells
+ */
 function npy({ values, rows, cols }) {
   const words = `{'descr': '<f4', 'fortran_order': False, 'shape': (${rows}, ${cols}), }`;
   const header = `${words}${" ".repeat(63 - ((10 + words.length) % 64))}\n`;

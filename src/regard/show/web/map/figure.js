@@ -1,3 +1,4 @@
+// @ts-check
 // A picture that stands on its own, for a file: the map as it is shown, under its name, over its colour bar.
 
 import { css } from "../common/colours.js";
@@ -11,13 +12,21 @@ const NOTE = MARGIN + BAR + 24; // where the words beside the bar begin
 const LINE = 16;
 const [LETTER, HEADING] = [6.6, 8.4]; // pixels of most letters, small and in the title
 
+/**
+ * @param {Scene} scene
+ * @param {FigureWords} words
+ */
 export function figureSize(scene, { note }) {
   const width = Math.ceil(scene.width + 2 * MARGIN);
   const lines = wrapped(note, width - MARGIN - NOTE);
   return { width, height: Math.ceil(scene.height + TOP + BOTTOM) + LINE * (lines.length - 1), lines };
 }
 
-/** A sentence in lines that fit, by the width of most letters. */
+/**
+ * A sentence in lines that fit, by the width of most letters.
+ * @param {string} text
+ * @param {number} room
+ */
 function wrapped(text, room) {
   const lines = [""];
   for (const word of text.split(" ")) {
@@ -28,7 +37,12 @@ function wrapped(text, room) {
   return lines;
 }
 
-/** Draws it. `words`: {title, after, note, marks: [[t, text]]}: the title is cut if need be, `after` never. */
+/**
+ * Draws it. `words`: {title, after, note, marks: [[t, text]]}: the title is cut if need be, `after` never.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {FigureWords} words
+ */
 export function drawFigure(context, scene, words) {
   const { width, height, lines } = figureSize(scene, words);
   const { colours, fonts } = scene;
@@ -48,6 +62,14 @@ export function drawFigure(context, scene, words) {
   bar(context, words.marks, lines, MARGIN, height - BOTTOM - LINE * (lines.length - 1) + 14, scene);
 }
 
+/**
+ * @param {Drawing} context
+ * @param {FigureWords["marks"]} marks
+ * @param {string[]} lines
+ * @param {number} x
+ * @param {number} y
+ * @param {Scene} scene
+ */
 function bar(context, marks, lines, x, y, { colours, fonts }) {
   const [wide, steps] = [BAR, 120];
   for (let step = 0; step < steps; step++) {

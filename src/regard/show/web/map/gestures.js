@@ -1,16 +1,34 @@
+// @ts-check
 // The reader's hand on the map: mouse, wheel, touch and keys become a few plain wishes.
 // It knows events; what a wish does is the map's business.
 
 const TAP = 4; // pixels that a finger may move in a tap
 
 /**
+ * @typedef {object} Wishes what a reader's hand asks for; points are pixels from the canvas's upper left
+ * @property {(dx: number, dy: number) => void} pan
+ * @property {(factor: number, px: number, py: number) => void} zoom
+ * @property {(point: Point | null) => void} hover
+ * @property {(px: number, py: number) => void} tap
+ * @property {(px: number, py: number) => void} double
+ * @property {(name: string, event: KeyboardEvent) => boolean} key says whether it took the key
+ */
+
+/**
  * Listens on a canvas. `wishes`: pan(dx, dy), zoom(factor, px, py), hover(px, py) or hover(null),
  * tap(px, py), double(px, py), and key(name, event), which says whether it took the key. Points are pixels
  * from the upper left.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Wishes} wishes
  */
 export function listen(canvas, wishes) {
+  /** @type {Map<number, Point>} */
   const fingers = new Map();
   let moved = 0;
+  /**
+   * @param {MouseEvent} event
+   * @returns {Point}
+   */
   const point = (event) => {
     const box = canvas.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top];
@@ -26,7 +44,7 @@ export function listen(canvas, wishes) {
     const [x, y] = point(event);
     const before = fingers.get(event.pointerId);
     if (!before) {
-      if (event.pointerType === "mouse") wishes.hover(x, y);
+      if (event.pointerType === "mouse") wishes.hover([x, y]);
       return;
     }
     const [dx, dy] = [x - before[0], y - before[1]];
@@ -37,6 +55,7 @@ export function listen(canvas, wishes) {
     else return; // the start of a drag counts once it is one
     fingers.set(event.pointerId, [x, y]);
   });
+  /** @param {PointerEvent} event */
   const leave = (event) => {
     if (!fingers.delete(event.pointerId)) return;
     if (fingers.size === 0) canvas.classList.remove("dragging");
@@ -62,11 +81,22 @@ export function listen(canvas, wishes) {
   });
 }
 
-/** Two fingers: what was between them stays between them. */
+/**
+ * Two fingers: what was between them stays between them.
+ * @param {Map<number, Point>} fingers
+ * @param {number} moving
+ * @param {Point} now
+ * @param {Wishes} wishes
+ */
 function pinch(fingers, moving, now, wishes) {
   const [other] = [...fingers].filter(([id]) => id !== moving).map(([, place]) => place);
-  const before = fingers.get(moving);
+  const before = fingers.get(moving) ?? now;
+  /**
+   * @param {Point} a
+   * @param {Point} b
+   */
   const distance = (a, b) => Math.max(8, Math.hypot(a[0] - b[0], a[1] - b[1]));
+  /** @type {Point} */
   const middle = [(now[0] + other[0]) / 2, (now[1] + other[1]) / 2];
   wishes.pan((now[0] - before[0]) / 2, (now[1] - before[1]) / 2);
   wishes.zoom(distance(now, other) / distance(before, other), ...middle);

@@ -1,11 +1,26 @@
+// @ts-check
 // The colour bar with its numbers, and what is to be known about what is not in the picture.
 
+import { last } from "../common/arrays.js";
 import { css } from "../common/colours.js";
-import { element } from "../common/dom.js";
+import { contextOf, element } from "../common/dom.js";
 import { exact } from "../common/format.js";
 import { theme } from "../common/theme.js";
 
-/** Fills `root`; returns {show({scale, clipped, reduce, z, sink, boundary})}. */
+/**
+ * @typedef {object} LegendOptions
+ * @property {ColourScale} scale
+ * @property {boolean} clipped whether weights above the scale's end are shown in its colour
+ * @property {string} reduce
+ * @property {number} z
+ * @property {{ key: number, share: number, token: string } | null} sink
+ * @property {boolean} boundary
+ */
+
+/**
+ * Fills `root`; returns {show({scale, clipped, reduce, z, sink, boundary})}.
+ * @param {HTMLElement} root
+ */
 export function legend(root) {
   const canvas = element("canvas", { width: 240, height: 1, "aria-hidden": "true" });
   const ticks = element("div", { class: "ticks" });
@@ -21,6 +36,7 @@ export function legend(root) {
   let shown = "";
 
   return {
+    /** @param {LegendOptions} what */
     show({ scale, clipped, reduce, z, sink, boundary }) {
       prompt.hidden = !boundary;
       const ends = [scale.scale, scale.top, scale.bottom, clipped];
@@ -36,7 +52,7 @@ export function legend(root) {
           return mark;
         }),
       );
-      bar.setAttribute("aria-label", `Colours from ${marks[0][1]} to ${marks.at(-1)[1]}, ${scale.scale}`);
+      bar.setAttribute("aria-label", `Colours from ${marks[0][1]} to ${last(marks)[1]}, ${scale.scale}`);
       words.textContent = noteOf(reduce, z);
       hidden.hidden = !sink;
       if (sink) {
@@ -46,20 +62,29 @@ export function legend(root) {
           element("span", { class: "token", text: sink.token }),
           ` stands apart with ${share} of all attention; colours show each query's rest.`,
         );
-        hidden.dataset.share = sink.share;
+        hidden.dataset.share = String(sink.share);
       }
     },
   };
 }
 
-/** The numbers of a colour bar: [[place from 0 to 1, text]]. */
+/**
+ * The numbers of a colour bar: [[place from 0 to 1, text]].
+ * @param {ColourScale} scale
+ * @param {boolean} clipped
+ * @returns {FigureWords["marks"]}
+ */
 export function marksOf(scale, clipped) {
-  const marks = scale.scale === "log" ? decades(scale) : [0, 0.5, 1].map((t) => [t, exact(scale.weight(t))]);
-  if (clipped) marks.at(-1)[1] = `≥ ${marks.at(-1)[1]}`;
+  const marks = scale.scale === "log" ? decades(scale) : halves(scale);
+  if (clipped) last(marks)[1] = `≥ ${last(marks)[1]}`;
   return marks;
 }
 
-/** What one cell stands for. */
+/**
+ * What one cell stands for.
+ * @param {string} reduce
+ * @param {number} z
+ */
 export function noteOf(reduce, z) {
   if (z === 0) return "One cell is one weight.";
   const size = 2 ** z;
@@ -68,15 +93,29 @@ export function noteOf(reduce, z) {
     : `One cell is ${size} × ${size} weights: summed over keys, averaged over queries.`;
 }
 
+/** @param {HTMLCanvasElement} canvas */
 function paint(canvas) {
-  const context = canvas.getContext("2d");
+  const context = contextOf(canvas);
   for (let x = 0; x < canvas.width; x++) {
     context.fillStyle = css(x / (canvas.width - 1));
     context.fillRect(x, 0, 1, 1);
   }
 }
 
+/**
+ * @param {ColourScale} scale
+ * @returns {FigureWords["marks"]}
+ */
+function halves(scale) {
+  return [0, 0.5, 1].map((t) => [t, exact(scale.weight(t))]);
+}
+
+/**
+ * @param {ColourScale} scale
+ * @returns {FigureWords["marks"]}
+ */
 function decades(scale) {
+  /** @type {FigureWords["marks"]} */
   const marks = [[0, `≤ ${power(scale.bottom)}`]];
   for (let decade = scale.bottom * 10; decade < scale.top * 0.6; decade *= 10) {
     marks.push([scale.at(decade), power(decade)]);
@@ -84,6 +123,7 @@ function decades(scale) {
   return [...marks, [1, exact(scale.top)]];
 }
 
+/** @param {number} value */
 function power(value) {
   const exponent = Math.round(Math.log10(value));
   return exponent >= -3 ? String(Number(value.toPrecision(1))) : `1e−${-exponent}`;

@@ -1,3 +1,4 @@
+// @ts-check
 // The Map view: every head as a small map, the chosen one large, down to a single weight.
 // It puts the parts together: thumbnails, canvas, controls, legend, notes, export.
 
@@ -13,6 +14,11 @@ import { layerOf } from "../common/layers.js";
 import { mapCanvas } from "./canvas.js";
 import { short, tokenAt } from "../common/tokens.js";
 
+/**
+ * @param {HTMLElement} root
+ * @param {App} app
+ * @returns {View}
+ */
 export function map(root, app) {
   root.classList.add("map");
   const side = element("aside", { class: "map-side", "aria-label": "Every head" });
@@ -42,9 +48,16 @@ export function map(root, app) {
   let layer = layerOf(app.meta, app.state.text, app.state.layer);
   let named = ""; // the layer and head that the words are about
 
+  /**
+   * @param {State} state
+   * @param {ColourScale} scale
+   */
   const isClipped = (state, scale) => state.colourTop === "fit" && scale.top < 1;
 
-  /** Says in words and numbers what the picture shows. */
+  /**
+   * Says in words and numbers what the picture shows.
+   * @param {Scene} scene
+   */
   function tell(scene) {
     const { state, sink, look, z } = scene;
     bar.show({
@@ -62,16 +75,24 @@ export function map(root, app) {
     else pointed(scene, cell);
   }
 
-  /** The cell under the pointer, from the tile that is drawn there. */
+  /**
+   * The cell under the pointer, from the tile that is drawn there.
+   * @param {Scene} scene
+   * @param {Cell} cell
+   */
   function pointed(scene, cell) {
     const found = large.pyramid.cell(cell.row, cell.col);
     if (!found || 2 ** found.z !== cell.size) return;
-    const own = scene.sink && cell.size === 1 && cell.col === scene.sink.key; // stands apart
-    const mass = own ? scene.sink.column[cell.row] : found.mass;
+    const own = cell.size === 1 && cell.col === scene.sink?.key ? scene.sink : null; // stands apart
+    const mass = own ? own.column[cell.row] : found.mass;
     say(scene, { ...cell, mass, max: own ? Math.max(mass, found.max) : found.max });
   }
 
-  /** The chosen cell's weight comes from its own row, so that it is exact at every zoom. */
+  /**
+   * The chosen cell's weight comes from its own row, so that it is exact at every zoom.
+   * @param {Scene} scene
+   * @param {Cell} cell
+   */
   async function chosen(scene, cell) {
     const { text, layer: key, head, row, col } = scene.state;
     const weights = await app.source.row(text, key, head, row);
@@ -82,7 +103,11 @@ export function map(root, app) {
     say(scene, { ...cell, mass: weights[col], max: unseen ? -1 : weights[col] });
   }
 
-  /** Writes a cell's number in the notes, and beside the cell for eyes that are on the map. */
+  /**
+   * Writes a cell's number in the notes, and beside the cell for eyes that are on the map.
+   * @param {Scene} scene
+   * @param {CellWeights} cell
+   */
   function say(scene, cell) {
     reading.cell(scene.state, layer, cell);
     const { camera, gutter, width } = scene;
@@ -153,14 +178,22 @@ function help() {
   return element("div", { class: "notes-block", id: "map-help" }, heading, list);
 }
 
+const NAMES = /** @type {const} */ (["scale", "colourTop", "reduce", "sink"]);
+
+/** @param {App} app */
 function makeControls(app) {
   const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "How the map is drawn" });
+  /** @type {Record<typeof NAMES[number], HTMLElement & { value: string }>} */
   const choices = {
     scale: choice("Scale", "scale", { linear: "linear", log: "log" }, (scale) => app.set({ scale })),
     colourTop: choice("Up to", "top", { fit: "fit", one: "1" }, (colourTop) => app.set({ colourTop })),
     reduce: choice("Cells", "reduce", { mass: "mass", max: "max" }, (reduce) => app.set({ reduce })),
     sink: choice("Sink", "sink", { in: "in place", apart: "apart" }, (sink) => app.set({ sink })),
   };
+  /**
+   * @param {string} text
+   * @param {string} label
+   */
   const button = (text, label) =>
     element("button", { class: "button", type: "button", text, "aria-label": label, title: label });
   const [out, into] = [button("−", "Zoom out"), button("+", "Zoom in")];
@@ -171,9 +204,14 @@ function makeControls(app) {
   return {
     bar,
     zooming,
+    /** @param {State} state */
     show(state) {
-      for (const [name, one] of Object.entries(choices)) one.value = state[name];
+      for (const name of NAMES) choices[name].value = state[name];
     },
+    /**
+     * @param {(factor: number) => void} by
+     * @param {() => void} whole
+     */
     zoom(by, whole) {
       out.addEventListener("click", () => by(1 / 1.6));
       into.addEventListener("click", () => by(1.6));

@@ -1,19 +1,24 @@
+// @ts-check
 // A tile's numbers as pixels. It knows tiles and scales; where they go is the picture's business.
 
+import { contextOf } from "../common/dom.js";
 import { TILE } from "../common/tile.js";
 
 /**
  * The tile as a canvas of one pixel a cell. Cells that nobody may see stay transparent.
  * `look`: {reduce, scale (from colours.js), pixels (the ramp), style (a name for all this together)};
  * `restOf()`: for each row of cells the share of attention that is left when the sink is taken out, or null.
+ * @param {PaintedTile} tile
+ * @param {Look} look
+ * @param {() => Float32Array | null} restOf
  */
 export function painted(tile, look, restOf) {
-  if (tile.style === look.style) return tile.canvas;
+  if (tile.canvas && tile.style === look.style) return tile.canvas;
   const rest = restOf();
   const { rows, cols } = tile;
   const values = look.reduce === "max" ? tile.max : tile.mass;
   tile.canvas ??= Object.assign(document.createElement("canvas"), { width: cols, height: rows });
-  const context = tile.canvas.getContext("2d");
+  const context = contextOf(tile.canvas);
   const image = context.createImageData(cols, rows);
   const out = new Uint32Array(image.data.buffer);
   const { pixels, scale } = look;
@@ -31,14 +36,23 @@ export function painted(tile, look, restOf) {
 /**
  * Where a scale that fits what is seen should end: the 99.5th percentile of the visible cells in the frame,
  * to two digits. `drawn` is what the pyramid covers the frame with; `restOf(one)` as above.
+ * @param {DrawnTile[]} drawn
+ * @param {Rectangle} frame
+ * @param {string} reduce
+ * @param {Scene["restOf"]} restOf
  */
 export function fitTop(drawn, frame, reduce, restOf) {
+  /** @type {number[]} */
   const found = [];
   for (const one of drawn) {
     const { tile, z, i, j } = one;
     if (!tile) continue;
     const size = 2 ** z;
     const rest = restOf(one);
+    /**
+     * @param {number} edge
+     * @param {number} first
+     */
     const from = (edge, first) => Math.floor(edge / size) - first * TILE;
     const [top, left] = [Math.max(0, from(frame.top, i)), Math.max(0, from(frame.left, j))];
     const bottom = Math.min(tile.rows, from(frame.bottom, i) + 1);

@@ -1,16 +1,21 @@
+// @ts-check
 // The large map as a drawing: tiles, sink, boundary, numbers, cursor, axes. It draws on whatever has a
 // canvas's methods, so that the screen, a PNG and an SVG all show the same.
 
 import { THUMB, TILE } from "../common/tile.js";
 import { drawAxes } from "./axes.js";
-import { css, inkOn, ramp } from "../common/colours.js";
+import { css, inkOn } from "../common/colours.js";
 import { painted } from "./paint.js";
 
 export const NUMBERS = 28; // pixels a cell from which its weight is written in it
 export const STRIP = 16; // pixels of a sink that stands apart, and
 export const STRIP_GAP = 10; // between it and the map
 
-/** A weight in few letters: .23, 1, and · for what rounds to nothing. */
+/**
+ * A weight in few letters: .23, 1, and · for what rounds to nothing.
+ * @param {number} weight
+ * @param {number} [digits]
+ */
 export function brief(weight, digits = 2) {
   if (weight >= 0.9995) return "1";
   const text = weight.toFixed(digits);
@@ -21,6 +26,8 @@ export function brief(weight, digits = 2) {
  * Draws a scene: {width, height, gutter, camera, z, drawn, thumb, look, restOf, restAt, sink, boundary,
  * cursor, hover, marked, weightAt(row, col), meta, text, layer, colours, fonts, measure, pixel}.
  * `pixel` is the size of a screen's pixel in ours: 1 / devicePixelRatio.
+ * @param {Drawing} context
+ * @param {Scene} scene
  */
 export function draw(context, scene) {
   const { width, height, gutter, camera, colours } = scene;
@@ -34,20 +41,24 @@ export function draw(context, scene) {
   context.translate(gutter.left, gutter.top);
   hatch(context, scene, shown);
   tiles(context, scene);
-  if (scene.sink) removed(context, scene, shown);
+  if (scene.sink) removed(context, scene, scene.sink, shown);
   if (camera.zoom >= NUMBERS) numbers(context, scene);
   if (camera.zoom >= 10) lattice(context, scene, shown);
-  if (scene.boundary !== null) boundary(context, scene, shown);
+  if (scene.boundary) boundary(context, scene, scene.boundary, shown);
   cells(context, scene);
   context.restore();
-  if (scene.sink) strip(context, scene, shown);
+  if (scene.sink) strip(context, scene, scene.sink, shown);
   context.strokeStyle = colours.strongLine;
   context.lineWidth = 1;
   context.strokeRect(gutter.left - 0.5, gutter.top - 0.5, shown.width + 1, shown.height + 1);
   drawAxes(context, scene);
 }
 
-/** How much of the picture the map takes. */
+/**
+ * How much of the picture the map takes.
+ * @param {Scene["camera"]} camera
+ * @returns {Size}
+ */
 export function extent(camera) {
   return {
     width: Math.min(camera.width, camera.S * camera.zoom),
@@ -55,7 +66,12 @@ export function extent(camera) {
   };
 }
 
-/** What nobody may look at: thin slanted lines, unlike any weight. */
+/**
+ * What nobody may look at: thin slanted lines, unlike any weight.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {Size} shown
+ */
 function hatch(context, { colours }, shown) {
   context.fillStyle = colours.sunken;
   context.fillRect(0, 0, shown.width, shown.height);
@@ -70,8 +86,13 @@ function hatch(context, { colours }, shown) {
   context.stroke();
 }
 
+/**
+ * @param {Drawing} context
+ * @param {Scene} scene
+ */
 function tiles(context, scene) {
   const { camera, drawn, thumb, look, pixel } = scene;
+  /** @param {number} value */
   const snap = (value) => Math.round(value / pixel) * pixel; // seams show where edges are half a pixel
   for (const one of drawn) {
     const { tile, z, i, j } = one;
@@ -92,7 +113,13 @@ function tiles(context, scene) {
   }
 }
 
-/** As much of a part as the frame shows, to whole cells. */
+/**
+ * As much of a part as the frame shows, to whole cells.
+ * @param {Rectangle} part
+ * @param {Rectangle} frame
+ * @param {number} size
+ * @returns {Rectangle}
+ */
 function inSight(part, frame, size) {
   return {
     left: Math.max(part.left, Math.floor(frame.left / size) * size),
@@ -102,7 +129,14 @@ function inSight(part, frame, size) {
   };
 }
 
-/** Before anything has come, the small picture stands for the large one. */
+/**
+ * Before anything has come, the small picture stands for the large one.
+ * @param {Drawing} context
+ * @param {Scene["camera"]} camera
+ * @param {HTMLCanvasElement} thumb
+ * @param {Rectangle} part
+ * @param {[number, number, number, number]} place
+ */
 function fromThumb(context, camera, thumb, part, place) {
   const [w, h] = [THUMB / camera.S, THUMB / camera.T];
   context.imageSmoothingEnabled = true;
@@ -110,8 +144,14 @@ function fromThumb(context, camera, thumb, part, place) {
   context.drawImage(thumb, part.left * w, part.top * h, wide, (part.bottom - part.top) * h, ...place);
 }
 
-/** The place of a sink that stands apart, so that nobody takes it for a column of zeros. */
-function removed(context, { camera, sink, colours }, shown) {
+/**
+ * The place of a sink that stands apart, so that nobody takes it for a column of zeros.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {Sink} sink
+ * @param {Size} shown
+ */
+function removed(context, { camera, colours }, sink, shown) {
   const [x] = camera.point(sink.key, 0);
   const wide = Math.max(1, camera.zoom);
   context.fillStyle = camera.zoom >= 3 ? colours.paper : colours.accent;
@@ -124,8 +164,14 @@ function removed(context, { camera, sink, colours }, shown) {
   context.setLineDash([]);
 }
 
-/** The sink's own column, beside the map, on the same rows and a scale from 0 to 1. */
-function strip(context, { camera, gutter, sink, colours, fonts, pixel }, shown) {
+/**
+ * The sink's own column, beside the map, on the same rows and a scale from 0 to 1.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {Sink} sink
+ * @param {Size} shown
+ */
+function strip(context, { camera, gutter, colours, fonts, pixel }, sink, shown) {
   const x = gutter.left - STRIP_GAP - STRIP;
   context.save();
   context.beginPath();
@@ -156,7 +202,11 @@ function strip(context, { camera, gutter, sink, colours, fonts, pixel }, shown) 
   context.restore();
 }
 
-/** Each cell's weight, written in it. */
+/**
+ * Each cell's weight, written in it.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ */
 function numbers(context, scene) {
   const { camera, look, fonts } = scene;
   const { left, top, right, bottom } = camera.frame;
@@ -175,7 +225,12 @@ function numbers(context, scene) {
   }
 }
 
-/** Thin lines between large cells. */
+/**
+ * Thin lines between large cells.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {Size} shown
+ */
 function lattice(context, { camera, colours }, shown) {
   const { left, top } = camera.frame;
   context.fillStyle = colours.lattice;
@@ -191,8 +246,14 @@ function lattice(context, { camera, colours }, shown) {
   }
 }
 
-/** Where the prompt ends and what was generated begins. */
-function boundary(context, { camera, boundary: at, colours }, shown) {
+/**
+ * Where the prompt ends and what was generated begins.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {NonNullable<Scene["boundary"]>} at
+ * @param {Size} shown
+ */
+function boundary(context, { camera, colours }, at, shown) {
   const [x, y] = camera.point(at.key, at.query);
   context.strokeStyle = colours.accent;
   context.lineWidth = 1;
@@ -206,25 +267,31 @@ function boundary(context, { camera, boundary: at, colours }, shown) {
   context.setLineDash([]);
 }
 
-/** The cell under the pointer and the chosen one. */
+/**
+ * The cell under the pointer and the chosen one.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ */
 function cells(context, { camera, hover, cursor, colours }) {
-  for (const [cell, colour] of [
-    [hover, colours.ink],
-    [cursor, colours.accent],
-  ]) {
+  for (const cell of [hover, cursor]) {
     if (!cell) continue;
     const side = camera.zoom * cell.size;
     const [x, y] = camera.point(cell.col, cell.row);
     const grown = Math.max(0, (8 - side) / 2); // a small cell would be hard to see
-    context.strokeStyle = colour;
+    context.strokeStyle = cell === cursor ? colours.accent : colours.ink;
     context.lineWidth = cell === cursor ? 2 : 1;
     context.strokeRect(x - grown, y - grown, side + 2 * grown, side + 2 * grown);
   }
 }
 
-/** The colours of the page as a drawing needs them. */
+/**
+ * The colours of the page as a drawing needs them.
+ * @param {HTMLElement} root
+ * @returns {DrawingColours}
+ */
 export function drawingColours(root) {
   const style = getComputedStyle(root);
+  /** @param {string} name */
   const get = (name) => resolved(root, style.getPropertyValue(name).trim());
   return {
     paper: get("--paper"),
@@ -237,11 +304,14 @@ export function drawingColours(root) {
     accent: get("--accent"),
     hatch: get("--hatch"),
     lattice: get("--lattice"),
-    ramp: ramp(),
   };
 }
 
-/** A colour that a canvas understands: light-dark() is resolved by asking the style of an element. */
+/**
+ * A colour that a canvas understands: light-dark() is resolved by asking the style of an element.
+ * @param {HTMLElement} root
+ * @param {string} value
+ */
 function resolved(root, value) {
   const probe = document.createElement("i");
   probe.style.color = value;

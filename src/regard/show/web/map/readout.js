@@ -1,3 +1,4 @@
+// @ts-check
 // The notes beside the large map: the weight under the pointer or the cursor, what the chosen query looks at,
 // and what is known of the layer.
 
@@ -7,7 +8,11 @@ import { short, tokenAt } from "../common/tokens.js";
 
 const RANKED = 8; // keys that are listed
 
-/** Fills `root`; returns {cell(…), layer(…), row(…)} to say what is to be read there. */
+/**
+ * Fills `root`; returns {cell(…), layer(…), row(…)} to say what is to be read there.
+ * @param {HTMLElement} root
+ * @param {App} app
+ */
 export function readout(root, app) {
   const number = element("p", { class: "big-number", id: "weight" });
   const where = element("dl", { class: "facts" });
@@ -20,15 +25,31 @@ export function readout(root, app) {
   let asked = "";
   let shown = "";
 
+  /**
+   * @param {string} name
+   * @param {string} value
+   * @param {string} [mono]
+   */
   const fact = (name, value, mono = "") => [
     element("dt", { text: name }),
     element("dd", { text: value, class: mono }),
   ];
+  /**
+   * @param {State} state
+   * @param {Layer} layer
+   * @param {Axis} axis
+   * @param {number} index
+   */
   const named = (state, layer, axis, index) =>
     `${index} ${short(tokenAt(app.meta, state.text, layer, axis, index), 24)}`;
 
   return {
-    /** One cell: {row, col, size, mass, max, exact}, or null. `size` 1 is a single weight. */
+    /**
+     * One cell: {row, col, size, mass, max, exact}, or null. `size` 1 is a single weight.
+     * @param {State} state
+     * @param {Layer} layer
+     * @param {CellWeights | null} cell
+     */
     cell(state, layer, cell) {
       const name = JSON.stringify([state.text, layer.key, state.head, cell]);
       if (name === shown) return;
@@ -57,6 +78,10 @@ export function readout(root, app) {
         );
         return;
       }
+      /**
+       * @param {number} first
+       * @param {number} all
+       */
       const last = (first, all) => Math.min(first + size, all) - 1;
       where.replaceChildren(
         ...fact("queries", `${row}–${last(row, layer.rows)}`),
@@ -66,7 +91,11 @@ export function readout(root, app) {
       if (max >= 0) note.textContent = "The share of their attention that these queries give these keys.";
     },
 
-    /** What the chosen query looks at most. */
+    /**
+     * What the chosen query looks at most.
+     * @param {State} state
+     * @param {Layer} layer
+     */
     async row(state, layer) {
       const key = [state.text, state.layer, state.head, state.row].join(" ");
       if (key === asked) return;
@@ -93,7 +122,11 @@ export function readout(root, app) {
       ranked.replaceChildren(element("h3", {}, `Query ${state.row} `, own, " looks at"), list);
     },
 
-    /** The layer: its certificate and its numbers. */
+    /**
+     * The layer: its certificate and its numbers.
+     * @param {State} state
+     * @param {Layer} layer
+     */
     layer(state, layer) {
       const list = element("dl", { class: "facts" });
       list.append(

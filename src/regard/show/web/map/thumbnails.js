@@ -1,13 +1,23 @@
+// @ts-check
 // All layers × heads as small maps: choose one. Heads that share a key/value head stand together.
 
 import { THUMB } from "../common/tile.js";
-import { badge, element, reveal } from "../common/dom.js";
+import { ARROWS, badge, element, reveal } from "../common/dom.js";
 import { paintThumb } from "../common/colours.js";
 import { absences } from "../common/layers.js";
 
-/** Fills `root`; calls `came` when small maps have come. Returns {show(state), chosen(state)}. */
+/** @typedef {HTMLButtonElement & { picture: HTMLCanvasElement }} Thumbnail */
+
+/**
+ * Fills `root`; calls `came` when small maps have come. Returns {show(state), chosen(state)}.
+ * @param {HTMLElement} root
+ * @param {App} app
+ * @param {() => void} [came]
+ */
 export function thumbnails(root, app, came = () => {}) {
+  /** @type {Map<string, Map<number, Thumbnail>>} */
   const rows = new Map(); // layer key → its buttons by head
+  /** @type {Map<Thumbnail, Uint8Array>} */
   const pictures = new Map(); // button → its bytes
   let text = -1;
 
@@ -42,12 +52,13 @@ export function thumbnails(root, app, came = () => {}) {
     const longest = Math.max(...marks.map((one) => one.textContent.length));
     const name = Math.max(...layers.map((layer) => layer.key.length));
     const label = Math.max(36, 6.2 * longest, 7.4 * name); // pixels
-    root.parentElement.style.setProperty("--side", most > 9 ? "31%" : "25%"); // of the page
+    root.parentElement?.style.setProperty("--side", most > 9 ? "31%" : "25%"); // of the page
     const room = root.clientWidth - 50 - label - grouped;
     root.style.setProperty("--label", `${label}px`);
     root.style.setProperty("--thumb", `${Math.max(20, Math.min(56, Math.floor(room / most) - 4))}px`);
   }
 
+  /** @param {Layer} layer */
   function line(layer) {
     const row = element("div", { class: "grid-row", role: "row" });
     const label = element("div", { class: "grid-label", role: "rowheader", text: layer.key });
@@ -55,18 +66,22 @@ export function thumbnails(root, app, came = () => {}) {
     label.title = `Layer ${layer.key} (${layer.name}): ${layer.mask}. ${layer.evidence.text}`;
     if (!layer.evidence.certified) label.append(element("small", { class: "bad", text: "uncertified" }));
     const heads = element("div", { class: "grid-heads", role: "presentation" });
+    /** @type {Map<number, Thumbnail>} */
     const buttons = new Map();
-    let group = null;
+    let group = element("div");
     layer.heads.forEach((number, at) => {
       if (at % layer.group === 0) {
         group = element("div", { class: layer.group > 1 ? "group several" : "group", role: "presentation" });
         if (layer.group > 1) group.title = `Key/value head ${at / layer.group}`;
         heads.append(group);
       }
-      const button = element("button", { class: "thumb", type: "button", role: "gridcell", tabindex: "-1" });
+      const picture = element("canvas", { width: THUMB, height: THUMB });
+      const button = Object.assign(
+        element("button", { class: "thumb", type: "button", role: "gridcell", tabindex: "-1" }, picture),
+        { picture },
+      );
       button.setAttribute("aria-label", `Layer ${layer.key}, head ${number}`);
       button.title = `Layer ${layer.key}, head ${number}`;
-      button.append(element("canvas", { width: THUMB, height: THUMB }));
       button.addEventListener("click", () => app.set({ layer: layer.key, head: number }));
       buttons.set(number, button);
       group.append(button);
@@ -76,6 +91,10 @@ export function thumbnails(root, app, came = () => {}) {
     return row;
   }
 
+  /**
+   * @param {Layer[]} layers
+   * @param {number} asked
+   */
   async function fetchAll(layers, asked) {
     for (const layer of layers) {
       let found;
@@ -87,17 +106,22 @@ export function thumbnails(root, app, came = () => {}) {
       }
       if (asked !== text) return;
       layer.heads.forEach((number, at) => {
-        const button = rows.get(layer.key).get(number);
-        pictures.set(button, found.pictures.subarray(at * THUMB * THUMB, (at + 1) * THUMB * THUMB));
-        paintThumb(button.firstChild, pictures.get(button));
+        const button = rows.get(layer.key)?.get(number);
+        if (!button) return;
+        const bytes = found.pictures.subarray(at * THUMB * THUMB, (at + 1) * THUMB * THUMB);
+        pictures.set(button, bytes);
+        paintThumb(button.picture, bytes);
       });
       came();
     }
   }
 
-  /** Arrow keys go from head to head and from layer to layer. */
+  /**
+   * Arrow keys go from head to head and from layer to layer.
+   * @param {KeyboardEvent} event
+   */
   function walk(event) {
-    const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    const move = ARROWS[event.key];
     if (!move) return;
     event.preventDefault();
     const { layers } = app.meta.texts[text];
@@ -107,15 +131,16 @@ export function thumbnails(root, app, came = () => {}) {
     const x = layers[y].heads.indexOf(head) + move[1];
     const next = to.heads[Math.min(to.heads.length - 1, Math.max(0, x))];
     app.set({ layer: to.key, head: next });
-    rows.get(to.key).get(next).focus();
+    rows.get(to.key)?.get(next)?.focus();
   }
 
   new ResizeObserver(() => text >= 0 && resize()).observe(root);
   addEventListener("regard-theme", () => {
-    for (const [button, bytes] of pictures) paintThumb(button.firstChild, bytes);
+    for (const [button, bytes] of pictures) paintThumb(button.picture, bytes);
   });
 
   return {
+    /** @param {State} state */
     show(state) {
       if (state.text !== text || rows.size !== app.meta.texts[text].layers.length) {
         text = state.text;
@@ -130,10 +155,13 @@ export function thumbnails(root, app, came = () => {}) {
         }
       }
     },
-    /** The small picture of the chosen head, as a canvas, if it has come. */
+    /**
+     * The small picture of the chosen head, as a canvas, if it has come.
+     * @param {State} state
+     */
     chosen(state) {
       const button = rows.get(state.layer)?.get(state.head);
-      return button && pictures.has(button) ? button.firstChild : null;
+      return button && pictures.has(button) ? button.picture : null;
     },
   };
 }

@@ -1,3 +1,4 @@
+// @ts-check
 // What a cache that forgets would lose, from the arrays of a saved page. The same as eviction.py makes.
 
 import { SLICE, breathe } from "./weights.js";
@@ -5,8 +6,13 @@ import { SLICE, breathe } from "./weights.js";
 const QUERIES = 256; // looked at, at most
 const SINKS = [0, 1, 2, 4, 8, 16];
 
-/** Sizes of a window worth trying on S keys: 4, 6, 8, 12, 16, 24 … below S. */
+/**
+ * Sizes of a window worth trying on S keys: 4, 6, 8, 12, 16, 24 … below S.
+ * @param {number} S
+ * @returns {number[]}
+ */
 function windows(S) {
+  /** @type {number[]} */
   const sizes = [];
   for (let size = 4; size < S; size *= 2) {
     sizes.push(size);
@@ -15,7 +21,11 @@ function windows(S) {
   return sizes;
 }
 
-/** For each head of a layer, window and number of first keys that are kept: the mean loss, or null. */
+/**
+ * For each head of a layer, window and number of first keys that are kept: the mean loss, or null.
+ * @param {Head[]} heads
+ * @returns {Promise<Eviction>}
+ */
 export async function evictionOf(heads) {
   const { T, S } = heads[0];
   const sizes = windows(S);

@@ -1,7 +1,11 @@
+// @ts-check
 // The binary blocks that a saved file carries, back into arrays: base64, then deflate, then byte planes.
 // It knows bytes; what they stand for is the business of `saved.js`.
 
-/** The bytes of a block by its name. The text is let go: nobody needs it twice. */
+/**
+ * The bytes of a block by its name. The text is let go: nobody needs it twice.
+ * @param {string} name
+ */
 async function bytes(name) {
   const element = document.getElementById(name);
   if (!element) throw new Error(`The file holds no block "${name}": it may have been cut short.`);
@@ -11,6 +15,10 @@ async function bytes(name) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
+/**
+ * @param {string} text
+ * @returns {Uint8Array<ArrayBuffer>}
+ */
 function fromBase64(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const binary = atob(text);
@@ -19,7 +27,11 @@ function fromBase64(text) {
   return out;
 }
 
-/** A block that holds JSON. */
+/**
+ * A block that holds JSON.
+ * @param {string} name
+ * @returns {Promise<any>}
+ */
 export async function json(name) {
   return JSON.parse(new TextDecoder().decode(await bytes(name)));
 }
@@ -27,9 +39,13 @@ export async function json(name) {
 /**
  * The arrays of a block, by name. `fields` lists them in order: {name, type, shape}, where the type is
  * "u8", "u32", "i16" (given as floats), "f16", "f24" (a float32 without its last byte), "f32" or "f64".
+ * @param {string} name
+ * @param {PackedField[]} fields
+ * @returns {Promise<Arrays>}
  */
 export async function arrays(name, fields) {
   const all = await bytes(name);
+  /** @type {Arrays} */
   const out = {};
   let at = 0;
   for (const field of fields) {
@@ -42,6 +58,11 @@ export async function arrays(name, fields) {
   return out;
 }
 
+/**
+ * @param {Uint8Array} planes
+ * @param {number} count
+ * @param {PackedField["type"]} type
+ */
 function read(planes, count, type) {
   if (type === "u8") return planes.slice();
   if (type === "i16") {
@@ -72,9 +93,13 @@ function read(planes, count, type) {
   return type === "u32" ? words : new Float32Array(words.buffer);
 }
 
+/** @type {Float32Array | null} */
 let table = null;
 
-/** Every float16 as a float32. */
+/**
+ * Every float16 as a float32.
+ * @returns {Float32Array}
+ */
 function halves() {
   if (table) return table;
   table = new Float32Array(1 << 16);

@@ -1,9 +1,17 @@
+// @ts-check
 // The whole computation of one row of attention, step by step, from one head's arrays.
 // The server computes the same in Python.
 
 const STRONGEST = 12; // keys that are shown, besides the first and the nearest
 
-/** q, some keys with their scores at every step, and the output. */
+/**
+ * q, some keys with their scores at every step, and the output.
+ * @param {Head} head
+ * @param {Float32Array | null} v
+ * @param {Layer} about
+ * @param {number} row
+ * @returns {RowSteps}
+ */
 export function rowSteps(head, v, about, row) {
   const { T, S, D } = head;
   const weights = head.row(row);
@@ -11,7 +19,7 @@ export function rowSteps(head, v, about, row) {
   const chosen = new Set([0, Math.min(Math.max(position, 0), S - 1)]);
   const order = [...weights.keys()].sort((a, b) => weights[b] - weights[a] || a - b);
   for (const j of order.slice(0, STRONGEST)) chosen.add(j);
-  const E = about.value_width;
+  const E = about.value_width ?? 0;
   const q = Array.from(head.q.subarray(row * D, (row + 1) * D));
   const keys = [...chosen]
     .sort((a, b) => a - b)
@@ -37,13 +45,7 @@ export function rowSteps(head, v, about, row) {
     });
   let visible = 0;
   head.stretches(row, 0, S, (from, to) => (visible += to - from));
-  let output = null;
-  if (v) {
-    output = new Array(E).fill(0);
-    weights.forEach((weight, j) => {
-      if (weight) for (let e = 0; e < E; e++) output[e] += weight * v[j * E + e];
-    });
-  }
+  const output = v ? weightedSum(weights, v, E) : null;
   const toMean = q.reduce((sum, x, d) => sum + x * head.mean[d], 0) * head.scale;
   return {
     row,
@@ -58,4 +60,19 @@ export function rowSteps(head, v, about, row) {
     softcap: head.softcap,
     shapes: { T, S, D, E: v ? E : null, H: about.heads.length, G: about.kv_heads },
   };
+}
+
+/**
+ * Every value times its weight, added up.
+ * @param {Float32Array} weights S of them
+ * @param {Float32Array} v (S · E)
+ * @param {number} E
+ */
+function weightedSum(weights, v, E) {
+  /** @type {number[]} */
+  const output = new Array(E).fill(0);
+  weights.forEach((weight, j) => {
+    if (weight) for (let e = 0; e < E; e++) output[e] += weight * v[j * E + e];
+  });
+  return output;
 }

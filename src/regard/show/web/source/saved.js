@@ -1,3 +1,4 @@
+// @ts-check
 // The page's numbers from the file itself: q, k and lse of every layer lie in it, packed.
 
 import { LRU } from "../common/lru.js";
@@ -10,29 +11,57 @@ import { rowSteps } from "./row_steps.js";
 const KEPT = 96; // tiles
 const HEADS = 8; // whose arrays are ready
 
-/** Numbers times the step of their channel, or as they are where there are no steps. */
+/**
+ * Numbers times the step of their channel, or as they are where there are no steps.
+ * @param {Float32Array} numbers
+ * @param {Float32Array} [steps]
+ */
 function scaled(numbers, steps) {
   return steps ? numbers.map((number, i) => number * steps[i % steps.length]) : numbers;
 }
 
+/** @returns {Promise<Source>} */
 export async function openSaved() {
+  /** @type {SavedData} */
   const { meta, blocks, sinks, heads } = await json("regard-data");
+  /** @type {Map<string, Promise<Arrays>>} */
   const layers = new Map(); // "text layer" → a promise of its arrays
+  /** @type {LRU<Tile>} */
   const tiles = new LRU(KEPT);
+  /** @type {Map<string, Promise<Eviction>>} */
   const evictions = new Map();
+  /**
+   * @template V
+   * @param {Map<string, V>} map
+   * @param {string} key
+   * @param {() => V} make
+   * @returns {V}
+   */
   const once = (map, key, make) => {
-    if (!map.has(key)) map.set(key, make());
-    return map.get(key);
+    const made = map.get(key) ?? make();
+    map.set(key, made);
+    return made;
   };
+  /** @param {string} name */
   const block = (name) => once(layers, name, () => arrays(name, blocks[name]));
+  /**
+   * @param {number} text
+   * @param {string} layer
+   */
   const described = (text, layer) => {
     const found = meta.texts[text].layers.find((one) => one.key === layer);
     if (!found) throw new Error(`There is no layer ${layer}.`);
     return found;
   };
 
+  /** @type {LRU<Promise<Head>>} */
   const ready = new LRU(HEADS); // a promise of each
-  /** One head's arrays, ready to compute with. */
+  /**
+   * One head's arrays, ready to compute with.
+   * @param {number} text
+   * @param {string} layer
+   * @param {number} number
+   */
   function head(text, layer, number) {
     const key = [text, layer, number].join(" ");
     const known = ready.get(key) ?? prepared(text, layer, number);
@@ -40,13 +69,31 @@ export async function openSaved() {
     return known;
   }
 
+  /**
+   * @param {number} text
+   * @param {string} layer
+   * @param {number} number
+   */
   async function prepared(text, layer, number) {
     const about = described(text, layer);
     const h = about.heads.indexOf(number);
     if (h < 0) throw new Error(`Layer ${layer} has no head ${number}.`);
-    const [whole, masks] = await Promise.all([block(about.block), block(about.mask_block)]);
+    const [whole, masks] = await Promise.all([block(about.block ?? ""), block(about.mask_block ?? "")]);
     const { rows: T, cols: S, width: D } = about;
+    /**
+     * @template {{ length: number, subarray(from: number, to: number): any }} A
+     * @param {A} array
+     * @param {number} index
+     * @param {number} size
+     * @returns {A}
+     */
     const part = (array, index, size) => array.subarray(index * size, (index + 1) * size);
+    /**
+     * @template {{ length: number, subarray(from: number, to: number): any }} A
+     * @param {A} array
+     * @param {number} size
+     * @returns {A}
+     */
     const own = (array, size) => part(array, array.length === size ? 0 : h, size);
     const alike = masks.offsets.length === T + 1; // all heads see the same
     const offsets = alike ? masks.offsets : masks.offsets.subarray(h * T, (h + 1) * T + 1);
@@ -68,30 +115,43 @@ export async function openSaved() {
     });
   }
 
+  /**
+   * @param {number} text
+   * @param {string} layer
+   * @param {number} number
+   */
   async function values(text, layer, number) {
     const about = described(text, layer);
     if (!about.values_block) return null;
     const { v } = await block(about.values_block);
-    const size = about.cols * about.value_width;
+    const size = about.cols * (about.value_width ?? 0);
     const g = Math.floor(about.heads.indexOf(number) / (about.heads.length / (v.length / size)));
     return v.subarray(g * size, (g + 1) * size);
   }
 
-  /** The mean over the heads asked for, of what `look` finds in each. */
+  /**
+   * The mean over the heads asked for, of what `look` finds in each.
+   * @param {number} text
+   * @param {string} layer
+   * @param {number | "mean"} number
+   * @param {(head: Head) => Float32Array} look
+   */
   async function mean(text, layer, number, look) {
     const some = layer === "mean" ? meta.texts[text].layers : [described(text, layer)];
+    /** @type {Float32Array | null} */
     let total = null;
     let count = 0;
     for (const about of some) {
       for (const one of number === "mean" ? about.heads : [number]) {
         const found = look(await head(text, about.key, one));
-        if (!total) total = new Float32Array(found.length);
+        total ??= new Float32Array(found.length);
         if (found.length !== total.length)
           throw new Error("The layers see different texts, so that they have no mean.");
         for (let i = 0; i < found.length; i++) total[i] += found[i];
         count++;
       }
     }
+    total ??= new Float32Array(0);
     if (count > 1) for (let i = 0; i < total.length; i++) total[i] /= count;
     return total;
   }
@@ -128,6 +188,8 @@ export async function openSaved() {
       const one = await head(text, layer, number);
       return rowSteps(one, await values(text, layer, number), described(text, layer), row);
     },
+    capture: () => Promise.reject(new Error("A saved page has no model that could read a text.")),
+    generate: () => Promise.reject(new Error("A saved page has no model that could go on with a text.")),
     eviction: (text, layer) =>
       once(evictions, `${text} ${layer}`, async () =>
         evictionOf(

@@ -1,11 +1,17 @@
+// @ts-check
 // The page's numbers from the server that it came from, with what was asked lately kept at hand.
 
+import { layerOf } from "../common/layers.js";
 import { LRU } from "../common/lru.js";
 import { cellsAlong } from "../common/tile.js";
 
 const KEPT = 96; // answers
 
-/** `fetch`, with a sentence for a server that is gone. */
+/**
+ * `fetch`, with a sentence for a server that is gone.
+ * @param {string} path
+ * @param {RequestInit} options
+ */
 async function reach(path, options) {
   try {
     return await fetch(path, options);
@@ -15,13 +21,27 @@ async function reach(path, options) {
   }
 }
 
-/** An answer from the server, or an error with the server's own sentence. */
+/** @param {Record<string, string | number>} query */
+function queryString(query) {
+  return new URLSearchParams(Object.entries(query).map(([name, value]) => [name, String(value)]));
+}
+
+/**
+ * An answer from the server, or an error with the server's own sentence.
+ * @param {string} path
+ * @param {Record<string, string | number>} query
+ * @param {AbortSignal} [signal]
+ */
 async function ask(path, query, signal) {
-  const response = await reach(`api/${path}?${new URLSearchParams(query)}`, { signal });
+  const response = await reach(`api/${path}?${queryString(query)}`, { signal });
   if (!response.ok) throw new Error(await problem(response));
   return response;
 }
 
+/**
+ * @param {Response} response
+ * @returns {Promise<string>}
+ */
 async function problem(response) {
   const text = await response.text();
   try {
@@ -31,7 +51,15 @@ async function problem(response) {
   }
 }
 
-/** Lines of JSON as they come. */
+/**
+ * Lines of JSON as they come.
+ * @template T
+ * @param {string} path
+ * @param {object} body
+ * @param {(line: T) => void} onLine
+ * @param {AbortSignal} signal
+ * @returns {Promise<T | null>}
+ */
 async function follow(path, body, onLine, signal) {
   const response = await reach(`api/${path}`, {
     method: "POST",
@@ -39,27 +67,37 @@ async function follow(path, body, onLine, signal) {
     body: JSON.stringify(body),
     signal,
   });
-  if (!response.ok) throw new Error(await problem(response));
+  if (!response.ok || !response.body) throw new Error(await problem(response));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
+  /** @type {T | null} */
   let last = null;
   for (;;) {
     const { value, done } = await reader.read();
     const lines = (rest + (value ?? "")).split("\n");
-    rest = done ? "" : lines.pop();
+    rest = done ? "" : (lines.pop() ?? "");
     for (const line of lines) {
       if (!line.trim()) continue;
-      last = JSON.parse(line);
-      if (last.error) throw new Error(last.error);
-      onLine?.(last);
+      const parsed = JSON.parse(line);
+      if (parsed.error) throw new Error(parsed.error);
+      onLine(parsed);
+      last = parsed;
     }
     if (done) return last;
   }
 }
 
+/** @returns {Promise<Source>} */
 export async function openServed() {
+  /** @type {LRU<any>} */
   const kept = new LRU(KEPT);
-  /** What was asked before, or what `make` gives; an answer that failed is asked for again. */
+  /**
+   * What was asked before, or what `make` gives; an answer that failed is asked for again.
+   * @template T
+   * @param {string} key
+   * @param {() => Promise<T>} make
+   * @returns {Promise<T>}
+   */
   const once = async (key, make) => {
     const known = kept.get(key);
     if (known !== undefined) return known;
@@ -67,9 +105,15 @@ export async function openServed() {
     kept.set(key, made);
     return made;
   };
+  /**
+   * @param {string} path
+   * @param {Record<string, string | number>} query
+   * @param {AbortSignal} [signal]
+   */
   const floats = async (path, query, signal) =>
     new Float32Array(await (await ask(path, query, signal)).arrayBuffer());
 
+  /** @type {Source} */
   const source = {
     atOnce: 4, // questions that it likes to have at a time
     meta: await (await ask("meta", {})).json(),
@@ -81,10 +125,11 @@ export async function openServed() {
       }),
     tile: (text, layer, head, z, i, j, { without = null, signal } = {}) =>
       once(`tile ${text} ${layer} ${head} ${z} ${i} ${j} ${without}`, async () => {
+        /** @type {Record<string, string | number>} */
         const query = { text, layer, head, z, i, j };
         if (without !== null) query.without = without;
         const both = await floats("tile", query, signal);
-        const { rows: T, cols: S } = source.meta.texts[text].layers.find((one) => one.key === layer);
+        const { rows: T, cols: S } = layerOf(source.meta, text, layer);
         const [rows, cols] = [cellsAlong(T, z, i), cellsAlong(S, z, j)];
         return { mass: both.subarray(0, rows * cols), max: both.subarray(rows * cols), rows, cols };
       }),
@@ -99,12 +144,14 @@ export async function openServed() {
       ),
     eviction: (text, layer) =>
       once(`eviction ${text} ${layer}`, async () => (await ask("eviction", { text, layer })).json()),
-    async capture(text, onProgress, signal) {
-      const last = await follow("capture", { text }, onProgress, signal);
+    async capture(text, onLine, signal) {
+      const last = await follow("capture", { text }, onLine, signal);
       source.meta = await (await ask("meta", {})).json();
-      return last.text;
+      return last?.text ?? 0;
     },
-    generate: (options, onStep, signal) => follow("generate", options, onStep, signal),
+    async generate(options, onLine, signal) {
+      await follow("generate", options, onLine, signal);
+    },
   };
   return source;
 }

@@ -1,3 +1,4 @@
+// @ts-check
 // Where the page's numbers come from: a server, or the file itself. Both answer the same questions.
 //
 //   atOnce                                 how many tiles to ask for at a time
@@ -17,7 +18,10 @@
 import { openSaved } from "./saved.js";
 import { openServed } from "./served.js";
 
-/** The file's own data if it carries some, else the server that the page came from. */
+/**
+ * The file's own data if it carries some, else the server that the page came from.
+ * @returns {Promise<Source>}
+ */
 export function open() {
   return document.getElementById("regard-data") ? openSaved() : openServed();
 }

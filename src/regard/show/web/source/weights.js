@@ -1,3 +1,4 @@
+// @ts-check
 // Attention weights from q, k and lse: exp(scale · q·k + bias − lse), where the mask lets look.
 // It knows one head's arrays; it does not know files, pages or colours.
 
@@ -5,9 +6,12 @@ import { TILE, cellsAlong } from "../common/tile.js";
 
 export const SLICE = 8; // milliseconds at a stretch, so that the page stays quick
 
-/** Lets the page draw and answer, then goes on; throws if nobody wants the answer any more. */
+/**
+ * Lets the page draw and answer, then goes on; throws if nobody wants the answer any more.
+ * @param {AbortSignal} [signal]
+ */
 export async function breathe(signal) {
-  await new Promise((go) => {
+  await new Promise((/** @type {(value?: undefined) => void} */ go) => {
     const channel = new MessageChannel();
     channel.port1.onmessage = () => {
       channel.port1.close();
@@ -21,6 +25,13 @@ export async function breathe(signal) {
 /**
  * q·k of one query, which begins at `start`, and keys `from` to before `to`, into `out`.
  * Nearly all the time of the page goes by here: four keys at once keep the processor busy.
+ * @param {Float64Array} q
+ * @param {Float64Array} k
+ * @param {number} D
+ * @param {number} start
+ * @param {number} from
+ * @param {number} to
+ * @param {Float64Array} out
  */
 function products(q, k, D, start, from, to, out) {
   let j = from;
@@ -52,20 +63,34 @@ function products(q, k, D, start, from, to, out) {
   }
 }
 
-/**
- * One head: `q` (T · D), `k` (S · D), `lse` (T), `scale`, `softcap` or null, the visible keys of query i as
- * pairs `ranges[2n], ranges[2n + 1]` for n from `offsets[i]` to `offsets[i + 1]`, and what is added to the
- * scores: `relative` (by key − query, T + S − 1 numbers), `dense` (T · S), or neither.
- */
+/** One head; `HeadArrays` in `types.d.ts` says what its arrays are. */
 export class Head {
+  /** @param {HeadArrays} parts */
   constructor(parts) {
-    Object.assign(this, parts);
+    this.T = parts.T;
+    this.S = parts.S;
+    this.D = parts.D;
+    this.q = parts.q;
+    this.k = parts.k;
+    this.mean = parts.mean;
+    this.lse = parts.lse;
+    this.scale = parts.scale;
+    this.softcap = parts.softcap;
+    this.offsets = parts.offsets;
+    this.ranges = parts.ranges;
+    this.relative = parts.relative;
+    this.dense = parts.dense;
     // As wide as the sums are, so that nothing has to be converted on the way.
-    Object.assign(this, { wideQ: Float64Array.from(this.q), wideK: Float64Array.from(this.k) });
+    this.wideQ = Float64Array.from(this.q);
+    this.wideK = Float64Array.from(this.k);
     this.line = new Float64Array(this.S);
   }
 
-  /** The score of query i and key j after scale, cap and bias, if it were visible. */
+  /**
+   * The score of query i and key j after scale, cap and bias, if it were visible.
+   * @param {number} i
+   * @param {number} j
+   */
   score(i, j) {
     const { q, k, D } = this;
     const a = i * D;
@@ -79,7 +104,13 @@ export class Head {
     return sum;
   }
 
-  /** Calls `visit(from, to)` for the stretches of keys that query i sees from `first` to before `last`. */
+  /**
+   * Calls `visit(from, to)` for the stretches of keys that query i sees from `first` to before `last`.
+   * @param {number} i
+   * @param {number} first
+   * @param {number} last
+   * @param {(from: number, to: number) => void} visit
+   */
   stretches(i, first, last, visit) {
     for (let n = this.offsets[i]; n < this.offsets[i + 1]; n++) {
       const from = Math.max(first, this.ranges[2 * n]);
@@ -88,7 +119,13 @@ export class Head {
     }
   }
 
-  /** Writes the weights of query i and keys `from` to before `to` into `out`, at their own places. */
+  /**
+   * Writes the weights of query i and keys `from` to before `to` into `out`, at their own places.
+   * @param {number} i
+   * @param {number} from
+   * @param {number} to
+   * @param {Float32Array} out
+   */
   weigh(i, from, to, out) {
     const { D, scale } = this;
     const lse = this.lse[i];
@@ -100,7 +137,13 @@ export class Head {
     for (let j = from; j < to; j++) out[j] = Math.exp(scale * this.line[j] - lse);
   }
 
-  /** Calls `visit(j, weight)` for the visible keys of query i from `first` to before `last`. */
+  /**
+   * Calls `visit(j, weight)` for the visible keys of query i from `first` to before `last`.
+   * @param {number} i
+   * @param {number} first
+   * @param {number} last
+   * @param {(key: number, weight: number) => void} visit
+   */
   visible(i, first, last, visit) {
     const line = new Float32Array(this.S);
     this.stretches(i, first, last, (from, to) => {
@@ -109,12 +152,14 @@ export class Head {
     });
   }
 
+  /** @param {number} i */
   row(i) {
     const out = new Float32Array(this.S);
     this.stretches(i, 0, this.S, (from, to) => this.weigh(i, from, to, out));
     return out;
   }
 
+  /** @param {number} j */
   column(j) {
     const [line, out] = [new Float32Array(this.S), new Float32Array(this.T)];
     for (let i = 0; i < this.T; i++) {
@@ -126,7 +171,14 @@ export class Head {
     return out;
   }
 
-  /** Tile (i, j) of level z, as `source.js` describes it. */
+  /**
+   * Tile (i, j) of level z, as `source.js` describes it.
+   * @param {number} z
+   * @param {number} i
+   * @param {number} j
+   * @param {TileOptions} [options]
+   * @returns {Promise<Tile>}
+   */
   async tile(z, i, j, { without = null, signal } = {}) {
     const size = 2 ** z;
     const span = TILE * size;

@@ -1,3 +1,4 @@
+// @ts-check
 // Every step of a row of attention, in order: what it is called, one sentence, its shape, its numbers.
 // It knows the computation; choosing a token and drawing a line are the business of others.
 
@@ -6,10 +7,15 @@ import { bar, bars, checks, entry, remainder, total, vectors } from "./lines.js"
 import { number, some, weight } from "../common/format.js";
 import { allNumbers, reach, vector } from "./vectors.js";
 
-/** Every step: {title, about, shape, body}. */
+/**
+ * Every step: {title, about, shape, body}.
+ * @param {StepContext} context
+ * @returns {StepEntry[]}
+ */
 export function stepList(context) {
   const { work, example, app } = context;
   const { D, S } = work.shapes;
+  /** @type {StepEntry[]} */
   const out = [];
   if (example?.projected) out.push(projection(context, app.meta.example));
   out.push(
@@ -37,10 +43,15 @@ export function stepList(context) {
     });
   }
   out.push(masked(context), softmax(context));
-  out.push(...(work.output ? [values(context), output(context)] : [left(context)]));
+  out.push(...(work.output ? [values(context), output(context, work.output)] : [left(context)]));
   return out;
 }
 
+/**
+ * @param {StepContext} context
+ * @param {StageExample} example
+ * @returns {StepEntry}
+ */
 function projection({ work, keys, key, name }, example) {
   const { x, projections } = example;
   return {
@@ -73,6 +84,10 @@ function projection({ work, keys, key, name }, example) {
   };
 }
 
+/**
+ * @param {string} label
+ * @param {number[][]} matrix
+ */
 function grid(label, matrix) {
   const box = element("span", { class: "matrix" });
   box.style.gridTemplateColumns = `repeat(${matrix[0].length}, auto)`;
@@ -85,8 +100,12 @@ function grid(label, matrix) {
   );
 }
 
+/**
+ * @param {StepContext} context
+ * @returns {StepEntry}
+ */
 function scaled(context) {
-  const { scale, shapes, keys } = context.work;
+  const { scale, shapes } = context.work;
   const root = Math.sqrt(shapes.D);
   if (scale === 1) {
     return {
@@ -103,15 +122,19 @@ function scaled(context) {
       ? `Sums of ${shapes.D} products grow with the width, so they are divided by √${shapes.D} = ${number(root, 3)}.`
       : `The model multiplies its scores by ${number(scale, 4)} instead of dividing by √${shapes.D}.`,
     shape: `× ${number(scale, 4)} → (${shapes.S})`,
-    body: bars(context, "scaled", keys),
+    body: bars(context, "scaled"),
   };
 }
 
+/**
+ * @param {StepContext} context
+ * @returns {StepEntry}
+ */
 function masked(context) {
   const { work, layer, example, keys } = context;
   const added = keys.some((key) => key.added !== 0);
   const all = work.visible === work.shapes.S;
-  const rule = (layer ?? example).mask;
+  const rule = (layer ?? example)?.mask;
   return {
     title: added ? "Masked, with a bias" : "Masked",
     about: all
@@ -123,6 +146,10 @@ function masked(context) {
   };
 }
 
+/**
+ * @param {StepContext} context
+ * @returns {StepEntry}
+ */
 function softmax(context) {
   const { work, keys, rest, layer } = context;
   const rows = keys.map((key) => bar(context, key, key.weight, 0, 1, weight(key.weight), "weights"));
@@ -132,7 +159,7 @@ function softmax(context) {
   const sink = layer?.sinks;
   const again = keys
     .filter((key) => key.visible)
-    .map((key) => Math.abs(Math.exp(key.capped + key.added - work.lse) - key.weight));
+    .map((key) => Math.abs(Math.exp(key.capped + key.added - (work.lse ?? NaN)) - key.weight));
   const off = Math.max(0, ...again);
   const sums = Math.abs(context.sum - 1); // of all weights, added up on the page
   return {
@@ -164,6 +191,10 @@ function softmax(context) {
   };
 }
 
+/**
+ * @param {StepContext} context
+ * @returns {StepEntry}
+ */
 function values(context) {
   const { S, E } = context.work.shapes;
   return {
@@ -174,14 +205,19 @@ function values(context) {
   };
 }
 
-function output(context) {
+/**
+ * @param {StepContext} context
+ * @param {number[]} computed
+ * @returns {StepEntry}
+ */
+function output(context, computed) {
   const { work, keys, layer, example } = context;
-  const part = work.output.map((_, e) =>
-    keys.reduce((sum, key) => sum + (key.weight ? key.weight * key.v[e] : 0), 0),
+  const part = computed.map((_, e) =>
+    keys.reduce((sum, key) => sum + (key.weight ? key.weight * valueOf(key)[e] : 0), 0),
   );
-  const rest = work.output.map((x, e) => x - part[e]);
-  const scaledValues = keys.map((key) => key.v.map((x) => (key.weight ? x * key.weight : 0)));
-  const most = reach([work.output, rest, ...scaledValues]);
+  const rest = computed.map((x, e) => x - part[e]);
+  const scaledValues = keys.map((key) => valueOf(key).map((x) => (key.weight ? x * key.weight : 0)));
+  const most = reach([computed, rest, ...scaledValues]);
   const rows = keys.map((key, n) =>
     entry(
       key.key,
@@ -202,7 +238,8 @@ function output(context) {
       ),
     );
   }
-  rows.push(entry(null, "output", vector(work.output, most, "output"), "", "total"));
+  rows.push(entry(null, "output", vector(computed, most, "output"), "", "total"));
+  /** @type {[boolean, string][]} */
   const proved = [];
   if (others === 0) {
     const off = Math.max(...rest.map(Math.abs));
@@ -217,7 +254,7 @@ function output(context) {
     proved.push([
       certified,
       certified
-        ? `The library’s output is within ${difference.toExponential(1)} of what the model itself computed, ` +
+        ? `The library’s output is within ${(difference ?? NaN).toExponential(1)} of what the model itself computed, ` +
           `over ${rowsOf(layer)} of this layer.`
         : `This layer is ${layer.evidence.text}.`,
     ]);
@@ -234,22 +271,30 @@ function output(context) {
     body: [
       element("div", { class: "rows" }, ...rows),
       allNumbers([
-        { name: "output", values: work.output },
-        ...keys.map((key) => ({ name: `v[${key.key}]`, values: key.v })),
+        { name: "output", values: computed },
+        ...keys.map((key) => ({ name: `v[${key.key}]`, values: valueOf(key) })),
       ]),
       checks(proved),
     ],
   };
 }
 
+/** @param {KeySteps} key */
+const valueOf = (key) => key.v ?? [];
+
+/** @param {Layer} layer */
 const rowsOf = ({ evidence }) =>
   evidence.rows === evidence.of
     ? `all ${some(evidence.of, "row")}`
     : `${evidence.rows} of ${evidence.of} rows`;
 
-/** Where the values are not at hand: why, and how to have them. */
+/**
+ * Where the values are not at hand: why, and how to have them.
+ * @param {StepContext} context
+ * @returns {StepEntry}
+ */
 function left({ layer }) {
-  const captured = layer.value_width !== null;
+  const captured = layer?.value_width !== null;
   return {
     title: "Values and output",
     about: "The last step adds up the values, each times its weight.",

@@ -1,3 +1,4 @@
+// @ts-check
 // The whole computation of one row, step by step, with its actual numbers: of the model, or of the small
 // example that the four stages share. It knows what `working.py` and `example.py` give.
 
@@ -9,6 +10,11 @@ import { short, tokenAt } from "../common/tokens.js";
 
 const SHOWN = [1, 2, 3, 4, 6, 8, 12]; // strongest keys, besides the first and the query's own
 
+/**
+ * @param {HTMLElement} root
+ * @param {App} app
+ * @returns {View}
+ */
 export function steps(root, app) {
   const which = choice("Of", "steps-which", { model: "the model", example: "the small example" }, (value) =>
     app.set({ example: value === "example" ? "0" : "", row: -1 }),
@@ -60,12 +66,15 @@ export function steps(root, app) {
     element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The steps" }, page),
   );
   let strongest = 4;
-  let state = null;
+  /** @type {State} */
+  let state;
+  /** @type {FoundSteps | null} */
   let found = null; // {work, tokens: {query, key(j)}, example}
 
   const count = () =>
     state.example ? app.meta.example.tokens.length : layerOf(app.meta, state.text, state.layer).rows;
   const row = () => (state.row >= 0 && state.row < count() ? state.row : state.example ? 1 : count() - 1);
+  /** @param {number} by */
   const step = (by) => app.set({ row: Math.min(count() - 1, Math.max(0, row() + by)) });
   before.addEventListener("click", () => step(-1));
   after.addEventListener("click", () => step(1));
@@ -84,16 +93,22 @@ export function steps(root, app) {
     if (fresh()) draw();
   });
 
+  /** @returns {Promise<FoundSteps>} */
   async function ofModel() {
     const layer = layerOf(app.meta, state.text, state.layer);
     const at = row();
-    const asked = [state.text, state.layer, state.head, at];
-    const [work, weights] = await Promise.all([app.source.steps(...asked), app.source.row(...asked)]);
+    const { text, layer: own, head } = state;
+    const [work, weights] = await Promise.all([
+      app.source.steps(text, own, head, at),
+      app.source.row(text, own, head, at),
+    ]);
+    /** @param {number} j */
     const key = (j) => tokenAt(app.meta, state.text, layer, "keys", j);
     const name = tokenAt(app.meta, state.text, layer, "queries", at);
     return { work, layer, name, key, example: null, sum: weights.reduce((total, w) => total + w, 0) };
   }
 
+  /** @returns {FoundSteps} */
   function small() {
     const { tokens, stages } = app.meta.example;
     const [n, h] = state.example.split(".").map(Number);
@@ -135,10 +150,12 @@ export function steps(root, app) {
   }
 
   // The same key is lit up in every step.
+  /** @param {Event} event */
   const light = (event) => {
-    const key = event.target.closest?.("[data-key]")?.dataset.key;
+    const target = event.target instanceof Element ? event.target.closest("[data-key]") : null;
+    const key = target?.getAttribute("data-key");
     for (const one of page.querySelectorAll("[data-key]"))
-      one.classList.toggle("alike", one.dataset.key === key);
+      one.classList.toggle("alike", one.getAttribute("data-key") === key);
   };
   page.addEventListener("pointerover", light);
   page.addEventListener("pointerleave", light);
@@ -152,8 +169,8 @@ export function steps(root, app) {
       picker.show(state);
       for (const part of [picker, placed, shown]) part.hidden = Boolean(state.example);
       for (const part of [stage, token]) part.hidden = !state.example;
-      place.value = row();
-      place.max = count() - 1;
+      place.value = String(row());
+      place.max = String(count() - 1);
       before.disabled = row() <= 0;
       after.disabled = row() >= count() - 1;
       if (state.example) {
@@ -175,13 +192,19 @@ export function steps(root, app) {
   };
 }
 
-/** The strongest keys, with the first and the query's own, in order. */
+/**
+ * The strongest keys, with the first and the query's own, in order.
+ * @param {KeySteps[]} keys
+ * @param {number} strongest
+ * @param {number} position
+ */
 function pick(keys, strongest, position) {
   if (keys.length <= strongest) return keys;
   const best = new Set([...keys].sort((a, b) => b.weight - a.weight).slice(0, strongest));
   return keys.filter((key) => best.has(key) || key.key === 0 || key.key === position);
 }
 
+/** @param {StepContext} context */
 function intro({ work, layer, name, example, state }) {
   const head = element("div", { class: "steps-intro" });
   if (example) {
@@ -200,6 +223,7 @@ function intro({ work, layer, name, example, state }) {
     );
     return head;
   }
+  if (!layer) return head;
   head.append(
     element(
       "p",

@@ -1,7 +1,8 @@
+// @ts-check
 // A list of numbers as something to see: numbers where they are few, a strip of colours where they are many.
 // Colours go from one hue through the paper to another, and mean the same in every strip of a step.
 
-import { element } from "../common/dom.js";
+import { contextOf, element } from "../common/dom.js";
 import { number } from "../common/format.js";
 import { theme } from "../common/theme.js";
 
@@ -18,14 +19,22 @@ const ENDS = {
 };
 const MIDDLE = { light: [241, 239, 233], dark: [34, 37, 43] };
 
-/** The greatest size among some vectors, which stands at both ends of the colours. */
+/**
+ * The greatest size among some vectors, which stands at both ends of the colours.
+ * @param {number[][]} vectors
+ */
 export function reach(vectors) {
   let most = 0;
   for (const vector of vectors) for (const x of vector) most = Math.max(most, Math.abs(x));
   return most || 1;
 }
 
-/** One vector; `most` is what the strongest colours stand for, `name` what a screen reader says of it. */
+/**
+ * One vector; `most` is what the strongest colours stand for, `name` what a screen reader says of it.
+ * @param {number[]} values
+ * @param {number} most
+ * @param {string} name
+ */
 export function vector(values, most, name) {
   if (values.length <= FEW) {
     return element("span", { class: "vector", text: `(${values.map((x) => number(x, 3)).join("  ")})` });
@@ -48,8 +57,13 @@ export function vector(values, most, name) {
   return canvas;
 }
 
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {number[]} values
+ * @param {number} most
+ */
 function paint(canvas, values, most) {
-  const context = canvas.getContext("2d");
+  const context = contextOf(canvas);
   const image = context.createImageData(values.length, 1);
   const [below, above] = ENDS[theme()];
   const middle = MIDDLE[theme()];
@@ -62,7 +76,10 @@ function paint(canvas, values, most) {
   context.putImageData(image, 0, 0);
 }
 
-/** All numbers of some named vectors, to be unfolded. */
+/**
+ * All numbers of some named vectors, to be unfolded.
+ * @param {NamedVector[]} vectors
+ */
 export function allNumbers(vectors) {
   const width = Math.max(...vectors.map(({ name }) => name.length));
   const lines = vectors.map(

@@ -1,12 +1,21 @@
+// @ts-check
 // Tokens as running text: how one is written, which are the strongest, which stands above or below another.
 
+import { last } from "../common/arrays.js";
 import { visible } from "../common/tokens.js";
 
-/** The token nearest to this one on the line above or below. */
+/**
+ * The token nearest to this one on the line above or below.
+ * @param {HTMLElement[]} spans
+ * @param {number} from
+ * @param {1 | -1} step
+ * @returns {number}
+ */
 export function beside(spans, from, step) {
   const here = spans[from].getBoundingClientRect();
   const middle = here.left + here.width / 2;
   let best = from;
+  /** @type {number | null} */
   let line = null;
   for (let i = from + step; i >= 0 && i < spans.length; i += step) {
     const rect = spans[i].getClientRects()[0];
@@ -21,8 +30,13 @@ export function beside(spans, from, step) {
   return best;
 }
 
-/** The tokens with the largest weights, largest first; the sum of all weights, and how many there are. */
+/**
+ * The tokens with the largest weights, largest first; the sum of all weights, and how many there are.
+ * @param {Pick<Shaded, "weights" | "from" | "without">} shaded
+ * @param {number} most
+ */
 export function strongest({ weights, from, without }, most) {
+  /** @type {{ token: number, w: number }[]} */
   const best = [];
   let total = 0;
   let seen = 0;
@@ -31,7 +45,7 @@ export function strongest({ weights, from, without }, most) {
     if (!(w > 0) || token === without) return;
     total += w;
     seen++;
-    if (best.length === most && w <= best.at(-1).w) return;
+    if (best.length === most && w <= last(best).w) return;
     const place = best.findIndex((one) => one.w < w);
     best.splice(place < 0 ? best.length : place, 0, { token, w });
     best.length = Math.min(best.length, most);
@@ -39,9 +53,13 @@ export function strongest({ weights, from, without }, most) {
   return { best, total, seen };
 }
 
-/** A token as it stands in the text: spaces and line ends stay (but for the last), these with a sign. */
+/**
+ * A token as it stands in the text: spaces and line ends stay (but for the last), these with a sign.
+ * @param {string} token
+ */
 export function inRunningText(token) {
   if (token === "") return visible(token);
+  /** @param {string} part */
   const shown = (part) => part && visible(part);
   return token
     .split("\n")

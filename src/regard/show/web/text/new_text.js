@@ -1,8 +1,12 @@
+// @ts-check
 // Hands the model another text to read, where there is one; the page then shows it beside the others.
 
 import { element } from "../common/dom.js";
 
-/** What is unfolded to write or paste a text. */
+/**
+ * What is unfolded to write or paste a text.
+ * @param {App} app
+ */
 export function newText(app) {
   const area = element("textarea", {
     class: "prompt",
@@ -20,6 +24,7 @@ export function newText(app) {
     go,
     said,
   );
+  /** @type {AbortController | null} */
   let running = null; // what stops it
 
   async function read() {
@@ -41,6 +46,7 @@ export function newText(app) {
     }
   }
 
+  /** @param {CaptureLine} line */
   function tell({ progress }) {
     if (progress) said.textContent = `${progress.doing}: layer ${progress.done} of ${progress.of}`;
   }

@@ -1,3 +1,4 @@
+// @ts-check
 // The tokens as running text: point at one, and what it looks at (or who looks at it) is shaded.
 // It knows one row or one column of weights at a time; the same colours as the map.
 
@@ -13,7 +14,15 @@ import { axisOf, short, visible } from "../common/tokens.js";
 
 const LEVELS = 64; // shades: a token whose shade stays the same is left alone
 const RANKED = 12;
+const AXES = /** @type {const} */ (["queries", "keys"]);
 
+/** @typedef {HTMLSpanElement & { token: number }} TokenSpan */
+
+/**
+ * @param {HTMLElement} root
+ * @param {App} app
+ * @returns {View}
+ */
 export function text(root, app) {
   const picker = headPicker(app);
   const direction = choice("Shade", "text-way", { at: "what it looks at", by: "who looks at it" }, (value) =>
@@ -41,7 +50,8 @@ export function text(root, app) {
   const said = element("p", { class: "text-said", "aria-live": "polite" });
   const chosen = element("div", { class: "notes-block" });
   const ranked = element("ol", { class: "ranked" });
-  const ranking = element("div", { class: "notes-block" }, element("h3"), ranked);
+  const rankedTitle = element("h3");
+  const ranking = element("div", { class: "notes-block" }, rankedTitle, ranked);
   const note = element("p", { class: "small quiet text-note" });
   const more = app.meta.can.capture ? newText(app) : "";
   root.append(
@@ -61,27 +71,36 @@ export function text(root, app) {
     ),
   );
 
-  let texts = null; // what `written` gives
+  /** @type {WrittenText} */
+  let texts; // what `written` gives
+  /** @type {TokenSpan[]} */
   let spans = []; // one a token
   let levels = new Uint8Array(0); // the shade of each
   let drawn = ""; // which text the spans are of
   let colours = ""; // and which theme their shades
+  /** @type {HTMLElement[]} */
   const marked = []; // the spans that are outlined or struck out
   let at = -1; // the token that is pointed at
   let under = -1; // the token under the pointer while another is pinned
+  /** @type {Shaded | null} */
   let found = null; // {token, weights, from} of what is shaded
-  let state = null;
+  /** @type {State} */
+  let state;
 
   const looking = () => state.direction !== "by";
   const oneHead = () => state.scope === "head";
   const about = () => layerOf(app.meta, state.text, state.layer);
-  /** What is written out: the tokens, and where on them the layer's queries and keys begin. */
+  /**
+   * What is written out: the tokens, and where on them the layer's queries and keys begin.
+   * @returns {WrittenText}
+   */
   const written = () => {
     const layer = about();
-    const [queries, keys] = ["queries", "keys"].map((axis) => axisOf(app.meta, state.text, layer, axis));
+    const [queries, keys] = AXES.map((axis) => axisOf(app.meta, state.text, layer, axis));
     if (queries && keys && queries.tokens === keys.tokens)
       return { tokens: keys.tokens, queries: queries.from, keys: keys.from };
     // One text looks at another: both are written, the one that is looked at first.
+    /** @param {number} size */
     const numbered = (size) => ({ tokens: Array.from({ length: size }, (_, i) => ` ${i}`), from: 0 });
     if (!queries && !keys && layer.stack !== "cross")
       return { tokens: numbered(layer.cols).tokens, queries: layer.cols - layer.rows, keys: 0 };
@@ -110,11 +129,10 @@ export function text(root, app) {
     const { boundary } = app.meta.texts[state.text];
     const blank = element("span", { class: "tok", role: "option" }); // copies are quicker, and there are many
     spans = tokens.map((token, i) => {
-      const span = blank.cloneNode();
+      const span = Object.assign(/** @type {HTMLSpanElement} */ (blank.cloneNode()), { token: i });
       span.id = `tok-${i}`;
       span.textContent = inRunningText(token);
       if (i > 0 && i === boundary) span.classList.add("first-written");
-      span.token = i;
       return span;
     });
     levels = new Uint8Array(spans.length);
@@ -134,15 +152,7 @@ export function text(root, app) {
       found && makeScale({ scale: state.scale, top: found.top, bottom: Math.min(1e-4, found.top / 10) });
     const name = theme();
     for (let i = 0; i < spans.length; i++) {
-      const w = found && i !== found.without ? found.weights[i - found.from] : undefined;
-      // 0 is plain, 1 is out of sight, the others are shades.
-      const level = !found
-        ? 0
-        : !(w > 0)
-          ? i === found.token || i === found.without
-            ? 0
-            : 1
-          : 2 + Math.round(shade.at(w) * LEVELS);
+      const level = found && shade ? levelOf(i, found, shade) : 0;
       if (level === levels[i]) continue;
       levels[i] = level;
       const { style, classList } = spans[i];
@@ -156,6 +166,10 @@ export function text(root, app) {
     mark(spans[found.without], "left-out");
   }
 
+  /**
+   * @param {HTMLElement | undefined} span
+   * @param {string} kind
+   */
   function mark(span, kind) {
     if (!span) return;
     span.classList.add(kind);
@@ -176,6 +190,8 @@ export function text(root, app) {
       return;
     }
     const { best, total, seen } = strongest(found, RANKED);
+    const { top } = found;
+    /** @param {number} token */
     const name = (token) => `“${short(all[token] ?? "", 24)}”`;
     const other = pinned() >= 0 && under >= 0 ? under : -1;
     if (other >= 0) {
@@ -190,7 +206,7 @@ export function text(root, app) {
       element("p", { class: "big-token token", text: visible((all[found.token] ?? "").slice(0, 60)) }),
       element("p", { class: "small quiet", text: scopeSaid() }),
     );
-    ranking.firstChild.textContent = looking() ? "Looks most at" : "Is looked at most by";
+    rankedTitle.textContent = looking() ? "Looks most at" : "Is looked at most by";
     ranked.append(
       ...best.map(({ token, w }) => {
         const button = element(
@@ -200,7 +216,7 @@ export function text(root, app) {
           element("span", { class: "token", text: short(all[token] ?? "", 24) }),
           element("span", { class: "weight", text: weight(w) }),
         );
-        button.style.setProperty("--share", String(w / found.top));
+        button.style.setProperty("--share", String(w / top));
         button.addEventListener("click", () => pin(token));
         return element("li", {}, button);
       }),
@@ -227,7 +243,12 @@ export function text(root, app) {
     return app.meta.texts[state.text].layers.filter((layer) => layer.stack === about().stack);
   }
 
-  /** The weights of a row or a column, over what is shown together. */
+  /**
+   * The weights of a row or a column, over what is shown together.
+   * @param {Source["row"]} ask
+   * @param {number} index
+   * @returns {Promise<Float32Array>}
+   */
   async function weightsOf(ask, index) {
     const layers = together();
     if (state.scope !== "all") return ask(state.text, about().key, oneHead() ? state.head : "mean", index);
@@ -251,6 +272,7 @@ export function text(root, app) {
   /** The key that gets the most, of the head or over those that are shown together. */
   async function sinkToken() {
     if (state.sink !== "apart") return -1;
+    /** @type {Map<number, number>} */
     const sums = new Map();
     for (const layer of together()) {
       const { sinks } = await app.source.thumbs(state.text, layer.key);
@@ -289,6 +311,7 @@ export function text(root, app) {
     tell();
   });
 
+  /** @param {number} token */
   function point(token) {
     if (pinned() >= 0) {
       under = token;
@@ -302,6 +325,7 @@ export function text(root, app) {
     look();
   }
 
+  /** @param {number} token */
   function pin(token) {
     const { mine, size } = offsets();
     const index = token - mine;
@@ -318,13 +342,13 @@ export function text(root, app) {
   }
 
   body.addEventListener("pointerover", (event) => {
-    const token = event.target.closest(".tok")?.token;
-    if (token !== undefined) point(token);
+    const token = tokenOf(event);
+    if (token >= 0) point(token);
   });
   body.addEventListener("pointerleave", () => pinned() >= 0 && point(-1));
   body.addEventListener("click", (event) => {
-    const token = event.target.closest(".tok")?.token;
-    if (token === undefined) return;
+    const token = tokenOf(event);
+    if (token < 0) return;
     if (token === pinned()) unpin();
     else pin(token);
   });
@@ -379,4 +403,26 @@ export function text(root, app) {
       under = -1;
     },
   };
+}
+
+/**
+ * The shade of a token: 0 is plain, 1 is out of sight, the others are shades.
+ * @param {number} token
+ * @param {Shaded} found
+ * @param {ColourScale} shade
+ */
+function levelOf(token, found, shade) {
+  if (token === found.without) return 0;
+  const w = found.weights[token - found.from] ?? 0;
+  if (w > 0) return 2 + Math.round(shade.at(w) * LEVELS);
+  return token === found.token ? 0 : 1;
+}
+
+/**
+ * The token that an event is about, or -1.
+ * @param {Event} event
+ */
+function tokenOf(event) {
+  const span = event.target instanceof Element ? event.target.closest(".tok") : null;
+  return span ? /** @type {TokenSpan} */ (span).token : -1;
 }
