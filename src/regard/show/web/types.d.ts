@@ -300,8 +300,21 @@ interface SavedData {
   heads: HeadScores[][]; // text
 }
 
-/** The arrays of a block by name. */
-type Arrays = Record<string, any>;
+/** The arrays of a block by name: of a layer, of its mask, of its values, or of a text's thumbnails. */
+interface Arrays {
+  q: Float32Array; // H · T · D, and
+  k: Float32Array; // G · S · D, in steps if there are any:
+  q_step?: Float32Array; // H · D
+  k_step?: Float32Array; // G · D
+  mean: Float32Array; // G · D, of the keys
+  lse: Float32Array | Float64Array; // H · T
+  offsets: Uint32Array;
+  ranges: Uint32Array;
+  relative?: Float32Array;
+  dense?: Float32Array;
+  v: Float32Array; // G · S · E
+  pictures: Uint8Array;
+}
 
 /** One head as `weights.js` computes with it. */
 interface HeadArrays {

@@ -44,8 +44,18 @@ export async function json(name) {
  * @returns {Promise<Arrays>}
  */
 export async function arrays(name, fields) {
-  const all = await bytes(name);
-  /** @type {Arrays} */
+  return unpack(name, await bytes(name), fields);
+}
+
+/**
+ * The same from a block's bytes.
+ * @param {string} name
+ * @param {Uint8Array} all
+ * @param {PackedField[]} fields
+ * @returns {Arrays}
+ */
+export function unpack(name, all, fields) {
+  /** @type {Record<string, ReturnType<typeof read>>} */
   const out = {};
   let at = 0;
   for (const field of fields) {
@@ -55,7 +65,7 @@ export async function arrays(name, fields) {
     at += planes * count;
   }
   if (at !== all.length) throw new Error(`The block "${name}" is ${all.length} bytes long, expected ${at}.`);
-  return out;
+  return /** @type {Arrays} */ (/** @type {unknown} */ (out));
 }
 
 /**

@@ -20,6 +20,16 @@ function scaled(numbers, steps) {
   return steps ? numbers.map((number, i) => number * steps[i % steps.length]) : numbers;
 }
 
+/**
+ * The array that stands at `index` in a list of arrays of `size` numbers.
+ * @param {Float32Array} array
+ * @param {number} index
+ * @param {number} size
+ */
+function part(array, index, size) {
+  return array.subarray(index * size, (index + 1) * size);
+}
+
 /** @returns {Promise<Source>} */
 export async function openSaved() {
   /** @type {SavedData} */
@@ -80,21 +90,8 @@ export async function openSaved() {
     if (h < 0) throw new Error(`Layer ${layer} has no head ${number}.`);
     const [whole, masks] = await Promise.all([block(about.block ?? ""), block(about.mask_block ?? "")]);
     const { rows: T, cols: S, width: D } = about;
-    /**
-     * @template {{ length: number, subarray(from: number, to: number): any }} A
-     * @param {A} array
-     * @param {number} index
-     * @param {number} size
-     * @returns {A}
-     */
-    const part = (array, index, size) => array.subarray(index * size, (index + 1) * size);
-    /**
-     * @template {{ length: number, subarray(from: number, to: number): any }} A
-     * @param {A} array
-     * @param {number} size
-     * @returns {A}
-     */
-    const own = (array, size) => part(array, array.length === size ? 0 : h, size);
+    const own = (/** @type {Float32Array} */ array, /** @type {number} */ size) =>
+      part(array, array.length === size ? 0 : h, size);
     const alike = masks.offsets.length === T + 1; // all heads see the same
     const offsets = alike ? masks.offsets : masks.offsets.subarray(h * T, (h + 1) * T + 1);
     const g = Math.floor(h / about.group);
@@ -105,7 +102,7 @@ export async function openSaved() {
       q: scaled(part(whole.q, h, T * D), whole.q_step && part(whole.q_step, h, D)),
       k: scaled(part(whole.k, g, S * D), whole.k_step && part(whole.k_step, g, D)),
       mean: part(whole.mean, g, D),
-      lse: part(whole.lse, h, T),
+      lse: whole.lse.subarray(h * T, (h + 1) * T),
       scale: about.scale,
       softcap: about.softcap,
       offsets,
