@@ -1,10 +1,10 @@
 // @ts-check
 // Starts the page: opens the source, makes the views when they are first wanted, and follows the state.
 
-import { open } from "./source/source.js";
-import { makeState } from "./state.js";
 import { element, reveal } from "./common/dom.js";
 import { makeTheme } from "./common/theme.js";
+import { open } from "./source/source.js";
+import { makeState } from "./state.js";
 import { VIEWS } from "./views.js";
 
 /** @param {string} id */

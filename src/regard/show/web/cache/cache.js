@@ -4,11 +4,11 @@
 
 import { last } from "../common/arrays.js";
 import { chart } from "../common/chart.js";
-import { drawComputed } from "./computed.js";
 import { element } from "../common/dom.js";
 import { bytes, count, milliseconds, some } from "../common/format.js";
-import { policy } from "./policy.js";
 import { visible } from "../common/tokens.js";
+import { drawComputed } from "./computed.js";
+import { policy } from "./policy.js";
 
 const TOKENS = 24;
 

@@ -3,10 +3,10 @@
 
 import { last } from "../common/arrays.js";
 import { chart } from "../common/chart.js";
-import { choice, element } from "../common/dom.js";
-import { heatmap } from "../common/heatmap.js";
-import { bytes, share, some, weight } from "../common/format.js";
 import { latest, rampBar, slider } from "../common/controls.js";
+import { choice, element } from "../common/dom.js";
+import { bytes, share, some, weight } from "../common/format.js";
+import { heatmap } from "../common/heatmap.js";
 import { doubts } from "../common/layers.js";
 
 /**

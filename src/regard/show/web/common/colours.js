@@ -3,8 +3,8 @@
 // differences look equal; hue moves a little along the way, and lightness alone carries the order.
 
 import { contextOf } from "./dom.js";
-import { THUMB } from "./tile.js";
 import { theme } from "./theme.js";
+import { THUMB } from "./tile.js";
 
 const RAMPS = {
   light: { lightness: [0.972, 0.27], chroma: [0.008, 0.15, 0.09], hue: [225, 280] },

@@ -3,14 +3,14 @@
 // What is compared stands in the address as pair=text/layer/head,text/layer/head.
 
 import { known } from "../common/arrays.js";
-import { topLevel } from "../common/tile.js";
 import { ramp } from "../common/colours.js";
+import { latest, select } from "../common/controls.js";
 import { contextOf, element } from "../common/dom.js";
 import { score } from "../common/format.js";
-import { latest, select } from "../common/controls.js";
-import { SCORES, endOf, namesOf, scoreBar, sentence, words } from "./scores.js";
 import { layerOf } from "../common/layers.js";
 import { theme } from "../common/theme.js";
+import { topLevel } from "../common/tile.js";
+import { endOf, namesOf, scoreBar, SCORES, sentence, words } from "./scores.js";
 
 /** @param {HeadPlace} head */
 const written = ({ text, layer, head }) => `${text}/${layer}/${head}`;

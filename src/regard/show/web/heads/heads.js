@@ -1,15 +1,15 @@
 // @ts-check
 // The gallery: every head's picture with its scores, to sort, to filter, and to hold two against each other.
 
-import { THUMB } from "../common/tile.js";
 import { paintThumb } from "../common/colours.js";
-import { compare } from "./compare.js";
+import { empty, latest, select } from "../common/controls.js";
 import { choice, element } from "../common/dom.js";
 import { some } from "../common/format.js";
-import { empty, latest, select } from "../common/controls.js";
 import { absences, doubts, layerOf } from "../common/layers.js";
-import { SCORES, endOf, namesOf, scoreLine, sentence, words } from "./scores.js";
 import { theme } from "../common/theme.js";
+import { THUMB } from "../common/tile.js";
+import { compare } from "./compare.js";
+import { endOf, namesOf, scoreLine, SCORES, sentence, words } from "./scores.js";
 
 /**
  * @typedef {object} Card

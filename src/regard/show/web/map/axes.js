@@ -18,9 +18,7 @@ export function stride(zoom) {
 }
 
 /**
- * Draws both. `scene`: {camera, gutter: {left, top, labels}, meta, text, layer, colours, fonts, measure,
- * marked: {row, col}}.
- * Labels of the marked row and column stand out.
+ * Draws both. Labels of the marked row and column stand out.
  * @param {Drawing} context
  * @param {Scene} scene
  */

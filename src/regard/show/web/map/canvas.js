@@ -2,15 +2,15 @@
 // The large map: a canvas that is moved, zoomed and pointed at. It joins camera, gestures, pyramid, picture.
 // What it shows it says to those who listen; words and controls around it are the business of `map.js`.
 
-import { Camera } from "./camera.js";
 import { makeScale, ramp } from "../common/colours.js";
 import { contextOf, element } from "../common/dom.js";
+import { theme } from "../common/theme.js";
+import { Camera } from "./camera.js";
 import { listen } from "./gestures.js";
 import { fitTop } from "./paint.js";
 import { draw, drawingColours, STRIP, STRIP_GAP } from "./picture.js";
-import { levelFor, TilePyramid } from "./tiles.js";
 import { findSink } from "./sinks.js";
-import { theme } from "../common/theme.js";
+import { levelFor, TilePyramid } from "./tiles.js";
 
 const MONO = 'ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
 const SANS = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif';
@@ -91,7 +91,7 @@ export function mapCanvas(root, app, { thumb, drawn }) {
   }
 
   /**
-   * All that a drawing of this moment needs (see `picture.js`).
+   * All that a drawing of this moment needs (see `types.d.ts`).
    * @returns {Scene}
    */
   function scene() {

@@ -2,9 +2,9 @@
 // What is shown, as files: PNG, SVG and PDF of the picture, CSV and NPY of its numbers.
 
 import { contextOf, element } from "../common/dom.js";
+import { tokenAt, visible } from "../common/tokens.js";
 import { drawFigure, figureSize } from "./figure.js";
 import { SvgContext } from "./svg.js";
-import { tokenAt, visible } from "../common/tokens.js";
 
 /** @typedef {{ scene: Scene, words: FigureWords, name: string }} Shown what there is to export */
 /** @typedef {string | Uint8Array<ArrayBuffer>} PdfPart */

@@ -15,9 +15,7 @@ const TAP = 4; // pixels that a finger may move in a tap
  */
 
 /**
- * Listens on a canvas. `wishes`: pan(dx, dy), zoom(factor, px, py), hover(px, py) or hover(null),
- * tap(px, py), double(px, py), and key(name, event), which says whether it took the key. Points are pixels
- * from the upper left.
+ * Listens on a canvas.
  * @param {HTMLCanvasElement} canvas
  * @param {Wishes} wishes
  */

@@ -4,15 +4,15 @@
 
 import { badge, choice, element } from "../common/dom.js";
 import { exact } from "../common/format.js";
+import { layerOf } from "../common/layers.js";
+import { short, tokenAt } from "../common/tokens.js";
+import { mapCanvas } from "./canvas.js";
 import { exportMenu } from "./export.js";
-import { thumbnails } from "./thumbnails.js";
 import { legend, marksOf, noteOf } from "./legend.js";
 import { NUMBERS } from "./picture.js";
 import { readout } from "./readout.js";
 import { cellsIn } from "./region.js";
-import { layerOf } from "../common/layers.js";
-import { mapCanvas } from "./canvas.js";
-import { short, tokenAt } from "../common/tokens.js";
+import { thumbnails } from "./thumbnails.js";
 
 /**
  * @param {HTMLElement} root

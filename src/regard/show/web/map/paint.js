@@ -6,7 +6,6 @@ import { TILE } from "../common/tile.js";
 
 /**
  * The tile as a canvas of one pixel a cell. Cells that nobody may see stay transparent.
- * `look`: {reduce, scale (from colours.js), pixels (the ramp), style (a name for all this together)};
  * `restOf()`: for each row of cells the share of attention that is left when the sink is taken out, or null.
  * @param {PaintedTile} tile
  * @param {Look} look

@@ -2,9 +2,9 @@
 // The large map as a drawing: tiles, sink, boundary, numbers, cursor, axes. It draws on whatever has a
 // canvas's methods, so that the screen, a PNG and an SVG all show the same.
 
+import { css, inkOn } from "../common/colours.js";
 import { THUMB, TILE } from "../common/tile.js";
 import { drawAxes } from "./axes.js";
-import { css, inkOn } from "../common/colours.js";
 import { painted } from "./paint.js";
 
 export const NUMBERS = 28; // pixels a cell from which its weight is written in it
@@ -23,9 +23,7 @@ export function brief(weight, digits = 2) {
 }
 
 /**
- * Draws a scene: {width, height, gutter, camera, z, drawn, thumb, look, restOf, restAt, sink, boundary,
- * cursor, hover, marked, weightAt(row, col), meta, text, layer, colours, fonts, measure, pixel}.
- * `pixel` is the size of a screen's pixel in ours: 1 / devicePixelRatio.
+ * Draws a scene.
  * @param {Drawing} context
  * @param {Scene} scene
  */

@@ -1,10 +1,10 @@
 // @ts-check
 // All layers × heads as small maps: choose one. Heads that share a key/value head stand together.
 
-import { THUMB } from "../common/tile.js";
-import { ARROWS, badge, element, reveal } from "../common/dom.js";
 import { paintThumb } from "../common/colours.js";
+import { ARROWS, badge, element, reveal } from "../common/dom.js";
 import { absences } from "../common/layers.js";
+import { THUMB } from "../common/tile.js";
 
 /** @typedef {HTMLButtonElement & { picture: HTMLCanvasElement }} Thumbnail */
 

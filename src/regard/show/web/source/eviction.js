@@ -1,7 +1,7 @@
 // @ts-check
 // What a cache that forgets would lose, from the arrays of a saved page. The same as eviction.py makes.
 
-import { SLICE, breathe } from "./weights.js";
+import { breathe, SLICE } from "./weights.js";
 
 const QUERIES = 256; // looked at, at most
 const SINKS = [0, 1, 2, 4, 8, 16];

@@ -5,8 +5,8 @@ import { LRU } from "../common/lru.js";
 import { THUMB } from "../common/tile.js";
 import { evictionOf } from "./eviction.js";
 import { arrays, json } from "./packed.js";
-import { Head } from "./weights.js";
 import { rowSteps } from "./row_steps.js";
+import { Head } from "./weights.js";
 
 const KEPT = 96; // tiles
 const HEADS = 8; // whose arrays are ready

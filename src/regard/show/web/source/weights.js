@@ -2,7 +2,7 @@
 // Attention weights from q, k and lse: exp(scale · q·k + bias − lse), where the mask lets look.
 // It knows one head's arrays; it does not know files, pages or colours.
 
-import { TILE, cellsAlong } from "../common/tile.js";
+import { cellsAlong, TILE } from "../common/tile.js";
 
 export const SLICE = 8; // milliseconds at a stretch, so that the page stays quick
 

@@ -3,8 +3,8 @@
 // It knows the computation; choosing a token and drawing a line are the business of others.
 
 import { element } from "../common/dom.js";
-import { bar, bars, checks, entry, remainder, total, vectors } from "./lines.js";
 import { number, some, weight } from "../common/format.js";
+import { bar, bars, checks, entry, remainder, total, vectors } from "./lines.js";
 import { allNumbers, reach, vector } from "./vectors.js";
 
 /**

@@ -2,11 +2,11 @@
 // The whole computation of one row, step by step, with its actual numbers: of the model, or of the small
 // example that the four stages share. It knows what `working.py` and `example.py` give.
 
-import { badge, choice, element } from "../common/dom.js";
-import { stepList } from "./step_list.js";
 import { empty, headPicker, latest, select, slider } from "../common/controls.js";
+import { badge, choice, element } from "../common/dom.js";
 import { layerOf } from "../common/layers.js";
 import { short, tokenAt } from "../common/tokens.js";
+import { stepList } from "./step_list.js";
 
 const SHOWN = [1, 2, 3, 4, 6, 8, 12]; // strongest keys, besides the first and the query's own
 

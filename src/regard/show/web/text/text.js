@@ -3,14 +3,14 @@
 // It knows one row or one column of weights at a time; the same colours as the map.
 
 import { css, inkOn, makeScale } from "../common/colours.js";
+import { headPicker, latest, rampBar } from "../common/controls.js";
 import { choice, element } from "../common/dom.js";
 import { count, weight } from "../common/format.js";
-import { headPicker, latest, rampBar } from "../common/controls.js";
 import { doubts, layerOf } from "../common/layers.js";
-import { newText } from "./new_text.js";
-import { beside, inRunningText, strongest } from "./layout.js";
 import { theme } from "../common/theme.js";
 import { axisOf, short, visible } from "../common/tokens.js";
+import { beside, inRunningText, strongest } from "./layout.js";
+import { newText } from "./new_text.js";
 
 const LEVELS = 64; // shades: a token whose shade stays the same is left alone
 const RANKED = 12;

@@ -4,10 +4,10 @@
 
 import { known, last } from "../common/arrays.js";
 import { chart } from "../common/chart.js";
-import { choice, element } from "../common/dom.js";
-import { heatmap } from "../common/heatmap.js";
-import { count, score, share } from "../common/format.js";
 import { rampBar, select, slider } from "../common/controls.js";
+import { choice, element } from "../common/dom.js";
+import { count, score, share } from "../common/format.js";
+import { heatmap } from "../common/heatmap.js";
 import { SCORES, words } from "../heads/scores.js";
 
 /** @type {Record<string, string>} */
