@@ -48,10 +48,8 @@ def documented(prefix: str) -> set[str]:
     return set(re.findall(rf"^### `{re.escape(prefix)}\.(\w+)`$", text, flags=re.MULTILINE))
 
 
-PACKAGES = (
-    "regard",
-    *(f"regard.{name}" for name in ["checker", "gpt", "heads", "layers", "recorder", "stages"]),
-)
+PARTS = ("checker", "gpt", "heads", "layers", "recorder", "stages")
+PACKAGES = ("regard", *(f"regard.{part}" for part in PARTS))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
