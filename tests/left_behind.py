@@ -32,8 +32,9 @@ LEARNED = (
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
 )  # pytest sets one, and importing PyTorch another
-# Started once, used until the end: what forks for multiprocessing, and the browser's driver.
-LASTING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "playwright")
+TAGGED = ("__init__", "__setstate__", "___needs_generation_tag_patch")  # by torch.compile, for good
+# Started once, used until the end: what forks for multiprocessing, the browser's driver, a watch on bars.
+LASTING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "playwright", "tqdm_monitor")
 
 
 def state() -> dict[str, Any]:
@@ -44,7 +45,7 @@ def state() -> dict[str, Any]:
         "sys.path": list(sys.path),
         "sys.modules": sys.modules.copy(),
         "signals": {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)},
-        "threads": {f"{thread.name} ({thread.ident})": thread for thread in threading.enumerate()},
+        "threads": {f"{x.name} ({x.ident})": x for x in threading.enumerate() if x.name not in LASTING},
         "processes": children(),
         "recursion limit": sys.getrecursionlimit(),
         "garbage collector": gc.isenabled(),
@@ -55,7 +56,7 @@ def state() -> dict[str, Any]:
         "PyTorch's printing": vars(torch._tensor_str.PRINT_OPTS).copy(),
         "PyTorch's flags": flags(),
         "torch.nn.functional": vars(nn.functional).copy(),
-        "torch.nn.Module": dict(vars(nn.Module)),
+        "torch.nn.Module": {key: value for key, value in vars(nn.Module).items() if key not in TAGGED},
         "torch.nn.MultiheadAttention": dict(vars(nn.MultiheadAttention)),
         "hooks on every module": {name: len(getattr(modules, name)) for name in HOOKS},
     }
