@@ -32,7 +32,8 @@ LEARNED = (
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
 )  # pytest sets one, and importing PyTorch another
-TAGGED = ("__init__", "__setstate__", "___needs_generation_tag_patch")  # by torch.compile, for good
+# What torch.compile and Transformers put there for good when they are first used.
+TAGGED = ("__init__", "__setstate__", "___needs_generation_tag_patch", "smart_apply")
 # Started once, used until the end: what forks for multiprocessing, the browser's driver, a watch on bars.
 LASTING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "playwright", "tqdm_monitor")
 
@@ -110,8 +111,8 @@ def children() -> dict[str, str]:
         return {}  # no children, and no need to look further; or no way to look
     found = {}
     for task in Path("/proc/self/task").glob("*/children"):
-        for number in task.read_text().split():
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a thread or a process that has just ended
+            for number in task.read_text().split():
                 command = Path("/proc", number, "cmdline").read_text().replace("\0", " ").strip()
                 if not any(word in command for word in LASTING):
                     found[number] = command or "ended, and nobody waited for it"
