@@ -144,7 +144,11 @@ def test_the_test_is_named_and_its_order_can_be_had_again(tmp_path: Path) -> Non
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])},
+        env={
+            **os.environ,
+            "PYTEST_ADDOPTS": "",
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        },
     ).stdout
     assert "1 failed, 1 passed, 1 error" in said
     assert "test_leaves.py::test_leaves left something behind:" in said
