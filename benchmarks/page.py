@@ -53,7 +53,9 @@ PICTURE = """() => {
 def gpt2_small() -> GPT:
     """GPT-2-small's shape; its attention sharper than at the start of a training, as a trained one's is."""
     torch.manual_seed(0)
-    model = GPT(Config(vocab_size=50257, context=1024, layers=12, heads=12, width=768, qkv_bias=True))
+    model = GPT(
+        Config(vocab_size=50257, context_length=1024, num_layers=12, num_heads=12, d_model=768, qkv_bias=True)
+    )
     with torch.no_grad():
         for block in model.blocks:
             block.attention.qkv.weight *= 4
@@ -94,7 +96,7 @@ def alone(T: int) -> float:
 
 
 def print_memory(T: int) -> None:
-    seen = capture(gpt2_small(), ids=torch.randint(0, 50257, (1, T)), values=True)
+    seen = capture(gpt2_small(), input_ids=torch.randint(0, 50257, (1, T)), values=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
         print(max(peak_mib(lambda: write(seen, path), "cpu") for _ in range(3)))
@@ -103,7 +105,7 @@ def print_memory(T: int) -> None:
 def pages(model: GPT, T: int, folder: Path, browser: Any) -> list[dict[str, Any]]:
     ids = torch.randint(0, 50257, (1, T))
     began = time.perf_counter()
-    seen = capture(model, ids=ids, values=True)
+    seen = capture(model, input_ids=ids, values=True)
     captured = time.perf_counter() - began
     tokens = [f" tok{number}" for number in ids[0].tolist()]
     seen.tokens = [tokens]

@@ -106,14 +106,14 @@ def test_batches_of_different_lengths(name: str, tmp_path: Path) -> None:
     model = GPT.from_pretrained(tmp_path)
     prompts = [torch.randint(0, 97, (n,)).tolist() for n in (11, 3, 7)]
     padded = torch.tensor([[0] * (11 - len(prompt)) + prompt for prompt in prompts])
-    real = torch.tensor([[0] * (11 - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    attention_mask = torch.tensor([[0] * (11 - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     with torch.no_grad():
-        positions = (real.cumsum(1) - 1).clamp(min=0)
-        expected = other(padded, attention_mask=real, position_ids=positions).logits
-        found = model(padded, real=real.bool())
-        assert (found - expected)[real.bool()].abs().max() < 1e-4
+        positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+        expected = other(padded, attention_mask=attention_mask, position_ids=positions).logits
+        found = model(padded, attention_mask=attention_mask)
+        assert (found - expected)[attention_mask.bool()].abs().max() < 1e-4
     theirs_continued = other.generate(
-        padded, attention_mask=real, max_new_tokens=20, do_sample=False, pad_token_id=0
+        padded, attention_mask=attention_mask, max_new_tokens=20, do_sample=False, pad_token_id=0
     )
     ours_continued = model.generate(prompts, max_new_tokens=20)
     assert [row[-20:] for row in ours_continued] == theirs_continued[:, 11:].tolist()

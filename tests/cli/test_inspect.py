@@ -23,7 +23,7 @@ from regard.cli import app, main
 from regard.cli.opening import open_for_page
 from regard.cli.story import STORY
 from regard.gpt import GPT, Config
-from regard.gpt.tokens import characters
+from regard.gpt.tokens import character_tokenizer
 from regard.show.server.limits import StoppedError
 from tests.captures import captured
 
@@ -35,8 +35,12 @@ run = CliRunner().invoke
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model on disk."""
     torch.manual_seed(0)
-    tokenizer = characters(TEXT + "\n")
-    model = GPT(Config(vocab_size=tokenizer.get_vocab_size(), context=64, layers=2, heads=2, width=16))
+    tokenizer = character_tokenizer(TEXT + "\n")
+    model = GPT(
+        Config(
+            vocab_size=tokenizer.get_vocab_size(), context_length=64, num_layers=2, num_heads=2, d_model=16
+        )
+    )
     model.tokenizer = tokenizer
     path = tmp_path_factory.mktemp("models") / "tiny"
     model.save(path)
@@ -157,7 +161,7 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         )
         assert "".join(start["start"]["tokens"]) == "the"
         assert [len(step["step"]["lost"]) for step in steps] == [2, 2, 2]
-        assert steps[1]["step"]["computed"] == {"cached": 1, "anew": 4}
+        assert steps[1]["step"]["computed"] == {"cached": 1, "recomputed": 4}
         assert end["end"]["text"] == "".join(step["step"]["token"] for step in steps)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)

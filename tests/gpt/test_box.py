@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.gpt import GPT
 from regard.gpt.loader import BOX
-from regard.gpt.training.evaluation import loss
+from regard.gpt.training.evaluation import next_token_loss
 from regard.heads import HeadScores, probe, repeated
 
 DRAWS = 60
@@ -61,7 +61,7 @@ def test_it_knows_english(model: GPT) -> None:
         assert model.tokenizer is not None
         ids = torch.tensor([model.tokenizer.encode(text).ids])
         with torch.no_grad():
-            return float(loss(model(ids[:, :-1]), ids[:, 1:]))
+            return float(next_token_loss(model(ids[:, :-1]), ids[:, 1:]))
 
     told, jumbled = surprise(STORY), surprise(" ".join(words[i] for i in order))
     assert told < 3.5
@@ -87,7 +87,7 @@ def test_the_card_says_what_was_measured(
 
     assert (BOX / "README.md").read_text(encoding="utf-8") == card(BOX)
     summary = json.loads((BOX / "summary.json").read_text())
-    assert summary["parameters"] == model.size
+    assert summary["parameters"] == model.num_parameters
     for name in ("induction", "previous_token", "sink"):
         # Other draws than the card's, hence not the same digits.
         assert float(best(found, name)[0].mean()) == pytest.approx(

@@ -8,7 +8,15 @@ import torch
 from regard.gpt import GPT, Config
 from regard.gpt.cache_demo import compare_with_and_without_cache
 
-SMALL = Config(vocab_size=64, context=48, layers=3, heads=4, width=32, kv_heads=2, positions="rotary")
+SMALL = Config(
+    vocab_size=64,
+    context_length=48,
+    num_layers=3,
+    num_heads=4,
+    d_model=32,
+    num_kv_heads=2,
+    positions="rotary",
+)
 PROMPT = [5, 9, 2, 33, 5, 9, 2, 40, 1, 7]
 
 
@@ -27,7 +35,7 @@ def test_it_writes_what_generate_writes_and_both_ways_agree() -> None:
     assert all(step.same and step.difference < 1e-3 for step in steps)
     assert any(step.difference > 0 for step in steps), "two ways of computing never agree to the last bit"
     assert [step.position for step in steps] == list(range(10, 22))
-    assert all(step.seconds.cached > 0 and step.seconds.anew > 0 for step in steps)
+    assert all(step.seconds.cached > 0 and step.seconds.recomputed > 0 for step in steps)
 
 
 def test_what_is_computed_read_and_held_is_counted() -> None:
@@ -63,7 +71,7 @@ def test_a_window_as_long_as_the_text_loses_nothing() -> None:
 
 
 def test_layers_that_forget_by_themselves_hold_and_read_less() -> None:
-    config = Config(vocab_size=64, context=48, layers=2, heads=4, width=32, window=(None, 6))
+    config = Config(vocab_size=64, context_length=48, num_layers=2, num_heads=4, d_model=32, window=(None, 6))
     gpt = model(config)
     *_, last = compare_with_and_without_cache(gpt, PROMPT, tokens=5, window=3, sinks=0)
     full, short = 14, 6  # keys that the newest token sees
@@ -78,7 +86,7 @@ def test_it_ends_with_an_end_token_and_with_the_context() -> None:
     gpt = model()
     written = [step.id for step in compare_with_and_without_cache(gpt, PROMPT, tokens=100)]
     assert len(written) == 48 - 10
-    ending = GPT(Config(**{**vars(SMALL), "end": (written[2],)})).eval()
+    ending = GPT(Config(**{**vars(SMALL), "eos_token_id": (written[2],)})).eval()
     ending.load_state_dict(gpt.state_dict())
     stopped = [step.id for step in compare_with_and_without_cache(ending, PROMPT, tokens=100)]
     assert stopped == written[: written.index(written[2]) + 1]

@@ -169,7 +169,7 @@ def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", "llama", tensors("llama", True), tokens=TOKENS, pre="smollm")
     model = GPT.from_pretrained(tmp_path / "model.gguf")
     assert isinstance(model.tokenizer, Tokenizer)
-    assert model.config.end == (1,)
+    assert model.config.eos_token_id == (1,)
     encoded = model.tokenizer.encode("abc a42é<|end|>.")
     assert encoded.tokens == ["abc", "Ġa", "4", "2", "Ã©", "<|end|>", "."]  # digits one by one
     assert model.tokenizer.decode(encoded.ids) == "abc a42é."
@@ -219,7 +219,7 @@ def test_tensors_are_accounted_for(tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
         GPT.from_pretrained(tmp_path / "model.gguf")
     assert "1 missing (model.layers.1.mlp.up_proj.weight)" in str(caught.value)
-    assert "1 with no place in it (model.layers.0.self_attn.q_norm.weight)" in str(caught.value)
+    assert "1 with no place in the model (model.layers.0.self_attn.q_norm.weight)" in str(caught.value)
 
 
 def test_files_that_are_not_whole(tmp_path: Path) -> None:
@@ -228,10 +228,10 @@ def test_files_that_are_not_whole(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for broken in (b"", b"GGUF", whole[:100], b"nothing of the kind" * 100):
         path.write_bytes(broken)
-        with pytest.raises(ValueError, match=r"model\.gguf is not a whole GGUF file"):
+        with pytest.raises(ValueError, match=r"model\.gguf is not a complete GGUF file"):
             GPT.from_pretrained(path)
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"model\.gguf is not a whole GGUF file"):
+    with pytest.raises(ValueError, match=r"model\.gguf is not a complete GGUF file"):
         GPT.from_pretrained(path)
 
 
@@ -248,7 +248,7 @@ def test_the_command_streams_a_model_from_a_file(tmp_path: Path) -> None:
         path, "llama", tensors("llama", True), tokens=TOKENS + [f"x{i}" for i in range(VOCAB - len(TOKENS))]
     )
     model = GPT.from_pretrained(path)
-    expected = model.generate("abc", max_new_tokens=6, stop=list(model.config.end))
+    expected = model.generate("abc", max_new_tokens=6, stop=list(model.config.eos_token_id))
     run = CliRunner().invoke
     asked = ["generate", "--model", str(path), "abc", "--tokens", "6"]
     for extra in ([], ["--no-cache"]):

@@ -51,7 +51,7 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         seed=seed,
-        stop=[*opened.config.end, *(stop or ())],
+        stop=[*opened.config.eos_token_id, *(stop or ())],
         cache=cache,
     )
     typer.echo(prompt, nl=False)

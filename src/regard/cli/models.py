@@ -53,13 +53,10 @@ class Model(NamedTuple):
         self, heard: Callable[[Any], None] = lambda seen: None
     ) -> Callable[[Tensor], list[AttentionMap]]:
         """Reads tokens and gives the map of every layer; `heard` gets the capture, with its certificate."""
-        from regard.gpt import GPT
         from regard.recorder import capture
 
-        name = "ids" if isinstance(self.module, GPT) else "input_ids"
-
         def run(ids: Tensor) -> list[AttentionMap]:
-            inputs: dict[str, Any] = {name: ids}
+            inputs: dict[str, Any] = {"input_ids": ids}
             seen: Capture = capture(self.module, text=None, **inputs)
             heard(seen)
             return seen.maps
@@ -93,7 +90,7 @@ def open_model(name: str) -> Model:
     if model.tokenizer is None:
         raise ValueError(f"model: {name} came without a tokenizer, so that it cannot read a text")
     title = "The model in the box" if name == "default" else Path(name).name
-    return Model(title, model, model.tokenizer, model.config.vocab_size, model.config.context)
+    return Model(title, model, model.tokenizer, model.config.vocab_size, model.config.context_length)
 
 
 def _by_transformers(name: str, reason: ValueError) -> Model:

@@ -76,10 +76,10 @@ def generator(model: GPT) -> Generate:
         yield {
             "start": {
                 "tokens": spelled(model.tokenizer, ids)[0],
-                "layers": config.layers,
-                "heads": config.heads,
-                "kv_heads": config.kv_heads,
-                "context": config.context,
+                "layers": config.num_layers,
+                "heads": config.num_heads,
+                "kv_heads": config.num_kv_heads,
+                "context": config.context_length,
                 "window": window,
                 "sinks": sinks,
             }
@@ -89,7 +89,7 @@ def generator(model: GPT) -> Generate:
             written.append(step.id)
             line = {k: v._asdict() if isinstance(v, CacheTiming) else v for k, v in step._asdict().items()}
             yield {"step": {"token": spelled(model.tokenizer, ids.new_tensor([[step.id]]))[0][0], **line}}
-        ended = bool(written) and written[-1] in config.end
+        ended = bool(written) and written[-1] in config.eos_token_id
         why = "end" if ended else "tokens" if len(written) == tokens else "context"
         yield {"end": {"why": why, "text": model.tokenizer.decode(written) if model.tokenizer else ""}}
 
@@ -117,6 +117,7 @@ def _told(model: nn.Module, tell: Tell) -> Iterator[None]:
 
 def _run_of(name: str) -> Path | None:
     from regard.gpt.loader import BOX
+    from regard.gpt.training.history import has_history
 
     folder = BOX if name == "default" else Path(name)
-    return folder if (folder / "heads.jsonl").is_file() else None
+    return folder if has_history(folder) else None

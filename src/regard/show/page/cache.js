@@ -162,12 +162,12 @@ export function cache(root, app) {
     };
     const last = steps.at(-1);
     const cached = (name) => (step) => step[name].cached;
-    const anew = (name) => (step) => step[name].anew;
+    const recomputed = (name) => (step) => step[name].recomputed;
     const rows = [
-      ["Tokens × layers computed", sum(cached("computed")) * layers, sum(anew("computed")) * layers, count],
-      ["Keys read, all layers and heads", sum(cached("keys_read")), sum(anew("keys_read")), count],
-      ["Time for a token (median)", middle(cached("seconds")), middle(anew("seconds")), milliseconds],
-      ["Time for the first, with the prompt", steps[0].seconds.cached, steps[0].seconds.anew, milliseconds],
+      ["Tokens × layers computed", sum(cached("computed")) * layers, sum(recomputed("computed")) * layers, count],
+      ["Keys read, all layers and heads", sum(cached("keys_read")), sum(recomputed("keys_read")), count],
+      ["Time for a token (median)", middle(cached("seconds")), middle(recomputed("seconds")), milliseconds],
+      ["Time for the first, with the prompt", steps[0].seconds.cached, steps[0].seconds.recomputed, milliseconds],
       ["Held in memory", last.held, 0, (n) => (n ? bytes(n) : "nothing")],
     ];
     const same = steps.filter((step) => step.same).length;
@@ -203,7 +203,7 @@ export function cache(root, app) {
     const often = same === steps.length ? "every time" : `${same} times of ${steps.length}`;
     apartness.textContent = `The logits are at most ${apart.toExponential(1)} apart; both ways choose the same token ${often}.`;
     const points = (pick) => steps.map((step) => [step.position, pick(step) * 1000]);
-    const high = Math.max(...steps.flatMap((step) => [step.seconds.cached, step.seconds.anew])) * 1000;
+    const high = Math.max(...steps.flatMap((step) => [step.seconds.cached, step.seconds.recomputed])) * 1000;
     times.draw({
       label: `The time for each token; for the last ${both(last.seconds)}`,
       x: {
@@ -214,7 +214,7 @@ export function cache(root, app) {
       },
       y: { title: "milliseconds", low: 0, high: high * 1.05, say: String },
       series: [
-        { name: "without", kind: "other", points: points(anew("seconds")) },
+        { name: "without", kind: "other", points: points(recomputed("seconds")) },
         { name: "with", kind: "own", points: points(cached("seconds")) },
       ],
     });
@@ -265,7 +265,7 @@ const plain = (token) =>
     )
     .join("\n");
 
-const both = ({ cached, anew }) => `${milliseconds(cached)} with the cache, ${milliseconds(anew)} without`;
+const both = ({ cached, recomputed }) => `${milliseconds(cached)} with the cache, ${milliseconds(recomputed)} without`;
 
 /** The first sentence of a text, to begin with. */
 function opening({ tokens }) {

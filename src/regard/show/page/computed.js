@@ -16,7 +16,7 @@ export function drawComputed(canvas, steps, run, read) {
   context.scale(pixel, pixel);
   context.font = `12px ${style.fontFamily}`;
   const unit = wide / columns;
-  ["anew", "cached"].forEach((way, n) => {
+  ["recomputed", "cached"].forEach((way, n) => {
     const top = n * (high + 14);
     context.fillStyle = style.color;
     context.fillText(way === "cached" ? "With the cache" : "Without", 0, top + 11);
@@ -35,6 +35,6 @@ export function drawComputed(canvas, steps, run, read) {
   canvas.setAttribute(
     "aria-label",
     `At the last step ${last.computed.cached} token of ${last.position} goes through the model with the cache, ` +
-      `and all ${last.computed.anew} without it`,
+      `and all ${last.computed.recomputed} without it`,
   );
 }
