@@ -184,7 +184,7 @@ def test_bad_caches_and_marks() -> None:
         model(ids, cache=model.caches()[:2])
     with pytest.raises(ValueError, match=r"attention_mask: expected booleans or integers \(2, 30\)"):
         model(ids, attention_mask=torch.zeros(2, 29, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"attention_mask: expected booleans or integers .* float32"):
+    with pytest.raises(ValueError, match=r"attention_mask: expected booleans or integers .* torch.float32"):
         model(ids, attention_mask=torch.ones(2, 30))
 
 

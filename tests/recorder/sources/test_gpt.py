@@ -248,7 +248,7 @@ def test_gradients_are_the_same() -> None:
 
 def test_an_exception_leaves_the_model_as_it_was() -> None:
     model = a_gpt()
-    with pytest.raises(ValueError, match="at most context=64"), regard.capture(model):
+    with pytest.raises(ValueError, match="at most context_length=64"), regard.capture(model):
         model(torch.zeros(1, 65, dtype=torch.long))
     assert not any({"forward", "attend", "states"} & vars(module).keys() for module in model.modules())
 
