@@ -1,4 +1,4 @@
-"""A training run as the page shows it."""
+"""The history of a training run: writing and reading are inverse, and the page gets plain data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import regard
 from regard.gpt.loader import BOX
-from regard.gpt.training.history import HEADS_FILE, MAX_EVALUATIONS, MAX_LOSSES, METRICS_FILE, read_run
+from regard.gpt.training import history
+from regard.gpt.training.history import (
+    HEADS_FILE,
+    MAX_EVALUATIONS,
+    MAX_LOSSES,
+    METRICS_FILE,
+    StepMetrics,
+    read_metrics,
+    read_run,
+    score_table,
+)
+from regard.heads import HeadScores
 
 
 def write(folder: Path, steps: list[int], *, tail: str = "", heads: int = 2) -> Path:
@@ -19,6 +32,56 @@ def write(folder: Path, steps: list[int], *, tail: str = "", heads: int = 2) -> 
     lines = [json.dumps({"step": step, "text": table(step), "repeats": table(step)}) for step in steps]
     (folder / HEADS_FILE).write_text("\n".join(lines) + "\n" + tail)
     return folder
+
+
+def append_run(folder: Path, steps: list[int]) -> list[dict[str, Any]]:
+    """Write steps with an evaluation each, of two layers of three heads; return the tables of scores."""
+    tables = []
+    for step in steps:
+        scores = [HeadScores(*torch.rand(len(HeadScores._fields), 2, 3)) for _ in range(2)]
+        baselines = [HeadScores(*torch.rand(len(HeadScores._fields), 2, 3)) for _ in range(2)]
+        tables.append({"text": score_table(scores, baselines), "repeats": score_table(baselines, scores)})
+        history.append_steps(folder, [StepMetrics(step, 0.5 + step, 1e-3, 2.0)], 1234.5, step / 3)
+        history.append_evaluation(
+            folder, step, validation=step / 7, seconds=step / 3, sample=f"text {step}", scores=tables[-1]
+        )
+    return tables
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    assert not history.has_history(tmp_path)
+    tables = append_run(tmp_path, [0, 10, 20])
+    assert history.has_history(tmp_path)
+    run = read_run(tmp_path)
+    assert run["steps"] == [0, 10, 20]
+    for inputs in ("text", "repeats"):
+        assert run[inputs].keys() == set(HeadScores._fields)
+        for name, score in run[inputs].items():
+            assert score["heads"] == [table[inputs][name]["heads"] for table in tables]
+            assert score["null"] == [table[inputs][name]["null"] for table in tables]
+    assert run["validation"] == [0.0, 10 / 7, 20 / 7]
+    assert run["sample"] == ["text 0", "text 10", "text 20"]
+    assert run["loss"] == {"steps": [0, 10, 20], "values": [0.5, 10.5, 20.5]}
+    first = {"step": 0, "loss": 0.5, "learning_rate": 1e-3, "gradient_norm": 2.0}
+    assert read_metrics(tmp_path)[0] == first | {"tokens_per_second": 1234, "seconds": 0.0}
+
+
+def test_truncating_removes_what_came_after_a_checkpoint(tmp_path: Path) -> None:
+    append_run(tmp_path, [0, 10, 20])
+    with (tmp_path / METRICS_FILE).open("a") as file:
+        file.write('{"step": 21, "lo')  # a line that a killed run did not finish
+    history.truncate(tmp_path, step=10, evaluated=0)
+    assert [line["step"] for line in read_metrics(tmp_path) if "loss" in line] == [0, 10]
+    assert [line["step"] for line in read_metrics(tmp_path) if "validation" in line] == [0]
+    assert read_run(tmp_path)["steps"] == [0]
+
+
+def test_the_names_of_the_files_are_in_one_place() -> None:
+    package = Path(regard.__file__).parent
+    files = [path for path in package.rglob("*.py") if path != Path(history.__file__)]
+    assert len(files) > 100
+    for name in (METRICS_FILE, HEADS_FILE):
+        assert [path for path in files if name in path.read_text(encoding="utf-8")] == []
 
 
 def test_the_run_of_the_model_in_the_box() -> None:
