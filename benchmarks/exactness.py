@@ -178,7 +178,7 @@ def by_map(m: AttentionMap, v: Tensor) -> Numbers:
     """The same results from a map."""
     T = m.matrix[2]
     pool, region = m.pool(ROWS, COLS, "both"), m.pool(ROWS, COLS, "both", region=REGION)
-    found = m.statistics()
+    statistics = m.statistics()
     return {
         "dense": m.to_dense(),
         "rows": m.tile(slice(5, 23)),
@@ -188,9 +188,9 @@ def by_map(m: AttentionMap, v: Tensor) -> Numbers:
         "pool max": pool.max,  # type: ignore[union-attr]
         "region mass": region.mass,  # type: ignore[union-attr]
         "region max": region.max,  # type: ignore[union-attr]
-        "entropy": found.entropy,
-        "distance": found.distance,
-        "received": found.received,
+        "entropy": statistics.entropy,
+        "distance": statistics.distance,
+        "received": statistics.received,
         "top": m.topk(3).weights,
         "apply": m.apply(v),
         "mass": m.mass(regard.window(5)),
@@ -236,8 +236,8 @@ def main() -> None:
                 for kind in DRAWS:
                     for option in OPTIONS[:: 2 if args.quick else 1]:
                         torch.manual_seed(len(rows) + D)
-                        found = ratios(kind, option, magnitude, dtype, 60, 60, D, args.device)
-                        for path, ratio in found.items():
+                        errors = ratios(kind, option, magnitude, dtype, 60, 60, D, args.device)
+                        for path, ratio in errors.items():
                             worst[path] = max(worst.get(path, (0.0, "")), (ratio, f"{kind}, {option}, D {D}"))
             rows.append({"dtype": name, "magnitude": magnitude, "worst": worst})
             print(name, f"{magnitude:.0e}", {path: round(ratio, 2) for path, (ratio, _) in worst.items()})

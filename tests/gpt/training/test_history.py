@@ -85,41 +85,41 @@ def test_the_names_of_the_files_are_in_one_place() -> None:
 
 
 def test_the_run_of_the_model_in_the_box() -> None:
-    found = read_run(BOX)
+    run = read_run(BOX)
     lines = [json.loads(line) for line in (BOX / HEADS_FILE).read_text().splitlines()]
-    assert found["steps"] == [line["step"] for line in lines]
-    assert found["text"]["induction"]["heads"][-1] == lines[-1]["text"]["induction"]["heads"]
-    assert found["repeats"]["induction"]["null"][0] == lines[0]["repeats"]["induction"]["null"]
-    assert None not in found["validation"]
-    assert len(found["loss"]["steps"]) == len(found["loss"]["values"]) <= MAX_LOSSES
-    json.dumps(found, allow_nan=False)
+    assert run["steps"] == [line["step"] for line in lines]
+    assert run["text"]["induction"]["heads"][-1] == lines[-1]["text"]["induction"]["heads"]
+    assert run["repeats"]["induction"]["null"][0] == lines[0]["repeats"]["induction"]["null"]
+    assert None not in run["validation"]
+    assert len(run["loss"]["steps"]) == len(run["loss"]["values"]) <= MAX_LOSSES
+    json.dumps(run, allow_nan=False)
 
 
-def test_no_number_is_none_and_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
-    found = read_run(write(tmp_path, [0, 10, 5], tail='{"step": 20, "te'))
-    assert found["steps"] == [0, 5, 10]
-    assert found["text"]["induction"]["heads"][1] == [[0.005, 0.005], [None, None]]
-    assert found["validation"] == [None] * 3
-    assert found["loss"] == {"steps": [], "values": []}
+def test_nan_is_none_and_an_incomplete_last_line_is_left_out(tmp_path: Path) -> None:
+    run = read_run(write(tmp_path, [0, 10, 5], tail='{"step": 20, "te'))
+    assert run["steps"] == [0, 5, 10]
+    assert run["text"]["induction"]["heads"][1] == [[0.005, 0.005], [None, None]]
+    assert run["validation"] == [None] * 3
+    assert run["loss"] == {"steps": [], "values": []}
 
 
 def test_a_long_run_is_thinned_with_its_ends_kept(tmp_path: Path) -> None:
-    found = read_run(write(tmp_path, list(range(0, 3000, 10))))
-    assert len(found["steps"]) == MAX_EVALUATIONS
-    assert (found["steps"][0], found["steps"][-1]) == (0, 2990)
-    assert found["steps"] == sorted(set(found["steps"]))
+    run = read_run(write(tmp_path, list(range(0, 3000, 10))))
+    assert len(run["steps"]) == MAX_EVALUATIONS
+    assert (run["steps"][0], run["steps"][-1]) == (0, 2990)
+    assert run["steps"] == sorted(set(run["steps"]))
 
 
 def test_the_losses_are_means_that_keep_the_mean(tmp_path: Path) -> None:
     write(tmp_path, [0])
     losses = [{"step": step, "loss": float(step % 7)} for step in range(1, 1025)]
     (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in losses))
-    found = read_run(tmp_path)["loss"]
-    assert found["steps"][-1] == 1024
-    assert sum(found["values"]) / MAX_LOSSES == pytest.approx(sum(line["loss"] for line in losses) / 1024)
+    loss = read_run(tmp_path)["loss"]
+    assert loss["steps"][-1] == 1024
+    assert sum(loss["values"]) / MAX_LOSSES == pytest.approx(sum(line["loss"] for line in losses) / 1024)
 
 
-def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"run: expected a folder that `regard train` wrote, with heads.jsonl"
     ):
@@ -135,7 +135,7 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def test_heads_that_come_and_go_are_refused(tmp_path: Path) -> None:
+def test_a_number_of_heads_that_changes_is_refused(tmp_path: Path) -> None:
     write(tmp_path, [0])
     first = (tmp_path / HEADS_FILE).read_text()
     write(tmp_path, [5], heads=3)

@@ -1,4 +1,4 @@
-"""Training: the same losses however often it is killed, and nothing lost when it cannot go on."""
+"""Training: a run that is killed ends with the same losses, and no failure damages its folder."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.gpt.training.short_runs import SETTINGS, config, corpus, in_another_p
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nobody stopped."""
+    """The folder of a run that was not stopped."""
     folder = tmp_path_factory.mktemp("train") / "undisturbed"
     to_its_end(folder, resume=False)
     return folder
 
 
 def to_its_end(folder: Path, resume: bool = True) -> None:
-    """The run, in a process of its own, as those that are killed: equal processes are promised equal bits."""
+    """Run to the end in a process of its own, as the killed runs do: only equal processes give equal bits."""
     process = in_another_process(folder, resume)
     process.join()
     assert process.exitcode == 0
@@ -48,8 +48,8 @@ def tensors(folder: Path) -> bytes:
 
 
 def test_a_run_learns_and_leaves_a_model(undisturbed: Path) -> None:
-    found = dict(losses(undisturbed))
-    assert found[SETTINGS.steps] < found[0] - 0.5
+    by_step = dict(losses(undisturbed))
+    assert by_step[SETTINGS.steps] < by_step[0] - 0.5
     assert [step for step, _ in losses(undisturbed)] == sorted([*range(61), 20, 40, 60])
     model = GPT.from_pretrained(undisturbed)
     assert model.config == config()
@@ -57,18 +57,18 @@ def test_a_run_learns_and_leaves_a_model(undisturbed: Path) -> None:
     assert model.generate("the c", max_new_tokens=3).startswith("the c")
 
 
-def test_the_model_in_the_folder_is_the_one_that_was_judged_best(undisturbed: Path) -> None:
+def test_the_model_in_the_folder_has_the_best_validation_loss(undisturbed: Path) -> None:
     best = min(line["validation"] for line in read_metrics(undisturbed) if "validation" in line)
-    model, judged = GPT.from_pretrained(undisturbed).eval(), []
+    model, batch_losses = GPT.from_pretrained(undisturbed).eval(), []
     for inputs, targets in corpus().validation_batches(
         SETTINGS.evaluate_tokens, 4 * SETTINGS.batch_size, slice(None)
     ):
         with torch.no_grad():
-            judged.append(torch.nn.functional.cross_entropy(model(inputs).mT, targets).item())
-    assert sum(judged) / len(judged) == pytest.approx(best, rel=1e-6)
+            batch_losses.append(torch.nn.functional.cross_entropy(model(inputs).mT, targets).item())
+    assert sum(batch_losses) / len(batch_losses) == pytest.approx(best, rel=1e-6)
 
 
-def test_what_every_head_does_is_written_down_at_each_evaluation(undisturbed: Path) -> None:
+def test_head_scores_are_recorded_at_each_evaluation(undisturbed: Path) -> None:
     lines = [json.loads(line) for line in (undisturbed / HEADS_FILE).read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 20, 40, 60]
     for line in lines:
@@ -83,7 +83,7 @@ def test_what_every_head_does_is_written_down_at_each_evaluation(undisturbed: Pa
 
 def test_twenty_kills_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
     folder, draw = tmp_path / "killed", random.Random(1)
-    kills, went_on_from = 0, set()
+    kills, resumed_from = 0, set()
     took = 2.0
     while kills < 20:
         began = time.perf_counter()
@@ -95,20 +95,22 @@ def test_twenty_kills_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
             process.join()
         else:
             assert process.exitcode == 0
-            took = max(0.05, 0.7 * (time.perf_counter() - began))  # too slow with the axe
+            took = max(
+                0.05, 0.7 * (time.perf_counter() - began)
+            )  # the run ended before the kill: kill the next one earlier
             if (folder / "checkpoint.safetensors").exists() and kills < 20:
-                # Finished before it could be killed often enough: once more from the start.
+                # It finished before it was killed often enough: start again.
                 assert losses(folder) == losses(undisturbed)
                 for file in folder.iterdir():
                     file.unlink()
         if (folder / "checkpoint.safetensors").exists():
-            found = training_module.checkpoints.load(folder)  # always whole
-            assert found is not None
-            went_on_from.add(found[1]["step"])
+            checkpoint = training_module.checkpoints.load(folder)  # always complete
+            assert checkpoint is not None
+            resumed_from.add(checkpoint[1]["step"])
     to_its_end(folder)
     assert losses(folder) == losses(undisturbed)
     assert tensors(folder) == tensors(undisturbed)
-    assert len(went_on_from) > 1
+    assert len(resumed_from) > 1
     assert not list(folder.glob(".*"))
 
 
@@ -131,7 +133,7 @@ def test_a_few_steps_at_a_time_are_the_same_run(
     assert losses(folder) == losses(undisturbed)
 
 
-def test_ctrl_c_saves_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     book.write_text(short_runs.text())
     sizes = ["--num-layers=1", "--num-heads=1", "--d-model=8", "--context-length=8", "--batch-size=2"]
@@ -155,11 +157,11 @@ def test_ctrl_c_saves_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
     while time.monotonic() < deadline and not (metrics.exists() and '"loss"' in metrics.read_text()):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
     step = len([line for line in metrics.read_text().splitlines() if '"loss"' in line])
-    assert f"stopped at step {step} and saved; go on with: regard train {book}" in said
-    assert said.strip().endswith("--resume")
+    assert f"stopped at step {step} and saved; go on with: regard train {book}" in stderr
+    assert stderr.strip().endswith("--resume")
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_a_run_can_be_measured_in_time(tmp_path: Path) -> None:
     assert outcome.finished
     assert outcome.step > 2
     rates = [line["learning_rate"] for line in read_metrics(tmp_path / "run") if "loss" in line]
-    assert rates[-1] < 0.5 * max(rates)  # it fell, whatever the number of steps
+    assert rates[-1] < 0.5 * max(rates)  # it decayed, for any number of steps
 
 
 def test_half_precision_where_asked(tmp_path: Path) -> None:
@@ -274,16 +276,16 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(tmp_path: Path, undisturbed
     assert losses(folder) == losses(undisturbed)
 
 
-def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     wild = replace(SETTINGS, learning_rate=1e30, min_learning_rate=0.0, warmup_steps=0, max_grad_norm=1e30)
     message = (
         r"loss became NaN or inf at step \d+\. Lower learning_rate and resume from the checkpoint of step \d+"
     )
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "run", settings=wild)
-    found = training_module.checkpoints.load(tmp_path / "run")
-    assert found is not None
-    assert all(x.isfinite().all() for x in found[0].values())
+    checkpoint = training_module.checkpoints.load(tmp_path / "run")
+    assert checkpoint is not None
+    assert all(x.isfinite().all() for x in checkpoint[0].values())
 
 
 @pytest.mark.parametrize(
