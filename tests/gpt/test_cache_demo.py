@@ -31,7 +31,7 @@ def model(config: Config = SMALL) -> GPT:
 def test_it_writes_what_generate_writes_and_both_ways_agree() -> None:
     gpt = model()
     steps = list(compare_with_and_without_cache(gpt, PROMPT, tokens=12, window=4, sinks=1))
-    assert PROMPT + [step.id for step in steps] == gpt.generate(PROMPT, max_new_tokens=12)
+    assert PROMPT + [step.token_id for step in steps] == gpt.generate(PROMPT, max_new_tokens=12)
     assert all(step.same and step.difference < 1e-3 for step in steps)
     assert any(step.difference > 0 for step in steps), "two ways of computing never agree to the last bit"
     assert [step.position for step in steps] == list(range(10, 22))
@@ -46,8 +46,8 @@ def test_computed_tokens_read_keys_and_cached_bytes_are_counted() -> None:
     assert first.keys_read == (layers * kv_heads * 55, layers * kv_heads * 55)
     assert second.keys_read == (layers * kv_heads * 11, layers * kv_heads * 66)
     one_token = layers * kv_heads * width * 2 * 4  # keys and values in float32
-    assert (first.held, second.held) == (10 * one_token, 11 * one_token)
-    assert second.held_by_policy == 5 * one_token
+    assert (first.cache_bytes, second.cache_bytes) == (10 * one_token, 11 * one_token)
+    assert second.policy_bytes == 5 * one_token
 
 
 def test_the_loss_is_the_attention_on_evicted_keys() -> None:
@@ -60,14 +60,14 @@ def test_the_loss_is_the_attention_on_evicted_keys() -> None:
             row = seen.to_dense()[0, :, -1]  # (H, T)
             expected = row[:, sinks : T - window].sum(-1)
             torch.testing.assert_close(torch.tensor(step.lost[layer]), expected, rtol=1e-3, atol=1e-5)
-        ids.append(step.id)
+        ids.append(step.token_id)
     assert max(map(max, step.lost)) > 0.01
 
 
 def test_a_window_as_long_as_the_text_loses_nothing() -> None:
     for step in compare_with_and_without_cache(model(), PROMPT, tokens=4, window=48, sinks=0):
         assert max(map(max, step.lost)) == 0
-        assert step.held == step.held_by_policy
+        assert step.cache_bytes == step.policy_bytes
 
 
 def test_layers_with_a_window_cache_and_read_less() -> None:
@@ -75,7 +75,7 @@ def test_layers_with_a_window_cache_and_read_less() -> None:
     gpt = model(config)
     *_, last = compare_with_and_without_cache(gpt, PROMPT, tokens=5, window=3, sinks=0)
     full, short = 14, 6  # keys that the newest token sees
-    assert last.held == (full + short) * 4 * 8 * 2 * 4
+    assert last.cache_bytes == (full + short) * 4 * 8 * 2 * 4
     assert last.keys_read.cached == (full + short) * 4
     assert last.same
     row = gpt.maps(torch.tensor([gpt.generate(PROMPT, max_new_tokens=4)]))[1].to_dense()[0, :, -1]
@@ -84,11 +84,11 @@ def test_layers_with_a_window_cache_and_read_less() -> None:
 
 def test_it_ends_with_an_end_token_and_with_the_context() -> None:
     gpt = model()
-    written = [step.id for step in compare_with_and_without_cache(gpt, PROMPT, tokens=100)]
+    written = [step.token_id for step in compare_with_and_without_cache(gpt, PROMPT, tokens=100)]
     assert len(written) == 48 - 10
     ending = GPT(Config(**{**vars(SMALL), "eos_token_id": (written[2],)})).eval()
     ending.load_state_dict(gpt.state_dict())
-    stopped = [step.id for step in compare_with_and_without_cache(ending, PROMPT, tokens=100)]
+    stopped = [step.token_id for step in compare_with_and_without_cache(ending, PROMPT, tokens=100)]
     assert stopped == written[: written.index(written[2]) + 1]
 
 

@@ -86,9 +86,11 @@ def generator(model: GPT) -> Generate:
         }
         written: list[int] = []
         for step in steps:
-            written.append(step.id)
+            written.append(step.token_id)
             line = {k: v._asdict() if isinstance(v, CacheTiming) else v for k, v in step._asdict().items()}
-            yield {"step": {"token": spelled(model.tokenizer, ids.new_tensor([[step.id]]))[0][0], **line}}
+            yield {
+                "step": {"token": spelled(model.tokenizer, ids.new_tensor([[step.token_id]]))[0][0], **line}
+            }
         ended = bool(written) and written[-1] in config.eos_token_id
         why = "end" if ended else "tokens" if len(written) == tokens else "context"
         yield {"end": {"why": why, "text": model.tokenizer.decode(written) if model.tokenizer else ""}}

@@ -32,7 +32,7 @@ class CacheTiming(NamedTuple):
 class CacheStep(NamedTuple):
     """The measurements of one generated token."""
 
-    id: int
+    token_id: int
     position: int
     """The number of tokens before it."""
     seconds: CacheTiming
@@ -40,9 +40,9 @@ class CacheStep(NamedTuple):
     """Tokens that went through the model."""
     keys_read: CacheTiming
     """Keys read by all queries, over all layers and key/value heads."""
-    held: int
+    cache_bytes: int
     """Bytes of keys and values in the cache."""
-    held_by_policy: int
+    policy_bytes: int
     """Bytes of keys and values that the eviction policy would keep."""
     difference: float
     """The largest absolute difference between the logits of the two ways."""
@@ -79,9 +79,9 @@ def _steps(model: GPT, prompt: list[int], limit: int, window: int, sinks: int) -
         with torch.inference_mode():
             step = _measure_step(model, ids, caches, window, sinks)
         yield step
-        if step.id in model.config.eos_token_id:
+        if step.token_id in model.config.eos_token_id:
             return
-        ids = torch.cat([ids, ids.new_tensor([[step.id]])], 1)
+        ids = torch.cat([ids, ids.new_tensor([[step.token_id]])], 1)
 
 
 def _measure_step(model: GPT, ids: Tensor, caches: list[KVCache], window: int, sinks: int) -> CacheStep:
@@ -101,13 +101,13 @@ def _measure_step(model: GPT, ids: Tensor, caches: list[KVCache], window: int, s
     cached_tokens = [int(min(T, cache.reach)) for cache in caches]
     kept_tokens = [min(n, window + sinks) for n in cached_tokens]
     return CacheStep(
-        id=int(cached.argmax()),
+        token_id=int(cached.argmax()),
         position=T,
         seconds=CacheTiming(cached_seconds, recomputed_seconds),
         computed=CacheTiming(new.shape[1], T),
         keys_read=CacheTiming(_keys_read(model, T, new.shape[1]), _keys_read(model, T, T)),
-        held=sum(n * size for n, size in zip(cached_tokens, token_bytes, strict=True)),
-        held_by_policy=sum(n * size for n, size in zip(kept_tokens, token_bytes, strict=True)),
+        cache_bytes=sum(n * size for n, size in zip(cached_tokens, token_bytes, strict=True)),
+        policy_bytes=sum(n * size for n, size in zip(kept_tokens, token_bytes, strict=True)),
         difference=float((cached - recomputed).abs().max()),
         same=bool(cached.argmax() == recomputed.argmax()),
         lost=lost,

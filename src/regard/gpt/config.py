@@ -144,7 +144,7 @@ class Config:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Self:
-        """The config that `to_json` wrote; a ValueError names missing and unknown keys."""
+        """The config that `to_json` wrote as `plain`; a ValueError names missing and unknown keys."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
         if unknown := sorted(set(plain) - set(fields)):
             raise ValueError(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class GPT(nn.Module):
-    """A decoder of the GPT-2 or Llama family, built from a `Config`, with random weights.
+    """A decoder of the GPT-2 or Llama family with random weights, of the sizes and choices in `config`.
 
     >>> model = GPT(Config(vocab_size=64, context_length=32, num_layers=2, num_heads=4, d_model=16))
     >>> model(torch.zeros(1, 5, dtype=torch.long)).shape
@@ -81,7 +81,10 @@ class GPT(nn.Module):
         mask: Mask | Tensor | None = None,
         cache: Sequence[KVCache] | None = None,
     ) -> Tensor:
-        """The hidden states after the final norm, (B, T, d_model); the arguments are those of `forward`."""
+        """The hidden states after the final norm, (B, T, d_model).
+
+        `input_ids`, `attention_mask`, `mask` and `cache` are those of `forward`.
+        """
         past = 0 if cache is None else self._cached_length(cache)
         self._check_ids(input_ids, past)
 
@@ -122,7 +125,7 @@ class GPT(nn.Module):
     ) -> list[AttentionMap]:
         """The attention map (B, H, T, T) of each layer for `input_ids` (B, T), without storing a T×T matrix.
 
-        The arguments are those of `forward`.
+        `attention_mask` and `mask` are those of `forward`.
         """
         with torch.no_grad():
             with record_layer_inputs([block.attention for block in self._blocks()]) as records:
@@ -140,21 +143,21 @@ class GPT(nn.Module):
         """Load a trained model, in eval mode.
 
         `name` is "default" (the small model in the package), "smollm2" (after `regard data smollm2`), a
-        folder written by `save` or by Transformers, a `.gguf` file, or a name on the Hugging Face hub.
-        `dtype=None` keeps the dtype of the files. See `loader.load`.
+        folder written by `save` or by Transformers, a `.gguf` file, or a name on the Hugging Face hub. The
+        weights get `dtype`, or keep that of the files if it is None, and are put on `device`.
         """
         return loader.load(cls, name, dtype=dtype, device=device)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the weights, the config and the tokenizer to a folder that `from_pretrained` reads."""
+        """Write the weights, the config and the tokenizer to the folder `path`, for `from_pretrained`."""
         folder.save(self, path)
 
     def generate(self, prompt: Prompt, **options: Any) -> Any:
-        """The prompt with its continuation; see `generation.generate` for the options."""
+        """The `prompt` with its continuation; `generation.generate` describes the `options`."""
         return generation.generate(self, prompt, **options)
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Any]:
-        """The continuation alone, piece by piece as it is computed; see `generation.stream`."""
+        """Yield the continuation of a `prompt` as it is computed; the `options` are those of `generate`."""
         return generation.stream(self, prompt, **options)
 
     @property

@@ -279,8 +279,8 @@ interface GenerationStep {
   seconds: BothWays;
   computed: BothWays;
   keys_read: BothWays;
-  held: number;
-  held_by_policy: number;
+  cache_bytes: number;
+  policy_bytes: number;
   difference: number;
   same: boolean;
   lost: number[][]; // layer, head

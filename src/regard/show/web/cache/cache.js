@@ -203,7 +203,7 @@ export function cache(root, app) {
         steps[0].seconds.recomputed,
         milliseconds,
       ],
-      ["Held in memory", latest.held, 0, (n) => (n ? bytes(n) : "nothing")],
+      ["Held in memory", latest.cache_bytes, 0, (n) => (n ? bytes(n) : "nothing")],
     ];
     const same = steps.filter((step) => step.same).length;
     const apart = Math.max(...steps.map((step) => step.difference));
