@@ -146,9 +146,9 @@ test("the strongest keys of a row, without those that get nothing", () => {
 test("a layer's numbers", () => {
   const facts = Object.fromEntries(layerFacts(LAYER));
   assert.equal(facts["queries × keys"], "600 × 1,500");
-  assert.match(facts.heads, /^4 .*2 key\/value/);
-  assert.equal(facts.softcap, undefined);
-  assert.equal(Object.fromEntries(layerFacts({ ...LAYER, softcap: 50 })).softcap, "50");
+  assert.match(facts.heads, /^4, .*2 key\/value/);
+  assert.equal(facts["soft cap"], undefined);
+  assert.equal(Object.fromEntries(layerFacts({ ...LAYER, softcap: 50 }))["soft cap"], "50");
   assert.equal(layerFacts({ ...LAYER, sinks: true }).length, 7);
 });
 

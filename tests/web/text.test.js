@@ -184,10 +184,10 @@ test("one line says what a token does, or its weight with another", () => {
   const tokens = ["a", "b", "c", "d"];
   const row = shaded([0.75, 0.25]);
   const ranking = strongest(row, 12);
-  assert.equal(rankingLine(tokens, row, ranking, true, -1), "“d” looks at “b” 0.75, “c” 0.25");
-  assert.equal(rankingLine(tokens, row, ranking, false, 2), "“d” is looked at by “c”: 0.25");
+  assert.equal(rankingLine(tokens, row, ranking, true, -1), "“d” attends to “b” 0.75, “c” 0.25");
+  assert.equal(rankingLine(tokens, row, ranking, false, 2), "“d” is attended to by “c”: 0.25");
   const none = shaded([0, 0]);
-  assert.equal(rankingLine(tokens, none, strongest(none, 12), true, -1), "“d” looks at nothing");
+  assert.equal(rankingLine(tokens, none, strongest(none, 12), true, -1), "“d” attends to nothing");
 });
 
 test("notes count what the list leaves out", () => {

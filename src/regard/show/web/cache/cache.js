@@ -1,5 +1,5 @@
 // @ts-check
-// What a cache saves, measured while the model writes with it and without; and what one that forgets loses.
+// What a KV cache saves, measured while the model generates with it and without; and what eviction loses.
 // It knows the lines that a generation sends (cli/opening.py) and the tables of `eviction.py`.
 
 import { element } from "../common/dom.js";
@@ -63,7 +63,7 @@ class CacheView {
     form.button.textContent = "Stop";
     this.steps = [];
     this.start = null;
-    said.textContent = "The prompt goes through the model, both ways…";
+    said.textContent = "Running the prompt, with the cache and without it…";
     this.figures.begin([]);
     const options = { ...form.values(), ...this.policy.size };
     try {
@@ -88,11 +88,11 @@ class CacheView {
     } else if (step) {
       this.steps.push(step);
       this.figures.write(step);
-      this.said.textContent = `Token ${this.steps.length}, measured both ways.`;
+      this.said.textContent = `Token ${this.steps.length}, with the cache and without it.`;
       this.draw();
     } else if (end) {
       const written = some(this.steps.length, "token");
-      this.said.textContent = `${written} written, each measured both ways. ${ENDS[end.why] ?? ""}`;
+      this.said.textContent = `${written} generated, each with the cache and without it. ${ENDS[end.why] ?? ""}`;
     }
   }
 
@@ -129,17 +129,17 @@ class CacheView {
 function leadOf(can, recorded) {
   if (can)
     return (
-      "Let the model go on with a text. Every token is computed twice, with the cache and without it, " +
+      "Let the model continue a text. Every token is computed twice, with the KV cache and without it, " +
       "and both are measured."
     );
   if (recorded)
     return (
-      "A generation that was recorded when this page was made: every token was computed twice, with the " +
-      "cache and without it, and both were measured."
+      "This generation was recorded when the page was saved. Every token was computed twice, with the KV cache " +
+      "and without it, and both were measured."
     );
   return (
-    "Generating needs the model itself: run regard inspect to see here what a cache saves. What one that " +
-    "forgets would lose is known from the maps."
+    "Generation needs the model: run regard inspect to measure what a KV cache saves. What a cache with eviction " +
+    "would lose is computed from the maps."
   );
 }
 
@@ -152,7 +152,7 @@ function makeForm(submit) {
     class: "prompt",
     rows: 3,
     maxlength: 20000,
-    "aria-label": "The text to go on with",
+    "aria-label": "Prompt",
     spellcheck: "false",
   });
   const tokens = element("input", {
@@ -161,7 +161,7 @@ function makeForm(submit) {
     min: 1,
     max: 256,
     value: TOKENS,
-    "aria-label": "How many tokens to write",
+    "aria-label": "Number of tokens to generate",
   });
   const button = element("button", { class: "button strong", type: "button", text: "Generate" });
   const label = element("span", { class: "quiet small", text: "Tokens" });

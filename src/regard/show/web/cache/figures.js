@@ -10,7 +10,7 @@ import { plainToken } from "./prompt.js";
 /** The figures of one generation. */
 export class GenerationFigures {
   constructor() {
-    this.written = element("p", { class: "written", "aria-label": "What was written" });
+    this.written = element("p", { class: "written", "aria-label": "Generated text" });
     this.table = element("table", { class: "measured" });
     this.agreement = element("p", { class: "note" });
     this.times = chart(240);
@@ -26,8 +26,8 @@ export class GenerationFigures {
       element(
         "div",
         { class: "cache-figures" },
-        element("section", {}, element("h2", { text: "Measured" }), this.table, this.agreement),
-        element("section", {}, element("h2", { text: "Time for each token" }), this.times),
+        element("section", {}, element("h2", { text: "Measurements" }), this.table, this.agreement),
+        element("section", {}, element("h2", { text: "Time per token" }), this.times),
         this.computed(),
       ),
     );
@@ -39,13 +39,13 @@ export class GenerationFigures {
     return element(
       "section",
       { class: "whole" },
-      element("h2", { text: "What goes through the model" }),
+      element("h2", { text: "Tokens computed in each step" }),
       element(
         "p",
         { class: "small quiet" },
-        "A line a token written, a column a token of the text: ",
+        "One row for each generated token, one column for each token of the text: ",
         element("span", { class: "computed-key" }, this.run, "computed"),
-        element("span", { class: "computed-key" }, this.read, "kept in the cache and read"),
+        element("span", { class: "computed-key" }, this.read, "read from the cache"),
       ),
       this.picture,
     );
@@ -75,7 +75,7 @@ export class GenerationFigures {
     this.steps = steps;
     this.box.hidden = !steps.length;
     if (!steps.length) return;
-    const titles = ["", "with the cache", "without", ""];
+    const titles = ["", "with the cache", "without it", ""];
     const head = element("tr", {}, ...titles.map((text) => element("th", { text, scope: "col" })));
     const rows = measurements(steps, layers).map(({ title, cached, anew, gain }) =>
       element(

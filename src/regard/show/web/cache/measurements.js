@@ -37,9 +37,9 @@ export function measurements(steps, layers) {
   return [
     row("Tokens × layers computed", times(computed, layers), count),
     row("Keys read, all layers and heads", keys, count),
-    row("Time for a token (median)", medianOf(steps, "seconds"), milliseconds),
-    row("Time for the first, with the prompt", steps[0].seconds, milliseconds),
-    row("Held in memory", { cached: last(steps).held, anew: 0 }, (n) => (n ? bytes(n) : "nothing")),
+    row("Time per token (median)", medianOf(steps, "seconds"), milliseconds),
+    row("Time for the first token, with the prompt", steps[0].seconds, milliseconds),
+    row("Cache size", { cached: last(steps).held, anew: 0 }, (n) => (n ? bytes(n) : "none")),
   ];
 }
 
@@ -94,8 +94,8 @@ export function gainOf(cached, anew) {
 export function agreement(steps) {
   const same = steps.filter((step) => step.same).length;
   const apart = Math.max(...steps.map((step) => step.difference));
-  const often = same === steps.length ? "every time" : `${same} times of ${steps.length}`;
-  return `The logits are at most ${apart.toExponential(1)} apart; both ways choose the same token ${often}.`;
+  const often = same === steps.length ? "in every step" : `in ${same} of ${steps.length} steps`;
+  return `The logits differ by at most ${apart.toExponential(1)}. With and without the cache, the model chooses the same token ${often}.`;
 }
 
 /** @param {BothWays} seconds */
@@ -117,9 +117,9 @@ export function timeChart(steps) {
   const high = Math.max(...steps.flatMap((step) => [step.seconds.cached, step.seconds.anew])) * 1000;
   const first = steps[0].position;
   return {
-    label: `The time for each token; for the last ${bothTimes(last(steps).seconds)}`,
+    label: `Time per token; for the last one ${bothTimes(last(steps).seconds)}`,
     x: {
-      title: "tokens before it",
+      title: "tokens before this one",
       low: first,
       high: Math.max(last(steps).position, first + 1),
       say: (x) => (Number.isInteger(x) ? String(x) : ""),

@@ -27,9 +27,9 @@ export class EvictionPolicy {
     this.text = -1; // that they are of
     this.window = slider("Latest keys kept", (n) => app.set({ cacheWindow: n }));
     this.sinks = slider("First keys kept", (n) => app.set({ cacheSinks: n }));
-    const sources = { text: "this text", generation: "what was written" };
+    const sources = { text: "this text", generation: "the generated text" };
     this.on = choice("Measured on", "policy-on", sources, (value) => app.set({ measuredOn: value }));
-    this.table = heatmap("Attention that would be lost, for every head", (layer, head) =>
+    this.table = heatmap("Eviction loss of every head", (layer, head) =>
       app.set({ layer, head, view: "map" }),
     );
     this.ramp = rampBar();
@@ -45,13 +45,13 @@ export class EvictionPolicy {
     const { table, ramp, more, doubt, curve } = this;
     return element(
       "section",
-      { class: "cache-policy", "aria-label": "What a cache that forgets would lose" },
-      element("h2", { text: "If the cache forgot" }),
+      { class: "cache-policy", "aria-label": "Eviction loss" },
+      element("h2", { text: "What eviction would lose" }),
       element("p", {
         class: "note",
         text:
-          "A smaller cache keeps the first few keys and the latest ones. This is the share of each head’s attention " +
-          "that falls on the keys it would have dropped: the mean over the queries that would lose any.",
+          "A cache of bounded size keeps the first few keys and the latest ones, and evicts the others. The eviction loss " +
+          "of a head is the attention mass on evicted keys, averaged over the queries that would lose any.",
       }),
       element("div", { class: "fields policy-fields" }, this.window, this.sinks, this.on),
       this.said,
@@ -81,7 +81,7 @@ export class EvictionPolicy {
     this.tables = [];
     const { layers } = this.app.meta.texts[text];
     for (const [n, layer] of layers.entries()) {
-      this.said.textContent = `Working it out: layer ${n + 1} of ${layers.length}…`;
+      this.said.textContent = `Computing layer ${n + 1} of ${layers.length}…`;
       const table = await this.app.source.eviction(text, layer.key);
       if (!fresh()) return;
       this.tables.push(table);
@@ -115,14 +115,14 @@ export class EvictionPolicy {
     const losses = layers.flatMap((layer, y) => layer.heads.map((_, x) => loss(y, x)));
     const ahead = tables.some((table) => table.ahead);
     this.said.textContent = ahead
-      ? "These layers look ahead as well, so there is no cache that could forget."
+      ? "Not all layers are causal, so there is no cache to evict keys from."
       : lossSentence(losses, size);
     this.curve.hidden = ahead || tables[0].windows.length < 2;
     this.curve.draw(curveChart(tables, size));
     const { queries } = tables[0];
     const { rows } = layers[0];
     this.more.textContent =
-      queries < rows ? `Looked at ${queries} of ${rows.toLocaleString("en")} queries, evenly chosen.` : "";
+      queries < rows ? `Computed on ${queries} of ${rows.toLocaleString("en")} queries, evenly spaced.` : "";
   }
 
   /** @param {Generated} generated */
@@ -135,12 +135,11 @@ export class EvictionPolicy {
     this.paint(layers, (y, x) => generationLoss(steps, y, x));
     const { held, held_by_policy, position } = last(steps);
     this.said.textContent =
-      `Keeping ${some(start.sinks, "first key")} and the latest ${start.window} while writing: the mean over ` +
-      `${some(steps.length, "written token")}. The cache would hold ${bytes(held_by_policy)} instead of ` +
-      `${bytes(held)}.`;
+      `The mean over ${some(steps.length, "generated token")}, for a cache of ${some(start.sinks, "first key")} and the ` +
+      `latest ${start.window}. It would hold ${bytes(held_by_policy)} instead of ${bytes(held)}.`;
     this.more.textContent =
       position <= start.window + start.sinks
-        ? "The text is still shorter than this cache, so nothing is lost yet."
+        ? "The text still fits into this cache, so nothing is evicted yet."
         : "";
   }
 
@@ -163,11 +162,11 @@ export class EvictionPolicy {
  */
 function lossSentence(losses, { window, sinks }) {
   const mean = meanOf(losses);
-  if (mean === null) return "The text is shorter than this cache, so nothing would be lost.";
+  if (mean === null) return "The text fits into this cache, so nothing would be evicted.";
   const all = losses.filter((x) => x !== null);
   const light = all.filter((x) => x < LIGHT).length;
   return (
-    `Keeping ${some(sinks, "first key")} and the latest ${window}, the heads would lose ${weight(mean)} on average; ` +
+    `With a cache of ${some(sinks, "first key")} and the latest ${window}, the heads would lose ${weight(mean)} on average; ` +
     `${light} of ${all.length} would lose less than ${LIGHT}.`
   );
 }
@@ -182,7 +181,7 @@ function curveChart(tables, { window, sinks }) {
   const { windows } = tables[0];
   const without = lossCurve(tables, 0);
   return {
-    label: `The mean loss by size of window, from ${windows[0]} to ${windows.at(-1)} latest keys`,
+    label: `Mean eviction loss by number of latest keys, from ${windows[0]} to ${windows.at(-1)}`,
     mark: windows.indexOf(window),
     x: {
       title: "latest keys kept",
@@ -191,7 +190,7 @@ function curveChart(tables, { window, sinks }) {
       say: (at) => String(windows[at] ?? ""),
     },
     y: {
-      title: "lost, mean over all heads",
+      title: "eviction loss, mean over all heads",
       low: 0,
       high: Math.max(0.1, ...without.map(([, mean]) => mean ?? 0)),
       say: share,

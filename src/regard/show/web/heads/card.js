@@ -79,7 +79,10 @@ function scoreLines(head, ends) {
     if (head.scores[name]) lines.append(scoreLine(name, head.scores[name], end));
   if (!lines.children.length)
     lines.append(
-      element("p", { class: "small quiet", text: "No scores: the tokens of this layer are not known." }),
+      element("p", {
+        class: "small quiet",
+        text: "No scores, because the tokens of this layer are unknown.",
+      }),
     );
   return lines;
 }

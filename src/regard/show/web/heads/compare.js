@@ -86,7 +86,7 @@ export class Comparison {
   side(head, n, alone) {
     const { app } = this;
     const canvas = element("canvas", { class: "compare-picture", role: "img" });
-    canvas.setAttribute("aria-label", `The attention of layer ${head.layer}, head ${head.head}`);
+    canvas.setAttribute("aria-label", `Attention map of layer ${head.layer}, head ${head.head}`);
     const layer = layerOf(app.meta, head.text, head.layer);
     const open = element("button", { class: "plain", type: "button", text: "Open in the Map" });
     open.addEventListener("click", () => app.set({ view: "map", ...head, x: -1, y: -1, zoom: 0 }));

@@ -73,13 +73,13 @@ class Gallery {
   async fetch(fresh) {
     this.text = this.state.text;
     this.root.classList.add("waiting");
-    this.list.replaceChildren(empty("Looking at what every head does…"));
+    this.list.replaceChildren(empty("Computing the scores of every head…"));
     this.controls.number.textContent = "";
     let scores;
     try {
       scores = await this.app.source.heads(this.text);
     } catch (error) {
-      if (fresh()) this.list.replaceChildren(empty(`The scores did not come. ${error.message}`));
+      if (fresh()) this.list.replaceChildren(empty(`The scores could not be loaded. ${error.message}`));
       return;
     }
     if (!fresh()) return;
@@ -120,7 +120,7 @@ class Gallery {
       try {
         thumbs = await app.source.thumbs(text, layer.key);
       } catch (error) {
-        app.status(`The pictures of layer ${layer.key} did not come: ${error.message}`);
+        app.status(`The thumbnails of layer ${layer.key} could not be loaded: ${error.message}`);
         continue;
       }
       if (!fresh() || this.theme !== name) return;
@@ -148,7 +148,7 @@ class Gallery {
       for (const line of lines.children)
         line.classList.toggle("sorted", line.getAttribute("data-name") === by);
     }
-    if (!shown.length) list.append(empty("No head does this here."));
+    if (!shown.length) list.append(empty("No head matches these filters."));
     const all = some(heads.length, "head");
     this.controls.number.textContent = shown.length === heads.length ? all : `${shown.length} of ${all}`;
     this.warning.textContent = [doubts(text.layers), absences(text.missing)].join(" ").trim();
@@ -201,7 +201,7 @@ function makeGalleryControls(app) {
   const sort = select("Sort by", (value) => app.set({ sort: value }));
   const orders = { high: "highest first", low: "lowest first" };
   const order = choice("Order", "heads-order", orders, (value) => app.set({ order: value }));
-  const label = select("Does", (value) => app.set({ label: value }));
+  const label = select("Label", (value) => app.set({ label: value }));
   const layer = select("Layer", (value) => app.set({ layerFilter: value }));
   const details = { scores: "scores", pictures: "pictures" };
   const detail = choice("Show", "heads-detail", details, (value) => app.set({ detail: value }));
@@ -219,7 +219,7 @@ function makeGalleryControls(app) {
       const names = namesOf(heads);
       const by = names.includes(state.sort) ? state.sort : "";
       const scores = names.map((name) => [name, SCORES[name]?.[0] ?? words(name)]);
-      sort.fill([["place", "place in the model"], ...scores], by || "place");
+      sort.fill([["place", "position in the model"], ...scores], by || "place");
       label.fill(labelOptions(heads), state.label);
       layer.fill([["all", "all"], ...layers.map((one) => [one.key, one.key])], state.layerFilter);
       order.value = state.order;
@@ -235,7 +235,7 @@ function help() {
   return element("p", {
     class: "note",
     text:
-      "A tick marks what looking at everything alike would score, a hollow one what shuffled tokens give, a thin " +
-      "line the 95% interval. Arrow keys walk, Enter opens a head in the Map, C takes it to compare.",
+      "The filled tick is the uniform baseline, the hollow tick the score on shuffled tokens, the thin line the 95% " +
+      "interval. Use the arrow keys to move from head to head, Enter to open one in the Map, and C to compare it.",
   });
 }

@@ -60,9 +60,9 @@ export function labelOptions(heads) {
   /** @param {string} label */
   const count = (label) => filterHeads(heads, { label, layerFilter: "all" }).length;
   return [
-    ["any", "anything"],
+    ["any", "any"],
     .../** @type {[string, string][]} */ (all.map((label) => [label, `${words(label)} (${count(label)})`])),
-    ["none", `nothing with a name (${count("none")})`],
+    ["none", `no label (${count("none")})`],
   ];
 }
 

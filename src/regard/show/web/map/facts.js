@@ -20,13 +20,13 @@ import { exact } from "../common/format.js";
  */
 export function cellFacts(cell, layer, named) {
   if (!cell) {
-    const note = "Point at the map, or choose a cell with the arrow keys.";
+    const note = "Point at a cell, or select one with the arrow keys.";
     return { number: "–", weight: null, facts: [], note };
   }
   const { row, col, size, mass, max } = cell;
   const hidden = max < 0;
   const [number, weight] = hidden ? ["hidden", null] : [exact(mass), mass];
-  const masked = `The mask (${layer.mask}) does not let the query look here.`;
+  const masked = `The mask (${layer.mask}) hides ${size === 1 ? "this key from this query" : "these keys from these queries"}.`;
   if (size === 1) {
     /** @type {Fact[]} */
     const facts = [
@@ -46,9 +46,11 @@ export function cellFacts(cell, layer, named) {
     facts: [
       ["queries", range(row, layer.rows)],
       ["keys", range(col, layer.cols)],
-      ["greatest", hidden ? "–" : exact(max)],
+      ["max", hidden ? "–" : exact(max)],
     ],
-    note: hidden ? masked : "The share of their attention that these queries give these keys.",
+    note: hidden
+      ? masked
+      : "Attention mass: the weights summed over these keys, averaged over these queries.",
   };
 }
 
@@ -72,13 +74,13 @@ export function layerFacts(layer) {
   const facts = [
     ["module", layer.name || "–"],
     ["mask", layer.mask],
-    ["scale", exact(layer.scale)],
+    ["score scale", exact(layer.scale)],
     ["queries × keys", [layer.rows, layer.cols].map((n) => n.toLocaleString("en")).join(" × ")],
-    ["heads", layer.heads.length + (layer.group > 1 ? ` on ${layer.kv_heads} key/value` : "")],
+    ["heads", layer.heads.length + (layer.group > 1 ? `, on ${layer.kv_heads} key/value heads` : "")],
     ["head width", String(layer.width)],
   ];
-  if (layer.softcap) facts.push(["softcap", String(layer.softcap)]);
-  if (layer.sinks) facts.push(["sinks", "a learned logit a head takes its share"]);
+  if (layer.softcap) facts.push(["soft cap", String(layer.softcap)]);
+  if (layer.sinks) facts.push(["sink logit", "one learned logit for each head"]);
   return facts;
 }
 
@@ -91,7 +93,7 @@ export function precisionNote({ relative, rows }) {
   const digit = 10 ** Math.floor(Math.log10(percent));
   const off = `${Number((Math.ceil(percent / digit) * digit).toPrecision(1))}%`;
   return (
-    `This file keeps rounded queries and keys: weights are within ${off} of the library's, ` +
+    `This file stores rounded queries and keys. Its weights are within ${off} of the library's, ` +
     `measured on up to ${rows} queries of every head.`
   );
 }

@@ -33,7 +33,7 @@ class MapView {
     this.layer = layerOf(app.meta, app.state.text, app.state.layer);
     this.named = ""; // the layer and head that the words are about
     this.side = element("aside", { class: "map-side", "aria-label": "Every head" });
-    this.notes = element("aside", { class: "map-notes", "aria-label": "What is read here" });
+    this.notes = element("aside", { class: "map-notes", "aria-label": "Details" });
     this.title = element("h2", { id: "map-title" });
     this.proof = element("span");
     this.tip = element("p", { class: "tip", "aria-hidden": "true", hidden: true });
@@ -160,7 +160,9 @@ class MapView {
     const scene = this.large.scene();
     const { state, sink, look } = scene;
     const percent = sink ? `${(100 * sink.share).toFixed(1)}%` : "";
-    const apart = sink ? ` Key ${sink.key} stands apart with ${percent} of all attention.` : "";
+    const apart = sink
+      ? ` Key ${sink.key} receives ${percent} of all attention and is drawn separately.`
+      : "";
     const doubt = layer.evidence.certified ? "" : " (not certified)";
     const words = {
       title: app.meta.model,
@@ -181,37 +183,70 @@ function isClipped(state, scale) {
   return state.colourTop === "fit" && scale.top < 1;
 }
 
-/** How the map is moved, in few words. */
+/** How to move the map and to select cells. */
 function help() {
   const list = element("dl", { class: "facts spoken" });
   const lines = [
     ["drag", "move"],
     ["wheel, pinch", "zoom"],
-    ["click", "keep a cell"],
-    ["double click", "go to a cell"],
-    ["arrows", "choose a cell"],
+    ["click", "select a cell"],
+    ["double click", "zoom to a cell"],
+    ["arrows", "select a cell"],
     ["⇧ arrows", "move"],
     ["+ − 0", "zoom, show all"],
-    ["Enter", "go to the cell"],
+    ["Enter", "zoom to the cell"],
   ];
   for (const [hand, does] of lines) {
     list.append(element("dt", { class: "mono", text: hand }), element("dd", { text: does }));
   }
-  const heading = element("h3", { text: "By hand and by key" });
+  const heading = element("h3", { text: "Mouse and keys" });
   return element("div", { class: "notes-block", id: "map-help" }, heading, list);
 }
 
 const NAMES = /** @type {const} */ (["scale", "colourTop", "reduce", "sink"]);
+/** @type {Record<typeof NAMES[number], string>} */
+const HINTS = {
+  scale: "A log scale also shows small weights.",
+  colourTop:
+    "Fit ends the colours at the 99.5th percentile of the cells in view. With 1, colours can be compared between heads.",
+  reduce:
+    "A cell of a long map stands for many weights. Mass is their sum over keys, averaged over queries; max is the greatest.",
+  sink: "Separate draws the key that receives the most attention beside the map. The colours then show the rest.",
+};
 
 /** @param {App} app */
 function makeControls(app) {
-  const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "How the map is drawn" });
+  const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "Map settings" });
   /** @type {Record<typeof NAMES[number], HTMLElement & { value: string }>} */
   const choices = {
-    scale: choice("Scale", "scale", { linear: "linear", log: "log" }, (scale) => app.set({ scale })),
-    colourTop: choice("Up to", "top", { fit: "fit", one: "1" }, (colourTop) => app.set({ colourTop })),
-    reduce: choice("Cells", "reduce", { mass: "mass", max: "max" }, (reduce) => app.set({ reduce })),
-    sink: choice("Sink", "sink", { in: "in place", apart: "apart" }, (sink) => app.set({ sink })),
+    scale: choice(
+      "Scale",
+      "scale",
+      { linear: "linear", log: "log" },
+      (scale) => app.set({ scale }),
+      HINTS.scale,
+    ),
+    colourTop: choice(
+      "Colours end at",
+      "top",
+      { fit: "fit", one: "1" },
+      (colourTop) => app.set({ colourTop }),
+      HINTS.colourTop,
+    ),
+    reduce: choice(
+      "Cells",
+      "reduce",
+      { mass: "mass", max: "max" },
+      (reduce) => app.set({ reduce }),
+      HINTS.reduce,
+    ),
+    sink: choice(
+      "Sink",
+      "sink",
+      { in: "in place", apart: "separate" },
+      (sink) => app.set({ sink }),
+      HINTS.sink,
+    ),
   };
   /**
    * @param {string} text

@@ -81,7 +81,7 @@ export class Readout {
       list.append(element("li", {}, button));
     }
     const own = element("span", { class: "token", text: token("queries", state.row) });
-    ranked.replaceChildren(element("h3", {}, `Query ${state.row} `, own, " looks at"), list);
+    ranked.replaceChildren(element("h3", {}, `Query ${state.row} `, own, " attends to"), list);
   }
 
   /**

@@ -37,7 +37,12 @@ export function captureSummary({ layers, missing }) {
   const absent = absences(missing);
   if (uncertified) {
     const words = `${uncertified} of ${layers.length} not certified`;
-    return { certified: false, words, text: `Layers without a proof: ${words}.`, absent };
+    return {
+      certified: false,
+      words,
+      text: `${uncertified} of ${layers.length} layers are not certified.`,
+      absent,
+    };
   }
   if (absent)
     return {

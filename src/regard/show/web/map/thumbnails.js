@@ -3,6 +3,7 @@
 
 import { paintThumb } from "../common/colours.js";
 import { ARROWS, badge, element, reveal } from "../common/dom.js";
+import { maskName } from "../common/layers.js";
 import { THUMB } from "../common/tile.js";
 import { captureSummary, gridShare, gridSizes, headBeside } from "./thumbnail_grid.js";
 
@@ -119,7 +120,7 @@ export class Thumbnails {
       try {
         thumbs = await app.source.thumbs(text, layer.key);
       } catch (error) {
-        app.status(`The small maps of layer ${layer.key} did not come: ${error.message}`);
+        app.status(`The thumbnails of layer ${layer.key} could not be loaded: ${error.message}`);
         continue;
       }
       if (text !== this.text) return;
@@ -164,7 +165,7 @@ function thumbnail(layer, head) {
 /** @param {Layer} layer */
 function rowHeader(layer) {
   const label = element("div", { class: "grid-label", role: "rowheader", text: layer.key });
-  label.append(element("small", { text: layer.window ? `last ${layer.window}` : "full" }));
+  label.append(element("small", { text: maskName(layer) }));
   label.title = `Layer ${layer.key} (${layer.name}): ${layer.mask}. ${layer.evidence.text}`;
   if (!layer.evidence.certified) label.append(element("small", { class: "bad", text: "uncertified" }));
   return label;

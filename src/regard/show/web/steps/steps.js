@@ -18,7 +18,7 @@ const SHOWN = [1, 2, 3, 4, 6, 8, 12]; // strongest keys, besides the first and t
  */
 export function steps(root, app) {
   const view = new StepsView(app);
-  const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": "The steps" };
+  const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Steps" };
   root.append(view.controls.bar, element("div", scroll, view.page));
   return { show: (state) => view.show(state), hide() {} };
 }
@@ -159,15 +159,15 @@ function stepItem({ title, about, shape, body }, n) {
  * @param {StepsWishes} wishes
  */
 function makeStepsControls(app, wishes) {
-  const which = choice("Of", "steps-which", { model: "the model", example: "the small example" }, (value) =>
+  const which = choice("Show", "steps-which", { model: "the model", example: "the small example" }, (value) =>
     app.set({ example: value === "example" ? "0" : "", row: -1 }),
   );
   const picker = headPicker(app);
   const stage = select("Stage", (value) => app.set({ example: value }));
   const token = select("Token", (value) => app.set({ row: Number(value) }));
   const place = placeField((row) => wishes.go(row));
-  const before = button("←", "The token before", () => wishes.go(wishes.row() - 1));
-  const after = button("→", "The token after", () => wishes.go(wishes.row() + 1));
+  const before = button("←", "Previous token", () => wishes.go(wishes.row() - 1));
+  const after = button("→", "Next token", () => wishes.go(wishes.row() + 1));
   const shown = slider("Strongest keys", wishes.show);
   const arrows = element("div", { class: "fields" }, before, after);
   const parts = [which, picker, stage, token, place.field, arrows, shown];
@@ -221,7 +221,7 @@ function placeField(go) {
     type: "number",
     min: 0,
     class: "place-input",
-    "aria-label": "Token’s place",
+    "aria-label": "Token position",
   });
   input.addEventListener("change", () => go(Math.round(Number(input.value)) || 0));
   const label = element("span", { class: "quiet small", text: "Token" });
@@ -242,7 +242,7 @@ function intro({ work, layer, name, example, state }) {
       ),
       element("p", {
         class: "note",
-        text: `${example.about} Six tokens of three numbers each; every number here comes from regard.stages.`,
+        text: `${example.about} The example has six tokens of three numbers each. Every number comes from regard.stages.`,
       }),
     );
     return head;
@@ -254,7 +254,7 @@ function intro({ work, layer, name, example, state }) {
       { class: "lead" },
       "What ",
       element("span", { class: "token", text: short(name, 24) }),
-      `, token ${(layer.queries_from ?? work.position - work.row) + work.row}, looks at in layer ` +
+      `, token ${(layer.queries_from ?? work.position - work.row) + work.row}, attends to in layer ` +
         `${layer.key}, head ${state.head}.`,
     ),
   );

@@ -31,7 +31,7 @@ export class TextNotes {
     this.note = element("p", { class: "small quiet text-note" });
     this.box = element(
       "aside",
-      { class: "text-notes", "aria-label": "The chosen token" },
+      { class: "text-notes", "aria-label": "Selected token" },
       this.chosen,
       this.ranking,
       this.ramp,
@@ -44,7 +44,7 @@ export class TextNotes {
     this.ranking.hidden = this.ramp.hidden = true;
     this.list.replaceChildren();
     this.note.textContent = "";
-    this.chosen.replaceChildren(element("p", { class: "quiet", text: "No token is chosen yet." }));
+    this.chosen.replaceChildren(element("p", { class: "quiet", text: "No token is selected." }));
   }
 
   /** @param {TokenFindings} findings */
@@ -55,7 +55,7 @@ export class TextNotes {
       element("p", { class: "big-token token", text: visible((tokens[shaded.token] ?? "").slice(0, 60)) }),
       element("p", { class: "small quiet", text: scope }),
     );
-    this.title.textContent = looking ? "Looks most at" : "Is looked at most by";
+    this.title.textContent = looking ? "Attends most to" : "Attended to most by";
     this.list.replaceChildren(
       ...ranking.best.map(({ token, w }) => this.line(token, tokens[token] ?? "", w, w / shaded.top)),
     );

@@ -2,7 +2,7 @@
 // The strongest weights of a row or a column, and what is to be said of the others.
 
 import { last } from "../common/arrays.js";
-import { count, weight } from "../common/format.js";
+import { some, weight } from "../common/format.js";
 import { short } from "../common/tokens.js";
 
 /**
@@ -47,7 +47,7 @@ export function quotedToken(tokens, token) {
  * @param {number} other a second token that is pointed at, or -1
  */
 export function rankingLine(tokens, shaded, { best }, looking, other) {
-  const subject = `${quotedToken(tokens, shaded.token)} ${looking ? "looks at" : "is looked at by"}`;
+  const subject = `${quotedToken(tokens, shaded.token)} ${looking ? "attends to" : "is attended to by"}`;
   if (other >= 0)
     return `${subject} ${quotedToken(tokens, other)}: ${weight(shaded.weights[other - shaded.from] ?? 0)}`;
   const few = best.slice(0, 3).map(({ token, w }) => `${quotedToken(tokens, token)} ${weight(w)}`);
@@ -65,14 +65,14 @@ export function rankingNotes(tokens, { weights, from, without }, { best, total, 
   const notes = [];
   const rest = total - best.reduce((sum, { w }) => sum + w, 0);
   if (seen > best.length)
-    notes.push(`${count(seen - best.length)} more tokens: ${weight(Math.max(0, rest))} together.`);
+    notes.push(`The other ${some(seen - best.length, "token")}: ${weight(Math.max(0, rest))} in total.`);
   if (without >= 0) {
     notes.push(
-      `Left out of the shading: ${quotedToken(tokens, without)}, token ${without}, ` +
+      `Left out of the shading: the key that receives the most, ${quotedToken(tokens, without)}, token ${without}, ` +
         `with ${weight(weights[without - from] ?? 0)}.`,
     );
   }
-  if (looking) notes.push(`Shown here: ${weight(total)} of the row’s attention.`);
-  else notes.push(`Sum over the tokens that look at it: ${total.toFixed(2)}.`);
+  if (looking) notes.push(`Attention mass on the shaded tokens: ${weight(total)}.`);
+  else notes.push(`Sum of the weights over all queries: ${total.toFixed(2)}.`);
   return notes;
 }

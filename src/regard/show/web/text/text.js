@@ -1,5 +1,5 @@
 // @ts-check
-// The tokens as running text: point at one, and what it looks at (or who looks at it) is shaded.
+// The tokens as running text: point at one to shade the tokens that it attends to, or that attend to it.
 // It knows one row or one column of weights at a time; the same colours as the map.
 
 import { headPicker, latest } from "../common/controls.js";
@@ -103,7 +103,7 @@ class TextView {
       this.shaded = null;
       this.draw();
       if (token >= 0)
-        this.said.textContent = "This layer did not read that token in the pass that was captured.";
+        this.said.textContent = "This layer did not process that token in the captured forward pass.";
       return;
     }
     // Looked at by: the sink's own column is what is asked for, so nothing is left out.
@@ -135,7 +135,7 @@ class TextView {
     const { shaded, looking, state, layer } = this;
     if (!shaded) {
       this.said.textContent =
-        this.at < 0 ? "Point at a token, or move with the arrow keys; Enter pins it." : "…";
+        this.at < 0 ? "Point at a token, or use the arrow keys. Click or press Enter to pin it." : "…";
       this.notes.clear();
       return;
     }
@@ -264,16 +264,33 @@ function neighbour(key, current, spans) {
 /** @param {App} app */
 function makeTextControls(app) {
   const picker = headPicker(app);
-  const direction = choice("Shade", "text-way", { at: "what it looks at", by: "who looks at it" }, (value) =>
-    app.set({ direction: value, row: -1, col: -1 }),
+  const direction = choice(
+    "Shade",
+    "text-way",
+    { at: "what it attends to", by: "what attends to it" },
+    (value) => app.set({ direction: value, row: -1, col: -1 }),
+    "Choose a query to shade the keys that it attends to, or a key to shade the queries that attend to it.",
   );
-  const scopes = { head: "one head", layer: "the layer", all: "all layers" };
-  const scope = choice("of", "text-of", scopes, (value) => app.set({ scope: value }));
-  const sink = choice("Sink", "text-sink", { in: "in", apart: "left out" }, (value) =>
-    app.set({ sink: value }),
+  const scope = choice(
+    "Of",
+    "text-of",
+    { head: "one head", layer: "the layer", all: "all layers" },
+    (value) => app.set({ scope: value }),
+    "The weights of one head, or their mean over the heads of the layer or of all layers.",
   );
-  const scale = choice("Scale", "text-scale", { linear: "linear", log: "log" }, (value) =>
-    app.set({ scale: value }),
+  const sink = choice(
+    "Sink",
+    "text-sink",
+    { in: "shown", apart: "left out" },
+    (value) => app.set({ sink: value }),
+    "Left out leaves the key that receives the most attention unshaded, so that the others stand out.",
+  );
+  const scale = choice(
+    "Scale",
+    "text-scale",
+    { linear: "linear", log: "log" },
+    (value) => app.set({ scale: value }),
+    "A log scale also shows small weights.",
   );
   return {
     bar: element("div", { class: "bar-of-choices" }, picker, direction, scope, sink, scale),

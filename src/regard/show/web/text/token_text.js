@@ -48,7 +48,7 @@ export class TokenText {
     );
     if (second)
       this.spans[second]?.before(
-        element("span", { class: "second-text", text: "looks at the text above:", role: "presentation" }),
+        element("span", { class: "second-text", text: "attends to the text above:", role: "presentation" }),
       );
   }
 

@@ -84,7 +84,7 @@ function stepAxis(steps) {
 }
 
 /**
- * The curves of every head, with the chosen one and the null in front.
+ * The curves of every head, with the chosen one and the uniform baseline in front.
  * @param {object} what
  * @param {number[]} what.steps
  * @param {ScoreHistory} what.history
@@ -110,7 +110,7 @@ export function scoreChart({ steps, history, chosen: { layer, head }, title, top
     y: { title, low: 0, high: top, say: (x) => (top > 1 ? String(x) : share(x)) },
     series: [
       ...history.heads[0].flatMap((row, y) => row.map((_, x) => ({ kind: "faint", points: curve(y, x) }))),
-      { name: "all alike", kind: "null", points: overRun(steps, (at) => history.null[at]) },
+      { name: "uniform", kind: "null", points: overRun(steps, (at) => history.null[at]) },
       { name: `head ${layer}.${head}`, kind: "own", points: curve(layer, head) },
     ],
   };
@@ -131,7 +131,7 @@ export function lossChart({ steps, loss, validation }, mark) {
     label: `Loss over the run: validation ends at ${share(last(validation))} nats`,
     mark,
     x: stepAxis(steps),
-    y: { title: "loss, nats a token", low: 0, high: Math.max(...all), say: String },
+    y: { title: "loss, nats per token", low: 0, high: Math.max(...all), say: String },
     series: [
       { name: training.length ? "training" : "", kind: "null", points: training },
       { name: "validation", kind: "own", points: judged },

@@ -34,7 +34,9 @@ class TimeView {
     /** @type {ReturnType<typeof setInterval> | undefined} */
     this.timer = 0;
     const tables = Object.entries(ON).filter(([name]) => this.tableOf(name));
-    this.on = choice("On", "time-on", Object.fromEntries(tables), (value) => app.set({ scoredOn: value }));
+    this.on = choice("Scored on", "time-on", Object.fromEntries(tables), (value) =>
+      app.set({ scoredOn: value }),
+    );
     this.which = select("Score", (value) => app.set({ score: value }));
     this.slider = slider("Step", (step) => app.set({ trainingStep: step }), count);
     this.play = element("button", { class: "button", type: "button", text: "Play" });
@@ -42,14 +44,14 @@ class TimeView {
     this.title = element("p", { class: "lead", "aria-live": "polite" });
     this.about = element("p", { class: "note" });
     this.ramp = rampBar();
-    this.table = heatmap("What each head scores at this step", (layer, head) =>
+    this.table = heatmap("Score of every head at this step", (layer, head) =>
       app.set({ chosenHead: `${layer}/${head}` }),
     );
     this.lines = chart(300);
     this.losses = chart(200);
-    this.judging = element("section", {}, element("h2", { text: "How well it predicts" }), this.losses);
+    this.judging = element("section", {}, element("h2", { text: "Loss" }), this.losses);
     this.sample = element("blockquote", { class: "sample" });
-    this.sampled = element("section", {}, element("h2", { text: "What it writes" }), this.sample);
+    this.sampled = element("section", {}, element("h2", { text: "Sample" }), this.sample);
     this.play.addEventListener("click", () => this.togglePlay());
     this.slider.input.addEventListener("pointerdown", () => this.stop());
   }
@@ -124,10 +126,10 @@ class TimeView {
     const [title, meaning] = SCORES[name] ?? [words(name), ""];
     this.about.textContent =
       `${title[0].toUpperCase()}${title.slice(1)}: ${meaning || "a score of each head"}, on ` +
-      `${ON[state.scoredOn] ?? ON.text}. A head that looks at all alike scores ${say(history.null[at])}.`;
+      `${ON[state.scoredOn] ?? ON.text}. The uniform baseline is ${say(history.null[at])}.`;
     const best = highestHead(history.heads[at]);
     this.title.textContent = best
-      ? `At step ${count(step)} head ${best.head} of layer ${best.layer} is the highest, with ${say(best.value)}.`
+      ? `At step ${count(step)}, head ${best.head} of layer ${best.layer} scores highest, with ${say(best.value)}.`
       : `Step ${count(step)}.`;
     this.lines.draw(scoreChart({ steps: run.steps, history, chosen, title, top, say, mark: step }));
     const losses = lossChart(run, step);
