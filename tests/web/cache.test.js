@@ -20,19 +20,19 @@ import {
 import { openingSentence, plainToken } from "../../src/regard/show/web/cache/prompt.js";
 import { near } from "./helpers.js";
 
-const step = (position, cached, anew, parts = {}) => ({
+const step = (position, cached, recomputed, parts = {}) => ({
   position,
-  seconds: { cached, anew },
-  computed: { cached: 1, anew: position },
-  keys_read: { cached: position, anew: (position * (position + 1)) / 2 },
-  held: 1024 * position,
+  seconds: { cached, recomputed },
+  computed: { cached: 1, recomputed: position },
+  keys_read: { cached: position, recomputed: (position * (position + 1)) / 2 },
+  cache_bytes: 1024 * position,
   difference: 1e-6,
   same: true,
   lost: [[0.5, 0.25]],
   ...parts,
 });
 const STEPS = [
-  step(10, 0.1, 0.1, { computed: { cached: 10, anew: 10 } }),
+  step(10, 0.1, 0.1, { computed: { cached: 10, recomputed: 10 } }),
   step(11, 0.002, 0.02, { lost: [[0.25, 0.75]] }),
   step(12, 0.004, 0.06),
   step(13, 0.003, 0.04, { same: false, difference: 2e-5 }),
@@ -40,12 +40,12 @@ const STEPS = [
 
 test("the table sums what was computed and takes the median time without the prompt", () => {
   const [computed, keys, median, first, held] = measurements(STEPS, 2);
-  assert.deepEqual([computed.cached, computed.anew], ["26", "92"]);
-  assert.deepEqual([keys.cached, keys.anew], ["46", "290"]);
-  assert.deepEqual([median.cached, median.anew, median.gain], ["3.0 ms", "40.0 ms", "13× less"]);
+  assert.deepEqual([computed.cached, computed.recomputed], ["26", "92"]);
+  assert.deepEqual([keys.cached, keys.recomputed], ["46", "290"]);
+  assert.deepEqual([median.cached, median.recomputed, median.gain], ["3.0 ms", "40.0 ms", "13× less"]);
   assert.deepEqual([first.cached, first.gain], ["100 ms", ""]);
-  assert.deepEqual([held.cached, held.anew, held.gain], ["13.0 KiB", "none", ""]);
-  assert.deepEqual(medianOf(STEPS.slice(0, 1), "seconds"), { cached: 0.1, anew: 0.1 });
+  assert.deepEqual([held.cached, held.recomputed, held.gain], ["13.0 KiB", "none", ""]);
+  assert.deepEqual(medianOf(STEPS.slice(0, 1), "seconds"), { cached: 0.1, recomputed: 0.1 });
 });
 
 test("a gain is said only where there is one", () => {

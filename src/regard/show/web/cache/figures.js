@@ -77,13 +77,13 @@ export class GenerationFigures {
     if (!steps.length) return;
     const titles = ["", "with the cache", "without it", ""];
     const head = element("tr", {}, ...titles.map((text) => element("th", { text, scope: "col" })));
-    const rows = measurements(steps, layers).map(({ title, cached, anew, gain }) =>
+    const rows = measurements(steps, layers).map(({ title, cached, recomputed, gain }) =>
       element(
         "tr",
         {},
         element("th", { text: title, scope: "row" }),
         element("td", { text: cached }),
-        element("td", { text: anew }),
+        element("td", { text: recomputed }),
         element("td", { class: "quiet", text: gain }),
       ),
     );

@@ -10,7 +10,7 @@ import { bytes, count, milliseconds } from "../common/format.js";
  * @typedef {object} Measurement one line of the table
  * @property {string} title
  * @property {string} cached
- * @property {string} anew
+ * @property {string} recomputed
  * @property {string} gain by how much the cache is less, or ""
  */
 
@@ -28,18 +28,18 @@ export function measurements(steps, layers) {
    * @param {BothWays} both
    * @param {(n: number) => string} say
    */
-  const row = (title, { cached, anew }, say) => ({
+  const row = (title, { cached, recomputed }, say) => ({
     title,
     cached: say(cached),
-    anew: say(anew),
-    gain: gainOf(cached, anew),
+    recomputed: say(recomputed),
+    gain: gainOf(cached, recomputed),
   });
   return [
     row("Tokens × layers computed", times(computed, layers), count),
     row("Keys read, all layers and heads", keys, count),
     row("Time per token (median)", medianOf(steps, "seconds"), milliseconds),
     row("Time for the first token, with the prompt", steps[0].seconds, milliseconds),
-    row("Cache size", { cached: last(steps).held, anew: 0 }, (n) => (n ? bytes(n) : "none")),
+    row("Cache size", { cached: last(steps).cache_bytes, recomputed: 0 }, (n) => (n ? bytes(n) : "none")),
   ];
 }
 
@@ -47,7 +47,10 @@ export function measurements(steps, layers) {
  * @param {BothWays} both
  * @param {number} factor
  */
-const times = ({ cached, anew }, factor) => ({ cached: cached * factor, anew: anew * factor });
+const times = ({ cached, recomputed }, factor) => ({
+  cached: cached * factor,
+  recomputed: recomputed * factor,
+});
 
 /**
  * @param {GenerationStep[]} steps
@@ -56,8 +59,11 @@ const times = ({ cached, anew }, factor) => ({ cached: cached * factor, anew: an
  */
 function sumOf(steps, name) {
   return steps.reduce(
-    (sum, step) => ({ cached: sum.cached + step[name].cached, anew: sum.anew + step[name].anew }),
-    { cached: 0, anew: 0 },
+    (sum, step) => ({
+      cached: sum.cached + step[name].cached,
+      recomputed: sum.recomputed + step[name].recomputed,
+    }),
+    { cached: 0, recomputed: 0 },
   );
 }
 
@@ -74,17 +80,17 @@ export function medianOf(steps, name) {
     const sorted = later.map((step) => step[name][way]).sort((a, b) => a - b);
     return sorted[Math.floor(sorted.length / 2)];
   };
-  return { cached: middle("cached"), anew: middle("anew") };
+  return { cached: middle("cached"), recomputed: middle("recomputed") };
 }
 
 /**
  * "12× less", or "" if it is not.
  * @param {number} cached
- * @param {number} anew
+ * @param {number} recomputed
  */
-export function gainOf(cached, anew) {
-  const ratio = anew / cached;
-  return cached > 0 && anew > 0 && ratio >= 1.05 ? `${ratio.toFixed(ratio < 10 ? 1 : 0)}× less` : "";
+export function gainOf(cached, recomputed) {
+  const ratio = recomputed / cached;
+  return cached > 0 && recomputed > 0 && ratio >= 1.05 ? `${ratio.toFixed(ratio < 10 ? 1 : 0)}× less` : "";
 }
 
 /**
@@ -99,8 +105,8 @@ export function agreement(steps) {
 }
 
 /** @param {BothWays} seconds */
-export function bothTimes({ cached, anew }) {
-  return `${milliseconds(cached)} with the cache, ${milliseconds(anew)} without`;
+export function bothTimes({ cached, recomputed }) {
+  return `${milliseconds(cached)} with the cache, ${milliseconds(recomputed)} without`;
 }
 
 /**
@@ -114,7 +120,7 @@ export function timeChart(steps) {
    * @returns {[number, number][]}
    */
   const points = (way) => steps.map((step) => [step.position, step.seconds[way] * 1000]);
-  const high = Math.max(...steps.flatMap((step) => [step.seconds.cached, step.seconds.anew])) * 1000;
+  const high = Math.max(...steps.flatMap((step) => [step.seconds.cached, step.seconds.recomputed])) * 1000;
   const first = steps[0].position;
   return {
     label: `Time per token; for the last one ${bothTimes(last(steps).seconds)}`,
@@ -126,7 +132,7 @@ export function timeChart(steps) {
     },
     y: { title: "milliseconds", low: 0, high: high * 1.05, say: String },
     series: [
-      { name: "without", kind: "other", points: points("anew") },
+      { name: "without", kind: "other", points: points("recomputed") },
       { name: "with", kind: "own", points: points("cached") },
     ],
   };

@@ -133,10 +133,10 @@ export class EvictionPolicy {
       heads: steps[0].lost[y].map((_, x) => x),
     }));
     this.paint(layers, (y, x) => generationLoss(steps, y, x));
-    const { held, held_by_policy, position } = last(steps);
+    const { cache_bytes, policy_bytes, position } = last(steps);
     this.said.textContent =
       `The mean over ${some(steps.length, "generated token")}, for a cache of ${some(start.sinks, "first key")} and the ` +
-      `latest ${start.window}. It would hold ${bytes(held_by_policy)} instead of ${bytes(held)}.`;
+      `latest ${start.window}. It would hold ${bytes(policy_bytes)} instead of ${bytes(cache_bytes)}.`;
     this.more.textContent =
       position <= start.window + start.sinks
         ? "The text still fits into this cache, so nothing is evicted yet."
