@@ -65,7 +65,7 @@ def test_a_long_map_is_pooled_exactly_and_never_dense(reduce: str, monkeypatch: 
     T = 3 * MOST_CELLS
     map = a_map(T)
     expected = map.pool(MOST_CELLS, MOST_CELLS, reduce)
-    monkeypatch.setattr(regard.AttentionMap, "dense", lambda *_: pytest.fail("it was made dense"))
+    monkeypatch.setattr(regard.AttentionMap, "to_dense", lambda *_: pytest.fail("it was made dense"))
     ax = plot(map, [f"t{i}" for i in range(T)], reduce=reduce).axes[0]
     shown = torch.tensor(ax.images[0].get_array().filled(0))
     assert torch.equal(shown, expected.float())
@@ -77,7 +77,7 @@ def test_a_long_map_is_pooled_exactly_and_never_dense(reduce: str, monkeypatch: 
 def test_queries_stand_at_the_end_of_the_keys_or_have_tokens_of_their_own() -> None:
     ax = plot(a_map(2, 5), TOKENS).axes[0]
     assert [x.get_text() for x in ax.get_yticklabels()] == ["↵", "$5"]
-    ax = plot(a_map(2, 5), TOKENS, queries=["x", "y"]).axes[0]
+    ax = plot(a_map(2, 5), TOKENS, query_tokens=["x", "y"]).axes[0]
     assert [x.get_text() for x in ax.get_yticklabels()] == ["x", "y"]
 
 
@@ -152,13 +152,13 @@ def test_a_boundary_of_a_capture_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plot(a_map(), ["a"]), "tokens: expected 5 of them"),
-        (lambda: plot(a_map(), "abcde"), "tokens: expected 5 .* got one string"),
+        (lambda: plot(a_map(), ["a"]), "key_tokens: expected 5 tokens"),
+        (lambda: plot(a_map(), "abcde"), "key_tokens: expected 5 .* got one string"),
         (lambda: plot(a_map(), scale="cubic"), "scale: expected 'linear' or 'log'"),
         (lambda: plot(a_map(), reduce="min"), "reduce: expected 'mass' or 'max'"),
         (lambda: plot(a_map(), boundary=9), "boundary: expected from 1 to 4"),
-        (lambda: plot(torch.zeros(2, 2, 2)), "map: expected an AttentionMap"),
-        (lambda: plot(a_map()[0:1][0]), "map: expected an AttentionMap"),
+        (lambda: plot(torch.zeros(2, 2, 2)), "attention_map: expected an AttentionMap"),
+        (lambda: plot(a_map()[0:1][0]), "attention_map: expected an AttentionMap"),
         (lambda: plot(a_map(heads=2), ax=Figure().subplots()), "ax: expected one head"),
     ],
 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from regard.gpt import GPT
     from regard.recorder import Capture
     from regard.show.server.app import Generate, Read
-    from regard.show.server.line_stream import Tell
+    from regard.show.server.line_stream import ReportProgress
 
 
 class Opened(NamedTuple):
@@ -47,7 +47,7 @@ def reader(model: nn.Module, tokenizer: Any, title: str, context: int | None) ->
     from regard.recorder import capture
     from regard.recorder.tokens import encoded
 
-    def read(text: str, tell: Tell) -> Capture:
+    def read(text: str, tell: ReportProgress) -> Capture:
         tokens = encoded(tokenizer, text)["input_ids"].shape[1]
         if context is not None and tokens > context:
             raise ValueError(
@@ -97,7 +97,7 @@ def generator(model: GPT) -> Generate:
 
 
 @contextmanager
-def _told(model: nn.Module, tell: Tell) -> Iterator[None]:
+def _told(model: nn.Module, tell: ReportProgress) -> Iterator[None]:
     """Says after each layer that it is done. The longest list of modules in a model holds its layers."""
     from torch import nn
 

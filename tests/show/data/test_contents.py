@@ -1,4 +1,4 @@
-"""What the page is told: the meta, rows and columns, small pictures, the steps of one row."""
+"""The data of the page: meta, rows and columns, thumbnails, the steps of one row."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_rows_and_columns_are_the_map_s() -> None:
         lambda c: c.row(0, 0, "most", 0),
         lambda c: c.row(1, 0, 0, 0),
         lambda c: c.column(0, "7", 0, 0),
-        lambda c: c.glance(-1, 0),
+        lambda c: c.thumbnail(-1, 0),
         lambda c: c.heads(3),
         lambda c: c.steps(0, 0, 0, -1),
     ],
@@ -67,8 +67,8 @@ def test_nothing_to_show_is_said() -> None:
         Contents(Capture())
     with pytest.raises(ValueError, match="at least one"):
         Contents([])
-    with pytest.raises(ValueError, match="from 0, got 1"):
-        Contents(captured(), entry=1)
+    with pytest.raises(ValueError, match="batch_index: expected a number from 0 to 0"):
+        Contents(captured(), batch_index=1)
 
 
 def test_another_entry_of_a_batch() -> None:
@@ -76,17 +76,17 @@ def test_another_entry_of_a_batch() -> None:
     map = regard.attention_map(q, q, mask=regard.causal & regard.padding([30, 20]))
     base = captured().layers[0]
     layer = type(base)(0, "h.0", "", map, base.evidence, (4, 6), torch.randn(2, 2, 30, 3))
-    contents = Contents(Capture([layer], "m", tokens=[["a"] * 30, ["b"] * 30]), entry=1)
+    contents = Contents(Capture([layer], "m", tokens=[["a"] * 30, ["b"] * 30]), batch_index=1)
     assert contents.meta["texts"][0]["tokens"][0] == "b"
     torch.testing.assert_close(contents.row(0, 0, 6, 29), map.to_dense()[1, 1, 29])
-    assert (contents.glance(0, 0).thumbs[:, :, -16:] == 0).all()  # padding is not to be seen
+    assert (contents.thumbnail(0, 0).thumbs[:, :, -16:] == 0).all()  # padding is not to be seen
     assert contents.steps(0, 0, 6, 5)["shapes"]["E"] == 3
 
 
 @pytest.mark.parametrize("T", [5, 64, 100, 700])
 def test_small_pictures_show_mass_and_mask(T: int) -> None:
     seen = captured(T, layers=1)
-    thumbs, sinks, _ = Contents(seen).glance(0, 0)
+    thumbs, sinks, _ = Contents(seen).thumbnail(0, 0)
     assert thumbs.shape == (4, 64, 64)
     assert (thumbs[:, 0, 40] == 0).all()  # above the diagonal
     assert (thumbs[:, 63] > 0).all()  # the last query sees all
@@ -102,7 +102,7 @@ def test_small_pictures_show_mass_and_mask(T: int) -> None:
 
 def test_a_long_text_is_looked_at_in_part() -> None:
     seen = captured(3000, layers=1, heads=2, kv_heads=1)
-    found = Contents(seen).glance(0, 0)
+    found = Contents(seen).thumbnail(0, 0)
     assert found.queries == 1024
     mass = seen[0].pool(64, 64)[0]
     shown = torch.from_numpy(found.thumbs).float().sub(1).div(254).clamp(min=0).square()

@@ -74,8 +74,8 @@ def test_a_key_left_out_is_as_if_nobody_looked_at_it(z: int, key: int) -> None:
 
 
 def test_levels_end_where_one_tile_holds_all() -> None:
-    assert [tiles.levels(n, n) for n in (1, 256, 257, 512, 513, 16384, 16385)] == [1, 1, 2, 2, 3, 7, 8]
-    assert tiles.tiles(600, 300, 1) == (2, 1)
+    assert [tiles.level_count(n, n) for n in (1, 256, 257, 512, 513, 16384, 16385)] == [1, 1, 2, 2, 3, 7, 8]
+    assert tiles.tile_counts(600, 300, 1) == (2, 1)
 
 
 @pytest.mark.parametrize("place", [(9, 0, 0), (-1, 0, 0), (0, 9, 0), (0, 0, -1)])

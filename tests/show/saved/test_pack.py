@@ -193,10 +193,12 @@ def test_gpt2_small_at_512_tokens_fits_in_25_megabytes(tmp_path: Path) -> None:
     base = captured().layers[0]
     seen = Capture([type(base)(0, "h.0.attn", "", map, base.evidence, range(12))], "gpt2")
     contents = Contents(seen)
-    arrays, (relative, _) = packing._layer(contents.whole(0, "0"), False)
+    arrays, (relative, _) = packing._pack_layer(contents.layer_map(0, "0"), False)
     assert {array.type for array in arrays} == {"i16", "f32"}
     assert relative <= 0.005
-    size = len(packing._deflated(b"".join(map_ for map_ in (packing._planes(a) for a in arrays)), noise=True))
+    size = len(
+        packing._deflate(b"".join(map_ for map_ in (packing._byte_planes(a) for a in arrays)), noise=True)
+    )
     assert 12 * size <= 24_000_000
 
 

@@ -1,7 +1,7 @@
-"""The page as files and as one file: which static files there are, and how they become a single HTML.
+"""The saved page: style, script and data bundled into a single HTML file.
 
-The saved page asks nobody for anything: style, script and data stand in it, and its Content-Security-Policy
-allows nothing else. This file knows HTML; `pack` knows the data.
+The file requests nothing from anywhere: everything is inside it, and its Content-Security-Policy allows
+nothing else. This file knows HTML and how the page's modules import each other; `pack` knows the data.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([a-z_]+)\.js";\n', re.MULTIL
 EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
 
 
-def files() -> dict[str, Path]:
-    """The static files by the names that the page asks for."""
-    return {path.name: path for path in sorted(FOLDER.iterdir()) if path.suffix in (".js", ".css", ".html")}
-
-
 def write(
-    seen: Capture | Sequence[Capture] | Contents,
+    captures: Capture | Sequence[Capture] | Contents,
     path: str | PathLike[str],
     *,
     values: bool | None = None,
     **options: Any,
 ) -> Path:
-    """Write captures as one HTML file that opens anywhere, atomically. Options are those of `Contents`.
+    """Write captures as one HTML file that opens anywhere, atomically, and return its path.
 
-    `values`: True takes v along whatever the size, False leaves it out, None if the file stays small.
+    Arguments:
+        captures: one capture, several, or prepared `Contents`.
+        path: the file to write; its folder must exist.
+        values: whether to include the values v. None includes them if the file stays small.
+        options: arguments of `Contents`, if captures were given.
     """
-    contents = seen if isinstance(seen, Contents) else Contents(seen, **options)
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"save: there is no folder {str(path.parent)!r}: make it first")
+    contents = captures if isinstance(captures, Contents) else Contents(captures, **options)
     packed = pack(contents, values=values)
     before, after = _shell(contents.meta["model"])
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
@@ -56,7 +57,7 @@ def write(
 
 
 def _shell(model: str) -> tuple[str, str]:
-    """The HTML before and after the data."""
+    """Return the HTML before and after the data."""
     style, script = "".join((FOLDER / name).read_text("utf-8") for name in STYLES), joined("main")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
@@ -71,13 +72,13 @@ def _shell(model: str) -> tuple[str, str]:
     page = _swap(page, links, f"<style>{style}</style>")
     page = _swap(page, '<script type="module" src="page/main.js"></script>\n', "")
     before, end, after = page.partition("</body>")
-    # The script stands last, so that all data is there when it runs.
+    # The script comes last, so that all data has been parsed when it runs.
     return before, f"<script>{script}</script>\n{end}{after}"
 
 
 def _swap(page: str, old: str, new: str) -> str:
     if page.count(old) != 1:
-        raise RuntimeError(f"index.html: expected {old!r} once, found it {page.count(old)} times")
+        raise RuntimeError(f"index.html: expected {old!r} once, got it {page.count(old)} times")
     return page.replace(old, new)
 
 
