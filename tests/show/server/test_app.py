@@ -99,14 +99,14 @@ def serve() -> Iterator[Callable[..., BackgroundServer]]:
 def test_numbers_are_those_of_the_library(serve: Callable[..., BackgroundServer]) -> None:
     seen = captured(40)
     running = serve(seen)
-    map = seen[1, 3][0]
+    m = seen[1, 3][0]
     tile = ask(running, "/api/tile?text=0&layer=1&head=3&z=0&i=0&j=0").floats.view(2, 40, 40)
-    torch.testing.assert_close(tile[0], map.to_dense(), rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(tile[1].clamp(min=0), map.to_dense(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(tile[0], m.to_dense(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(tile[1].clamp(min=0), m.to_dense(), rtol=1e-5, atol=1e-7)
     row = ask(running, "/api/row?text=0&layer=1&head=3&row=17").floats
-    torch.testing.assert_close(row, map[17].to_dense(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(row, m[17].to_dense(), rtol=1e-5, atol=1e-7)
     column = ask(running, "/api/column?text=0&layer=1&head=3&col=5").floats
-    torch.testing.assert_close(column, map.to_dense()[:, 5], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(column, m.to_dense()[:, 5], rtol=1e-5, atol=1e-7)
     mean = ask(running, "/api/row?text=0&layer=mean&head=mean&row=17").floats
     expected = torch.stack([layer.to_dense()[0, :, 17] for layer in seen]).mean((0, 1))
     torch.testing.assert_close(mean, expected, rtol=1e-5, atol=1e-7)
@@ -372,7 +372,7 @@ def begin(running: BackgroundServer, path: str, body: dict[str, Any]) -> socket.
     return connection
 
 
-def test_one_text_at_a_time_and_others_are_told(serve: Callable[..., BackgroundServer]) -> None:
+def test_one_text_is_read_at_a_time_and_others_are_refused(serve: Callable[..., BackgroundServer]) -> None:
     slow = Slow()
     running = serve(read=slow)
     with closing(begin(running, "/api/capture", {"text": "a"})):
