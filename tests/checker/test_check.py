@@ -208,6 +208,8 @@ def test_the_report_as_text_json_and_table():
     assert "WRONG" in report.verdict
     assert "no-scale" in str(report)
     assert report.diagnoses[0].fix in str(report)
+    assert repr(report) == f"Report({report.verdict})"
+    assert "\n" not in repr(report)
     data = json.loads(report.to_json())
     assert data["ok"] is False
     assert data["diagnoses"][0]["name"] == "no-scale"
