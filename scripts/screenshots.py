@@ -14,8 +14,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.cli.opening import open_for_page
-from regard.cli.story import STORY, TITLE
+from regard.cli.demo_text import STORY, TITLE
+from regard.cli.model import Model
 from regard.gpt.training.history import read_run
 from regard.show.data.contents import Contents
 from regard.show.server.app import Site
@@ -86,9 +86,9 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     args.out.mkdir(parents=True, exist_ok=True)
-    opened = open_for_page("default")
+    opened = Model.open("default")
     run = None if opened.run is None else read_run(opened.run)
-    contents = Contents(opened.read(STORY, lambda *_: None), titles=[TITLE], time=run, start="auto")
+    contents = Contents(opened.read(STORY), titles=[TITLE], time=run, start="auto")
     assert contents.start is not None
     layer, head = contents.start
     states = view_states(f"layer={layer}&head={head}")

@@ -11,7 +11,14 @@ Value = TypeVar("Value")
 
 
 class LRUCache(Generic[Value]):
-    """A cache of at most `maxsize` values; the least recently used one is evicted first."""
+    """A cache of at most `maxsize` values; the least recently used one is evicted first.
+
+    >>> cache = LRUCache(maxsize=2)
+    >>> [cache.get(key, lambda: key.upper()) for key in "abac"]
+    ['A', 'B', 'A', 'C']
+    >>> "a" in cache, "b" in cache
+    (True, False)
+    """
 
     def __init__(self, maxsize: int) -> None:
         self.maxsize = maxsize
@@ -20,6 +27,9 @@ class LRUCache(Generic[Value]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._values
 
     def get(self, key: Hashable, compute: Callable[[], Value]) -> Value:
         """Return the value cached under `key`, calling `compute` for it if there is none.
@@ -36,3 +46,8 @@ class LRUCache(Generic[Value]):
             while len(self._values) > self.maxsize:
                 self._values.popitem(last=False)
         return value
+
+    def discard(self, key: Hashable) -> None:
+        """Remove the value cached under `key`, if there is one."""
+        with self._lock:
+            self._values.pop(key, None)

@@ -185,36 +185,39 @@ def test_two_processes_and_one_write_the_same_survey(folder: Path, corpus: Path,
 
 
 def test_killed_at_random_it_resumes_to_the_same_survey(folder: Path, corpus: Path, tmp_path: Path) -> None:
+    corpus.write_text(corpus.read_text() * 4)  # long enough to be killed in
     whole, cut = tmp_path / "whole.csv", tmp_path / "cut.csv"
-    began = time.monotonic()
     subprocess.run(command(folder, corpus, whole), check=True, capture_output=True, timeout=300)
-    took = time.monotonic() - began
     draw, kills = random.Random(os.getpid()), 0
     partial = tmp_path / "cut.csv.partial"
-    for _ in range(4):
+    while kills < 2:
+        cut.unlink(missing_ok=True)  # if it was faster than the axe: once more
         process = subprocess.Popen(
             command(folder, corpus, cut), stderr=subprocess.PIPE, start_new_session=True
         )
-        try:
-            # From where it first keeps something: before, there is nothing to resume.
-            limit = time.monotonic() + 60
-            while not partial.exists() and process.poll() is None and time.monotonic() < limit:
-                time.sleep(0.01)
-            process.wait(draw.uniform(0, took / 6))
-        except subprocess.TimeoutExpired:
+        # Killed somewhere between two of the times when it keeps what it has, after a few of them.
+        before, more = kept(partial), draw.randint(1, 3)
+        while process.poll() is None and more:
+            time.sleep(0.001)
+            now = kept(partial)
+            more -= now != before
+            before = now
+        time.sleep(draw.uniform(0, 0.01))
+        if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            kills += 1
         _, error = process.communicate()
-        if process.returncode == 0 and kills:
-            break
-        if process.returncode == 0:  # it was faster than the draw: once more, with less time
-            cut.unlink()
-            took /= 10
-            continue
-        assert process.returncode == -signal.SIGKILL, error
-    else:
-        subprocess.run(command(folder, corpus, cut), check=True, capture_output=True, timeout=300)
-    assert kills
+        assert process.returncode in (0, -signal.SIGKILL), error
+        kills += process.returncode != 0
+    subprocess.run(command(folder, corpus, cut), check=True, capture_output=True, timeout=300)
     assert cut.read_bytes() == whole.read_bytes()
     assert not list(tmp_path.glob(".cut*"))
     assert not partial.exists()
+
+
+def kept(partial: Path) -> tuple[int, int] | None:
+    """What tells one state of an unfinished survey from the next."""
+    try:
+        found = partial.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from regard.extras import extra
 from regard.heads import uniform
 from regard.maps import AttentionMap
 from regard.recorder import Capture
@@ -265,7 +266,8 @@ def _draw_single(m: AttentionMap | Tensor, labels: Labels, ax: Any, title: str, 
     T, S = m.shape
     new_figure = ax is None
     if ax is None:
-        import matplotlib.pyplot as plt
+        with extra("app", "a figure"):
+            import matplotlib.pyplot as plt
 
         cell = 0.55 if max(T, S) <= MOST_NUMBERS else 0.19
         width, height = (
@@ -281,7 +283,8 @@ def _draw_single(m: AttentionMap | Tensor, labels: Labels, ax: Any, title: str, 
 
 def _draw_gallery(heads: Sequence[AttentionMap | Tensor], labels: Labels, title: str, note: str) -> Any:
     """Draw all heads of a layer side by side, each coloured from 0 to its own largest weight."""
-    import matplotlib.pyplot as plt
+    with extra("app", "a figure"):
+        import matplotlib.pyplot as plt
 
     across = min(len(heads), 4)
     down = -(-len(heads) // across)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from regard.extras import extra
 from regard.maps import AttentionMap
 from regard.stages.picture import shade
 
@@ -22,7 +23,8 @@ def print_map(console: Any, m: AttentionMap, *, width: int = 64) -> None:
     Each cell pools a range of queries and of keys. Its colour is the square root of its mass relative to the
     98th percentile, so that faint cells are visible beside a sink.
     """
-    from rich.text import Text
+    with extra("app", "a map in the terminal"):
+        from rich.text import Text
 
     # Pool the map and scale the cells to 0 … 1.
     T, S = m.shape

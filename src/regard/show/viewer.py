@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.extras import extra
 from regard.recorder import Capture
 from regard.show import figures
 
@@ -41,8 +42,10 @@ def show(
     if block is None and _in_notebook():
         return InlinePage(in_notebook(capture, **options))
     from regard.show.data.contents import Contents
-    from regard.show.server.app import Site
-    from regard.show.server.background import BackgroundServer
+
+    with extra("app", "seen.show()"):
+        from regard.show.server.app import Site
+        from regard.show.server.background import BackgroundServer
 
     server = BackgroundServer(Site(Contents(capture, **options)), port=port).start()
     print(f"{server.address} shows {capture!r}", file=sys.stderr)

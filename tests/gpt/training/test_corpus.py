@@ -126,4 +126,15 @@ def test_every_python_carries_text_enough() -> None:
     text = python_documentation()
     assert len(text) > 1_000_000
     assert "assert" in text
-    assert text == python_documentation()
+
+
+def test_the_library_is_read_in_the_order_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("zoo.py", "ant.py", "tests/ant.py", "cat/fish.py", "cat/dog.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f'"""Of {name}."""')
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    assert python_documentation().endswith(
+        "\n\nOf ant.py.\n\nOf cat/dog.py.\n\nOf cat/fish.py.\n\nOf zoo.py.\n"
+    )

@@ -18,7 +18,7 @@ import regard
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.saved import pack as packing
-from regard.show.saved.bundle import joined, write
+from regard.show.saved.bundle import bundle_modules, write
 from regard.show.saved.pack import pack
 from tests.captures import HOSTILE, captured
 
@@ -179,7 +179,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_modules_are_joined_in_order_without_imports() -> None:
-    script = joined("main")
+    script = bundle_modules("main")
     assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
     assert script.index("const module_state") < script.index("const module_main")
     assert "</script" not in script.lower()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import posixpath
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -21,10 +22,13 @@ from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.saved.pack import pack
 
-FOLDER = Path(__file__).parent.parent / "page"
+FOLDER = Path(__file__).parent.parent / "web"
 STYLES = ("style.css", "views.css")
-IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
+IMPORT = re.compile(r'^import \{([^}]*)\} from "(\.{1,2}/[a-z_./]+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
+# What remains once those are removed: statements of another form, and imports inside functions. A line that
+# begins with `*` is a comment.
+FOREIGN = re.compile(r"^(?:import|export)\b.*|^(?!\s*(?:\*|//)).*\bimport\s*[(.].*", re.MULTILINE)
 
 
 def write(
@@ -58,7 +62,7 @@ def write(
 
 def _shell(model: str) -> tuple[str, str]:
     """Return the HTML before and after the data."""
-    style, script = "".join((FOLDER / name).read_text("utf-8") for name in STYLES), joined("main")
+    style, script = "".join((FOLDER / name).read_text("utf-8") for name in STYLES), bundle_modules("main")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -68,15 +72,16 @@ def _shell(model: str) -> tuple[str, str]:
     page = _swap(page, "<title>Regard</title>", f"<title>{html.escape(printable)} · Regard</title>")
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     page = _swap(page, '<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}')
-    links = "\n".join(f'<link rel="stylesheet" href="page/{name}">' for name in STYLES)
+    links = "\n".join(f'<link rel="stylesheet" href="web/{name}">' for name in STYLES)
     page = _swap(page, links, f"<style>{style}</style>")
-    page = _swap(page, '<script type="module" src="page/main.js"></script>\n', "")
+    page = _swap(page, '<script type="module" src="web/main.js"></script>\n', "")
     before, end, after = page.partition("</body>")
     # The script comes last, so that all data has been parsed when it runs.
     return before, f"<script>{script}</script>\n{end}{after}"
 
 
 def _swap(page: str, old: str, new: str) -> str:
+    """Replace a text that must occur exactly once."""
     if page.count(old) != 1:
         raise RuntimeError(f"index.html: expected {old!r} once, got it {page.count(old)} times")
     return page.replace(old, new)
@@ -87,41 +92,60 @@ def _hash(text: str) -> str:
 
 
 @cache
-def joined(entry: str) -> str:
-    """The modules that `entry` needs as one script, each in a function of its own.
+def bundle_modules(entry: str) -> str:
+    """Bundle the module `entry` and all it imports into one script, each module in a function of its own.
 
-    It understands the one way in which ours import (`import { a, b } from "./c.js";`) and export (before a
-    function, a class or a constant), and says so of anything else.
+    A module is named by its path without `.js`, such as "common/dom". Only one form of import
+    (`import { a, b } from "../common/c.js";`) and of export (before a function, a class or a constant) is
+    supported; RuntimeError names any other.
     """
     order: list[str] = []
     _visit(entry, order, [])
-    body = "\n".join(_wrapped(name) for name in order)
+    body = "\n".join(_wrap_module(name) for name in order)
     if "</script" in body.lower() or "<!--" in body:
-        raise RuntimeError("a module holds </script or <!--, which would end an inline script")
+        raise RuntimeError("a module contains </script or <!--, which would end an inline script")
     return f'"use strict";\n{body}\n'
 
 
 def _visit(name: str, order: list[str], path: list[str]) -> None:
+    """Append a module to `order`, after everything that it imports; `path` leads to it from the entry."""
     if name in path:
         raise RuntimeError(f"modules import each other in a circle: {' → '.join([*path, name])}")
     if name in order:
         return
     for _, other in IMPORT.findall(_module(name)):
-        _visit(other, order, [*path, name])
+        _visit(_resolve(other, name), order, [*path, name])
     order.append(name)
 
 
-def _wrapped(name: str) -> str:
-    text = IMPORT.sub(lambda found: f"const {{{_renamed(found[1])}}} = module_{found[2]};\n", _module(name))
+def _resolve(path: str, name: str) -> str:
+    """Return the name of the module that `path` refers to in an import of the module `name`."""
+    other = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
+    if other.startswith("../"):
+        raise RuntimeError(f"{name}.js: cannot bundle {path}.js, which is not one of the page's modules")
+    return other
+
+
+def _wrap_module(name: str) -> str:
+    """Return a module as a constant: a function that is called at once and returns the module's exports."""
+    text = IMPORT.sub(
+        lambda match: f"const {{{_rename(match[1])}}} = {_variable(_resolve(match[2], name))};\n",
+        _module(name),
+    )
     names = EXPORT.findall(text)
-    text = EXPORT.sub(lambda found: found[0].removeprefix("export "), text)
-    if left := re.search(r"^(import|export)\b.*", text, re.MULTILINE):
-        raise RuntimeError(f"{name}.js: cannot join {left[0]!r}: write it as the other modules do")
-    return f"const module_{name} = (() => {{\n{text}\nreturn {{ {', '.join(names)} }};\n}})();"
+    text = EXPORT.sub(lambda match: match[0].removeprefix("export "), text)
+    if foreign := FOREIGN.search(text):
+        raise RuntimeError(f"{name}.js: cannot bundle {foreign[0]!r}: write it as the other modules do")
+    return f"const {_variable(name)} = (() => {{\n{text}\nreturn {{ {', '.join(names)} }};\n}})();"
 
 
-def _renamed(names: str) -> str:
-    """`a as b` of an import is `a: b` in a pattern."""
+def _variable(name: str) -> str:
+    """Return the variable that holds a module's exports; no module's name contains $."""
+    return "module_" + name.replace("/", "$")
+
+
+def _rename(names: str) -> str:
+    """Rewrite `a as b` of an import as `a: b`, as a destructuring pattern has it."""
     return re.sub(r"(\w+) as (\w+)", r"\1: \2", names)
 
 
