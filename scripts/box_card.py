@@ -1,10 +1,12 @@
-"""The card of the model in the box, written from what was measured."""
+"""Writes the card of the model in the package from its measurements."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+
+from regard.gpt.training.history import read_metrics
 
 CARD = """\
 # The model in the box
@@ -71,10 +73,9 @@ that does so clear. Nothing is said again in the text that it is judged by."""
 
 
 def card(folder: Path) -> str:
-    """The card of the model in a folder, which holds summary.json and metrics.jsonl."""
+    """The card of the model in a folder, from its summary.json and its training history."""
     summary = json.loads((folder / "summary.json").read_text())
-    curve = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [line for line in curve if "validation" in line]
+    losses = [line for line in read_metrics(folder) if "validation" in line]
     heads = [
         f"{kind} on {text}"
         for kind in ("previous_token", "induction", "sink")
@@ -101,5 +102,5 @@ def quoted(text: str) -> str:
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    (place / "README.md").write_text(card(place), encoding="utf-8")
+    folder = Path(sys.argv[1])
+    (folder / "README.md").write_text(card(folder), encoding="utf-8")

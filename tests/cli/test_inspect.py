@@ -24,7 +24,7 @@ from regard.cli import app, main
 from regard.cli.demo_text import STORY
 from regard.cli.model import Model
 from regard.gpt import GPT, Config
-from regard.gpt.tokens import characters
+from regard.gpt.tokens import character_tokenizer
 from regard.show.server.limits import StoppedError
 from tests.captures import captured
 
@@ -36,8 +36,12 @@ run = CliRunner().invoke
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model on disk."""
     torch.manual_seed(0)
-    tokenizer = characters(TEXT + "\n")
-    model = GPT(Config(vocab_size=tokenizer.get_vocab_size(), context=64, layers=2, heads=2, width=16))
+    tokenizer = character_tokenizer(TEXT + "\n")
+    model = GPT(
+        Config(
+            vocab_size=tokenizer.get_vocab_size(), context_length=64, num_layers=2, num_heads=2, d_model=16
+        )
+    )
     model.tokenizer = tokenizer
     path = tmp_path_factory.mktemp("models") / "tiny"
     model.save(path)
@@ -158,7 +162,7 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         )
         assert "".join(start["start"]["tokens"]) == "the"
         assert [len(step["step"]["lost"]) for step in steps] == [2, 2, 2]
-        assert steps[1]["step"]["computed"] == {"cached": 1, "anew": 4}
+        assert steps[1]["step"]["computed"] == {"cached": 1, "recomputed": 4}
         assert end["end"]["text"] == "".join(step["step"]["token"] for step in steps)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
@@ -274,7 +278,7 @@ def test_a_broken_model_folder_is_said_in_a_line(
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
-    assert "is not a whole safetensors file" in fails(monkeypatch, capsys, "--model", tmp_path)
+    assert "is not a complete safetensors file" in fails(monkeypatch, capsys, "--model", tmp_path)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     assert "expected JSON" in fails(monkeypatch, capsys, "--model", tmp_path)
 

@@ -19,7 +19,9 @@ from tests.heads.made_heads import inducing, looking_at, previous, repeats
 
 def small() -> GPT:
     torch.manual_seed(3)
-    return GPT(Config(vocab_size=40, context=128, layers=2, heads=4, width=16, kv_heads=2)).eval()
+    return GPT(
+        Config(vocab_size=40, context_length=128, num_layers=2, num_heads=4, d_model=16, num_kv_heads=2)
+    ).eval()
 
 
 def without(a: Tensor, key: int) -> Tensor:
@@ -255,7 +257,7 @@ def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
 def test_a_capture_has_its_heads() -> None:
     model = small()
     ids = torch.randint(0, 40, (1, 40))
-    seen = capture(model, ids=ids)
+    seen = capture(model, input_ids=ids)
     frame = seen.heads().to_pandas()
     assert len(frame) == 8
     assert frame["kv_head"].tolist() == [0, 0, 1, 1] * 2

@@ -26,10 +26,10 @@ def data(
       regard data shakespeare
       regard data smollm2
     """
-    from regard.gpt.downloads import ITEMS, fetch
+    from regard.gpt.downloads import DOWNLOADS, fetch
 
     if name is None:
-        for known, item in ITEMS.items():
+        for known, item in DOWNLOADS.items():
             typer.echo(f"{known:12} {item.about}")
     else:
         typer.echo(fetch(name))

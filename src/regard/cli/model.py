@@ -59,7 +59,7 @@ class Model:
         """A GPT that is open already."""
         if model.tokenizer is None:
             raise ValueError(f"model: {title} came without a tokenizer, so that it cannot read a text")
-        return cls(title, model, model.tokenizer, model.config.vocab_size, model.config.context, run)
+        return cls(title, model, model.tokenizer, model.config.vocab_size, model.config.context_length, run)
 
     @classmethod
     def _open_with_transformers(cls, name: str, reason: ValueError) -> Model:
@@ -160,7 +160,7 @@ class Model:
     def stream(self, prompt: str, *, stop: list[str], **options: Any) -> Iterator[str]:
         """Continue a prompt, piece by piece. Options are those of `GPT.stream`."""
         model = self._gpt
-        return model.stream(prompt, stop=[*model.config.end, *stop], **options)
+        return model.stream(prompt, stop=[*model.config.eos_token_id, *stop], **options)
 
     def generate(self, text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
         """Continue a text for the page, which shows what a cache saves.
@@ -179,20 +179,21 @@ class Model:
         yield {
             "start": {
                 "tokens": spelled(self.tokenizer, ids)[0],
-                "layers": config.layers,
-                "heads": config.heads,
-                "kv_heads": config.kv_heads,
-                "context": config.context,
+                "layers": config.num_layers,
+                "heads": config.num_heads,
+                "kv_heads": config.num_kv_heads,
+                "context": config.context_length,
                 "window": window,
                 "sinks": sinks,
             }
         }
         written: list[int] = []
         for step in steps:
-            written.append(step.id)
+            written.append(step.token_id)
             line = {k: v._asdict() if isinstance(v, CacheTiming) else v for k, v in step._asdict().items()}
-            yield {"step": {"token": spelled(self.tokenizer, ids.new_tensor([[step.id]]))[0][0], **line}}
-        ended = bool(written) and written[-1] in config.end
+            token = spelled(self.tokenizer, ids.new_tensor([[step.token_id]]))[0][0]
+            yield {"step": {"token": token, **line}}
+        ended = bool(written) and written[-1] in config.eos_token_id
         why = "end" if ended else "tokens" if len(written) == tokens else "context"
         yield {"end": {"why": why, "text": self.tokenizer.decode(written)}}
 
@@ -228,6 +229,7 @@ def _telling_layers(model: nn.Module, tell: ReportProgress) -> Iterator[None]:
 
 def _run_of(name: str) -> Path | None:
     from regard.gpt.loader import BOX
+    from regard.gpt.training.history import has_history
 
     folder = BOX if name == "default" else Path(name)
-    return folder if (folder / "heads.jsonl").is_file() else None
+    return folder if has_history(folder) else None

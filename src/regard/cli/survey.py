@@ -62,23 +62,23 @@ def survey(
     from regard.cli.model import Model
     from regard.heads.survey import Reader
     from regard.heads.survey import survey as run
-    from regard.processes import joined
+    from regard.processes import process_group
 
     for name, value, least in (("length", length, 2), ("batch", batch, 1), ("threads", threads, 1)):
         if value < least:
             raise ValueError(f"--{name}: expected at least {least}, got {value}")
     if not corpus.is_file():
         raise ValueError(f"corpus: expected a text file, got {corpus}, which is not there")
-    with joined(device) as us:
-        opened = Model.open(model).to(us.device)
-        reader = Reader(opened.title, opened.maps, opened.encode, opened.start, opened.digest(), us.device)
+    with process_group(device) as ranks:
+        opened = Model.open(model).to(ranks.device)
+        reader = Reader(opened.title, opened.maps, opened.encode, opened.start, opened.digest(), ranks.device)
         try:
-            with _bar(corpus.stat().st_size, windows, us.first) as tell:
+            with _bar(corpus.stat().st_size, windows, ranks.is_main) as tell:
                 table = run(
                     reader,
                     corpus,
                     out,
-                    us=us,
+                    ranks=ranks,
                     length=min(length, opened.context or length),
                     batch=batch,
                     most=windows,
@@ -88,11 +88,11 @@ def survey(
                     tell=tell,
                 )
         except KeyboardInterrupt:
-            if us.first:
+            if ranks.is_main:
                 again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--fresh")])
                 typer.echo(f"stopped and saved; go on with: {again}", err=True)
             raise typer.Exit(130) from None
-        if us.first:
+        if ranks.is_main:
             named = sum(bool(row.labels) for row in table)
             typer.echo(
                 f"{out}: {len(table)} heads over {table.texts:,} windows, {table.tokens:,} tokens; "

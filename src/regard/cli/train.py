@@ -25,16 +25,17 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in the folder, or start it if there is none.")
     ] = False,
-    vocabulary: Annotated[
+    vocab_size: Annotated[
         int | None,
         typer.Option(metavar="N", help="Learn a BPE of N tokens. By default every character is a token."),
     ] = None,
-    layers: Annotated[int, typer.Option(metavar="N", help="Number of layers.")] = 4,
-    heads: Annotated[int, typer.Option(metavar="N", help="Query heads per layer.")] = 4,
-    width: Annotated[int, typer.Option(metavar="N", help="Width of the model (d_model).")] = 128,
-    context: Annotated[int, typer.Option(metavar="N", help="Maximum number of tokens it can read.")] = 64,
-    kv_heads: Annotated[
-        int | None, typer.Option(metavar="N", help="Key/value heads per layer. By default as many as heads.")
+    num_layers: Annotated[int, typer.Option(metavar="N", help="Number of layers.")] = 4,
+    num_heads: Annotated[int, typer.Option(metavar="N", help="Query heads per layer.")] = 4,
+    d_model: Annotated[int, typer.Option(metavar="N", help="Width of the residual stream.")] = 128,
+    context_length: Annotated[int, typer.Option(metavar="N", help="Tokens per window.")] = 64,
+    num_kv_heads: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Key/value heads per layer. By default, num-heads."),
     ] = None,
     norm: Annotated[Literal["layer", "rms"], typer.Option(help="LayerNorm or RMSNorm.")] = "layer",
     positions: Annotated[
@@ -45,20 +46,20 @@ def train(
     ] = "gelu",
     dropout: Annotated[float, typer.Option(metavar="P", help="Dropout probability.")] = 0.0,
     steps: Annotated[int, typer.Option(metavar="N", help="Optimizer steps.")] = 2000,
-    batch: Annotated[int, typer.Option(metavar="N", help="Windows per batch and process.")] = 12,
-    accumulate: Annotated[
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Windows per batch and process.")] = 12,
+    gradient_accumulation_steps: Annotated[
         int, typer.Option(metavar="N", help="Batches per optimizer step (gradient accumulation).")
     ] = 1,
     learning_rate: Annotated[
         float, typer.Option(metavar="RATE", help="Maximum learning rate, after the warmup.")
     ] = 1e-3,
-    lowest_rate: Annotated[
+    min_learning_rate: Annotated[
         float, typer.Option(metavar="RATE", help="Learning rate at the end of the cosine decay.")
     ] = 1e-4,
-    warmup: Annotated[int, typer.Option(metavar="N", help="Steps of linear warmup.")] = 100,
+    warmup_steps: Annotated[int, typer.Option(metavar="N", help="Steps of linear warmup.")] = 100,
     weight_decay: Annotated[float, typer.Option(metavar="X", help="Weight decay of AdamW.")] = 0.1,
     beta2: Annotated[float, typer.Option(metavar="X", help="Second beta of AdamW.")] = 0.99,
-    clip: Annotated[float, typer.Option(metavar="X", help="Maximum gradient norm.")] = 1.0,
+    max_grad_norm: Annotated[float, typer.Option(metavar="X", help="Maximum gradient norm.")] = 1.0,
     evaluate_every: Annotated[int, typer.Option(metavar="N", help="Steps between evaluations.")] = 250,
     save_every: Annotated[int, typer.Option(metavar="N", help="Steps between checkpoints.")] = 250,
     minutes: Annotated[
@@ -81,24 +82,24 @@ def train(
     Examples:
       regard train
       regard train shakespeare.txt --out shakespeare
-      regard train book.txt --vocabulary 2048 --context 256 --width 256 --norm rms
+      regard train book.txt --vocab-size 2048 --context-length 256 --d-model 256 --norm rms
       torchrun --nproc-per-node 2 --no-python regard train book.txt --out both
     """
     from regard.gpt.config import Config
     from regard.gpt.training.corpus import prepare, python_documentation, read
-    from regard.gpt.training.train import Settings
+    from regard.gpt.training.settings import TrainingSettings
     from regard.gpt.training.train import train as run
 
-    settings = Settings(
+    settings = TrainingSettings(
         steps=steps,
-        batch=batch,
-        accumulate=accumulate,
+        batch_size=batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps,
         learning_rate=learning_rate,
-        lowest_rate=lowest_rate,
-        warmup=warmup,
+        min_learning_rate=min_learning_rate,
+        warmup_steps=warmup_steps,
         weight_decay=weight_decay,
         beta2=beta2,
-        clip=clip,
+        max_grad_norm=max_grad_norm,
         seed=seed,
         evaluate_every=evaluate_every,
         save_every=save_every,
@@ -107,27 +108,27 @@ def train(
         compile=compile,
     )
     text = python_documentation() if corpus is None else read(corpus)
-    prepared = prepare(text, context, vocabulary)
+    prepared = prepare(text, context_length, vocab_size)
     config = Config(
         vocab_size=prepared.vocab_size,
-        context=context,
-        layers=layers,
-        heads=heads,
-        width=width,
-        kv_heads=kv_heads,  # type: ignore[arg-type]  # None stands for as many as heads
+        context_length=context_length,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        d_model=d_model,
+        num_kv_heads=num_kv_heads,  # type: ignore[arg-type]  # None is Config's default
         norm=norm,
         positions=positions,
         activation=activation,
         dropout=dropout,
-        end=() if prepared.start is None else (prepared.start,),
+        eos_token_id=() if prepared.bos_token_id is None else (prepared.bos_token_id,),
     )
-    outcome = run(config, prepared, out, settings, resume=resume, device=device)
-    if not outcome.finished:
+    result = run(config, prepared, out, settings, resume=resume, device=device)
+    if not result.finished:
         again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
-        typer.echo(f"stopped at step {outcome.step} and saved; go on with: {again}", err=True)
+        typer.echo(f"stopped at step {result.step} and saved; go on with: {again}", err=True)
         raise typer.Exit(130)
     typer.echo(
-        f"best validation loss {outcome.best:.4f} after {outcome.step} steps; "
+        f"best validation loss {result.best_loss:.4f} after {result.step} steps; "
         f'try: regard generate --model {shlex.quote(str(out))} "…"',
         err=True,
     )

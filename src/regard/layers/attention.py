@@ -174,4 +174,4 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         rule = "" if self.mask is None else f", mask={self.mask}"
-        return f"heads={self.num_heads}, kv_heads={self.num_kv_heads}, head_dim={self.head_dim}{rule}"
+        return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}{rule}"
