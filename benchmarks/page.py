@@ -94,7 +94,7 @@ def alone(T: int) -> float:
 
 
 def print_memory(T: int) -> None:
-    seen = capture(gpt2_small(), ids=torch.randint(0, 50257, (1, T)), values=True)
+    seen = capture(gpt2_small(), inputs={"ids": torch.randint(0, 50257, (1, T))}, values=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
         print(max(peak_mib(lambda: write(seen, path), "cpu") for _ in range(3)))
@@ -103,7 +103,7 @@ def print_memory(T: int) -> None:
 def pages(model: GPT, T: int, folder: Path, browser: Any) -> list[dict[str, Any]]:
     ids = torch.randint(0, 50257, (1, T))
     began = time.perf_counter()
-    seen = capture(model, ids=ids, values=True)
+    seen = capture(model, inputs={"ids": ids}, values=True)
     captured = time.perf_counter() - began
     tokens = [f" tok{number}" for number in ids[0].tolist()]
     seen.tokens = [tokens]

@@ -19,8 +19,7 @@ from regard.checker import Report, check
 from regard.maps import AttentionMap, attention_map
 from regard.recorder import Capture, capture, capture_size, load
 from regard.show import plot
-
-__version__ = "0.1.0"
+from regard.version import __version__ as __version__
 
 __all__ = [
     "AttentionMap",

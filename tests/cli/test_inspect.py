@@ -238,7 +238,7 @@ def test_a_broken_model_folder_is_said_in_a_line(
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
-    assert "is not a whole safetensors file" in fails(monkeypatch, capsys, "--model", tmp_path)
+    assert "is not a complete safetensors file" in fails(monkeypatch, capsys, "--model", tmp_path)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     assert "expected JSON" in fails(monkeypatch, capsys, "--model", tmp_path)
 

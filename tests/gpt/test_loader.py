@@ -214,7 +214,7 @@ def test_rotary_settings_of_older_files(folder: Path) -> None:
 def test_broken_files(folder: Path, tmp_path: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-10])
-    assert "model.safetensors is not a whole safetensors file" in refused(folder)
+    assert "model.safetensors is not a complete safetensors file" in refused(folder)
     (folder / "model.safetensors").unlink()
     assert "expected model.safetensors, or several files with model.safetensors.index.json" in refused(folder)
     (folder / "config.json").write_text("{")

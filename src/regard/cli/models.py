@@ -60,7 +60,7 @@ class Model(NamedTuple):
 
         def run(ids: Tensor) -> list[AttentionMap]:
             inputs: dict[str, Any] = {name: ids}
-            seen: Capture = capture(self.module, text=None, **inputs)
+            seen: Capture = capture(self.module, inputs=inputs)
             heard(seen)
             return seen.maps
 

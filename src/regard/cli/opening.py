@@ -45,10 +45,10 @@ def open_for_page(name: str) -> Opened:
 def reader(model: nn.Module, tokenizer: Any, title: str, context: int | None) -> Read:
     """Reads a text with a model and says how far it is, layer by layer."""
     from regard.recorder import capture
-    from regard.recorder.tokens import encoded
+    from regard.recorder.tokens import encode_text
 
     def read(text: str, tell: Tell) -> Capture:
-        tokens = encoded(tokenizer, text)["input_ids"].shape[1]
+        tokens = encode_text(tokenizer, text)["input_ids"].shape[1]
         if context is not None and tokens > context:
             raise ValueError(
                 f"text: expected at most {context:,} tokens, which is how much this model can read, "
@@ -65,17 +65,17 @@ def reader(model: nn.Module, tokenizer: Any, title: str, context: int | None) ->
 def generator(model: GPT) -> Generate:
     """Goes on with a text; the lines are {"start": …}, a {"step": …} for each token, {"end": …}."""
     from regard.gpt.cache_demo import CacheTiming, compare_with_and_without_cache
-    from regard.recorder.tokens import encoded, spelled
+    from regard.recorder.tokens import decode_tokens, encode_text
 
     def generate(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
-        ids = encoded(model.tokenizer, text)["input_ids"]
+        ids = encode_text(model.tokenizer, text)["input_ids"]
         steps = compare_with_and_without_cache(
             model, ids[0].tolist(), tokens=tokens, window=window, sinks=sinks
         )
         config = model.config
         yield {
             "start": {
-                "tokens": spelled(model.tokenizer, ids)[0],
+                "tokens": decode_tokens(model.tokenizer, ids)[0],
                 "layers": config.layers,
                 "heads": config.heads,
                 "kv_heads": config.kv_heads,
@@ -88,7 +88,9 @@ def generator(model: GPT) -> Generate:
         for step in steps:
             written.append(step.id)
             line = {k: v._asdict() if isinstance(v, CacheTiming) else v for k, v in step._asdict().items()}
-            yield {"step": {"token": spelled(model.tokenizer, ids.new_tensor([[step.id]]))[0][0], **line}}
+            yield {
+                "step": {"token": decode_tokens(model.tokenizer, ids.new_tensor([[step.id]]))[0][0], **line}
+            }
         ended = bool(written) and written[-1] in config.end
         why = "end" if ended else "tokens" if len(written) == tokens else "context"
         yield {"end": {"why": why, "text": model.tokenizer.decode(written) if model.tokenizer else ""}}

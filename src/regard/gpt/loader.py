@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from regard.gpt import downloads, gguf
 from regard.gpt.config import Config
 from regard.gpt.families import WeightPart, family_of, is_derived, with_head
 from regard.gpt.folder import CONFIG, OURS, TOKENIZER, WEIGHTS, Stored
+from regard.safetensor_files import open_safetensors
 
 if TYPE_CHECKING:
     from regard.gpt.model import GPT
@@ -207,11 +207,8 @@ def _tensors(folder: Path) -> dict[str, Callable[[], Tensor]]:
     for file in files:
         if not (folder / file).is_file():
             raise ValueError(f"{folder}: expected {file}, which {INDEX} names, and it is not there")
-        try:
-            opened = safe_open(folder / file, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{folder / file} is not a whole safetensors file: {error}") from None
-        for name in opened.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118
+        opened = open_safetensors(folder / file)
+        for name in opened.keys():  # noqa: SIM118
             found[name] = lambda opened=opened, name=name: opened.get_tensor(name)  # type: ignore[misc]
     if places is not None and (missing := sorted(set(places) - set(found))):
         raise ValueError(f"{folder}: {INDEX} names tensors that its files lack: {_some(missing)}")

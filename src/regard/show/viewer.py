@@ -1,6 +1,6 @@
-"""What a capture does when it is asked to show itself: a page in a browser, in a notebook, or in a file.
+"""Shows a capture as a page: in a browser, in a notebook, or in a file.
 
-`regard.show` puts this file at `Capture.viewer`. It knows captures; what they look like is `page`'s business.
+`Capture.show` and `Capture.to_html` call it. It knows captures; how the page looks is in `page`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.recorder import Capture
-from regard.show import figures
 
 if TYPE_CHECKING:
     from regard.show.server.background import BackgroundServer
@@ -50,18 +49,13 @@ def show(
     return running
 
 
-def figure(seen: Capture, layer: int | str, head: int | None = None, **options: Any) -> Any:
-    """A layer or one of its heads with Matplotlib: see `figures.figure`."""
-    return figures.figure(seen, layer, head, **options)
-
-
 def page(seen: Capture, path: str | PathLike[str], **options: Any) -> Path:
     """Write a capture as one HTML file that opens anywhere. Options are those of `page.write`."""
     from regard.show.saved.bundle import write
 
     path = Path(path)
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"save: there is no folder {str(path.parent)!r}: make it first")
+        raise FileNotFoundError(f"to_html: there is no folder {str(path.parent)!r}: make it first")
     return write(seen, path, **options)
 
 
@@ -98,7 +92,7 @@ def _summary(seen: Capture) -> str:
     return (
         f"<p><code>{said}</code></p><p>{size} of queries and keys are much for a notebook: "
         "<code>seen.show(block=False)</code> opens the page in a browser, "
-        "<code>seen.save('page.html')</code> writes it to a file, "
+        "<code>seen.to_html('page.html')</code> writes it to a file, "
         "<code>seen.figure(layer, head)</code> draws one head.</p>"
     )
 

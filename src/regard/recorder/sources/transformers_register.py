@@ -1,7 +1,7 @@
-"""`model.set_attn_implementation("regard")` works once both libraries are imported, whichever comes first.
+"""Registers Regard's attention with Transformers, for `model.set_attn_implementation("regard")`.
 
 Importing regard must not import Transformers, which takes seconds. So the attention is registered at once if
-Transformers' models are there already, and otherwise at the moment when they are imported.
+Transformers' models are imported already, and otherwise as soon as they are.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ MODELS = "transformers.modeling_utils"
 
 
 def register_when_imported() -> None:
-    """Register now, or when Transformers' models are imported."""
+    """Register now, or as soon as Transformers' models are imported."""
     if MODELS in sys.modules:
         _register()
-    elif not any(isinstance(finder, Waiting) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Waiting())
+    elif not any(isinstance(finder, ImportWatch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, ImportWatch())
 
 
-class Waiting(MetaPathFinder):
-    """Looks out for one import, lets it happen as ever, and registers after it."""
+class ImportWatch(MetaPathFinder):
+    """Waits for one import, lets it happen as usual, and registers after it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != MODELS:
             return None
-        sys.meta_path.remove(self)  # it is needed once; and the search below must not come here again
+        sys.meta_path.remove(self)  # it is needed once, and the search below must not find it
         spec = find_spec(fullname)
         loader = None if spec is None else spec.loader
         if loader is not None:
@@ -50,6 +50,6 @@ class Waiting(MetaPathFinder):
 def _register() -> None:
     from regard.recorder.sources.transformers_attention import register
 
-    # A Transformers without the interface is no reason for an import to fail; `capture` says what it needs.
+    # A Transformers without the interface must not make an import fail; `capture` says what it needs.
     with contextlib.suppress(ImportError):
         register()

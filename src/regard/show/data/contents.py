@@ -1,8 +1,8 @@
 """What the page shows, of one or more captures: the same for the server and for the saved file.
 
 `meta` describes everything in a form that JSON holds; the rest is computed when someone looks. Texts are
-numbered, layers go by their key ("3", "decoder.3"), heads by their number in the model. This file knows
-captures; it knows neither models nor how the page draws.
+numbered, layers go by their key as text ("3", "decoder.3"), heads by their number in the model. This file
+knows captures; it knows neither models nor how the page draws.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import And, Mask
-from regard.attention.masks.named import Window
 from regard.heads import describe
 from regard.lru import LRUCache
 from regard.maps import AttentionMap
@@ -92,7 +90,7 @@ class Contents:
     @cached_property
     def meta(self) -> dict[str, Any]:
         """Everything but weights: what the page needs to know before it asks for any."""
-        values = all(layer.values is not None for seen in self.texts for layer in seen.layers)
+        values = all(layer.settings.value_width is not None for seen in self.texts for layer in seen.layers)
         return {
             "version": VERSION,
             "model": self.texts[0].model,
@@ -163,7 +161,7 @@ class Contents:
     def glance(self, text: int, layer: str | int) -> Thumbnail:
         """A layer's small pictures and sinks."""
         found = self.layer(text, layer)
-        key = (text, found.key)
+        key = (text, str(found.key))
         if key not in self._glances:
             self._glances[key] = glance(self.whole(text, found.key))
         return self._glances[key]
@@ -178,15 +176,15 @@ class Contents:
         self._check(text)
         if text not in self._heads:
             seen, some = self.texts[text], slice(self.entry, self.entry + 1)
-            read = [seen._read_by(layer) for layer in seen.layers]
+            read = [seen.ids_of(layer) for layer in seen.layers]
             # Layers that read the same get the very same ids: what they have in common is then found once.
             own = {id(ids): ids[some] for ids in read if ids is not None}
             table = describe(
                 [self.whole(text, layer.key) for layer in seen.layers],
                 [None if ids is None else own[id(ids)] for ids in read],
-                keys=[layer.key for layer in seen.layers],
+                keys=[str(layer.key) for layer in seen.layers],
                 heads=[layer.heads for layer in seen.layers],
-                real=None if seen.real is None else seen.real[some],
+                real=None if seen.attention_mask is None else seen.attention_mask[some],
             )
             self._heads[text] = table.to_data()
         return self._heads[text]
@@ -194,7 +192,7 @@ class Contents:
     def eviction(self, text: int, layer: str | int) -> dict[str, Any]:
         """What a cache of first and latest keys would lose, for every head of a layer (see `eviction`)."""
         found = self.layer(text, layer)
-        key = (text, found.key)
+        key = (text, str(found.key))
         if key not in self._evictions:
             self._evictions[key] = eviction(self.whole(text, found.key))
         return self._evictions[key]
@@ -237,27 +235,27 @@ class Contents:
 
 def _layer(layer: Layer, evidence: Evidence, tokens: list[str], targets: list[str] | None) -> dict[str, Any]:
     """A layer's facts. `queries_of` and `keys_of` say which tokens its axes stand for, from which one on."""
-    _, H, T, S = layer.map.matrix
+    _, H, T, S = layer.shape
+    settings = layer.settings
     decodes = targets is not None and layer.stack in ("decoder", "cross")
     queries = targets if targets is not None and decodes else tokens
     keys = tokens if layer.stack == "cross" else queries
     known = len(queries) >= T and len(keys) >= S and (layer.stack != "cross" or decodes)
-    D, G = layer.map.q.shape[-1], layer.map.k.shape[1]
     return {
-        "key": layer.key,
+        "key": str(layer.key),
         "name": layer.name,
         "stack": layer.stack,
         "number": layer.number,
         "heads": list(layer.heads),
-        "kv_heads": G,
-        "group": H // G,
-        "width": D,
-        "value_width": None if layer.values is None else layer.values.shape[-1],
-        "scale": layer.map.scale,
-        "softcap": layer.map.softcap,
-        "sinks": layer.map.sinks is not None,
-        "mask": str(layer.map.mask),
-        "window": window_of(layer.map.mask),
+        "kv_heads": settings.kv_heads,
+        "group": H // settings.kv_heads,
+        "width": settings.width,
+        "value_width": settings.value_width,
+        "scale": settings.scale,
+        "softcap": settings.softcap,
+        "sinks": settings.has_sinks,
+        "mask": settings.mask,
+        "window": settings.window,
         "rows": T,
         "cols": S,
         "queries_of": "target_tokens" if queries is targets else "tokens",
@@ -274,21 +272,11 @@ def _evidence(found: Evidence) -> dict[str, Any]:
         "text": str(found),
         "problem": found.problem,
         "difference": _finite(found.difference),
-        "allowed": _finite(found.allowed),
+        "allowed": _finite(found.tolerance),
         "row_sums": _finite(found.row_sums),
         "rows": found.rows,
-        "of": found.of,
+        "of": found.total_rows,
     }
-
-
-def window_of(mask: Mask) -> int | None:
-    """How many keys back a mask lets look, if it says so: `causal & window(128)` says 128."""
-    if isinstance(mask, Window):
-        return mask.size
-    if isinstance(mask, And):
-        sizes = [size for size in (window_of(mask.left), window_of(mask.right)) if size is not None]
-        return min(sizes) if sizes else None
-    return None
 
 
 def _line(m: AttentionMap, name: str, index: int) -> Tensor:
