@@ -64,6 +64,14 @@ def test_what_would_be_smaller_is_as_printed() -> None:
     assert "in each of 3 texts" in str(regard.capture_size(model, 100, batch=3))
 
 
+def test_only_options_that_make_it_smaller_are_printed() -> None:
+    config = a_gpt().config
+    assert "statistics" not in str(regard.capture_size(config, 20))  # an overview of 20×20 cells is larger
+    assert "statistics" in str(regard.capture_size(config, 20_000))
+    single = regard.capture_size(config, 20, layers=[0], heads=[0], dtype=torch.bfloat16)
+    assert single.options == {}
+
+
 @pytest.mark.parametrize("extra", [{}, {"add_bias_kv": True}, {"add_bias_kv": True, "add_zero_attn": True}])
 def test_attention_of_pytorch(extra: dict[str, bool]) -> None:
     module = nn.MultiheadAttention(16, 4, **extra)
@@ -141,12 +149,12 @@ def test_keys_that_are_made_for_every_head() -> None:
 
 def test_what_it_cannot_know() -> None:
     with pytest.raises(
-        ValueError, match="expected attention that capture knows, or a configuration, got Linear"
+        ValueError, match="expected attention that capture recognises, or a configuration, got Linear"
     ):
         regard.capture_size(nn.Linear(2, 2), 5)
     with pytest.raises(ValueError, match="expected sizes in its configuration, got str"):
         regard.capture_size("gpt2", 5)
-    with pytest.raises(ValueError, match="layers: expected some of '0', '1', '2', '3', got \\[7\\]"):
+    with pytest.raises(ValueError, match="layers: expected some of 0, 1, 2, 3, got \\[7\\]"):
         regard.capture_size(a_gpt(), 5, layers=[7])
     with pytest.raises(ValueError, match="tokens: expected"):
         regard.capture_size(a_gpt(), 0)
@@ -279,7 +287,7 @@ def fails(model: GPT, folder: Path) -> None:
 def test_statistics_only(tmp_path: Path) -> None:
     model, ids = a_gpt(), torch.randint(0, 32, (2, 50))
     whole = regard.capture(model, inputs={"ids": ids})
-    for options in ({}, {"to": tmp_path}, {"budget": 10}):
+    for options in ({}, {"folder": tmp_path}, {"budget": 10}):
         seen = regard.capture(model, inputs={"ids": ids}, store="statistics", **options)
         assert seen.certificate.certified
         found, wanted = seen.layer(2).summary, whole.layer(2).summary
@@ -287,11 +295,11 @@ def test_statistics_only(tmp_path: Path) -> None:
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a, b)
         with pytest.raises(
-            ValueError, match=r"layer 2: only its statistics were kept.*seen\.layer\('2'\)\.summary"
+            ValueError, match=r"layer 2: only its statistics were stored.*seen\.layer\(2\)\.summary"
         ):
             seen[2]
     assert regard.load(tmp_path).layer(0).summary.entropy.shape == (2, 4, 50)
-    with pytest.raises(ValueError, match="keep: expected 'maps' or 'statistics', got 'all'"):
+    with pytest.raises(ValueError, match="store: expected 'maps' or 'statistics', got 'all'"):
         regard.capture(model, store="all")
 
 

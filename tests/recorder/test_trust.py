@@ -170,7 +170,7 @@ def test_an_argument_that_nobody_knows_is_named() -> None:
 
 def test_regards_own_attention_refuses_what_it_does_not_know() -> None:
     model = llama("regard")
-    with pytest.raises(ValueError, match='"regard": LlamaAttention passes indices, which it does not know'):
+    with pytest.raises(ValueError, match='"regard": LlamaAttention passes indices, which is not supported'):
         model(torch.randint(0, 97, (1, 5)), indices=torch.arange(4))
 
 
@@ -371,7 +371,7 @@ def test_attention_over_tensors_that_cannot_be_read() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.vmap(lambda y: scaled_dot_product_attention(y, y, y))(x)
 
-    class CacheTiming(nn.Module):
+    class TwoAttentions(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.mapped, self.plain = Mapped(), Differential("views")
@@ -379,11 +379,11 @@ def test_attention_over_tensors_that_cannot_be_read() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.mapped(x)[0, 0] + self.plain(x[0, 0])
 
-    model, x = CacheTiming(), torch.randn(2, 1, 2, 7, 16)
+    model, x = TwoAttentions(), torch.randn(2, 1, 2, 7, 16)
     with torch.no_grad():
         plain = model(x)
         with pytest.warns(UserWarning, match=r"is missing: .*torch.func.* \(mapped\)"):
-            seen = regard.capture(model, x=x)
+            seen = regard.capture(model, inputs={"x": x})
         assert torch.equal(model(x), plain)
     assert list(seen.missing) == ["mapped"]
 

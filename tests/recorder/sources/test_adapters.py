@@ -70,7 +70,7 @@ def test_modules_by_name_or_pattern(at: dict[str, Any]) -> None:
         with regard.capture(model, adapters=at) as seen:
             assert torch.equal(model(x), plain)
         assert [(layer.key, layer.name) for layer in seen.layers] == [
-            (str(n), f"blocks.{n}.attn") for n in range(3)
+            (n, f"blocks.{n}.attn") for n in range(3)
         ]
         assert seen.certificate.certified
         assert seen.certificate[0].scale == 0.5

@@ -154,7 +154,7 @@ def test_text_goes_in_and_tokens_come_out() -> None:
     seen = regard.capture(model, text="a bad cab")
     assert seen.tokens == [list("a bad cab")]
     assert seen.ids.tolist() == [model.tokenizer.encode("a bad cab").ids]
-    assert repr(seen) == "Seen(GPT, 2 layers of 1×4×9×9, 2 certified)"
+    assert repr(seen) == "Capture(GPT, 2 layers of 1×4×9×9, 2 certified)"
     with regard.capture(model) as seen:
         text = model.generate("a bad", max_new_tokens=4)
     assert "".join(seen.tokens[0]) == text[:-1]

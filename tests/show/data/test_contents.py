@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard.recorder import Capture
-from regard.show.data.contents import Contents, window_of
+from regard.show.data.contents import Contents
 from tests.captures import HOSTILE, captured
 
 
@@ -24,13 +24,6 @@ def test_the_meta_is_json_whatever_the_tokens() -> None:
     assert (layer["key"], layer["heads"], layer["kv_heads"], layer["group"]) == ("1", [0, 1, 2, 3], 2, 2)
     assert layer["evidence"]["certified"] is True
     assert layer["mask"] == "causal"
-
-
-def test_windows_are_told_apart() -> None:
-    assert window_of(regard.causal & regard.window(128)) == 128
-    assert window_of(regard.window(9) & regard.causal & regard.window(5)) == 5
-    assert window_of(regard.causal) is None
-    assert window_of(regard.causal | regard.window(4)) is None
 
 
 def test_rows_and_columns_are_the_map_s() -> None:
