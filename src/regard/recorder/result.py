@@ -19,6 +19,7 @@ from torch import Tensor
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Certificate
 from regard.recorder.layer import Layer
+from regard.recorder.storage.folder import save
 
 if TYPE_CHECKING:
     from regard.heads import HeadTable
@@ -166,8 +167,6 @@ class Capture:
 
         If the folder holds a capture, it is replaced once the new one is complete.
         """
-        from regard.recorder.storage.folder import save
-
         if fspath(folder).lower().endswith(PAGES):
             raise ValueError(
                 f"folder: expected a folder to write the capture to, got {fspath(folder)!r}: "

@@ -1,4 +1,4 @@
-"""A capture as a folder: one file for each layer, and `capture.json`, which describes them.
+"""Writes a capture to a folder: one file for each layer, and `capture.json`, which describes them.
 
 Every save writes its files under new names and `capture.json` last, atomically. Until then the folder holds
 the capture that it held before, so a save that is killed changes nothing. A layer's file is opened when the
@@ -7,7 +7,6 @@ layer is first used.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -22,51 +21,23 @@ import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from regard.atomic import atomic_write
-from regard.maps import AttentionMap, storage
 from regard.recorder.certificate import Evidence
 from regard.recorder.layer import Layer, LayerData, LayerSettings
-from regard.recorder.result import Capture
 from regard.recorder.storage import layer_file
 from regard.version import __version__
+
+if TYPE_CHECKING:
+    from regard.recorder.result import Capture
 
 FORMAT = "regard.capture 1"
 INDEX = "capture.json"
 LAYER_FILE = re.compile(r"\.?layer-[\w.-]{1,200}\.safetensors(\.\w+)?")  # a leading dot: an unfinished write
-
-NUMBERS = (
-    "difference",
-    "tolerance",
-    "row_sums",
-    "row_sums_tolerance",
-    "scale",
-    "softcap",
-    "weights",
-    "weights_tolerance",
-    "scores",
-)
-"""The fields of `Evidence` that are floats, or may be."""
-
-
-def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
-    """Open what was saved: `map.save(file)` wrote a map, `seen.save(folder)` a capture.
-
-    The tensors of a map, and the layers of a capture, are read from disk when they are first used.
-    """
-    path = Path(path)
-    if path.is_dir():
-        return open_folder(path)
-    if not path.is_file():
-        raise ValueError(
-            "path: expected a folder that seen.save(folder) wrote or a file that map.save(file) wrote, "
-            f"got {path}, which does not exist"
-        )
-    return storage.load(path)
 
 
 def save(seen: Capture, path: str | os.PathLike[str]) -> None:
@@ -162,31 +133,12 @@ class Folder:
         names = [layer.file.name for layer in seen.layers if isinstance(layer, StoredLayer)]
         if len(names) != len(seen.layers):
             raise ValueError("finish: expected layers that this folder wrote")
-        text = json.dumps(_to_json(seen, names), ensure_ascii=False, indent=1, allow_nan=False)
+        text = json.dumps(to_json(seen, names), ensure_ascii=False, indent=1, allow_nan=False)
         with atomic_write(self.path / INDEX) as file:
             file.write_text(text, encoding="utf-8")
         for path in self.path.iterdir():
             if LAYER_FILE.fullmatch(path.name) and path.name not in names:
                 path.unlink(missing_ok=True)
-
-
-def open_folder(path: Path) -> Capture:
-    """Open the capture that a folder holds; only `capture.json` is read."""
-    index = path / INDEX
-    if not index.is_file():
-        unfinished = any(LAYER_FILE.fullmatch(file.name) for file in path.iterdir())
-        raise ValueError(
-            f"path: expected a folder that seen.save(folder) wrote, got {path}, which holds no {INDEX}"
-            + (": its writing was cut short" if unfinished else "")
-        )
-    try:
-        described = json.loads(index.read_text(encoding="utf-8"))
-        if not isinstance(described, dict) or described.get("format") != FORMAT:
-            found = described.get("format") if isinstance(described, dict) else type(described).__name__
-            raise ValueError(f"expected format {FORMAT!r}, got {found!r}")
-        return _from_json(described, path)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{index} is damaged: {type(error).__name__}: {error}") from None
 
 
 def versions() -> dict[str, str]:
@@ -197,7 +149,7 @@ def versions() -> dict[str, str]:
     return numbers
 
 
-def _to_json(seen: Capture, files: Sequence[str]) -> dict[str, Any]:
+def to_json(seen: Capture, files: Sequence[str]) -> dict[str, Any]:
     """Describe a capture as plain data, without its tensors; `files` are the names of its layers' files."""
     layers = [
         {
@@ -235,85 +187,3 @@ def _json_rows(table: Tensor | None) -> list[list[int]] | None:
 def _json_number(value: Any) -> Any:
     """Return infinities and NaN as text, since JSON has neither; anything else as it is."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _from_json(described: dict[str, Any], path: Path) -> Capture:
-    """Rebuild a capture from what `_to_json` wrote; invalid data raises one of Python's errors."""
-    fingerprint = described.get("fingerprint")  # without one, only the layers are certified, not the tokens
-    seen = Capture(
-        layers=[_layer(layer, path) for layer in described["layers"]],
-        model=_checked(str, "model", described["model"]),
-        ids=_table("ids", described["ids"], torch.long),
-        tokens=_texts(described["tokens"]),
-        target_ids=_table("target_ids", described["target_ids"], torch.long),
-        target_tokens=_texts(described["target_tokens"]),
-        attention_mask=_table("attention_mask", described["attention_mask"], torch.bool),
-        boundary=None if described["boundary"] is None else _checked(int, "boundary", described["boundary"]),
-        missing={
-            _checked(str, "missing", name): _checked(str, "missing", kind)
-            for name, kind in _checked(dict, "missing", described.get("missing", {})).items()
-        },
-        fingerprint=None if fingerprint is None else _checked(str, "fingerprint", fingerprint),
-    )
-    keys = [layer.key for layer in seen.layers]
-    if not keys or len(set(keys)) != len(keys):
-        raise ValueError(f"layers: expected at least one and each once, got {keys}")
-    return seen
-
-
-def _layer(described: dict[str, Any], path: Path) -> StoredLayer:
-    file = _checked(str, "file", described["file"])
-    # A name, never a path: nothing outside the folder is opened, whatever capture.json says.
-    if not LAYER_FILE.fullmatch(file) or file.startswith(".") or (path / file).is_symlink():
-        raise ValueError(f"file: expected the name of a layer's file in the folder, got {file!r}")
-    if not (path / file).is_file():
-        raise ValueError(f"file: {file} does not exist")
-    shape, heads = ([_checked(int, name, n) for n in described[name]] for name in ("shape", "heads"))
-    if len(shape) != 4 or min(shape) < 0 or len(heads) != shape[1]:
-        raise ValueError(f"shape: expected (B, H, T, S) and a number for each head, got {shape} and {heads}")
-    number = _checked(int, "number", described["number"])
-    name, stack = (_checked(str, field, described[field]) for field in ("name", "stack"))
-    return StoredLayer(number, name, stack, shape, _evidence(described["evidence"]), heads, path / file)
-
-
-def _evidence(described: dict[str, Any]) -> Evidence:
-    values = dict(described)
-    for name in NUMBERS:
-        if isinstance(values.get(name), str | int):
-            values[name] = float(values[name])  # "inf" and "nan" are stored as text
-    evidence = Evidence(**values)
-    for name in NUMBERS:
-        if name not in ("softcap", "weights") or getattr(evidence, name) is not None:
-            _checked(float, name, getattr(evidence, name))
-    for name in ("rows", "total_rows"):
-        _checked(int, name, getattr(evidence, name))
-    if not (evidence.problem is None or isinstance(evidence.problem, str)):
-        raise ValueError(f"problem: expected text, got {evidence.problem!r}")
-    _checked(str, "mask", evidence.mask)
-    return evidence
-
-
-def _checked(kind: type, name: str, value: Any) -> Any:
-    """Return the value if it is of this type; otherwise raise a ValueError with its name."""
-    if type(value) is not kind:
-        raise ValueError(f"{name}: expected {kind.__name__}, got {value!r}")
-    return value
-
-
-def _table(name: str, rows: Any, dtype: torch.dtype) -> Tensor | None:
-    """Return lists of lists of integers as a tensor (B, T)."""
-    if rows is None:
-        return None
-    for row in rows:
-        for number in row:
-            _checked(int, name, number)
-    with contextlib.suppress(OverflowError):
-        return torch.tensor(rows, dtype=torch.long).to(dtype)
-    raise ValueError(f"{name}: expected integers that fit into 64 bits")
-
-
-def _texts(rows: Any) -> list[list[str]] | None:
-    """Return lists of lists of text, each checked."""
-    if rows is None:
-        return None
-    return [[_checked(str, "tokens", token) for token in row] for row in _checked(list, "tokens", rows)]

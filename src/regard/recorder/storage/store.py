@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from regard.recorder.layer import Layer
-from regard.recorder.result import Capture
+
+if TYPE_CHECKING:
+    from regard.recorder.result import Capture
 
 
 class Store(Protocol):

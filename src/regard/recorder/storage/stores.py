@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 from os import PathLike
+from typing import TYPE_CHECKING
 
 import torch
 
 from regard.recorder.layer import Layer
-from regard.recorder.result import Capture
 from regard.recorder.sizes import format_bytes, free_memory, parse_bytes
 from regard.recorder.storage.folder import Folder
 from regard.recorder.storage.store import MemoryStore, Store
 from regard.recorder.summary import summary_size
+
+if TYPE_CHECKING:
+    from regard.recorder.result import Capture
 
 
 class TooLargeError(ValueError, MemoryError):
