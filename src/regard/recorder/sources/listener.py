@@ -7,10 +7,8 @@ of the model a call belongs to; what a call means is read in `sdpa` and `transfo
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +20,7 @@ from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import write_count
 from regard.recorder.recording import Recording
 from regard.recorder.sources import sdpa
+from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.layer_names import assign_layer_ids, class_uses_name, number_in
 
 FUNCTIONS = ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS")
@@ -145,22 +144,6 @@ class Listener:
     def forget_calls(self, module: nn.Module, *_: Any) -> None:
         """Drop a module's earlier calls, when it is called and when it has run."""
         self.earlier.pop(module, None)
-
-
-def calling_module() -> nn.Module:
-    """Return the innermost module whose code is running, found in the frames of the call stack."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-        if names and names[0] in ("self", "module"):
-            module = frame.f_locals.get(names[0])
-            if isinstance(module, nn.Module):
-                return module
-        frame = frame.f_back
-    return _NO_MODULE
-
-
-_NO_MODULE = nn.Module()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,15 @@ from regard.override import SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import sampled_rows
 from regard.recorder.sources import sdpa
+from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.function_arguments import attention_call, own_weights
-from regard.recorder.sources.listener import Listener, calling_module
 from regard.recorder.sources.mask_recognition import origins
 from regard.recorder.sources.sdpa import read_or_explain
 from regard.recorder.sources.transformers_attention import register
 from regard.recorder.sources.transformers_masks import mask_origin
+
+if TYPE_CHECKING:
+    from regard.recorder.sources.listener import Listener
 
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("interface_listeners", default=())
 _override = SharedOverride()

@@ -304,7 +304,7 @@ function left({ layer }) {
         class: "note",
         text: captured
           ? "The values were left out to keep this file small, so it stops at the weights. " +
-            'seen.save("page.html", values=True) takes them along.'
+            'seen.to_html("page.html", values=True) takes them along.'
           : "The capture did not keep the values, so it stops at the weights. " +
             "regard.capture(model, values=True) keeps them.",
       }),
