@@ -211,7 +211,7 @@ def test_encoders(family: str, side: str) -> None:
     rows = inputs["attention_mask"].bool() if side != "none" else None
     check(seen.maps, eager(model, inputs).attentions, rows)
     assert seen.certificate.certified, str(seen.certificate)
-    assert [layer.key for layer in seen.layers] == [str(n) for n in range(model.config.num_hidden_layers)]
+    assert [layer.key for layer in seen.layers] == list(range(model.config.num_hidden_layers))
     real = slice(None) if rows is None else rows
     assert (hidden - plain)[real].abs().max() < 1e-5
     assert torch.equal(hidden, plain) or side != "none"

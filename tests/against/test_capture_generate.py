@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from against.test_capture_families import BOTH, DECODERS, T, _quiet, build, check, eager, ids_and_padding
 from torch import Tensor, nn
 
 import regard
 from regard.recorder import Capture
+from tests.against.test_capture_families import (
+    BOTH,
+    DECODERS,
+    T,
+    _quiet,
+    build,
+    check,
+    eager,
+    ids_and_padding,
+)
 
 transformers = pytest.importorskip("transformers")
 __all__ = ["_quiet"]
