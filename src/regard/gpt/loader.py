@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from regard.extras import extra
 from regard.gpt import downloads, gguf
 from regard.gpt.config import Config
 from regard.gpt.families import WeightPart, family_of, is_derived, with_head
@@ -158,7 +159,8 @@ def _located(name: str | PathLike[str]) -> Path:
 
 def _from_hub(name: str) -> Path:
     """The files of a model on the Hugging Face hub, from its cache or over the network."""
-    from huggingface_hub import snapshot_download
+    with extra("app", "a model from the hub"):
+        from huggingface_hub import snapshot_download
 
     try:
         patterns = ["*.json", "*.safetensors"]
@@ -179,7 +181,8 @@ def _read_folder(folder: Path) -> Stored:
         settings["eos_token_id"] = generation["eos_token_id"]  # chat models end with more tokens than texts
     tokenizer = None
     if (folder / TOKENIZER).is_file():
-        from tokenizers import Tokenizer
+        with extra("app", f"the tokenizer of {folder.name}"):
+            from tokenizers import Tokenizer
 
         try:
             tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))

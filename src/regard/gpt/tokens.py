@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from regard.extras import extra
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
@@ -26,7 +28,8 @@ def characters(text: str) -> Tokenizer:
     >>> characters("hello").encode("hole").ids
     [1, 3, 2, 0]
     """
-    from tokenizers import Tokenizer, decoders, models
+    with extra("app", "a tokenizer"):
+        from tokenizers import Tokenizer, decoders, models
 
     vocabulary = {character: number for number, character in enumerate(sorted(set(text)))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -36,7 +39,8 @@ def characters(text: str) -> Tokenizer:
 
 def byte_pairs(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """A byte-level BPE learned from texts: any text can be written in it. `START` is its token 0."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    with extra("app", "a tokenizer"):
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     if not isinstance(vocab_size, int) or not 257 <= vocab_size <= 65536:
         raise ValueError(

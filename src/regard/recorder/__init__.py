@@ -5,9 +5,6 @@ from regard.recorder.context import capture
 from regard.recorder.layer import Layer
 from regard.recorder.result import Capture
 from regard.recorder.sizes import capture_size
-from regard.recorder.sources.transformers_register import register_when_imported
 from regard.recorder.storage.loader import load
 
 __all__ = ["Capture", "Certificate", "Evidence", "Layer", "capture", "capture_size", "load"]
-
-register_when_imported()

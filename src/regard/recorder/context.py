@@ -320,11 +320,11 @@ def _model_arguments(
         raise ValueError("text: expected a tokenizer beside it: tokenizer=AutoTokenizer.from_pretrained(…)")
     if args:
         raise ValueError("inputs: expected a dict of further arguments beside text=, got positional ones")
-    return (), _text_arguments(model, encode_text(tokenizer, text)) | kwargs
+    return (), model_inputs(model, encode_text(tokenizer, text)) | kwargs
 
 
-def _text_arguments(model: nn.Module, encoding: dict[str, Tensor]) -> dict[str, Any]:
-    """Turn what a tokenizer returns into arguments that this model takes, on the model's device."""
+def model_inputs(model: nn.Module, encoding: dict[str, Tensor]) -> dict[str, Any]:
+    """Turn the tensors of a tokenizer into arguments that this model takes, on the model's device."""
     parameters = inspect.signature(model.forward).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     device = next((x.device for x in model.parameters()), torch.device("cpu"))

@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.extras import extra
 from regard.recorder import Capture
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ def show(
     if block is None and _in_notebook():
         return Inline(in_notebook(seen, **options))
     from regard.show.data.contents import Contents
-    from regard.show.server.app import Site
-    from regard.show.server.background import BackgroundServer
+
+    with extra("app", "seen.show()"):
+        from regard.show.server.app import Site
+        from regard.show.server.background import BackgroundServer
 
     running = BackgroundServer(Site(Contents(seen, **options)), port=port).start()
     print(f"{running.address} shows {seen!r}", file=sys.stderr)

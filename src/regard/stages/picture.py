@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.atomic import atomic_write
+from regard.extras import extra
 
 # Light for little, dark for much, in even steps of lightness and of colour difference (OKLab), so that the
 # order can be seen with every kind of colour vision and in print.
@@ -70,14 +71,16 @@ def draw_heatmap(
 
 def colour_map() -> Any:
     """The ramp as Matplotlib takes it; what is not a number is grey."""
-    from matplotlib.colors import LinearSegmentedColormap
+    with extra("app", "a figure"):
+        from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("regard", RAMP).with_extremes(bad=HIDDEN)
 
 
 def colour_scale(top: float, log: bool = False) -> Any:
     """From a value to its share of the ramp: evenly from 0, or by powers of ten."""
-    from matplotlib.colors import LogNorm, Normalize
+    with extra("app", "a figure"):
+        from matplotlib.colors import LogNorm, Normalize
 
     return LogNorm(top / LOG_RANGE, top, clip=True) if log else Normalize(0.0, top)
 
@@ -86,7 +89,8 @@ def print_heatmap(
     console: Any, matrix: Tensor, rows: Sequence[str], cols: Sequence[str], *, hidden: Tensor | None = None
 ) -> None:
     """Print a matrix on a Rich console: coloured cells in a terminal, plain numbers anywhere else."""
-    from rich.text import Text
+    with extra("app", "a heatmap in the terminal"):
+        from rich.text import Text
 
     values, hidden = _checked(matrix, rows, cols, hidden)
     top = _top(values, hidden)
@@ -132,7 +136,8 @@ def check_figure_path(path: str | Path) -> Path:
 
 def save_figure(figure: Any, path: str | Path) -> Path:
     """Write a figure as PNG, SVG or PDF, by the suffix: whole or not at all, the same bytes every time."""
-    import matplotlib
+    with extra("app", "a figure"):
+        import matplotlib
 
     path = check_figure_path(path)
     kind = path.suffix.lower()[1:]

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
+from regard.extras import extra
 
 MOST_DRAWN = 4096  # a picture has no use for more rows or columns than this
 
 
 def draw_mask(mask: Mask, T: int, S: int, *, ax: Any = None) -> Any:
     """Draw the rule for T queries and S keys; a rule that varies with batch or head shows its first one."""
-    import matplotlib.pyplot as plt
-    from matplotlib.colors import ListedColormap
+    with extra("app", "mask.plot"):
+        import matplotlib.pyplot as plt
+        from matplotlib.colors import ListedColormap
 
     if not (0 < T <= MOST_DRAWN and 0 < S <= MOST_DRAWN):
         raise ValueError(f"plot: expected between 1 and {MOST_DRAWN} queries and keys, got {T} and {S}")
