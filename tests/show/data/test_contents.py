@@ -10,7 +10,7 @@ import torch
 import regard
 from regard.recorder import Capture
 from regard.show.data import contents as contents_module
-from regard.show.data.contents import Contents, window_of
+from regard.show.data.contents import Contents
 from tests.captures import HOSTILE, captured
 
 
@@ -49,13 +49,6 @@ def test_the_start_is_the_head_with_the_highest_induction_score(monkeypatch: pyt
     assert automatic.start == (best["layer"], best["head"])
     monkeypatch.setattr(contents_module, "MOST_SCORED", seen.nbytes - 1)  # scoring would take too long
     assert Contents(seen, start="auto").start is None
-
-
-def test_the_window_of_a_mask_is_recognised() -> None:
-    assert window_of(regard.causal & regard.window(128)) == 128
-    assert window_of(regard.window(9) & regard.causal & regard.window(5)) == 5
-    assert window_of(regard.causal) is None
-    assert window_of(regard.causal | regard.window(4)) is None
 
 
 def test_rows_and_columns_are_the_map_s() -> None:
