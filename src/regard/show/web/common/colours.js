@@ -3,8 +3,8 @@
 // differences look equal; hue moves a little along the way, and lightness alone carries the order.
 
 import { contextOf } from "./dom.js";
+import { settings } from "./settings.js";
 import { theme } from "./theme.js";
-import { THUMB } from "./tile.js";
 
 const RAMPS = {
   light: { lightness: [0.972, 0.27], chroma: [0.008, 0.15, 0.09], hue: [225, 280] },
@@ -97,7 +97,7 @@ export function makeScale({ scale, top, bottom }) {
 }
 
 /**
- * A small picture (THUMB × THUMB bytes: 0 unseen, else 1 + 254·√mass) onto a canvas of that size.
+ * A small picture (`settings.thumb` bytes to a side: 0 unseen, else 1 + 254·√mass) onto a canvas of that size.
  * @param {HTMLCanvasElement} canvas
  * @param {Uint8Array} bytes
  * @param {ThemeName} [name]
@@ -105,7 +105,7 @@ export function makeScale({ scale, top, bottom }) {
 export function paintThumb(canvas, bytes, name = theme()) {
   const { pixels } = ramp(name);
   const context = contextOf(canvas);
-  const image = context.createImageData(THUMB, THUMB);
+  const image = context.createImageData(settings.thumb, settings.thumb);
   const out = new Uint32Array(image.data.buffer);
   const seen = bytes.filter((byte) => byte > 0).sort();
   const stretch = 255 / Math.max(90, seen[Math.floor(seen.length * 0.985)] ?? 255); // for faint heads

@@ -1,8 +1,7 @@
 // @ts-check
-// The sizes of the pictures that a source gives: tiles of a large map, and thumbnails.
+// Levels and tiles of a large map. A tile has `settings.tile` cells to a side.
 
-export const TILE = 256; // cells to a side of a tile
-export const THUMB = 64; // pixels to a side of a thumbnail
+import { settings } from "./settings.js";
 
 /**
  * The coarsest level of a map of T queries and S keys: one tile holds the whole map.
@@ -10,7 +9,7 @@ export const THUMB = 64; // pixels to a side of a thumbnail
  * @param {number} S
  */
 export function topLevel(T, S) {
-  return Math.max(0, Math.ceil(Math.log2(Math.max(T, S, 1) / TILE)));
+  return Math.max(0, Math.ceil(Math.log2(Math.max(T, S, 1) / settings.tile)));
 }
 
 /**
@@ -20,5 +19,5 @@ export function topLevel(T, S) {
  * @param {number} index
  */
 export function cellsAlong(size, z, index) {
-  return Math.min(TILE, Math.ceil(size / 2 ** z) - index * TILE);
+  return Math.min(settings.tile, Math.ceil(size / 2 ** z) - index * settings.tile);
 }

@@ -2,9 +2,10 @@
 // One head in the gallery: its picture, its labels and its scores, with buttons to open and to compare it.
 
 import { element } from "../common/dom.js";
-import { THUMB } from "../common/tile.js";
+import { scoreTitle } from "../common/score_words.js";
+import { settings } from "../common/settings.js";
 import { labelsOf } from "./order.js";
-import { scoreLine, sentence, words } from "./scores.js";
+import { scoreLine, sentence } from "./scores.js";
 
 /**
  * Makes a card; the caller listens to its buttons and paints its canvas.
@@ -14,7 +15,7 @@ import { scoreLine, sentence, words } from "./scores.js";
  * @returns {HeadCard}
  */
 export function headCard(head, layer, ends) {
-  const canvas = element("canvas", { width: THUMB, height: THUMB });
+  const canvas = element("canvas", { width: settings.thumb, height: settings.thumb });
   const button = element(
     "button",
     {
@@ -52,7 +53,7 @@ export function headCard(head, layer, ends) {
  */
 export function headDescription(head, evidence) {
   const scores = Object.entries(head.scores).map(([name, one]) => sentence(name, one));
-  const labels = labelsOf(head).map(words).join(", ") || "no label";
+  const labels = labelsOf(head).map(scoreTitle).join(", ") || "no label";
   const proof = evidence.certified ? "" : "Its layer is not certified. ";
   return `Layer ${head.layer}, head ${head.head}: ${labels}. ${proof}${scores.join(". ")}`;
 }
@@ -63,7 +64,7 @@ export function headDescription(head, evidence) {
  */
 function tags(head, evidence) {
   const line = element("p", { class: "tags" });
-  for (const label of labelsOf(head)) line.append(element("span", { class: "tag", text: words(label) }));
+  for (const label of labelsOf(head)) line.append(element("span", { class: "tag", text: scoreTitle(label) }));
   if (!evidence.certified)
     line.append(element("span", { class: "tag bad", text: "not certified", title: evidence.text }));
   return line;

@@ -8,10 +8,11 @@ import { latest, select } from "../common/controls.js";
 import { contextOf, element } from "../common/dom.js";
 import { score } from "../common/format.js";
 import { layerOf } from "../common/layers.js";
+import { scoreAbout, scoreTitle } from "../common/score_words.js";
 import { theme } from "../common/theme.js";
 import { topLevel } from "../common/tile.js";
 import { formatPair, isInPair, parsePair, toggleInPair } from "./pair.js";
-import { endOf, namesOf, scoreBar, SCORES, sentence, words } from "./scores.js";
+import { endOf, namesOf, scoreBar, sentence } from "./scores.js";
 
 /** @typedef {{ all: HeadScores[], own: HeadScores | undefined }} ComparedScores of a head, and of all of its text */
 
@@ -163,14 +164,13 @@ function scoreTable(compared) {
   const everyone = compared.flatMap(({ all }) => all);
   const table = element("div", { class: "compare-scores" });
   for (const name of names) {
-    const [title, about] = SCORES[name] ?? [words(name), ""];
     const end = endOf(name, everyone);
     const lines = compared.map(({ own }, n) => comparedLine(name, own?.scores[name], end, "ab"[n]));
     table.append(
       element(
         "div",
         { class: "compare-row" },
-        element("span", { class: "score-name", text: title, title: about }),
+        element("span", { class: "score-name", text: scoreTitle(name), title: scoreAbout(name) }),
         element("div", {}, ...lines),
       ),
     );

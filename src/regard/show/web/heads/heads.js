@@ -6,12 +6,13 @@ import { empty, latest, select } from "../common/controls.js";
 import { choice, element } from "../common/dom.js";
 import { some } from "../common/format.js";
 import { absences, doubts, layerOf } from "../common/layers.js";
+import { scoreTitle } from "../common/score_words.js";
+import { settings } from "../common/settings.js";
 import { theme } from "../common/theme.js";
-import { THUMB } from "../common/tile.js";
 import { headCard } from "./card.js";
 import { Comparison } from "./compare.js";
 import { filterHeads, galleryTarget, headName, labelOptions, sortHeads } from "./order.js";
-import { endOf, namesOf, SCORES, words } from "./scores.js";
+import { endOf, namesOf } from "./scores.js";
 
 /**
  * @param {HTMLElement} root
@@ -126,7 +127,7 @@ class Gallery {
       if (!fresh() || this.theme !== name) return;
       layer.heads.forEach((head, at) => {
         const card = this.cards.get(`${layer.key}/${head}`);
-        const bytes = thumbs.pictures.subarray(at * THUMB * THUMB, (at + 1) * THUMB * THUMB);
+        const bytes = thumbs.pictures.subarray(at * settings.thumb ** 2, (at + 1) * settings.thumb ** 2);
         if (card) paintThumb(card.canvas, bytes, name);
       });
     }
@@ -218,7 +219,7 @@ function makeGalleryControls(app) {
     fill(heads, layers, state) {
       const names = namesOf(heads);
       const by = names.includes(state.sort) ? state.sort : "";
-      const scores = names.map((name) => [name, SCORES[name]?.[0] ?? words(name)]);
+      const scores = names.map((name) => [name, scoreTitle(name)]);
       sort.fill([["place", "position in the model"], ...scores], by || "place");
       label.fill(labelOptions(heads), state.label);
       layer.fill([["all", "all"], ...layers.map((one) => [one.key, one.key])], state.layerFilter);

@@ -1,7 +1,7 @@
 // @ts-check
 // Which heads the gallery shows, and in which order. It knows scores and labels, not cards.
 
-import { words } from "./scores.js";
+import { scoreTitle } from "../common/score_words.js";
 
 /** @typedef {Pick<State, "sort" | "order" | "label" | "layerFilter">} GalleryChoice */
 
@@ -61,7 +61,9 @@ export function labelOptions(heads) {
   const count = (label) => filterHeads(heads, { label, layerFilter: "all" }).length;
   return [
     ["any", "any"],
-    .../** @type {[string, string][]} */ (all.map((label) => [label, `${words(label)} (${count(label)})`])),
+    .../** @type {[string, string][]} */ (
+      all.map((label) => [label, `${scoreTitle(label)} (${count(label)})`])
+    ),
     ["none", `no label (${count("none")})`],
   ];
 }

@@ -1,44 +1,18 @@
 // @ts-check
 // Scores of a head as lines to read: its value as a bar, the baselines as ticks, the interval as a whisker.
-// It knows names and numbers; which heads are shown is the gallery's business.
+// It knows numbers, `score_words.js` knows names; which heads are shown is the gallery's business.
 
 import { known } from "../common/arrays.js";
 import { element } from "../common/dom.js";
 import { score } from "../common/format.js";
+import { inListOrder, scoreAbout, scoreTitle } from "../common/score_words.js";
 
 /**
- * What each score is called, and what it says in a few words.
- * @type {Record<string, [string, string]>}
- */
-export const SCORES = {
-  previous_token: ["previous", "attention on the token before"],
-  itself: ["itself", "attention on the token itself"],
-  duplicate: ["duplicate", "attention on earlier copies of the token"],
-  induction: ["induction", "attention on what came after earlier copies of the token"],
-  sink: ["sink", "attention on the one key that gets most"],
-  local: ["local", "attention on the last few tokens"],
-  eviction: ["eviction", "attention that a small cache would lose"],
-  normalised_entropy: ["spread", "entropy over the most that there could be: 1 is looking everywhere alike"],
-  entropy: ["entropy", "how spread out the attention is, in nats"],
-  distance: ["distance", "how many tokens back it looks, on average"],
-};
-
-/**
- * A label as words: previous_token is “previous token”.
- * @param {string} label
- */
-export const words = (label) => label.replaceAll("_", " ");
-
-/**
- * The names of the scores that some head has, in the order above, then any others.
+ * The names of the scores that some head has, in the order of the list.
  * @param {HeadScores[]} heads
  */
 export function namesOf(heads) {
-  const found = new Set(heads.flatMap((head) => Object.keys(head.scores)));
-  return [
-    ...Object.keys(SCORES).filter((name) => found.has(name)),
-    ...[...found].filter((name) => !SCORES[name]),
-  ];
+  return inListOrder([...new Set(heads.flatMap((head) => Object.keys(head.scores)))]);
 }
 
 /**
@@ -58,7 +32,7 @@ export function endOf(name, heads) {
  * @param {Score} one
  */
 export function sentence(name, one) {
-  const parts = [`${SCORES[name]?.[0] ?? words(name)} ${score(name, one.value)}`];
+  const parts = [`${scoreTitle(name)} ${score(name, one.value)}`];
   if (known(one.low)) parts.push(`95% interval ${score(name, one.low)} to ${score(name, one.high)}`);
   if (known(one.null)) parts.push(`uniform baseline ${score(name, one.null)}`);
   if (known(one.shuffled)) parts.push(`shuffled baseline ${score(name, one.shuffled)}`);
@@ -101,11 +75,10 @@ export function scoreBar(one, end, kind = "") {
  * @param {number} end
  */
 export function scoreLine(name, one, end) {
-  const [title, about] = SCORES[name] ?? [words(name), ""];
   return element(
     "div",
-    { class: "score-line", "data-name": name, title: `${about ? `${about}. ` : ""}${sentence(name, one)}` },
-    element("span", { class: "score-name", text: title }),
+    { class: "score-line", "data-name": name, title: `${scoreAbout(name)} ${sentence(name, one)}`.trim() },
+    element("span", { class: "score-name", text: scoreTitle(name) }),
     scoreBar(one, end),
     element("span", { class: "score-value", text: score(name, one.value) }),
   );

@@ -2,7 +2,7 @@
 // A tile's numbers as pixels. It knows tiles and scales; where they go is the picture's business.
 
 import { contextOf } from "../common/dom.js";
-import { TILE } from "../common/tile.js";
+import { settings } from "../common/settings.js";
 
 /**
  * The tile as a canvas of one pixel a cell. Cells that nobody may see stay transparent.
@@ -52,7 +52,7 @@ export function fitTop(drawn, frame, reduce, restOf) {
      * @param {number} edge
      * @param {number} first
      */
-    const from = (edge, first) => Math.floor(edge / size) - first * TILE;
+    const from = (edge, first) => Math.floor(edge / size) - first * settings.tile;
     const [top, left] = [Math.max(0, from(frame.top, i)), Math.max(0, from(frame.left, j))];
     const bottom = Math.min(tile.rows, from(frame.bottom, i) + 1);
     const right = Math.min(tile.cols, from(frame.right, j) + 1);

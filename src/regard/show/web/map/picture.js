@@ -3,7 +3,7 @@
 // canvas's methods, so that the screen, a PNG and an SVG all show the same.
 
 import { css, inkOn } from "../common/colours.js";
-import { THUMB, TILE } from "../common/tile.js";
+import { settings } from "../common/settings.js";
 import { drawAxes } from "./axes.js";
 import { painted } from "./paint.js";
 
@@ -102,7 +102,7 @@ function tiles(context, scene) {
       continue;
     }
     const size = 2 ** z;
-    const [sx, sy] = [part.left / size - j * TILE, part.top / size - i * TILE];
+    const [sx, sy] = [part.left / size - j * settings.tile, part.top / size - i * settings.tile];
     // A last cell that holds fewer tokens is drawn as large as they are.
     const [sw, sh] = [(part.right - part.left) / size, (part.bottom - part.top) / size];
     context.imageSmoothingEnabled = (camera.zoom * size) / pixel < 2.5;
@@ -136,7 +136,7 @@ function inSight(part, frame, size) {
  * @param {[number, number, number, number]} place
  */
 function fromThumb(context, camera, thumb, part, place) {
-  const [w, h] = [THUMB / camera.S, THUMB / camera.T];
+  const [w, h] = [settings.thumb / camera.S, settings.thumb / camera.T];
   context.imageSmoothingEnabled = true;
   const wide = (part.right - part.left) * w;
   context.drawImage(thumb, part.left * w, part.top * h, wide, (part.bottom - part.top) * h, ...place);

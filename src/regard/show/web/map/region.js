@@ -1,7 +1,7 @@
 // @ts-check
 // The numbers of the cells in a picture, put together from their tiles.
 
-import { TILE } from "../common/tile.js";
+import { settings } from "../common/settings.js";
 
 /**
  * A promise of {values, rows, cols, row, col, size, layer, meta, text} for a scene (see `canvas.js`).
@@ -11,6 +11,7 @@ import { TILE } from "../common/tile.js";
  * @returns {Promise<RegionCells>}
  */
 export async function cellsIn(app, { camera, z, state, layer }, without) {
+  const side = settings.tile;
   const size = 2 ** z;
   const { left, top, right, bottom } = camera.frame;
   /**
@@ -23,13 +24,13 @@ export async function cellsIn(app, { camera, z, state, layer }, without) {
   const cols = x1 - x0;
   const values = new Float32Array((y1 - y0) * cols);
   /** @param {number} cell */
-  const tileOf = (cell) => Math.floor(cell / TILE);
+  const tileOf = (cell) => Math.floor(cell / side);
   for (let i = tileOf(y0); i <= tileOf(y1 - 1); i++) {
     for (let j = tileOf(x0); j <= tileOf(x1 - 1); j++) {
       const tile = await app.source.tile(state.text, layer.key, state.head, z, i, j, { without });
-      for (let y = Math.max(y0, i * TILE); y < Math.min(y1, i * TILE + tile.rows); y++) {
-        for (let x = Math.max(x0, j * TILE); x < Math.min(x1, j * TILE + tile.cols); x++) {
-          const at = (y - i * TILE) * tile.cols + x - j * TILE;
+      for (let y = Math.max(y0, i * side); y < Math.min(y1, i * side + tile.rows); y++) {
+        for (let x = Math.max(x0, j * side); x < Math.min(x1, j * side + tile.cols); x++) {
+          const at = (y - i * side) * tile.cols + x - j * side;
           const value = state.reduce === "max" ? Math.max(0, tile.max[at]) : tile.mass[at];
           values[(y - y0) * cols + x - x0] = value;
         }

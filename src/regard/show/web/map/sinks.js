@@ -1,7 +1,8 @@
 // @ts-check
 // The key that takes the most of a head's attention, when it is to stand apart from the rest of the map.
 
-import { cellsAlong, TILE } from "../common/tile.js";
+import { settings } from "../common/settings.js";
+import { cellsAlong } from "../common/tile.js";
 
 const LEAST_REST = 0.01; // of a query's attention: what it leaves beside its sink is not blown up further
 
@@ -38,7 +39,7 @@ export class Sink {
     const all = this.column.length;
     const rows = cellsAlong(all, z, i);
     return Float32Array.from({ length: rows }, (_, y) => {
-      const first = (i * TILE + y) * size;
+      const first = (i * settings.tile + y) * size;
       return this.rest(first, Math.min(all, first + size));
     });
   }

@@ -4,7 +4,7 @@
 import { paintThumb } from "../common/colours.js";
 import { ARROWS, badge, element, reveal } from "../common/dom.js";
 import { maskName } from "../common/layers.js";
-import { THUMB } from "../common/tile.js";
+import { settings } from "../common/settings.js";
 import { captureSummary, gridShare, gridSizes, headBeside } from "./thumbnail_grid.js";
 
 /** @typedef {HTMLButtonElement & { picture: HTMLCanvasElement }} Thumbnail */
@@ -127,7 +127,7 @@ export class Thumbnails {
       layer.heads.forEach((head, at) => {
         const button = this.rows.get(layer.key)?.get(head);
         if (!button) return;
-        const bytes = thumbs.pictures.subarray(at * THUMB * THUMB, (at + 1) * THUMB * THUMB);
+        const bytes = thumbs.pictures.subarray(at * settings.thumb ** 2, (at + 1) * settings.thumb ** 2);
         this.pictures.set(button, bytes);
         paintThumb(button.picture, bytes);
       });
@@ -155,7 +155,7 @@ export class Thumbnails {
  * @returns {Thumbnail}
  */
 function thumbnail(layer, head) {
-  const picture = element("canvas", { width: THUMB, height: THUMB });
+  const picture = element("canvas", { width: settings.thumb, height: settings.thumb });
   const name = `Layer ${layer}, head ${head}`;
   const attributes = { class: "thumb", type: "button", role: "gridcell", tabindex: "-1", title: name };
   const button = element("button", { ...attributes, "aria-label": name }, picture);

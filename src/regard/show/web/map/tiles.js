@@ -1,9 +1,10 @@
 // @ts-check
 // Which tiles a picture needs, and what stands in for those that are not there yet.
-// A tile of level z is TILE × TILE cells of 2^z × 2^z tokens, as `source.js` gives it.
+// A tile of level z is a square of cells of 2^z × 2^z tokens, as `source.js` gives it.
 
 import { LRU } from "../common/lru.js";
-import { TILE, topLevel } from "../common/tile.js";
+import { settings } from "../common/settings.js";
+import { topLevel } from "../common/tile.js";
 
 const KEPT = 128; // tiles of one head
 
@@ -62,7 +63,7 @@ export class TilePyramid {
    * @param {number} z
    */
   cover(frame, z) {
-    const span = TILE * 2 ** z;
+    const span = settings.tile * 2 ** z;
     /** @param {number} size */
     const last = (size) => Math.ceil(size / span) - 1;
     /**
@@ -116,7 +117,7 @@ export class TilePyramid {
    * @returns {Rectangle}
    */
   part(z, i, j) {
-    const span = TILE * 2 ** z;
+    const span = settings.tile * 2 ** z;
     return {
       left: j * span,
       right: Math.min(this.S, (j + 1) * span),
@@ -171,9 +172,9 @@ export class TilePyramid {
   cell(row, col) {
     for (let z = 0; z <= topLevel(this.T, this.S); z++) {
       const [y, x] = [Math.floor(row / 2 ** z), Math.floor(col / 2 ** z)];
-      const tile = this.tiles.get(`${z} ${Math.floor(y / TILE)} ${Math.floor(x / TILE)}`);
+      const tile = this.tiles.get(`${z} ${Math.floor(y / settings.tile)} ${Math.floor(x / settings.tile)}`);
       if (!tile) continue;
-      const at = (y % TILE) * tile.cols + (x % TILE);
+      const at = (y % settings.tile) * tile.cols + (x % settings.tile);
       return { mass: tile.mass[at], max: tile.max[at], z };
     }
     return null;

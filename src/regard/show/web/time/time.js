@@ -7,7 +7,7 @@ import { rampBar, select, slider } from "../common/controls.js";
 import { choice, element } from "../common/dom.js";
 import { count, score, share } from "../common/format.js";
 import { heatmap } from "../common/heatmap.js";
-import { SCORES, words } from "../heads/scores.js";
+import { scoreAbout, scoreTitle } from "../common/score_words.js";
 import { chosenRunHead, highestHead, historyTop, lossChart, scoreChart, scoreNames } from "./curves.js";
 
 /** @type {Record<string, string>} */
@@ -123,10 +123,10 @@ class TimeView {
       },
     );
     this.ramp.show("0", say(top));
-    const [title, meaning] = SCORES[name] ?? [words(name), ""];
-    this.about.textContent =
-      `${title[0].toUpperCase()}${title.slice(1)}: ${meaning || "a score of each head"}, on ` +
-      `${ON[state.scoredOn] ?? ON.text}. The uniform baseline is ${say(history.null[at])}.`;
+    const title = scoreTitle(name);
+    const scoredOn = `Scored on ${ON[state.scoredOn] ?? ON.text}`;
+    const baseline = `the uniform baseline is ${say(history.null[at])}`;
+    this.about.textContent = `${scoreAbout(name)} ${scoredOn}; ${baseline}.`.trim();
     const best = highestHead(history.heads[at]);
     this.title.textContent = best
       ? `At step ${count(step)}, head ${best.head} of layer ${best.layer} scores highest, with ${say(best.value)}.`
@@ -146,7 +146,7 @@ class TimeView {
     this.state = { ...state, scoredOn: this.tableOf(state.scoredOn) ? state.scoredOn : usual };
     this.on.value = this.state.scoredOn;
     this.which.fill(
-      scoreNames(this.scores).map((name) => [name, SCORES[name]?.[0] ?? words(name)]),
+      scoreNames(this.scores).map((name) => [name, scoreTitle(name)]),
       this.name,
     );
     this.slider.fill(run.steps, run.steps[this.at]);
