@@ -1,6 +1,10 @@
 // What several tests use.
 
 import assert from "node:assert/strict";
+import { applySettings } from "../../src/regard/show/web/common/settings.js";
+
+export const TILE = 256; // as Python has it
+applySettings({ tile: TILE, thumb: 64, scores: [] });
 
 /**
  * Numbers from 0 to 1 that are the same at every run (mulberry32).
@@ -91,4 +95,20 @@ export function weightsOf(head) {
     }
     return row;
   });
+}
+
+/**
+ * Bytes in planes: all first bytes, then all second ones, as the Python side writes them.
+ * @param {ArrayBufferView} array
+ * @param {number} size bytes of a number
+ * @param {number} skip lowest bytes that are left out
+ */
+export function planes(array, size, skip = 0) {
+  const raw = new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
+  const count = raw.length / size;
+  const out = [];
+  for (let plane = skip; plane < size; plane++) {
+    for (let i = 0; i < count; i++) out.push(raw[i * size + plane]);
+  }
+  return Uint8Array.from(out);
 }

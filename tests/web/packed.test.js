@@ -3,23 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { unpack } from "../../src/regard/show/web/source/packed.js";
-import { numbers } from "./helpers.js";
-
-/**
- * Bytes in planes: all first bytes, then all second ones, as the Python side writes them.
- * @param {ArrayBufferView} array
- * @param {number} size bytes of a number
- * @param {number} skip lowest bytes that are left out
- */
-function planes(array, size, skip = 0) {
-  const raw = new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
-  const count = raw.length / size;
-  const out = [];
-  for (let plane = skip; plane < size; plane++) {
-    for (let i = 0; i < count; i++) out.push(raw[i * size + plane]);
-  }
-  return Uint8Array.from(out);
-}
+import { numbers, planes } from "./helpers.js";
 
 /** One array, there and back. */
 function read(type, bytes, shape) {

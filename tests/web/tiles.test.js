@@ -2,9 +2,9 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { TILE, cellsAlong, topLevel } from "../../src/regard/show/web/common/tile.js";
+import { cellsAlong, topLevel } from "../../src/regard/show/web/common/tile.js";
 import { TilePyramid, levelFor } from "../../src/regard/show/web/map/tiles.js";
-import { numbers } from "./helpers.js";
+import { TILE, numbers } from "./helpers.js";
 
 /** A source whose tiles come when they are told to. */
 function source(atOnce = 4) {
@@ -49,7 +49,6 @@ function pyramid(T, S, from = source()) {
 const all = (T, S) => ({ left: 0, top: 0, right: S, bottom: T });
 
 test("the coarsest level is one tile", () => {
-  assert.equal(TILE, 256);
   assert.equal(topLevel(1, 1), 0);
   assert.equal(topLevel(256, 256), 0);
   assert.equal(topLevel(257, 1), 1);

@@ -2,10 +2,10 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { TILE, cellsAlong, topLevel } from "../../src/regard/show/web/common/tile.js";
+import { cellsAlong, topLevel } from "../../src/regard/show/web/common/tile.js";
 import { rowSteps } from "../../src/regard/show/web/source/row_steps.js";
 import { Head } from "../../src/regard/show/web/source/weights.js";
-import { headArrays, near, numbers, weightsOf } from "./helpers.js";
+import { TILE, headArrays, near, numbers, weightsOf } from "./helpers.js";
 
 const random = numbers(8);
 const noise = (size) => Float32Array.from({ length: size }, () => random() - 0.5);
@@ -88,17 +88,21 @@ for (const [name, arrays] of Object.entries(HEADS)) {
 test("a key that is left out counts for nothing, and is still not hidden", async () => {
   const arrays = HEADS.causal;
   const wanted = weightsOf(arrays);
-  const tile = await new Head(arrays).tile(1, 0, 0, { without: 0 });
+  const tile = await new Head(arrays).tile(1, 0, 0, 0);
   near(tile.mass[0], (wanted[1][1] + 0) / 2, 1e-6); // queries 0 and 1, keys 0 and 1 without key 0
-  assert.equal((await new Head(arrays).tile(0, 0, 0, { without: 0 })).max[0], 0);
+  assert.equal((await new Head(arrays).tile(0, 0, 0, 0)).max[0], 0);
 });
 
-test("a tile that nobody wants any more is not computed to its end", async () => {
-  const head = new Head(headArrays({ T: 1500, D: 64 }));
-  const stop = new AbortController();
-  const tile = head.tile(3, 0, 0, { signal: stop.signal });
-  stop.abort();
-  await assert.rejects(tile, { name: "AbortError" });
+test("a tile pauses after every query, and what a pause throws ends it", async () => {
+  const head = new Head(headArrays({ T: 40 }));
+  let pauses = 0;
+  await head.tile(0, 0, 0, null, async () => void pauses++);
+  assert.equal(pauses, 40);
+  const stop = async () => {
+    if (++pauses === 45) throw new Error("enough");
+  };
+  await assert.rejects(head.tile(0, 0, 0, null, stop), /enough/);
+  assert.equal(pauses, 45);
 });
 
 test("a row step by step: each step follows from the one before", () => {
@@ -109,7 +113,7 @@ test("a row step by step: each step follows from the one before", () => {
     const about = { value_width: E, heads: [0, 1], kv_heads: 1 };
     const head = new Head({ ...arrays, mean });
     const row = arrays.T - 1;
-    const work = rowSteps(head, v, about, row);
+    const work = rowSteps(head, v, about, row, 12);
     const weights = head.row(row);
     assert.equal(work.position, arrays.S - 1);
     assert.deepEqual(work.shapes, { T: arrays.T, S: arrays.S, D: arrays.D, E, H: 2, G: 1 });
@@ -138,7 +142,7 @@ test("a row step by step: each step follows from the one before", () => {
 });
 
 test("without values a row stops at its weights", () => {
-  const work = rowSteps(new Head(HEADS.causal), null, { value_width: null, heads: [0], kv_heads: 1 }, 2);
+  const work = rowSteps(new Head(HEADS.causal), null, { value_width: null, heads: [0], kv_heads: 1 }, 2, 12);
   assert.equal(work.output, null);
   assert.equal(work.shapes.E, null);
   assert.ok(work.keys.every(({ v }) => v === null));

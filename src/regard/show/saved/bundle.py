@@ -1,7 +1,8 @@
 """The saved page: style, script and data bundled into a single HTML file.
 
 The file requests nothing from anywhere: everything is inside it, and its Content-Security-Policy allows
-nothing else. This file knows HTML and how the page's modules import each other; `pack` knows the data.
+nothing else. The script of the page's worker stands in it as text: the page starts it from a blob, which
+inherits that policy. This file knows HTML and how the page's modules import each other; `pack` knows the data.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def _shell(model: str) -> tuple[str, str]:
     style, script = "".join((FOLDER / name).read_text("utf-8") for name in STYLES), bundle_modules("main")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        "worker-src blob:; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
+    worker = f'<script type="text/plain" id="regard-worker">{bundle_modules("source/worker")}</script>\n'
     page = (FOLDER / "index.html").read_text("utf-8")
     printable = model.encode("utf-8", "replace").decode("utf-8")
     page = _swap(page, "<title>Regard</title>", f"<title>{html.escape(printable)} · Regard</title>")
@@ -77,7 +79,7 @@ def _shell(model: str) -> tuple[str, str]:
     page = _swap(page, '<script type="module" src="web/main.js"></script>\n', "")
     before, end, after = page.partition("</body>")
     # The script comes last, so that all data has been parsed when it runs.
-    return before, f"<script>{script}</script>\n{end}{after}"
+    return before + worker, f"<script>{script}</script>\n{end}{after}"
 
 
 def _swap(page: str, old: str, new: str) -> str:

@@ -22,7 +22,23 @@ interface View {
 
 // ---- What there is: `meta`, made by `Contents.meta` in Python
 
-interface Meta {
+/** The constants and words that Python and the page share. */
+interface SharedSettings {
+  /** Cells to a side of a tile. */
+  tile: number;
+  /** Pixels to a side of a thumbnail. */
+  thumb: number;
+  scores: ScoreWords[];
+}
+
+interface ScoreWords {
+  name: string;
+  title: string;
+  /** One sentence that says what it measures. */
+  about: string;
+}
+
+interface Meta extends SharedSettings {
   version: number;
   model: string;
   texts: TextMeta[];
@@ -33,6 +49,12 @@ interface Meta {
   generation: GenerationLine[] | null;
   /** What a reader sees first. */
   start: { layer: string; head: number } | null;
+  /** Keys that the steps of a row show, beside the first one and the query's own. */
+  strongest: number;
+  /** The most queries that losses of a cache are averaged over. */
+  eviction_queries: number;
+  /** Numbers of first keys that a cache may keep. */
+  eviction_sinks: number[];
   /** By how much a saved page's weights are off, at most; a served page's are not. */
   precision?: { relative: number; absolute: number; rows: number };
 }
@@ -163,7 +185,7 @@ interface Source {
 }
 
 interface Thumbs {
-  pictures: Uint8Array; // heads · THUMB · THUMB
+  pictures: Uint8Array; // heads · thumb · thumb
   sinks: { key: number; share: number }[]; // head
 }
 
@@ -173,7 +195,7 @@ interface TileOptions {
   signal?: AbortSignal;
 }
 
-/** TILE × TILE cells of 2^z × 2^z tokens, or fewer at the edges. */
+/** Cells of 2^z × 2^z tokens, `settings.tile` to a side or fewer at the edges. */
 interface Tile {
   mass: Float32Array;
   max: Float32Array; // -1: hidden by the mask
@@ -337,6 +359,65 @@ interface HeadArrays {
 }
 
 type Head = import("./source/weights.js").Head;
+
+// ---- A saved page asks, and its worker answers: `remote_weights.js` and `responder.js`
+
+/** What both a worker and one end of a channel are. */
+interface Port {
+  postMessage(message: ToWorker | FromWorker, transfer?: Transferable[]): void;
+  onmessage: ((event: MessageEvent) => void) | null;
+  onerror?: ((event: ErrorEvent) => void) | null;
+}
+
+/** What a long computation awaits between its parts, to let others go first; it throws to stop it. */
+type Pause = () => Promise<void>;
+
+interface LayerQuestion {
+  text: number;
+  layer: string;
+}
+
+interface TileQuestion extends LayerQuestion {
+  head: number;
+  z: number;
+  i: number;
+  j: number;
+  without: number | null;
+}
+
+/** About a row or a column; the head or the layer may be "mean". */
+interface LineQuestion extends LayerQuestion {
+  head: number | "mean";
+  index: number;
+}
+
+interface StepsQuestion extends LayerQuestion {
+  head: number;
+  row: number;
+}
+
+/** Every question with its answer, by the name of the method that answers it. */
+interface Answers {
+  tile: [TileQuestion, Tile];
+  row: [LineQuestion, Float32Array];
+  column: [LineQuestion, Float32Array];
+  steps: [StepsQuestion, RowSteps];
+  eviction: [LayerQuestion, Eviction];
+}
+
+type ToWorker =
+  | ({ kind: "open" } & Pick<SavedData, "meta" | "blocks">)
+  | { kind: "ask"; id: number; name: keyof Answers; question: object }
+  | { kind: "stop"; id: number }
+  /** A block's text, or why there is none. */
+  | { kind: "block"; name: string; text?: string; error?: string };
+
+type FromWorker =
+  | { kind: "ready" }
+  /** A block is needed. */
+  | { kind: "block"; name: string }
+  | { kind: "answer"; id: number; answer: unknown }
+  | { kind: "error"; id: number; error: string };
 
 // ---- What is drawn
 

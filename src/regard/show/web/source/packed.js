@@ -1,17 +1,13 @@
 // @ts-check
 // The binary blocks that a saved file carries, back into arrays: base64, then deflate, then byte planes.
-// It knows bytes; what they stand for is the business of `saved.js`.
+// It knows bytes; what they stand for is the business of `saved_weights.js`.
 
 /**
- * The bytes of a block by its name. The text is let go: nobody needs it twice.
- * @param {string} name
+ * The bytes of a block from its text.
+ * @param {string} text
  */
-async function bytes(name) {
-  const element = document.getElementById(name);
-  if (!element) throw new Error(`The file holds no block "${name}": it may have been cut short.`);
-  const packed = fromBase64(element.textContent.trim());
-  element.textContent = "";
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+async function inflate(text) {
+  const stream = new Blob([fromBase64(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
@@ -28,23 +24,24 @@ function fromBase64(text) {
 }
 
 /**
- * A block that holds JSON.
- * @param {string} name
+ * What a block of JSON holds.
+ * @param {string} text
  * @returns {Promise<any>}
  */
-export async function json(name) {
-  return JSON.parse(new TextDecoder().decode(await bytes(name)));
+export async function unpackJson(text) {
+  return JSON.parse(new TextDecoder().decode(await inflate(text)));
 }
 
 /**
  * The arrays of a block, by name. `fields` lists them in order: {name, type, shape}, where the type is
  * "u8", "u32", "i16" (given as floats), "f16", "f24" (a float32 without its last byte), "f32" or "f64".
  * @param {string} name
+ * @param {string} text
  * @param {PackedField[]} fields
  * @returns {Promise<Arrays>}
  */
-export async function arrays(name, fields) {
-  return unpack(name, await bytes(name), fields);
+export async function unpackArrays(name, text, fields) {
+  return unpack(name, await inflate(text), fields);
 }
 
 /**

@@ -2,23 +2,22 @@
 // The whole computation of one row of attention, step by step, from one head's arrays.
 // The server computes the same in Python.
 
-const STRONGEST = 12; // keys that are shown, besides the first and the nearest
-
 /**
  * q, some keys with their scores at every step, and the output.
  * @param {Head} head
  * @param {Float32Array | null} v
  * @param {Layer} about
  * @param {number} row
+ * @param {number} strongest keys that are shown, besides the first and the nearest
  * @returns {RowSteps}
  */
-export function rowSteps(head, v, about, row) {
+export function rowSteps(head, v, about, row, strongest) {
   const { T, S, D } = head;
   const weights = head.row(row);
   const position = row + S - T;
   const chosen = new Set([0, Math.min(Math.max(position, 0), S - 1)]);
   const order = [...weights.keys()].sort((a, b) => weights[b] - weights[a] || a - b);
-  for (const j of order.slice(0, STRONGEST)) chosen.add(j);
+  for (const j of order.slice(0, strongest)) chosen.add(j);
   const E = about.value_width ?? 0;
   const q = Array.from(head.q.subarray(row * D, (row + 1) * D));
   const keys = [...chosen]

@@ -3,6 +3,7 @@
 // `Source` in `types.d.ts` lists them. Layers are named by their key, heads by their number in the model, and all
 // answers but `meta` are promises.
 
+import { applySettings } from "../common/settings.js";
 import { openSaved } from "./saved.js";
 import { openServed } from "./served.js";
 
@@ -10,6 +11,8 @@ import { openServed } from "./served.js";
  * The file's own data if it carries some, else the server that the page came from.
  * @returns {Promise<Source>}
  */
-export function open() {
-  return document.getElementById("regard-data") ? openSaved() : openServed();
+export async function open() {
+  const source = await (document.getElementById("regard-data") ? openSaved() : openServed());
+  applySettings(source.meta);
+  return source;
 }

@@ -2,25 +2,8 @@
 // Attention weights from q, k and lse: exp(scale · q·k + bias − lse), where the mask lets look.
 // It knows one head's arrays; it does not know files, pages or colours.
 
-import { cellsAlong, TILE } from "../common/tile.js";
-
-export const SLICE = 8; // milliseconds at a stretch, so that the page stays quick
-
-/**
- * Lets the page draw and answer, then goes on; throws if nobody wants the answer any more.
- * @param {AbortSignal} [signal]
- */
-export async function breathe(signal) {
-  await new Promise((/** @type {(value?: undefined) => void} */ go) => {
-    const channel = new MessageChannel();
-    channel.port1.onmessage = () => {
-      channel.port1.close();
-      go();
-    };
-    channel.port2.postMessage(0);
-  });
-  signal?.throwIfAborted();
-}
+import { settings } from "../common/settings.js";
+import { cellsAlong } from "../common/tile.js";
 
 /**
  * q·k of one query, which begins at `start`, and keys `from` to before `to`, into `out`.
@@ -176,19 +159,19 @@ export class Head {
    * @param {number} z
    * @param {number} i
    * @param {number} j
-   * @param {TileOptions} [options]
+   * @param {number | null} [without] a key that is left out of the count
+   * @param {Pause} [pause]
    * @returns {Promise<Tile>}
    */
-  async tile(z, i, j, { without = null, signal } = {}) {
+  async tile(z, i, j, without = null, pause = async () => {}) {
     const size = 2 ** z;
-    const span = TILE * size;
+    const span = settings.tile * size;
     const [top, left] = [i * span, j * span];
     const [bottom, right] = [Math.min(this.T, top + span), Math.min(this.S, left + span)];
     const [rows, cols] = [cellsAlong(this.T, z, i), cellsAlong(this.S, z, j)];
     const mass = new Float32Array(rows * cols);
     const max = new Float32Array(rows * cols).fill(-1);
     const line = new Float32Array(this.S);
-    let started = performance.now();
     for (let query = top; query < bottom; query++) {
       const at = ((query - top) >> z) * cols;
       this.stretches(query, left, right, (from, to) => {
@@ -200,10 +183,7 @@ export class Head {
           if (line[key] > max[cell]) max[cell] = line[key];
         }
       });
-      if (performance.now() - started > SLICE) {
-        await breathe(signal);
-        started = performance.now();
-      }
+      await pause();
     }
     for (let y = 0; y < rows; y++) {
       const queries = Math.min(size, bottom - top - y * size);

@@ -1,0 +1,204 @@
+// @ts-check
+// The arithmetic of a saved page: tiles, rows, columns and steps, from the packed blocks of its layers.
+// It knows neither the page nor on which thread it runs; `responder.js` brings it questions.
+
+import { LRU } from "../common/lru.js";
+import { evictionOf } from "./eviction.js";
+import { unpackArrays } from "./packed.js";
+import { rowSteps } from "./row_steps.js";
+import { Head } from "./weights.js";
+
+const HEADS = 8; // whose arrays are ready
+
+/**
+ * Numbers times the step of their channel, or as they are where there are no steps.
+ * @param {Float32Array} numbers
+ * @param {Float32Array} [steps]
+ */
+function scaled(numbers, steps) {
+  return steps ? numbers.map((number, i) => number * steps[i % steps.length]) : numbers;
+}
+
+/**
+ * The array that stands at `index` in a list of arrays of `size` numbers.
+ * @param {Float32Array} array
+ * @param {number} index
+ * @param {number} size
+ */
+function part(array, index, size) {
+  return array.subarray(index * size, (index + 1) * size);
+}
+
+/**
+ * What the meta says of a layer, which must exist.
+ * @param {Meta} meta
+ * @param {number} text
+ * @param {string} key
+ */
+export function namedLayer(meta, text, key) {
+  const layer = meta.texts[text].layers.find((one) => one.key === key);
+  if (!layer) throw new Error(`There is no layer ${key}.`);
+  return layer;
+}
+
+export class SavedWeights {
+  /**
+   * @param {Pick<SavedData, "meta" | "blocks">} data
+   * @param {(name: string) => Promise<string>} blockText the text of a block, asked for once
+   */
+  constructor({ meta, blocks }, blockText) {
+    this.meta = meta;
+    this.blocks = blocks;
+    this.blockText = blockText;
+    /** @type {Map<string, Promise<Arrays>>} */
+    this.arrays = new Map(); // by the block's name
+    /** @type {LRU<Promise<Head>>} */
+    this.heads = new LRU(HEADS);
+  }
+
+  /**
+   * @param {TileQuestion} question
+   * @param {Pause} pause
+   */
+  async tile({ text, layer, head, z, i, j, without }, pause) {
+    return (await this.head(text, layer, head)).tile(z, i, j, without, pause);
+  }
+
+  /**
+   * @param {LineQuestion} question
+   * @param {Pause} pause
+   */
+  row({ text, layer, head, index }, pause) {
+    return this.mean(text, layer, head, (one) => one.row(index), pause);
+  }
+
+  /**
+   * @param {LineQuestion} question
+   * @param {Pause} pause
+   */
+  column({ text, layer, head, index }, pause) {
+    return this.mean(text, layer, head, (one) => one.column(index), pause);
+  }
+
+  /** @param {StepsQuestion} question */
+  async steps({ text, layer, head, row }) {
+    const [one, v] = await Promise.all([this.head(text, layer, head), this.values(text, layer, head)]);
+    return rowSteps(one, v, namedLayer(this.meta, text, layer), row, this.meta.strongest);
+  }
+
+  /**
+   * @param {LayerQuestion} question
+   * @param {Pause} pause
+   */
+  async eviction({ text, layer }, pause) {
+    const { heads } = namedLayer(this.meta, text, layer);
+    const all = await Promise.all(heads.map((number) => this.head(text, layer, number)));
+    const { eviction_queries: queries, eviction_sinks: sinks } = this.meta;
+    return evictionOf(all, { queries, sinks }, pause);
+  }
+
+  /**
+   * The mean over the heads asked for, of what `look` finds in each.
+   * @param {number} text
+   * @param {string} layer
+   * @param {number | "mean"} number
+   * @param {(head: Head) => Float32Array} look
+   * @param {Pause} pause
+   */
+  async mean(text, layer, number, look, pause) {
+    const some = layer === "mean" ? this.meta.texts[text].layers : [namedLayer(this.meta, text, layer)];
+    const places = some.flatMap((about) =>
+      (number === "mean" ? about.heads : [number]).map((head) => ({ layer: about.key, head })),
+    );
+    /** @type {Float32Array | null} */
+    let total = null;
+    for (const { layer, head } of places) {
+      const found = look(await this.head(text, layer, head));
+      await pause();
+      total ??= new Float32Array(found.length);
+      if (found.length !== total.length)
+        throw new Error("The layers see different texts, so that they have no mean.");
+      for (let i = 0; i < found.length; i++) total[i] += found[i];
+    }
+    total ??= new Float32Array(0);
+    if (places.length > 1) for (let i = 0; i < total.length; i++) total[i] /= places.length;
+    return total;
+  }
+
+  /**
+   * One head's arrays, ready to compute with.
+   * @param {number} text
+   * @param {string} layer
+   * @param {number} number
+   */
+  head(text, layer, number) {
+    const key = [text, layer, number].join(" ");
+    const known = this.heads.get(key) ?? this.prepare(text, layer, number);
+    this.heads.set(key, known);
+    return known;
+  }
+
+  /**
+   * @param {number} text
+   * @param {string} layer
+   * @param {number} number
+   */
+  async prepare(text, layer, number) {
+    const about = namedLayer(this.meta, text, layer);
+    const h = about.heads.indexOf(number);
+    if (h < 0) throw new Error(`Layer ${layer} has no head ${number}.`);
+    const names = [about.block ?? "", about.mask_block ?? ""];
+    const [whole, masks] = await Promise.all(names.map((name) => this.block(name)));
+    const { rows: T, cols: S, width: D } = about;
+    const own = (/** @type {Float32Array} */ array, /** @type {number} */ size) =>
+      part(array, array.length === size ? 0 : h, size);
+    const alike = masks.offsets.length === T + 1; // all heads see the same
+    const offsets = alike ? masks.offsets : masks.offsets.subarray(h * T, (h + 1) * T + 1);
+    const g = Math.floor(h / about.group);
+    return new Head({
+      T,
+      S,
+      D,
+      q: scaled(part(whole.q, h, T * D), whole.q_step && part(whole.q_step, h, D)),
+      k: scaled(part(whole.k, g, S * D), whole.k_step && part(whole.k_step, g, D)),
+      mean: part(whole.mean, g, D),
+      lse: whole.lse.subarray(h * T, (h + 1) * T),
+      scale: about.scale,
+      softcap: about.softcap,
+      offsets,
+      ranges: masks.ranges,
+      relative: masks.relative ? own(masks.relative, T + S - 1) : null,
+      dense: masks.dense ? own(masks.dense, T * S) : null,
+    });
+  }
+
+  /**
+   * One head's values, or null if the file does not hold them.
+   * @param {number} text
+   * @param {string} layer
+   * @param {number} number
+   */
+  async values(text, layer, number) {
+    const about = namedLayer(this.meta, text, layer);
+    if (!about.values_block) return null;
+    const { v } = await this.block(about.values_block);
+    const size = about.cols * (about.value_width ?? 0);
+    const g = Math.floor(about.heads.indexOf(number) / (about.heads.length / (v.length / size)));
+    return v.subarray(g * size, (g + 1) * size);
+  }
+
+  /**
+   * The arrays of a block.
+   * @param {string} name
+   */
+  block(name) {
+    const known = this.arrays.get(name) ?? this.unpack(name);
+    this.arrays.set(name, known);
+    return known;
+  }
+
+  /** @param {string} name */
+  async unpack(name) {
+    return unpackArrays(name, await this.blockText(name), this.blocks[name]);
+  }
+}

@@ -1,0 +1,6 @@
+// @ts-check
+// Where the worker of a saved page begins: it answers what the page asks.
+
+import { Responder } from "./responder.js";
+
+new Responder(/** @type {Port} */ (/** @type {unknown} */ (self)));
