@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
+from regard.attention.arguments import answer_pytorch_arguments
 from regard.attention.backends import fused_attention, tiled_attention
 from regard.attention.backends.problem import AttentionProblem, prepare
 from regard.attention.backends.triton import launch
@@ -59,6 +60,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@answer_pytorch_arguments
 def attend(
     q: Tensor,
     k: Tensor,

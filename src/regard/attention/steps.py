@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout as drop
 
+from regard.attention.arguments import answer_pytorch_arguments
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.base import Mask
 
@@ -26,6 +27,7 @@ class Steps(NamedTuple):
     output: Tensor  # (B, H, T, E) the weighted mean of the values
 
 
+@answer_pytorch_arguments
 def scaled_dot_product_attention(
     q: Tensor,
     k: Tensor,
@@ -37,7 +39,16 @@ def scaled_dot_product_attention(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Attention with its weights: `(output, weights)`, in the dtype of the inputs.
+    """Returns a pair, `(output, weights)`, unlike PyTorch's function of this name, which returns the output
+    alone.
+
+    Attention of q (B, H, T, D) on k (B, G, S, D) and v (B, G, S, E), with leading dimensions that may be
+    absent or more. `mask` is a mask such as `regard.causal`, or a tensor that broadcasts to (B, H, T, S):
+    True is visible, floats are added to the scores. `scale` multiplies the scores (D ** -0.5 if None);
+    `softcap` bounds them by softcap · tanh(score / softcap); `sinks` (H,) holds one more logit for every
+    head, which takes its share of the softmax; `dropout` is the probability with which a weight is dropped.
+    The output (B, H, T, E) and the weights (B, H, T, S) have the dtype of the inputs. A query that sees no
+    key has zeros.
 
     >>> import torch, regard
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.arguments import whole
+from regard.attention.arguments import check_whole_number
 from regard.gpt.map_hooks import LayerInputs, watched
 from regard.layers import KVCache
 
@@ -59,8 +59,8 @@ def compare_with_and_without_cache(
 
     The policy that is judged keeps the first `sinks` keys and the `window` latest, the newest included.
     """
-    for name, value, least in (("tokens", tokens, 1), ("window", window, 1), ("sinks", sinks, 0)):
-        whole(name, value, least)
+    tokens, window = check_whole_number("tokens", tokens), check_whole_number("window", window)
+    sinks = check_whole_number("sinks", sinks, 0)
     context = model.config.context
     if not 0 < len(prompt) < context:
         raise ValueError(f"prompt: expected from 1 to {context - 1} tokens, got {len(prompt)}")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
-from regard.attention.arguments import positive, whole
+from regard.attention.arguments import check_positive, check_whole_number
 from regard.layers import Llama3Scaling
 
 Norm = Literal["layer", "rms"]
@@ -61,7 +61,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "layers", "heads", "width"):
-            whole(name, getattr(self, name))
+            self._set(name, check_whole_number(name, getattr(self, name)))
         self._fill_in()
         for name, choices in (("norm", Norm), ("positions", Positions), ("activation", Activation)):
             if getattr(self, name) not in get_args(choices):
@@ -70,20 +70,25 @@ class Config:
         for name in ("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "tied"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
-        positive("norm_eps", self.norm_eps)
-        positive("rotary_base", self.rotary_base)
+        check_positive("norm_eps", self.norm_eps)
+        check_positive("rotary_base", self.rotary_base)
         if self.positions == "rotary" and self.head_width % 2:
             raise ValueError(f"head_width: expected an even number for rotary, got {self.head_width}")
         if isinstance(self.dropout, bool) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: expected a probability from 0 to below 1, got {self.dropout!r}")
         if isinstance(self.window, tuple) and len(self.window) != self.layers:
             raise ValueError(f"window: expected one for each of {self.layers} layers, got {len(self.window)}")
-        for window in self.windows:
-            if window is not None:
-                whole("window", window)
-        for token in self.end:
-            if whole("end", token, 0) >= self.vocab_size:
-                raise ValueError(f"end: expected tokens below vocab_size={self.vocab_size}, got {token}")
+        if isinstance(self.window, tuple):
+            windows = (n if n is None else check_whole_number("window", n) for n in self.window)
+            self._set("window", tuple(windows))
+        elif self.window is not None:
+            self._set("window", check_whole_number("window", self.window))
+        self._set("end", tuple(check_whole_number("end", token, 0) for token in self.end))
+        if max(self.end, default=0) >= self.vocab_size:
+            raise ValueError(f"end: expected tokens below vocab_size={self.vocab_size}, got {max(self.end)}")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen for everyone else
 
     def _fill_in(self) -> None:
         """What was left out and follows from the sizes."""
@@ -94,8 +99,8 @@ class Config:
                 if name == "head_width" and self.width % self.heads:
                     wanted = f"expected a divisor of width={self.width}, got {self.heads}"
                     raise ValueError(f"heads: {wanted}; or give head_width, the width of a head")
-                object.__setattr__(self, name, value)  # the dataclass is frozen for everyone else
-            whole(name, getattr(self, name))
+                self._set(name, value)
+            self._set(name, check_whole_number(name, getattr(self, name)))
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads: expected a divisor of heads={self.heads}, got {self.kv_heads}")
 

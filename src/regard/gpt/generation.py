@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.arguments import whole
+from regard.attention.arguments import check_whole_number
 from regard.gpt.sampler import Sampling
 from regard.gpt.tokens import prompt_ids
 
@@ -82,7 +82,7 @@ def _steps(
     model: GPT, prompts: list[list[int]], limit: int, sampling: Sampling, stop: Stop, cached: bool
 ) -> Iterator[list[int | None]]:
     """Checks what is asked for; then each step gives the next token of every text, None once it has ended."""
-    whole("max_new_tokens", limit, 0)
+    limit = check_whole_number("max_new_tokens", limit, 0)
     longest, context = max(map(len, prompts)), model.config.context
     if longest > context:
         raise ValueError(f"prompt: expected at most context={context} tokens, got {longest}")

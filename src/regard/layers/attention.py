@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from regard.attention.arguments import whole
+from regard.attention.arguments import check_whole_number
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named import as_mask
@@ -58,14 +58,17 @@ class Attention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.d_model, self.num_heads = whole("d_model", d_model), whole("num_heads", num_heads)
+        self.d_model = d_model = check_whole_number("d_model", d_model)
+        self.num_heads = num_heads = check_whole_number("num_heads", num_heads)
         if head_dim is None and d_model % num_heads:
             raise ValueError(
                 f"num_heads: expected a divisor of d_model={d_model}, got {num_heads}; "
                 "or give head_dim, the width of a head"
             )
-        self.head_dim = d_model // num_heads if head_dim is None else whole("head_dim", head_dim)
-        self.num_kv_heads = num_heads if num_kv_heads is None else whole("num_kv_heads", num_kv_heads)
+        self.head_dim = d_model // num_heads if head_dim is None else check_whole_number("head_dim", head_dim)
+        if num_kv_heads is None:
+            num_kv_heads = num_heads
+        self.num_kv_heads = check_whole_number("num_kv_heads", num_kv_heads)
         if num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads: expected a divisor of num_heads={num_heads}, got {num_kv_heads}; "

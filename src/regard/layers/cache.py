@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from regard.attention.arguments import whole
+from regard.attention.arguments import check_whole_number
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named import prefix, window
 
@@ -42,7 +42,7 @@ class KVCache:
     first: int = 0  # how many of the first keys are never forgotten
 
     def __init__(self, max_length: int | None = None) -> None:
-        self.max_length = None if max_length is None else whole("max_length", max_length)
+        self.max_length = None if max_length is None else check_whole_number("max_length", max_length)
         self.length = 0
         """How many tokens have come, forgotten ones too: the position of the next one."""
         self._memory: Pair | None = None  # (B, G, room, D), (B, G, room, E)
@@ -200,7 +200,8 @@ class WindowCache(KVCache):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.rule: Mask = window(whole("size", size))
+        size = check_whole_number("size", size)
+        self.rule: Mask = window(size)
         self.reach = size
 
     def _settings(self) -> str:
@@ -215,9 +216,9 @@ class SinkCache(KVCache):
 
     def __init__(self, first: int, size: int) -> None:
         super().__init__()
-        self.first = whole("first", first, 0)
-        self.rule: Mask = window(whole("size", size)) | prefix(first)
-        self.reach = first + size
+        self.first, size = check_whole_number("first", first, 0), check_whole_number("size", size)
+        self.rule: Mask = window(size) | prefix(self.first)
+        self.reach = self.first + size
 
     def _settings(self) -> str:
         return f"first={self.first}, size={self.reach - self.first:g}"

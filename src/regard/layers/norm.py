@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from regard.attention.arguments import positive, whole
+from regard.attention.arguments import check_positive, check_whole_number
 from regard.attention.inputs import working_dtype
 
 
@@ -23,8 +23,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
         super().__init__()
-        self.eps = positive("eps", eps)
-        self.weight = nn.Parameter(torch.ones(whole("width", width)))
+        self.eps = check_positive("eps", eps)
+        self.weight = nn.Parameter(torch.ones(check_whole_number("width", width)))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1:] != self.weight.shape:

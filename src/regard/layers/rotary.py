@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.attention.arguments import positive, whole
+from regard.attention.arguments import check_positive, check_whole_number
 from regard.attention.inputs import working_dtype
 
 
@@ -54,9 +54,10 @@ class Rotary(nn.Module):
         scaling: Llama3Scaling | None = None,
     ) -> None:
         super().__init__()
-        if whole("width", width, 2) % 2:
+        self.width = check_whole_number("width", width, 2)
+        if self.width % 2:
             raise ValueError(f"width: expected an even number, since numbers turn in pairs, got {width}")
-        self.width, self.base = width, positive("base", base)
+        self.base = check_positive("base", base)
         self.interleaved, self.scaling = interleaved, scaling
         # Derived, so never saved: rebuilt where and as long as it is needed, and never in half precision,
         # which a buffer would be turned into by `.half()`.

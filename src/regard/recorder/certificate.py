@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import And, Mask, Rows
-from regard.attention.masks.named import Window
+from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
 
 ROWS = 64  # rows that are compared where there are more
@@ -209,7 +208,7 @@ def examine(
         mask=str(m.mask),
         scale=m.scale,
         softcap=m.softcap,
-        window=window_of(m.mask),
+        window=m.mask.window_size(),
         sinks=m.sinks is not None,
         problem=problem,
         sums_allowed=units + (kept / 8 if kept > working else 0.0),  # a kernel's quick exp
@@ -253,7 +252,7 @@ def joined(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
         rows=first.rows + second.rows,
         of=first.of + second.of,
         mask=str(mask),
-        window=window_of(mask),
+        window=mask.window_size(),
         problem=first.problem or second.problem,
         weights=max(own) if len(own) == 2 else None,
         blind=first.blind + second.blind,
@@ -266,15 +265,6 @@ def sampled_rows(T: int, most: int = ROWS) -> Tensor:
         return torch.arange(T)
     drawn = torch.randperm(T - 2, generator=torch.Generator().manual_seed(T))[: most - 2] + 1
     return torch.cat([torch.tensor([0, T - 1]), drawn]).sort().values
-
-
-def window_of(mask: Mask) -> int | None:
-    """The size of the sliding window in a mask, if there is one."""
-    if isinstance(mask, Window):
-        return mask.size
-    if isinstance(mask, And):
-        return window_of(mask.left) or window_of(mask.right)
-    return window_of(mask.inner) if isinstance(mask, Rows) else None
 
 
 def _finite_product(weights: Tensor, values: Tensor) -> Tensor:

@@ -8,23 +8,20 @@ the layers that come of it, in memory or elsewhere.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from regard.attention.inputs import working_dtype
-from regard.attention.masks.base import And, Mask, Not, Or, Rows
-from regard.attention.masks.named import Alibi, Padding, Relative, Rule, TensorMask
+from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap, attention_map
 from regard.recorder.attention_call import AttentionCall, Unreadable
 from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, examine
-from regard.recorder.generation.mask_join import joined_mask, parts_of
+from regard.recorder.generation.mask_join import joined_mask
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.generation.strips import Addition, Strip, StripStep
 from regard.recorder.result import Capture, Layer
@@ -324,9 +321,10 @@ class Recording:
     def _real(self, shape: torch.Size) -> Tensor | None:
         """Which tokens the layers' own masks say are real, where the model was not told so in the open."""
         for strip in self._strips.values():
-            for part in parts_of(strip.mask):
-                if isinstance(part, Padding) and part.real.shape == shape:
-                    return part.real.cpu()
+            for conjunct in strip.mask.conjuncts():
+                is_token = conjunct.key_padding(shape[1])  # (B, S)
+                if is_token is not None and is_token.shape == shape:
+                    return is_token.cpu()
         return None
 
     def close(self, missing: Mapping[str, str] | None = None) -> None:
@@ -361,27 +359,9 @@ def select(
     q, lse = map.q[:, heads], map.lse[:, heads]
     kept = groups if evenly else readers
     sinks = None if map.sinks is None else map.sinks[heads]
-    mask = mask_of_heads(map.mask, heads)
+    mask = map.mask.select(slice(None), heads)
     k = map.k[:, kept]
     return AttentionMap(q, k, lse, mask, map.scale, map.softcap, sinks, map.axes), tuple(heads), kept
-
-
-def mask_of_heads(mask: Mask, heads: Sequence[int]) -> Mask:
-    """The rule for some heads only, numbered from 0 again, in any order."""
-    if isinstance(mask, And | Or):
-        return type(mask)(mask_of_heads(mask.left, heads), mask_of_heads(mask.right, heads))
-    if isinstance(mask, TensorMask):
-        return mask if mask.tensor.shape[1] == 1 else TensorMask(mask.tensor[:, heads])
-    if isinstance(mask, Alibi):
-        return Alibi(mask.slopes[heads])
-    if isinstance(mask, Relative):
-        return mask if len(mask.table) == 1 else Relative(mask.table[heads], mask.zero)
-    if isinstance(mask, Not | Rows):
-        return replace(mask, inner=mask_of_heads(mask.inner, heads))
-    if isinstance(mask, Rule):
-        says, numbers = mask.says, torch.tensor(heads)
-        return Rule(functools.wraps(says)(lambda b, h, q, k: says(b, numbers.to(h.device)[h], q, k)))
-    return mask
 
 
 def cast(map: AttentionMap, dtype: torch.dtype) -> AttentionMap:

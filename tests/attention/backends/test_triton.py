@@ -16,8 +16,8 @@ import regard
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import launch
 from regard.attention.masks.bands import Band, band_of
-from regard.attention.masks.base import Keys, Rows
 from regard.attention.masks.block_lists import blocks_of, survey
+from regard.attention.masks.views import Keys, Rows
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import regard
-from regard.attention.masks import memo as memory
-from regard.attention.masks.base import Keys, Rows
+from regard.attention.masks import memo
 from regard.attention.masks.memo import memoize_on_mask
+from regard.attention.masks.views import Keys, Rows
+from regard.lru import LRUCache
 
 
 @pytest.fixture(autouse=True)
 def _empty(monkeypatch):
-    monkeypatch.setattr(memory, "_kept", {})
+    monkeypatch.setattr(memo, "_cache", LRUCache(memo.MAXSIZE))
 
 
 class Counter:
@@ -62,13 +63,13 @@ def test_what_may_change_unseen_is_not_remembered():
 
 def test_tensors_are_not_kept_alive_and_few_results_are():
     make = Counter()
-    for n in range(3 * memory.MOST):
+    for n in range(3 * memo.MAXSIZE):
         memoize_on_mask(regard.window(n + 1), "a", make)
-    assert len(memory._kept) == memory.MOST
-    assert memoize_on_mask(regard.window(3 * memory.MOST), "a", make) == make.made  # the latest are there
+    assert len(memo._cache) == memo.MAXSIZE
+    assert memoize_on_mask(regard.window(3 * memo.MAXSIZE), "a", make) == make.made  # the latest are there
     mask = regard.padding(torch.ones(1, 4, dtype=torch.bool))
     memoize_on_mask(mask, "a", make)
-    (ref,), _ = list(memory._kept.values())[-1]
+    (ref,), _ = list(memo._cache._values.values())[-1]
     del mask
     gc.collect()
     assert ref() is None

@@ -17,7 +17,7 @@ from regard.attention.backends import tiled_attention
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.masks.base import full
 from regard.attention.masks.memo import memoize_on_mask
-from regard.attention.masks.named import Padding, causal
+from regard.attention.masks.named import causal
 
 aten = torch.ops.aten
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
@@ -69,25 +69,27 @@ def _traced() -> bool:
 
 def _padded_only(p: AttentionProblem) -> bool:
     """Whether the mask hides padding only, which PyTorch's CPU kernel can be told, and no whole sequence."""
-    if not isinstance(p.mask, Padding) or p.q.device.type != "cpu" or _traced():
+    if not p.mask.is_padding or p.q.device.type != "cpu" or _traced():
         return False
-    real = p.mask.real
-    return memoize_on_mask(
-        p.mask, "no empty row", lambda: bool((real > 0).all() if real.ndim == 1 else real.any(-1).all())
-    )
+    return memoize_on_mask(p.mask, "no empty row", lambda: bool(_key_padding(p).any(-1).all()))
 
 
-def _real_keys(p: AttentionProblem, mask: Padding) -> Tensor:
-    """0 for real keys and −inf for padding, (B, 1, 1, S) made to look like (B, H, T, S)."""
+def _key_padding(p: AttentionProblem) -> Tensor:
+    """Which keys are tokens, (B, S), under a mask that hides padding only."""
+    is_token = p.mask.key_padding(p.k.shape[2])
+    assert is_token is not None
+    return is_token.to(p.q.device)
 
-    def make() -> Tensor:
-        real, S = mask.real.to(p.q.device), p.k.shape[2]
-        if real.ndim == 1:
-            real = torch.arange(S, device=real.device) < real.unsqueeze(1)
-        added = p.q.new_zeros(len(real), 1, 1, S).masked_fill_(~real[:, None, None], -torch.inf)
-        return added.expand(p.matrix)
 
-    return memoize_on_mask(mask, (p.matrix, p.q.dtype), make)  # every layer of a model asks for the same
+def _padding_bias(p: AttentionProblem) -> Tensor:
+    """0 for tokens and −inf for padding, (B, 1, 1, S) expanded to (B, H, T, S)."""
+
+    def compute() -> Tensor:
+        is_token = _key_padding(p)  # (B, S)
+        bias = p.q.new_zeros(len(is_token), 1, 1, p.k.shape[2])
+        return bias.masked_fill_(~is_token[:, None, None], -torch.inf).expand(p.matrix)
+
+    return memoize_on_mask(p.mask, (p.matrix, p.q.dtype), compute)  # every layer of a model asks for the same
 
 
 def _flash_can(p: AttentionProblem) -> bool:
@@ -98,7 +100,7 @@ def _flash_can(p: AttentionProblem) -> bool:
 
 def _on_cpu(p: AttentionProblem, return_lse: bool) -> tuple[Tensor, Tensor]:
     """PyTorch's kernel for CPUs. For half precision its exp is quick and its lse is off by 5e-5."""
-    padding = _real_keys(p, p.mask) if isinstance(p.mask, Padding) else None
+    padding = _padding_bias(p) if p.mask.is_padding else None
     output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
         p.q, p.k, p.v, p.dropout, p.mask is causal, attn_mask=padding, scale=p.scale
     )
@@ -114,7 +116,7 @@ def run(
     """Output (B, H, T, E) and, if asked, lse (B, H, T), by the kernel that is given or the best one."""
     p = problem
     q, k, v, is_causal = p.q, p.k, p.v, p.mask is causal
-    if isinstance(p.mask, Padding):
+    if p.mask.is_padding:
         output, lse = _on_cpu(p, return_lse)
         # NaN in padding gets through this kernel, since 0 · NaN is NaN: then the tiles, which leave it out.
         if not math.isfinite(output.detach().sum(dtype=torch.float64)):

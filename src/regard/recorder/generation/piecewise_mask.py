@@ -77,10 +77,16 @@ class PiecewiseMask(Mask):
         table = (blocks.q_first == blocks.q_first) & (blocks.k_first == blocks.k_first)
         return table, ~table
 
-    def select(self, batch: slice, heads: slice) -> Mask:
-        return PiecewiseMask(
-            tuple(p._replace(mask=p.mask.select(batch, heads)) for p in self.pieces), self.whole
-        )
+    def children(self) -> tuple[Mask, ...]:
+        return tuple(piece.mask for piece in self.pieces)
+
+    def with_children(self, *children: Mask) -> Mask:
+        pieces = (p._replace(mask=mask) for p, mask in zip(self.pieces, children, strict=True))
+        return PiecewiseMask(tuple(pieces), self.whole)
+
+    def window_size(self) -> int | None:
+        sizes = {mask.window_size() for mask in self.children()}
+        return sizes.pop() if len(sizes) == 1 else None
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if self.whole != (T, S):

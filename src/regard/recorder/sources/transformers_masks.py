@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import And, Mask, full
+from regard.attention.masks.base import Mask, conjunction, full
 from regard.attention.masks.named import Chunks, Documents, Padding, Window, causal, rule
 from regard.recorder.certificate import sampled_rows
 from regard.recorder.sources.mask_recognition import Origin
@@ -196,7 +196,7 @@ def _rule_of(says: Predicate, spot: Spot, use_vmap: bool) -> tuple[Mask, int]:
     asked = _asked(says, spot, use_vmap)
     if 0 < reach < spot.S:  # a static cache: whatever lies ahead is not written yet
         found = recognised(says, spot._replace(S=reach))
-        if found is not None and causal in _parts(found) and _agree(found, reach, asked, spot):
+        if found is not None and causal in found.conjuncts() and _agree(found, reach, asked, spot):
             return found, reach
     found = recognised(says, spot)
     if found is not None and _agree(found, spot.S, asked, spot):
@@ -219,7 +219,7 @@ def recognised(says: Predicate, spot: Spot) -> Mask | None:
         if name == "or_masks":
             return functools.reduce(operator.or_, known)
         narrowing = sorted((part for part in known if part is not full), key=lambda part: part is not causal)
-        return functools.reduce(operator.and_, narrowing) if narrowing else full
+        return conjunction(narrowing)
     if name == "bidirectional_mask_function":
         return full
     if name == "padding_mask_function":
@@ -246,11 +246,6 @@ def recognised(says: Predicate, spot: Spot) -> Mask | None:
         ids = spot.keys(held["block_sequence_ids"], missing=-1)
         return Documents(ids) & Padding(ids >= 0)
     return None
-
-
-def _parts(mask: Mask) -> list[Mask]:
-    """The rules that & joins in a mask."""
-    return [*_parts(mask.left), *_parts(mask.right)] if isinstance(mask, And) else [mask]
 
 
 def _asked(says: Predicate, spot: Spot, use_vmap: bool) -> Mask:

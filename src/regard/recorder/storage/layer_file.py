@@ -5,13 +5,11 @@ Opening maps the tensors into memory; they come in as they are looked at.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import Mask
 from regard.attention.masks.named import TensorMask
 from regard.maps import AttentionMap, storage
 from regard.recorder.result import LayerData
@@ -56,7 +54,7 @@ def _fitting(path: Path, map: AttentionMap, values: Tensor | None) -> AttentionM
 
 def with_plain_mask(map: AttentionMap) -> AttentionMap:
     """The same map; its mask written out, entry by entry, where a rule in it is a function."""
-    if _plain(map.mask):
+    if map.mask.is_storable():
         return map
     T, S = map.matrix[2:]
     one = map.mask.tile(
@@ -73,11 +71,3 @@ def with_plain_mask(map: AttentionMap) -> AttentionMap:
         allowed = torch.where(allowed, added.detach(), -torch.inf)
     mask = TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape))
     return AttentionMap(map.q, map.k, map.lse, mask, map.scale, map.softcap, map.sinks, map.axes)
-
-
-def _plain(mask: Mask) -> bool:
-    """Whether a file can hold the rule: one of the named ones, combined."""
-    if type(mask).__name__ not in storage.KINDS:
-        return False
-    parts = [getattr(mask, field.name) for field in dataclasses.fields(mask)]  # type: ignore[arg-type]
-    return all(_plain(part) for part in parts if isinstance(part, Mask))

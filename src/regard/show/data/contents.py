@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import And, Mask
-from regard.attention.masks.named import Window
 from regard.heads import describe
 from regard.lru import LRUCache
 from regard.maps import AttentionMap
@@ -257,7 +255,7 @@ def _layer(layer: Layer, evidence: Evidence, tokens: list[str], targets: list[st
         "softcap": layer.map.softcap,
         "sinks": layer.map.sinks is not None,
         "mask": str(layer.map.mask),
-        "window": window_of(layer.map.mask),
+        "window": layer.map.mask.window_size(),
         "rows": T,
         "cols": S,
         "queries_of": "target_tokens" if queries is targets else "tokens",
@@ -279,16 +277,6 @@ def _evidence(found: Evidence) -> dict[str, Any]:
         "rows": found.rows,
         "of": found.of,
     }
-
-
-def window_of(mask: Mask) -> int | None:
-    """How many keys back a mask lets look, if it says so: `causal & window(128)` says 128."""
-    if isinstance(mask, Window):
-        return mask.size
-    if isinstance(mask, And):
-        sizes = [size for size in (window_of(mask.left), window_of(mask.right)) if size is not None]
-        return min(sizes) if sizes else None
-    return None
 
 
 def _line(m: AttentionMap, name: str, index: int) -> Tensor:

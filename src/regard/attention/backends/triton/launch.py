@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.backends.triton import configs
-from regard.attention.masks.bands import Band, band_of, split_alibi
+from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
 from regard.attention.masks.block_lists import Survey, blocks_of, survey
 from regard.attention.masks.memo import memoize_on_mask
@@ -43,7 +43,7 @@ def refuses_scores(q: Tensor, mask: Mask) -> str | None:
         return f"needs bfloat16, float16 or float32, not {q.dtype}".replace("torch.", "")
     if q.shape[-1] > WIDEST:
         return f"needs widths up to {WIDEST}, not {q.shape[-1]}"
-    rule, slopes = split_alibi(mask)
+    rule, slopes = mask.split_alibi()
     if rule.biased or (slopes is not None and slopes.requires_grad):
         return f"adds no numbers to the scores but alibi's, and {mask} does"
     return None
@@ -73,12 +73,12 @@ class KernelScores(NamedTuple):
 def scores_of(
     mask: Mask, scale: float, softcap: float | None, T: int, S: int, device: torch.device
 ) -> KernelScores:
-    rule, slopes = split_alibi(mask)
+    rule, slopes = mask.split_alibi()
     if slopes is not None:
         slopes = slopes.to(device, torch.float32).contiguous()
     log2e = math.log2(math.e)
     factor, cap = (abs(scale) * log2e, None) if softcap is None else (abs(scale) / softcap, softcap * log2e)
-    return KernelScores(scale < 0, factor, cap, slopes, band_of(rule, T, S), rule)
+    return KernelScores(scale < 0, factor, cap, slopes, rule.band(T, S), rule)
 
 
 def surveyed(
