@@ -15,7 +15,7 @@ import torch
 import regard
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import launch
-from regard.attention.masks.bands import Band, band_of
+from regard.attention.masks.bands import Band
 from regard.attention.masks.block_lists import blocks_of, survey
 from regard.attention.masks.views import Keys, Rows
 
@@ -46,7 +46,7 @@ def test_refuses_in_a_phrase(monkeypatch):
     assert launch.unsupported_reason(prepare(x, x, x, dropout=0.1)) == "does not do dropout"
     assert "float64" in launch.unsupported_reason(prepare(x.double(), x.double(), x.double()))
     assert "not 300" in launch.unsupported_reason(prepare(x, x, torch.randn(1, 2, 8, 300)))
-    assert "dense(8×8)" in launch.unsupported_reason(prepare(x, x, x, mask=torch.randn(8, 8)))
+    assert "tensor_mask(8×8)" in launch.unsupported_reason(prepare(x, x, x, mask=torch.randn(8, 8)))
     assert launch.unsupported_reason(prepare(x, x, x, mask=regard.causal & regard.alibi(2))) is None
 
 
@@ -67,7 +67,7 @@ def test_refuses_in_a_phrase(monkeypatch):
     ],
 )
 def test_band(mask, band):
-    assert band_of(mask, 6, 10) == band
+    assert mask.band(6, 10) == band
     if band is not None:
         steps = torch.arange(10) - torch.arange(4, 10)[:, None]  # from a query to a key
         allowed = (steps <= (10 if band.ahead is None else band.ahead)) & (

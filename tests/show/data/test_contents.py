@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard.recorder import Capture
-from regard.show.data.contents import Contents, window_of
+from regard.show.data.contents import Contents
 from tests.captures import HOSTILE, captured
 
 
@@ -27,10 +27,10 @@ def test_the_meta_is_json_whatever_the_tokens() -> None:
 
 
 def test_windows_are_told_apart() -> None:
-    assert window_of(regard.causal & regard.window(128)) == 128
-    assert window_of(regard.window(9) & regard.causal & regard.window(5)) == 5
-    assert window_of(regard.causal) is None
-    assert window_of(regard.causal | regard.window(4)) is None
+    assert (regard.causal & regard.window(128)).window_size() == 128
+    assert (regard.window(9) & regard.causal & regard.window(5)).window_size() == 5
+    assert (regard.causal).window_size() is None
+    assert (regard.causal | regard.window(4)).window_size() is None
 
 
 def test_rows_and_columns_are_the_map_s() -> None:
