@@ -1,4 +1,4 @@
-"""`LRUCache`, the one least-recently-used cache of the package."""
+"""A thread-safe LRU cache."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-V = TypeVar("V")
+Value = TypeVar("Value")
 
 
-class LRUCache(Generic[V]):
-    """A thread-safe LRU cache of at most `maxsize` values.
+class LRUCache(Generic[Value]):
+    """A cache of at most `maxsize` values; the least recently used one is evicted first.
 
     >>> cache = LRUCache(maxsize=2)
     >>> [cache.get(key, lambda: key.upper()) for key in "abac"]
@@ -22,16 +22,25 @@ class LRUCache(Generic[V]):
 
     def __init__(self, maxsize: int) -> None:
         self.maxsize = maxsize
-        self._values: OrderedDict[Hashable, V] = OrderedDict()  # the least recently used one first
+        self._values: OrderedDict[Hashable, Value] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, compute: Callable[[], V]) -> V:
-        """The value of `key`, from `compute()` if it is not cached."""
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._values
+
+    def get(self, key: Hashable, compute: Callable[[], Value]) -> Value:
+        """Return the value cached under `key`, calling `compute` for it if there is none.
+
+        The lock is not held while `compute` runs: two threads may compute the same value, which is harmless.
+        """
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key]
-        value = compute()  # outside the lock: two threads may compute the same value, which does no harm
+        value = compute()
         with self._lock:
             self._values[key] = value
             while len(self._values) > self.maxsize:
@@ -39,12 +48,6 @@ class LRUCache(Generic[V]):
         return value
 
     def discard(self, key: Hashable) -> None:
-        """Remove the value of `key`, if there is one."""
+        """Remove the value cached under `key`, if there is one."""
         with self._lock:
             self._values.pop(key, None)
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._values
-
-    def __len__(self) -> int:
-        return len(self._values)

@@ -1,6 +1,7 @@
 """One check of whole numbers for every public argument, and answers to PyTorch's argument names."""
 
 import ast
+import dataclasses
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +16,13 @@ from regard import stages
 from regard.attention.arguments import PYTORCH_ARGUMENTS, check_positive, check_whole_number
 from regard.gpt import Config
 from regard.gpt.sampler import Sampling
-from regard.gpt.training.train import Settings
 from regard.heads.repeated_tokens import repeated
 from regard.layers import Attention, KVCache, RMSNorm, Rotary, SinkCache, WindowCache
-from regard.show.server.limits import RefusedError, parse_whole_number
+from regard.show.server.limits import RefusedError, check_number
 
 SOURCE = Path(regard.__file__).parent
 X = torch.randn(1, 2, 6, 4)
-CONFIG = {"vocab_size": 16, "context": 8, "layers": 2, "heads": 2, "width": 4}
+SIZES = (16, 8, 2, 2, 4)  # vocabulary, context, layers, heads, width
 CALLERS: dict[str, Callable[[Any], object]] = {
     "window": regard.window,
     "window(ahead)": lambda n: regard.window(2, ahead=n),
@@ -51,13 +51,12 @@ CALLERS: dict[str, Callable[[Any], object]] = {
     "pool(cols)": lambda n: regard.attention_map(X, X).pool(2, n),
     "topk": lambda n: regard.attention_map(X, X).top(n),
     "repeated": lambda n: repeated(50, tokens=n),
-    "Config(layers)": lambda n: Config(**{**CONFIG, "layers": n}),
-    "Config(window)": lambda n: Config(**CONFIG, window=n),
-    "Settings(steps)": lambda n: Settings(steps=n),
+    "Config(layers)": lambda n: Config(16, 8, n, 2, 4),
+    "Config(window)": lambda n: Config(*SIZES, window=n),
     "Sampling(top_k)": lambda n: Sampling(1.0, top_k=n),
     "Sampling(seed)": lambda n: Sampling(1.0, seed=n),
-    "capture_size": lambda n: regard.capture_size(Config(**CONFIG), n),
-    "the server": lambda n: parse_whole_number("tokens", n, 1, 8),
+    "capture_size": lambda n: regard.capture_size(Config(*SIZES), n),
+    "the server": lambda n: check_number("tokens", n, 1, 8),
 }
 
 
@@ -92,9 +91,9 @@ def test_numbers_are_stored_as_plain_integers():
     layer = Attention(np.int64(8), np.int64(4), num_kv_heads=np.int64(2), head_dim=np.int64(2))
     sizes = (layer.d_model, layer.num_heads, layer.num_kv_heads, layer.head_dim)
     assert {type(size) for size in (*sizes, KVCache(np.int64(4)).max_length)} == {int}
-    config = Config(**{name: np.int64(size) for name, size in CONFIG.items()}, window=(np.int64(4), None))
-    assert config == Config(**CONFIG, window=(4, None))
-    assert {type(getattr(config, name)) for name in CONFIG} == {int}
+    config = Config(*map(np.int64, SIZES), window=(np.int64(4), None))
+    assert config == Config(*SIZES, window=(4, None))
+    assert {type(size) for size in dataclasses.astuple(config)[:8]} == {int}
 
 
 def test_there_is_one_check_of_whole_numbers():

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
-from regard.show.server.limits import ExclusiveJob, Limits, RefusedError, parse_whole_number, text_of
+from regard.show.server.limits import ExclusiveJob, Limits, RefusedError, check_number, text_of
 from regard.show.server.line_stream import Line, Say, Tell, kindly, left, stream
 
 MOST = 1 << 31  # of any number that a page may ask with
@@ -195,9 +195,9 @@ class Site:
         generate, asked = self.generate, await _body(request, self.limits)
         text = text_of(asked.get("text"), self.limits)
         most = self.limits.generated
-        tokens = parse_whole_number("tokens", asked.get("tokens", min(32, most)), 1, most)
-        window = parse_whole_number("window", asked.get("window", 64), 1, MOST)
-        sinks = parse_whole_number("sinks", asked.get("sinks", 4), 0, MOST)
+        tokens = check_number("tokens", asked.get("tokens", min(32, most)), 1, most)
+        window = check_number("window", asked.get("window", 64), 1, MOST)
+        sinks = check_number("sinks", asked.get("sinks", 4), 0, MOST)
 
         def work(say: Say) -> None:
             for line in generate(text, tokens=tokens, window=window, sinks=sinks):
@@ -228,7 +228,7 @@ class Ask:
         return self.query[name]
 
     def number(self, name: str) -> int:
-        return parse_whole_number(name, self[name], 0, MOST)
+        return check_number(name, self[name], 0, MOST)
 
     @property
     def head(self) -> int | str:

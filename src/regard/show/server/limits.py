@@ -57,7 +57,7 @@ class ExclusiveJob:
         self._lock.release()
 
 
-def parse_whole_number(name: str, value: object, least: int, most: int) -> int:
+def check_number(name: str, value: object, least: int, most: int) -> int:
     """A whole number within bounds, or a refusal that says so."""
     if isinstance(value, str) and value.removeprefix("-").isascii() and value.removeprefix("-").isdigit():
         value = int(value) if len(value) < 16 else value
