@@ -78,10 +78,10 @@ def test_tensors_are_not_kept_alive_and_few_results_are():
 def test_the_lists_of_a_mask_are_made_once(monkeypatch):
     from regard.attention.backends.triton import launch
 
-    calls, real = [], launch.survey
-    monkeypatch.setattr(launch, "survey", lambda *a: calls.append(1) or real(*a))
+    calls, real = [], launch.find_visible_blocks
+    monkeypatch.setattr(launch, "find_visible_blocks", lambda *a: calls.append(1) or real(*a))
     mask, shape, device = regard.causal | regard.prefix(5), (1, 2, 40, 40), torch.device("cpu")
-    first, second = (launch.surveyed(mask, shape, 16, 16, device) for _ in range(2))
+    first, second = (launch.visible_blocks(mask, shape, 16, 16, device) for _ in range(2))
     assert first is second
-    launch.surveyed(mask, (1, 2, 41, 41), 16, 16, device)
+    launch.visible_blocks(mask, (1, 2, 41, 41), 16, 16, device)
     assert len(calls) == 2
