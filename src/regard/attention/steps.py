@@ -40,8 +40,7 @@ def scaled_dot_product_attention(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Returns a pair, `(output, weights)`, unlike PyTorch's function of this name, which returns the output
-    alone.
+    """Returns a pair, `(output, weights)`, unlike PyTorch's function of the same name, which has one output.
 
     Attention of q (B, H, T, D) on k (B, G, S, D) and v (B, G, S, E), with leading dimensions that may be
     absent or more. `mask` is a mask such as `regard.causal`, or a tensor that broadcasts to (B, H, T, S):

@@ -17,7 +17,7 @@ from regard.heads import uniform
 from regard.maps import AttentionMap
 from regard.recorder import Capture
 from regard.stages.picture import (
-    MOST_NUMBERS,
+    MAX_NUMBERED_SIDE,
     colour_map,
     colour_scale,
     draw_heatmap,
@@ -173,7 +173,7 @@ def _cells(map: AttentionMap | Tensor, reduce: Reduce, most: int) -> FigureCells
 def _draw(ax: Any, map: AttentionMap | Tensor, labels: Labels, fontsize: float, most: int) -> Any:
     """One head on axes that are there; returns the image."""
     cells = _cells(map, labels.reduce, most)
-    if max(map.shape) <= MOST_NUMBERS:
+    if max(map.shape) <= MAX_NUMBERED_SIDE:
         image = draw_heatmap(
             ax,
             cells.values,
@@ -188,7 +188,7 @@ def _draw(ax: Any, map: AttentionMap | Tensor, labels: Labels, fontsize: float, 
         norm = colour_scale(float(seen.max()) or 1.0 if seen.numel() else 1.0, labels.log)
         shown = cells.values.masked_fill(cells.hidden, torch.nan).numpy()
         image = ax.imshow(shown, cmap=colour_map(), norm=norm, aspect="auto", interpolation="nearest")
-        names = MOST_TOKENS if most == MOST_CELLS else MOST_NUMBERS
+        names = MOST_TOKENS if most == MOST_CELLS else MAX_NUMBERED_SIDE
         _ticks(ax.xaxis, labels.keys, cells.cols, names, fontsize=fontsize, rotation=90)
         _ticks(ax.yaxis, labels.queries, cells.rows, names, fontsize=fontsize)
         ax.tick_params(length=2, color="#9a9ba3")
@@ -242,12 +242,12 @@ def _single(map: AttentionMap | Tensor, labels: Labels, ax: Any, title: str, not
     if ax is None:
         import matplotlib.pyplot as plt
 
-        cell = 0.55 if max(T, S) <= MOST_NUMBERS else 0.19
+        cell = 0.55 if max(T, S) <= MAX_NUMBERED_SIDE else 0.19
         width, height = (
             min(max(cell * n, 3.0), 7.0 if n > MOST_TOKENS else cell * MOST_TOKENS) for n in (S, T)
         )
         _, ax = plt.subplots(figsize=(width + 1.8, height + 1.3), layout="constrained")
-    image = _draw(ax, map, labels, 9.0 if max(T, S) <= MOST_NUMBERS else 7.5, MOST_CELLS)
+    image = _draw(ax, map, labels, 9.0 if max(T, S) <= MAX_NUMBERED_SIDE else 7.5, MOST_CELLS)
     _say(ax, title, note, ax.set_title)
     if own:
         _colour_key(ax.figure, image, ax, labels, pooled=max(T, S) > MOST_CELLS)
