@@ -60,7 +60,97 @@ class Mask:
         if stored:
             Mask.stored_classes[cls.__name__] = cls
 
-    # What every subclass answers.
+    # What users call.
+
+    def tile(
+        self,
+        rows: Span,
+        cols: Span,
+        shape: tuple[int, ...] | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """Visibility in a tile: boolean (rows, cols), or (B, H, rows, cols) if it varies with batch or head.
+
+        `rows` and `cols` are slices, ranges or 1-D tensors of indices. `shape` is the attention's (T, S) or
+        (B, H, T, S); without it query i stands at position i. `device` is where the result is made.
+
+        >>> from regard import causal
+        >>> causal.tile(range(2), range(3))
+        tensor([[ True, False, False],
+                [ True,  True, False]])
+        >>> causal.tile(range(2), range(3), shape=(2, 3))
+        tensor([[ True,  True, False],
+                [ True,  True,  True]])
+        """
+        self.check(shape)
+        at = grid(rows, cols, shape, device)
+        return _spread(self.allowed(at), at)
+
+    def bias(
+        self,
+        rows: Span,
+        cols: Span,
+        shape: tuple[int, ...] | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> Tensor | None:
+        """The numbers added to the scores of a tile, with the arguments and the shape of `tile`, or None."""
+        self.check(shape)
+        at = grid(rows, cols, shape, device)
+        bias = self.score_bias(at)
+        return None if bias is None else _spread(bias, at)
+
+    def covers(
+        self, rows: Span, cols: Span, shape: tuple[int, ...] | None = None
+    ) -> Literal["empty", "part", "full"]:
+        """Whether nothing, something or everything in a tile is visible; the arguments are those of `tile`.
+
+        >>> from regard import causal
+        >>> [causal.covers(range(4, 8), cols) for cols in (range(0, 4), range(4, 8), range(8, 12))]
+        ['full', 'part', 'empty']
+        """
+        tile = self.tile(rows, cols, shape)
+        if not bool(tile.any()):
+            return "empty"
+        return "full" if bool(tile.all()) else "part"
+
+    def to_dense(self, T: int, S: int | None = None) -> Tensor:
+        """The mask of T queries and S keys (T if None) as a boolean tensor, (T, S) or (B, H, T, S)."""
+        S = T if S is None else S
+        return self.tile(range(T), range(S), (T, S))
+
+    def plot(self, T: int, S: int | None = None, *, ax: Any = None) -> Any:
+        """Draw the mask of T queries and S keys (T if None) on Matplotlib axes `ax`, or on new ones.
+
+        Returns the Matplotlib figure.
+        """
+        from regard.attention.masks.plot import draw_mask
+
+        return draw_mask(self, T, T if S is None else S, ax=ax)
+
+    def check(self, shape: tuple[int, ...] | None) -> None:
+        """Raise ValueError if the mask does not fit attention of this shape, (T, S) or (B, H, T, S)."""
+        if shape is None:
+            return
+        _, _, T, S = full_shape(shape)
+        B, H = shape[:2] if len(shape) == 4 else (None, None)
+        if (reason := self.shape_error(B, H, T, S)) is not None:
+            raise ValueError(f"mask {self}: {reason}")
+
+    def __and__(self, other: Mask) -> Mask:
+        """`mask & other`: a key is visible if both masks allow it; their biases are added."""
+        return And(self, _operand(other, "&"))
+
+    def __or__(self, other: Mask) -> Mask:
+        """`mask | other`: a key is visible if at least one of the masks allows it."""
+        return Or(self, _operand(other, "|"))
+
+    def __invert__(self) -> Mask:
+        """`~mask`: a key is visible if the mask hides it."""
+        return Not(self)
+
+    # What a subclass implements.
 
     def allowed(self, at: Grid) -> Tensor:
         """Whether each query of a tile sees each key: boolean, broadcastable to (B, H, rows, cols)."""
@@ -170,93 +260,6 @@ class Mask:
     def append_document(self, n: int) -> Mask | None:
         """The mask with n more tokens that see only each other, or None if that cannot be told."""
         return None
-
-    # What users call.
-
-    def tile(
-        self,
-        rows: Span,
-        cols: Span,
-        shape: tuple[int, ...] | None = None,
-        *,
-        device: torch.device | None = None,
-    ) -> Tensor:
-        """Visibility in a tile: boolean (rows, cols), or (B, H, rows, cols) if it varies with batch or head.
-
-        `rows` and `cols` are slices, ranges or 1-D tensors of indices. `shape` is the attention's (T, S) or
-        (B, H, T, S); without it query i stands at position i. `device` is where the result is made.
-
-        >>> from regard import causal
-        >>> causal.tile(range(2), range(3))
-        tensor([[ True, False, False],
-                [ True,  True, False]])
-        >>> causal.tile(range(2), range(3), shape=(2, 3))
-        tensor([[ True,  True, False],
-                [ True,  True,  True]])
-        """
-        self.check(shape)
-        at = grid(rows, cols, shape, device)
-        return _spread(self.allowed(at), at)
-
-    def bias(
-        self,
-        rows: Span,
-        cols: Span,
-        shape: tuple[int, ...] | None = None,
-        *,
-        device: torch.device | None = None,
-    ) -> Tensor | None:
-        """The numbers added to the scores of a tile, with the arguments and the shape of `tile`, or None."""
-        self.check(shape)
-        at = grid(rows, cols, shape, device)
-        bias = self.score_bias(at)
-        return None if bias is None else _spread(bias, at)
-
-    def covers(
-        self, rows: Span, cols: Span, shape: tuple[int, ...] | None = None
-    ) -> Literal["empty", "part", "full"]:
-        """Whether nothing, something or everything in a tile is visible; the arguments are those of `tile`.
-
-        >>> from regard import causal
-        >>> [causal.covers(range(4, 8), cols) for cols in (range(0, 4), range(4, 8), range(8, 12))]
-        ['full', 'part', 'empty']
-        """
-        tile = self.tile(rows, cols, shape)
-        if not bool(tile.any()):
-            return "empty"
-        return "full" if bool(tile.all()) else "part"
-
-    def to_dense(self, T: int, S: int | None = None) -> Tensor:
-        """The mask of T queries and S keys (T if None) as a boolean tensor, (T, S) or (B, H, T, S)."""
-        S = T if S is None else S
-        return self.tile(range(T), range(S), (T, S))
-
-    def plot(self, T: int, S: int | None = None, *, ax: Any = None) -> Any:
-        """Draw the mask of T queries and S keys (T if None) on Matplotlib axes `ax`, or on new ones.
-
-        Returns the Matplotlib figure.
-        """
-        from regard.attention.masks.plot import draw_mask
-
-        return draw_mask(self, T, T if S is None else S, ax=ax)
-
-    def check(self, shape: tuple[int, ...] | None) -> None:
-        """Raise ValueError if the mask does not fit attention of this shape, (T, S) or (B, H, T, S)."""
-        if shape is None:
-            return
-        _, _, T, S = full_shape(shape)
-        B, H = shape[:2] if len(shape) == 4 else (None, None)
-        if (reason := self.shape_error(B, H, T, S)) is not None:
-            raise ValueError(f"mask {self}: {reason}")
-
-    def __and__(self, other: Mask) -> Mask:
-        return And(self, _operand(other, "&"))
-
-    def __or__(self, other: Mask) -> Mask:
-        return Or(self, _operand(other, "|"))
-
-    def __invert__(self) -> Mask:
-        return Not(self)
 
 
 def conjunction(masks: Iterable[Mask]) -> Mask:
