@@ -132,7 +132,9 @@ def which_backend(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Explanation:
-    """The backend that `attend` uses for these arguments, which are its own, and why not a faster one.
+    """The backend that `attend` uses for these arguments, and why not a faster one.
+
+    q, k, v, `mask`, `scale`, `softcap`, `sinks` and `dropout` are as in `attend`.
 
     >>> import torch, regard
     >>> q = k = v = torch.randn(1, 2, 5, 8)

@@ -53,7 +53,7 @@ class KVCache:
         self._start = self._end = 0  # memory[:, :, start:end] holds the keys, in the order of positions
 
     def update(self, k: Tensor, v: Tensor) -> Pair:
-        """Append the keys (B, G, T, D) and values (B, G, T, E) of T new tokens.
+        """Append the keys k (B, G, T, D) and values v (B, G, T, E) of T new tokens.
 
         Returns the keys (B, G, S, D) and values (B, G, S, E) that the new tokens may see, the new ones last.
         """

@@ -27,6 +27,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(check_whole_number("width", width)))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (…, width) normalised, in the dtype of x."""
         if x.shape[-1:] != self.weight.shape:
             raise ValueError(f"x: expected a last dimension of {len(self.weight)}, got {tuple(x.shape)}")
         dtype = working_dtype(x.dtype)

@@ -87,7 +87,7 @@ class Rotary(nn.Module):
         """The factors of each channel and of its partner, in float32 (float64 for float64).
 
         A pair (a, b) becomes (a·cos − b·sin, b·cos + a·sin), so the second factor of each first channel is
-        −sin. `positions` is as in `forward`.
+        −sin. `x` and `positions` are as in `forward`.
         """
         T, dtype = x.shape[-2], working_dtype(x.dtype)
         if isinstance(positions, Tensor):

@@ -36,12 +36,13 @@ class CausalSelfAttention(nn.Module):
         self.register_buffer("causal_mask", causal_mask(self.max_seq_len), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The projected attention output (B, T, d_model) of tokens x (B, T, d_model)."""
         output, _ = self.attention(x)
         projected: Tensor = self.W_o(output)  # (B, T, d_model)
         return projected
 
     def attention(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The attention output (B, T, d_model) before `W_o`, and the attention weights (B, T, T)."""
+        """The attention output of x (B, T, d_model) before `W_o`, and the attention weights (B, T, T)."""
         check_sequence("x", x, self.W_q, longest=self.max_seq_len)
         T = x.shape[-2]
         q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, d_model) each

@@ -34,6 +34,7 @@ class CrossAttention(nn.Module):
         self.W_V = nn.Linear(d_context, d_model, bias=False)
 
     def forward(self, x: Tensor, context: Tensor, mask: Mask | Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The output and the weights of x on `context`, under `mask`; the shapes are those of the class."""
         check_sequence("x", x, self.W_Q)
         check_sequence("context", context, self.W_K)
         if context.shape[:-2] != x.shape[:-2]:

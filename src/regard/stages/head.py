@@ -34,10 +34,11 @@ class Head(nn.Module):
         self.dropout = nn.Dropout(check_dropout(dropout))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The output (B, T, head_size) of tokens x (B, T, n_embd)."""
         return self.attention(x)[0]  # (B, T, head_size)
 
     def attention(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The output (B, T, head_size) and the weights (B, T, T) that made it, after dropout in training."""
+        """The output (B, T, head_size) of x and its weights (B, T, T), after dropout in training."""
         check_sequence("x", x, self.key, longest=self.block_size)
         T = x.shape[-2]
         q, k, v = self.query(x), self.key(x), self.value(x)  # (B, T, head_size) each

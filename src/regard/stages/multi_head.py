@@ -41,10 +41,11 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(check_dropout(dropout))
 
     def forward(self, X: Tensor) -> Tensor:
+        """The output (B, T, d_out) of tokens X (B, T, d_in)."""
         return self.attention(X)[0]  # (B, T, d_out)
 
     def attention(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """The concatenated outputs of the heads (B, T, d_out), and the weights of each (B, H, T, T)."""
+        """The concatenated outputs of the heads for X (B, T, d_out), and the weights of each (B, H, T, T)."""
         check_sequence("X", X, self.W_q)
         T = X.shape[-2]
         q, k, v = (self.split(W(X)) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, d_head) each
@@ -54,11 +55,11 @@ class MultiHeadAttention(nn.Module):
         return self.merge(weights @ v), weights  # (B, T, d_out)
 
     def split(self, x: Tensor) -> Tensor:
-        """Projected tokens (B, T, d_out) as heads (B, H, T, d_head)."""
+        """Projected tokens x (B, T, d_out) as heads (B, H, T, d_head)."""
         return x.reshape(*x.shape[:-1], self.num_heads, self.d_head).transpose(-3, -2)
 
     def merge(self, x: Tensor) -> Tensor:
-        """Heads (B, H, T, d_head) concatenated again, (B, T, d_out)."""
+        """Heads x (B, H, T, d_head) concatenated again, (B, T, d_out)."""
         return x.transpose(-3, -2).flatten(-2)
 
 

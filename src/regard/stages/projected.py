@@ -18,7 +18,8 @@ from regard.stages.checks import check_dropout, check_sequence, head_width
 class ProjectedMultiHeadAttention(nn.Module):
     """Causal multi-head attention with an output projection: `forward(X) -> out`, (B, T, d_model) in and out.
 
-    `dropout` is the probability with which an attention weight is dropped in training.
+    `num_heads` must divide `d_model`; `dropout` is the probability with which a weight is dropped in
+    training.
     """
 
     def __init__(self, d_model: int, num_heads: int, dropout: float = 0.1) -> None:
@@ -31,12 +32,13 @@ class ProjectedMultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(check_dropout(dropout))
 
     def forward(self, X: Tensor) -> Tensor:
+        """The output (B, T, d_model) of tokens X (B, T, d_model)."""
         heads, _ = self.attention(X)
         out: Tensor = self.W_o(heads)  # (B, T, d_model)
         return out
 
     def attention(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """The concatenated heads (B, T, d_model) before `W_o`, and their attention weights (B, H, T, T)."""
+        """The concatenated heads of X (B, T, d_model) before `W_o`, and their weights (B, H, T, T)."""
         check_sequence("X", X, self.W_q)
         T = X.shape[-2]
         q, k, v = (self.split(W(X)) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, d_head) each
@@ -46,5 +48,5 @@ class ProjectedMultiHeadAttention(nn.Module):
         return (weights @ v).transpose(-3, -2).flatten(-2), weights  # (B, T, d_model)
 
     def split(self, x: Tensor) -> Tensor:
-        """Projected tokens (B, T, d_model) as heads (B, H, T, d_head)."""
+        """Projected tokens x (B, T, d_model) as heads (B, H, T, d_head)."""
         return x.reshape(*x.shape[:-1], self.num_heads, self.d_head).transpose(-3, -2)

@@ -16,8 +16,9 @@ from regard.stages.head import Head
 class SeparateHeads(nn.Module):
     """`num_heads` heads in a list: `forward(X) -> out`, (B, T, d_in) in, (B, T, d_out) out.
 
-    Each `Head` of stage 4 projects X to q, k and v (B, T, d_out / num_heads), computes the weights
-    softmax(q @ k.mT / √d) over the tokens so far, and returns weights @ v.
+    T is at most `block_size`; `dropout` is the probability with which a weight is dropped in training. Each
+    `Head` of stage 4 projects X to q, k and v (B, T, d_out / num_heads), computes the weights softmax(q @
+    k.mT / √d) over the tokens so far, and returns weights @ v.
     """
 
     def __init__(self, d_in: int, d_out: int, num_heads: int, block_size: int, dropout: float = 0.1) -> None:
@@ -27,4 +28,5 @@ class SeparateHeads(nn.Module):
         self.heads = nn.ModuleList(Head(d_in, d_head, block_size, dropout) for _ in range(num_heads))
 
     def forward(self, X: Tensor) -> Tensor:
+        """The concatenated outputs of the heads (B, T, d_out) for tokens X (B, T, d_in)."""
         return torch.cat([head(X) for head in self.heads], dim=-1)  # (B, T, d_out)

@@ -32,6 +32,7 @@ class SelfAttention(nn.Module):
         self.W_V = nn.Linear(d_model, d_model, bias=False)
 
     def forward(self, x: Tensor, mask: Mask | Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The output and the weights of x under `mask`; the shapes are those of the class."""
         check_sequence("x", x, self.W_Q)
         q, k, v = self.W_Q(x), self.W_K(x), self.W_V(x)  # (B, T, d_model) each
         scores = q @ k.mT / math.sqrt(k.shape[-1])  # (B, T, T)

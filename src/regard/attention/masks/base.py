@@ -95,7 +95,10 @@ class Mask:
         *,
         device: torch.device | None = None,
     ) -> Tensor | None:
-        """The numbers added to the scores of a tile, with the arguments and the shape of `tile`, or None."""
+        """The numbers added to the scores of a tile, or None if the mask adds none.
+
+        `rows`, `cols`, `shape` and `device`, and the shape of the result, are as in `tile`.
+        """
         self.check(shape)
         at = grid(rows, cols, shape, device)
         bias = self.score_bias(at)
@@ -104,7 +107,8 @@ class Mask:
     def covers(
         self, rows: Span, cols: Span, shape: tuple[int, ...] | None = None
     ) -> Literal["empty", "part", "full"]:
-        """Whether nothing, something or everything in a tile is visible; the arguments are those of `tile`.
+        """Whether nothing, something or everything in a tile is visible; `rows`, `cols`, `shape` as in
+        `tile`.
 
         >>> from regard import causal
         >>> [causal.covers(range(4, 8), cols) for cols in (range(0, 4), range(4, 8), range(8, 12))]
@@ -153,11 +157,11 @@ class Mask:
     # What a subclass implements.
 
     def allowed(self, at: Grid) -> Tensor:
-        """Whether each query of a tile sees each key: boolean, broadcastable to (B, H, rows, cols)."""
+        """Whether each query sees each key of the tile `at`: boolean, broadcastable to (B, H, rows, cols)."""
         raise NotImplementedError
 
     def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        """For each block: whether anything in it may be visible, and whether everything in it is.
+        """For each of the `blocks`: whether anything in it may be visible, and whether everything in it is.
 
         A mask that cannot tell without looking at each entry answers (True, False), which is always safe.
         """
@@ -165,11 +169,11 @@ class Mask:
         return table, ~table
 
     def score_bias(self, at: Grid) -> Tensor | None:
-        """The numbers added to the scores of a tile, broadcastable to (B, H, rows, cols), or None."""
+        """The numbers added to the scores of the tile `at`, broadcastable to (B, H, rows, cols), or None."""
         return None
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        """Why this mask does not fit attention of this shape (B, H None: any), or None if it fits."""
+        """Why this mask does not fit attention of shape (B, H, T, S), where None is any size, or None if it fits."""
         return None
 
     def simplified(self, shape: tuple[int, ...]) -> Mask:
