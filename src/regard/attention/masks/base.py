@@ -173,7 +173,7 @@ class Mask:
         return None
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        """Why this mask does not fit attention of shape (B, H, T, S), where None is any size, or None if it fits."""
+        """Why this mask does not fit (B, H, T, S), where B or H may be None for any, or None if it fits."""
         return None
 
     def simplified(self, shape: tuple[int, ...]) -> Mask:
