@@ -1,8 +1,8 @@
-"""Speed and memory of attention and of looking at it, side by side in one run.
+"""Speed and memory of attention and of its maps, beside other implementations in one run.
 
     python -m benchmarks                    on this CPU
     python -m benchmarks --device cuda      on a GPU; needs only PyTorch and Triton
-    python -m benchmarks --quick            a first look
+    python -m benchmarks --quick            one length only
 
 Prints ratios to the fused forward pass and writes a dated JSON to benchmarks/results/.
 """
@@ -32,7 +32,7 @@ def tensors(T: int, D: int, heads: int, dtype: torch.dtype, device: str) -> list
 def attention_case(
     mask: str, T: int, D: int, heads: int, dtype: torch.dtype, device: str, backward: bool, with_flex: bool
 ) -> list[dict[str, Any]]:
-    """Every contender on one attention: time, ratio to the fused forward pass, memory."""
+    """Every implementation of one attention: time, ratio to the fused forward pass, peak memory."""
     q, k, v = tensors(T, D, heads, dtype, device)
     calls: dict[str, Callable[[], Any]] = {}
     rows: list[dict[str, Any]] = []
@@ -40,7 +40,7 @@ def attention_case(
         call = _with_backward(run, q, k, v) if backward else _forward(run, q, k, v)
         try:
             call()
-        except Exception as error:  # one that cannot serve is a result, too
+        except Exception as error:  # an implementation that fails is a result as well
             rows.append({"who": name, "failed": str(error).splitlines()[0][:200]})
             continue
         calls[name] = call
@@ -76,15 +76,15 @@ def _with_backward(
     return call
 
 
-def looking_case(
+def map_case(
     mask: str, T: int, D: int, heads: int, dtype: torch.dtype, device: str, bins: int
 ) -> list[dict[str, Any]]:
-    """What it costs to look at a map: overview and statistics, beside the forward pass that made it."""
+    """The cost of a map's overview and statistics, beside the forward pass that made it."""
     q, k, v = tensors(T, D, heads, dtype, device)
     rule = MASKS[mask]
     _, lse = regard.attend(q, k, v, mask=rule, return_lse=True)
     m = regard.attention_map(q, k, mask=rule, lse=lse)
-    looks: dict[str, Callable[[], Any]] = {
+    methods: dict[str, Callable[[], Any]] = {
         "fused forward": lambda: regard.attend(q, k, v, mask=rule),
         f"pool to {bins}×{bins}, mass and max": lambda: m.pool(bins, bins, "both"),
         "entropy, distance and received together": m.statistics,
@@ -95,9 +95,9 @@ def looking_case(
         "mass(window(64))": lambda: m.mass(regard.window(64)),
         "top(8)": lambda: m.topk(8),
     }
-    if device == "cuda" and T > 16384:  # the rest goes by tiles of plain PyTorch: minutes
-        looks = dict(list(looks.items())[:6])
-    calls = {name: _no_grad(look) for name, look in looks.items()}
+    if device == "cuda" and T > 16384:  # the others run on tiles in PyTorch, which takes minutes
+        methods = dict(list(methods.items())[:6])
+    calls = {name: _no_grad(method) for name, method in methods.items()}
     times = together(calls, device, 3)
     case = {
         "mask": mask,
@@ -114,10 +114,10 @@ def looking_case(
     ]
 
 
-def _no_grad(look: Callable[[], Any]) -> Callable[[], Any]:
+def _no_grad(function: Callable[[], Any]) -> Callable[[], Any]:
     def call() -> Any:
         with torch.no_grad():
-            return look()
+            return function()
 
     return call
 
@@ -130,19 +130,19 @@ def plan(device: str, quick: bool, only: str | None) -> list[Callable[[], list[d
         if only != "look":
             cases.append(lambda: attention_case(*args))
 
-    def looking(*args: Any) -> None:
+    def map_methods(*args: Any) -> None:
         if only != "attend":
-            cases.append(lambda: looking_case(*args))
+            cases.append(lambda: map_case(*args))
 
     if device == "cpu":
         f32, bf16 = torch.float32, torch.bfloat16
         for T, heads in ((1024, 12), (4096, 12), (16384, 2)) if not quick else ((1024, 12),):
             for mask in ("causal", "window", "full") if T <= 4096 else ("causal", "window"):
                 attention(mask, T, 64, heads, f32, device, False, T == 1024)
-            looking("causal", T, 64, heads, f32, device, 256)
+            map_methods("causal", T, 64, heads, f32, device, 256)
         if not quick:
-            looking("full", 4096, 64, 12, f32, device, 256)
-            looking("causal", 32768, 64, 1, f32, device, 256)
+            map_methods("full", 4096, 64, 12, f32, device, 256)
+            map_methods("causal", 32768, 64, 1, f32, device, 256)
             attention("causal", 4096, 128, 6, f32, device, False, False)
             attention("causal", 1024, 64, 12, f32, device, True, False)
             attention("causal", 4096, 64, 4, f32, device, True, False)
@@ -157,7 +157,7 @@ def plan(device: str, quick: bool, only: str | None) -> list[Callable[[], list[d
             attention("causal", T, 128, 32, bf16, device, True, T == 16384)
         if T <= 4096:
             attention("causal", T, 64, 16, f32, device, False, False)
-        looking("causal", T, 128, 32, bf16, device, min(1024, T))
+        map_methods("causal", T, 128, 32, bf16, device, min(1024, T))
     return cases
 
 
@@ -167,11 +167,15 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--quick", action="store_true", help="one length only")
-    parser.add_argument("--only", choices=["attend", "look"], help="renew these rows of today's file only")
-    parser.add_argument("--out", type=Path, help="where the JSON goes (default: benchmarks/results/)")
+    parser.add_argument(
+        "--only",
+        choices=["attend", "look"],
+        help="measure only these rows, and keep the others of today's file",
+    )
+    parser.add_argument("--out", type=Path, help="folder of the JSON file (default: benchmarks/results/)")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("no CUDA device here: run it on a machine with one, or leave --device out")
+        parser.error("PyTorch finds no CUDA device: run it on a machine with one, or leave --device out")
     torch.manual_seed(0)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     folder = args.out or ROOT / "results"
@@ -182,12 +186,12 @@ def main() -> None:
         kept = json.loads(path.read_text())["rows"]
         rows = [row for row in kept if (row["pass"] == "look") != (args.only == "look")]
     for case in plan(args.device, args.quick, args.only):
-        found = case()
-        rows += found
-        first = found[0]
+        case_rows = case()
+        rows += case_rows
+        first = case_rows[0]
         print(f"\n{first['pass']}, {first['mask']}, T {first['T']}, D {first['D']}, {first['heads']} heads, "
               f"{first['dtype']}")  # fmt: skip
-        for row in found:
+        for row in case_rows:
             if "failed" in row:
                 print(f"  {row['who']:<42} failed: {row['failed'][:60]}")
             else:
@@ -196,7 +200,7 @@ def main() -> None:
         path.write_text(
             json.dumps({"date": today, "machine": machine(args.device), "rows": rows}, indent=1) + "\n"
         )
-    print(f"\nwrote {path}; python -m benchmarks.table renews the README from it")
+    print(f"\nwrote {path}; python -m benchmarks.table updates the README from it")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Capture beside the plain forward pass, on Transformers' own models with random weights.
+"""The cost of a capture beside the plain forward pass, on models of Transformers with random weights.
 
     python -m benchmarks.capture [--tokens 4096] [--rounds 3] [--eager] [--out capture.json]
     python -m benchmarks.capture --device cuda [--tokens 131072] [--out capture.json]
 
-On a CPU a GPT-2 of the small size, on a GPU a Llama of the 8B size in bfloat16; logits of the last token
-only. Both sides take turns within each round, and a ratio is the median of the rounds'. `--eager` also runs
-eager attention with output_attentions=True, which keeps every matrix: 10 GB at 4,096 tokens.
+On a CPU the model is GPT-2 small, on a GPU a Llama of 8B's sizes in bfloat16; only the logits of the last
+token are computed. Both sides take turns within each round, and a ratio is the median over the rounds.
+`--eager` also runs eager attention with output_attentions=True, which keeps every matrix: 10 GB at 4,096
+tokens.
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ def llama(tokens: int) -> nn.Module:
 
 
 class Clock:
-    """Seconds of a block, the GPU's work included; of one thread its own, whatever else the machine does."""
+    """The seconds of a block, the GPU's work included. With one CPU thread, its own CPU time."""
 
     def __init__(self, device: str) -> None:
         self.device, self.seconds = device, 0.0
 
-    def _wait(self) -> float:
+    def _now(self) -> float:
         if self.device == "cuda":
             torch.cuda.synchronize()
         elif torch.get_num_threads() == 1:
@@ -74,15 +75,15 @@ class Clock:
         return time.perf_counter()
 
     def __enter__(self) -> Clock:
-        self._start = self._wait()
+        self._start = self._now()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.seconds = self._wait() - self._start
+        self.seconds = self._now() - self._start
 
 
-def resident() -> int:
-    """The bytes of this process that are in memory, once what was freed has been given back."""
+def resident_bytes() -> int:
+    """The resident memory of this process, after freed memory was returned to the system."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -99,21 +100,21 @@ def on_cpu(tokens: int, rounds: int, eager: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     model = gpt2(tokens)
     ids = torch.randint(0, model.config.vocab_size, (1, tokens))
-    plain_logits = forward(model, ids)  # and the model is warm
+    plain_logits = forward(model, ids)  # a warm-up
     times: list[dict[str, float]] = []
     seen = Capture()
     for _ in range(rounds):
         with Clock("cpu") as plain:
             forward(model, ids)
         del seen
-        before = resident()
+        before = resident_bytes()
         with Clock("cpu") as captured, regard.capture(model) as seen:
             logits = forward(model, ids)
-        grown = resident() - before
+        grown = resident_bytes() - before
         times.append({"plain": plain.seconds, "captured": captured.seconds, "grown": grown})
-    q_and_k = sum(map.q.nbytes + map.k.nbytes for map in seen)
+    q_and_k = sum(m.q.nbytes + m.k.nbytes for m in seen)
     with Clock("cpu") as overviews:
-        summaries = [map.summary(CELLS, CELLS) for map in seen]
+        summaries = [m.summary(CELLS, CELLS) for m in seen]
     with Clock("cpu") as scores:
         regard.heads.describe(list(seen), ids, statistics=summaries, model="GPT-2")
     plain_time = statistics.median(x["plain"] for x in times)
@@ -133,11 +134,11 @@ def on_cpu(tokens: int, rounds: int, eager: bool) -> dict[str, Any]:
     if eager:
         model.set_attn_implementation("eager")
         del summaries, seen
-        before = resident()
+        before = resident_bytes()
         with Clock("cpu") as slow:
             weights = model(ids, use_cache=False, logits_to_keep=1, output_attentions=True).attentions
         result["eager with output_attentions, ratio"] = round(slow.seconds / plain_time, 2)
-        result["eager with output_attentions, GB kept"] = round((resident() - before) / 1e9, 2)
+        result["eager with output_attentions, GB kept"] = round((resident_bytes() - before) / 1e9, 2)
         del weights
     return result
 
@@ -159,15 +160,15 @@ def on_cuda(tokens: int, rounds: int) -> dict[str, Any]:
             logits = forward(model, ids)
         peak = torch.cuda.max_memory_allocated()
         with Clock("cuda") as overviews:
-            for map in seen:
-                map.pool(CELLS, CELLS, "both")
+            for m in seen:
+                m.pool(CELLS, CELLS, "both")
         times.append((plain.seconds, captured.seconds, overviews.seconds))
         print([round(x, 2) for x in times[-1]], flush=True)
     return result | {
         "same logits, to the last bit": torch.equal(logits, plain_logits),
         "largest difference of logits": float((logits - plain_logits).abs().max()),
-        "certified": f"{sum(found.certified for found in seen.certificate)} of {len(seen)}",
-        "worst strain": round(max(found.strain for found in seen.certificate), 4),
+        "certified": f"{sum(evidence.certified for evidence in seen.certificate)} of {len(seen)}",
+        "worst strain": round(max(evidence.strain for evidence in seen.certificate), 4),
         "plain forward s": round(statistics.median(x for x, _, _ in times), 2),
         "forward with capture, ratio": round(statistics.median(y / x for x, y, _ in times), 3),
         "overviews of every head s": round(statistics.median(z for _, _, z in times), 2),
@@ -185,18 +186,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    torch.set_num_threads(asked.threads)
-    if asked.device == "cuda":
-        found = on_cuda(asked.tokens or 131_072, asked.rounds)
+    torch.set_num_threads(args.threads)
+    if args.device == "cuda":
+        figures = on_cuda(args.tokens or 131_072, args.rounds)
     else:
-        found = on_cpu(asked.tokens or 4096, asked.rounds, asked.eager)
-    result = {"machine": machine(asked.device)} | found
+        figures = on_cpu(args.tokens or 4096, args.rounds, args.eager)
+    result = {"machine": machine(args.device)} | figures
     text = json.dumps(result, indent=2, ensure_ascii=False)
     print(text)
-    if asked.out:
-        asked.out.write_text(text + "\n", encoding="utf-8")
+    if args.out:
+        args.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Who is measured: eager attention with its weights, PyTorch's kernels, FlexAttention, and ours.
+"""The implementations that are measured: eager attention, PyTorch's kernels, FlexAttention, and Regard's.
 
-Each is a function of (q, k, v) for a given mask; one that cannot serve says why instead.
+Each is a function of (q, k, v) for a given mask.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GPU_KERNELS = {
 
 
 def eager(mask: str) -> Call:
-    """Attention as models write it when asked for its weights: the whole matrix, several times over."""
+    """Attention as models compute it for output_attentions=True, with several T×T matrices."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         scores = (q @ k.mT) * q.shape[-1] ** -0.5
@@ -71,18 +71,18 @@ def ours(mask: str, backend: str = "auto") -> Call:
 
 
 def contenders(mask: str, T: int, device: str, heads: int, with_flex: bool) -> dict[str, Call]:
-    """Everyone for a mask and a length. Eager is left out where its matrices would not fit."""
-    found: dict[str, Call] = {}
+    """The implementations for a mask and a length. Eager is left out where its matrices would not fit."""
+    calls: dict[str, Call] = {}
     if 3 * heads * T * T * (2 if device == "cuda" else 4) < (60 << 30 if device == "cuda" else 6 << 30):
-        found["eager with weights"] = eager(mask)
+        calls["eager with weights"] = eager(mask)
     if mask != "window":
         kernels = GPU_KERNELS if device == "cuda" else {"sdpa": None}
-        found |= {name: by_kernel(mask, kernel) for name, kernel in kernels.items()}
+        calls |= {name: by_kernel(mask, kernel) for name, kernel in kernels.items()}
     if with_flex:
-        found["FlexAttention, compiled"] = flex(mask, T, device)
-    found["attend"] = ours(mask)
+        calls["FlexAttention, compiled"] = flex(mask, T, device)
+    calls["attend"] = ours(mask)
     if device != "cuda" or T <= 16384:
-        found["attend, tiled"] = ours(mask, "tiled")
+        calls["attend, tiled"] = ours(mask, "tiled")
     if device == "cuda":
-        found["attend, triton"] = ours(mask, "triton")
-    return found
+        calls["attend, triton"] = ours(mask, "triton")
+    return calls

@@ -1,13 +1,13 @@
-"""How far a map's numbers are from float64, beside eager attention, for scores from 0.01 to 10,000,000.
+"""The error of a map's numbers against float64, beside that of eager attention, for scores from 0.01 to 1e7.
 
     python -m benchmarks.exactness                    on this CPU
     python -m benchmarks.exactness --device cuda      on a GPU; needs only PyTorch and Triton
 
-Every number that a map gives is compared with the same number from the whole float64 matrix, and so is that
-of eager attention: scores in the dtype of q and k, softmax in float32. What is printed is the ratio of the
-two largest errors, the worst over several kinds of heads and masks. Eager's error counts as at least four
-units in the last place of 1 in float32 (of the largest number, if that is more): a row that looks at one key
-only has a weight of exactly 1 there by luck.
+Every result of a map is compared with that of the dense float64 matrix, and so is that of eager attention:
+scores in the dtype of q and k, softmax in float32. The figure is the ratio of the two largest errors, the
+worst over several kinds of heads and masks. Eager's error is taken as at least four units in the last place
+of 1 in float32 (or of the largest number, if that is more): it is 0 by chance where a row attends to one key
+only.
 Writes a dated JSON to benchmarks/results/.
 """
 
@@ -31,7 +31,7 @@ from regard import AttentionMap
 ROOT = Path(__file__).parent
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAGNITUDES = [10.0**n for n in range(-2, 8)]
-UNITS = 4  # in the last place of float32, at least, that eager's error counts as
+UNITS = 4  # in the last place of float32: the least that eager's error is taken as
 H, G = 4, 2
 ROWS, COLS = 7, 9  # cells of an overview
 REGION = slice(5, 53), slice(3, 40)
@@ -44,7 +44,7 @@ def _normal(T: int, S: int, D: int) -> tuple[Tensor, Tensor]:
 
 
 def _one_hot(T: int, S: int, D: int) -> tuple[Tensor, Tensor]:
-    """Each query is nearly the key at its own place, which gets most of the weight."""
+    """Each query is nearly the key at its own position, which gets most of the weight."""
     k = torch.randn(1, G, S, D)
     own = k.repeat_interleave(H // G, 1)[:, :, torch.arange(T) % S]
     return own + 0.1 * torch.randn(1, H, T, D), k
@@ -58,7 +58,7 @@ def _ties(T: int, S: int, D: int) -> tuple[Tensor, Tensor]:
 
 
 def _offset(T: int, S: int, D: int) -> tuple[Tensor, Tensor]:
-    """All scores of a row are large and nearly the same, as where keys have a large bias."""
+    """All scores of a row are large and nearly equal, as for keys with a large bias."""
     shared = torch.randn(1, 1, 1, D)
     shared = shared / shared.norm()
     q = shared * (1 + torch.rand(1, H, T, 1)) + 1e-3 * torch.randn(1, H, T, D)
@@ -109,37 +109,39 @@ def options(name: str, magnitude: float, T: int, S: int) -> dict[str, Any]:
         "softcap": lambda: regard.causal,
         "sinks": lambda: regard.causal,
     }
-    found: dict[str, Any] = {"mask": masks[name]()}
+    arguments: dict[str, Any] = {"mask": masks[name]()}
     if name == "softcap":
-        found["softcap"] = max(magnitude / 2, 1.0)
+        arguments["softcap"] = max(magnitude / 2, 1.0)
     if name == "sinks":
-        found["sinks"] = magnitude * torch.tensor([1.0, 0.5, -0.1, 0.9])
-    return found
+        arguments["sinks"] = magnitude * torch.tensor([1.0, 0.5, -0.1, 0.9])
+    return arguments
 
 
 OPTIONS = ("full", "causal", "window", "padding", "alibi", "bias", "softcap", "sinks")
 
 
-def matrix(q: Tensor, k: Tensor, dtype: torch.dtype, rounded: torch.dtype, given: dict[str, Any]) -> Tensor:
-    """The whole matrix by the definition, computed in `dtype` with scores rounded to another."""
+def matrix(
+    q: Tensor, k: Tensor, dtype: torch.dtype, rounded: torch.dtype, arguments: dict[str, Any]
+) -> Tensor:
+    """The dense matrix by definition, computed in `dtype` with the scores rounded to `rounded`."""
     (_, _, T, D), S = q.shape, k.shape[2]
-    rule = regard.attention.masks.named.as_mask(given["mask"])
+    rule = regard.attention.masks.named.as_mask(arguments["mask"])
     place = (range(T), range(S), (1, H, T, S))
     k = k.repeat_interleave(H // G, 1)
     s = (q.to(dtype) @ k.to(dtype).mT * D**-0.5).to(rounded).to(dtype)
-    if (cap := given.get("softcap")) is not None:
+    if (cap := arguments.get("softcap")) is not None:
         s = cap * torch.tanh(s / cap)
     if (bias := rule.bias(*place, device=q.device)) is not None:
         s = (s + bias.to(dtype)).to(rounded).to(dtype)
     s = s.masked_fill(~rule.tile(*place, device=q.device), -torch.inf)
-    if (sinks := given.get("sinks")) is None:
+    if (sinks := arguments.get("sinks")) is None:
         return s.softmax(-1).nan_to_num(0.0)
     column = sinks.to(dtype).view(1, H, 1, 1).expand(1, H, T, 1)
     return torch.cat([s, column], -1).softmax(-1)[..., :-1]
 
 
 def by_definition(A: Tensor, v: Tensor) -> Numbers:
-    """What a map gives, from the whole matrix (1, H, T, S)."""
+    """The results of a map, computed from the dense matrix (1, H, T, S)."""
     T, S = A.shape[-2:]
     back = (torch.arange(T, device=A.device)[:, None] + S - T - torch.arange(S, device=A.device)).to(A.dtype)
     mass, most = _pooled(A, ROWS, COLS)
@@ -173,10 +175,10 @@ def _pooled(A: Tensor, rows: int, cols: int) -> tuple[Tensor, Tensor]:
 
 
 def by_map(m: AttentionMap, v: Tensor) -> Numbers:
-    """The same from a map."""
+    """The same results from a map."""
     T = m.matrix[2]
     pool, region = m.pool(ROWS, COLS, "both"), m.pool(ROWS, COLS, "both", region=REGION)
-    found = m.statistics()
+    statistics = m.statistics()
     return {
         "dense": m.to_dense(),
         "rows": m.tile(slice(5, 23)),
@@ -186,9 +188,9 @@ def by_map(m: AttentionMap, v: Tensor) -> Numbers:
         "pool max": pool.max,  # type: ignore[union-attr]
         "region mass": region.mass,  # type: ignore[union-attr]
         "region max": region.max,  # type: ignore[union-attr]
-        "entropy": found.entropy,
-        "distance": found.distance,
-        "received": found.received,
+        "entropy": statistics.entropy,
+        "distance": statistics.distance,
+        "received": statistics.received,
         "top": m.topk(3).weights,
         "apply": m.apply(v),
         "mass": m.mass(regard.window(5)),
@@ -199,16 +201,16 @@ def by_map(m: AttentionMap, v: Tensor) -> Numbers:
 def ratios(
     kind: str, option: str, magnitude: float, dtype: torch.dtype, T: int, S: int, D: int, device: str = "cpu"
 ) -> dict[str, float]:
-    """The map's largest error over eager's, for everything that a map gives."""
+    """The map's largest error over eager's, for each result of a map."""
     q, k = (x.to(device) for x in draw(kind, magnitude, T, S, D, dtype))
     v = torch.randn(1, G, S, 8).to(device)
-    given = {
+    arguments = {
         name: x.to(device) if isinstance(x, Tensor) else x
         for name, x in options(option, magnitude, T, S).items()
     }
-    true = by_definition(matrix(q, k, torch.float64, torch.float64, given), v)
-    eager = by_definition(matrix(q, k, torch.float32, dtype, given), v)
-    ours = by_map(regard.attention_map(q, k, **given), v)
+    true = by_definition(matrix(q, k, torch.float64, torch.float64, arguments), v)
+    eager = by_definition(matrix(q, k, torch.float32, dtype, arguments), v)
+    ours = by_map(regard.attention_map(q, k, **arguments), v)
     out = {}
     for name, right in true.items():
         unit = UNITS * torch.finfo(torch.float32).eps * max(right.abs().max().item(), 1.0)
@@ -221,8 +223,8 @@ def ratios(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.exactness", description=__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--widths", default="1,8,64,128", help="of queries and keys, with commas")
-    parser.add_argument("--quick", action="store_true", help="every other kind of mask, every other size")
+    parser.add_argument("--widths", default="1,8,64,128", help="head widths, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="every other mask and every other magnitude")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name, dtype in DTYPES.items():
@@ -234,8 +236,8 @@ def main() -> None:
                 for kind in DRAWS:
                     for option in OPTIONS[:: 2 if args.quick else 1]:
                         torch.manual_seed(len(rows) + D)
-                        found = ratios(kind, option, magnitude, dtype, 60, 60, D, args.device)
-                        for path, ratio in found.items():
+                        errors = ratios(kind, option, magnitude, dtype, 60, 60, D, args.device)
+                        for path, ratio in errors.items():
                             worst[path] = max(worst.get(path, (0.0, "")), (ratio, f"{kind}, {option}, D {D}"))
             rows.append({"dtype": name, "magnitude": magnitude, "worst": worst})
             print(name, f"{magnitude:.0e}", {path: round(ratio, 2) for path, (ratio, _) in worst.items()})

@@ -1,6 +1,6 @@
-"""Time and peak memory of a call, on a CPU or a GPU, and what machine this is.
+"""The time and peak memory of a call, on a CPU or a GPU, and a description of the machine.
 
-These machines are noisy: what counts are ratios of calls measured in one run, in turn.
+Other load makes single times unreliable: compare calls that were measured in turn, in one run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What was measured on, in words that name no host."""
-    found: dict[str, Any] = {
+    """A description of this machine, without its host name."""
+    about: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.machine(),
@@ -27,18 +27,18 @@ def machine(device: str) -> dict[str, Any]:
     if device == "cuda":
         import triton
 
-        found |= {
+        about |= {
             "gpu": torch.cuda.get_device_name(),
             "cuda": torch.version.cuda,
             "triton": triton.__version__,
         }
-        return found
+        return about
     names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    return found | {"cpu": names[0] if names else platform.processor() or platform.machine()}
+    return about | {"cpu": names[0] if names else platform.processor() or platform.machine()}
 
 
 def together(calls: dict[str, Callable[[], Any]], device: str, rounds: int = 3) -> dict[str, float]:
-    """Milliseconds of each call: the median of several rounds in which all are measured in turn."""
+    """The milliseconds of each call: the median of several rounds in which all are measured in turn."""
     for call in calls.values():
         call()
     if device == "cuda":
@@ -48,17 +48,17 @@ def together(calls: dict[str, Callable[[], Any]], device: str, rounds: int = 3) 
             name: float(do_bench(call, warmup=10, rep=60, return_mode="median"))
             for name, call in calls.items()
         }
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             start = time.perf_counter()
             call()
-            taken[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(times) for name, times in taken.items()}
+            times[name].append((time.perf_counter() - start) * 1e3)
+    return {name: statistics.median(rounds_of) for name, rounds_of in times.items()}
 
 
 def peak_mib(call: Callable[[], Any], device: str) -> float:
-    """How far memory rises above what was there before the call, its result included."""
+    """The peak memory of a call in MiB above that before it, its result included."""
     gc.collect()
     if device == "cuda":
         torch.cuda.synchronize()
@@ -67,7 +67,7 @@ def peak_mib(call: Callable[[], Any], device: str) -> float:
         call()
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = _status("VmRSS")
     call()
     return (_status("VmHWM") - before) / 1024

@@ -1,12 +1,12 @@
-"""The saved page beside BertViz's, on the same attention and in one run: time, size, memory, first picture.
+"""The saved page beside BertViz's, for the same attention in one run: time, size, memory, first picture.
 
     pip install --no-deps --target bertviz-here bertviz ipython decorator traitlets
     PYTHONPATH=bertviz-here python -m benchmarks.page
-    python -m benchmarks.page --table    only renews the table in docs/inspector.md, from the newest JSON
+    python -m benchmarks.page --table    only updates the table in docs/inspector.md
 
-A GPT of GPT-2-small's shape with random weights reads random tokens. What is measured is what comes after:
-from the attention to a file on disk, and from opening it in Chromium to a picture. BertViz's page asks a CDN
-for its scripts, so that offline it stays empty. Writes a dated JSON to benchmarks/results/.
+The attention is that of a model of GPT-2 small's sizes with random weights on random tokens. Measured are
+the time from the attention to a file on disk, and from opening it in Chromium to a picture. BertViz's page
+loads its scripts from a CDN, so that it stays empty offline. Writes a dated JSON to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -51,50 +51,52 @@ PICTURE = """() => {
 
 
 def gpt2_small() -> GPT:
-    """GPT-2-small's shape; its attention sharper than at the start of a training, as a trained one's is."""
+    """A model of GPT-2 small's sizes, whose attention is as sharp as that of a trained model."""
     torch.manual_seed(0)
-    model = GPT(Config(vocab_size=50257, context=1024, layers=12, heads=12, width=768, qkv_bias=True))
+    model = GPT(
+        Config(vocab_size=50257, context_length=1024, num_layers=12, num_heads=12, d_model=768, qkv_bias=True)
+    )
     with torch.no_grad():
         for block in model.blocks:
             block.attention.qkv.weight *= 4
     return model.eval()
 
 
-def measured(make: Callable[[], bytes | None], path: Path) -> dict[str, Any]:
-    """Seconds, peak memory and size of a page that `make` writes to `path`, or returns."""
-    taken: list[float] = []
-    busy: list[float] = []
+def measure(make: Callable[[], bytes | None], path: Path) -> dict[str, Any]:
+    """The seconds, peak memory and size of a page that `make` writes to `path`, or returns."""
+    wall_times: list[float] = []
+    cpu_times: list[float] = []
 
     def call() -> None:
-        began, busy_before = time.perf_counter(), time.process_time()
-        made = make()
-        if made is not None:
-            path.write_bytes(made)
-        taken.append(time.perf_counter() - began)
-        busy.append(time.process_time() - busy_before)
+        start, cpu_start = time.perf_counter(), time.process_time()
+        html = make()
+        if html is not None:
+            path.write_bytes(html)
+        wall_times.append(time.perf_counter() - start)
+        cpu_times.append(time.process_time() - cpu_start)
 
     peak = peak_mib(call, "cpu")
-    elsewhere = {url for url in re.findall(rb"https?://[\w.-]+", path.read_bytes()) if b"w3.org" not in url}
+    urls = {url for url in re.findall(rb"https?://[\w.-]+", path.read_bytes()) if b"w3.org" not in url}
     return {
-        "seconds": taken[0],
-        "cpu_seconds": busy[0],
+        "seconds": wall_times[0],
+        "cpu_seconds": cpu_times[0],
         "megabytes": path.stat().st_size / 1e6,
         "peak_mib": peak,
-        "asks_elsewhere": bool(elsewhere),
+        "asks_elsewhere": bool(urls),
     }
 
 
-def alone(T: int) -> float:
-    """Peak memory of writing our page in a process of its own, the worst of three.
+def peak_in_new_process(T: int) -> float:
+    """The peak memory of writing Regard's page in a process of its own, the worst of three.
 
-    Beside others' leavings a few megabytes would hide in memory that is free and held.
+    In this process it could hide in memory that was freed before and not returned to the system.
     """
     command = [sys.executable, "-m", "benchmarks.page", "--memory", str(T)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def print_memory(T: int) -> None:
-    seen = capture(gpt2_small(), ids=torch.randint(0, 50257, (1, T)), values=True)
+    seen = capture(gpt2_small(), input_ids=torch.randint(0, 50257, (1, T)), values=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
         print(max(peak_mib(lambda: write(seen, path), "cpu") for _ in range(3)))
@@ -102,30 +104,28 @@ def print_memory(T: int) -> None:
 
 def pages(model: GPT, T: int, folder: Path, browser: Any) -> list[dict[str, Any]]:
     ids = torch.randint(0, 50257, (1, T))
-    began = time.perf_counter()
-    seen = capture(model, ids=ids, values=True)
-    captured = time.perf_counter() - began
+    start = time.perf_counter()
+    seen = capture(model, input_ids=ids, values=True)
+    captured = time.perf_counter() - start
     tokens = [f" tok{number}" for number in ids[0].tolist()]
     seen.tokens = [tokens]
     path = folder / f"regard-{T}.html"
-    rows = [
-        {"who": "Regard", "T": T, "capture": captured, **measured(lambda: _none(write(seen, path)), path)}
-    ]
-    rows[0] |= {"precision": _precision(seen), "peak_mib": alone(T)}
+    rows = [{"who": "Regard", "T": T, "capture": captured, **measure(lambda: _none(write(seen, path)), path)}]
+    rows[0] |= {"precision": _precision(seen), "peak_mib": peak_in_new_process(T)}
     if browser is not None:
         rows[0]["first_picture"] = first_picture(browser, path)
     dense = [layer.to_dense() for layer in seen]
     path = folder / f"bertviz-{T}.html"
     for name, view in bertviz_views().items():
         make = partial(_bertviz, view, dense, tokens)
-        rows.append({"who": f"BertViz {name}", "T": T, **measured(make, path)})
+        rows.append({"who": f"BertViz {name}", "T": T, **measure(make, path)})
         path.unlink()
     return rows
 
 
 def _bertviz(view: Callable[..., Any], attention: list[torch.Tensor], tokens: list[str]) -> bytes:
-    made: str = view(attention, tokens, html_action="return").data
-    return made.encode()
+    html: str = view(attention, tokens, html_action="return").data
+    return html.encode()
 
 
 def _none(_: object) -> None:
@@ -142,30 +142,30 @@ def bertviz_views() -> dict[str, Callable[..., Any]]:
     try:
         from bertviz import head_view, model_view
     except ImportError as error:
-        print(f"BertViz is not here ({error}), so that it is left out: {HINT}", file=sys.stderr)
+        print(f"BertViz is not installed ({error}) and is left out: {HINT}", file=sys.stderr)
         return {}
     return {"head_view": head_view, "model_view": model_view}
 
 
 def first_picture(browser: Any, path: Path) -> float:
-    """Seconds from asking for the file to a picture on the canvas: the best of three."""
-    taken = []
+    """The seconds from opening the file to a picture on the canvas, the best of three."""
+    seconds = []
     for _ in range(3):
         page = browser.new_page(viewport={"width": 1280, "height": 800})
-        began = time.perf_counter()
+        start = time.perf_counter()
         page.goto(path.as_uri(), wait_until="commit")
         page.wait_for_function(PICTURE, polling="raf", timeout=120_000)
-        taken.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
         page.close()
-    return min(taken)
+    return min(seconds)
 
 
 def long_map(browser: Any, T: int = 16_384) -> dict[str, Any]:
-    """Milliseconds between frames while a map of 16,384 tokens is dragged, served."""
+    """The milliseconds between frames while a served map of T tokens is dragged."""
     q, k = torch.randn(1, 2, T, 16), torch.randn(1, 1, T, 16)
-    map = attention_map(q, k, mask=causal)
-    evidence = Evidence(0.0, 1.0, 0.0, T, T, "causal", map.scale)
-    seen = Capture([Layer(0, "attention", "", map, evidence, (0, 1))], "random", None, [["t"] * T])
+    m = attention_map(q, k, mask=causal)
+    evidence = Evidence(0.0, 1.0, 0.0, T, T, "causal", m.scale)
+    seen = Capture([Layer(0, "attention", "", m, evidence, (0, 1))], "random", None, [["t"] * T])
     with BackgroundServer(Site(Contents(seen))) as running:
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(f"{running.address}#zoom=0.5&x=4000&y=9000")
@@ -208,7 +208,8 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*textwrap.wrap(words, 120), "", *lines])
 
 
-def renew(result: dict[str, Any]) -> None:
+def update_docs(result: dict[str, Any]) -> None:
+    """Write the table into docs/inspector.md, between its markers."""
     path = ROOT.parent / "docs" / "inspector.md"
     before, begin, rest = path.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -216,8 +217,9 @@ def renew(result: dict[str, Any]) -> None:
 
 
 def newest() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(sorted((ROOT / "results").glob("page-cpu-*.json"))[-1].read_text())
-    return found
+    """The newest result."""
+    result: dict[str, Any] = json.loads(sorted((ROOT / "results").glob("page-cpu-*.json"))[-1].read_text())
+    return result
 
 
 def main() -> None:
@@ -225,15 +227,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
-    parser.add_argument("--out", type=Path, help="where the JSON goes (default: benchmarks/results/)")
-    parser.add_argument("--table", action="store_true", help="only renew the table in docs/inspector.md")
+    parser.add_argument("--out", type=Path, help="folder of the JSON file (default: benchmarks/results/)")
+    parser.add_argument("--table", action="store_true", help="only update the table in docs/inspector.md")
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.memory:
         print_memory(args.memory)
         return
     if args.table:
-        renew(newest())
+        update_docs(newest())
         return
     sys.path.append(str(ROOT.parent / "tests" / "browser"))  # the tests know where a Chromium is
     import chromium
@@ -257,7 +259,7 @@ def main() -> None:
     out = (args.out or ROOT / "results") / f"page-cpu-{today}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"date": today, "machine": machine("cpu"), "rows": rows}, indent=1) + "\n")
-    print(f"wrote {out}; --table renews docs/inspector.md from it")
+    print(f"wrote {out}; --table updates docs/inspector.md from it")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How smoothly the page's map moves: a drag in a real browser, and the time between its frames."""
+"""Frame times of the page's map during a drag in a real browser."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DRAG = """
   const step = (now) => {
     times.push(now);
     if (times.length > frames) return resolve(times.slice(1).map((time, i) => time - times[i]));
-    // A circle: every frame shows another place, and tiles that nobody has seen come into sight.
+    // A circle: every frame shows another part of the map, so that new tiles have to be loaded.
     const angle = (times.length / frames) * 2 * Math.PI;
     const place = { clientX: x + 240 * Math.sin(angle), clientY: y + 200 * (Math.cos(angle) - 1) };
     const held = { pointerId: 1, pointerType: "mouse", buttons: 1 };
@@ -24,7 +24,7 @@ DRAG = """
 
 
 def drag(page: Any, canvas: str, frames: int = 90) -> list[float]:
-    """Milliseconds between the frames of a drag across a canvas, which is held where its picture is."""
+    """The milliseconds between the frames of a drag on a canvas."""
     box = page.locator(canvas).bounding_box()
     x, y = box["x"] + 0.6 * box["width"], box["y"] + 0.6 * box["height"]
     page.mouse.move(x, y)

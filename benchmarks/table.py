@@ -1,8 +1,8 @@
-"""Renew the README's performance tables from the newest JSON files in benchmarks/results/.
+"""Updates the performance tables of the README from the newest JSON files in benchmarks/results/.
 
     python -m benchmarks.table
 
-What stands between the two markers in README.md is replaced, and nothing else.
+Only the text between the two markers in README.md is replaced.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 
 
 def newest(device: str) -> dict[str, Any] | None:
-    found = sorted((ROOT / "results").glob(f"{device}-*.json"))
-    return json.loads(found[-1].read_text()) if found else None
+    """The newest result for a device, if there is one."""
+    files = sorted((ROOT / "results").glob(f"{device}-*.json"))
+    return json.loads(files[-1].read_text()) if files else None
 
 
-def shown(result: dict[str, Any], passes: str) -> list[dict[str, Any]]:
-    """The rows of one pass that are shown: causal, in the width and dtype that reach the greatest length."""
+def select_rows(result: dict[str, Any], passes: str) -> list[dict[str, Any]]:
+    """The rows of one pass for the table: causal, with the width and dtype of the greatest length."""
     rows = [r for r in result["rows"] if r["pass"] == passes and r["mask"] == "causal" and "ms" in r]
     longest = max(r["T"] for r in rows)
     kind = max((r["D"], r["dtype"]) for r in rows if r["T"] == longest)
@@ -29,7 +30,7 @@ def shown(result: dict[str, Any], passes: str) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """One row for each contender, one column for each length: its time over the fused forward pass."""
+    """A row for each implementation and a column for each length: its time over the fused forward pass."""
     sizes = sorted({(r["T"], r["heads"]) for r in rows})
     names = list(dict.fromkeys(r["who"] for r in rows))
     titles = (f"{T:,} tokens, {heads} heads" for T, heads in sizes)
@@ -47,7 +48,7 @@ def memory(mib: float) -> str:
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{max(mib, 0):.0f} MiB"
 
 
-def described(result: dict[str, Any]) -> str:
+def describe_machine(result: dict[str, Any]) -> str:
     machine = result["machine"]
     chip = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
     return f"{chip}, PyTorch {machine['torch']}, {result['date']}"
@@ -59,9 +60,12 @@ def main() -> None:
         result = newest(device)
         if result is None:
             continue
-        forward, look = shown(result, "forward"), shown(result, "look")
-        one = forward[0]
-        parts += [f"**{title}**: {described(result)}; causal, width {one['D']}, {one['dtype']}.", ""]
+        forward, look = select_rows(result, "forward"), select_rows(result, "look")
+        first = forward[0]
+        parts += [
+            f"**{title}**: {describe_machine(result)}; causal, width {first['D']}, {first['dtype']}.",
+            "",
+        ]
         parts += [
             "The forward pass, its time over the fused one and its peak memory:",
             "",
@@ -74,7 +78,7 @@ def main() -> None:
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     readme.write_text(before + BEGIN + "\n" + "\n".join(parts) + END + after)
-    print(f"renewed {readme}")
+    print(f"updated {readme}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Training speed beside a plain PyTorch GPT and Transformers' GPT-2 of the same shape, in one run.
+"""Training speed of Regard's GPT, a plain PyTorch GPT and Transformers' GPT-2 of the same sizes, in one run.
 
     PYTHONPATH=src python benchmarks/training.py --device cpu
     PYTHONPATH=src python benchmarks/training.py --device cuda --compile
 
 Each model takes the same steps (forward, loss, backward, clipping, fused AdamW) on the same tokens, in turns,
-so that a busy machine is as unfair to one as to the others. Prints JSON: tokens a second and ratios to ours.
+so that other load on the machine slows all of them alike. Prints JSON: tokens per second, and the ratio of
+Regard's speed to each of the others'.
 """
 
 from __future__ import annotations
@@ -23,59 +24,67 @@ from regard.gpt import GPT, Config
 from regard.gpt.training.optimizer import adamw
 
 SHAPES = {
-    "cpu": {"layers": 4, "heads": 4, "width": 128, "context": 64, "batch": 12},
-    "cuda": {"layers": 6, "heads": 6, "width": 384, "context": 256, "batch": 64},
+    "cpu": {"num_layers": 4, "num_heads": 4, "d_model": 128, "context_length": 64, "batch_size": 12},
+    "cuda": {"num_layers": 6, "num_heads": 6, "d_model": 384, "context_length": 256, "batch_size": 64},
 }
-VOCABULARY = 65
+VOCAB_SIZE = 65
 
 
 class PlainBlock(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.num_heads = num_heads
+        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+        self.up = nn.Linear(d_model, 4 * d_model, bias=False)
+        self.down = nn.Linear(4 * d_model, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        B, T, width = x.shape
-        heads = self.qkv(self.norm1(x)).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        B, T, d_model = x.shape
+        heads = self.qkv(self.norm1(x)).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(B, T, width))
+        x = x + self.out(mixed.transpose(1, 2).reshape(B, T, d_model))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 
 class PlainGPT(nn.Module):
-    """What one writes with `F.scaled_dot_product_attention` and nothing else."""
+    """A GPT written with `F.scaled_dot_product_attention` and nothing else."""
 
-    def __init__(self, layers: int, heads: int, width: int, context: int) -> None:
+    def __init__(self, num_layers: int, num_heads: int, d_model: int, context_length: int) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(PlainBlock(width, heads) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
+        self.tokens, self.positions = nn.Embedding(VOCAB_SIZE, d_model), nn.Embedding(context_length, d_model)
+        self.blocks = nn.Sequential(*(PlainBlock(d_model, num_heads) for _ in range(num_layers)))
+        self.norm = nn.LayerNorm(d_model)
 
     def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device)
-        x = self.blocks(self.tokens(ids) + self.places(places))
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        x = self.blocks(self.tokens(ids) + self.positions(positions))
         return F.linear(self.norm(x), self.tokens.weight)
 
 
-def models(layers: int, heads: int, width: int, context: int) -> dict[str, nn.Module]:
-    sizes = {"layers": layers, "heads": heads, "width": width, "context": context}
-    found: dict[str, nn.Module] = {
-        "regard": GPT(Config(vocab_size=VOCABULARY, **sizes)),
+def make_models(num_layers: int, num_heads: int, d_model: int, context_length: int) -> dict[str, nn.Module]:
+    """The models by name; Transformers' only if it is installed."""
+    sizes = {
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "d_model": d_model,
+        "context_length": context_length,
+    }
+    models: dict[str, nn.Module] = {
+        "regard": GPT(Config(vocab_size=VOCAB_SIZE, **sizes)),
         "plain": PlainGPT(**sizes),
     }
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:
-        return found
+        return models
     config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=context,
-        n_embd=width,
-        n_layer=layers,
-        n_head=heads,
+        vocab_size=VOCAB_SIZE,
+        n_positions=context_length,
+        n_embd=d_model,
+        n_layer=num_layers,
+        n_head=num_heads,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -84,17 +93,17 @@ def models(layers: int, heads: int, width: int, context: int) -> dict[str, nn.Mo
         eos_token_id=0,
         attn_implementation="sdpa",
     )
-    return found | {"transformers": GPT2LMHeadModel(config)}
+    return models | {"transformers": GPT2LMHeadModel(config)}
 
 
-def stepper(model: nn.Module, device: str, compiled: bool) -> Callable[[Tensor], None]:
-    """One training step of a model, on windows (B, context + 1)."""
+def make_step(model: nn.Module, device: str, compiled: bool) -> Callable[[Tensor], None]:
+    """A function that takes one training step of a model on windows (B, context_length + 1)."""
     model.to(device).train()
     optimizer = adamw(model, weight_decay=0.1, betas=(0.9, 0.99))
 
     def loss(ids: Tensor) -> Tensor:
-        answer = model(ids[:, :-1])
-        logits = answer if isinstance(answer, Tensor) else answer.logits
+        output = model(ids[:, :-1])
+        logits = output if isinstance(output, Tensor) else output.logits
         return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
     forward = torch.compile(loss, dynamic=False) if compiled else loss
@@ -111,25 +120,28 @@ def stepper(model: nn.Module, device: str, compiled: bool) -> Callable[[Tensor],
 
 
 def measure(device: str, compiled: bool, rounds: int, steps: int) -> dict[str, object]:
+    """The seconds of a step of each model, as speeds and ratios, over `rounds` of `steps` steps."""
     shape = dict(SHAPES[device])
-    batch, context = shape.pop("batch"), shape["context"]
-    ids = torch.randint(0, VOCABULARY, (batch, context + 1), device=device)
-    steppers = {name: stepper(model, device, compiled) for name, model in models(**shape).items()}
-    taken: dict[str, list[float]] = {name: [] for name in steppers}
-    order = list(steppers)
+    batch_size, context_length = shape.pop("batch_size"), shape["context_length"]
+    ids = torch.randint(0, VOCAB_SIZE, (batch_size, context_length + 1), device=device)
+    step_functions = {
+        name: make_step(model, device, compiled) for name, model in make_models(**shape).items()
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in step_functions}
+    order = list(step_functions)
     for number in range(rounds + 1):
         for name in order:
-            began = now(device)
+            start = now(device)
             for _ in range(steps):
-                steppers[name](ids)
-            if number > 0:  # the first round warms up
-                taken[name].append((now(device) - began) / steps)
-        order = order[1:] + order[:1]  # everyone is first in turn
-    # The least is what the code costs; the rest is what else the machine was doing.
-    speed = {name: batch * context / min(times) for name, times in taken.items()}
+                step_functions[name](ids)
+            if number > 0:  # the first round is a warm-up
+                seconds[name].append((now(device) - start) / steps)
+        order = order[1:] + order[:1]  # each model goes first in turn
+    # The fastest round has the least of the machine's other load.
+    speed = {name: batch_size * context_length / min(times) for name, times in seconds.items()}
     ratios = {
-        name: [theirs / ours for theirs, ours in zip(times, taken["regard"], strict=True)]
-        for name, times in taken.items()
+        name: [theirs / ours for theirs, ours in zip(times, seconds["regard"], strict=True)]
+        for name, times in seconds.items()
         if name != "regard"
     }
     return {
@@ -137,7 +149,7 @@ def measure(device: str, compiled: bool, rounds: int, steps: int) -> dict[str, o
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "compiled": compiled,
-        "shape": {**shape, "batch": batch},
+        "shape": {**shape, "batch_size": batch_size},
         "rounds": rounds,
         "steps a round": steps,
         "tokens_per_second": {name: round(value) for name, value in speed.items()},
@@ -147,7 +159,7 @@ def measure(device: str, compiled: bool, rounds: int, steps: int) -> dict[str, o
 
 
 def now(device: str) -> float:
-    """Seconds; of one CPU thread its own, so that what else the machine does is not counted."""
+    """Seconds. On one CPU thread its own CPU time, so that other processes do not count."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.process_time() if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter()
@@ -161,11 +173,11 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument(
-        "--steps", type=int, default=5, help="steps a round (30 for a GPU, which runs behind)"
+        "--steps", type=int, default=5, help="steps per round (30 for a GPU, which runs asynchronously)"
     )
     arguments = parser.parse_args()
-    found = measure(arguments.device, arguments.compile, arguments.rounds, arguments.steps)
-    print(json.dumps(found, indent=1))
+    result = measure(arguments.device, arguments.compile, arguments.rounds, arguments.steps)
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Find the best blocks for the Triton kernels on this GPU, beside PyTorch's own kernels in the same run.
+"""Finds the fastest block sizes for the Triton kernels on this GPU, beside PyTorch's kernels in the same run.
 
     PYTHONPATH=src python benchmarks/tune_triton.py [folder]
 
-Every config is first checked against float64 (its error as a ratio to that of PyTorch's kernel at that
-dtype), then timed; one that fails is reported and left out. Ends with a table and the best config for each
-purpose, to be put into `regard/attention/backends/triton/configs.py`, and writes all to the folder given,
-or to benchmarks/results/.
+Every config is first checked against float64 (the ratio of its error to that of PyTorch's kernel at that
+dtype) and then timed; one that fails is reported and left out. Prints a table with the best config for each
+purpose, for `regard/attention/backends/triton/configs.py`, and writes all results to the folder, by default
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from regard.attention.backends.triton import configs, launch, pool
 from regard.attention.backends.triton.configs import KernelConfig
 from regard.attention.steps import trace
 
-BUDGET = 330.0  # seconds; what is left over when it is spent is reported as skipped
+BUDGET = 330.0  # seconds; configs that are not measured by then are reported as skipped
 START = time.monotonic()
 HEADS = 32
 
@@ -109,7 +109,7 @@ def tune_pool() -> None:
             record(f"forward {T}", name, None, sdpa(name, q, k, v, True), flops(T, 128, True), rep=rep)
         lse = launch.forward(prepare(q, k, v, mask=regard.causal))[1]
         for config in POOL:
-            with chosen(config):
+            with use_config(config):
 
                 def go(q: Tensor = q, k: Tensor = k, lse: Tensor = lse) -> object:
                     return pool.pool(q, k, lse, regard.causal, 128**-0.5, None, 1024, 1024)
@@ -130,7 +130,7 @@ def tune_forward(D: int) -> None:
                 record(purpose, name, None, sdpa(name, q, k, v, causal), flops(T, D, causal))
             tried = FORWARD if causal else best_configs(f"forward {D} causal 4096", 3)
             for config in tried if T == 4096 else best_configs(f"forward {D} causal 4096", 4):
-                with chosen(config):
+                with use_config(config):
                     problem = prepare(q, k, v, mask=mask)
                     check = (lambda D=D: check_forward(D)) if causal and T == 4096 else None
                     go = lambda p=problem: launch.forward(p)  # noqa: E731
@@ -152,17 +152,17 @@ def tune_backward(D: int) -> None:
         work = 2.5 * flops(T, D, True)
         for name in ("cudnn", "flash"):
             record(f"backward {D} {T}", name, None, sdpa_backward(name, q, k, v, grad), work)
-        # One of the two kernels is varied while the other keeps the config that the table has for it.
+        # One of the two kernels is varied while the other keeps its config.
         for purpose, tried in (("queries", QUERIES), ("keys", KEYS)):
             name = f"backward {purpose} {D}"
             for config in best_configs(f"{name} 4096", 2) if few else tried:
-                with chosen(config, purpose):
+                with use_config(config, purpose):
                     check = None if few else lambda D=D: check_backward(D)
                     record(f"{name} {T}", "triton", config, go, work, check)
 
 
 def tune_float32() -> None:
-    """Which way of making float32 products is as near to float64 as PyTorch's own kernel, and its cost."""
+    """The error and the cost of each precision of float32 products, beside PyTorch's kernel."""
     for D in (64, 128):
         q, k, v = heads(4096, D, torch.float32)
         record(f"float32 {D}", "efficient", None, sdpa("efficient", q, k, v, True), flops(4096, D, True))
@@ -183,7 +183,7 @@ def tune_float32() -> None:
 
 
 def time_masks() -> None:
-    """Masks that PyTorch's kernels lack, at 16,384; lists of blocks with what it takes to make them."""
+    """Masks that PyTorch's kernels lack, at 16,384 tokens, and the time of making their block lists."""
     T = 16_384
     q, k, v = heads(T, 128)
     ids = torch.arange(T, device="cuda") // 3000
@@ -213,7 +213,7 @@ def record(
     check: Callable[[], float] | None = None,
     rep: int = 60,
 ) -> None:
-    """Check, time and keep one figure; whatever goes wrong is kept as its reason."""
+    """Check and time one config, and append the row to `ROWS`; an error is recorded in the row."""
     row: dict[str, Any] = {
         "purpose": purpose,
         "what": what,
@@ -295,7 +295,7 @@ def heads(T: int, D: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
 
 
 def small(D: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-    """Sizes that end inside a block, in the heads that are timed (so nothing is compiled twice)."""
+    """Inputs that end inside a block, with as many heads as are timed, so that nothing compiles twice."""
     return [torch.randn(1, HEADS, 1040, D, dtype=dtype, device="cuda") for _ in range(3)]
 
 
@@ -323,8 +323,8 @@ def sdpa_backward(name: str, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> C
 
 
 @contextmanager
-def chosen(config: KernelConfig, only: str | None = None) -> Iterator[None]:
-    """One config for every purpose, or for one of them."""
+def use_config(config: KernelConfig, only: str | None = None) -> Iterator[None]:
+    """Use a config for every purpose inside the block, or for the purpose `only`."""
 
     def choose(purpose: str, width: int, dtype: torch.dtype) -> KernelConfig:
         return config if only in (None, purpose) else LOOKUP(purpose, width, dtype)
@@ -358,7 +358,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def report() -> None:
-    """The best of each purpose last, and everything in a file."""
+    """Print the best config of each purpose, and write all rows to a file."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results"
     folder.mkdir(parents=True, exist_ok=True)
     machine = {

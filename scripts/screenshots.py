@@ -14,8 +14,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.cli.opening import open_for_page
-from regard.cli.story import STORY, TITLE
+from regard.cli.demo_text import STORY, TITLE
+from regard.cli.model import Model
 from regard.gpt.training.history import read_run
 from regard.show.data.contents import Contents
 from regard.show.server.app import Site
@@ -82,9 +82,9 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     args.out.mkdir(parents=True, exist_ok=True)
-    opened = open_for_page("default")
+    opened = Model.open("default")
     run = None if opened.run is None else read_run(opened.run)
-    contents = Contents(opened.read(STORY, lambda *_: None), titles=[TITLE], time=run)
+    contents = Contents(opened.read(STORY), titles=[TITLE], time=run)
     best = max(contents.heads(0), key=lambda row: row["scores"]["induction"]["value"])
     where = places(f"layer={best['layer']}&head={best['head']}")
     with (

@@ -1,11 +1,16 @@
-"""One thread for each worker, and Hypothesis profiles: drawn anew at home, the same every time in CI."""
+"""One thread for each worker, and Hypothesis profiles: drawn anew at home, the same every time in CI.
+
+Tests run in a new order each time, and each leaves the process as it found it: `left_behind` looks.
+"""
 
 import os
 
 import hypothesis
+import left_behind
 import matplotlib
 import pytest
 import torch
+from matplotlib import pyplot
 
 matplotlib.use("Agg")  # tests draw to files, never to a window
 torch.set_num_threads(1)  # workers of pytest-xdist would fight over the cores
@@ -21,10 +26,33 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "home")
 
 
 @pytest.fixture(autouse=True)
-def _same_start():
-    """Every test starts from the same random state and leaves no figure open."""
+def _same_start(request):
+    """Every test starts from the same random state, and may not change what the others start from."""
     torch.manual_seed(0)
+    before = left_behind.state()
     yield
-    from matplotlib import pyplot
-
     pyplot.close("all")
+    torch._C._set_mkldnn_enabled(True)  # PyTorch itself leaves oneDNN where a processor has no bfloat16
+    _compare(before, request.node.nodeid)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _same_file_start(request):
+    """Neither may what the tests of a file share."""
+    before = left_behind.state()
+    yield
+    _compare(before, request.node.nodeid)
+
+
+def _compare(before, name):
+    if changed := left_behind.changes(before):
+        pytest.fail("\n".join([f"{name} left something behind:", *changed]), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter, config):
+    """How to run in the same order again, below what failed."""
+    yield
+    seed = config.getoption("randomly_seed", None)
+    if seed is not None and (terminalreporter.stats.keys() & {"failed", "error"}):
+        terminalreporter.write_line(f"This order again: --randomly-seed={seed}")

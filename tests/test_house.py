@@ -20,9 +20,13 @@ SOURCE = Path(regard.__file__).parent
 FLOORS = {
     "atomic": 0,
     "attention": 0,
+    "extras": 0,
+    "import_hooks": 0,
     "lru": 0,
     "override": 0,
     "processes": 0,
+    "providers": 0,
+    "version": 0,
     "maps": 1,
     "layers": 1,
     "stages": 1,
@@ -33,6 +37,7 @@ FLOORS = {
     "testing": 2,
     "show": 3,
     "cli": 4,
+    "__main__": 4,
 }
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}

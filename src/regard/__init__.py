@@ -1,26 +1,35 @@
-"""Regard: attention you can read, check and see, at any length."""
+"""Regard: attention you can read, check and see, at any length.
 
-from regard.attention.attend import attend, backend, which_backend
-from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named import (
-    alibi,
-    causal,
-    causal_mask,
-    chunks,
-    documents,
-    padding,
-    prefix,
-    rule,
-    tensor_mask,
-    window,
-)
-from regard.attention.steps import scaled_dot_product_attention
-from regard.checker import Report, check
-from regard.maps import AttentionMap, attention_map
-from regard.recorder import Capture, capture, capture_size, load
-from regard.show import plot
+Names are imported when they are first used, so that `import regard` and the command `regard` start at once.
+"""
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from regard.import_hooks import call_after_import
+from regard.providers import provide
+from regard.version import __version__ as __version__
+
+if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal to what is imported below
+    from regard.attention.attend import attend, backend, which_backend
+    from regard.attention.masks.base import Mask, full
+    from regard.attention.masks.named import (
+        alibi,
+        causal,
+        causal_mask,
+        chunks,
+        documents,
+        padding,
+        prefix,
+        rule,
+        tensor_mask,
+        window,
+    )
+    from regard.attention.steps import scaled_dot_product_attention
+    from regard.checker import Report, check
+    from regard.maps import AttentionMap, attention_map
+    from regard.recorder import Capture, capture, capture_size, load
+    from regard.show import plot
 
 __all__ = [
     "AttentionMap",
@@ -49,3 +58,49 @@ __all__ = [
     "which_backend",
     "window",
 ]
+
+_MODULES = {
+    "regard.attention.attend": "attend backend which_backend",
+    "regard.attention.masks.base": "Mask full",
+    "regard.attention.masks.named": (
+        "alibi causal causal_mask chunks documents padding prefix rule tensor_mask window"
+    ),
+    "regard.attention.steps": "scaled_dot_product_attention",
+    "regard.checker": "Report check",
+    "regard.maps": "AttentionMap attention_map",
+    "regard.recorder": "Capture capture capture_size load",
+    "regard.show": "plot",
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+_PACKAGES = (
+    "attention",
+    "checker",
+    "gpt",
+    "heads",
+    "layers",
+    "maps",
+    "recorder",
+    "show",
+    "stages",
+    "testing",
+)
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name, or a subpackage, when it is first used (PEP 562)."""
+    if name in _HOME:
+        value: object = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    if name in _PACKAGES:
+        return import_module(f"regard.{name}")
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})
+
+
+provide("viewer", "regard.show.viewer")
+# `model.set_attn_implementation("regard")` works once both are imported, whichever comes first.
+call_after_import("transformers.modeling_utils", "regard.recorder.sources.transformers_attention", "register")

@@ -1,7 +1,7 @@
-"""One process or many: what `torchrun` started, and PyTorch's own ways for them to work together.
+"""The processes of one run: their ranks, and the collective operations of `torch.distributed` they need.
 
-With one process everything here does nothing. This file knows ranks and devices; it does not know what is
-trained.
+`torchrun` starts the processes and sets the environment that is read here. With a single process every
+operation is a no-op. This file knows ranks and devices; it does not know what is computed on them.
 """
 
 from __future__ import annotations
@@ -19,53 +19,60 @@ from torch.nn.parallel import DistributedDataParallel
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among `count`."""
+    """The rank of this process, the number of processes, and the device of this one."""
 
     rank: int
-    count: int
+    world_size: int
     device: torch.device
 
     @property
-    def first(self) -> bool:
-        """Whether this is the one that writes files and speaks."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which alone writes files and prints."""
         return self.rank == 0
 
-    def part(self, size: int, start: int = 0) -> slice:
-        """This process's share of `size · count` things, counted from `start`."""
+    def local_slice(self, size: int, start: int = 0) -> slice:
+        """The slice of this rank, where every rank takes `size` consecutive items from `start` on."""
         return slice(start + self.rank * size, start + (self.rank + 1) * size)
 
-    def total(self, x: Tensor) -> Tensor:
-        """The sum over all processes."""
-        if self.count > 1:
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of `x` over all ranks, in place."""
+        if self.world_size > 1:
             distributed.all_reduce(x)
         return x
 
-    def wait(self) -> None:
-        """Until everyone is here."""
-        if self.count > 1:
+    def barrier(self) -> None:
+        """Wait until every rank has come to this call."""
+        if self.world_size > 1:
             distributed.barrier()
 
-    def shared(self, model: nn.Module) -> nn.Module:
-        """The model with its gradients averaged over all processes."""
-        if self.count == 1:
+    def data_parallel(self, model: nn.Module) -> nn.Module:
+        """The model, wrapped so that `backward` averages its gradients over all ranks."""
+        if self.world_size == 1:
             return model
         return DistributedDataParallel(model, [self.device] if self.device.type == "cuda" else None)
 
-    def apart(self, model: nn.Module, yes: bool) -> AbstractContextManager[None]:
-        """A block in which gradients add up without being averaged yet."""
-        if self.count == 1 or not yes:
+    def no_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+        """A block in which `backward` accumulates gradients without averaging them, if `enabled`.
+
+        `model` is the result of `data_parallel`.
+        """
+        if self.world_size == 1 or not enabled:
             return nullcontext()
         return cast(AbstractContextManager[None], cast(DistributedDataParallel, model).no_sync())
 
 
 @contextmanager
-def joined(device: str | None = None) -> Iterator[Processes]:
-    """This process's place among those that `torchrun` started, if it did."""
-    rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+def process_group(device: str | None = None) -> Iterator[Processes]:
+    """Join the processes that `torchrun` started, or stand alone if it did not.
+
+    `device` is "cpu" or "cuda"; by default a GPU if PyTorch has one. On leaving the block the group is
+    destroyed.
+    """
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: expected one that is here, but PyTorch finds no CUDA GPU: try cpu")
-    if count == 1:
+        raise ValueError("device: expected a device of this machine, but PyTorch finds no CUDA GPU: try cpu")
+    if world_size == 1:
         yield Processes(0, 1, chosen)
         return
     if chosen.type == "cuda":
@@ -73,6 +80,6 @@ def joined(device: str | None = None) -> Iterator[Processes]:
         torch.cuda.set_device(chosen)
     distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
-        yield Processes(rank, count, chosen)
+        yield Processes(rank, world_size, chosen)
     finally:
         distributed.destroy_process_group()

@@ -67,12 +67,12 @@ def theirs(name: str) -> nn.Module:
     """A small model of Transformers with random weights, biases and norms too."""
     kind, settings = CASES[name]
     config = getattr(transformers, f"{kind}Config")(**settings)
-    made = getattr(transformers, f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)
+    model = getattr(transformers, f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)
     torch.manual_seed(0)
-    for part, weight in made.named_parameters():
+    for part, weight in model.named_parameters():
         scale = weight.ndim == 1 and part.endswith("weight")  # of a norm
         nn.init.normal_(weight, mean=1.0 if scale else 0.0, std=0.2)
-    return made.eval()
+    return model.eval()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,9 +82,9 @@ def test_logits_and_generated_tokens(name: str, tmp_path: Path) -> None:
     model = GPT.from_pretrained(tmp_path)
     ids = torch.randint(0, 97, (2, 40))
     with torch.no_grad():
-        expected, found = other(ids).logits, model(ids)
+        expected, logits = other(ids).logits, model(ids)
     assert expected.std() > 0.5
-    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
     continued = other.generate(
         ids[:, :8],
         attention_mask=torch.ones(2, 8, dtype=torch.long),
@@ -96,7 +96,7 @@ def test_logits_and_generated_tokens(name: str, tmp_path: Path) -> None:
     # No further from float64 than Transformers is; its own norms and angles stay float32 there.
     with torch.no_grad():
         truth = model.double()(ids)
-    assert (found - truth).abs().mean() < 2 * (expected - truth).abs().mean()
+    assert (logits - truth).abs().mean() < 2 * (expected - truth).abs().mean()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen2, windows from layer 1, tied", "qwen3"])
@@ -106,14 +106,14 @@ def test_batches_of_different_lengths(name: str, tmp_path: Path) -> None:
     model = GPT.from_pretrained(tmp_path)
     prompts = [torch.randint(0, 97, (n,)).tolist() for n in (11, 3, 7)]
     padded = torch.tensor([[0] * (11 - len(prompt)) + prompt for prompt in prompts])
-    real = torch.tensor([[0] * (11 - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    attention_mask = torch.tensor([[0] * (11 - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     with torch.no_grad():
-        positions = (real.cumsum(1) - 1).clamp(min=0)
-        expected = other(padded, attention_mask=real, position_ids=positions).logits
-        found = model(padded, real=real.bool())
-        assert (found - expected)[real.bool()].abs().max() < 1e-4
+        positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+        expected = other(padded, attention_mask=attention_mask, position_ids=positions).logits
+        logits = model(padded, attention_mask=attention_mask)
+        assert (logits - expected)[attention_mask.bool()].abs().max() < 1e-4
     theirs_continued = other.generate(
-        padded, attention_mask=real, max_new_tokens=20, do_sample=False, pad_token_id=0
+        padded, attention_mask=attention_mask, max_new_tokens=20, do_sample=False, pad_token_id=0
     )
     ours_continued = model.generate(prompts, max_new_tokens=20)
     assert [row[-20:] for row in ours_continued] == theirs_continued[:, 11:].tolist()
@@ -187,11 +187,11 @@ def test_smollm2_reads_a_paragraph_alike(smollm2: tuple[GPT, nn.Module]) -> None
     ids = torch.tensor([model.tokenizer.encode(PARAGRAPH).ids])
     assert model.tokenizer.decode(ids[0].tolist()) == PARAGRAPH
     with torch.no_grad():
-        found, expected = model(ids), other(ids).logits
-    assert torch.equal(found.argmax(-1), expected.argmax(-1))
-    assert (found - expected).abs().max() < 1e-3  # of logits up to 30
+        logits, expected = model(ids), other(ids).logits
+    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+    assert (logits - expected).abs().max() < 1e-3  # of logits up to 30
     # It is a model of English: a wrong order of rows would leave it at the 10.8 of a uniform guess.
-    loss = nn.functional.cross_entropy(found[0, :-1], ids[0, 1:])
+    loss = nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:])
     assert loss < 4.0
 
 

@@ -15,7 +15,8 @@ import regard
 from regard import stages
 from regard.attention.arguments import PYTORCH_ARGUMENTS, check_positive, check_whole_number
 from regard.gpt import Config
-from regard.gpt.sampler import Sampling
+from regard.gpt.sampler import Sampler
+from regard.gpt.training.settings import TrainingSettings
 from regard.heads.repeated_tokens import repeated
 from regard.layers import Attention, KVCache, RMSNorm, Rotary, SinkCache, WindowCache
 from regard.show.server.limits import RefusedError, check_number
@@ -53,8 +54,10 @@ CALLERS: dict[str, Callable[[Any], object]] = {
     "repeated": lambda n: repeated(50, tokens=n),
     "Config(layers)": lambda n: Config(16, 8, n, 2, 4),
     "Config(window)": lambda n: Config(*SIZES, window=n),
-    "Sampling(top_k)": lambda n: Sampling(1.0, top_k=n),
-    "Sampling(seed)": lambda n: Sampling(1.0, seed=n),
+    "TrainingSettings(steps)": lambda n: TrainingSettings(steps=n),
+    "TrainingSettings(seed)": lambda n: TrainingSettings(seed=n),
+    "Sampler(top_k)": lambda n: Sampler(1.0, top_k=n),
+    "Sampler(seed)": lambda n: Sampler(1.0, seed=n),
     "capture_size": lambda n: regard.capture_size(Config(*SIZES), n),
     "the server": lambda n: check_number("tokens", n, 1, 8),
 }

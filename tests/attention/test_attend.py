@@ -235,6 +235,16 @@ def test_a_path_can_be_forced_and_says_when_it_cannot() -> None:
     assert regard.attend(q, q, q, sinks=torch.zeros(2)).shape == q.shape  # the block is left
 
 
+def test_attend_is_one_graph_which_keeps_the_path_of_its_first_call() -> None:
+    q = torch.randn(1, 2, 8, 4)
+    compiled = torch.compile(lambda q: regard.attend(q, q, q, softcap=2.0), backend="eager", fullgraph=True)
+    with regard.backend("steps"):
+        first = compiled(q)
+    assert torch.equal(first, regard.attend(q, q, q, softcap=2.0, backend="steps"))
+    with regard.backend("torch"):  # which would refuse the softcap
+        assert torch.equal(compiled(q), first)
+
+
 @pytest.mark.parametrize(("width", "size"), [(8, 1.0), (8, 1e4), (64, 1.0), (64, 1e3)])
 def test_gradients_of_large_scores_err_no_more_than_eager_attentions(size: float, width: int) -> None:
     """The backward pass computes the weights again, and must not lose the digits of the scores."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from regard.cli.opening import generator
+from regard.cli.model import Model
 from regard.gpt import GPT
 from regard.heads import describe
 from regard.show.server.background import BackgroundServer
@@ -29,7 +29,7 @@ def table(page: Page) -> dict[str, list[str]]:
 def test_a_model_writes_and_is_measured(
     page: Page, serve: Callable[..., BackgroundServer], model: GPT
 ) -> None:
-    page.goto(serve(captured(80), generate=generator(model)).address + "#view=cache")
+    page.goto(serve(captured(80), generate=Model.of(model, "GPT").generate).address + "#view=cache")
     prompt = "The history of the river begins"
     page.get_by_label("The text to go on with").fill(prompt)
     page.get_by_label("How many tokens to write").fill("6")
@@ -44,7 +44,7 @@ def test_a_model_writes_and_is_measured(
         == model.generate(prompt, max_new_tokens=6)[len(prompt) :]
     )
     found = table(page)
-    layers, per_layer = model.config.layers, model.config.kv_heads * model.config.layers
+    layers, per_layer = model.config.num_layers, model.config.num_kv_heads * model.config.num_layers
     assert found["Tokens × layers computed"][:2] == [
         f"{(P + 5) * layers:,}",
         f"{sum(P + i for i in range(6)) * layers:,}",
@@ -54,14 +54,14 @@ def test_a_model_writes_and_is_measured(
         f"{(triangle(P) + sum(P + i for i in range(1, 6))) * per_layer:,}",
         f"{sum(triangle(P + i) for i in range(6)) * per_layer:,}",
     ]
-    held = (P + 5) * layers * model.config.kv_heads * model.config.head_width * 2 * 4
+    held = (P + 5) * layers * model.config.num_kv_heads * model.config.head_dim * 2 * 4
     assert found["Held in memory"][0] == f"{held / 1024:.0f} KiB"
     assert found["Time for a token (median)"][0].endswith("ms")
     expect(page.locator(".cache-figures .chart-line")).to_have_count(2)
     expect(page.locator(".cache-figures .note")).to_contain_text("both ways choose the same token every time")
     assert page.locator("canvas.computed").evaluate("c => c.height") > 0
     page.get_by_role("radio", name="what was written").check()
-    expect(page.locator(".cache-policy .heat-cell")).to_have_count(layers * model.config.heads)
+    expect(page.locator(".cache-policy .heat-cell")).to_have_count(layers * model.config.num_heads)
 
 
 def test_what_forgetting_loses_is_the_library_s(page: Page, opened: Callable[..., str]) -> None:
@@ -92,7 +92,7 @@ def test_a_saved_file_says_what_it_needs_and_shows_what_was_recorded(
     expect(page.locator("#view-cache .lead")).to_contain_text("run regard inspect")
     expect(page.get_by_role("button", name="Generate")).to_be_hidden()
     expect(page.locator(".cache-policy .heat-cell")).to_have_count(8)
-    lines = list(generator(model)("The river", tokens=3, window=64, sinks=4))
+    lines = list(Model.of(model, "GPT").generate("The river", tokens=3, window=64, sinks=4))
     page.goto("about:blank")
     page.goto(saved(captured(40), generation=lines) + "#view=cache")
     expect(page.locator("#view-cache .lead")).to_contain_text("recorded")

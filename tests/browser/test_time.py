@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from regard.gpt.training.history import read_run
+from regard.gpt.training.history import HEADS_FILE, METRICS_FILE, read_run
 from regard.show.server.background import BackgroundServer
 from tests.captures import captured
 
@@ -31,10 +31,10 @@ def run(tmp_path: Path) -> dict[str, Any]:
         }
 
     lines = [{"step": step, "text": table(step, 0), "repeats": table(step, 4)} for step in STEPS]
-    (tmp_path / "heads.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / HEADS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     metrics = [{"step": step, "validation": 4 - step / 100, "sample": f"{HOSTILE} {step}"} for step in STEPS]
     losses = [{"step": step, "loss": 5 - step / 100} for step in range(1, 200)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics + losses))
+    (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in metrics + losses))
     return read_run(tmp_path)
 
 

@@ -6,6 +6,7 @@ import types
 from itertools import count
 
 _number = count()
+_planted = []
 
 
 def load(source: str, name: str):
@@ -15,5 +16,13 @@ def load(source: str, name: str):
     module = types.ModuleType(file)
     module.__file__ = file
     sys.modules[file] = module
+    _planted.append(file)
     exec(compile(source, file, "exec"), module.__dict__)
     return getattr(module, name)
+
+
+def uproot() -> None:
+    """Forget all programs that were loaded."""
+    while _planted:
+        file = _planted.pop()
+        del sys.modules[file], linecache.cache[file]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import regard
 from regard.cli import app, main
 
 run = CliRunner().invoke
+NAMES = ("cpu", "shakespeare")  # a sentence may begin with a value
 
 
 def test_version() -> None:
@@ -40,6 +43,24 @@ def test_every_command_has_examples_that_name_it() -> None:
         assert f"  regard {name}" in run(app, [name, "--help"]).output
 
 
+def parameters() -> list[tuple[str, Any]]:
+    """Every argument and option of every command."""
+    group: Any = get_command(app)
+    return [
+        (f"{name} {parameter.name}", parameter)
+        for name, command in group.commands.items()
+        for parameter in command.params
+        if parameter.name != "help"
+    ]
+
+
+@pytest.mark.parametrize("parameter", [p for _, p in parameters()], ids=[name for name, _ in parameters()])
+def test_every_option_is_described_in_a_sentence(parameter: Any) -> None:
+    assert parameter.help, f"{parameter.name} has no help"
+    assert parameter.help.endswith(".")
+    assert parameter.help[0].isupper() or parameter.help[0].isdigit() or parameter.help.startswith(NAMES)
+
+
 def test_stages_walks_and_saves(tmp_path: Path) -> None:
     result = run(app, ["stages", "--save", str(tmp_path / "stages.svg")])
     assert result.exit_code == 0
@@ -64,6 +85,12 @@ def test_what_a_user_gets_wrong_is_one_line(
     assert out == ""
     assert err.startswith(message)
     assert err.count("\n") == 1
+
+
+def test_python_m_regard(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "regard", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, f"regard {regard.__version__}\n")
 
 
 def test_the_real_command(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,10 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli import app, main
-from regard.cli.opening import open_for_page
-from regard.cli.story import STORY
+from regard.cli.demo_text import STORY
+from regard.cli.model import Model
 from regard.gpt import GPT, Config
-from regard.gpt.tokens import characters
+from regard.gpt.tokens import character_tokenizer
 from regard.show.server.limits import StoppedError
 from tests.captures import captured
 
@@ -35,8 +36,12 @@ run = CliRunner().invoke
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model on disk."""
     torch.manual_seed(0)
-    tokenizer = characters(TEXT + "\n")
-    model = GPT(Config(vocab_size=tokenizer.get_vocab_size(), context=64, layers=2, heads=2, width=16))
+    tokenizer = character_tokenizer(TEXT + "\n")
+    model = GPT(
+        Config(
+            vocab_size=tokenizer.get_vocab_size(), context_length=64, num_layers=2, num_heads=2, d_model=16
+        )
+    )
     model.tokenizer = tokenizer
     path = tmp_path_factory.mktemp("models") / "tiny"
     model.save(path)
@@ -157,7 +162,7 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         )
         assert "".join(start["start"]["tokens"]) == "the"
         assert [len(step["step"]["lost"]) for step in steps] == [2, 2, 2]
-        assert steps[1]["step"]["computed"] == {"cached": 1, "anew": 4}
+        assert steps[1]["step"]["computed"] == {"cached": 1, "recomputed": 4}
         assert end["end"]["text"] == "".join(step["step"]["token"] for step in steps)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
@@ -172,21 +177,56 @@ def test_reading_stops_when_nobody_waits(folder: Path) -> None:
         if done == 1:
             raise StoppedError
 
-    opened = open_for_page(str(folder))
+    opened = Model.open(str(folder))
     with pytest.raises(StoppedError):
         opened.read("the cat", tell)
     assert told == [0, 1]
-    assert len(opened.read("the cat", lambda *_: None).layers) == 2  # and the model is as it was
+    assert len(opened.read("the cat").layers) == 2  # and the model is as it was
 
 
 def test_numbers_on_the_page_are_those_of_the_model(folder: Path) -> None:
-    opened = open_for_page(str(folder))
-    seen = opened.read(TEXT, lambda *_: None)
+    opened = Model.open(str(folder))
+    seen = opened.read(TEXT)
     model = GPT.from_pretrained(folder)
     maps = model.maps(torch.tensor([model.tokenizer.encode(TEXT).ids]))  # type: ignore[union-attr]
     for layer, map in enumerate(maps):
         torch.testing.assert_close(seen[layer].to_dense(), map.to_dense(), rtol=1e-5, atol=1e-7)
     assert seen.certificate.certified
+
+
+class CountingTokenizer:
+    """A tokenizer that counts how often it is given each text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.texts: Counter[str] = Counter()
+
+    def encode(self, text: str, **options: Any) -> Any:
+        self.texts[text] += 1
+        return self.tokenizer.encode(text, **options)
+
+    def encode_batch(self, texts: list[str], **options: Any) -> Any:
+        self.texts.update(texts)
+        return self.tokenizer.encode_batch(texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+
+@pytest.mark.parametrize("command", ["inspect", "heads"])
+def test_each_text_is_tokenised_once(
+    command: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = GPT.from_pretrained(folder)
+    counting: Any = CountingTokenizer(model.tokenizer)
+    model.tokenizer = counting
+    monkeypatch.setattr(GPT, "from_pretrained", lambda name: model)
+    monkeypatch.setattr(Model, "can_generate", False)  # else the page also continues the first text
+    texts = ["the cat sat, the hat sat", TEXT]
+    options = ["--out", str(tmp_path / "page.html")] if command == "inspect" else ["--no-probe"]
+    result = run(app, [command, *(word for text in texts for word in ("--text", text)), *options])
+    assert result.exit_code == 0, result.output
+    assert [counting.texts[text] for text in texts] == [1, 1]
 
 
 def test_a_model_that_only_transformers_knows_is_shown(tmp_path: Path) -> None:
@@ -201,9 +241,9 @@ def test_a_model_that_only_transformers_knows_is_shown(tmp_path: Path) -> None:
         vocab_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
     )
     BertModel(config).save_pretrained(tmp_path)
-    opened = open_for_page(str(tmp_path))
-    assert opened.generate is None
-    seen = opened.read("the cat sat", lambda *_: None)
+    opened = Model.open(str(tmp_path))
+    assert not opened.can_generate
+    seen = opened.read("the cat sat")
     assert seen[1, 0].shape == (1, 3, 3)
     assert [token.strip() for token in (seen.tokens or [[]])[0]] == ["the", "cat", "sat"]
 
@@ -238,7 +278,7 @@ def test_a_broken_model_folder_is_said_in_a_line(
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
-    assert "is not a whole safetensors file" in fails(monkeypatch, capsys, "--model", tmp_path)
+    assert "is not a complete safetensors file" in fails(monkeypatch, capsys, "--model", tmp_path)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     assert "expected JSON" in fails(monkeypatch, capsys, "--model", tmp_path)
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.gpt import GPT, Config
-from regard.gpt.tokens import byte_pairs
+from regard.gpt.tokens import bpe_tokenizer
 
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
 
@@ -19,8 +19,10 @@ TEXT = "the sea was high and the wind was in the north so the ships came home to
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     torch.manual_seed(1)
-    model = GPT(Config(vocab_size=300, context=64, layers=2, heads=4, width=16, kv_heads=2)).eval()
-    model.tokenizer = byte_pairs([TEXT], 300)
+    model = GPT(
+        Config(vocab_size=300, context_length=64, num_layers=2, num_heads=4, d_model=16, num_kv_heads=2)
+    ).eval()
+    model.tokenizer = bpe_tokenizer([TEXT], 300)
     model.save(path)
     return path
 

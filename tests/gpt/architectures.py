@@ -1,4 +1,4 @@
-"""Small models of every make, with weights large enough that a wrong one shows."""
+"""Small models of every architecture, with weights large enough that a misplaced one changes the output."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from torch import nn
 
 from regard.gpt import GPT, Config
 
-SIZES = {"vocab_size": 61, "context": 48, "layers": 3, "heads": 4, "width": 24}
-LLAMA = {"kv_heads": 2, "norm": "rms", "positions": "rotary", "activation": "swiglu", "tied": False}
+SIZES = {"vocab_size": 61, "context_length": 48, "num_layers": 3, "num_heads": 4, "d_model": 24}
+LLAMA = {
+    "num_kv_heads": 2,
+    "norm": "rms",
+    "positions": "rotary",
+    "activation": "swiglu",
+    "tie_word_embeddings": False,
+}
 
 ARCHITECTURES: dict[str, dict] = {
     "gpt2": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
     "llama": LLAMA,
     "mistral": LLAMA | {"window": 5},
     "qwen2": LLAMA | {"qkv_bias": True, "window": (None, 5, 7)},
-    "qwen3": LLAMA | {"qk_norm": True, "head_width": 10},
+    "qwen3": LLAMA | {"qk_norm": True, "head_dim": 10},
     "learned positions, windows": {"window": 6, "activation": "gelu"},
 }
 

@@ -1,4 +1,4 @@
-"""The model in the box: what its card promises, measured again on the weights as they are packed."""
+"""The model in the package: the figures of its card, measured again on its weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.gpt import GPT
 from regard.gpt.loader import BOX
-from regard.gpt.training.evaluation import loss
+from regard.gpt.training.evaluation import next_token_loss
 from regard.heads import HeadScores, probe, repeated
 
 DRAWS = 60
@@ -28,24 +28,24 @@ def model() -> GPT:
 
 
 @pytest.fixture(scope="module")
-def found(model: GPT) -> tuple[list[HeadScores], list[HeadScores]]:
+def probed(model: GPT) -> tuple[list[HeadScores], list[HeadScores]]:
     """Olsson's probe: 25 random tokens four times over, after the start token."""
     ids = repeated(model.config.vocab_size, start=0, tokens=25, times=4, draws=DRAWS, seed=5)
     return probe(model.maps, ids)
 
 
-def best(found: tuple[list[HeadScores], list[HeadScores]], name: str) -> tuple[Tensor, float]:
+def best(probed: tuple[list[HeadScores], list[HeadScores]], name: str) -> tuple[Tensor, float]:
     """The scores of the best head, one a draw, and the null."""
-    every = torch.stack([getattr(layer, name) for layer in found[0]])  # (layers, draws, H)
+    every = torch.stack([getattr(layer, name) for layer in probed[0]])  # (layers, draws, H)
     layer, head = divmod(int(every.mean(1).argmax()), every.shape[2])
-    return every[layer, :, head], float(torch.stack([getattr(layer, name) for layer in found[1]]).mean())
+    return every[layer, :, head], float(torch.stack([getattr(layer, name) for layer in probed[1]]).mean())
 
 
 @pytest.mark.parametrize(("name", "least"), [("induction", 0.4), ("previous_token", 0.5), ("sink", 0.5)])
 def test_a_clear_head_of_each_kind(
-    found: tuple[list[HeadScores], list[HeadScores]], name: str, least: float
+    probed: tuple[list[HeadScores], list[HeadScores]], name: str, least: float
 ) -> None:
-    scores, null = best(found, name)
+    scores, null = best(probed, name)
     error = float(scores.std()) / DRAWS**0.5
     assert scores.shape == (DRAWS,)
     assert float(scores.mean()) - 3 * error > least
@@ -53,7 +53,7 @@ def test_a_clear_head_of_each_kind(
 
 
 def test_it_knows_english(model: GPT) -> None:
-    """A story surprises it far less than the same words in any order."""
+    """The loss of a story is far below that of its words in random order."""
     words = STORY.split()
     order = torch.randperm(len(words), generator=torch.Generator().manual_seed(0)).tolist()
 
@@ -61,11 +61,11 @@ def test_it_knows_english(model: GPT) -> None:
         assert model.tokenizer is not None
         ids = torch.tensor([model.tokenizer.encode(text).ids])
         with torch.no_grad():
-            return float(loss(model(ids[:, :-1]), ids[:, 1:]))
+            return float(next_token_loss(model(ids[:, :-1]), ids[:, 1:]))
 
-    told, jumbled = surprise(STORY), surprise(" ".join(words[i] for i in order))
-    assert told < 3.5
-    assert jumbled > told + 1.5
+    story, shuffled = surprise(STORY), surprise(" ".join(words[i] for i in order))
+    assert story < 3.5
+    assert shuffled > story + 1.5
 
 
 def test_it_goes_on_writing(model: GPT) -> None:
@@ -80,16 +80,16 @@ def test_it_is_small() -> None:
 
 
 def test_the_card_says_what_was_measured(
-    model: GPT, found: tuple[list[HeadScores], list[HeadScores]], monkeypatch: pytest.MonkeyPatch
+    model: GPT, probed: tuple[list[HeadScores], list[HeadScores]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "scripts"), *sys.path])
     from box_card import card
 
     assert (BOX / "README.md").read_text(encoding="utf-8") == card(BOX)
     summary = json.loads((BOX / "summary.json").read_text())
-    assert summary["parameters"] == model.size
+    assert summary["parameters"] == model.num_parameters
     for name in ("induction", "previous_token", "sink"):
         # Other draws than the card's, hence not the same digits.
-        assert float(best(found, name)[0].mean()) == pytest.approx(
+        assert float(best(probed, name)[0].mean()) == pytest.approx(
             summary["best_heads"][f"{name} on repeats"]["score"], abs=0.05
         )

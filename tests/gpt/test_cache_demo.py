@@ -1,4 +1,4 @@
-"""What a cache saves, measured: tokens, counts, bytes and losses against the dense computation."""
+"""The cache measurement: tokens, counts, bytes and lost attention against the dense computation."""
 
 from __future__ import annotations
 
@@ -8,29 +8,37 @@ import torch
 from regard.gpt import GPT, Config
 from regard.gpt.cache_demo import compare_with_and_without_cache
 
-SMALL = Config(vocab_size=64, context=48, layers=3, heads=4, width=32, kv_heads=2, positions="rotary")
+SMALL = Config(
+    vocab_size=64,
+    context_length=48,
+    num_layers=3,
+    num_heads=4,
+    d_model=32,
+    num_kv_heads=2,
+    positions="rotary",
+)
 PROMPT = [5, 9, 2, 33, 5, 9, 2, 40, 1, 7]
 
 
 def model(config: Config = SMALL) -> GPT:
-    made = GPT(config).eval()
+    gpt = GPT(config).eval()
     with torch.no_grad():
-        for block in made.blocks:
-            block.attention.qkv.weight *= 20  # sharper than at the start of a training
-    return made
+        for block in gpt.blocks:
+            block.attention.qkv.weight *= 20  # sharper than that of an untrained model
+    return gpt
 
 
 def test_it_writes_what_generate_writes_and_both_ways_agree() -> None:
     gpt = model()
     steps = list(compare_with_and_without_cache(gpt, PROMPT, tokens=12, window=4, sinks=1))
-    assert PROMPT + [step.id for step in steps] == gpt.generate(PROMPT, max_new_tokens=12)
+    assert PROMPT + [step.token_id for step in steps] == gpt.generate(PROMPT, max_new_tokens=12)
     assert all(step.same and step.difference < 1e-3 for step in steps)
     assert any(step.difference > 0 for step in steps), "two ways of computing never agree to the last bit"
     assert [step.position for step in steps] == list(range(10, 22))
-    assert all(step.seconds.cached > 0 and step.seconds.anew > 0 for step in steps)
+    assert all(step.seconds.cached > 0 and step.seconds.recomputed > 0 for step in steps)
 
 
-def test_what_is_computed_read_and_held_is_counted() -> None:
+def test_computed_tokens_read_keys_and_cached_bytes_are_counted() -> None:
     first, second, *_ = compare_with_and_without_cache(model(), PROMPT, tokens=3, window=4, sinks=1)
     layers, kv_heads, width = 3, 2, 8
     assert first.computed == (10, 10)
@@ -38,11 +46,11 @@ def test_what_is_computed_read_and_held_is_counted() -> None:
     assert first.keys_read == (layers * kv_heads * 55, layers * kv_heads * 55)
     assert second.keys_read == (layers * kv_heads * 11, layers * kv_heads * 66)
     one_token = layers * kv_heads * width * 2 * 4  # keys and values in float32
-    assert (first.held, second.held) == (10 * one_token, 11 * one_token)
-    assert second.held_by_policy == 5 * one_token
+    assert (first.cache_bytes, second.cache_bytes) == (10 * one_token, 11 * one_token)
+    assert second.policy_bytes == 5 * one_token
 
 
-def test_the_loss_is_the_attention_on_keys_that_would_be_forgotten() -> None:
+def test_the_loss_is_the_attention_on_evicted_keys() -> None:
     gpt = model()
     window, sinks = 4, 2
     ids = list(PROMPT)
@@ -52,22 +60,22 @@ def test_the_loss_is_the_attention_on_keys_that_would_be_forgotten() -> None:
             row = seen.to_dense()[0, :, -1]  # (H, T)
             expected = row[:, sinks : T - window].sum(-1)
             torch.testing.assert_close(torch.tensor(step.lost[layer]), expected, rtol=1e-3, atol=1e-5)
-        ids.append(step.id)
+        ids.append(step.token_id)
     assert max(map(max, step.lost)) > 0.01
 
 
 def test_a_window_as_long_as_the_text_loses_nothing() -> None:
     for step in compare_with_and_without_cache(model(), PROMPT, tokens=4, window=48, sinks=0):
         assert max(map(max, step.lost)) == 0
-        assert step.held == step.held_by_policy
+        assert step.cache_bytes == step.policy_bytes
 
 
-def test_layers_that_forget_by_themselves_hold_and_read_less() -> None:
-    config = Config(vocab_size=64, context=48, layers=2, heads=4, width=32, window=(None, 6))
+def test_layers_with_a_window_cache_and_read_less() -> None:
+    config = Config(vocab_size=64, context_length=48, num_layers=2, num_heads=4, d_model=32, window=(None, 6))
     gpt = model(config)
     *_, last = compare_with_and_without_cache(gpt, PROMPT, tokens=5, window=3, sinks=0)
     full, short = 14, 6  # keys that the newest token sees
-    assert last.held == (full + short) * 4 * 8 * 2 * 4
+    assert last.cache_bytes == (full + short) * 4 * 8 * 2 * 4
     assert last.keys_read.cached == (full + short) * 4
     assert last.same
     row = gpt.maps(torch.tensor([gpt.generate(PROMPT, max_new_tokens=4)]))[1].to_dense()[0, :, -1]
@@ -76,11 +84,11 @@ def test_layers_that_forget_by_themselves_hold_and_read_less() -> None:
 
 def test_it_ends_with_an_end_token_and_with_the_context() -> None:
     gpt = model()
-    written = [step.id for step in compare_with_and_without_cache(gpt, PROMPT, tokens=100)]
+    written = [step.token_id for step in compare_with_and_without_cache(gpt, PROMPT, tokens=100)]
     assert len(written) == 48 - 10
-    ending = GPT(Config(**{**vars(SMALL), "end": (written[2],)})).eval()
+    ending = GPT(Config(**{**vars(SMALL), "eos_token_id": (written[2],)})).eval()
     ending.load_state_dict(gpt.state_dict())
-    stopped = [step.id for step in compare_with_and_without_cache(ending, PROMPT, tokens=100)]
+    stopped = [step.token_id for step in compare_with_and_without_cache(ending, PROMPT, tokens=100)]
     assert stopped == written[: written.index(written[2]) + 1]
 
 
@@ -103,6 +111,6 @@ def test_the_model_is_left_as_it_was_also_when_nobody_reads_on() -> None:
         ({"prompt": [1] * 48}, "prompt: expected from 1 to 47 tokens, got 48"),
     ],
 )
-def test_what_cannot_be_measured_is_said_at_once(options: dict[str, object], message: str) -> None:
+def test_bad_arguments_are_refused_at_once(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compare_with_and_without_cache(model(), **{"prompt": PROMPT, **options})

@@ -1,4 +1,4 @@
-"""`Config`: what follows from what, what is refused, and the way to JSON and back."""
+"""`Config`: default sizes, refused values, and the round trip through JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.gpt.architectures import ARCHITECTURES, SIZES
 
 def test_what_is_left_out_follows_from_the_sizes() -> None:
     config = Config(**SIZES)
-    assert (config.kv_heads, config.head_width, config.hidden) == (4, 6, 96)
+    assert (config.num_kv_heads, config.head_dim, config.intermediate_size) == (4, 6, 96)
     assert config.windows == (None, None, None)
-    # Two thirds of 4 · width, so that three matrices weigh what two did, rounded up to a multiple of 32.
-    assert Config(**SIZES, activation="swiglu").hidden == 64
-    assert Config(**{**SIZES, "width": 240, "activation": "swiglu"}).hidden == 640
+    # Two thirds of 4 · d_model, so that three matrices weigh what two did, rounded up to a multiple of 32.
+    assert Config(**SIZES, activation="swiglu").intermediate_size == 64
+    assert Config(**{**SIZES, "d_model": 240, "activation": "swiglu"}).intermediate_size == 640
 
 
 def test_windows_of_the_layers() -> None:
@@ -28,28 +28,33 @@ def test_windows_of_the_layers() -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_json_and_back(name: str) -> None:
-    config = Config(**{**SIZES, **ARCHITECTURES[name], "rotary_scaling": Llama3Scaling(4.0), "end": (2, 3)})
+    config = Config(
+        **{**SIZES, **ARCHITECTURES[name], "rotary_scaling": Llama3Scaling(4.0), "eos_token_id": (2, 3)}
+    )
     assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 0}, "layers: expected a whole number of at least 1, got 0"),
+        ({"num_layers": 0}, "num_layers: expected a whole number of at least 1, got 0"),
         ({"vocab_size": 2.5}, "vocab_size: expected a whole number of at least 1, got 2.5"),
-        ({"heads": 5}, "heads: expected a divisor of width=24, got 5; or give head_width"),
-        ({"kv_heads": 3}, "kv_heads: expected a divisor of heads=4, got 3"),
-        ({"kv_heads": 0}, "kv_heads: expected a whole number of at least 1, got 0"),
+        ({"num_heads": 5}, "num_heads: expected a divisor of d_model=24, got 5; or give head_dim"),
+        ({"num_kv_heads": 3}, "num_kv_heads: expected a divisor of num_heads=4, got 3"),
+        ({"num_kv_heads": 0}, "num_kv_heads: expected a whole number of at least 1, got 0"),
         ({"norm": "batch"}, "norm: expected one of 'layer', 'rms', got 'batch'"),
         ({"positions": "sine"}, "positions: expected one of 'learned', 'rotary', got 'sine'"),
         ({"activation": "relu"}, "activation: expected one of 'gelu', 'gelu_tanh', 'swiglu', got 'relu'"),
-        ({"tied": 1}, "tied: expected True or False, got 1"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected True or False, got 1"),
         ({"norm_eps": 0.0}, "norm_eps: expected a number above 0, got 0.0"),
-        ({"positions": "rotary", "head_width": 5}, "head_width: expected an even number for rotary, got 5"),
+        (
+            {"positions": "rotary", "head_dim": 5},
+            "head_dim: expected an even number for rotary positions, got 5",
+        ),
         ({"dropout": 1.0}, "dropout: expected a probability from 0 to below 1, got 1.0"),
         ({"window": (1, 2)}, "window: expected one for each of 3 layers, got 2"),
         ({"window": 0}, "window: expected a whole number of at least 1, got 0"),
-        ({"end": (61,)}, "end: expected tokens below vocab_size=61, got 61"),
+        ({"eos_token_id": (61,)}, "eos_token_id: expected tokens below vocab_size=61, got 61"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict, message: str) -> None:
@@ -59,9 +64,9 @@ def test_what_cannot_be_is_refused(changes: dict, message: str) -> None:
 
 
 def test_json_with_missing_and_unknown_names() -> None:
-    with pytest.raises(ValueError, match="missing: heads, width"):
-        Config.from_json({"vocab_size": 3, "context": 4, "layers": 1})
-    with pytest.raises(ValueError, match="got depth, size"):
-        Config.from_json({**SIZES, "size": 3, "depth": 4})
+    with pytest.raises(ValueError, match="missing: num_heads, d_model"):
+        Config.from_json({"vocab_size": 3, "context_length": 4, "num_layers": 1})
+    with pytest.raises(ValueError, match="unknown keys depth, width; the fields of Config are vocab_size"):
+        Config.from_json({**SIZES, "width": 3, "depth": 4})
     with pytest.raises(ValueError, match=r"rotary_scaling: .*speed"):
         Config.from_json({**SIZES, "rotary_scaling": {"speed": 3}})

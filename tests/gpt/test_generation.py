@@ -1,4 +1,4 @@
-"""Generation: the same tokens with and without cache, alone and in a batch; sampling; stops; streams."""
+"""Generation: equal tokens with and without cache, alone and in a batch; sampling; stops; streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from regard.gpt import GPT, tokens
-from regard.gpt.sampler import Sampling
+from regard.gpt.sampler import Sampler
 from tests.gpt.architectures import ARCHITECTURES, small
 
 names = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -27,7 +27,7 @@ def with_text(model: GPT) -> GPT:
 
 
 class Fixed(GPT):
-    """A model that always goes on with the next of these tokens, whatever it reads."""
+    """A model that continues every prompt with the tokens of its script."""
 
     script: list[int]
 
@@ -56,7 +56,7 @@ def test_cached_tokens_are_the_uncached_ones(name: str) -> None:
 @names
 @pytest.mark.parametrize("cache", [True, False])
 def test_a_batch_of_different_lengths_is_each_prompt_alone(name: str, cache: bool) -> None:
-    model = small(name, tied=False)  # tied ones of this size say the same word again and again
+    model = small(name, tie_word_embeddings=False)  # tied models of this size repeat one token
     alone = [model.generate(prompt, max_new_tokens=20) for prompt in PROMPTS]
     assert model.generate(PROMPTS, max_new_tokens=20, cache=cache) == alone
     assert (
@@ -72,7 +72,7 @@ def test_greedy_is_the_best_token_each_time() -> None:
     assert torch.equal(model.generate(ids[:, :8], max_new_tokens=10), ids)
 
 
-def test_what_goes_in_comes_out() -> None:
+def test_the_result_has_the_type_of_the_prompt() -> None:
     model = with_text(small("llama"))
     row = model.generate([1, 2, 3], max_new_tokens=4)
     assert isinstance(row, list)
@@ -127,7 +127,7 @@ def test_seeds() -> None:
 
 def shares(logits: list[float], **options: object) -> list[float]:
     """How often each token is drawn from these logits, in 20,000 draws."""
-    drawn = Sampling(seed=0, **options).choose(torch.tensor([logits]).expand(20_000, -1))
+    drawn = Sampler(seed=0, **options).sample(torch.tensor([logits]).expand(20_000, -1))
     return (torch.bincount(drawn, minlength=len(logits)) / 20_000).tolist()
 
 
@@ -191,7 +191,7 @@ def test_a_stream_comes_token_by_token() -> None:
     model = fixed(4, 5, 6)
     pieces = model.stream("A", max_new_tokens=3)
     assert next(pieces) == "E"
-    assert model.script == [5, 6]  # the rest is not computed before it is asked for
+    assert model.script == [5, 6]  # the rest is computed on demand
 
 
 def test_a_character_of_two_tokens_comes_whole() -> None:
@@ -211,20 +211,20 @@ def test_a_stream_that_is_dropped_leaves_the_model_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
-        (list(range(49)), {}, "prompt: expected at most context=48 tokens, got 49"),
+        (list(range(49)), {}, "prompt: expected at most context_length=48 tokens, got 49"),
         (list(range(40)), {"max_new_tokens": 9}, "max_new_tokens: expected at most 8, .* 40 tokens .* got 9"),
         ([], {}, "prompt: expected text, .* got list of 0"),
         ([[1], []], {}, "prompt: expected at least one token in each, got an empty one"),
         (torch.zeros(1, 0, dtype=torch.long), {}, "prompt: expected at least one token"),
-        (torch.zeros(1, 2), {}, "prompt: expected whole numbers"),
+        (torch.zeros(1, 2), {}, "prompt: expected integers"),
         ([1, 61], {}, "prompt: expected tokens from 0 to 60, got 1 to 61"),
         ([1, "two"], {}, "prompt: expected text, a list of texts, token ids"),
-        ("text", {}, "came without a tokenizer: give token ids"),
-        ([1], {"stop": "text"}, "came without a tokenizer"),
+        ("text", {}, "this model has no tokenizer: give token ids"),
+        ([1], {"stop": "text"}, "this model has no tokenizer"),
         ([1], {"stop": 61}, "stop: expected tokens from 0 to 60 or strings, got 61"),
         ([1], {"stop": [""]}, "stop: expected tokens .* got ''"),
         ([1], {"max_new_tokens": -1}, "max_new_tokens: expected a whole number of at least 0, got -1"),
-        ([1], {"temperature": -0.5}, "temperature: expected 0 .greedy. or a number above it, got -0.5"),
+        ([1], {"temperature": -0.5}, "temperature: expected 0 .greedy. or a number above 0, got -0.5"),
         ([1], {"temperature": float("nan")}, "temperature: expected 0"),
         ([1], {"top_k": 0}, "top_k: expected a whole number of at least 1, got 0"),
         ([1], {"top_p": 0.0}, "top_p: expected a probability above 0 and up to 1, got 0.0"),
@@ -239,10 +239,10 @@ def test_bad_arguments(way: str, prompt: object, options: dict, message: str) ->
 
 
 @pytest.mark.parametrize("way", ["generate", "stream"])
-def test_characters_that_the_model_never_read_are_named(way: str) -> None:
+def test_characters_outside_the_vocabulary_are_named(way: str) -> None:
     model = small("llama")
-    model.tokenizer = tokens.characters("abc")
-    with pytest.raises(ValueError, match=r"expected only characters that the model has read, got \['x'\]"):
+    model.tokenizer = tokens.character_tokenizer("abc")
+    with pytest.raises(ValueError, match=r"expected only characters of the model's vocabulary, got \['x'\]"):
         getattr(model, way)("abxa", max_new_tokens=1)
 
 

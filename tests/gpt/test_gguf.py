@@ -14,6 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from regard.cli import app
+from regard.extras import MissingExtraError
 from regard.gpt import GPT
 from regard.gpt import gguf as gguf_file
 
@@ -153,23 +154,23 @@ def test_a_file_is_the_folder(kind: str, tied: bool, tmp_path: Path) -> None:
 def test_quantised_blocks(tmp_path: Path) -> None:
     weights = tensors("llama", True)
     write_gguf(tmp_path / "model.gguf", "llama", weights, quantised=True)
-    found = GPT.from_pretrained(tmp_path / "model.gguf").state_dict()
+    state = GPT.from_pretrained(tmp_path / "model.gguf").state_dict()
     for name, x in (
         ("token_embedding.weight", weights["model.embed_tokens.weight"]),
         ("blocks.1.attention.out.weight", weights["model.layers.1.self_attn.o_proj.weight"]),
     ):
         # 8 bits a number: a block of 32 is off by half a step at most, whose size is rounded to 16 bits.
-        error = (found[name] - x).view(-1, 32).abs().amax(-1)
+        error = (state[name] - x).view(-1, 32).abs().amax(-1)
         assert (error <= x.view(-1, 32).abs().amax(-1) / 127 * 0.57).all()
         assert error.max() > 0
-    assert torch.equal(found["norm.weight"], weights["model.norm.weight"])
+    assert torch.equal(state["norm.weight"], weights["model.norm.weight"])
 
 
 def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", "llama", tensors("llama", True), tokens=TOKENS, pre="smollm")
     model = GPT.from_pretrained(tmp_path / "model.gguf")
     assert isinstance(model.tokenizer, Tokenizer)
-    assert model.config.end == (1,)
+    assert model.config.eos_token_id == (1,)
     encoded = model.tokenizer.encode("abc a42é<|end|>.")
     assert encoded.tokens == ["abc", "Ġa", "4", "2", "Ã©", "<|end|>", "."]  # digits one by one
     assert model.tokenizer.decode(encoded.ids) == "abc a42é."
@@ -219,7 +220,7 @@ def test_tensors_are_accounted_for(tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
         GPT.from_pretrained(tmp_path / "model.gguf")
     assert "1 missing (model.layers.1.mlp.up_proj.weight)" in str(caught.value)
-    assert "1 with no place in it (model.layers.0.self_attn.q_norm.weight)" in str(caught.value)
+    assert "1 with no place in the model (model.layers.0.self_attn.q_norm.weight)" in str(caught.value)
 
 
 def test_files_that_are_not_whole(tmp_path: Path) -> None:
@@ -228,17 +229,17 @@ def test_files_that_are_not_whole(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for broken in (b"", b"GGUF", whole[:100], b"nothing of the kind" * 100):
         path.write_bytes(broken)
-        with pytest.raises(ValueError, match=r"model\.gguf is not a whole GGUF file"):
+        with pytest.raises(ValueError, match=r"model\.gguf is not a complete GGUF file"):
             GPT.from_pretrained(path)
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"model\.gguf is not a whole GGUF file"):
+    with pytest.raises(ValueError, match=r"model\.gguf is not a complete GGUF file"):
         GPT.from_pretrained(path)
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.gguf").touch()
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ValueError, match=r"pip install 'regard\[gguf\]'"):
+    with pytest.raises(MissingExtraError, match=r'pip install "regard\[gguf\]"'):
         GPT.from_pretrained(tmp_path / "model.gguf")
 
 
@@ -248,14 +249,14 @@ def test_the_command_streams_a_model_from_a_file(tmp_path: Path) -> None:
         path, "llama", tensors("llama", True), tokens=TOKENS + [f"x{i}" for i in range(VOCAB - len(TOKENS))]
     )
     model = GPT.from_pretrained(path)
-    expected = model.generate("abc", max_new_tokens=6, stop=list(model.config.end))
+    expected = model.generate("abc", max_new_tokens=6, stop=list(model.config.eos_token_id))
     run = CliRunner().invoke
-    asked = ["generate", "--model", str(path), "abc", "--tokens", "6"]
+    command = ["generate", "--model", str(path), "abc", "--tokens", "6"]
     for extra in ([], ["--no-cache"]):
-        shown = run(app, [*asked, *extra])
-        assert (shown.exit_code, shown.output) == (0, expected + "\n")
-    drawn = [run(app, [*asked, "--temperature", "3", "--seed", seed]).output for seed in "112"]
-    assert drawn[0] == drawn[1] != drawn[2]
-    error = run(app, [*asked, "--top-p", "2"]).exception
+        result = run(app, [*command, *extra])
+        assert (result.exit_code, result.output) == (0, expected + "\n")
+    outputs = [run(app, [*command, "--temperature", "3", "--seed", seed]).output for seed in "112"]
+    assert outputs[0] == outputs[1] != outputs[2]
+    error = run(app, [*command, "--top-p", "2"]).exception
     assert isinstance(error, ValueError)
     assert "top_p" in str(error)

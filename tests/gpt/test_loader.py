@@ -1,4 +1,4 @@
-"""Loading: what is missing, surplus, misshapen, unsafe or nowhere to be found is said by name."""
+"""Loading: errors name what is missing, surplus, of another shape or unsafe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHAPES = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tiny Llama as others write it."""
+    """A tiny Llama with the names of Transformers."""
     torch.manual_seed(0)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     save_file({name: torch.randn(shape) for name, shape in SHAPES.items()}, tmp_path / "model.safetensors")
@@ -85,12 +85,12 @@ def test_missing_and_surplus_tensors_are_named(folder: Path) -> None:
     message = refused(folder)
     assert str(folder) in message
     assert "1 missing (model.norm.weight)" in message
-    assert "1 with no place in it (model.layers.1.mlp.up_proj.weight)" in message
+    assert "1 with no place in the model (model.layers.1.mlp.up_proj.weight)" in message
 
 
 def test_a_bias_that_the_config_does_not_ask_for(folder: Path) -> None:
     change_tensors(folder, {"model.layers.0.self_attn.q_proj.bias": torch.zeros(8)})
-    assert "no place in it (model.layers.0.self_attn.q_proj.bias)" in refused(folder)
+    assert "no place in the model (model.layers.0.self_attn.q_proj.bias)" in refused(folder)
 
 
 def test_many_missing_tensors_are_not_all_listed(folder: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_tensor_of_another_rank(folder: Path) -> None:
 
 def test_quantised_tensors(folder: Path) -> None:
     change_tensors(folder, {"model.norm.weight": torch.zeros(8, dtype=torch.int8)})
-    assert "model.norm.weight: expected plain float weights, got torch.int8" in refused(folder)
+    assert "model.norm.weight: expected float weights, got torch.int8" in refused(folder)
 
 
 def test_angles_and_masks_of_old_files_are_passed_over(folder: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_tied_head_that_is_in_the_file(folder: Path) -> None:
     change_tensors(folder, {"lm_head.weight": embedding.clone()})
     GPT.from_pretrained(folder)
     change_tensors(folder, {"lm_head.weight": embedding + 1})
-    assert "lm_head.weight: expected the same numbers as the embedding" in refused(folder)
+    assert "lm_head.weight: expected the values of the embedding" in refused(folder)
     change_settings(folder, tie_word_embeddings=False)
     assert torch.equal(GPT.from_pretrained(folder).head.weight, embedding + 1)
 
@@ -169,15 +169,18 @@ def test_safetensors_are_preferred_to_a_pickle(folder: Path) -> None:
             "model_type: expected one of gpt2, llama, mistral, qwen2, qwen3, got 'bloom'",
         ),
         ({"model_type": None}, "got None"),
-        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu', the only one supported, got 'gelu'"),
+        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu', the only value supported, got 'gelu'"),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
             "rope_type: expected default or llama3, got",
         ),
         ({"rope_scaling": {"rope_type": "llama3"}}, "config.json: expected a value for factor, got none"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1.0"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config: expected plain weights"),
-        ({"num_attention_heads": 3}, "heads: expected a divisor of width=8, got 3"),
+        (
+            {"quantization_config": {"bits": 4}},
+            "quantization_config: expected weights that are not quantised",
+        ),
+        ({"num_attention_heads": 3}, "num_heads: expected a divisor of d_model=8, got 3"),
     ],
 )
 def test_configs_that_are_not_understood(folder: Path, changes: dict, message: str) -> None:
@@ -214,7 +217,7 @@ def test_rotary_settings_of_older_files(folder: Path) -> None:
 def test_broken_files(folder: Path, tmp_path: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-10])
-    assert "model.safetensors is not a whole safetensors file" in refused(folder)
+    assert "model.safetensors is not a complete safetensors file" in refused(folder)
     (folder / "model.safetensors").unlink()
     assert "expected model.safetensors, or several files with model.safetensors.index.json" in refused(folder)
     (folder / "config.json").write_text("{")
@@ -270,10 +273,10 @@ def test_an_index_cannot_point_out_of_its_folder(folder: Path) -> None:
 
 def test_the_tokens_that_end_a_text(folder: Path) -> None:
     change_settings(folder, eos_token_id=2)
-    assert GPT.from_pretrained(folder).config.end == (2,)
+    assert GPT.from_pretrained(folder).config.eos_token_id == (2,)
     # A chat model ends with more of them; one of these is outside the vocabulary.
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 5, 50256]}))
-    assert GPT.from_pretrained(folder).config.end == (2, 5)
+    assert GPT.from_pretrained(folder).config.eos_token_id == (2, 5)
 
 
 def test_our_own_folders_are_held_to_account_too(tmp_path: Path) -> None:
@@ -281,31 +284,31 @@ def test_our_own_folders_are_held_to_account_too(tmp_path: Path) -> None:
     change_tensors(tmp_path, drop="norm.bias")
     assert "1 missing (norm.bias)" in refused(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "regard", "vocab_size": 3}))
-    assert "missing: context, layers, heads, width" in refused(tmp_path)
+    assert "missing: context_length, num_layers, num_heads, d_model" in refused(tmp_path)
 
 
 def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes.txt").touch()
-    assert "expected a .gguf file, or the folder" in refused(tmp_path / "notes.txt")
+    assert "expected a .gguf file, or the folder of the weights" in refused(tmp_path / "notes.txt")
     for name in (tmp_path / "nothing", "./nothing", "a/b/c", "nothing.gguf"):
-        assert "and there is none of these" in refused(name)
+        assert "and it is none of these" in refused(name)
     monkeypatch.setattr(loader, "BOX", tmp_path)
     assert "expected the model of the package" in refused("default")
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
-    assert "fetch it once with `regard data smollm2`" in refused("smollm2")
+    assert "download it with `regard data smollm2`" in refused("smollm2")
 
 
 def test_a_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    downloaded = []
 
     def snapshot_download(name: str, **options: object) -> str:
-        asked.append((name, options["allow_patterns"]))
+        downloaded.append((name, options["allow_patterns"]))
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     GPT.from_pretrained("someone/small-llama")
-    GPT.from_pretrained(folder)  # a folder asks nobody
-    assert asked == [("someone/small-llama", ["*.json", "*.safetensors"])]  # never a pickle
+    GPT.from_pretrained(folder)  # a folder needs no network
+    assert downloaded == [("someone/small-llama", ["*.json", "*.safetensors"])]  # never a pickle
 
 
 def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,12 +317,12 @@ def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     message = refused("someone/small-llama")
-    assert "could not be fetched from the hub (ConnectionError: no route to host)" in message
-    assert "with no network, give a folder" in message
+    assert "could not be downloaded from the hub (ConnectionError: no route to host)" in message
+    assert "without a network, give a folder" in message
 
 
 def test_offline_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's own switch: nothing is asked for, and the message says what happened."""
+    """With the hub's offline switch nothing is downloaded, and the message says so."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert "could not be fetched from the hub" in refused("someone/no-such-model-at-all")
+    assert "could not be downloaded from the hub" in refused("someone/no-such-model-at-all")

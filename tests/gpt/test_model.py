@@ -1,4 +1,4 @@
-"""The model: every architecture, with and without cache and padding; its maps; its files."""
+"""The model: every architecture, with and without cache and padding; maps and files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ names = pytest.mark.parametrize("name", ARCHITECTURES)
 CUTS = [(0, 7), (7, 8), (8, 9), (9, 15), (15, 16)]
 
 
-def some_ids(B: int = 2, T: int = 16) -> torch.Tensor:
+def random_ids(B: int = 2, T: int = 16) -> torch.Tensor:
     return torch.randint(0, 61, (B, T), generator=torch.Generator().manual_seed(2))
 
 
 @names
 def test_cached_logits_are_the_uncached_ones(name: str) -> None:
-    model, ids = small(name), some_ids()
+    model, ids = small(name), random_ids()
     with torch.no_grad():
         whole = model(ids)
         cache = model.caches()
@@ -40,22 +40,24 @@ def test_cached_logits_are_the_uncached_ones(name: str) -> None:
 def test_padding_changes_nothing(name: str, side: str) -> None:
     """Each text in a padded batch gets the logits that it gets alone, with a cache and without."""
     model, lengths, T = small(name), [16, 9, 1], 16
-    texts = [some_ids(1, n)[0] for n in lengths]
-    ids, real = torch.full((3, T), 60), torch.zeros(3, T, dtype=torch.bool)
+    texts = [random_ids(1, n)[0] for n in lengths]
+    ids, is_token = torch.full((3, T), 60), torch.zeros(3, T, dtype=torch.bool)
     for row, text in enumerate(texts):
         at = slice(T - len(text), T) if side == "left" else slice(0, len(text))
-        ids[row, at], real[row, at] = text, True
+        ids[row, at], is_token[row, at] = text, True
     with torch.no_grad():
         alone = torch.cat([model(text[None])[0] for text in texts])
-        assert torch.allclose(model(ids, real=real)[real], alone, rtol=1e-4, atol=1e-5)
+        for attention_mask in (is_token, is_token.long()):  # booleans, or 0 and 1 as Transformers has them
+            logits = model(ids, attention_mask=attention_mask)
+            assert torch.allclose(logits[is_token], alone, rtol=1e-4, atol=1e-5)
         cache = model.caches()
-        parts = [model(ids[:, a:b], real=real[:, :b], cache=cache) for a, b in CUTS]
-        assert torch.allclose(torch.cat(parts, 1)[real], alone, rtol=1e-4, atol=1e-5)
+        parts = [model(ids[:, a:b], attention_mask=is_token[:, :b], cache=cache) for a, b in CUTS]
+        assert torch.allclose(torch.cat(parts, 1)[is_token], alone, rtol=1e-4, atol=1e-5)
 
 
 @names
 def test_no_token_sees_a_later_one(name: str) -> None:
-    model, ids = small(name), some_ids()
+    model, ids = small(name), random_ids()
     other = ids.clone()
     other[:, 10] = (ids[:, 10] + 1) % 61
     with torch.no_grad():
@@ -66,7 +68,7 @@ def test_no_token_sees_a_later_one(name: str) -> None:
 
 def test_windows_limit_how_far_a_token_looks() -> None:
     """Three layers of window 3 pass a token on over 3 · 2 positions, and no further."""
-    model, ids = small("mistral", window=3), some_ids(1, 20)
+    model, ids = small("mistral", window=3), random_ids(1, 20)
     other = ids.clone()
     other[0, 4] = (ids[0, 4] + 1) % 61
     with torch.no_grad():
@@ -76,7 +78,7 @@ def test_windows_limit_how_far_a_token_looks() -> None:
 
 def test_a_mask_narrows_every_layer() -> None:
     """Two documents in one row are read as each of them alone, up to learned positions."""
-    model, ids = small("llama"), some_ids(1, 12)
+    model, ids = small("llama"), random_ids(1, 12)
     with torch.no_grad():
         packed = model(ids, mask=documents(torch.tensor([[0] * 5 + [1] * 7])))
         assert torch.allclose(packed[:, :5], model(ids[:, :5]), rtol=1e-4, atol=1e-5)
@@ -91,17 +93,17 @@ def test_caches_are_as_long_as_a_layer_needs() -> None:
 
 @names
 def test_maps_are_the_weights_and_leave_the_model_as_it_was(name: str) -> None:
-    model, ids = small(name), some_ids()
+    model, ids = small(name), random_ids()
     with torch.no_grad():
         before = model(ids)
         maps = model.maps(ids)
         assert torch.equal(model(ids), before)
-    assert [map.shape for map in maps] == [(2, 4, 16, 16)] * 3
-    for size, map in zip(model.config.windows, maps, strict=True):
+    assert [m.shape for m in maps] == [(2, 4, 16, 16)] * 3
+    for size, m in zip(model.config.windows, maps, strict=True):
         rule = causal if size is None else causal & window(size)
-        assert torch.equal(map.to_dense() > 0, rule.to_dense(16).expand(2, 4, 16, 16))
-        assert torch.allclose(map.to_dense().sum(-1), torch.ones(2, 4, 16))
-    # What a head makes of its values with these weights is what the layer made.
+        assert torch.equal(m.to_dense() > 0, rule.to_dense(16).expand(2, 4, 16, 16))
+        assert torch.allclose(m.to_dense().sum(-1), torch.ones(2, 4, 16))
+    # The weights of the map times the values give the output of the layer.
     first = model.blocks[0]
     x = model._embed(ids, 0, None)
     with torch.no_grad():
@@ -114,22 +116,22 @@ def test_maps_are_the_weights_and_leave_the_model_as_it_was(name: str) -> None:
         )
 
 
-def test_maps_of_a_call_that_fails_leave_no_onlooker() -> None:
+def test_maps_of_a_call_that_fails_leave_no_hook() -> None:
     model = small("gpt2")
-    with pytest.raises(ValueError, match="ids: expected tokens from 0 to 60, got 5 to 61"):
+    with pytest.raises(ValueError, match="input_ids: expected tokens from 0 to 60, got 5 to 61"):
         model.maps(torch.tensor([[5, 61]]))
     assert all("attend" not in block.attention.__dict__ for block in model.blocks)
 
 
 def test_tied_models_have_one_matrix() -> None:
-    tied, untied = small("gpt2"), small("gpt2", tied=False)
-    assert untied.size - tied.size == 61 * 24
+    tied, untied = small("gpt2"), small("gpt2", tie_word_embeddings=False)
+    assert untied.num_parameters - tied.num_parameters == 61 * 24
     assert "head.weight" in untied.state_dict()
     assert not any("head" in name for name in tied.state_dict())
 
 
 def test_a_new_model_starts_as_gpt2_does() -> None:
-    model = GPT(small("gpt2", width=96, layers=8).config)
+    model = GPT(small("gpt2", d_model=96, num_layers=8).config)
     first = model.blocks[0]
     assert first.attention.qkv.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert first.attention.out.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
@@ -139,7 +141,7 @@ def test_a_new_model_starts_as_gpt2_does() -> None:
 
 
 def test_dropout_acts_in_training_only() -> None:
-    model, ids = small("llama", dropout=0.5), some_ids()
+    model, ids = small("llama", dropout=0.5), random_ids()
     assert torch.equal(model(ids), model(ids))
     model.train()
     assert not torch.equal(model(ids), model(ids))
@@ -148,7 +150,7 @@ def test_dropout_acts_in_training_only() -> None:
 @names
 def test_gradients_reach_every_weight(name: str) -> None:
     model = small(name).train()
-    model(some_ids()).logsumexp(-1).sum().backward()
+    model(random_ids()).logsumexp(-1).sum().backward()
     # A key's bias cancels in the softmax, so a gradient may be tiny there, but the tensor has one.
     assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in model.parameters())
 
@@ -156,11 +158,14 @@ def test_gradients_reach_every_weight(name: str) -> None:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (torch.zeros(2, 49, dtype=torch.long), "ids: expected at most context=48 tokens, got 49"),
-        (torch.zeros(3, dtype=torch.long), r"ids: expected whole numbers \(batch, length\), got \(3,\)"),
-        (torch.zeros(2, 3), "ids: expected whole numbers .* got .2, 3. torch.float32"),
-        (torch.tensor([[0, -1]]), "ids: expected tokens from 0 to 60, got -1 to 0"),
-        ([[1, 2]], "ids: expected whole numbers .* got list"),
+        (
+            torch.zeros(2, 49, dtype=torch.long),
+            "input_ids: expected at most context_length=48 tokens, got 49",
+        ),
+        (torch.zeros(3, dtype=torch.long), r"input_ids: expected integers \(batch, length\), got \(3,\)"),
+        (torch.zeros(2, 3), "input_ids: expected integers .* got .2, 3. torch.float32"),
+        (torch.tensor([[0, -1]]), "input_ids: expected tokens from 0 to 60, got -1 to 0"),
+        ([[1, 2]], "input_ids: expected integers .* got list"),
     ],
 )
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -169,21 +174,23 @@ def test_bad_ids(name: str, ids: object, message: str) -> None:
         small(name)(ids)
 
 
-def test_bad_caches_and_marks() -> None:
-    model, ids = small("llama"), some_ids(2, 30)
+def test_bad_caches_and_attention_masks() -> None:
+    model, ids = small("llama"), random_ids(2, 30)
     cache = model.caches()
     model(ids, cache=cache)
-    with pytest.raises(ValueError, match="at most context=48 tokens, got 30 after 30 in the cache"):
+    with pytest.raises(ValueError, match="at most context_length=48 tokens, got 30 after 30 in the cache"):
         model(ids, cache=cache)
-    with pytest.raises(ValueError, match="cache: expected 3 caches, one a layer, got 2"):
+    with pytest.raises(ValueError, match="cache: expected 3 caches, one for each layer, got 2"):
         model(ids, cache=model.caches()[:2])
-    with pytest.raises(ValueError, match=r"real: expected booleans \(2, 30\)"):
-        model(ids, real=torch.zeros(2, 29, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"attention_mask: expected booleans or integers \(2, 30\)"):
+        model(ids, attention_mask=torch.zeros(2, 29, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"attention_mask: expected booleans or integers .* torch.float32"):
+        model(ids, attention_mask=torch.ones(2, 30))
 
 
 @names
 def test_saved_and_opened_again(name: str, tmp_path: Path) -> None:
-    model, ids = small(name), some_ids()
+    model, ids = small(name), random_ids()
     model.tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     model.save(tmp_path / "model")
     again = GPT.from_pretrained(tmp_path / "model")
@@ -233,7 +240,7 @@ def test_saving_without_a_tokenizer_removes_a_stale_one(tmp_path: Path) -> None:
 
 
 def test_saving_where_there_is_no_place(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="path: expected a folder in one that exists"):
+    with pytest.raises(ValueError, match="path: expected a folder whose parent exists"):
         small("gpt2").save(tmp_path / "no" / "such")
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"path: expected a folder, got .*file, which is a file"):

@@ -1,4 +1,4 @@
-"""Tokens: every text comes back, whatever is in it."""
+"""Tokenizers: every text is decoded to itself."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from regard.gpt import tokens
 
 TEXT = "the cat sees the dog, and the dog hears the old cat\n" * 50
-PAIRS = tokens.byte_pairs([TEXT], 300)
+PAIRS = tokens.bpe_tokenizer([TEXT], 300)
 
 
 def test_characters_are_numbered_in_order() -> None:
-    tokenizer = tokens.characters("banana, bread\n")
+    tokenizer = tokens.character_tokenizer("banana, bread\n")
     assert tokenizer.get_vocab_size() == len(set("banana, bread\n"))
     ids = tokens.encode(tokenizer, "ban\n")
     assert ids.tolist() == [sorted(set("banana, bread\n")).index(c) for c in "ban\n"]
@@ -23,7 +23,7 @@ def test_characters_are_numbered_in_order() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_characters_come_back(text: str) -> None:
-    tokenizer = tokens.characters(text)
+    tokenizer = tokens.character_tokenizer(text)
     ids = tokens.encode(tokenizer, text)
     assert len(ids) == len(text)
     assert tokenizer.decode(ids.tolist()) == text
@@ -31,7 +31,7 @@ def test_characters_come_back(text: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_byte_pairs_write_any_text(text: str) -> None:
-    assert PAIRS.decode(tokens.encode(PAIRS, text).tolist()) == text.replace(tokens.START, "")
+    assert PAIRS.decode(tokens.encode(PAIRS, text).tolist()) == text.replace(tokens.BOS_TOKEN, "")
 
 
 def test_byte_pairs_are_fewer_than_characters() -> None:
@@ -42,48 +42,48 @@ def test_byte_pairs_are_fewer_than_characters() -> None:
 
 
 def test_a_prompt_gets_the_start() -> None:
-    assert PAIRS.encode("the cat").ids[0] == tokens.start(PAIRS) == 0
+    assert PAIRS.encode("the cat").ids[0] == tokens.bos_token_id(PAIRS) == 0
     assert PAIRS.decode(PAIRS.encode("the cat").ids) == "the cat"
-    assert tokens.start(tokens.characters("abc")) is None
+    assert tokens.bos_token_id(tokens.character_tokenizer("abc")) is None
 
 
-def test_characters_never_read_are_named() -> None:
+def test_characters_outside_the_vocabulary_are_named() -> None:
     with pytest.raises(
-        ValueError, match=r"expected only characters that the model has read, got \['x', 'ß'\]"
+        ValueError, match=r"expected only characters of the model's vocabulary, got \['x', 'ß'\]"
     ):
-        tokens.encode(tokens.characters("abc"), "abxß")
+        tokens.encode(tokens.character_tokenizer("abc"), "abxß")
 
 
 def test_a_prompt_loses_nothing_in_silence() -> None:
-    letters = tokens.characters("abc ")
-    assert tokens.prompt_ids(letters, "a cab") == letters.encode("a cab").ids
-    with pytest.raises(ValueError, match=r"the model has read, got \['\\t', 'x', 'ß'\]"):
-        tokens.prompt_ids(letters, "xab\tßa")
-    assert tokens.prompt_ids(letters, "") == []
+    letters = tokens.character_tokenizer("abc ")
+    assert tokens.encode_prompt(letters, "a cab") == letters.encode("a cab").ids
+    with pytest.raises(ValueError, match=r"of the model's vocabulary, got \['\\t', 'x', 'ß'\]"):
+        tokens.encode_prompt(letters, "xab\tßa")
+    assert tokens.encode_prompt(letters, "") == []
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_byte_pairs_read_any_prompt(text: str) -> None:
-    assert tokens.prompt_ids(PAIRS, text) == PAIRS.encode(text).ids
+    assert tokens.encode_prompt(PAIRS, text) == PAIRS.encode(text).ids
 
 
 def test_a_tokenizer_may_rewrite_the_text_and_drop_spaces() -> None:
     words = Tokenizer(models.WordLevel({"cat": 0, "?": 1}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    assert tokens.prompt_ids(words, " cat  dog ") == [0, 1]  # what it does not know it says so
+    assert tokens.encode_prompt(words, " cat  dog ") == [0, 1]  # 1 is the unknown token
     words.normalizer = normalizers.Replace("!", "")
-    assert tokens.prompt_ids(words, "cat!") == [0]
+    assert tokens.encode_prompt(words, "cat!") == [0]
 
 
 @pytest.mark.parametrize("size", [0, 256, 70000])
-def test_a_vocabulary_that_cannot_be(size: int) -> None:
+def test_a_vocabulary_size_that_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="vocab_size: expected from 257"):
-        tokens.byte_pairs([TEXT], size)
+        tokens.bpe_tokenizer([TEXT], size)
 
 
-def test_pieces_are_the_text() -> None:
+def test_chunks_join_to_the_text() -> None:
     text = ("line\n" * 7 + "x" * 50) * 3000
-    cut = list(tokens.pieces(text))
+    cut = list(tokens.split_lines(text))
     assert "".join(cut) == text
     assert len(cut) > 1
     assert all(piece.endswith("\n") for piece in cut[:-1])

@@ -21,7 +21,7 @@ from regard.recorder.summary import LayerSummary
 
 
 def a_gpt(**changes: Any) -> GPT:
-    options = dict(vocab_size=32, context=256, layers=4, heads=4, width=32, kv_heads=2)
+    options = dict(vocab_size=32, context_length=256, num_layers=4, num_heads=4, d_model=32, num_kv_heads=2)
     return GPT(Config(**(options | changes))).eval()
 
 
@@ -37,20 +37,20 @@ def a_gpt(**changes: Any) -> GPT:
     keep=st.sampled_from(["maps", "maps", "statistics"]),
 )
 def test_the_size_is_known_to_the_byte(kv: int, B: int, T: int, **options: Any) -> None:
-    model = a_gpt(kv_heads=kv)
+    model = a_gpt(num_kv_heads=kv)
     size = regard.capture_size(model, T, batch=B, **options)
-    seen = regard.capture(model, ids=torch.randint(0, 32, (B, T)), **options)
+    seen = regard.capture(model, input_ids=torch.randint(0, 32, (B, T)), **options)
     assert {layer.key: layer.nbytes for layer in seen.layers} == size.layers
     assert seen.nbytes == size
     assert size == regard.capture_size(model.config, T, batch=B, **options)
 
 
 def test_what_would_be_smaller_is_as_printed() -> None:
-    model = a_gpt(layers=2)
+    model = a_gpt(num_layers=2)
     size = regard.capture_size(model, 100)
     ids = torch.randint(0, 32, (1, 100))
     for way, bytes in size.ways.items():
-        assert regard.capture(model, ids=ids, **eval(f"dict({way})")).nbytes == bytes
+        assert regard.capture(model, input_ids=ids, **eval(f"dict({way})")).nbytes == bytes
         assert (
             f"{way:<21} {sizes.written(bytes)}".split()
             == str(size).splitlines()[1 + list(size.ways).index(way)].split()
@@ -212,7 +212,7 @@ def test_a_container_has_a_limit_of_its_own(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_budget_is_kept_and_the_rest_lies_on_disk() -> None:
     model, ids = a_gpt(), torch.randint(0, 32, (1, 50))
-    whole = regard.capture(model, ids=ids)
+    whole = regard.capture(model, input_ids=ids)
     each = whole.layers[0].nbytes
     with torch.no_grad(), regard.capture(model, budget=2 * each + 10) as seen:
         model(ids)
@@ -262,7 +262,7 @@ def test_to_a_folder_as_layers_run(tmp_path: Path) -> None:
 
 def test_a_capture_that_fails_leaves_the_old_one_in_its_folder(tmp_path: Path) -> None:
     model, ids = a_gpt(), torch.randint(0, 32, (1, 20))
-    regard.capture(model, ids=ids, to=tmp_path)
+    regard.capture(model, input_ids=ids, to=tmp_path)
     with pytest.raises(ZeroDivisionError):
         fails(model, tmp_path)
     assert torch.equal(regard.load(tmp_path).ids, ids)
@@ -277,9 +277,9 @@ def fails(model: GPT, folder: Path) -> None:
 
 def test_statistics_only(tmp_path: Path) -> None:
     model, ids = a_gpt(), torch.randint(0, 32, (2, 50))
-    whole = regard.capture(model, ids=ids)
+    whole = regard.capture(model, input_ids=ids)
     for options in ({}, {"to": tmp_path}, {"budget": 10}):
-        seen = regard.capture(model, ids=ids, keep="statistics", **options)
+        seen = regard.capture(model, input_ids=ids, keep="statistics", **options)
         assert seen.certificate.certified
         found, wanted = seen.layer(2).summary, whole.layer(2).summary
         assert isinstance(found, LayerSummary)
@@ -302,7 +302,7 @@ def test_too_much_is_refused_at_the_first_layer_with_a_way_out(monkeypatch: pyte
     model.blocks[1].register_forward_pre_hook(lambda *_: ran.append(1))
     for kind in (ValueError, MemoryError):
         with pytest.raises(kind, match="this capture would keep") as refused:
-            regard.capture(model, ids=ids)
+            regard.capture(model, input_ids=ids)
     for part in (
         sizes.written(size),
         sizes.written(size // 2),
@@ -316,15 +316,15 @@ def test_too_much_is_refused_at_the_first_layer_with_a_way_out(monkeypatch: pyte
         assert part in str(refused.value)
     assert not ran
     assert not any("attend" in vars(module) for module in model.modules())
-    assert len(regard.capture(model, ids=ids, layers=[0, 1])) == 2  # half of it fits
+    assert len(regard.capture(model, input_ids=ids, layers=[0, 1])) == 2  # half of it fits
     monkeypatch.setattr(stores, "free_memory", lambda device: size)
-    assert len(regard.capture(model, ids=ids)) == 4
+    assert len(regard.capture(model, input_ids=ids)) == 4
     monkeypatch.setattr(stores, "free_memory", lambda device: None)
-    assert len(regard.capture(model, ids=ids)) == 4
+    assert len(regard.capture(model, input_ids=ids)) == 4
 
 
 def test_no_more_is_held_than_q_and_k_take() -> None:
-    model = a_gpt(layers=2, width=256, kv_heads=4, context=4096)
+    model = a_gpt(num_layers=2, d_model=256, num_kv_heads=4, context_length=4096)
     with torch.no_grad(), regard.capture(model) as seen:
         model(torch.randint(0, 32, (1, 4096)))
     for m in seen:

@@ -168,10 +168,14 @@ def _choose(problem: AttentionProblem, name: str) -> str:
     return name
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _forced_name() -> str:
     """The backend that `with regard.backend(…)` names; a compiled function keeps that of its first call."""
     return _forced.get()
+
+
+# This is what `@torch.compiler.assume_constant_result` does. The decorator itself imports torch._dynamo, which
+# takes as long as the rest of PyTorch.
+_forced_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _check_name(name: str) -> str:

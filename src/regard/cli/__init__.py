@@ -10,16 +10,19 @@ from typing import Annotated
 
 import typer
 
-from regard import __version__
-from regard.cli.check import check
-from regard.cli.data import data
-from regard.cli.explain_mistake import explain_mistake
-from regard.cli.generate import generate
-from regard.cli.heads import heads
-from regard.cli.inspect import inspect
-from regard.cli.stages import stages
-from regard.cli.survey import survey
-from regard.cli.train import train
+from regard.cli import (
+    check,
+    data,
+    explain_mistake,
+    generate,
+    heads,
+    inspect,
+    stages,
+    survey,
+    train,
+)
+from regard.extras import MissingExtraError
+from regard.version import __version__
 
 EXAMPLES = """\b
 Examples:
@@ -29,7 +32,7 @@ Examples:
   regard stages                       walk through attention, stage by stage
   regard stages --save stages.png     and keep the picture
   regard train book.txt --out book    train a small GPT on a text
-  regard generate "The sea was"       let a small GPT go on with it
+  regard generate "The sea was"       continue a text with a small GPT
 """
 
 app = typer.Typer(
@@ -38,15 +41,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(check)
-app.command()(data)
-app.command("explain-mistake")(explain_mistake)
-app.command()(generate)
-app.command()(heads)
-app.command()(inspect)
-app.command()(stages)
-app.command()(survey)
-app.command()(train)
+app.command()(check.check)
+app.command()(data.data)
+app.command("explain-mistake")(explain_mistake.explain_mistake)
+app.command()(generate.generate)
+app.command()(heads.heads)
+app.command()(inspect.inspect)
+app.command()(stages.stages)
+app.command()(survey.survey)
+app.command()(train.train)
 
 
 def _version(asked: bool) -> None:
@@ -61,13 +64,13 @@ def regard(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What comes before any command."""
+    """The options before any command."""
 
 
 def main() -> None:
-    """Run the command. What a user can get wrong is answered in one line, without a traceback."""
+    """Run the command. A user's mistake is answered in one line, without a traceback."""
     try:
         app(prog_name="regard")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MissingExtraError) as error:
         print(f"regard: {error}", file=sys.stderr)
         sys.exit(2)

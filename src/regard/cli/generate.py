@@ -1,4 +1,4 @@
-"""`regard generate`: a model goes on with a text."""
+"""`regard generate`: a model continues a text."""
 
 from __future__ import annotations
 
@@ -10,29 +10,42 @@ from regard.cli.options import ModelName
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to go on with.", show_default=False)],
+    prompt: Annotated[str, typer.Argument(help="The text to continue.", show_default=False)],
     model: ModelName = "default",
-    tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="How many to add at most.")] = 100,
+    tokens: Annotated[
+        int, typer.Option("--tokens", metavar="N", help="Maximum number of tokens to add.")
+    ] = 100,
     temperature: Annotated[
-        float, typer.Option("--temperature", metavar="T", help="0 takes the best token; above, a draw.")
+        float,
+        typer.Option(
+            "--temperature", metavar="T", help="Sampling temperature. 0 always takes the most likely token."
+        ),
     ] = 0.0,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", metavar="K", help="Draw from the K best tokens only.")
+        int | None, typer.Option("--top-k", metavar="K", help="Sample from the K most likely tokens only.")
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option("--top-p", metavar="P", help="Draw from the best that have P together.")
+        float | None,
+        typer.Option(
+            "--top-p", metavar="P", help="Sample from the most likely tokens whose probabilities add up to P."
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="The same seed, the same text.")
+        int | None,
+        typer.Option("--seed", metavar="N", help="Random seed. The same seed gives the same text."),
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End after this text; may come often.")
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="Stop after this text. Repeat the option for several."),
     ] = None,
     cache: Annotated[
-        bool, typer.Option("--cache/--no-cache", help="Keep keys and values, or compute all anew each time.")
+        bool,
+        typer.Option(
+            "--cache/--no-cache", help="Keep keys and values in a cache, or recompute them for each token."
+        ),
     ] = True,
 ) -> None:
-    """Go on with a text, shown as it is written.
+    """Continue a text with a model, shown as it is generated.
 
     \b
     Examples:
@@ -41,17 +54,16 @@ def generate(
       regard generate --model smollm2 "The capital of France is" --tokens 20
       regard generate --model Qwen/Qwen3-0.6B "Attention is" --stop "."
     """
-    from regard.gpt import GPT
+    from regard.cli.model import Model
 
-    opened = GPT.from_pretrained(model)
-    pieces = opened.stream(
+    pieces = Model.open(model, to_generate=True).stream(
         prompt,
         max_new_tokens=tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         seed=seed,
-        stop=[*opened.config.end, *(stop or ())],
+        stop=stop or [],
         cache=cache,
     )
     typer.echo(prompt, nl=False)

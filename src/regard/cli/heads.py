@@ -10,7 +10,7 @@ import typer
 from regard.cli.options import Files, ModelName, Texts
 
 if TYPE_CHECKING:
-    from regard.cli.models import Model
+    from regard.cli.model import Model
     from regard.heads import HeadTable
 
 STRONGEST = ("previous_token", "induction", "induction_on_repeats", "duplicate", "sink")
@@ -21,31 +21,36 @@ def heads(
     text: Texts = None,
     file: Files = None,
     length: Annotated[
-        int, typer.Option("--length", metavar="N", help="Longer texts are read in windows of N tokens.")
+        int, typer.Option("--length", metavar="N", help="Read longer texts in windows of N tokens.")
     ] = 1024,
     windows: Annotated[
-        int, typer.Option("--windows", metavar="N", help="At most so many, from the beginning.")
+        int, typer.Option("--windows", metavar="N", help="Maximum number of windows, from the beginning.")
     ] = 8,
     probe: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="Also read random tokens, repeated (Olsson 2022).")
+        bool,
+        typer.Option("--probe/--no-probe", help="Also read repeated random tokens (Olsson et al. 2022)."),
     ] = True,
     shuffle: Annotated[
-        bool, typer.Option("--shuffle/--no-shuffle", help="Also read the text with its tokens shuffled.")
+        bool,
+        typer.Option(
+            "--shuffle/--no-shuffle", help="Also read the text with its tokens shuffled, as a baseline."
+        ),
     ] = True,
-    every: Annotated[bool, typer.Option("--all", help="Show the heads without a label, too.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also show the heads without a label.")] = False,
     label: Annotated[
-        str | None, typer.Option("--label", metavar="NAME", help="Show only heads that earn this label.")
+        str | None, typer.Option("--label", metavar="NAME", help="Show only the heads with this label.")
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE.json", help="Write every score of every head.")
+        Path | None,
+        typer.Option("--json", metavar="FILE.json", help="Write every score of every head to a JSON file."),
     ] = None,
     csv_file: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE.csv", help="The same as a table.")
+        Path | None, typer.Option("--csv", metavar="FILE.csv", help="Write the same as a CSV table.")
     ] = None,
 ) -> None:
-    """Show what every head of a model does: its scores beside their nulls, and labels where they are clear.
+    """Show what every head of a model does: its scores, their baselines, and labels where they are clear.
 
-    With no text it is a story in which names and phrases come back.
+    Without a text, it reads a short story in which names and phrases are repeated.
 
     \b
     Examples:
@@ -56,7 +61,7 @@ def heads(
     """
     from rich.console import Console
 
-    from regard.cli.models import open_model
+    from regard.cli.model import Model
     from regard.heads.table import check_writable
 
     for path in (json_file, csv_file):
@@ -65,7 +70,7 @@ def heads(
     texts = _texts(text or [], file or [])
     screen, words = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
     with words.status(f"opening {model}") as status:
-        opened = open_model(model)
+        opened = Model.open(model)
         found, uncertified = _studied(opened, texts, length, windows, probe, shuffle, status)
     if json_file is not None:
         found.save(json_file)
@@ -108,21 +113,21 @@ def _studied(
             doubts.setdefault(name, f"{name}: {kind} mixes tokens, and could not be captured")
 
     table = study(
-        model.runs(heard),
+        lambda ids: model.maps(ids, heard),
         ids,
         model.vocab_size,
         model.boundary,
         shuffle=shuffle,
         probe=probe,
         longest=model.context,
-        model=model.name,
-        tell=lambda doing: status.update(f"{model.name}: {doing}"),
+        model=model.title,
+        tell=lambda doing: status.update(f"{model.title}: {doing}"),
     )
     return table, list(doubts.values())
 
 
 def _texts(texts: list[str], files: list[Path]) -> list[str]:
-    from regard.cli.story import STORY
+    from regard.cli.demo_text import STORY
     from regard.gpt.training.corpus import read
 
     return [*texts, *(read(path) for path in files)] or [STORY]

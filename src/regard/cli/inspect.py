@@ -16,9 +16,8 @@ from regard.cli.options import MODELS, Files, Texts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regard.cli.opening import Opened
+    from regard.cli.model import Model
     from regard.recorder import Capture
-    from regard.show.server.app import Generate
 
 OPENING = 240  # characters of a text that a recorded generation begins with, at most
 PATIENCE = 3.0  # seconds that it may take
@@ -42,21 +41,29 @@ def inspect(
     text: Texts = None,
     file: Files = None,
     run: Annotated[
-        Path | None, typer.Option("--run", metavar="FOLDER", help="A training run, for the time slider.")
+        Path | None,
+        typer.Option("--run", metavar="FOLDER", help="Folder of a training run, for the time slider."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.html", help="Write one file and end.")
+        Path | None,
+        typer.Option("--out", metavar="FILE.html", help="Write the page to one file instead of serving it."),
     ] = None,
-    port: Annotated[int, typer.Option("--port", metavar="N", help="0 takes a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", help="Port to serve the page on. 0 takes a free one.")
+    ] = 0,
     host: Annotated[
         str,
-        typer.Option("--host", metavar="ADDRESS", help="Anything but loopback puts a secret in the address."),
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="Address to serve the page on. Any but loopback needs the secret in the printed link.",
+        ),
     ] = "127.0.0.1",
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:
     """Show what every head of a model looks at, on a page in the browser or in one file.
 
-    With no arguments it is the model in the box on a built-in text. The page is served to this machine only,
+    Without arguments, the model in the box reads a built-in text. The page is served to this machine only,
     until Ctrl-C.
 
     \b
@@ -89,8 +96,8 @@ def inspect(
     contents = Contents(seen, titles=titles, time=None if folder is None else read_run(folder))
     contents.start = _telling(console, contents)
     if out is not None:
-        if opened is not None and opened.generate is not None:
-            contents.generation = _written(console, opened.generate, texts[0][1])
+        if opened is not None and opened.can_generate:
+            contents.generation = _written(console, opened, texts[0][1])
         _write(console, contents, out)
         _glimpse(contents)
         typer.echo(f"Open {out} in any browser: it needs no server and no network.")
@@ -100,7 +107,7 @@ def inspect(
 
 def _texts(given: list[str], files: list[Path]) -> list[tuple[str, str]]:
     """What is read, each with its title; the built-in text if nothing was given."""
-    from regard.cli.story import STORY, TITLE
+    from regard.cli.demo_text import STORY, TITLE
 
     found = [(_title(text), text) for text in given]
     for path in files:
@@ -120,23 +127,22 @@ def _title(text: str) -> str:
 
 
 def _loaded(path: Path) -> Capture:
-    import regard
-    from regard.recorder import Capture
+    from regard.recorder import Capture, load
 
-    found: Any = regard.load(path)
+    found = load(path)
     if not isinstance(found, Capture):
         raise ValueError(f"{path}: expected a capture, a folder that seen.save(…) wrote, got one map")
     return found
 
 
-def _opened(console: Any, name: str) -> Opened:
-    from regard.cli.opening import open_for_page
+def _opened(console: Any, name: str) -> Model:
+    from regard.cli.model import Model
 
     with console.status(f"Opening {name} …"):
-        return open_for_page(name)
+        return Model.open(name)
 
 
-def _read(console: Any, opened: Opened, text: str) -> Capture:
+def _read(console: Any, opened: Model, text: str) -> Capture:
     from rich.progress import Progress
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -148,13 +154,13 @@ def _read(console: Any, opened: Opened, text: str) -> Capture:
         return opened.read(text, tell)
 
 
-def _written(console: Any, generate: Generate, text: str) -> list[Mapping[str, object]]:
+def _written(console: Any, opened: Model, text: str) -> list[Mapping[str, object]]:
     """A few tokens with and without a cache, measured now: the page that is written will have no model."""
     began = time.perf_counter()
     lines: list[Mapping[str, object]] = []
     start = text.strip()[:OPENING].partition(". ")[0]
     with console.status("Writing a few tokens …"):
-        for line in generate(start, tokens=24, window=64, sinks=4):
+        for line in opened.generate(start, tokens=24, window=64, sinks=4):
             lines.append(line)
             if time.perf_counter() - began > PATIENCE:
                 break
@@ -204,12 +210,13 @@ def _glimpse(contents: Any) -> None:
     )
 
 
-def _serve(contents: Any, opened: Opened | None, host: str, port: int, open_: bool) -> None:
+def _serve(contents: Any, opened: Model | None, host: str, port: int, open_: bool) -> None:
     from regard.show.server.app import Site
     from regard.show.server.background import BackgroundServer
     from regard.show.viewer import open_browser
 
-    read, generate = (opened.read, opened.generate) if opened else (None, None)
+    read = opened.read if opened else None
+    generate = opened.generate if opened and opened.can_generate else None
     running = BackgroundServer(Site(contents, read, generate), host=host, port=port)
     typer.echo(running.address)
     if running.door.token:

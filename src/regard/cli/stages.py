@@ -11,7 +11,7 @@ import typer
 def stages(
     save: Annotated[
         Path | None,
-        typer.Option("--save", metavar="FILE", help="Also write the picture: a .png, .svg or .pdf file."),
+        typer.Option("--save", metavar="FILE", help="Also save the picture as a .png, .svg or .pdf file."),
     ] = None,
 ) -> None:
     """Walk through attention from nothing: shapes, numbers, row sums and heatmaps of every stage.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import ModelName
+from regard.cli.options import Device, ModelName
 
 if TYPE_CHECKING:
     from regard.heads.survey import State
@@ -21,30 +21,37 @@ if TYPE_CHECKING:
 def survey(
     corpus: Annotated[Path, typer.Argument(help="A text file of any length.", show_default=False)],
     out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="What to write: .parquet, .csv or .json.")
+        Path, typer.Option("--out", metavar="FILE", help="The table to write: .parquet, .csv or .json.")
     ] = Path("survey.csv"),
     model: ModelName = "default",
-    length: Annotated[int, typer.Option("--length", metavar="N", help="Tokens of a window.")] = 1024,
+    length: Annotated[int, typer.Option("--length", metavar="N", help="Tokens per window.")] = 1024,
     windows: Annotated[
-        int | None, typer.Option("--windows", metavar="N", help="At most so many; without, the whole corpus.")
+        int | None,
+        typer.Option(
+            "--windows", metavar="N", help="Maximum number of windows. By default the whole corpus is read."
+        ),
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Windows read at once.")] = 1,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Windows per forward pass.")] = 1,
     threads: Annotated[
         int,
-        typer.Option("--threads", metavar="N", help="Of a process; part of what makes a result the same."),
+        typer.Option(
+            "--threads",
+            metavar="N",
+            help="CPU threads per process. Results are bit-identical only for the same value.",
+        ),
     ] = 1,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin anew, even where an unfinished survey lies.")
+        bool, typer.Option("--fresh", help="Start again, even if there is an unfinished survey.")
     ] = False,
     save_every: Annotated[
-        float, typer.Option("--save-every", metavar="SECONDS", help="How often it is kept how far it is.")
+        float, typer.Option("--save-every", metavar="SECONDS", help="Seconds between progress checkpoints.")
     ] = 20.0,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself, a GPU if there is one.")] = None,
+    device: Device = None,
 ) -> None:
-    """Read a corpus window by window, and write what every head does in all.
+    """Read a corpus window by window, and write what every head does over all of it.
 
-    A survey that was stopped or killed goes on when the same command is given again, and ends with the same
-    numbers to the last bit; so do many processes, started with torchrun, one for each core.
+    A survey that was stopped or killed continues when the same command is given again, and its numbers are
+    the same to the last bit. So are those of several processes, started with torchrun.
 
     \b
     Examples:
@@ -52,26 +59,26 @@ def survey(
       regard survey book.txt --model smollm2 --out survey.parquet
       torchrun --nproc-per-node 4 --no-python regard survey corpus.txt --out survey.parquet
     """
-    from regard.cli.models import open_model
+    from regard.cli.model import Model
     from regard.heads.survey import Reader
     from regard.heads.survey import survey as run
-    from regard.processes import joined
+    from regard.processes import process_group
 
     for name, value, least in (("length", length, 2), ("batch", batch, 1), ("threads", threads, 1)):
         if value < least:
             raise ValueError(f"--{name}: expected at least {least}, got {value}")
     if not corpus.is_file():
         raise ValueError(f"corpus: expected a text file, got {corpus}, which is not there")
-    with joined(device) as us:
-        opened = open_model(model).to(us.device)
-        reader = Reader(opened.name, opened.runs(), opened.encode, opened.start, opened.digest(), us.device)
+    with process_group(device) as ranks:
+        opened = Model.open(model).to(ranks.device)
+        reader = Reader(opened.title, opened.maps, opened.encode, opened.start, opened.digest(), ranks.device)
         try:
-            with _bar(corpus.stat().st_size, windows, us.first) as tell:
+            with _bar(corpus.stat().st_size, windows, ranks.is_main) as tell:
                 table = run(
                     reader,
                     corpus,
                     out,
-                    us=us,
+                    ranks=ranks,
                     length=min(length, opened.context or length),
                     batch=batch,
                     most=windows,
@@ -81,11 +88,11 @@ def survey(
                     tell=tell,
                 )
         except KeyboardInterrupt:
-            if us.first:
+            if ranks.is_main:
                 again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--fresh")])
                 typer.echo(f"stopped and saved; go on with: {again}", err=True)
             raise typer.Exit(130) from None
-        if us.first:
+        if ranks.is_main:
             named = sum(bool(row.labels) for row in table)
             typer.echo(
                 f"{out}: {len(table)} heads over {table.texts:,} windows, {table.tokens:,} tokens; "

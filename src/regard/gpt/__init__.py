@@ -1,4 +1,4 @@
-"""A GPT made of these parts: its config, its blocks, real weights, generation and training."""
+"""A GPT of `regard.layers`: its config and blocks, pretrained weights, generation and training."""
 
 from regard.gpt.config import Config
 from regard.gpt.model import GPT

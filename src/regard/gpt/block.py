@@ -1,7 +1,7 @@
-"""The Transformer block: look around, then think, each added to the stream that runs through.
+"""The Transformer block: attention, then an MLP, each normalised first and added to the residual stream.
 
-This file knows the parts of one layer. What the layer looks at is `regard.layers.Attention`'s business, how
-many of them there are is `model`'s.
+This file knows the modules of one layer. The attention itself is `regard.layers.Attention`; the stack of
+layers is `model`.
 """
 
 from __future__ import annotations
@@ -16,53 +16,59 @@ from regard.layers import Attention, KVCache, RMSNorm, Rotary
 
 
 def make_norm(config: Config) -> nn.Module:
+    """The norm that the config names, over `d_model`."""
     if config.norm == "rms":
-        return RMSNorm(config.width, config.norm_eps)
-    return nn.LayerNorm(config.width, config.norm_eps)
+        return RMSNorm(config.d_model, config.norm_eps)
+    return nn.LayerNorm(config.d_model, config.norm_eps)
 
 
 class FeedForward(nn.Module):
-    """Each token by itself: wider, bent, and back to the stream's width.
+    """The MLP of a block: from `d_model` to `intermediate_size`, an activation, and back.
 
-    "swiglu" makes two wide versions in one product and lets the first, bent, be the gate of the second.
+    For "swiglu", `up` computes a gate and a value in one product; silu(gate) multiplies the value.
     """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.activation = config.activation
-        wide = 2 * config.hidden if config.activation == "swiglu" else config.hidden  # rows: gate, then value
-        self.up = nn.Linear(config.width, wide, bias=config.mlp_bias)
-        self.down = nn.Linear(config.hidden, config.width, bias=config.mlp_bias)
+        # The rows of `up` are the gate and then the value, or the value alone.
+        up_size = config.intermediate_size * (2 if config.activation == "swiglu" else 1)
+        self.up = nn.Linear(config.d_model, up_size, bias=config.mlp_bias)
+        self.down = nn.Linear(config.intermediate_size, config.d_model, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide: Tensor = self.up(x)  # (B, T, hidden or 2 · hidden)
+        """The MLP's output for x (B, T, d_model), of the same shape."""
+        up: Tensor = self.up(x)  # (B, T, intermediate_size), twice as wide for "swiglu"
         if self.activation == "swiglu":
-            gate, value = wide.chunk(2, -1)
-            bent = silu(gate) * value
+            gate, value = up.chunk(2, -1)
+            activated = silu(gate) * value
         else:
-            bent = gelu(wide, approximate="tanh" if self.activation == "gelu_tanh" else "none")
-        narrow: Tensor = self.down(bent)  # (B, T, width)
-        return narrow
+            activated = gelu(up, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        output: Tensor = self.down(activated)  # (B, T, d_model)
+        return output
 
 
 class Block(nn.Module):
-    """Norm, attention, add; norm, feed-forward, add."""
+    """One layer: norm, attention, add; norm, MLP, add.
+
+    `layer` is its number in the stack, which selects its window; `rotary` is shared by all layers.
+    """
 
     def __init__(self, config: Config, layer: int, rotary: Rotary | None) -> None:
         super().__init__()
-        looks_back = config.windows[layer]
+        window_size = config.windows[layer]
         self.attention_norm = make_norm(config)
         self.attention = Attention(
-            config.width,
-            config.heads,
-            num_kv_heads=config.kv_heads,
-            head_dim=config.head_width,
+            config.d_model,
+            config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
             qkv_bias=config.qkv_bias,
             out_bias=config.out_bias,
             qk_norm=config.qk_norm,
             norm_eps=config.norm_eps,
             rotary=rotary,
-            mask=causal if looks_back is None else causal & window(looks_back),
+            mask=causal if window_size is None else causal & window(window_size),
             dropout=config.dropout,
         )
         self.feed_forward_norm = make_norm(config)
@@ -72,8 +78,12 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, *, mask: Mask | Tensor | None = None, cache: KVCache | None = None
     ) -> Tensor:
-        x = x + self._dropped(self.attention(self.attention_norm(x), mask=mask, cache=cache))
-        return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))  # (B, T, width)
+        """The residual stream after this block, for x (B, T, d_model) before it.
 
-    def _dropped(self, x: Tensor) -> Tensor:
+        `mask` narrows the layer's own mask; `cache` holds the keys and values of earlier calls.
+        """
+        x = x + self._drop(self.attention(self.attention_norm(x), mask=mask, cache=cache))
+        return x + self._drop(self.feed_forward(self.feed_forward_norm(x)))  # (B, T, d_model)
+
+    def _drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.dropout) if self.training and self.dropout else x

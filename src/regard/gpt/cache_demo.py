@@ -1,8 +1,8 @@
-"""What a cache saves, measured: text is generated with it and without, token by token, side by side.
+"""A measurement of what a KV cache saves: greedy generation with it and without, token by token.
 
-For every token: how long it took, what was computed, read and held, how far the logits are apart, and what
-each head would lose if only the first few keys and the latest were kept. Nothing is simulated: both ways
-really run, and the loss is summed from the weights that the model used.
+Each `CacheStep` holds, for one token: the time, the tokens computed, the keys read, the bytes cached, the
+difference of the logits, and the attention that an eviction policy (first keys and a window) would lose. Both
+ways are really run, and the loss is the sum of the weights that the model used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
-from regard.gpt.map_hooks import LayerInputs, watched
+from regard.gpt.map_hooks import LayerInputs, record_layer_inputs
 from regard.layers import KVCache
 
 if TYPE_CHECKING:
@@ -23,116 +23,123 @@ if TYPE_CHECKING:
 
 
 class CacheTiming(NamedTuple):
-    """The same of both ways."""
+    """One quantity, measured with a cache and with everything recomputed."""
 
     cached: float
-    anew: float
+    recomputed: float
 
 
 class CacheStep(NamedTuple):
-    """What one token took."""
+    """The measurements of one generated token."""
 
-    id: int
+    token_id: int
     position: int
-    """Where it stands: so many tokens came before it."""
+    """The number of tokens before it."""
     seconds: CacheTiming
     computed: CacheTiming
     """Tokens that went through the model."""
     keys_read: CacheTiming
-    """Keys that queries looked at, over all layers and key/value heads."""
-    held: int
-    """Bytes of keys and values that the cache holds."""
-    held_by_policy: int
-    """Bytes of those that the first keys and the latest would be."""
+    """Keys read by all queries, over all layers and key/value heads."""
+    cache_bytes: int
+    """Bytes of keys and values in the cache."""
+    policy_bytes: int
+    """Bytes of keys and values that the eviction policy would keep."""
     difference: float
-    """The largest between the two ways' logits."""
+    """The largest absolute difference between the logits of the two ways."""
     same: bool
-    """Whether both choose this token."""
+    """Whether both ways choose this token."""
     lost: list[list[float]]
-    """For each layer and head the attention that falls on keys which the policy would have forgotten."""
+    """For each layer and head, the attention on keys that the policy would have evicted."""
 
 
 def compare_with_and_without_cache(
     model: GPT, prompt: Sequence[int], *, tokens: int = 32, window: int = 64, sinks: int = 4
 ) -> Iterator[CacheStep]:
-    """Go on with a prompt by the best token each time, up to an end token; a `CacheStep` for each.
+    """Continue `prompt` greedily by up to `tokens` tokens and yield a `CacheStep` for each.
 
-    The policy that is judged keeps the first `sinks` keys and the `window` latest, the newest included.
+    It stops early after an end-of-text token or at the end of the context. The eviction policy that is
+    measured keeps the first `sinks` keys and the latest `window`, the newest included.
     """
     tokens, window = check_whole_number("tokens", tokens), check_whole_number("window", window)
     sinks = check_whole_number("sinks", sinks, 0)
-    context = model.config.context
-    if not 0 < len(prompt) < context:
-        raise ValueError(f"prompt: expected from 1 to {context - 1} tokens, got {len(prompt)}")
-    limit = min(tokens, context - len(prompt))
+    context_length = model.config.context_length
+    if not 0 < len(prompt) < context_length:
+        raise ValueError(f"prompt: expected from 1 to {context_length - 1} tokens, got {len(prompt)}")
+    limit = min(tokens, context_length - len(prompt))
     return _steps(model, list(prompt), limit, window, sinks)
 
 
 def _steps(model: GPT, prompt: list[int], limit: int, window: int, sinks: int) -> Iterator[CacheStep]:
-    # A generator must not stay in inference mode while others run between its steps.
+    # A generator must not leave inference mode on while its caller runs between two steps.
     ids = torch.tensor([prompt], device=model.device)
     caches = model.caches(len(prompt) + limit)
     with torch.inference_mode():
-        _timed(model, ids, None)  # the first pass of all pays for what is set up once
+        _timed_logits(model, ids, None)  # warm-up: the first pass includes one-time costs
     for _ in range(limit):
         with torch.inference_mode():
-            step = _step(model, ids, caches, window, sinks)
+            step = _measure_step(model, ids, caches, window, sinks)
         yield step
-        if step.id in model.config.end:
+        if step.token_id in model.config.eos_token_id:
             return
-        ids = torch.cat([ids, ids.new_tensor([[step.id]])], 1)
+        ids = torch.cat([ids, ids.new_tensor([[step.token_id]])], 1)
 
 
-def _step(model: GPT, ids: Tensor, caches: list[KVCache], window: int, sinks: int) -> CacheStep:
-    new = ids[:, caches[0].length :]  # the whole prompt first, then the newest token
-    with watched([block.attention for block in model._blocks()]) as looks:
-        cached, with_cache = _timed(model, new, caches)
-    lost = [_lost(look, cache, window, sinks) for look, cache in zip(looks, caches, strict=True)]
-    anew, without = _timed(model, ids, None)
+def _measure_step(model: GPT, ids: Tensor, caches: list[KVCache], window: int, sinks: int) -> CacheStep:
+    # With the cache: the whole prompt at the first step, then only the newest token.
+    new = ids[:, caches[0].length :]
+    with record_layer_inputs([block.attention for block in model._blocks()]) as records:
+        cached, cached_seconds = _timed_logits(model, new, caches)
+    lost = [
+        _evicted_attention(inputs, cache, window, sinks)
+        for inputs, cache in zip(records, caches, strict=True)
+    ]
+    # Without: everything again.
+    recomputed, recomputed_seconds = _timed_logits(model, ids, None)
+
     T = ids.shape[1]
-    width = [look.k[0, :, 0].numel() * 2 * look.k.element_size() for look in looks]  # bytes of one token
-    held = [int(min(T, cache.reach)) for cache in caches]  # tokens
-    kept = [min(n, window + sinks) for n in held]
+    token_bytes = [inputs.k[0, :, 0].numel() * 2 * inputs.k.element_size() for inputs in records]
+    cached_tokens = [int(min(T, cache.reach)) for cache in caches]
+    kept_tokens = [min(n, window + sinks) for n in cached_tokens]
     return CacheStep(
-        id=int(cached.argmax()),
+        token_id=int(cached.argmax()),
         position=T,
-        seconds=CacheTiming(with_cache, without),
+        seconds=CacheTiming(cached_seconds, recomputed_seconds),
         computed=CacheTiming(new.shape[1], T),
-        keys_read=CacheTiming(_read(model, T, new.shape[1]), _read(model, T, T)),
-        held=sum(n * size for n, size in zip(held, width, strict=True)),
-        held_by_policy=sum(n * size for n, size in zip(kept, width, strict=True)),
-        difference=float((cached - anew).abs().max()),
-        same=bool(cached.argmax() == anew.argmax()),
+        keys_read=CacheTiming(_keys_read(model, T, new.shape[1]), _keys_read(model, T, T)),
+        cache_bytes=sum(n * size for n, size in zip(cached_tokens, token_bytes, strict=True)),
+        policy_bytes=sum(n * size for n, size in zip(kept_tokens, token_bytes, strict=True)),
+        difference=float((cached - recomputed).abs().max()),
+        same=bool(cached.argmax() == recomputed.argmax()),
         lost=lost,
     )
 
 
-def _timed(model: GPT, ids: Tensor, caches: list[KVCache] | None) -> tuple[Tensor, float]:
-    """The logits after the last token, and the seconds that they took."""
-    _wait(model.device)
-    began = time.perf_counter()
+def _timed_logits(model: GPT, ids: Tensor, caches: list[KVCache] | None) -> tuple[Tensor, float]:
+    """The logits (V,) after the last token, and the seconds that they took."""
+    _synchronize(model.device)
+    start = time.perf_counter()
     logits = model.logits(model.states(ids, cache=caches)[:, -1])
-    _wait(model.device)
-    return logits[0].float(), time.perf_counter() - began
+    _synchronize(model.device)
+    return logits[0].float(), time.perf_counter() - start
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _read(model: GPT, T: int, queries: int) -> int:
-    """Keys that the last `queries` of T tokens look at, over all layers and key/value heads."""
+def _keys_read(model: GPT, T: int, queries: int) -> int:
+    """The keys that the last `queries` of T tokens read, over all layers and key/value heads."""
     positions = range(T - queries, T)
     layers = (sum(min(i + 1, n or T) for i in positions) for n in model.config.windows)
-    return model.config.kv_heads * sum(layers)
+    return model.config.num_kv_heads * sum(layers)
 
 
-def _lost(look: LayerInputs, cache: KVCache, window: int, sinks: int) -> list[float]:
-    """How much of its attention the newest token gives to keys that are neither first nor latest, by head."""
-    shares = look.map()[0, :, -1].to_dense()  # (H, S)
-    S = look.k.shape[2]
-    positions = torch.arange(cache.length - S, cache.length, device=look.k.device)
-    forgotten = (positions >= sinks) & (positions < cache.length - window)
-    found: list[float] = shares[:, forgotten].sum(-1).tolist()
-    return found
+def _evicted_attention(inputs: LayerInputs, cache: KVCache, window: int, sinks: int) -> list[float]:
+    """For each head, the attention of the newest token on keys that are neither first nor latest."""
+    weights = inputs.attention_map()[0, :, -1].to_dense()  # (H, S)
+    S = inputs.k.shape[2]
+    positions = torch.arange(cache.length - S, cache.length, device=inputs.k.device)
+    evicted = (positions >= sinks) & (positions < cache.length - window)
+    sums: list[float] = weights[:, evicted].sum(-1).tolist()
+    return sums

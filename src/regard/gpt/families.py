@@ -1,7 +1,8 @@
-"""Other people's models as configs: what their `config.json` means, and where each tensor goes.
+"""The model families that can be loaded: how to read their `config.json`, and where each tensor goes.
 
-A family is two functions: settings to `Config`, and `Config` to a table that says of which of its tensors
-each of ours is made. This file knows names and conventions; it reads no files.
+A `Family` is two functions: from the settings of Transformers to a `Config`, and from a `Config` to a table
+of the stored tensors that make up each parameter of `GPT`. This file knows names and conventions; it reads no
+files.
 """
 
 from __future__ import annotations
@@ -14,38 +15,45 @@ from regard.gpt.config import Activation, Config
 from regard.layers import Llama3Scaling
 
 Settings = Mapping[str, Any]
-"""A `config.json` of Transformers, read."""
+"""The contents of a `config.json` of Transformers."""
 
 
 class WeightPart(NamedTuple):
-    """How one of our tensors is made: theirs, one under another."""
+    """The stored tensors that make up one parameter, concatenated along their rows."""
 
     names: tuple[str, ...]
     transposed: bool = False
+    """Whether the file stores the transpose."""
 
 
 class Family(NamedTuple):
+    """A family of models in Transformers."""
+
     config: Callable[[Settings], Config]
     parts: Callable[[Config], dict[str, WeightPart]]
-    prefix: str = ""  # before the names in `parts`; the headless models that some publish lack it
-    derived: str = r"(?!)"  # tensors that old files hold and nobody needs: masks and angles
+    """The stored tensors of each parameter of `GPT`, by name and without `prefix`."""
+    prefix: str = ""
+    """Precedes the names in `parts`, except in files that were saved without a language-model head."""
+    derived: str = r"(?!)"
+    """A pattern for tensors of old files that are not parameters, such as causal masks and rotary angles."""
 
 
-def family_of(settings: Settings) -> Family:
-    """The family that a `config.json` names."""
+def find_family(settings: Settings) -> Family:
+    """The family that the `model_type` of a `config.json` names; a ValueError lists those supported."""
     name = settings.get("model_type")
     if name not in FAMILIES:
         raise ValueError(f"model_type: expected one of {', '.join(sorted(FAMILIES))}, got {name!r}")
     if "quantization_config" in settings:
         raise ValueError(
-            "quantization_config: expected plain weights, got quantised ones; GGUF files are read"
+            "quantization_config: expected weights that are not quantised; "
+            "of quantised models only GGUF files can be loaded"
         )
     return FAMILIES[name]
 
 
 def _gpt2(settings: Settings) -> Config:
-    for name, wanted in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
-        _only(settings, name, wanted)
+    for name, value in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
+        _require(settings, name, value)
     activations: dict[str, Activation] = {
         "gelu_new": "gelu_tanh",
         "gelu_pytorch_tanh": "gelu_tanh",
@@ -54,21 +62,21 @@ def _gpt2(settings: Settings) -> Config:
     activation = settings.get("activation_function", "gelu_new")
     if activation not in activations:
         raise ValueError(f"activation_function: expected one of {', '.join(activations)}, got {activation!r}")
-    vocab_size = _needed(settings, "vocab_size")
+    vocab_size = _get(settings, "vocab_size")
     return Config(
         vocab_size=vocab_size,
-        context=_needed(settings, "n_positions"),
-        layers=_needed(settings, "n_layer"),
-        heads=_needed(settings, "n_head"),
-        width=_needed(settings, "n_embd"),
-        hidden=settings.get("n_inner") or 4 * _needed(settings, "n_embd"),
+        context_length=_get(settings, "n_positions"),
+        num_layers=_get(settings, "n_layer"),
+        num_heads=_get(settings, "n_head"),
+        d_model=_get(settings, "n_embd"),
+        intermediate_size=settings.get("n_inner") or 4 * _get(settings, "n_embd"),
         norm_eps=settings.get("layer_norm_epsilon", 1e-5),
         activation=activations[activation],
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
-        tied=settings.get("tie_word_embeddings", True),
-        end=_end(settings, vocab_size),
+        tie_word_embeddings=settings.get("tie_word_embeddings", True),
+        eos_token_id=_eos_token_id(settings, vocab_size),
     )
 
 
@@ -87,9 +95,9 @@ def _gpt2_parts(config: Config) -> dict[str, WeightPart]:
         "feed_forward.up": "mlp.c_fc",
         "feed_forward.down": "mlp.c_proj",
     }
-    for layer in range(config.layers):
+    for layer in range(config.num_layers):
         for ours, theirs in modules.items():
-            # GPT-2 keeps its matrices with the inputs first.
+            # GPT-2 stores its matrices as (inputs, outputs), the transpose of nn.Linear's.
             transposed = "norm" not in ours
             parts[f"blocks.{layer}.{ours}.weight"] = WeightPart((f"h.{layer}.{theirs}.weight",), transposed)
             parts[f"blocks.{layer}.{ours}.bias"] = WeightPart((f"h.{layer}.{theirs}.bias",))
@@ -121,27 +129,28 @@ def _qwen3(settings: Settings) -> Config:
 
 
 def _llama_like(settings: Settings, **choices: Any) -> Config:
-    _only(settings, "hidden_act", "silu")
-    _only(settings, "partial_rotary_factor", 1.0)
+    """A Llama with the given `choices`, which are fields of `Config`."""
+    _require(settings, "hidden_act", "silu")
+    _require(settings, "partial_rotary_factor", 1.0)
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    vocab_size = _needed(settings, "vocab_size")
+    vocab_size = _get(settings, "vocab_size")
     return Config(
         vocab_size=vocab_size,
-        context=_needed(settings, "max_position_embeddings"),
-        layers=_needed(settings, "num_hidden_layers"),
-        heads=_needed(settings, "num_attention_heads"),
-        width=_needed(settings, "hidden_size"),
-        kv_heads=settings.get("num_key_value_heads") or _needed(settings, "num_attention_heads"),
-        head_width=settings.get("head_dim"),  # type: ignore[arg-type]  # None: what follows from the sizes
-        hidden=_needed(settings, "intermediate_size"),
+        context_length=_get(settings, "max_position_embeddings"),
+        num_layers=_get(settings, "num_hidden_layers"),
+        num_heads=_get(settings, "num_attention_heads"),
+        d_model=_get(settings, "hidden_size"),
+        num_kv_heads=settings.get("num_key_value_heads") or _get(settings, "num_attention_heads"),
+        head_dim=settings.get("head_dim"),  # type: ignore[arg-type]  # None is Config's default
+        intermediate_size=_get(settings, "intermediate_size"),
         norm="rms",
         norm_eps=settings.get("rms_norm_eps", 1e-6),
         positions="rotary",
         rotary_base=float(rope.get("rope_theta") or settings.get("rope_theta") or 10000.0),
-        rotary_scaling=_scaling(rope),
+        rotary_scaling=_rotary_scaling(rope),
         activation="swiglu",
-        tied=settings.get("tie_word_embeddings", False),
-        end=_end(settings, vocab_size),
+        tie_word_embeddings=settings.get("tie_word_embeddings", False),
+        eos_token_id=_eos_token_id(settings, vocab_size),
         **choices,
     )
 
@@ -151,7 +160,7 @@ def _llama_parts(config: Config) -> dict[str, WeightPart]:
         "token_embedding.weight": WeightPart(("embed_tokens.weight",)),
         "norm.weight": WeightPart(("norm.weight",)),
     }
-    for layer in range(config.layers):
+    for layer in range(config.num_layers):
         ours, theirs = f"blocks.{layer}", f"layers.{layer}"
         joined = {
             "attention.qkv": [f"self_attn.{x}_proj" for x in "qkv"],
@@ -181,9 +190,9 @@ def _llama_parts(config: Config) -> dict[str, WeightPart]:
 
 
 def _qwen_windows(settings: Settings) -> tuple[int | None, ...] | None:
-    """Qwen's windows: by layer types in newer files, from some layer upwards in older ones."""
+    """The windows of Qwen's layers: from `layer_types`, or in older files from `max_window_layers` on."""
     size = settings.get("sliding_window", 4096) if settings.get("use_sliding_window") else None
-    layers = _needed(settings, "num_hidden_layers")
+    layers = _get(settings, "num_hidden_layers")
     types = settings.get("layer_types")
     if types is None:
         first = settings.get("max_window_layers", 28)
@@ -193,43 +202,44 @@ def _qwen_windows(settings: Settings) -> tuple[int | None, ...] | None:
     return tuple(size if kind == "sliding_attention" else None for kind in types) if size else None
 
 
-def _scaling(rope: Settings) -> Llama3Scaling | None:
+def _rotary_scaling(rope: Settings) -> Llama3Scaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
     if kind != "llama3":
         raise ValueError(f"rope_type: expected default or llama3, got {kind!r}")
     fields = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return Llama3Scaling(*(_needed(rope, name) for name in fields))
+    return Llama3Scaling(*(_get(rope, name) for name in fields))
 
 
-def _end(settings: Settings, vocab_size: int) -> tuple[int, ...]:
-    """The tokens that end a text; some files name ones that the vocabulary does not have."""
-    given = settings.get("eos_token_id")
-    tokens = given if isinstance(given, list) else [given]
+def _eos_token_id(settings: Settings, vocab_size: int) -> tuple[int, ...]:
+    """The tokens that end a text; those outside the vocabulary, which some files name, are left out."""
+    value = settings.get("eos_token_id")
+    tokens = value if isinstance(value, list) else [value]
     return tuple(token for token in tokens if isinstance(token, int) and 0 <= token < vocab_size)
 
 
-def _needed(settings: Settings, name: str) -> Any:
+def _get(settings: Settings, name: str) -> Any:
     if name not in settings:
         raise ValueError(f"config.json: expected a value for {name}, got none")
     return settings[name]
 
 
-def _only(settings: Settings, name: str, wanted: object) -> None:
-    if settings.get(name, wanted) != wanted:
-        raise ValueError(f"{name}: expected {wanted!r}, the only one supported, got {settings[name]!r}")
+def _require(settings: Settings, name: str, value: object) -> None:
+    if settings.get(name, value) != value:
+        raise ValueError(f"{name}: expected {value!r}, the only value supported, got {settings[name]!r}")
 
 
-def with_head(parts: dict[str, WeightPart], prefix: str, config: Config) -> dict[str, WeightPart]:
-    """The table with full names, and the output matrix if it is one of its own."""
+def add_head(parts: dict[str, WeightPart], prefix: str, config: Config) -> dict[str, WeightPart]:
+    """The table with `prefix` before the stored names, and with the output matrix unless it is tied."""
     table = {
         ours: part._replace(names=tuple(prefix + name for name in part.names)) for ours, part in parts.items()
     }
-    return table if config.tied else table | {"head.weight": WeightPart(("lm_head.weight",))}
+    return table if config.tie_word_embeddings else table | {"head.weight": WeightPart(("lm_head.weight",))}
 
 
 def is_derived(family: Family, name: str) -> bool:
+    """Whether a stored tensor is not a parameter (see `Family.derived`)."""
     return re.search(family.derived, name) is not None
 
 

@@ -1,7 +1,7 @@
 """A model on disk: a folder with `model.safetensors`, `config.json` and, if it has one, `tokenizer.json`.
 
-Every file is written beside its place first and moved there when all of them are whole, so that an
-interrupted save leaves what was there before. Reading them is `loading`'s business.
+This file knows their names and writes them. Each file is written under a temporary name and renamed when all
+of them are complete, so that an interrupted save leaves the previous model. `loader` reads them.
 """
 
 from __future__ import annotations
@@ -23,27 +23,30 @@ if TYPE_CHECKING:
     from regard.gpt.model import GPT
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
-OURS = "regard"  # the model_type in a config.json of this project
+MODEL_TYPE = "regard"
+"""The `model_type` in a `config.json` that this file wrote."""
 
 
-class Stored(NamedTuple):
-    """A model as it lies on disk, in its own family's words: each tensor is read when it is called for."""
+class StoredModel(NamedTuple):
+    """A model on disk, with the names of its own family; each tensor is read when its function is called."""
 
-    where: Path
+    path: Path
     settings: dict[str, Any]
     tensors: Mapping[str, Callable[[], Tensor]]
     tokenizer: Tokenizer | None
 
 
 def save(model: GPT, path: str | os.PathLike[str]) -> None:
-    """Write a model to a folder; ValueError if there is nowhere to make it."""
+    """Write a model to a folder, which is created if its parent exists; otherwise a ValueError says so."""
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"path: expected a folder, got {folder}, which is a file")
     if not folder.absolute().parent.is_dir():
-        raise ValueError(f"path: expected a folder in one that exists, got {folder}: make {folder.parent}")
+        raise ValueError(
+            f"path: expected a folder whose parent exists, got {folder}: create {folder.parent} first"
+        )
     folder.mkdir(exist_ok=True)
-    config = {"model_type": OURS, **model.config.to_json()}
+    config = {"model_type": MODEL_TYPE, **model.config.to_json()}
     weights = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}
     with (
         atomic_write(folder / WEIGHTS) as weights_file,
@@ -52,7 +55,7 @@ def save(model: GPT, path: str | os.PathLike[str]) -> None:
         save_file(weights, weights_file, metadata={"format": "pt"})
         config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if model.tokenizer is None:
-            (folder / TOKENIZER).unlink(missing_ok=True)  # another model's, which would mislead
+            (folder / TOKENIZER).unlink(missing_ok=True)  # it would be the tokenizer of a previous model
         else:
             with atomic_write(folder / TOKENIZER) as tokenizer_file:
                 model.tokenizer.save(str(tokenizer_file))

@@ -1,8 +1,8 @@
-"""A GGUF file as if it were a folder of Transformers: its settings, its tensors in full, its tokenizer.
+"""Reads a GGUF file into a `StoredModel` with the names of Transformers: settings, tensors, tokenizer.
 
-GGUF is what llama.cpp reads: one file, its matrices often quantised. The package `gguf` opens it and turns
-the blocks back into numbers; this file knows its names, and that its Llamas keep the rows of queries and keys
-with each rotary pair side by side.
+GGUF is the format of llama.cpp: one file, often with quantised matrices. The package `gguf` opens it and
+dequantises; this file knows its names, and that Llama's query and key rows are stored with the two halves of
+each rotary pair interleaved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.gpt.folder import Stored
+from regard.extras import extra
+from regard.gpt.folder import StoredModel
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -48,7 +49,7 @@ SETTINGS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
-SPLITS = {  # how text is cut before its bytes are merged, by the name in the file
+SPLITS = {  # the pattern that splits text before the merges, by the name in the file
     "gpt-2": None,
     "smollm": r"\p{N}",
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -56,25 +57,23 @@ SPLITS = {  # how text is cut before its bytes are merged, by the name in the fi
 }
 
 
-def read(path: Path) -> Stored:
-    """Open a GGUF file of the Llama family or Qwen."""
-    try:
+def read(path: Path) -> StoredModel:
+    """Read a GGUF file of Llama, Qwen2 or Qwen3; a ValueError says what it is otherwise."""
+    with extra("gguf", "a GGUF file"):
         from gguf import GGUFReader
-    except ImportError:
-        raise ValueError(
-            "GGUF files are read by the package gguf, which is missing: pip install 'regard[gguf]'"
-        ) from None
     try:
-        opened = GGUFReader(path)
+        reader = GGUFReader(path)
     except (ValueError, OSError, IndexError) as error:
-        raise ValueError(f"{path} is not a whole GGUF file: {error}") from None
-    fields = {name: field.contents() for name, field in opened.fields.items()}
+        raise ValueError(f"{path} is not a complete GGUF file: {error}") from None
+    fields = {name: field.contents() for name, field in reader.fields.items()}
     kind = fields.get("general.architecture")
     if kind not in ("llama", "qwen2", "qwen3"):
         raise ValueError(f"{path}: general.architecture: expected llama, qwen2 or qwen3, got {kind!r}")
-    tensors = {_renamed(tensor.name): tensor for tensor in opened.tensors}
+    tensors = {_transformers_name(tensor.name): tensor for tensor in reader.tensors}
+
+    # Settings, by the names in a config.json of Transformers.
     settings = {
-        theirs: fields[f"{kind}.{ours}"] for ours, theirs in SETTINGS.items() if f"{kind}.{ours}" in fields
+        theirs: fields[f"{kind}.{name}"] for name, theirs in SETTINGS.items() if f"{kind}.{name}" in fields
     }
     settings |= {
         "model_type": kind,
@@ -83,29 +82,31 @@ def read(path: Path) -> Stored:
         "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
     }
     if (scaling := fields.get(f"{kind}.rope.scaling.type", "none")) != "none":
-        settings["rope_scaling"] = {"rope_type": scaling}  # refused by name further on
+        settings["rope_scaling"] = {"rope_type": scaling}  # `families` refuses it by name
+
+    # Tensors, read on demand; only Llama's queries and keys are interleaved.
     heads = {
         "q_proj": settings.get("num_attention_heads"),
         "k_proj": settings.get("num_key_value_heads", settings.get("num_attention_heads")),
     }
     readers: dict[str, Callable[[], Tensor]] = {}
     for name, tensor in tensors.items():
-        paired = next((n for part, n in heads.items() if f".{part}." in name and kind == "llama"), None)
-        readers[name] = partial(_numbers, tensor, paired)
-    return Stored(path, settings, readers, _tokenizer(fields))
+        interleaved = next((n for part, n in heads.items() if f".{part}." in name and kind == "llama"), None)
+        readers[name] = partial(_dequantize, tensor, interleaved)
+    return StoredModel(path, settings, readers, _tokenizer(fields))
 
 
-def _renamed(name: str) -> str:
-    """`blk.3.attn_q.weight` as `model.layers.3.self_attn.q_proj.weight`; a name it does not know stays."""
-    *where, part, kind = name.split(".")
+def _transformers_name(name: str) -> str:
+    """`model.layers.3.self_attn.q_proj.weight` for `blk.3.attn_q.weight`; an unknown name is kept."""
+    *block, part, kind = name.split(".")
     if part not in TENSORS:
         return name
-    layer = f"model.layers.{where[1]}." if where else ""
+    layer = f"model.layers.{block[1]}." if block else ""
     return f"{layer}{TENSORS[part]}.{kind}"
 
 
-def _numbers(tensor: Any, heads: int | None) -> Tensor:
-    """A tensor in full; with `heads`, the two halves of each head apart again, as Transformers has them."""
+def _dequantize(tensor: Any, heads: int | None) -> Tensor:
+    """The values of a tensor; with `heads`, the rows of each head de-interleaved into two halves."""
     from gguf.quants import dequantize
 
     values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
@@ -115,33 +116,34 @@ def _numbers(tensor: Any, heads: int | None) -> Tensor:
 
 
 def _tokenizer(fields: dict[str, Any]) -> Tokenizer | None:
-    """The byte-level BPE that the file describes; None, with a warning, if it is of another kind."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    """The byte-level BPE in the file; None, with a warning, if the tokenizer is of another kind."""
+    with extra("app", "a tokenizer"):
+        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    model, cut = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "gpt-2")
+    model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "gpt-2")
     if model is None:
         return None
-    if model != "gpt2" or cut not in SPLITS:
+    if model != "gpt2" or pre not in SPLITS:
         warnings.warn(
-            f"no tokenizer: expected gpt2 with {', '.join(SPLITS)}, got {model} {cut}", stacklevel=4
+            f"no tokenizer: expected gpt2 with {', '.join(SPLITS)}, got {model} {pre}", stacklevel=4
         )
         return None
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
     try:
-        made = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+        tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise ValueError(f"tokenizer.ggml: expected a vocabulary and its merges: {error}") from None
-    pattern = SPLITS[cut]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut != "qwen2")
+    pattern = SPLITS[pre]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre != "qwen2")
     if pattern is None:
-        made.pre_tokenizer = byte_level
+        tokenizer.pre_tokenizer = byte_level
     else:
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
-        made.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    made.decoder = decoders.ByteLevel()
-    # Kind 3 is a control token, 4 one that a user defined.
-    kinds = fields.get("tokenizer.ggml.token_type", [])
-    special = [token for token, kind in zip(tokens, kinds, strict=False) if kind in (3, 4)]
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    return made
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    # Type 3 is a control token, type 4 a user-defined one.
+    types = fields.get("tokenizer.ggml.token_type", [])
+    special = [token for token, kind in zip(tokens, types, strict=False) if kind in (3, 4)]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    return tokenizer

@@ -1,4 +1,7 @@
-"""What the layers of a GPT attend with, noted as they run."""
+"""Hooks that record the queries, keys and masks of a GPT's layers while it runs.
+
+This file knows `regard.layers.Attention` and attention maps; it does not know tokens or models.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ from regard.override import override_attribute
 
 
 class LayerInputs(NamedTuple):
-    """What a layer was about to attend with; with a cache, views that hold until the next token."""
+    """The arguments of one attention call. With a cache they are views that the next token overwrites."""
 
     layer: Attention
-    q: Tensor
-    k: Tensor
+    q: Tensor  # (B, H, T, D)
+    k: Tensor  # (B, G, S, D)
     mask: Mask
 
-    def map(self) -> AttentionMap:
-        """Its weights, with no matrix of them."""
+    def attention_map(self) -> AttentionMap:
+        """The weights of the call, (B, H, T, S), without building their matrix."""
         layer = self.layer
         return attention_map(
             self.q, self.k, mask=self.mask, scale=layer.scale, softcap=layer.softcap, sinks=layer.sinks
@@ -31,20 +34,21 @@ class LayerInputs(NamedTuple):
 
 
 @contextmanager
-def watched(layers: Sequence[Attention]) -> Iterator[list[LayerInputs]]:
-    """A look of each layer for every time that it runs inside the block, at the cost of one append."""
-    looks: list[LayerInputs] = []
-    with ExitStack() as covers:
+def record_layer_inputs(layers: Sequence[Attention]) -> Iterator[list[LayerInputs]]:
+    """Append a `LayerInputs` to the returned list for every attention call inside the block."""
+    records: list[LayerInputs] = []
+    with ExitStack() as overrides:
         for layer in layers:
-            covers.enter_context(override_attribute(layer, "attend", _noting(layer, looks)))
-        yield looks
+            overrides.enter_context(override_attribute(layer, "attend", _recorder(layer, records)))
+        yield records
 
 
-def _noting(layer: Attention, looks: list[LayerInputs]) -> Callable[..., Tensor]:
+def _recorder(layer: Attention, records: list[LayerInputs]) -> Callable[..., Tensor]:
+    """The layer's `attend`, which also appends its arguments to `records`."""
     attend = layer.attend
 
-    def look(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        looks.append(LayerInputs(layer, q, k, mask))
+    def record(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        records.append(LayerInputs(layer, q, k, mask))
         return attend(q, k, v, mask)
 
-    return look
+    return record

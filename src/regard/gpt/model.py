@@ -1,7 +1,7 @@
-"""`GPT`: tokens in, a score for every possible next token out.
+"""`GPT`: a decoder-only Transformer, from token ids to the logits of the next token.
 
-Embedding, blocks, a last norm and the output matrix. This file knows how they follow each other; it leaves
-reading files to `loading`, writing them to `folder`, and choosing tokens to `generation`.
+Token embedding, blocks, a final norm and the output matrix. This file knows the forward pass; it leaves
+reading weights to `loader`, writing them to `folder`, and choosing tokens to `generation`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from regard.gpt import folder, generation, loader
 from regard.gpt.block import Block, make_norm
 from regard.gpt.config import Config
 from regard.gpt.generation import Prompt
-from regard.gpt.map_hooks import watched
+from regard.gpt.map_hooks import record_layer_inputs
 from regard.layers import KVCache, Rotary, WindowCache
 from regard.maps import AttentionMap
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class GPT(nn.Module):
-    """A decoder of the GPT-2 and Llama families, as its config says.
+    """A decoder of the GPT-2 or Llama family with random weights, of the sizes and choices in `config`.
 
-    >>> model = GPT(Config(vocab_size=64, context=32, layers=2, heads=4, width=16))
+    >>> model = GPT(Config(vocab_size=64, context_length=32, num_layers=2, num_heads=4, d_model=16))
     >>> model(torch.zeros(1, 5, dtype=torch.long)).shape
     torch.Size([1, 5, 64])
     """
@@ -40,76 +40,97 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer: Tokenizer | None = None
-        """Turns text into ids and back, if the model came with one."""
+        """Converts text to token ids and back; None if the model was loaded without a tokenizer."""
         rotary = None
-        self.token_embedding = nn.Embedding(config.vocab_size, config.width)
+        self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.position_embedding: nn.Embedding | None = None
         if config.positions == "learned":
-            self.position_embedding = nn.Embedding(config.context, config.width)
+            self.position_embedding = nn.Embedding(config.context_length, config.d_model)
         else:
-            rotary = Rotary(config.head_width, base=config.rotary_base, scaling=config.rotary_scaling)
-        self.blocks = nn.ModuleList(Block(config, layer, rotary) for layer in range(config.layers))
+            rotary = Rotary(config.head_dim, base=config.rotary_base, scaling=config.rotary_scaling)
+        self.blocks = nn.ModuleList(Block(config, layer, rotary) for layer in range(config.num_layers))
         self.norm = make_norm(config)
-        self.head = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
+        self.head: nn.Linear | None = None
+        if not config.tie_word_embeddings:
+            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self._initialise()
 
     def forward(
         self,
-        ids: Tensor,
+        input_ids: Tensor,
         *,
-        real: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         cache: Sequence[KVCache] | None = None,
     ) -> Tensor:
-        """The scores of every possible next token after each of ids (B, T): logits (B, T, V).
+        """Logits (B, T, V) of the token after each of `input_ids` (B, T).
 
-        `real`, boolean (B, S), says which of all the tokens so far, those in the cache included, are text and
-        not padding; padding may stand before or after a text, and positions count from its first token.
-        `mask` narrows what every layer may look at. `cache`, from `caches()`, holds the tokens of earlier
-        calls, which these continue.
+        - `attention_mask`, (B, S), is 1 or True for tokens and 0 or False for padding, as in Transformers. It
+          covers every token so far, those in the cache included. Padding may stand before or after a text;
+          positions count from its first token.
+        - `mask` narrows the mask of every layer, by a rule such as `regard.documents(ids)` or by a tensor.
+        - `cache`, from `caches()`, holds the keys and values of earlier calls, which these tokens continue.
         """
-        return self.logits(self.states(ids, real=real, mask=mask, cache=cache))
+        return self.logits(self.states(input_ids, attention_mask=attention_mask, mask=mask, cache=cache))
 
     def states(
         self,
-        ids: Tensor,
+        input_ids: Tensor,
         *,
-        real: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         cache: Sequence[KVCache] | None = None,
     ) -> Tensor:
-        """The stream after the last norm (B, T, width), of which `logits` makes scores."""
-        seen = 0 if cache is None else self._seen(cache)
-        self._check(ids, seen)
+        """The hidden states after the final norm, (B, T, d_model).
+
+        `input_ids`, `attention_mask`, `mask` and `cache` are those of `forward`.
+        """
+        past = 0 if cache is None else self._cached_length(cache)
+        self._check_ids(input_ids, past)
+
+        # Padding becomes part of the mask, and moves the first position of a text.
         first = None
-        if real is not None and not bool(real.all()):
-            first = self._first_real(real, ids, seen)
-            mask = padding(real) if mask is None else as_mask(mask) & padding(real)
-        x = self._embed(ids, seen, first)  # (B, T, width)
+        if attention_mask is not None:
+            is_token = self._token_mask(attention_mask, input_ids, past)  # (B, past + T)
+            if not bool(is_token.all()):
+                first = is_token.byte().argmax(1, keepdim=True)  # (B, 1)
+                mask = padding(is_token) if mask is None else as_mask(mask) & padding(is_token)
+
+        x = self._embed(input_ids, past, first)  # (B, T, d_model)
         if self.training and self.config.dropout:
             x = dropout(x, self.config.dropout)
         for layer, block in enumerate(self.blocks):
             x = block(x, mask=mask, cache=None if cache is None else cache[layer])
-        normed: Tensor = self.norm(x)
-        return normed
+        states: Tensor = self.norm(x)
+        return states
 
     def logits(self, states: Tensor) -> Tensor:
-        """Scores (…, V) of the next token, from the states (…, width)."""
+        """The logits (…, V) of the next token, from hidden states (…, d_model)."""
         return linear(states, self.token_embedding.weight if self.head is None else self.head.weight)
 
     def caches(self, max_length: int | None = None) -> list[KVCache]:
-        """An empty cache for every layer, for at most `max_length` tokens: as much as its window needs."""
-        most = min(max_length or self.config.context, self.config.context)
-        return [KVCache(most) if n is None else WindowCache(n) for n in self.config.windows]
+        """An empty cache for each layer, for at most `max_length` tokens (default `context_length`).
+
+        A layer with a window gets a `WindowCache`, which keeps only the keys that the window reaches.
+        """
+        max_length = min(max_length or self.config.context_length, self.config.context_length)
+        return [KVCache(max_length) if n is None else WindowCache(n) for n in self.config.windows]
 
     def maps(
-        self, ids: Tensor, *, real: Tensor | None = None, mask: Mask | Tensor | None = None
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        mask: Mask | Tensor | None = None,
     ) -> list[AttentionMap]:
-        """What every layer looks at when it reads ids (B, T): a map (B, H, T, T) each, with no T×T matrix."""
+        """The attention map (B, H, T, T) of each layer for `input_ids` (B, T), without storing a T×T matrix.
+
+        `attention_mask` and `mask` are those of `forward`.
+        """
         with torch.no_grad():
-            with watched([block.attention for block in self._blocks()]) as looks:
-                self.states(ids, real=real, mask=mask)
-            return [look.map() for look in looks]
+            with record_layer_inputs([block.attention for block in self._blocks()]) as records:
+                self.states(input_ids, attention_mask=attention_mask, mask=mask)
+            return [inputs.attention_map() for inputs in records]
 
     @classmethod
     def from_pretrained(
@@ -119,88 +140,103 @@ class GPT(nn.Module):
         dtype: torch.dtype | None = torch.float32,
         device: str | torch.device = "cpu",
     ) -> Self:
-        """A trained model, ready to use: see `loader.load`."""
+        """Load a trained model, in eval mode.
+
+        `name` is "default" (the small model in the package), "smollm2" (after `regard data smollm2`), a
+        folder written by `save` or by Transformers, a `.gguf` file, or a name on the Hugging Face hub. The
+        weights get `dtype`, or keep that of the files if it is None, and are put on `device`.
+        """
         return loader.load(cls, name, dtype=dtype, device=device)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the weights, the config and the tokenizer to a folder that `from_pretrained` opens."""
+        """Write the weights, the config and the tokenizer to the folder `path`, for `from_pretrained`."""
         folder.save(self, path)
 
     def generate(self, prompt: Prompt, **options: Any) -> Any:
-        """The prompt continued: see `generation.generate`."""
+        """The `prompt` with its continuation; `generation.generate` describes the `options`."""
         return generation.generate(self, prompt, **options)
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Any]:
-        """The continuation alone, token by token as it comes: see `generation.stream`."""
+        """Yield the continuation of a `prompt` as it is computed; the `options` are those of `generate`."""
         return generation.stream(self, prompt, **options)
 
     @property
     def device(self) -> torch.device:
+        """The device of the weights."""
         return self.token_embedding.weight.device
 
     @property
-    def size(self) -> int:
-        """How many parameters there are."""
+    def num_parameters(self) -> int:
+        """The number of parameters; a tied output matrix counts once."""
         return sum(weight.numel() for weight in self.parameters())
 
     def _blocks(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def _initialise(self) -> None:
-        """GPT-2's: normal 0.02, and less for what is added to the stream, which every layer makes larger."""
+        """GPT-2's initialisation: normal with std 0.02.
+
+        The projections that are added to the residual stream get 0.02 / √(2 · num_layers), so that its
+        variance does not grow with depth.
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for block in self._blocks():
-            for added in (block.attention.out, block.feed_forward.down):
-                nn.init.normal_(added.weight, std=0.02 * (2 * self.config.layers) ** -0.5)
+            for projection in (block.attention.out, block.feed_forward.down):
+                nn.init.normal_(projection.weight, std=0.02 * (2 * self.config.num_layers) ** -0.5)
 
-    def _embed(self, ids: Tensor, seen: int, first: Tensor | None) -> Tensor:
-        """The stream before the first block; a text begins at `first` (B, 1), or at 0.
+    def _embed(self, input_ids: Tensor, past: int, first: Tensor | None) -> Tensor:
+        """The residual stream before the first block, after `past` tokens in the cache.
 
-        Only learned positions move with padding: rotary ones speak of distances, which stay what they were.
+        `first` (B, 1) is the index of the first token of each text, where padding precedes it. Only learned
+        positions depend on it: rotary attention depends on distances, which padding does not change.
         """
         try:
-            x: Tensor = self.token_embedding(ids)  # (B, T, width)
+            x: Tensor = self.token_embedding(input_ids)  # (B, T, d_model)
         except IndexError:
             raise ValueError(
-                f"ids: expected tokens from 0 to {self.config.vocab_size - 1}, "
-                f"got {int(ids.min())} to {int(ids.max())}"
+                f"input_ids: expected tokens from 0 to {self.config.vocab_size - 1}, "
+                f"got {int(input_ids.min())} to {int(input_ids.max())}"
             ) from None
         if self.position_embedding is None:
             return x
-        T = ids.shape[1]
+        T = input_ids.shape[1]
         if first is None:
-            return x + self.position_embedding.weight[seen : seen + T]
-        places = torch.arange(seen, seen + T, device=ids.device) - first  # (B, T)
-        return x + embedding(places.clamp(min=0), self.position_embedding.weight)
+            return x + self.position_embedding.weight[past : past + T]
+        positions = torch.arange(past, past + T, device=input_ids.device) - first  # (B, T)
+        return x + embedding(positions.clamp(min=0), self.position_embedding.weight)
 
-    def _seen(self, cache: Sequence[KVCache]) -> int:
-        if len(cache) != self.config.layers:
+    def _cached_length(self, cache: Sequence[KVCache]) -> int:
+        if len(cache) != self.config.num_layers:
             raise ValueError(
-                f"cache: expected {self.config.layers} caches, one a layer, got {len(cache)}: "
+                f"cache: expected {self.config.num_layers} caches, one for each layer, got {len(cache)}: "
                 "model.caches() makes them"
             )
         return cache[0].length
 
-    def _check(self, ids: Tensor, seen: int) -> None:
-        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.dtype not in (torch.int32, torch.int64):
-            got = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
-            raise ValueError(f"ids: expected whole numbers (batch, length), got {got}")
-        if seen + ids.shape[1] > self.config.context:
-            before = f" after {seen} in the cache" if seen else ""
+    def _check_ids(self, input_ids: Tensor, past: int) -> None:
+        integers = (torch.int32, torch.int64)
+        if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.dtype not in integers:
+            got = type(input_ids).__name__
+            if isinstance(input_ids, Tensor):
+                got = f"{tuple(input_ids.shape)} {input_ids.dtype}"
+            raise ValueError(f"input_ids: expected integers (batch, length), got {got}")
+        if past + input_ids.shape[1] > self.config.context_length:
+            cached = f" after {past} in the cache" if past else ""
             raise ValueError(
-                f"ids: expected at most context={self.config.context} tokens, got {ids.shape[1]}{before}"
+                f"input_ids: expected at most context_length={self.config.context_length} tokens, "
+                f"got {input_ids.shape[1]}{cached}"
             )
 
-    def _first_real(self, real: Tensor, ids: Tensor, seen: int) -> Tensor:
-        """Where each text begins, (B, 1)."""
-        wanted = (len(ids), seen + ids.shape[1])
-        if real.dtype != torch.bool or tuple(real.shape) != wanted:
+    def _token_mask(self, attention_mask: Tensor, input_ids: Tensor, past: int) -> Tensor:
+        """The attention mask as booleans (B, past + T), True for tokens."""
+        shape = (len(input_ids), past + input_ids.shape[1])
+        if attention_mask.dtype.is_floating_point or tuple(attention_mask.shape) != shape:
             raise ValueError(
-                f"real: expected booleans {wanted}, one for every token so far, "
-                f"got {tuple(real.shape)} {real.dtype}"
+                f"attention_mask: expected booleans or integers {shape}, one for every token so far, "
+                f"got {tuple(attention_mask.shape)} {attention_mask.dtype}"
             )
-        return real.byte().argmax(1, keepdim=True)
+        return attention_mask.bool()

@@ -63,7 +63,7 @@ def survey(
     corpus: Path,
     out: Path,
     *,
-    us: Processes,
+    ranks: Processes,
     length: int = 1024,
     batch: int = 1,
     most: int | None = None,
@@ -86,48 +86,48 @@ def survey(
         "batch": batch,
         "most": most,
         "threads": threads,
-        "device": us.device.type,
+        "device": ranks.device.type,
         "torch": torch.__version__,
     }
     began = state = None if fresh else _load(partial, who)
-    us.wait()  # nobody writes before everyone has read
+    ranks.barrier()  # nobody writes before everyone has read
     stream = batches(corpus, reader.encode, length, batch, reader.start, most)
     saved = time.monotonic()
     with _threads(threads):
         try:
-            for state, read in _rounds(reader, stream, began, us):
+            for state, read in _rounds(reader, stream, began, ranks):
                 tell(state, read)
-                if us.first and time.monotonic() - saved > save_every:
+                if ranks.is_main and time.monotonic() - saved > save_every:
                     _save(partial, state, who)
                     saved = time.monotonic()
         except KeyboardInterrupt:
-            if us.first and state is not None:
+            if ranks.is_main and state is not None:
                 _save(partial, state, who)
             raise
     if state is None:
         raise ValueError(f"corpus: expected text, but {corpus} has no tokens")
     table = assemble(state.layers, state.tallies, texts=state.windows, tokens=state.tokens, model=reader.name)
-    if us.first:
+    if ranks.is_main:
         table.save(out)
         for left in (partial, *_unfinished(partial)):
             left.unlink(missing_ok=True)
-    us.wait()
+    ranks.barrier()
     return table
 
 
 def _rounds(
-    reader: Reader, stream: Iterator[Batch], state: State | None, us: Processes
+    reader: Reader, stream: Iterator[Batch], state: State | None, ranks: Processes
 ) -> Iterator[tuple[State, int]]:
     """In each round every process takes a batch, and all their sums are added in the order of the batches."""
     for _ in islice(stream, state.batches if state else 0):
         pass
     spare: list[RunningSums] = []
     layers: list[LayerMaps] = []
-    while some := list(islice(stream, us.count)):
+    while some := list(islice(stream, ranks.world_size)):
         # With fewer batches than processes the idle ones take the first, only to know the sizes of its sums.
-        if us.rank < len(some) or not spare:
-            spare, layers = _batch(reader, some[us.rank if us.rank < len(some) else 0].ids)
-        for (ids, _), tallies in zip(some, _gathered(spare, us), strict=False):  # the idle come last
+        if ranks.rank < len(some) or not spare:
+            spare, layers = _batch(reader, some[ranks.rank if ranks.rank < len(some) else 0].ids)
+        for (ids, _), tallies in zip(some, _gathered(spare, ranks), strict=False):  # the idle come last
             if state is None:
                 state = State(0, 0, 0, layers, [])
             sums = total([state.tallies, tallies]) if state.tallies else tallies
@@ -145,13 +145,13 @@ def _batch(reader: Reader, ids: Tensor) -> tuple[list[RunningSums], list[LayerMa
     return [tally for tally, _ in found], [name_layer(i, map) for i, (_, map) in enumerate(found)]
 
 
-def _gathered(tallies: Sequence[RunningSums], us: Processes) -> list[list[RunningSums]]:
+def _gathered(tallies: Sequence[RunningSums], ranks: Processes) -> list[list[RunningSums]]:
     """The sums of every process, in the order of their ranks."""
-    if us.count == 1:
+    if ranks.world_size == 1:
         return [list(tallies)]
     parts = [x for tally in tallies for x in (tally.sums, tally.keys)]
-    flat = torch.cat([x.double().flatten() for x in parts]).to(us.device)  # counts are exact in float64
-    everyone = [torch.empty_like(flat) for _ in range(us.count)]
+    flat = torch.cat([x.double().flatten() for x in parts]).to(ranks.device)  # counts are exact in float64
+    everyone = [torch.empty_like(flat) for _ in range(ranks.world_size)]
     distributed.all_gather(everyone, flat)
     found = []
     for one in everyone:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from regard.atomic import atomic_write
+from regard.extras import extra
 
 
 class Score(NamedTuple):
@@ -246,11 +247,9 @@ def check_writable(path: Path) -> None:
 
 
 def _pyarrow() -> Any:
-    try:
+    with extra("parquet", "a .parquet file"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError:
-        raise ValueError("Parquet needs pyarrow: pip install 'regard[parquet]', or write .csv") from None
     return pyarrow
 
 

@@ -9,6 +9,7 @@ import math
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from regard.extras import extra
 from regard.heads.labels import REPEATS
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def words(name: str) -> str:
 
 def printed(table: HeadTable, width: int = 80) -> str:
     """The table as plain text."""
-    from rich.console import Console
+    with extra("app", "printing a HeadTable"):
+        from rich.console import Console
 
     file = StringIO()
     Console(file=file, width=width, color_system=None).print(rendered(table))
@@ -42,8 +44,9 @@ def printed(table: HeadTable, width: int = 80) -> str:
 
 def rendered(table: HeadTable) -> Any:
     """The table for Rich to draw: a line for each label of a head, one for a head that has none."""
-    from rich.table import Table
-    from rich.text import Text
+    with extra("app", "printing a HeadTable"):
+        from rich.table import Table
+        from rich.text import Text
 
     how = "shuffled" if table.shuffled == "text" else "relabel"
     drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")

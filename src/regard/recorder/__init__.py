@@ -4,9 +4,6 @@ from regard.recorder.certificate import Certificate, Evidence
 from regard.recorder.context import capture
 from regard.recorder.result import Capture, Layer
 from regard.recorder.sizes import capture_size
-from regard.recorder.sources.transformers_register import register_when_imported
 from regard.recorder.storage.folder import load
 
 __all__ = ["Capture", "Certificate", "Evidence", "Layer", "capture", "capture_size", "load"]
-
-register_when_imported()

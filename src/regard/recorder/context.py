@@ -219,7 +219,7 @@ def capture(
             raise ValueError(
                 "text: expected a tokenizer beside it: tokenizer=AutoTokenizer.from_pretrained(…)"
             )
-        inputs = _inputs_of(model, encoded(tokenizer, text)) | inputs
+        inputs = model_inputs(model, encoded(tokenizer, text)) | inputs
     with torch.no_grad(), block as seen:
         model(**inputs)
     return seen
@@ -246,8 +246,8 @@ def name_of(model: nn.Module) -> str:
     return getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
 
 
-def _inputs_of(model: nn.Module, read: dict[str, Tensor]) -> dict[str, Any]:
-    """What a tokenizer gives, as this model's arguments, where the model is."""
+def model_inputs(model: nn.Module, read: dict[str, Tensor]) -> dict[str, Any]:
+    """The tensors of a tokenizer as this model's arguments, on the model's device."""
     taken = inspect.signature(model.forward).parameters
     open_ended = any(x.kind is x.VAR_KEYWORD for x in taken.values())
     device = next((x.device for x in model.parameters()), torch.device("cpu"))

@@ -1,7 +1,6 @@
 """`Capture`: what a capture saw, layer by layer. It knows maps, tokens and names; it does not know models.
 
-Pictures are the business of `regard.show`, which puts itself at `Capture.viewer` when it is imported;
-files are that of `storage`.
+Pictures are the business of a `Viewer`, which `regard/__init__.py` names; files are that of `storage`.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from regard.maps import AttentionMap
+from regard.providers import provider
 from regard.recorder.certificate import Certificate, Evidence
 from regard.recorder.summary import LayerSummary, summarise
 
@@ -122,7 +122,7 @@ class Layer:
 
 
 class Viewer(Protocol):
-    """What draws a capture. `regard.show` is one."""
+    """What draws a capture. `regard.show.viewer` is one."""
 
     def show(self, seen: Capture, **options: Any) -> Any: ...
 
@@ -158,8 +158,6 @@ class Capture:
     """What `seal` made of the tokens and the layers when they had run."""
     passes: list[Capture] = field(default_factory=list, repr=False)
     """What earlier passes in the same block saw, where this one did not continue them."""
-
-    viewer: ClassVar[Viewer | None] = None
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -241,29 +239,24 @@ class Capture:
 
     def show(self, **options: Any) -> Any:
         """Open the capture to look at: a widget in a notebook, a page elsewhere."""
-        return self._viewer("show()").show(self, **options)
+        return _viewer().show(self, **options)
 
     def figure(self, layer: int | str, head: int | None = None, **options: Any) -> Any:
         """A Matplotlib figure of a layer, or of one of its heads."""
-        return self._viewer("figure()").figure(self, layer, head, **options)
+        return _viewer().figure(self, layer, head, **options)
 
     def save(self, path: str | PathLike[str], **options: Any) -> None:
         """Keep the capture: a folder that `regard.load` opens, or one page if the path ends with .html."""
         if fspath(path).lower().endswith((".html", ".htm")):
-            self._viewer("save(page)").page(self, fspath(path), **options)
+            _viewer().page(self, fspath(path), **options)
             return
         from regard.recorder.storage.folder import save
 
         save(self, path, **options)
 
-    def _repr_html_(self) -> str | None:
-        """What a notebook displays: the page while it is small; the plain text if nothing can draw."""
-        return None if self.viewer is None else self.viewer.in_notebook(self)
-
-    def _viewer(self, what: str) -> Viewer:
-        if self.viewer is None:
-            raise RuntimeError(f"{what}: nothing here can draw yet: `import regard.show` first")
-        return self.viewer
+    def _repr_html_(self) -> str:
+        """What a notebook displays: the page while it is small."""
+        return _viewer().in_notebook(self)
 
     def __repr__(self) -> str:
         if not self.layers:
@@ -278,3 +271,8 @@ class Capture:
         if self.missing:
             parts.append(f"{len(self.missing)} missing")
         return f"Seen({', '.join(parts)})"
+
+
+def _viewer() -> Viewer:
+    viewer: Viewer = provider("viewer")
+    return viewer

@@ -79,7 +79,8 @@ def capture_size(
     different numbers of tokens: `tokens=(source, target)`. The rest are capture's own options.
 
     >>> from regard.gpt import Config
-    >>> size = capture_size(Config(vocab_size=50257, context=4096, layers=12, heads=12, width=768), 4096)
+    >>> config = Config(vocab_size=50257, context_length=4096, num_layers=12, num_heads=12, d_model=768)
+    >>> size = capture_size(config, 4096)
     >>> size
     CaptureSize(290.2 MiB)
     >>> print(size)
@@ -149,13 +150,13 @@ def _size(
 
 def _parts(model: Any, source: int, target: int) -> Iterator[SizePart]:
     if isinstance(model, Config):
-        for n in range(model.layers):
+        for n in range(model.num_layers):
             yield SizePart(
                 LayerId(n, f"blocks.{n}.attention"),
-                model.heads,
-                model.kv_heads,
-                model.head_width,
-                model.head_width,
+                model.num_heads,
+                model.num_kv_heads,
+                model.head_dim,
+                model.head_dim,
                 source,
                 source,
             )

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from regard.extras import extra
 from regard.heads import uniform
 from regard.maps import AttentionMap
 from regard.recorder import Capture
@@ -240,7 +241,8 @@ def _single(map: AttentionMap | Tensor, labels: Labels, ax: Any, title: str, not
     T, S = map.shape
     own = ax is None
     if ax is None:
-        import matplotlib.pyplot as plt
+        with extra("app", "a figure"):
+            import matplotlib.pyplot as plt
 
         cell = 0.55 if max(T, S) <= MAX_NUMBERED_SIDE else 0.19
         width, height = (
@@ -256,7 +258,8 @@ def _single(map: AttentionMap | Tensor, labels: Labels, ax: Any, title: str, not
 
 def _gallery(heads: Sequence[AttentionMap | Tensor], labels: Labels, title: str, note: str) -> Any:
     """Every head of a layer on the same text, side by side, each in its own colours from 0 to its largest."""
-    import matplotlib.pyplot as plt
+    with extra("app", "a figure"):
+        import matplotlib.pyplot as plt
 
     across = min(len(heads), 4)
     down = -(-len(heads) // across)

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from regard.extras import extra
 from regard.maps import AttentionMap
 from regard.stages.picture import shade
 
@@ -19,7 +20,8 @@ def print_map(console: Any, map: AttentionMap, *, width: int = 64) -> None:
     Each cell holds a stretch of queries and keys; its colour is the square root of the mass up to what 98% of
     the cells have, so that what is faint can be seen as well.
     """
-    from rich.text import Text
+    with extra("app", "a map in the terminal"):
+        from rich.text import Text
 
     T, S = map.shape
     cols = min(S, width, console.width)

@@ -1,6 +1,6 @@
 """What a capture does when it is asked to show itself: a page in a browser, in a notebook, or in a file.
 
-`regard.show` puts this file at `Capture.viewer`. It knows captures; what they look like is `page`'s business.
+It is the `Viewer` that captures use. It knows captures; what they look like is `page`'s business.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.extras import extra
 from regard.recorder import Capture
 from regard.show import figures
 
@@ -36,8 +37,10 @@ def show(
     if block is None and _in_notebook():
         return Inline(in_notebook(seen, **options))
     from regard.show.data.contents import Contents
-    from regard.show.server.app import Site
-    from regard.show.server.background import BackgroundServer
+
+    with extra("app", "seen.show()"):
+        from regard.show.server.app import Site
+        from regard.show.server.background import BackgroundServer
 
     running = BackgroundServer(Site(Contents(seen, **options)), port=port).start()
     print(f"{running.address} shows {seen!r}", file=sys.stderr)

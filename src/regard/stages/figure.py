@@ -6,6 +6,7 @@ from typing import Any
 
 from regard.attention.masks.named import causal, causal_mask
 from regard.attention.steps import scaled_dot_product_attention
+from regard.extras import extra
 from regard.stages.example import TOKENS, X, multi_head, project
 from regard.stages.picture import draw_heatmap
 from regard.stages.simplified import simplified_self_attention
@@ -13,8 +14,9 @@ from regard.stages.simplified import simplified_self_attention
 
 def draw_stages() -> Any:
     """Draw the four panels and return the Matplotlib figure."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    with extra("app", "a figure"):
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     figure: Any = Figure(figsize=(14, 10.5), layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15))
     first, second, third, fourth = figure.subfigures(2, 2).flat

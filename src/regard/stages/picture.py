@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.atomic import atomic_write
+from regard.extras import extra
 
 # From light (small) to dark (large), in even steps of lightness and of colour difference (OKLab), so that the
 # order is visible with every kind of colour vision and in print.
@@ -71,14 +72,16 @@ def draw_heatmap(
 
 def colour_map() -> Any:
     """The colour ramp as a Matplotlib colormap; NaN is grey."""
-    from matplotlib.colors import LinearSegmentedColormap
+    with extra("app", "a figure"):
+        from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("regard", RAMP).with_extremes(bad=HIDDEN)
 
 
 def colour_scale(top: float, log: bool = False) -> Any:
     """A Matplotlib norm that maps values to the ramp: linear from 0 to `top`, or logarithmic up to `top`."""
-    from matplotlib.colors import LogNorm, Normalize
+    with extra("app", "a figure"):
+        from matplotlib.colors import LogNorm, Normalize
 
     return LogNorm(top / LOG_RANGE, top, clip=True) if log else Normalize(0.0, top)
 
@@ -90,7 +93,8 @@ def print_heatmap(
 
     `rows`, `cols` and `hidden` are as in `draw_heatmap`; hidden cells show a dot.
     """
-    from rich.text import Text
+    with extra("app", "a heatmap in the terminal"):
+        from rich.text import Text
 
     values, hidden = _check_matrix(matrix, rows, cols, hidden)
     top = _top(values, hidden)
@@ -139,7 +143,8 @@ def check_figure_path(path: str | Path) -> Path:
 
 def save_figure(figure: Any, path: str | Path) -> Path:
     """Save a figure as PNG, SVG or PDF, by the suffix of `path`: atomically, always with the same bytes."""
-    import matplotlib
+    with extra("app", "a figure"):
+        import matplotlib
 
     path = check_figure_path(path)
     kind = path.suffix.lower()[1:]

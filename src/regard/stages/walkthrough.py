@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.attention.masks.named import causal, causal_mask
 from regard.attention.steps import Steps, trace
+from regard.extras import extra
 from regard.stages.against_pytorch import check_against_pytorch
 from regard.stages.cross import CrossAttention
 from regard.stages.example import TOKENS, WQ, X, multi_head, project
@@ -30,7 +31,8 @@ FUTURE = ~causal_mask(len(TOKENS))
 
 def walk(save: str | Path | None = None) -> None:
     """Print every stage; `save` is a path to which the figure of four panels is also written."""
-    from rich.console import Console
+    with extra("app", "the walk through the stages"):
+        from rich.console import Console
 
     if save is not None:
         save = check_figure_path(save)  # before any work is done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import random
 from pathlib import Path
@@ -12,11 +11,19 @@ import torch
 
 from regard.gpt import Config
 from regard.gpt.training.corpus import Corpus, prepare
-from regard.gpt.training.train import METRICS, Outcome, Settings, train
+from regard.gpt.training.history import read_metrics
+from regard.gpt.training.settings import TrainingSettings
+from regard.gpt.training.train import TrainingResult, train
 
 CONTEXT = 8
-SETTINGS = Settings(
-    steps=60, batch=4, learning_rate=0.02, warmup=5, evaluate_every=20, save_every=7, evaluate_tokens=64
+SETTINGS = TrainingSettings(
+    steps=60,
+    batch_size=4,
+    learning_rate=0.02,
+    warmup_steps=5,
+    evaluate_every=20,
+    save_every=7,
+    evaluate_tokens=64,
 )
 
 
@@ -32,11 +39,19 @@ def corpus() -> Corpus:
 
 
 def config(**changes: Any) -> Config:
-    sizes: dict[str, Any] = {"context": CONTEXT, "layers": 2, "heads": 2, "width": 8, "dropout": 0.1}
+    sizes: dict[str, Any] = {
+        "context_length": CONTEXT,
+        "num_layers": 2,
+        "num_heads": 2,
+        "d_model": 8,
+        "dropout": 0.1,
+    }
     return Config(vocab_size=corpus().vocab_size, **sizes | changes)
 
 
-def run(folder: Path, resume: bool = False, settings: Settings = SETTINGS, **changes: Any) -> Outcome:
+def run(
+    folder: Path, resume: bool = False, settings: TrainingSettings = SETTINGS, **changes: Any
+) -> TrainingResult:
     torch.set_num_threads(1)
     # Where bfloat16 fails in oneDNN, PyTorch leaves oneDNN for the rest of the process, and bits differ then.
     before = torch._C._get_mkldnn_enabled()
@@ -48,8 +63,8 @@ def run(folder: Path, resume: bool = False, settings: Settings = SETTINGS, **cha
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
-    """Every step's loss, and every validation loss, as they were written down."""
-    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    """The loss of every step, and every validation loss, in the order of the history."""
+    lines = read_metrics(folder)
     return [(line["step"], line["loss"] if "loss" in line else line["validation"]) for line in lines]
 
 

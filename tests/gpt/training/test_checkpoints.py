@@ -54,7 +54,7 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, keep: int) -> None:
 
 def test_other_safetensors_are_refused(tmp_path: Path) -> None:
     save_file({"model.weight": torch.zeros(2)}, tmp_path / checkpoints.FILE)
-    with pytest.raises(ValueError, match=r"expected format 'regard\.training 1', got None"):
+    with pytest.raises(ValueError, match=r"expected format 'regard\.training 2', got None"):
         checkpoints.load(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The corpus: nanoGPT's split, an order that depends on the step alone, and bad files named."""
+"""The corpus: nanoGPT's split, windows that depend only on seed and step, and errors for bad files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.gpt.training.corpus import docstrings, prepare, python_documentation, read
+from regard.gpt.training.corpus import prepare, python_documentation, read, read_docstrings
 
 TEXT = "".join(chr(97 + i * i % 26) + (" " if i % 5 == 0 else "") for i in range(1000))
 
@@ -21,7 +21,7 @@ def test_nine_tenths_are_for_training() -> None:
 
 
 def test_targets_are_the_next_tokens() -> None:
-    inputs, targets = prepare(TEXT, 8).batch(0, 0, 6, slice(None))
+    inputs, targets = prepare(TEXT, 8).training_batch(0, 0, 6, slice(None))
     assert inputs.shape == targets.shape == (6, 8)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
@@ -29,28 +29,32 @@ def test_targets_are_the_next_tokens() -> None:
 def test_windows_come_from_everywhere_in_the_training_text() -> None:
     corpus = prepare(TEXT, 8)
     corpus.train[:] = torch.arange(len(corpus.train)) % corpus.vocab_size
-    drawn = torch.cat([corpus.batch(0, step, 64, slice(None))[0] for step in range(200)])
+    drawn = torch.cat([corpus.training_batch(0, step, 64, slice(None))[0] for step in range(200)])
     assert set(drawn.flatten().tolist()) == set(range(corpus.vocab_size))
 
 
 def test_the_order_depends_on_seed_and_step_alone() -> None:
     one, two = prepare(TEXT, 8), prepare(TEXT, 8)
-    two.batch(3, 7, 4, slice(None))  # what was drawn before does not matter
-    assert torch.equal(one.batch(3, 5, 4, slice(None))[0], two.batch(3, 5, 4, slice(None))[0])
+    two.training_batch(3, 7, 4, slice(None))  # what was drawn before does not matter
+    assert torch.equal(
+        one.training_batch(3, 5, 4, slice(None))[0], two.training_batch(3, 5, 4, slice(None))[0]
+    )
     for seed, step in ((3, 6), (4, 5)):
-        assert not torch.equal(one.batch(3, 5, 4, slice(None))[0], one.batch(seed, step, 4, slice(None))[0])
+        assert not torch.equal(
+            one.training_batch(3, 5, 4, slice(None))[0], one.training_batch(seed, step, 4, slice(None))[0]
+        )
 
 
 def test_processes_share_one_order() -> None:
     corpus = prepare(TEXT, 8)
-    whole = corpus.batch(0, 2, 6, slice(None))[0]
-    parts = [corpus.batch(0, 2, 6, slice(i, i + 2))[0] for i in (0, 2, 4)]
+    whole = corpus.training_batch(0, 2, 6, slice(None))[0]
+    parts = [corpus.training_batch(0, 2, 6, slice(i, i + 2))[0] for i in (0, 2, 4)]
     assert torch.equal(torch.cat(parts), whole)
 
 
 def test_validation_reads_every_token_once() -> None:
     corpus = prepare(TEXT, 8)
-    seen = torch.cat([targets for _, targets in corpus.judged(10**9, 5, slice(None))]).flatten()
+    seen = torch.cat([targets for _, targets in corpus.validation_batches(10**9, 5, slice(None))]).flatten()
     assert torch.equal(seen, corpus.validation[1 : 1 + len(seen)].long())
     assert len(corpus.validation) - 1 - len(seen) < 8
 
@@ -58,28 +62,28 @@ def test_validation_reads_every_token_once() -> None:
 def test_validation_of_fewer_tokens_is_spread_out() -> None:
     corpus = prepare(TEXT, 8)
     corpus.validation[:] = torch.arange(len(corpus.validation)).clamp(max=corpus.vocab_size - 1)
-    first = torch.cat([inputs for inputs, _ in corpus.judged(3 * 8, 5, slice(None))])
+    first = torch.cat([inputs for inputs, _ in corpus.validation_batches(3 * 8, 5, slice(None))])
     assert first.shape == (3, 8)
-    parts = [inputs for i in range(2) for inputs, _ in corpus.judged(3 * 8, 1, slice(i, None, 2))]
+    parts = [inputs for i in range(2) for inputs, _ in corpus.validation_batches(3 * 8, 1, slice(i, None, 2))]
     assert torch.equal(torch.cat([parts[0], parts[2], parts[1]]), first)
 
 
 def test_byte_pairs_put_the_start_first() -> None:
     corpus = prepare(TEXT, 8, vocab_size=270)
-    inputs, targets = corpus.batch(0, 0, 4, slice(None))
-    assert corpus.start == 0
+    inputs, targets = corpus.training_batch(0, 0, 4, slice(None))
+    assert corpus.bos_token_id == 0
     assert inputs[:, 0].tolist() == [0, 0, 0, 0]
     assert not (targets == 0).any()
 
 
 @pytest.mark.parametrize(("text", "context"), [("short", 8), (TEXT, 900), (TEXT[:80], 8)])
 def test_a_text_shorter_than_the_context(text: str, context: int) -> None:
-    with pytest.raises(ValueError, match=f"corpus: expected more than context={context} tokens"):
+    with pytest.raises(ValueError, match=f"corpus: expected more than context_length={context} tokens"):
         prepare(text, context)
 
 
 def test_an_empty_text() -> None:
-    with pytest.raises(ValueError, match="corpus: expected text, got nothing"):
+    with pytest.raises(ValueError, match="corpus: expected text, got an empty string"):
         prepare("", 8)
 
 
@@ -88,8 +92,8 @@ def test_an_empty_text() -> None:
     [
         (b"", "is empty"),
         (b" \n\n", "is empty"),
-        (b"\x89PNG\r\n\x1a\n\xff\xfe", "expected UTF-8 text, but .* is not, at byte 0: is it binary"),
-        (b"text and \0 zero", "holds zero bytes"),
+        (b"\x89PNG\r\n\x1a\n\xff\xfe", "expected UTF-8 text, but .* is not at byte 0: is it binary"),
+        (b"text and \0 zero", "contains zero bytes"),
         ("naïve".encode("latin-1"), "at byte 2"),
         ("text".encode("utf-16"), "expected UTF-8 text"),
     ],
@@ -102,7 +106,7 @@ def test_bad_files(tmp_path: Path, data: bytes, message: str) -> None:
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no .*missing\.txt"):
+    with pytest.raises(ValueError, match=r"missing\.txt does not exist"):
         read(tmp_path / "missing.txt")
     with pytest.raises(ValueError, match="got the folder"):
         read(tmp_path)
@@ -117,13 +121,24 @@ def test_a_mark_at_the_start_is_no_text(tmp_path: Path) -> None:
 def test_docstrings_are_read_without_running(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text('"""Top."""\nraise SystemExit\nclass A:\n    """Inside."""\n    def f(self): "Deep."\n')
-    assert sorted(docstrings(path)) == ["Deep.", "Inside.", "Top."]
+    assert sorted(read_docstrings(path)) == ["Deep.", "Inside.", "Top."]
     path.write_text("def (")
-    assert list(docstrings(path)) == []
+    assert list(read_docstrings(path)) == []
 
 
 def test_every_python_carries_text_enough() -> None:
     text = python_documentation()
     assert len(text) > 1_000_000
     assert "assert" in text
-    assert text == python_documentation()
+
+
+def test_the_library_is_read_in_the_order_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("zoo.py", "ant.py", "tests/ant.py", "cat/fish.py", "cat/dog.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f'"""Of {name}."""')
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    assert python_documentation().endswith(
+        "\n\nOf ant.py.\n\nOf cat/dog.py.\n\nOf cat/fish.py.\n\nOf zoo.py.\n"
+    )

@@ -1,4 +1,4 @@
-"""A training run as the page shows it."""
+"""The history of a training run: writing and reading are inverse, and the page gets plain data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import regard
 from regard.gpt.loader import BOX
-from regard.gpt.training.history import LOSSES, MOST, read_run
+from regard.gpt.training import history
+from regard.gpt.training.history import (
+    HEADS_FILE,
+    MAX_EVALUATIONS,
+    MAX_LOSSES,
+    METRICS_FILE,
+    StepMetrics,
+    read_metrics,
+    read_run,
+    score_table,
+)
+from regard.heads import HeadScores
 
 
 def write(folder: Path, steps: list[int], *, tail: str = "", heads: int = 2) -> Path:
@@ -17,65 +30,115 @@ def write(folder: Path, steps: list[int], *, tail: str = "", heads: int = 2) -> 
         return {"induction": {"heads": [[step / 1000] * heads, [float("nan")] * heads], "null": 0.1}}
 
     lines = [json.dumps({"step": step, "text": table(step), "repeats": table(step)}) for step in steps]
-    (folder / "heads.jsonl").write_text("\n".join(lines) + "\n" + tail)
+    (folder / HEADS_FILE).write_text("\n".join(lines) + "\n" + tail)
     return folder
 
 
+def append_run(folder: Path, steps: list[int]) -> list[dict[str, Any]]:
+    """Write steps with an evaluation each, of two layers of three heads; return the tables of scores."""
+    tables = []
+    for step in steps:
+        scores = [HeadScores(*torch.rand(len(HeadScores._fields), 2, 3)) for _ in range(2)]
+        baselines = [HeadScores(*torch.rand(len(HeadScores._fields), 2, 3)) for _ in range(2)]
+        tables.append({"text": score_table(scores, baselines), "repeats": score_table(baselines, scores)})
+        history.append_steps(folder, [StepMetrics(step, 0.5 + step, 1e-3, 2.0)], 1234.5, step / 3)
+        history.append_evaluation(
+            folder, step, validation=step / 7, seconds=step / 3, sample=f"text {step}", scores=tables[-1]
+        )
+    return tables
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    assert not history.has_history(tmp_path)
+    tables = append_run(tmp_path, [0, 10, 20])
+    assert history.has_history(tmp_path)
+    run = read_run(tmp_path)
+    assert run["steps"] == [0, 10, 20]
+    for inputs in ("text", "repeats"):
+        assert run[inputs].keys() == set(HeadScores._fields)
+        for name, score in run[inputs].items():
+            assert score["heads"] == [table[inputs][name]["heads"] for table in tables]
+            assert score["null"] == [table[inputs][name]["null"] for table in tables]
+    assert run["validation"] == [0.0, 10 / 7, 20 / 7]
+    assert run["sample"] == ["text 0", "text 10", "text 20"]
+    assert run["loss"] == {"steps": [0, 10, 20], "values": [0.5, 10.5, 20.5]}
+    first = {"step": 0, "loss": 0.5, "learning_rate": 1e-3, "gradient_norm": 2.0}
+    assert read_metrics(tmp_path)[0] == first | {"tokens_per_second": 1234, "seconds": 0.0}
+
+
+def test_truncating_removes_what_came_after_a_checkpoint(tmp_path: Path) -> None:
+    append_run(tmp_path, [0, 10, 20])
+    with (tmp_path / METRICS_FILE).open("a") as file:
+        file.write('{"step": 21, "lo')  # a line that a killed run did not finish
+    history.truncate(tmp_path, step=10, evaluated=0)
+    assert [line["step"] for line in read_metrics(tmp_path) if "loss" in line] == [0, 10]
+    assert [line["step"] for line in read_metrics(tmp_path) if "validation" in line] == [0]
+    assert read_run(tmp_path)["steps"] == [0]
+
+
+def test_the_names_of_the_files_are_in_one_place() -> None:
+    package = Path(regard.__file__).parent
+    files = [path for path in package.rglob("*.py") if path != Path(history.__file__)]
+    assert len(files) > 100
+    for name in (METRICS_FILE, HEADS_FILE):
+        assert [path for path in files if name in path.read_text(encoding="utf-8")] == []
+
+
 def test_the_run_of_the_model_in_the_box() -> None:
-    found = read_run(BOX)
-    lines = [json.loads(line) for line in (BOX / "heads.jsonl").read_text().splitlines()]
-    assert found["steps"] == [line["step"] for line in lines]
-    assert found["text"]["induction"]["heads"][-1] == lines[-1]["text"]["induction"]["heads"]
-    assert found["repeats"]["induction"]["null"][0] == lines[0]["repeats"]["induction"]["null"]
-    assert None not in found["validation"]
-    assert len(found["loss"]["steps"]) == len(found["loss"]["values"]) <= LOSSES
-    json.dumps(found, allow_nan=False)
+    run = read_run(BOX)
+    lines = [json.loads(line) for line in (BOX / HEADS_FILE).read_text().splitlines()]
+    assert run["steps"] == [line["step"] for line in lines]
+    assert run["text"]["induction"]["heads"][-1] == lines[-1]["text"]["induction"]["heads"]
+    assert run["repeats"]["induction"]["null"][0] == lines[0]["repeats"]["induction"]["null"]
+    assert None not in run["validation"]
+    assert len(run["loss"]["steps"]) == len(run["loss"]["values"]) <= MAX_LOSSES
+    json.dumps(run, allow_nan=False)
 
 
-def test_no_number_is_none_and_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
-    found = read_run(write(tmp_path, [0, 10, 5], tail='{"step": 20, "te'))
-    assert found["steps"] == [0, 5, 10]
-    assert found["text"]["induction"]["heads"][1] == [[0.005, 0.005], [None, None]]
-    assert found["validation"] == [None] * 3
-    assert found["loss"] == {"steps": [], "values": []}
+def test_nan_is_none_and_an_incomplete_last_line_is_left_out(tmp_path: Path) -> None:
+    run = read_run(write(tmp_path, [0, 10, 5], tail='{"step": 20, "te'))
+    assert run["steps"] == [0, 5, 10]
+    assert run["text"]["induction"]["heads"][1] == [[0.005, 0.005], [None, None]]
+    assert run["validation"] == [None] * 3
+    assert run["loss"] == {"steps": [], "values": []}
 
 
 def test_a_long_run_is_thinned_with_its_ends_kept(tmp_path: Path) -> None:
-    found = read_run(write(tmp_path, list(range(0, 3000, 10))))
-    assert len(found["steps"]) == MOST
-    assert (found["steps"][0], found["steps"][-1]) == (0, 2990)
-    assert found["steps"] == sorted(set(found["steps"]))
+    run = read_run(write(tmp_path, list(range(0, 3000, 10))))
+    assert len(run["steps"]) == MAX_EVALUATIONS
+    assert (run["steps"][0], run["steps"][-1]) == (0, 2990)
+    assert run["steps"] == sorted(set(run["steps"]))
 
 
 def test_the_losses_are_means_that_keep_the_mean(tmp_path: Path) -> None:
     write(tmp_path, [0])
     losses = [{"step": step, "loss": float(step % 7)} for step in range(1, 1025)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in losses))
-    found = read_run(tmp_path)["loss"]
-    assert found["steps"][-1] == 1024
-    assert sum(found["values"]) / LOSSES == pytest.approx(sum(line["loss"] for line in losses) / 1024)
+    (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in losses))
+    loss = read_run(tmp_path)["loss"]
+    assert loss["steps"][-1] == 1024
+    assert sum(loss["values"]) / MAX_LOSSES == pytest.approx(sum(line["loss"] for line in losses) / 1024)
 
 
-def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"run: expected a folder that `regard train` wrote, with heads.jsonl"
     ):
         read_run(tmp_path)
-    (tmp_path / "heads.jsonl").write_text("")
+    (tmp_path / HEADS_FILE).write_text("")
     with pytest.raises(ValueError, match="holds no evaluation yet"):
         read_run(tmp_path)
-    (tmp_path / "heads.jsonl").write_text('{"step": 1, "text": 5}\n')
-    with pytest.raises(ValueError, match="not as a run writes it"):
+    (tmp_path / HEADS_FILE).write_text('{"step": 1, "text": 5}\n')
+    with pytest.raises(ValueError, match="is not a history of `regard train`"):
         read_run(tmp_path)
-    (tmp_path / "heads.jsonl").write_text("nonsense\n")
+    (tmp_path / HEADS_FILE).write_text("nonsense\n")
     with pytest.raises(ValueError, match=r"line 1 .* is not JSON"):
         read_run(tmp_path)
 
 
-def test_heads_that_come_and_go_are_refused(tmp_path: Path) -> None:
+def test_a_number_of_heads_that_changes_is_refused(tmp_path: Path) -> None:
     write(tmp_path, [0])
-    first = (tmp_path / "heads.jsonl").read_text()
+    first = (tmp_path / HEADS_FILE).read_text()
     write(tmp_path, [5], heads=3)
-    (tmp_path / "heads.jsonl").write_text(first + (tmp_path / "heads.jsonl").read_text())
+    (tmp_path / HEADS_FILE).write_text(first + (tmp_path / HEADS_FILE).read_text())
     with pytest.raises(ValueError, match="the number of heads changes"):
         read_run(tmp_path)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import regard
 from regard.gpt import GPT, Config
-from regard.gpt.tokens import characters
+from regard.gpt.tokens import character_tokenizer
 from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
 from regard.recorder import Capture
 
 
 def a_gpt(**changes: Any) -> GPT:
-    sizes = dict(vocab_size=32, context=64, layers=2, heads=4, width=32, positions="rotary")
+    sizes = dict(vocab_size=32, context_length=64, num_layers=2, num_heads=4, d_model=32, positions="rotary")
     return GPT(Config(**(sizes | changes))).eval()
 
 
@@ -49,14 +49,14 @@ def assert_same(seen: Capture, maps: list[regard.AttentionMap], atol: float = 1e
     padded=st.booleans(),
 )
 def test_a_reading_gpt(kv: int, window: Any, positions: str, qk_norm: bool, T: int, padded: bool) -> None:
-    model = a_gpt(kv_heads=kv, window=window, positions=positions, qk_norm=qk_norm)
+    model = a_gpt(num_kv_heads=kv, window=window, positions=positions, qk_norm=qk_norm)
     ids = torch.randint(0, 32, (3, T))
-    real = torch.arange(T) < torch.randint(1, T + 1, (3, 1)) if padded else None
-    seen = captured(model, ids, real=real)
-    assert_same(seen, model.maps(ids, real=real), atol=0.0)
+    is_token = torch.arange(T) < torch.randint(1, T + 1, (3, 1)) if padded else None
+    seen = captured(model, ids, attention_mask=is_token)
+    assert_same(seen, model.maps(ids, attention_mask=is_token), atol=0.0)
     assert torch.equal(seen.ids, ids)
-    if padded and not bool(real.all()):
-        assert torch.equal(seen.real, real)
+    if padded and not bool(is_token.all()):
+        assert torch.equal(seen.real, is_token)
     else:
         assert seen.real is None
     assert [layer.name for layer in seen.layers] == ["blocks.0.attention", "blocks.1.attention"]
@@ -70,7 +70,7 @@ def test_a_reading_gpt(kv: int, window: Any, positions: str, qk_norm: bool, T: i
     B=st.integers(1, 2),
 )
 def test_a_writing_gpt_is_stitched_into_one_map(kv: int, window: Any, new: int, B: int) -> None:
-    model = a_gpt(kv_heads=kv, window=window)
+    model = a_gpt(num_kv_heads=kv, window=window)
     prompt = torch.randint(0, 32, (B, 6))
     plain = model.generate(prompt, max_new_tokens=new)
     with regard.capture(model) as seen:
@@ -111,7 +111,7 @@ def test_prompts_of_different_lengths_generate_together() -> None:
 )
 @pytest.mark.parametrize("cuts", [[5, 1, 1, 1, 1, 1, 1, 1], [1] * 12, [3, 4, 5], [12]])
 def test_every_cache_is_stitched(cache: Any, cuts: list[int]) -> None:
-    model = a_gpt(kv_heads=2)
+    model = a_gpt(num_kv_heads=2)
     ids = torch.randint(0, 32, (2, 12))
     caches = [cache() for _ in range(2)]
     with torch.no_grad(), regard.capture(model) as seen:
@@ -150,7 +150,7 @@ def test_passes_of_their_own() -> None:
 
 def test_text_goes_in_and_tokens_come_out() -> None:
     model = a_gpt(vocab_size=9)
-    model.tokenizer = characters("abcdefgh ")
+    model.tokenizer = character_tokenizer("abcdefgh ")
     seen = regard.capture(model, text="a bad cab")
     assert seen.tokens == [list("a bad cab")]
     assert seen.ids.tolist() == [model.tokenizer.encode("a bad cab").ids]
@@ -162,10 +162,10 @@ def test_text_goes_in_and_tokens_come_out() -> None:
 
 
 def test_options_narrow_what_is_kept() -> None:
-    model = a_gpt(kv_heads=2, layers=3)
+    model = a_gpt(num_kv_heads=2, num_layers=3)
     ids = torch.randint(0, 32, (1, 7))
     maps = model.maps(ids)
-    seen = regard.capture(model, ids=ids, layers=[2], heads=[1, 3], dtype=torch.bfloat16, values=True)
+    seen = regard.capture(model, input_ids=ids, layers=[2], heads=[1, 3], dtype=torch.bfloat16, values=True)
     assert [layer.key for layer in seen.layers] == ["2"]
     assert seen.layers[0].heads == (1, 3)
     assert seen[2].q.dtype == torch.bfloat16
@@ -248,7 +248,7 @@ def test_gradients_are_the_same() -> None:
 
 def test_an_exception_leaves_the_model_as_it_was() -> None:
     model = a_gpt()
-    with pytest.raises(ValueError, match="at most context=64"), regard.capture(model):
+    with pytest.raises(ValueError, match="at most context_length=64"), regard.capture(model):
         model(torch.zeros(1, 65, dtype=torch.long))
     assert not any({"forward", "attend", "states"} & vars(module).keys() for module in model.modules())
 

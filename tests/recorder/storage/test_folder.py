@@ -21,6 +21,7 @@ from regard.recorder.result import Capture, Layer
 from regard.recorder.storage import layer_file
 from regard.recorder.storage.folder import Folder
 from regard.recorder.summary import LayerSummary, summarise, summary_size
+from regard.show import viewer
 
 
 def evidence(**changes: Any) -> Evidence:
@@ -401,20 +402,15 @@ def test_a_temporary_folder_lives_as_long_as_its_layers() -> None:
     assert not path.exists()
 
 
-def test_a_page_needs_a_viewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Capture, "viewer", None)
-    for ask in (lambda s: s.show(), lambda s: s.figure(0), lambda s: s.save(tmp_path / "page.html")):
-        with pytest.raises(RuntimeError, match=r"import regard\.show"):
-            ask(a_capture())
+def test_a_page_is_written_by_the_viewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[tuple[int, str, dict[str, Any]]] = []
 
-    class Notes(list):
-        def page(self, seen: Capture, path: str, **options: Any) -> None:
-            self.append((len(seen), os.path.basename(path), options))
+    def page(seen: Capture, path: str, **options: Any) -> None:
+        pages.append((len(seen), os.path.basename(path), options))
 
-    notes = Notes()
-    monkeypatch.setattr(Capture, "viewer", notes)
+    monkeypatch.setattr(viewer, "page", page)
     a_capture().save(tmp_path / "page.HTML", title="x")
-    assert notes == [(3, "page.HTML", {"title": "x"})]
+    assert pages == [(3, "page.HTML", {"title": "x"})]
 
 
 @pytest.mark.parametrize(("T", "S"), [(5, 5), (3, 7), (7, 3), (300, 300), (1, 1), (1, 4)])

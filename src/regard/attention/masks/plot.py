@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from regard.extras import extra
+
 if TYPE_CHECKING:
     from regard.attention.masks.base import Mask
 
@@ -19,8 +21,9 @@ def draw_mask(mask: Mask, T: int, S: int, *, ax: Any = None) -> Any:
 
     Of a mask that varies with batch or head, the first sequence and head are drawn.
     """
-    import matplotlib.pyplot as plt
-    from matplotlib.colors import ListedColormap
+    with extra("app", "mask.plot"):
+        import matplotlib.pyplot as plt
+        from matplotlib.colors import ListedColormap
 
     if not (0 < T <= MAX_SIDE and 0 < S <= MAX_SIDE):
         raise ValueError(f"plot: expected between 1 and {MAX_SIDE} queries and keys, got {T} and {S}")

@@ -1,7 +1,7 @@
-"""The state of a training run on disk: one safetensors file, with what is not a tensor as JSON in its header.
+"""The checkpoint of a training run: one safetensors file, with JSON in its header for all that is no tensor.
 
-One file, written beside its place and then moved there, is either the old state or the new one, whenever the
-run is killed. Random states need no room: every step draws from the seed and its own number.
+The file is written atomically, so that it holds either the old state or the new one whenever the run is
+killed. Random states are not saved: the draws of a step depend only on the seed and on its number.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from torch import Tensor, nn
 from regard.atomic import atomic_write
 
 FILE = "checkpoint.safetensors"
-FORMAT = "regard.training 1"
+FORMAT = "regard.training 2"
 
 
 def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Write weights, the optimizer's moments and `state`, which is plain data; OSError if it cannot be."""
+    """Write the weights, the optimizer's moments and `state`, which is plain data, to a folder.
+
+    An OSError says why it could not be written.
+    """
     tensors = {f"model.{name}": x for name, x in model.state_dict().items()}
-    for name, weight in _moving(model, optimizer):
+    for name, weight in _optimized_weights(model, optimizer):
         for kind, x in optimizer.state.get(weight, {}).items():
             tensors[f"optimizer.{kind}.{name}"] = x
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
@@ -38,7 +41,10 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and the state of a run, or None if the folder holds none; ValueError if it is damaged."""
+    """The tensors and the state in a folder; None if it has no checkpoint.
+
+    A ValueError says why a checkpoint cannot be read.
+    """
     path = folder / FILE
     if not path.exists():
         return None
@@ -54,29 +60,34 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
 
 
 def restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put tensors from `load` back where `save` took them from; ValueError names what does not fit."""
-    weights = {name: x for name, x in tensors.items() if name.startswith("model.")}
-    wanted = {f"model.{name}": x for name, x in model.state_dict().items()}
-    for name in sorted(weights.keys() | wanted.keys()):
-        shapes = [tuple(found[name].shape) if name in found else None for found in (wanted, weights)]
-        if shapes[0] != shapes[1]:
-            raise ValueError(f"checkpoint: expected {name} {shapes[0]}, got {shapes[1]}: another model's?")
-    model.load_state_dict({name.removeprefix("model."): x for name, x in weights.items()})
+    """Load the tensors of a checkpoint into a model and its optimizer.
+
+    A ValueError names the first tensor whose shape differs.
+    """
+    stored = {name: x for name, x in tensors.items() if name.startswith("model.")}
+    expected = {f"model.{name}": x for name, x in model.state_dict().items()}
+    for name in sorted(stored.keys() | expected.keys()):
+        want, got = (tuple(side[name].shape) if name in side else None for side in (expected, stored))
+        if want != got:
+            raise ValueError(f"checkpoint: expected {name} {want}, got {got}: is it of another model?")
+    model.load_state_dict({name.removeprefix("model."): x for name, x in stored.items()})
+
+    # The moments, numbered as the optimizer numbers its weights.
     groups = optimizer.state_dict()["param_groups"]
     moments: dict[int, dict[str, Tensor]] = {}
-    for number, (name, _) in enumerate(_moving(model, optimizer)):
-        found = {
-            kind: tensors[key].clone()  # not a view into the file, which the next checkpoint replaces
+    for number, (name, _) in enumerate(_optimized_weights(model, optimizer)):
+        state = {
+            kind: tensors[key].clone()  # not a view of the file, which the next checkpoint replaces
             for kind in ("step", "exp_avg", "exp_avg_sq")
             if (key := f"optimizer.{kind}.{name}") in tensors
         }
-        if found:
-            moments[number] = found
+        if state:
+            moments[number] = state
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
-def _moving(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """The weights in the optimizer's order, with their names."""
+def _optimized_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """The names and weights of the model, in the optimizer's order."""
     names = {id(weight): name for name, weight in model.named_parameters()}
     for group in optimizer.param_groups:
         for weight in group["params"]:

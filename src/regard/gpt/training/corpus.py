@@ -1,7 +1,7 @@
-"""What a model is trained on: a text, its tokens, and which of them come at which step.
+"""The training corpus: a text, its tokens, and the windows of each step.
 
-Every step's windows are drawn from the seed and the step alone, so a run that is resumed reads on exactly
-where it was, and several processes share one order between them. This file knows no models.
+The windows of a step depend only on the seed and on the step, so that a resumed run continues with the same
+data, and several ranks share one order. This file does not know models.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import hashlib
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,89 +23,112 @@ from regard.gpt import tokens
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-HELD_BACK = 0.1  # the last tenth of a text is for validation
+VALIDATION_SHARE = 0.1  # of a text, at its end
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens to train on and tokens to judge by. `start`, if any, takes the first place of every window."""
+    """The tokens of a text, split into a training and a validation part.
 
-    train: Tensor  # (N,) int32
-    validation: Tensor  # (M,) int32
+    - `train` and `validation`: token ids (N,) and (M,), int32.
+    - `tokenizer`: if it has a beginning-of-text token, that replaces the first token of every window.
+    - `context_length`: the length of a window.
+    - `digest`: identifies the text when a run is resumed.
+    """
+
+    train: Tensor
+    validation: Tensor
     tokenizer: Tokenizer
-    context: int
-    digest: str  # what the text is recognised by when a run is resumed
+    context_length: int
+    digest: str
 
     def __post_init__(self) -> None:
         for name, ids in (("training", self.train), ("validation", self.validation)):
-            if len(ids) <= self.context:
+            if len(ids) <= self.context_length:
                 raise ValueError(
-                    f"corpus: expected more than context={self.context} tokens for {name}, got {len(ids)}: "
-                    "take a longer text or a shorter context"
+                    f"corpus: expected more than context_length={self.context_length} tokens for {name}, "
+                    f"got {len(ids)}: use a longer text or a shorter context_length"
                 )
-        if (most := int(max(self.train.max(), self.validation.max()))) >= self.vocab_size:
-            raise ValueError(f"corpus: expected tokens below {self.vocab_size}, the tokenizer's, got {most}")
+        if (highest := int(max(self.train.max(), self.validation.max()))) >= self.vocab_size:
+            raise ValueError(
+                f"corpus: expected tokens below the tokenizer's vocab_size={self.vocab_size}, got {highest}"
+            )
 
     @property
     def vocab_size(self) -> int:
+        """The number of tokens in the tokenizer's vocabulary."""
         size: int = self.tokenizer.get_vocab_size()
         return size
 
     @property
-    def start(self) -> int | None:
-        return tokens.start(self.tokenizer)
+    def bos_token_id(self) -> int | None:
+        """The beginning-of-text token, if the tokenizer has one."""
+        return tokens.bos_token_id(self.tokenizer)
 
     def to(self, device: torch.device) -> Corpus:
-        return Corpus(
-            self.train.to(device), self.validation.to(device), self.tokenizer, self.context, self.digest
-        )
+        """The same corpus with its tokens on a device."""
+        return replace(self, train=self.train.to(device), validation=self.validation.to(device))
 
-    def batch(self, seed: int, step: int, windows: int, part: slice) -> tuple[Tensor, Tensor]:
-        """Inputs and targets (part of windows, context) of a step: a function of the seed and the step."""
-        draw = np.random.default_rng((seed, step))
-        first = draw.integers(0, len(self.train) - self.context, windows)[part]
-        return self._windows(self.train, torch.from_numpy(first))
+    def training_batch(self, seed: int, step: int, windows: int, rows: slice) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, each (rows, context_length), of a step.
 
-    def judged(self, most: int, batch: int, part: slice) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every validation window, side by side; of more than `most` tokens, as many, evenly spread.
-
-        `part` takes some of the batches, so that several processes may share the work.
+        `windows` are drawn at random from the seed and the step, and `rows` selects some of them.
         """
-        whole = (len(self.validation) - 1) // self.context
-        kept = max(1, min(whole, most // self.context))
-        first = torch.linspace(0, whole - 1, kept, dtype=torch.float64).round().long() * self.context
-        for some in torch.split(first, batch)[part]:
-            yield self._windows(self.validation, some)
+        rng = np.random.default_rng((seed, step))
+        starts = rng.integers(0, len(self.train) - self.context_length, windows)[rows]
+        return self._windows(self.train, torch.from_numpy(starts))
 
-    def _windows(self, ids: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        reach = torch.arange(self.context + 1, device=ids.device)
-        windows = ids[first.to(ids.device, non_blocking=True).unsqueeze(1) + reach].long()
-        if self.start is not None:
-            windows[:, 0] = self.start
+    def validation_batches(
+        self, max_tokens: int, batch_size: int, batches: slice
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets of the validation windows, which do not overlap, in batches.
+
+        If they have more than `max_tokens` tokens, so many are taken, evenly spread. `batches` selects some
+        of the batches, so that several ranks can share the work.
+        """
+        available = (len(self.validation) - 1) // self.context_length
+        count = max(1, min(available, max_tokens // self.context_length))
+        windows = torch.linspace(0, available - 1, count, dtype=torch.float64).round().long()
+        for starts in torch.split(windows * self.context_length, batch_size)[batches]:
+            yield self._windows(self.validation, starts)
+
+    def _windows(self, ids: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the windows that begin at `starts` (B,), each (B, context_length)."""
+        offsets = torch.arange(self.context_length + 1, device=ids.device)
+        windows = ids[starts.to(ids.device, non_blocking=True).unsqueeze(1) + offsets].long()
+        if self.bos_token_id is not None:
+            windows[:, 0] = self.bos_token_id
         return windows[:, :-1], windows[:, 1:]
 
 
-def prepare(text: str, context: int, vocab_size: int | None = None) -> Corpus:
-    """The corpus of a text: by characters, or by a BPE of `vocab_size` tokens learned from its first part."""
-    cut = int(len(text) * (1 - HELD_BACK))
+def prepare(text: str, context_length: int, vocab_size: int | None = None) -> Corpus:
+    """Tokenize a text into a corpus with windows of `context_length` tokens.
+
+    Each character is a token, or, with `vocab_size`, a BPE of that size is learned from the training part.
+    The last tenth of the text is the validation part.
+    """
+    split = int(len(text) * (1 - VALIDATION_SHARE))
     if not text:
-        raise ValueError("corpus: expected text, got nothing")
+        raise ValueError("corpus: expected text, got an empty string")
     if vocab_size is None:
-        tokenizer = tokens.characters(text)
+        tokenizer = tokens.character_tokenizer(text)
     else:
-        tokenizer = tokens.byte_pairs([text[:cut]], vocab_size)
-    train, validation = (as_ids(tokens.encode(tokenizer, part)) for part in (text[:cut], text[cut:]))
-    return Corpus(train, validation, tokenizer, context, hashlib.sha256(text.encode()).hexdigest())
+        tokenizer = tokens.bpe_tokenizer([text[:split]], vocab_size)
+    train, validation = (
+        token_tensor(tokens.encode(tokenizer, part)) for part in (text[:split], text[split:])
+    )
+    return Corpus(train, validation, tokenizer, context_length, hashlib.sha256(text.encode()).hexdigest())
 
 
-def as_ids(ids: np.ndarray) -> Tensor:
+def token_tensor(ids: np.ndarray) -> Tensor:
+    """Token ids as an int32 tensor, the dtype of a corpus."""
     return torch.from_numpy(ids.astype(np.int32))
 
 
 def read(path: Path) -> str:
-    """The text of a file; ValueError says what is wrong with it."""
+    """The text of a UTF-8 file; a ValueError says why it cannot be read."""
     if not path.exists():
-        raise ValueError(f"corpus: expected a text file, but there is no {path}")
+        raise ValueError(f"corpus: expected a text file, but {path} does not exist")
     if path.is_dir():
         raise ValueError(f"corpus: expected a text file, got the folder {path}")
     data = path.read_bytes()
@@ -115,33 +138,33 @@ def read(path: Path) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"corpus: expected UTF-8 text, but {path} is not, at byte {error.start}: "
+            f"corpus: expected UTF-8 text, but {path} is not at byte {error.start}: "
             "is it binary, or in another encoding?"
         ) from None
     if "\0" in text:
-        raise ValueError(f"corpus: expected text, but {path} holds zero bytes: it is binary, or UTF-16")
+        raise ValueError(f"corpus: expected text, but {path} contains zero bytes: it is binary, or UTF-16")
     return text
 
 
 def python_documentation() -> str:
-    """The text that every Python carries: the language's topics and the standard library's docstrings."""
+    """The documentation in every Python: the help topics and the docstrings of the standard library."""
     from pydoc_data.topics import topics
 
     library = Path(sysconfig.get_path("stdlib"))
-    left_out = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "__pycache__"}
-    sources = (path for path in library.rglob("*.py") if not left_out & set(path.relative_to(library).parts))
-    found = [text for _, text in sorted(topics.items())]
+    excluded = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "__pycache__"}
+    sources = (path for path in library.rglob("*.py") if not excluded & set(path.relative_to(library).parts))
+    texts = [text for _, text in sorted(topics.items())]
     for path in sorted(sources):
-        found += docstrings(path)
-    return "\n\n".join(text.strip() for text in found) + "\n"
+        texts += read_docstrings(path)
+    return "\n\n".join(text.strip() for text in texts) + "\n"
 
 
-def docstrings(path: Path) -> Iterator[str]:
-    """The docstrings of a source file, read without running it."""
+def read_docstrings(path: Path) -> Iterator[str]:
+    """The docstrings of a source file, which is parsed but not run."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # some files are there to be wrong
+    except (SyntaxError, ValueError):  # some files of the library are invalid on purpose
         return
     for node in ast.walk(tree):
         if isinstance(node, documented) and (text := ast.get_docstring(node)):

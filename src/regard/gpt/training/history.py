@@ -1,110 +1,214 @@
-"""A training run as the page shows it: what every head did at each evaluation, with the losses beside.
+"""The history of a training run: two JSON-lines files in its folder, written and read here and nowhere else.
 
-Reads `heads.jsonl` and `metrics.jsonl` of a run's folder, which are plain text; it needs neither the model
-nor the checkpoints. This file knows those two files; it does not know training.
+`metrics.jsonl` has a line for each step (loss, learning rate, gradient norm) and one for each evaluation
+(validation loss, sample). `heads.jsonl` has a line for each evaluation: every score of every head, on
+validation text and on repeated random tokens. This file knows their names and their layout; it knows neither
+the model nor the training loop.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-MOST = 64  # evaluations that are shown: a longer run is thinned out evenly
-LOSSES = 256  # points of the training loss, each the mean over the steps up to it
-SAMPLE = 400  # characters of what the model wrote
-ON = ("text", "repeats")
+import torch
+from torch import Tensor
+
+from regard.atomic import atomic_write
+from regard.heads import HeadScores
+
+METRICS_FILE, HEADS_FILE = "metrics.jsonl", "heads.jsonl"
+INPUTS = ("text", "repeats")
+"""What the heads are scored on: validation text, and repeated random tokens."""
+
+MAX_EVALUATIONS = 64  # evaluations that are returned; those of a longer run are thinned out evenly
+MAX_LOSSES = 256  # points of the training loss, each the mean over the steps since the last one
+MAX_SAMPLE = 400  # characters of a sample
 
 
-def read_run(folder: str | PathLike[str]) -> dict[str, Any]:
-    """What `Contents(time=…)` takes, from a folder that `regard train` wrote.
+class StepMetrics(NamedTuple):
+    """The figures of one optimizer step."""
 
-    `steps`; for "text" and "repeats" each score's `heads` (step, layer, head) and `null` (step); `validation`
-    and `sample` by step; and the training `loss`, thinned. None stands where there was no number.
+    step: int
+    loss: float
+    learning_rate: float
+    gradient_norm: float
+
+
+# Writing
+
+
+def append_steps(
+    folder: Path, steps: Sequence[StepMetrics], tokens_per_second: float, seconds: float
+) -> None:
+    """Append the metrics of steps; the last line gets the speed and the seconds since the run began."""
+    lines: list[dict[str, Any]] = [metrics._asdict() for metrics in steps]
+    lines[-1] |= {"tokens_per_second": round(tokens_per_second), "seconds": round(seconds, 2)}
+    _append(folder / METRICS_FILE, lines)
+
+
+def append_evaluation(
+    folder: Path, step: int, *, validation: float, seconds: float, sample: str, scores: Mapping[str, Any]
+) -> None:
+    """Append an evaluation.
+
+    `validation` is the validation loss, `seconds` the time since the run began, `sample` a text that the
+    model wrote, and `scores` a table from `score_table` for each of `INPUTS`.
     """
-    folder = Path(folder)
-    lines = _last_of_each_step(_lines(folder / "heads.jsonl"))
-    if not lines:
-        raise ValueError(f"run: {folder / 'heads.jsonl'} holds no evaluation yet")
-    lines = [lines[i] for i in _evenly(len(lines), MOST)]
-    metrics = list(_lines(folder / "metrics.jsonl")) if (folder / "metrics.jsonl").exists() else []
-    judged = {line["step"]: line for line in metrics if "validation" in line}
-    steps = [line["step"] for line in lines]
-    try:
-        found = {on: _scores(lines, on) for on in ON if on in lines[0]}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"run: {folder / 'heads.jsonl'} is not as a run writes it: {error!r}") from None
+    metrics = {"step": step, "validation": validation, "seconds": round(seconds, 2), "sample": sample}
+    _append(folder / METRICS_FILE, [metrics])
+    _append(folder / HEADS_FILE, [{"step": step, **scores}])
+
+
+def score_table(scores: Sequence[HeadScores], baselines: Sequence[HeadScores]) -> dict[str, Any]:
+    """The scores of every layer (each (B, H)) as plain data: the mean over the batch, and the baseline.
+
+    For each score, `heads` has a row for each layer with a number for each head, and `null` is the mean score
+    of uniform attention. A number is NaN if the score is undefined on every text.
+    """
     return {
-        "name": folder.resolve().name,
-        "steps": steps,
-        **found,
-        "validation": [_number(judged.get(step, {}).get("validation")) for step in steps],
-        "sample": [str(judged.get(step, {}).get("sample", ""))[:SAMPLE] for step in steps],
-        "loss": _thinned([(line["step"], line["loss"]) for line in metrics if "loss" in line]),
+        name: {
+            "heads": [[round(x, 5) for x in layer.nanmean(0).tolist()] for layer in _fields(scores, name)],
+            "null": round(float(torch.stack(_fields(baselines, name)).nanmean()), 5),
+        }
+        for name in HeadScores._fields
     }
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run's file that hold a step; the last may be unfinished."""
+def truncate(folder: Path, step: int, evaluated: int) -> None:
+    """Remove the lines that a killed run wrote after its checkpoint, and an incomplete last line.
+
+    The checkpoint is of `step`, and its last evaluation was at step `evaluated`.
+    """
+    for name in (METRICS_FILE, HEADS_FILE):
+        path = folder / name
+        if not path.exists():
+            continue
+        kept = []
+        for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if line["step"] <= (step if "loss" in line else evaluated) and text.endswith("\n"):
+                kept.append(text)
+        with atomic_write(path) as file:
+            file.write_text("".join(kept), encoding="utf-8")
+
+
+def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _fields(layers: Sequence[HeadScores], name: str) -> list[Tensor]:
+    """One score of every layer, (B, H) each."""
+    return [getattr(layer, name) for layer in layers]
+
+
+# Reading
+
+
+def has_history(folder: Path) -> bool:
+    """Whether a folder holds the history of a training run."""
+    return (folder / HEADS_FILE).is_file()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of the metrics file of a run; an incomplete last line is left out."""
+    return list(_read_lines(folder / METRICS_FILE))
+
+
+def read_run(folder: str | PathLike[str]) -> dict[str, Any]:
+    """The history of a run as plain data for the page, from a folder that `regard train` wrote.
+
+    It has `steps`, the steps of the evaluations; for "text" and "repeats" each score's `heads` (step, layer,
+    head) and `null` (step); `validation` and `sample` of each evaluation; and the training `loss`, thinned.
+    None stands for a number that is missing, NaN or infinite.
+    """
+    folder = Path(folder)
+    heads_file = folder / HEADS_FILE
+
+    # A resumed run may have evaluated a step twice: the later line counts.
+    by_step = {line["step"]: line for line in _read_lines(heads_file)}
+    if not by_step:
+        raise ValueError(f"run: {heads_file} holds no evaluation yet")
+    evaluations = [by_step[step] for step in sorted(by_step)]
+    evaluations = [evaluations[i] for i in _spread(len(evaluations), MAX_EVALUATIONS)]
+    steps = [line["step"] for line in evaluations]
+    try:
+        scores = {name: _read_scores(evaluations, name) for name in INPUTS if name in evaluations[0]}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"run: {heads_file} is not a history of `regard train`: {error!r}") from None
+
+    metrics = read_metrics(folder) if (folder / METRICS_FILE).exists() else []
+    validation = {line["step"]: line for line in metrics if "validation" in line}
+    return {
+        "name": folder.resolve().name,
+        "steps": steps,
+        **scores,
+        "validation": [_number(validation.get(step, {}).get("validation")) for step in steps],
+        "sample": [str(validation.get(step, {}).get("sample", ""))[:MAX_SAMPLE] for step in steps],
+        "loss": _mean_losses([(line["step"], line["loss"]) for line in metrics if "loss" in line]),
+    }
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file that have a step; the last line may be incomplete."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(
             f"run: expected a folder that `regard train` wrote, with {path.name} in it: {error}"
         ) from None
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, json_line in enumerate(text.splitlines(), start=1):
         try:
-            found = json.loads(line)
+            line = json.loads(json_line)
         except ValueError:
             if text.endswith("\n") or number < len(text.splitlines()):
                 raise ValueError(f"run: line {number} of {path} is not JSON") from None
             continue
-        if isinstance(found, dict) and isinstance(found.get("step"), int):
-            yield found
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            yield line
 
 
-def _last_of_each_step(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In order of steps; a resumed run may have evaluated one twice."""
-    found = {line["step"]: line for line in lines}
-    return [found[step] for step in sorted(found)]
-
-
-def _scores(lines: Sequence[dict[str, Any]], on: str) -> dict[str, Any]:
-    """Every score by name: its table of every step, all of the first one's shape."""
-    shape = [len(layer) for layer in next(iter(lines[0][on].values()))["heads"]]
-    out = {}
-    for name in lines[0][on]:
-        tables = [line[on][name]["heads"] for line in lines]
+def _read_scores(lines: Sequence[dict[str, Any]], inputs: str) -> dict[str, Any]:
+    """Each score on `inputs` over all steps; a ValueError if the number of heads changes."""
+    shape = [len(layer) for layer in next(iter(lines[0][inputs].values()))["heads"]]
+    scores = {}
+    for name in lines[0][inputs]:
+        tables = [line[inputs][name]["heads"] for line in lines]
         if any([len(layer) for layer in table] != shape for table in tables):
             raise ValueError(f"run: the number of heads changes during the run ({name})")
-        out[name] = {
+        scores[name] = {
             "heads": [[[_number(x) for x in layer] for layer in table] for table in tables],
-            "null": [_number(line[on][name]["null"]) for line in lines],
+            "null": [_number(line[inputs][name]["null"]) for line in lines],
         }
-    return out
+    return scores
 
 
-def _thinned(losses: list[tuple[int, float]]) -> dict[str, list[Any]]:
-    """Means over equal pieces of the run, each at its last step."""
+def _mean_losses(losses: list[tuple[int, float]]) -> dict[str, list[Any]]:
+    """The mean losses of at most `MAX_LOSSES` equal intervals of the run, each at its last step."""
     losses.sort()
-    count = min(LOSSES, len(losses))
+    count = min(MAX_LOSSES, len(losses))
     edges = [i * len(losses) // max(count, 1) for i in range(count + 1)]
-    pieces = [losses[a:b] for a, b in pairwise(edges)]
+    intervals = [losses[start:end] for start, end in pairwise(edges)]
     return {
-        "steps": [piece[-1][0] for piece in pieces],
-        "values": [_number(sum(x for _, x in piece) / len(piece)) for piece in pieces],
+        "steps": [interval[-1][0] for interval in intervals],
+        "values": [_number(sum(x for _, x in interval) / len(interval)) for interval in intervals],
     }
 
 
-def _evenly(count: int, most: int) -> list[int]:
-    """At most so many numbers below `count`, the first and the last among them."""
-    if count <= most:
+def _spread(count: int, limit: int) -> list[int]:
+    """At most `limit` indices below `count`, evenly spread, the first and the last included."""
+    if count <= limit:
         return list(range(count))
-    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+    return [round(i * (count - 1) / (limit - 1)) for i in range(limit)]
 
 
 def _number(value: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""How weights move: AdamW with decay on matrices only, and a learning rate that warms up and then falls."""
+"""AdamW with weight decay on matrices only, and a learning rate with linear warmup and cosine decay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def adamw(model: nn.Module, *, weight_decay: float, betas: tuple[float, float]) -> torch.optim.AdamW:
-    """AdamW in one fused operation. Matrices decay; biases and norms, which are vectors, do not."""
+    """Fused AdamW for a model. Matrices decay; vectors, which are biases and norms, do not."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     groups = [
         {"params": [weight for weight in weights if weight.ndim >= 2], "weight_decay": weight_decay},
@@ -18,14 +18,15 @@ def adamw(model: nn.Module, *, weight_decay: float, betas: tuple[float, float]) 
     return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas, fused=True)
 
 
-def learning_rate(step: int, done: float, *, warmup: int, highest: float, lowest: float) -> float:
-    """The rate at a step: in a line up to `highest`, then a half cosine down to `lowest`.
+def learning_rate(step: int, progress: float, *, warmup: int, highest: float, lowest: float) -> float:
+    """The learning rate of a step: linear up to `highest`, then a half cosine down to `lowest`.
 
-    `done` is how much of the run after the warm-up lies behind, from 0 to 1.
+    `warmup` is the number of warmup steps, and `progress` the part of the run after them that is done, from 0
+    to 1.
 
     >>> [learning_rate(step, step / 8, warmup=3, highest=4, lowest=0) for step in (0, 2, 4, 8)]
     [1.0, 3.0, 2.0, 0.0]
     """
     if step < warmup:
         return highest * (step + 1) / (warmup + 1)
-    return lowest + (highest - lowest) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+    return lowest + (highest - lowest) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2

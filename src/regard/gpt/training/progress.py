@@ -1,7 +1,6 @@
-"""What is seen while a model trains: a bar in a terminal, plain lines elsewhere.
+"""The progress of a training run: a bar in a terminal, a line from time to time elsewhere.
 
-A run stays the same whoever watches. Rich draws the bar; without it, or in a log file, a line comes now and
-then.
+This file only prints; it does not influence the run.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """How far a run is. `total` is in steps, or in seconds for a run that is measured in time."""
+    """Prints the progress of a run. `total` and `done` are in steps, or in seconds for a run by the clock."""
 
     def __init__(self, total: float, done: float = 0.0, quiet: bool = False) -> None:
         self.total, self.quiet = total, quiet
-        self._began, self._before = time.perf_counter(), done
+        self._started, self._done_before = time.perf_counter(), done
         self._last_line = 0.0
         self._bar: Any = None
         if not quiet and sys.stderr.isatty():
-            self._bar = _bar(total, done)
+            self._bar = _start_bar(total, done)
 
     def show(self, done: float, step: int, loss: float, speed: float) -> None:
-        """The newest figures: loss in nats a token, speed in tokens a second."""
+        """Show the newest figures: the loss in nats per token, the speed in tokens per second."""
         figures = f"loss {loss:.4f}  {speed:,.0f} tokens/s"
         now = time.perf_counter()
         if self._bar is not None:
@@ -34,13 +33,13 @@ class Progress:
             )
         elif not self.quiet and now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
-            spent = now - self._began
-            rate = (done - self._before) / spent if spent > 0 else 0.0
-            left = max(0.0, self.total - done) / rate if rate > 0 else 0.0
-            self.say(f"step {step}  {figures}  {clock(left)} left")
+            elapsed = now - self._started
+            rate = (done - self._done_before) / elapsed if elapsed > 0 else 0.0
+            remaining = max(0.0, self.total - done) / rate if rate > 0 else 0.0
+            self.print(f"step {step}  {figures}  {clock(remaining)} left")
 
-    def say(self, text: str) -> None:
-        """A line that stays, above the bar."""
+    def print(self, text: str) -> None:
+        """Print a text, above the bar if there is one."""
         if self.quiet:
             return
         if self._bar is not None:
@@ -49,6 +48,7 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -65,7 +65,8 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _bar(total: float, done: float) -> Any:
+def _start_bar(total: float, done: float) -> Any:
+    """A bar in the terminal; None without Rich, which training does without on a machine that lacks it."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn

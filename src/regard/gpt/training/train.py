@@ -1,103 +1,47 @@
-"""Training: steps taken, losses and head scores written down, and nothing lost when it is stopped.
+"""The training loop: optimizer steps, evaluations, and checkpoints from which a run resumes.
 
-A run lives in a folder: `checkpoint.safetensors`, from which it goes on; the best model so far, which
-`GPT.from_pretrained(folder)` opens; `metrics.jsonl`, a line a step; `heads.jsonl`, a line an evaluation.
-What comes at a step is a function of the settings and the step alone, so a run that is killed and resumed
-ends with the same numbers, bit for bit on a CPU.
+The folder of a run holds its checkpoint (`checkpoints`), the best model so far, which
+`GPT.from_pretrained(folder)` loads, and its history (`history`). A step depends only on the settings and on
+its number, so that a run that was killed and resumed ends with the same numbers, bit for bit on a CPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.atomic import atomic_write
-from regard.attention.arguments import check_positive, check_whole_number
 from regard.gpt.config import Config
 from regard.gpt.model import GPT
-from regard.gpt.training import checkpoints
+from regard.gpt.training import checkpoints, history
 from regard.gpt.training.corpus import Corpus
-from regard.gpt.training.evaluation import head_scores, loss, validation_loss
+from regard.gpt.training.evaluation import head_scores, next_token_loss, validation_loss
+from regard.gpt.training.history import StepMetrics
 from regard.gpt.training.optimizer import adamw, learning_rate
 from regard.gpt.training.progress import Progress
-from regard.processes import Processes, joined
+from regard.gpt.training.settings import TrainingSettings
+from regard.processes import Processes, process_group
 
-METRICS, HEADS = "metrics.jsonl", "heads.jsonl"
-SHOWN_EVERY = 10  # steps between looks at the losses, for which a GPU has to be waited for
+LOG_EVERY = 10  # steps between reads of the losses, each of which waits for the GPU
 SAMPLE_TOKENS = 200
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How a model is trained; the defaults are nanoGPT's for a CPU.
-
-    - `batch` windows a process reads at once, `accumulate` times a step.
-    - `learning_rate` after `warmup` steps, falling to `lowest_rate` at the end.
-    - `evaluate_every` steps on at most `evaluate_tokens` tokens; `save_every` steps a checkpoint.
-    - `minutes`: the schedule follows the clock instead of `steps`, for a machine that is lent for a while;
-      such a run cannot be repeated bit for bit.
-    - `precision`: "auto" is bfloat16 where a GPU has it, float32 elsewhere. `compile`: by `torch.compile`.
-    """
-
-    steps: int = 2000
-    batch: int = 12
-    accumulate: int = 1
-    learning_rate: float = 1e-3
-    lowest_rate: float = 1e-4
-    warmup: int = 100
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.99
-    clip: float = 1.0
-    seed: int = 1337
-    evaluate_every: int = 250
-    evaluate_tokens: int = 131072
-    save_every: int = 250
-    minutes: float | None = None
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "accumulate", "evaluate_every", "evaluate_tokens", "save_every"):
-            object.__setattr__(self, name, check_whole_number(name, getattr(self, name)))
-        for name in ("warmup", "seed"):
-            object.__setattr__(self, name, check_whole_number(name, getattr(self, name), 0))
-        for name in ("learning_rate", "clip"):
-            check_positive(name, getattr(self, name))
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected from 0 to below 1, got {getattr(self, name)!r}")
-        if not 0 <= self.lowest_rate <= self.learning_rate:
-            raise ValueError(
-                f"lowest_rate: expected from 0 to {self.learning_rate}, the highest, got {self.lowest_rate!r}"
-            )
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay: expected at least 0, got {self.weight_decay!r}")
-        if self.minutes is not None:
-            check_positive("minutes", self.minutes)
-        if self.precision not in ("auto", "float32", "bfloat16"):
-            raise ValueError(f"precision: expected 'auto', 'float32' or 'bfloat16', got {self.precision!r}")
-
-
-class Outcome(NamedTuple):
-    """Where a run ended."""
+class TrainingResult(NamedTuple):
+    """The end of a run, or of the part of it before it was stopped."""
 
     step: int
     finished: bool
-    best: float
+    best_loss: float
     """The lowest validation loss, which is that of the model in the folder."""
 
 
@@ -105,301 +49,333 @@ def train(
     config: Config,
     corpus: Corpus,
     folder: Path,
-    settings: Settings = Settings(),  # noqa: B008 (immutable)
+    settings: TrainingSettings = TrainingSettings(),  # noqa: B008 (immutable)
     *,
     resume: bool = False,
     device: str | None = None,
     quiet: bool = False,
-) -> Outcome:
-    """Train a GPT on a corpus, in a folder that is made if its parent exists.
+) -> TrainingResult:
+    """Train a GPT on a corpus.
 
-    A folder that holds a run is left alone unless `resume` says to go on with it, with the same config,
-    settings and text. Ctrl-C, or SIGTERM, saves and returns; `finished` is False then.
+    - `config`: the model, with the corpus's `vocab_size` and `context_length`.
+    - `folder`: the folder of the run, which is created if its parent exists. A folder that holds a run is
+      refused unless `resume` is True; then config, settings and text must be those that it was started with.
+    - `settings`: the hyperparameters.
+    - `device`: "cpu" or "cuda"; by default a GPU if there is one.
+    - `quiet`: print no progress.
+
+    Ctrl-C or SIGTERM saves a checkpoint and returns a result with `finished=False`.
     """
     folder = Path(folder)
-    if corpus.vocab_size > config.vocab_size or corpus.context != config.context:
+    if corpus.vocab_size > config.vocab_size or corpus.context_length != config.context_length:
         raise ValueError(
-            f"config: expected vocab_size={corpus.vocab_size} and context={corpus.context}, the corpus's, "
-            f"got {config.vocab_size} and {config.context}"
+            f"config: expected the corpus's vocab_size={corpus.vocab_size} and "
+            f"context_length={corpus.context_length}, got {config.vocab_size} and {config.context_length}"
         )
-    with joined(device) as us:
-        if us.count > 1 and settings.minutes is not None:
+    with process_group(device) as ranks:
+        if ranks.world_size > 1 and settings.minutes is not None:
             raise ValueError("minutes: expected None for several processes, whose clocks differ: give steps")
-        found = _open(folder, config, corpus, settings, resume)
-        run = Run(config, corpus, folder, settings, us, quiet)
-        if found is not None:
-            run.restore(*found)
+        checkpoint = _find_checkpoint(folder, config, corpus, settings, resume)
+        run = TrainingRun(config, corpus, folder, settings, ranks, quiet)
+        if checkpoint is not None:
+            run.restore(*checkpoint)
         try:
-            with _stopping() as stop:
-                return run.go(stop)
+            with _stop_on_signal() as stop:
+                return run.run(stop)
         except OSError as error:
-            raise OSError(f"{error}; the checkpoint of step {run.saved} in {folder} is whole") from None
+            raise OSError(
+                f"{error}; the checkpoint of step {run.saved_step} in {folder} is complete"
+            ) from None
         finally:
             run.progress.close()
 
 
-def _open(
-    folder: Path, config: Config, corpus: Corpus, settings: Settings, resume: bool
+def _find_checkpoint(
+    folder: Path, config: Config, corpus: Corpus, settings: TrainingSettings, resume: bool
 ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The checkpoint to go on from, if there is one; refuses to write over a run, or to mix two."""
+    """The checkpoint to resume from, if there is one.
+
+    A ValueError refuses to overwrite another run or model, and to resume with other arguments.
+    """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"out: expected a folder, got the file {folder}")
     if not folder.absolute().parent.is_dir():
-        raise ValueError(f"out: expected a folder in one that exists: make {folder.absolute().parent} first")
-    found = checkpoints.load(folder)
-    if found is not None and not resume:
         raise ValueError(
-            f"out: {folder} holds a run at step {found[1]['step']}: "
-            "add --resume to go on with it, or choose another folder"
+            f"out: expected a folder whose parent exists: create {folder.absolute().parent} first"
         )
-    if found is None and folder.is_dir() and any(folder.glob("model*.safetensors")):
-        raise ValueError(f"out: {folder} holds a model but no run to resume: choose another folder")
-    if found is not None:
-        asked = {**config.to_json(), **dataclasses.asdict(settings), "corpus": corpus.digest}
-        for name, now in asked.items():
-            if (before := found[1]["asked"].get(name)) != now:
-                raise ValueError(
-                    f"{name}: expected {before!r}, as the run in {folder} was begun with, got {now!r}"
-                )
-    return found
+    checkpoint = checkpoints.load(folder)
+    if checkpoint is None:
+        if folder.is_dir() and any(folder.glob("model*.safetensors")):
+            raise ValueError(f"out: {folder} holds a model but no run to resume: choose another folder")
+        return None
+    state = checkpoint[1]
+    if not resume:
+        raise ValueError(
+            f"out: {folder} holds a run at step {state['step']}: "
+            "add --resume to continue it, or choose another folder"
+        )
+    for name, value in _arguments(config, corpus, settings).items():
+        if (started_with := state["arguments"].get(name)) != value:
+            raise ValueError(
+                f"{name}: expected {started_with!r}, with which the run in {folder} was started, "
+                f"got {value!r}"
+            )
+    return checkpoint
 
 
-class Run:
-    """One training run, from its first step or from a checkpoint on."""
+def _arguments(config: Config, corpus: Corpus, settings: TrainingSettings) -> dict[str, Any]:
+    """All that a run depends on, as plain data: a resumed run must have the same."""
+    return {**config.to_json(), **dataclasses.asdict(settings), "corpus": corpus.digest}
+
+
+class TrainingRun:
+    """The state of a run, and its loop, from the first step or from a checkpoint."""
 
     def __init__(
-        self, config: Config, corpus: Corpus, folder: Path, settings: Settings, us: Processes, quiet: bool
+        self,
+        config: Config,
+        corpus: Corpus,
+        folder: Path,
+        settings: TrainingSettings,
+        ranks: Processes,
+        quiet: bool,
     ) -> None:
-        self.settings, self.folder, self.us = settings, folder, us
-        self.asked = {**config.to_json(), **dataclasses.asdict(settings), "corpus": corpus.digest}
-        self.corpus = corpus.to(us.device)
+        self.settings, self.folder, self.ranks = settings, folder, ranks
+        self.arguments = _arguments(config, corpus, settings)
+        self.corpus = corpus.to(ranks.device)
         torch.manual_seed(settings.seed)
-        self.model = GPT(config).to(us.device)
+        self.model = GPT(config).to(ranks.device)
         self.model.tokenizer = corpus.tokenizer
-        s = settings
-        self.optimizer = adamw(self.model, weight_decay=s.weight_decay, betas=(s.beta1, s.beta2))
+        betas = settings.beta1, settings.beta2
+        self.optimizer = adamw(self.model, weight_decay=settings.weight_decay, betas=betas)
         self.step = 0
-        self.evaluated = self.saved = -1  # at which step that was done last
-        self.best = math.inf
-        self.spent = self.warm = 0.0  # seconds of earlier runs of this one; when the warm-up ended
-        self.pending: list[tuple[int, float, Tensor, Tensor]] = []  # step, rate, loss and gradient norm
-        self.quiet = quiet or not us.first
+        self.evaluated_step = self.saved_step = -1  # the steps of the last evaluation and checkpoint
+        self.best_loss = math.inf
+        self.earlier_seconds = 0.0  # of this run, before it was resumed
+        self.warmup_seconds = 0.0  # when the warmup ended
+        self.pending: list[tuple[int, float, Tensor, Tensor]] = []  # step, learning rate, loss, gradient norm
+        self.quiet = quiet or not ranks.is_main
         self.progress = Progress(1, quiet=True)
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go on from a checkpoint; what was written down after it is forgotten, since it will come again."""
+        """Continue from a checkpoint; the history after it is removed, since it will be written again."""
         checkpoints.restore(tensors, self.model, self.optimizer)
-        self.step, self.evaluated, self.spent = state["step"], state["evaluated"], state["spent"]
-        self.warm, self.saved = state["warm"], self.step
-        self.best = math.inf if state["best"] is None else state["best"]
-        if self.us.first:
-            _forget_after(self.folder / METRICS, self.step, self.evaluated)
-            _forget_after(self.folder / HEADS, self.step, self.evaluated)
+        self.step, self.evaluated_step = state["step"], state["evaluated_step"]
+        self.earlier_seconds, self.warmup_seconds = state["seconds"], state["warmup_seconds"]
+        self.saved_step = self.step
+        self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
+        if self.ranks.is_main:
+            history.truncate(self.folder, self.step, self.evaluated_step)
 
-    def go(self, stop: threading.Event) -> Outcome:
-        """Train until the end, or until `stop` is set, which is saved too."""
+    def run(self, stop: threading.Event) -> TrainingResult:
+        """Train until the end, or until `stop` is set; a checkpoint is saved in both cases."""
         s = self.settings
-        if self.us.first:
+        if self.ranks.is_main:
             self.folder.mkdir(exist_ok=True)
-            for kind in (".*.safetensors.*", ".*.json*.*"):  # of a save that was killed
-                for unfinished in self.folder.glob(kind):
-                    unfinished.unlink()
-        self.began = time.perf_counter()
+            self._remove_temporary_files()
+        self.started = time.perf_counter()
         total = s.steps if s.minutes is None else s.minutes * 60
-        self.progress = Progress(total, self._done_of_total(), self.quiet)
-        shared = self.us.shared(self.model)
+        self.progress = Progress(total, self._done(), self.quiet)
+        parallel = self.ranks.data_parallel(self.model)
 
         def forward(inputs: Tensor, targets: Tensor) -> Tensor:
-            return loss(shared(inputs), targets)
+            return next_token_loss(parallel(inputs), targets)
 
         compiled = torch.compile(forward, dynamic=False) if s.compile else forward
-        self._mark()
-        if self.saved < 0:
+        self._restart_timer()
+        if self.saved_step < 0:
             self._save()
         while True:
-            ended = self.step >= s.steps if s.minutes is None else self._seconds() >= s.minutes * 60
-            if self.evaluated != self.step and (ended or self.step % s.evaluate_every == 0):
+            # Evaluate and save when due, then take a step.
+            ended = self._done() >= total
+            if self.evaluated_step != self.step and (ended or self.step % s.evaluate_every == 0):
                 self._evaluate()
-            if self.saved != self.step and (ended or self.step % s.save_every == 0):
+            if self.saved_step != self.step and (ended or self.step % s.save_every == 0):
                 self._save()
             if ended:
-                return Outcome(self.step, True, self.best)
-            self._take_step(shared, compiled)
-            if self.step % SHOWN_EVERY == 0:
-                self._write_down()
-            if self._anyone(stop):
+                return TrainingResult(self.step, True, self.best_loss)
+            self._take_step(parallel, compiled)
+            if self.step % LOG_EVERY == 0:
+                self._log()
+            if self._should_stop(stop):
                 self._save()
-                return Outcome(self.step, False, self.best)
+                return TrainingResult(self.step, False, self.best_loss)
 
-    def _take_step(self, shared: torch.nn.Module, forward: Any) -> None:
-        s = self.settings
-        done = self._done()
-        if self.step == s.warmup:
-            self.warm = self._seconds()
-        rate = learning_rate(self.step, done, warmup=s.warmup, highest=s.learning_rate, lowest=s.lowest_rate)
+    def _remove_temporary_files(self) -> None:
+        """Remove what a save that was killed has left."""
+        for pattern in (".*.safetensors.*", ".*.json*.*"):
+            for path in self.folder.glob(pattern):
+                path.unlink()
+
+    def _take_step(self, parallel: torch.nn.Module, forward: Any) -> None:
+        """One optimizer step; `forward` computes the loss of a batch with the model `parallel`."""
+        s, ranks = self.settings, self.ranks
+        progress = self._progress_after_warmup()
+        if self.step == s.warmup_steps:
+            self.warmup_seconds = self._seconds()
+        rate = learning_rate(
+            self.step, progress, warmup=s.warmup_steps, highest=s.learning_rate, lowest=s.min_learning_rate
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if self.model.config.dropout:
-            # Dropout, too, is a function of the step and the process.
-            drawn = np.random.SeedSequence((s.seed, self.step, self.us.rank)).generate_state(1, np.uint64)
-            torch.manual_seed(int(drawn[0]) >> 1)
-        windows = s.batch * self.us.count * s.accumulate
-        summed = torch.zeros((), device=self.us.device)
-        for turn in range(s.accumulate):
-            part = self.us.part(s.batch, turn * s.batch * self.us.count)
-            inputs, targets = self.corpus.batch(s.seed, self.step, windows, part)
-            with self.us.apart(shared, turn < s.accumulate - 1):
-                with self._precision():
-                    mean = forward(inputs, targets) / s.accumulate
-                mean.backward()
-            summed += mean.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), s.clip)
+            # Dropout depends only on the seed, the step and the rank.
+            seed = np.random.SeedSequence((s.seed, self.step, ranks.rank)).generate_state(1, np.uint64)
+            torch.manual_seed(int(seed[0]) >> 1)
+
+        # Gradients of all batches of the step, averaged over the ranks with the last one.
+        windows = s.batch_size * ranks.world_size * s.gradient_accumulation_steps
+        loss = torch.zeros((), device=ranks.device)
+        for number in range(s.gradient_accumulation_steps):
+            rows = ranks.local_slice(s.batch_size, number * s.batch_size * ranks.world_size)
+            inputs, targets = self.corpus.training_batch(s.seed, self.step, windows, rows)
+            with ranks.no_sync(parallel, enabled=number < s.gradient_accumulation_steps - 1):
+                with self._autocast():
+                    share = forward(inputs, targets) / s.gradient_accumulation_steps
+                share.backward()
+            loss += share.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), s.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
-        self.pending.append((self.step, rate, summed, norm))
+        self.pending.append((self.step, rate, loss, norm))
 
-    def _precision(self) -> torch.autocast:
-        kind, wanted = self.us.device.type, self.settings.precision
-        half = wanted == "bfloat16" or (
-            wanted == "auto" and kind == "cuda" and torch.cuda.is_bf16_supported()
+    def _autocast(self) -> torch.autocast:
+        """A block that computes in bfloat16, if the settings and the device say so."""
+        device_type, precision = self.ranks.device.type, self.settings.precision
+        enabled = precision == "bfloat16" or (
+            precision == "auto" and device_type == "cuda" and torch.cuda.is_bf16_supported()
         )
-        return torch.autocast(kind, torch.bfloat16, enabled=half)
+        return torch.autocast(device_type, torch.bfloat16, enabled=enabled)
 
     def _seconds(self) -> float:
-        return self.spent + time.perf_counter() - self.began
-
-    def _done_of_total(self) -> float:
-        return self.step if self.settings.minutes is None else self._seconds()
+        """Seconds of training, those before it was resumed included."""
+        return self.earlier_seconds + time.perf_counter() - self.started
 
     def _done(self) -> float:
-        """How much of the run after the warm-up lies behind, from 0 to 1."""
+        """Steps done, or seconds for a run by the clock."""
+        return self.step if self.settings.minutes is None else self._seconds()
+
+    def _progress_after_warmup(self) -> float:
+        """The part of the run after the warmup that is done, from 0 to 1."""
         s = self.settings
         if s.minutes is None:
-            return (self.step - s.warmup) / max(1, s.steps - s.warmup)
-        return (self._seconds() - self.warm) / max(1e-9, s.minutes * 60 - self.warm)
+            return (self.step - s.warmup_steps) / max(1, s.steps - s.warmup_steps)
+        return (self._seconds() - self.warmup_seconds) / max(1e-9, s.minutes * 60 - self.warmup_seconds)
 
-    def _anyone(self, stop: threading.Event) -> bool:
-        """Whether any process was told to stop: all of them stop at the same step, so they ask each other."""
-        if self.us.count == 1 or self.step % SHOWN_EVERY:
-            return self.us.count == 1 and stop.is_set()
-        flag = torch.tensor(float(stop.is_set()), device=self.us.device)
-        return bool(self.us.total(flag) > 0)
+    def _should_stop(self, stop: threading.Event) -> bool:
+        """Whether `stop` is set on any rank: all of them must stop at the same step."""
+        if self.ranks.world_size == 1 or self.step % LOG_EVERY:
+            return self.ranks.world_size == 1 and stop.is_set()
+        flag = torch.tensor(float(stop.is_set()), device=self.ranks.device)
+        return bool(self.ranks.sum(flag) > 0)
 
-    def _mark(self) -> None:
-        """From here on the speed is measured: evaluations do not count."""
-        self._since, self._steps_since = time.perf_counter(), self.step
+    def _restart_timer(self) -> None:
+        """Start measuring the speed again, so that evaluations and saves do not count."""
+        self._timer_start, self._timer_step = time.perf_counter(), self.step
 
-    def _write_down(self) -> None:
-        """The losses since the last time, a line each."""
+    def _log(self) -> None:
+        """Write the metrics of the steps since the last call; a ValueError if a loss is not finite."""
         if not self.pending:
             return
         steps, rates, losses, norms = zip(*self.pending, strict=True)
-        # Every process has its own windows: the loss of a step is that of all of them.
-        means = (self.us.total(torch.stack(losses)) / self.us.count).tolist()
+        # Every rank has its own windows: the loss of a step is the mean over the ranks.
+        means = (self.ranks.sum(torch.stack(losses)) / self.ranks.world_size).tolist()
         self.pending.clear()
-        if not all(map(math.isfinite, means)):
-            raise ValueError(
-                f"the loss is no number any more, from step {steps[0]} on: try a lower learning_rate; "
-                f"the checkpoint of step {self.saved} is from before"
-            )
-        tokens = self.settings.batch * self.settings.accumulate * self.us.count * self.corpus.context
-        now = time.perf_counter()
-        speed = tokens * (self.step - self._steps_since) / max(1e-9, now - self._since)
-        lines = [
-            {"step": step, "loss": mean, "learning_rate": rate, "gradient_norm": norm}
-            for step, rate, mean, norm in zip(steps, rates, means, torch.stack(norms).tolist(), strict=True)
-        ]
-        lines[-1] |= {"tokens_per_second": round(speed), "seconds": round(self._seconds(), 2)}
-        self._append(METRICS, *lines)
-        self.progress.show(self._done_of_total(), self.step, means[-1], speed)
-        self._mark()
+        for step, mean in zip(steps, means, strict=True):
+            if not math.isfinite(mean):
+                raise ValueError(
+                    f"loss became NaN or inf at step {step}. Lower learning_rate and resume from the "
+                    f"checkpoint of step {self.saved_step}."
+                )
+        s = self.settings
+        tokens = (
+            s.batch_size * s.gradient_accumulation_steps * self.ranks.world_size * self.corpus.context_length
+        )
+        seconds = max(1e-9, time.perf_counter() - self._timer_start)
+        speed = tokens * (self.step - self._timer_step) / seconds
+        if self.ranks.is_main:
+            rows = zip(steps, means, rates, torch.stack(norms).tolist(), strict=True)
+            history.append_steps(self.folder, [StepMetrics(*row) for row in rows], speed, self._seconds())
+        self.progress.show(self._done(), self.step, means[-1], speed)
+        self._restart_timer()
 
     def _evaluate(self) -> None:
-        """The validation loss, a sample and what every head does; the best model so far is kept."""
-        self._write_down()
+        """Append the validation loss, a sample and the head scores to the history; save the best model."""
+        self._log()
         s = self.settings
         self.model.eval()
-        with self._precision():
-            judged = validation_loss(self.model, self.corpus, s.evaluate_tokens, 4 * s.batch, self.us)
-        if self.us.first:
-            text = self._sample()
-            seconds = round(self._seconds(), 2)
-            self._append(
-                METRICS, {"step": self.step, "validation": judged, "seconds": seconds, "sample": text}
+        with self._autocast():
+            validation = validation_loss(
+                self.model, self.corpus, s.evaluate_tokens, 4 * s.batch_size, self.ranks
             )
-            self._append(HEADS, {"step": self.step, **head_scores(self.model, self.corpus)})
-            self.progress.say(f"step {self.step}  validation loss {judged:.4f}\n{_indented(text)}")
-            if judged < self.best:
+        if self.ranks.is_main:
+            sample = self._sample()
+            history.append_evaluation(
+                self.folder,
+                self.step,
+                validation=validation,
+                seconds=self._seconds(),
+                sample=sample,
+                scores=head_scores(self.model, self.corpus),
+            )
+            indented = "\n".join(f"    {line}" for line in sample.splitlines())
+            self.progress.print(f"step {self.step}  validation loss {validation:.4f}\n{indented}")
+            if validation < self.best_loss:
                 self.model.save(self.folder)
-        self.best = min(self.best, judged)
+        self.best_loss = min(self.best_loss, validation)
         self.model.train()
-        self.us.wait()
-        self.evaluated = self.step
-        self._mark()
+        self.ranks.barrier()
+        self.evaluated_step = self.step
+        self._restart_timer()
 
     def _sample(self) -> str:
-        start, context = self.corpus.start, self.corpus.context
-        first = [int(self.corpus.validation[0])] if start is None else [start]
+        """A text that the model writes, from the beginning-of-text token or the first validation token."""
+        bos_token_id, context_length = self.corpus.bos_token_id, self.corpus.context_length
+        prompt = [int(self.corpus.validation[0]) if bos_token_id is None else bos_token_id]
         ids = self.model.generate(
-            first, max_new_tokens=min(SAMPLE_TOKENS, context - 1), temperature=0.8, seed=self.settings.seed
+            prompt,
+            max_new_tokens=min(SAMPLE_TOKENS, context_length - 1),
+            temperature=0.8,
+            seed=self.settings.seed,
         )
         text: str = self.corpus.tokenizer.decode(ids)
         return text
 
     def _save(self) -> None:
-        self._write_down()
-        if self.us.first:
-            best = self.best if math.isfinite(self.best) else None
-            state = {"step": self.step, "evaluated": self.evaluated, "best": best, "asked": self.asked}
-            state |= {"spent": self._seconds(), "warm": self.warm}
+        """Write a checkpoint."""
+        self._log()
+        if self.ranks.is_main:
+            state = {
+                "step": self.step,
+                "evaluated_step": self.evaluated_step,
+                "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
+                "seconds": self._seconds(),
+                "warmup_seconds": self.warmup_seconds,
+                "arguments": self.arguments,
+            }
             checkpoints.save(self.folder, self.model, self.optimizer, state)
-        self.us.wait()
-        self.saved = self.step
-        self._mark()
-
-    def _append(self, name: str, *lines: dict[str, Any]) -> None:
-        if self.us.first:
-            with (self.folder / name).open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _forget_after(path: Path, step: int, evaluated: int) -> None:
-    """Drop the lines that a killed run wrote after its last checkpoint, and one that it did not finish."""
-    if not path.exists():
-        return
-    kept = []
-    for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if line["step"] <= (step if "loss" in line else evaluated) and text.endswith("\n"):
-            kept.append(text)
-    with atomic_write(path) as file:
-        file.write_text("".join(kept), encoding="utf-8")
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
+        self.ranks.barrier()
+        self.saved_step = self.step
+        self._restart_timer()
 
 
 @contextmanager
-def _stopping() -> Iterator[threading.Event]:
+def _stop_on_signal() -> Iterator[threading.Event]:
     """An event that the first Ctrl-C or SIGTERM sets; a second one interrupts at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
-    def asked(number: int, frame: object) -> None:
+    def handle(number: int, frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

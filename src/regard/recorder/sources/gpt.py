@@ -56,11 +56,12 @@ def _beginning(states: Callable[..., Tensor], recording: Recording) -> Callable[
     """A GPT's `states`, through which both a plain call and `generate` go."""
 
     @functools.wraps(states)
-    def begin(ids: Tensor, *, real: Tensor | None = None, **others: Any) -> Tensor:
-        seen = real.detach().cpu() if isinstance(real, Tensor) else None
-        recording.begin(Tokens(ids.detach().cpu().clone() if isinstance(ids, Tensor) else None, None, seen))
+    def begin(input_ids: Tensor, *, attention_mask: Tensor | None = None, **others: Any) -> Tensor:
+        ids = input_ids.detach().cpu().clone() if isinstance(input_ids, Tensor) else None
+        is_token = attention_mask.detach().cpu().bool() if isinstance(attention_mask, Tensor) else None
+        recording.begin(Tokens(ids, None, is_token))
         with recording.forward_pass():
-            return states(ids, real=real, **others)
+            return states(input_ids, attention_mask=attention_mask, **others)
 
     return begin
 

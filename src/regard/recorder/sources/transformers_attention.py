@@ -50,7 +50,7 @@ def register() -> None:
         from transformers.masking_utils import AttentionMaskInterface
         from transformers.modeling_utils import AttentionInterface
     except ImportError:
-        raise ImportError("capture of Transformers' models needs a Transformers of 4.54 or later") from None
+        raise ImportError("capture of Transformers' models needs Transformers 5.0 or later") from None
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, rule_mask)
 

@@ -30,6 +30,7 @@ from regard.maps import AttentionMap, storage
 from regard.recorder.certificate import Evidence
 from regard.recorder.result import Capture, Layer, LayerData
 from regard.recorder.storage import layer_file
+from regard.version import __version__
 
 FORMAT = "regard.capture 1"
 INDEX = "capture.json"
@@ -185,9 +186,7 @@ def _rows(table: Tensor | None) -> list[list[int]] | None:
 
 def versions() -> dict[str, str]:
     """What the capture was made with."""
-    import regard
-
-    found = {"regard": regard.__version__, "torch": torch.__version__}
+    found = {"regard": __version__, "torch": torch.__version__}
     if (transformers := sys.modules.get("transformers")) is not None:
         found["transformers"] = transformers.__version__
     return found

@@ -264,7 +264,7 @@ interface GenerationStart {
 /** The same number of both ways. */
 interface BothWays {
   cached: number;
-  anew: number;
+  recomputed: number;
 }
 
 /** A generation as far as it went. */
@@ -279,8 +279,8 @@ interface GenerationStep {
   seconds: BothWays;
   computed: BothWays;
   keys_read: BothWays;
-  held: number;
-  held_by_policy: number;
+  cache_bytes: number;
+  policy_bytes: number;
   difference: number;
   same: boolean;
   lost: number[][]; // layer, head

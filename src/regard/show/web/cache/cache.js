@@ -186,14 +186,24 @@ export function cache(root, app) {
      * @param {"computed" | "keys_read" | "seconds"} name
      * @returns {(step: GenerationStep) => number}
      */
-    const anew = (name) => (step) => step[name].anew;
+    const recomputed = (name) => (step) => step[name].recomputed;
     /** @type {[string, number, number, (n: number) => string][]} */
     const rows = [
-      ["Tokens × layers computed", sum(cached("computed")) * layers, sum(anew("computed")) * layers, count],
-      ["Keys read, all layers and heads", sum(cached("keys_read")), sum(anew("keys_read")), count],
-      ["Time for a token (median)", middle(cached("seconds")), middle(anew("seconds")), milliseconds],
-      ["Time for the first, with the prompt", steps[0].seconds.cached, steps[0].seconds.anew, milliseconds],
-      ["Held in memory", latest.held, 0, (n) => (n ? bytes(n) : "nothing")],
+      [
+        "Tokens × layers computed",
+        sum(cached("computed")) * layers,
+        sum(recomputed("computed")) * layers,
+        count,
+      ],
+      ["Keys read, all layers and heads", sum(cached("keys_read")), sum(recomputed("keys_read")), count],
+      ["Time for a token (median)", middle(cached("seconds")), middle(recomputed("seconds")), milliseconds],
+      [
+        "Time for the first, with the prompt",
+        steps[0].seconds.cached,
+        steps[0].seconds.recomputed,
+        milliseconds,
+      ],
+      ["Held in memory", latest.cache_bytes, 0, (n) => (n ? bytes(n) : "nothing")],
     ];
     const same = steps.filter((step) => step.same).length;
     const apart = Math.max(...steps.map((step) => step.difference));
@@ -232,7 +242,7 @@ export function cache(root, app) {
      * @returns {[number, number][]}
      */
     const points = (pick) => steps.map((step) => [step.position, pick(step) * 1000]);
-    const high = Math.max(...steps.flatMap((step) => [step.seconds.cached, step.seconds.anew])) * 1000;
+    const high = Math.max(...steps.flatMap((step) => [step.seconds.cached, step.seconds.recomputed])) * 1000;
     times.draw({
       label: `The time for each token; for the last ${both(latest.seconds)}`,
       x: {
@@ -243,7 +253,7 @@ export function cache(root, app) {
       },
       y: { title: "milliseconds", low: 0, high: high * 1.05, say: String },
       series: [
-        { name: "without", kind: "other", points: points(anew("seconds")) },
+        { name: "without", kind: "other", points: points(recomputed("seconds")) },
         { name: "with", kind: "own", points: points(cached("seconds")) },
       ],
     });
@@ -296,7 +306,8 @@ const plain = (token) =>
     .join("\n");
 
 /** @param {BothWays} seconds */
-const both = ({ cached, anew }) => `${milliseconds(cached)} with the cache, ${milliseconds(anew)} without`;
+const both = ({ cached, recomputed }) =>
+  `${milliseconds(cached)} with the cache, ${milliseconds(recomputed)} without`;
 
 /**
  * The first sentence of a text, to begin with.

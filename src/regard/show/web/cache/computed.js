@@ -4,7 +4,7 @@
 import { last } from "../common/arrays.js";
 import { contextOf } from "../common/dom.js";
 
-const WAYS = /** @type {const} */ (["anew", "cached"]);
+const WAYS = /** @type {const} */ (["recomputed", "cached"]);
 
 /**
  * Draws both ways into a canvas, what is computed in the colour `run` and what is read in `read`.
@@ -47,6 +47,6 @@ export function drawComputed(canvas, steps, run, read) {
   canvas.setAttribute(
     "aria-label",
     `At the last step ${latest.computed.cached} token of ${latest.position} goes through the model with the cache, ` +
-      `and all ${latest.computed.anew} without it`,
+      `and all ${latest.computed.recomputed} without it`,
   );
 }

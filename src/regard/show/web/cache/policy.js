@@ -179,8 +179,8 @@ export function policy(root, app, generated) {
     const latestStep = last(steps);
     said.textContent =
       `Keeping ${some(start.sinks, "first key")} and the latest ${start.window} while writing: the mean over ` +
-      `${some(steps.length, "written token")}. The cache would hold ${bytes(latestStep.held_by_policy)} instead of ` +
-      `${bytes(latestStep.held)}.`;
+      `${some(steps.length, "written token")}. The cache would hold ${bytes(latestStep.policy_bytes)} instead of ` +
+      `${bytes(latestStep.cache_bytes)}.`;
     more.textContent =
       latestStep.position <= start.window + start.sinks
         ? "The text is still shorter than this cache, so nothing is lost yet."

@@ -1,7 +1,6 @@
-"""The text that `regard inspect` shows when it is given none.
+"""The text that `regard inspect` and `regard heads` read when they are given none.
 
-Names and whole phrases come back in it, word for word, so that heads which look for what came after the
-last time have something to find.
+Names and whole phrases are repeated in it word for word, so that induction heads have something to find.
 """
 
 TITLE = "The lamp at Farrow Point"

@@ -1,0 +1,235 @@
+"""A model by its name, as the commands use it: it reads texts, gives the maps of tokens, and generates.
+
+The page and the head table know no models; this file hands them functions. It knows no pictures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.extras import MissingExtraError, extra
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from regard.gpt import GPT
+    from regard.maps import AttentionMap
+    from regard.recorder import Capture
+    from regard.show.server.line_stream import Tell
+
+
+@dataclass
+class Model:
+    """A model with its tokenizer."""
+
+    title: str
+    module: nn.Module
+    tokenizer: Any
+    vocab_size: int
+    context: int | None
+    """The most tokens that it can read, if there is a limit."""
+    run: Path | None = None
+    """The folder of the training run that made it, if that is there."""
+
+    @classmethod
+    def open(cls, name: str, *, to_generate: bool = False) -> Model:
+        """The model in the box, smollm2, a folder, a .gguf file or a name on the hub.
+
+        A model that `regard.gpt` does not know is opened with Transformers, unless it is `to_generate`.
+        """
+        from regard.gpt import GPT
+
+        try:
+            model = GPT.from_pretrained(name)
+        except ValueError as error:
+            if to_generate or "model_type: expected one of" not in str(error):
+                raise
+            return cls._open_with_transformers(name, error)
+        return cls.of(model, "The model in the box" if name == "default" else Path(name).name, _run_of(name))
+
+    @classmethod
+    def of(cls, model: GPT, title: str, run: Path | None = None) -> Model:
+        """A GPT that is open already."""
+        if model.tokenizer is None:
+            raise ValueError(f"model: {title} came without a tokenizer, so that it cannot read a text")
+        return cls(title, model, model.tokenizer, model.config.vocab_size, model.config.context_length, run)
+
+    @classmethod
+    def _open_with_transformers(cls, name: str, reason: ValueError) -> Model:
+        try:
+            with extra("transformers", "a model type that Regard's GPT does not have"):
+                from transformers import AutoModel, AutoTokenizer, logging
+        except MissingExtraError as error:
+            raise ValueError(f"{reason}; {error}") from None
+        quiet: Any = logging
+        quiet.set_verbosity_error()
+        quiet.disable_progress_bar()
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            model = AutoModel.from_pretrained(name, use_safetensors=True).eval()
+        except Exception as error:  # files of others can fail in any way
+            first = str(error).strip().split("\n")[0]
+            raise ValueError(f"model: {name} could not be opened ({type(error).__name__}: {first})") from None
+        context = getattr(model.config, "max_position_embeddings", None)
+        return cls(Path(name).name, model, tokenizer, len(tokenizer), context)
+
+    def to(self, device: torch.device) -> Model:
+        self.module.to(device)
+        return self
+
+    def encode(self, text: str, *, whole: bool = False) -> list[int]:
+        """The tokens of a text; if it is `whole`, with the special tokens around it."""
+        if hasattr(self.tokenizer, "encode_batch"):  # of `tokenizers`
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=whole).ids
+        else:
+            ids = self.tokenizer(text, add_special_tokens=whole)["input_ids"]
+        return ids
+
+    @cached_property
+    def start(self) -> int | None:
+        """The token that the tokenizer puts before a text, if it does."""
+        special = self.encode("", whole=True)
+        return special[0] if special else None
+
+    @property
+    def boundary(self) -> int | None:
+        """The token to put before random tokens: the start, or else the token that ends a text."""
+        if self.start is not None:
+            return self.start
+        if hasattr(self.tokenizer, "token_to_id"):
+            end: int | None = self.tokenizer.token_to_id("<|endoftext|>")
+        else:
+            end = getattr(self.tokenizer, "eos_token_id", None)
+        return end
+
+    def read(self, text: str, tell: Tell = lambda doing, done, of: None) -> Capture:
+        """Capture the model while it reads a text; `tell` is called after each layer.
+
+        The text is tokenised once: a long one takes seconds.
+        """
+        from regard.recorder import capture
+        from regard.recorder.context import model_inputs
+        from regard.recorder.tokens import encoded
+
+        encoding = encoded(self.tokenizer, text)
+        tokens = encoding["input_ids"].shape[1]
+        if self.context is not None and tokens > self.context:
+            raise ValueError(
+                f"text: expected at most {self.context:,} tokens, which is how much this model can read, "
+                f"got {tokens:,}: shorten it"
+            )
+        inputs: dict[str, Any] = model_inputs(self.module, encoding)
+        with _telling_layers(self.module, tell):
+            seen: Capture = capture(self.module, tokenizer=self.tokenizer, values=True, text=None, **inputs)
+        seen.model = self.title
+        return seen
+
+    def maps(
+        self, ids: Tensor, check: Callable[[Capture], None] = lambda capture: None
+    ) -> list[AttentionMap]:
+        """The map of every layer for tokens (B, T); `check` gets the capture, with its certificate."""
+        from regard.recorder import capture
+        from regard.recorder.context import model_inputs
+
+        inputs: dict[str, Any] = model_inputs(self.module, {"input_ids": ids})
+        seen: Capture = capture(self.module, text=None, **inputs)
+        check(seen)
+        return seen.maps
+
+    @property
+    def can_generate(self) -> bool:
+        from regard.gpt import GPT
+
+        return isinstance(self.module, GPT)
+
+    @property
+    def _gpt(self) -> GPT:
+        from regard.gpt import GPT
+
+        if not isinstance(self.module, GPT):
+            raise ValueError(f"model: {self.title} can be read with, but Regard cannot generate with it")
+        return self.module
+
+    def stream(self, prompt: str, *, stop: list[str], **options: Any) -> Iterator[str]:
+        """Continue a prompt, piece by piece. Options are those of `GPT.stream`."""
+        model = self._gpt
+        return model.stream(prompt, stop=[*model.config.eos_token_id, *stop], **options)
+
+    def generate(self, text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
+        """Continue a text for the page, which shows what a cache saves.
+
+        The lines are {"start": …}, a {"step": …} for each token, and {"end": …}.
+        """
+        from regard.gpt.cache_demo import CacheTiming, compare_with_and_without_cache
+        from regard.recorder.tokens import encoded, spelled
+
+        model = self._gpt
+        ids = encoded(self.tokenizer, text)["input_ids"]
+        steps = compare_with_and_without_cache(
+            model, ids[0].tolist(), tokens=tokens, window=window, sinks=sinks
+        )
+        config = model.config
+        yield {
+            "start": {
+                "tokens": spelled(self.tokenizer, ids)[0],
+                "layers": config.num_layers,
+                "heads": config.num_heads,
+                "kv_heads": config.num_kv_heads,
+                "context": config.context_length,
+                "window": window,
+                "sinks": sinks,
+            }
+        }
+        written: list[int] = []
+        for step in steps:
+            written.append(step.token_id)
+            line = {k: v._asdict() if isinstance(v, CacheTiming) else v for k, v in step._asdict().items()}
+            token = spelled(self.tokenizer, ids.new_tensor([[step.token_id]]))[0][0]
+            yield {"step": {"token": token, **line}}
+        ended = bool(written) and written[-1] in config.eos_token_id
+        why = "end" if ended else "tokens" if len(written) == tokens else "context"
+        yield {"end": {"why": why, "text": self.tokenizer.decode(written)}}
+
+    def digest(self) -> str:
+        """SHA-256 of the weights."""
+        import torch
+
+        sha256 = hashlib.sha256()
+        for name, weight in self.module.state_dict().items():
+            sha256.update(name.encode())
+            sha256.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return sha256.hexdigest()
+
+
+@contextmanager
+def _telling_layers(model: nn.Module, tell: Tell) -> Iterator[None]:
+    """Call `tell` after each layer. The longest list of modules in a model holds its layers."""
+    from torch import nn
+
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    layers = max(lists, key=len, default=nn.ModuleList())
+    tell("reading", 0, len(layers))
+    hooks = [
+        layer.register_forward_hook(lambda *_, done=number: tell("reading", done, len(layers)))
+        for number, layer in enumerate(layers, start=1)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _run_of(name: str) -> Path | None:
+    from regard.gpt.loader import BOX
+    from regard.gpt.training.history import has_history
+
+    folder = BOX if name == "default" else Path(name)
+    return folder if has_history(folder) else None

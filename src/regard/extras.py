@@ -1,0 +1,31 @@
+"""Optional libraries. A missing one is answered with the command that installs it.
+
+with extra("app", "regard.plot"):
+    import matplotlib.pyplot as plt
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class MissingExtraError(ImportError):
+    """A library of one of the extras is not installed."""
+
+
+@contextmanager
+def extra(name: str, purpose: str) -> Iterator[None]:
+    """Import libraries of an extra inside the block.
+
+    MissingExtraError says that `purpose` needs the one which is missing, and how to install the extra `name`.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library in ("", "regard"):
+            raise
+        raise MissingExtraError(
+            f'{purpose} needs {library}, which is not installed: pip install "regard[{name}]"', name=library
+        ) from None

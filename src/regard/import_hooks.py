@@ -1,0 +1,54 @@
+"""Call a function after another library has been imported, without importing that library ourselves."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+
+def call_after_import(watched: str, module: str, function: str) -> None:
+    """Call `module.function()` after the module `watched` is imported: now, if it is imported already.
+
+    `module` is imported at that moment. An ImportError in it is ignored, so that an old version of the
+    watched library can still be imported.
+    """
+    if watched in sys.modules:
+        _call(module, function)
+    else:
+        sys.meta_path.insert(0, _Finder(watched, module, function))
+
+
+class _Finder(MetaPathFinder):
+    """Finds the watched module as Python would, and adds the call to the end of its execution."""
+
+    def __init__(self, watched: str, module: str, function: str) -> None:
+        self.watched, self.module, self.function = watched, module, function
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self.watched:
+            return None
+        sys.meta_path.remove(self)  # it is needed once; and the search below must not come here again
+        spec = find_spec(fullname)
+        loader = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def execute_then_call(module: ModuleType) -> None:
+                execute(module)
+                _call(self.module, self.function)
+
+            loader.exec_module = execute_then_call  # type: ignore[method-assign]
+        return spec
+
+
+def _call(module: str, function: str) -> None:
+    with contextlib.suppress(ImportError):
+        getattr(import_module(module), function)()

@@ -1,0 +1,179 @@
+"""The wheel: built from the files in git, installed into a clean environment, and used there.
+
+The environment gets PyTorch and the other dependencies as links to those of this Python, and nothing else:
+what the wheel's metadata does not ask for cannot be imported in it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable
+from email.message import Message
+from email.parser import Parser
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+LIBRARY_ONLY = Path(__file__).parent / "library_only.py"
+WITH_APP = Path(__file__).parent / "with_app.py"
+
+
+def run(*command: object, folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command away from the source tree, and check how it ends."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"OMP_NUM_THREADS": "1", "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
+    result = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, cwd=folder, env=environment
+    )
+    assert result.returncode == code, result.stdout + result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of the files that git knows or would add."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", folder=ROOT).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():  # and not removed since
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, source / name)
+    here = importlib.util.find_spec("hatchling") is not None  # then it takes no network
+    isolation = ["--no-build-isolation"] if here else []
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    run(*pip, "wheel", "--no-deps", *isolation, "--wheel-dir", out, source, folder=out)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def about(wheel: Path) -> Message:
+    """The wheel's metadata."""
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = (name for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(opened.read(name).decode())
+
+
+def required(about: Message, extra: str = "") -> set[str]:
+    """The names of what the wheel asks for: always, or for an extra as well."""
+    requirements = map(Requirement, about.get_all("Requires-Dist", []))
+    return {
+        needed.name
+        for needed in requirements
+        if needed.marker is None or needed.marker.evaluate({"extra": extra})
+    }
+
+
+def with_dependencies(names: Iterable[str]) -> dict[str, metadata.Distribution]:
+    """Distributions of this Python by name, with everything that they ask for."""
+    found: dict[str, metadata.Distribution] = {}
+    waiting = [(name, "") for name in names]
+    seen = set()
+    while waiting:
+        name, extra = waiting.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        found[name] = distribution = metadata.distribution(name)
+        for needed in map(Requirement, distribution.requires or []):
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                waiting += [(needed.name, extra) for extra in ("", *needed.extras)]
+    return found
+
+
+def link(names: Iterable[str], folder: Path) -> None:
+    """Link the packages of distributions into a folder."""
+    folder.mkdir(exist_ok=True)
+    for distribution in with_dependencies(names).values():
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__", "bin"}:
+            target = Path(str(distribution.locate_file(top)))
+            if not (folder / top).exists() and target.exists():
+                (folder / top).symlink_to(target)
+
+
+class Environment:
+    """A virtual environment with the wheel in it, and with the packages that it was given."""
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", folder=folder)
+        self.folder, self.python = folder, folder / "venv" / "bin" / "python"
+        (site,) = (folder / "venv").glob("lib/python*/site-packages")
+        (site / "packages.pth").write_text(str(folder / "packages"))
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.python]
+        run(*pip, "install", "--no-deps", "--no-index", "--no-compile", wheel, folder=folder)
+
+    def give(self, requirements: Iterable[str]) -> None:
+        link(requirements, self.folder / "packages")
+
+    def regard(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """The command `regard`, as it was installed."""
+        return run(self.python.parent / "regard", *arguments, folder=self.folder, code=code)
+
+
+def test_what_is_in_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        names = set(opened.namelist())
+        licences = {
+            name.rpartition("/")[2]: opened.read(name).decode() for name in names if "/licenses/" in name
+        }
+    source = ROOT / "src"
+    listed = run(
+        "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "src", folder=ROOT
+    ).stdout
+    files = {name.removeprefix("src/") for name in listed.split("\0") if name and (ROOT / name).is_file()}
+    packed = {name for name in names if ".dist-info/" not in name}
+    assert packed == files, "the wheel holds the files of src and no others"
+    box = {
+        f"regard/gpt/box/{name}"
+        for name in ("model.safetensors", "tokenizer.json", "config.json", "README.md")
+    }
+    page = {str(path.relative_to(source)) for path in (source / "regard" / "show").rglob("*.js")}
+    assert page
+    assert packed >= box | page | {"regard/py.typed"}
+    assert any(name.endswith("index.html") for name in packed)
+    assert not [name for name in names if "test_" in name or name.startswith(("tests/", "benchmarks/"))]
+    assert set(licences) == {"LICENSE", "NOTICE"}
+    assert "Apache License" in licences["LICENSE"]
+    assert "CC BY-SA 4.0" in licences["NOTICE"]
+    assert wheel.stat().st_size < 12e6
+
+
+def test_what_it_asks_for(about: Message) -> None:
+    assert about["License-Expression"] == "Apache-2.0 AND CC-BY-SA-4.0"
+    plain = {"torch", "numpy", "safetensors"}
+    assert required(about) == plain
+    extras = {name: required(about, name) - plain for name in about.get_all("Provides-Extra", [])}
+    assert set(extras) == {"all", "app", "dev", "gguf", "parquet", "tokenizers", "transformers"}
+    assert extras["tokenizers"] == {"huggingface-hub", "tokenizers"}
+    assert extras["app"] == extras["tokenizers"] | {"matplotlib", "rich", "starlette", "typer", "uvicorn"}
+    assert extras["transformers"] == {"transformers"}
+    assert extras["gguf"] == extras["tokenizers"] | {"gguf"}
+    assert extras["parquet"] == {"pyarrow"}
+    assert extras["all"] == extras["app"] | extras["transformers"] | extras["gguf"] | extras["parquet"]
+    assert extras["dev"] > extras["all"]
+
+
+def test_it_works_in_a_clean_environment(wheel: Path, about: Message, tmp_path: Path) -> None:
+    environment = Environment(tmp_path, wheel)
+
+    # The library needs torch, NumPy and safetensors only.
+    environment.give(required(about))
+    works = run(environment.python, "-W", "error", LIBRARY_ONLY, folder=tmp_path)
+    assert works.stdout == f"regard {about['Version']} works\n"
+    missing = environment.regard("--version", code=1)
+    sentence = 'the command `regard` needs typer, which is not installed: pip install "regard[app]"'
+    assert (missing.stdout, missing.stderr) == ("", f"regard: {sentence}\n")
+
+    # The command needs the app extra only.
+    environment.give(required(about, "app"))
+    assert environment.regard("--version").stdout == f"regard {about['Version']}\n"
+    works = run(environment.python, "-W", "error", WITH_APP, "--version", folder=tmp_path)
+    assert works.stdout == f"regard {about['Version']}\n"

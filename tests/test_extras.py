@@ -1,0 +1,134 @@
+"""A missing optional library is answered with the command that installs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import regard
+from regard.__main__ import main
+from regard.cli import app
+from regard.extras import MissingExtraError, extra
+from regard.gpt import GPT
+from regard.gpt.tokens import characters
+from regard.heads import HeadTable
+from regard.stages.walkthrough import walk
+from tests.captures import captured
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes libraries impossible to import, as if they were not installed."""
+
+    class Missing:
+        def __init__(self) -> None:
+            self.names: set[str] = set()
+
+        def find_spec(self, name: str, path: Any, target: Any = None) -> None:
+            if name.partition(".")[0] in self.names:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    finder = Missing()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+
+    def hide(*names: str) -> None:
+        finder.names.update(names)
+        for module in list(sys.modules):
+            if module.partition(".")[0] in names:
+                monkeypatch.delitem(sys.modules, module)
+
+    return hide
+
+
+def needs(library: str, name: str = "app") -> Any:
+    message = rf'needs {library}, which is not installed: pip install "regard\[{name}\]"$'
+    return pytest.raises(MissingExtraError, match=message)
+
+
+def test_other_import_errors_stay_what_they_are() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"), extra("app", "this"):
+        import regard.no_such_module  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name"), extra("app", "this"):
+        from json import no_such_name  # noqa: F401
+
+
+def test_figures(without: Any, tmp_path: Path) -> None:
+    without("matplotlib")
+    m = regard.attention_map(torch.randn(4, 8), torch.randn(4, 8))
+    with needs("matplotlib"):
+        regard.plot(m)
+    with needs("matplotlib"):
+        captured(6).figure(0, 0)
+    with needs("matplotlib"):
+        captured(6).figure(0)
+    with needs("matplotlib"):
+        regard.causal.plot(8)
+
+
+def test_the_terminal(without: Any) -> None:
+    without("rich")
+    table = HeadTable([], texts=1, tokens=0)
+    with needs("rich"):
+        str(table)
+    with needs("rich"):
+        walk()
+
+
+def test_the_server(without: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    without("uvicorn", "starlette")
+    for module in [name for name in sys.modules if name.startswith("regard.show.server")]:
+        monkeypatch.delitem(sys.modules, module)
+    with needs("(uvicorn|starlette)"):
+        captured(6).show(open=False, block=False)
+
+
+def test_a_page_needs_nothing(without: Any, tmp_path: Path) -> None:
+    without("matplotlib", "rich", "starlette", "typer", "uvicorn")
+    captured(6).save(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_tokenizers(without: Any) -> None:
+    without("tokenizers")
+    with needs("tokenizers"):
+        characters("abc")
+    with needs("tokenizers"):
+        GPT.from_pretrained("default")
+
+
+def test_a_command_says_it_in_one_line(
+    without: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without("tokenizers")
+    monkeypatch.setattr(sys, "argv", ["regard", "generate", "The sea"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    said = (
+        'regard: the tokenizer of box needs tokenizers, which is not installed: pip install "regard[app]"\n'
+    )
+    assert capsys.readouterr() == ("", said)
+
+
+def test_the_command_without_typer(without: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    without("typer")
+    for module in [name for name in sys.modules if name.startswith("regard.cli")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delattr(regard, "cli")
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = 'regard: the command `regard` needs typer, which is not installed: pip install "regard[app]"'
+    assert end.value.code == said
+
+
+def test_parquet(without: Any, tmp_path: Path) -> None:
+    without("pyarrow")
+    (tmp_path / "corpus.txt").write_text("some text")
+    options = ["survey", str(tmp_path / "corpus.txt"), "--out", str(tmp_path / "a.parquet")]
+    result = CliRunner().invoke(app, options)
+    assert isinstance(result.exception, MissingExtraError)
+    assert str(result.exception).endswith('pip install "regard[parquet]"')

@@ -1,0 +1,156 @@
+"""A test that leaves something behind fails and is named, and a failure says how to repeat the order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import left_behind
+import matplotlib
+import pytest
+import torch
+from torch import nn
+
+HERE = Path(__file__).parent
+
+
+def test_nothing_is_nothing() -> None:
+    assert left_behind.changes(left_behind.state()) == []
+
+
+CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
+    "working directory: ": lambda patch: patch.chdir("/"),
+    "os.environ: LEFT_BEHIND was added": lambda patch: patch.setenv("LEFT_BEHIND", "1"),
+    "os.environ: PATH changed": lambda patch: patch.setenv("PATH", "elsewhere"),
+    "os.environ: PATH is gone": lambda patch: patch.delenv("PATH"),
+    "sys.path: ": lambda patch: patch.syspath_prepend("/nowhere"),
+    "sys.modules: json changed": lambda patch: patch.setitem(sys.modules, "json", None),
+    "sys.modules: json is gone": lambda patch: patch.delitem(sys.modules, "json"),
+    "sys.modules: planted was added": lambda patch: patch.setitem(
+        sys.modules, "planted", types.SimpleNamespace(__file__="<planted>")
+    ),
+    "Matplotlib's settings: font.size changed": lambda patch: patch.setitem(
+        matplotlib.rcParams, "font.size", 3.5
+    ),
+    "torch.nn.functional: scaled_dot_product_attention changed": lambda patch: patch.setattr(
+        nn.functional, "scaled_dot_product_attention", print
+    ),
+    "torch.nn.Module: __call__ changed": lambda patch: patch.setattr(nn.Module, "__call__", print),
+}
+
+
+@pytest.mark.parametrize("said", CHANGES)
+def test_what_was_patched_is_named(said: str) -> None:
+    before = left_behind.state()
+    with pytest.MonkeyPatch.context() as patch:
+        CHANGES[said](patch)
+        (found,) = left_behind.changes(before)
+    assert found.startswith(said)
+    assert left_behind.changes(before) == []
+
+
+SETTINGS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "default dtype": (
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_default_dtype(torch.float32),
+    ),
+    "default device": (lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None)),
+    "threads": (lambda: torch.set_num_threads(2), lambda: torch.set_num_threads(1)),
+    "gradients": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
+    "deterministic": (
+        lambda: torch._C._set_deterministic_algorithms(True),
+        lambda: torch._C._set_deterministic_algorithms(False),
+    ),
+    "fast path": (
+        lambda: torch.backends.mha.set_fastpath_enabled(False),
+        lambda: torch.backends.mha.set_fastpath_enabled(True),
+    ),
+    "flash": (
+        lambda: torch.backends.cuda.enable_flash_sdp(False),
+        lambda: torch.backends.cuda.enable_flash_sdp(True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_flag_that_was_set_is_named(name: str) -> None:
+    change, undo = SETTINGS[name]
+    before = left_behind.state()
+    change()
+    try:
+        found = left_behind.changes(before)
+    finally:
+        undo()
+    assert f"PyTorch's flags: {name} changed" in found
+    assert left_behind.changes(before) == []
+
+
+def test_a_hook_on_every_module_is_named() -> None:
+    before = left_behind.state()
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    found = left_behind.changes(before)
+    hook.remove()
+    assert found == ["hooks on every module: _global_forward_hooks changed"]
+
+
+def test_what_runs_on_is_named_and_what_ends_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, enough = left_behind.state(), threading.Event()
+    thread = threading.Thread(target=enough.wait, name="waiting", daemon=True)
+    thread.start()
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with monkeypatch.context() as patch:
+        patch.setattr(left_behind, "PATIENCE", 0.0)
+        found = left_behind.changes(before)
+    assert [line.split()[:2] for line in found] == [
+        ["threads:", "waiting"],
+        ["processes:", str(process.pid)],
+    ]
+    soon = threading.Timer(0.2, lambda: (enough.set(), process.communicate()))
+    soon.start()
+    assert left_behind.changes(before) == []
+
+
+def test_a_registered_attention_is_named() -> None:
+    attentions = pytest.importorskip("transformers.modeling_utils").AttentionInterface
+    before = left_behind.state()
+    attentions.register("left behind", print)
+    found = left_behind.changes(before)
+    del attentions._global_mapping["left behind"]
+    assert found == ["Transformers' attentions: left behind was added"]
+
+
+LEAVES = """
+import os, random
+
+def test_leaves():
+    os.environ["LEFT"] = "1"
+    print("drew", random.random())
+    assert False
+
+def test_clean():
+    pass
+"""
+
+
+def test_the_test_is_named_and_its_order_can_be_had_again(tmp_path: Path) -> None:
+    (tmp_path / "test_leaves.py").write_text(LEAVES)
+    said = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "conftest", "-n", "1", "-q", "--randomly-seed=25", tmp_path],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTEST_ADDOPTS": "",
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        },
+    ).stdout
+    assert "1 failed, 1 passed, 1 error" in said
+    assert "test_leaves.py::test_leaves left something behind:" in said
+    assert "os.environ: LEFT was added" in said
+    assert said.splitlines()[-2] == "This order again: --randomly-seed=25"

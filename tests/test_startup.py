@@ -1,0 +1,138 @@
+"""What is imported when: nothing heavy by `import regard` or by help, nothing optional by the library.
+
+These tests look at modules, not at clocks; `python -m benchmarks.startup` measures the time.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard.import_hooks import call_after_import
+
+HEAVY = {"torch", "numpy", "safetensors"}
+OPTIONAL = {
+    *("gguf", "huggingface_hub", "matplotlib", "pandas", "pyarrow", "rich", "starlette", "tokenizers"),
+    *("transformers", "typer", "uvicorn"),
+}
+EVERY_NAME = "import regard; [getattr(regard, name) for name in regard.__all__]"
+
+
+def imported_by(program: str) -> set[str]:
+    """The top-level modules that a program has imported when it ends."""
+    end = "import atexit, sys; atexit.register(lambda: print('\\n' + ' '.join(sys.modules)))\n"
+    result = subprocess.run(
+        [sys.executable, "-c", end + program], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert result.returncode in (0, 2), result.stderr  # 2: help, since there was no command
+    return set(result.stdout.splitlines()[-1].split())
+
+
+def test_import_regard_imports_nothing_heavy() -> None:
+    modules = imported_by("import regard; regard.__version__; dir(regard)")
+    assert not modules & (HEAVY | OPTIONAL)
+
+
+def test_every_public_name_needs_only_torch_numpy_and_safetensors() -> None:
+    modules = imported_by(EVERY_NAME)
+    assert modules >= HEAVY
+    assert not modules & OPTIONAL
+    assert "torch._dynamo" not in modules  # takes as long as the rest of PyTorch
+
+
+COMMANDS = ("check", "data", "explain-mistake", "generate", "heads", "inspect", "stages", "survey", "train")
+
+
+def test_help_and_version_import_no_torch() -> None:
+    """One process asks for everything: what any of them imported would be there at the end."""
+    program = """
+import sys
+from regard.__main__ import main
+for arguments in ARGUMENTS:
+    sys.argv = ["regard", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code in (None, 0, 2), (arguments, end.code)
+"""
+    arguments = [[], ["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)]
+    modules = imported_by(program.replace("ARGUMENTS", repr(arguments)))
+    assert "typer" in modules
+    assert not modules & (HEAVY | OPTIONAL - {"rich", "typer"})
+
+
+def test_type_checkers_see_the_names_that_are_imported_when_used() -> None:
+    tree = ast.parse(Path(regard.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == regard._HOME
+    assert sorted(seen) == sorted(regard.__all__)
+
+
+def test_every_name_and_subpackage_is_found() -> None:
+    for name in regard.__all__:
+        assert getattr(regard, name) is vars(regard)[name]  # kept after the first use
+    source = Path(regard.__file__).parent
+    packages = {path.parent.name for path in source.glob("*/__init__.py")}
+    assert packages - {"cli"} | {"testing"} == set(regard._PACKAGES)
+    for name in regard._PACKAGES:
+        assert isinstance(getattr(regard, name), types.ModuleType)
+    assert {*regard.__all__, *regard._PACKAGES, "__version__"} <= set(dir(regard))
+
+
+def test_a_documented_module_is_reached_from_the_package() -> None:
+    assert "regard" in imported_by("import regard; regard.attention.steps.trace")
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="module 'regard' has no attribute 'attention_free'"):
+        _ = regard.attention_free
+    with pytest.raises(ImportError, match="attention_free"):
+        exec("from regard import attention_free")
+
+
+@pytest.mark.parametrize("watched_first", [True, False])
+def test_a_function_is_called_after_an_import(
+    watched_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "watched_library.py").write_text("calls = []\n")
+    (tmp_path / "its_plugin.py").write_text(
+        "import watched_library\ndef register():\n    watched_library.calls.append('registered')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    finders = list(sys.meta_path)
+    try:
+        if watched_first:
+            import watched_library
+        call_after_import("watched_library", "its_plugin", "register")
+        assert ("its_plugin" in sys.modules) == watched_first
+        import watched_library
+
+        assert watched_library.calls == ["registered"]
+        assert sys.meta_path == finders
+    finally:
+        for name in ("watched_library", "its_plugin"):
+            sys.modules.pop(name, None)
+
+
+def test_a_plugin_that_cannot_be_imported_does_not_break_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "watched_library.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        call_after_import("watched_library", "no_such_plugin", "register")
+        import watched_library  # noqa: F401
+    finally:
+        sys.modules.pop("watched_library", None)
