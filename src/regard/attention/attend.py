@@ -173,8 +173,8 @@ def _forced_name() -> str:
     return _forced.get()
 
 
-# This is what `@torch.compiler.assume_constant_result` does. The decorator itself imports torch._dynamo, which
-# takes as long as the rest of PyTorch.
+# This is what `@torch.compiler.assume_constant_result` does. The decorator itself imports torch._dynamo,
+# which takes as long as the rest of PyTorch.
 _forced_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
