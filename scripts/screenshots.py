@@ -1,8 +1,8 @@
-"""The pictures of the page in docs/images, taken in a real Chromium of the model in the box on its own text.
+"""Takes the screenshots in docs/images, in a real Chromium: the page with the bundled model and text.
 
     python scripts/screenshots.py [--out FOLDER] [--all]
 
-With --all every view in both themes and three sizes of window, to look at them.
+--all takes every view, in both themes and three window sizes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ SIZES = {"laptop": (1280, 800), "tablet": (820, 1180), "phone": (390, 844)}
 
 
 class Shot(NamedTuple):
+    """One screenshot: its file name, and the view, theme and window size."""
+
     name: str
     view: str
     theme: str = "light"
     size: tuple[int, int] = SIZES["laptop"]
 
 
-def places(head: str) -> dict[str, str]:
-    """Where each view is looked at: the head that most looks for what came next the last time."""
+def view_states(head: str) -> dict[str, str]:
+    """Return the page's state in each view, as the end of its address; `head` is "layer=…&head=…"."""
     return {
         "map": f"#view=map&{head}",
         "text": f"#view=text&{head}&row=300",
@@ -52,19 +54,21 @@ DOCUMENTS = [
 ]
 
 
-def every() -> Iterator[Shot]:
-    for view, theme, size in product(places(""), ("light", "dark"), SIZES):
+def all_shots() -> Iterator[Shot]:
+    """Yield a shot of every view in both themes and three window sizes."""
+    for view, theme, size in product(view_states(""), ("light", "dark"), SIZES):
         yield Shot(f"{view}-{theme}-{size}", view, theme, SIZES[size])
 
 
-def take(browser: Any, address: str, place: str, shot: Shot, out: Path) -> None:
+def take(browser: Any, address: str, state: str, shot: Shot, out: Path) -> None:
+    """Open the page in a state, wait until it is drawn, and save a screenshot in the folder `out`."""
     width, height = shot.size
     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=shot.theme)
-    page.goto(address + place)
+    page.goto(address + state)
     page.wait_for_selector("main > section:not([hidden])")
     if shot.view == "cache":
         page.get_by_role("button", name="Generate").click()
-        page.get_by_text("each measured both ways").wait_for(timeout=120_000)
+        page.get_by_text("generated, each with the cache").wait_for(timeout=120_000)
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(500)
     page.screenshot(path=out / f"{shot.name}.png")
@@ -84,16 +88,17 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     opened = Model.open("default")
     run = None if opened.run is None else read_run(opened.run)
-    contents = Contents(opened.read(STORY), titles=[TITLE], time=run)
-    best = max(contents.heads(0), key=lambda row: row["scores"]["induction"]["value"])
-    where = places(f"layer={best['layer']}&head={best['head']}")
+    contents = Contents(opened.read(STORY), titles=[TITLE], time=run, start="auto")
+    assert contents.start is not None
+    layer, head = contents.start
+    states = view_states(f"layer={layer}&head={head}")
     with (
         BackgroundServer(Site(contents, opened.read, opened.generate)) as running,
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=chromium.find(), args=["--no-sandbox"])
-        for shot in every() if args.all else DOCUMENTS:
-            take(browser, running.address, where[shot.view], shot, args.out)
+        for shot in all_shots() if args.all else DOCUMENTS:
+            take(browser, running.address, states[shot.view], shot, args.out)
         browser.close()
 
 

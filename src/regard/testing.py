@@ -1,4 +1,4 @@
-"""For anyone's pytest suite: `assert_attention(thing)` fails with a report that says what is wrong.
+"""An assertion for test suites: `assert_attention(thing)` fails with a report that names the mistake.
 
 from regard.testing import assert_attention
 
@@ -15,11 +15,15 @@ from regard.checker.report import Report
 
 
 def assert_attention(thing: Any, **options: Any) -> Report:
-    """Assert that an attention function, module or class is right; takes what `regard.check` takes.
+    """Assert that an attention function, module or class is right.
 
-    Returns the report. AssertionError carries it as its message.
+    Arguments:
+        thing: the function, module or class.
+        options: those of `regard.check`.
+
+    Returns the report. If the check fails, the report is the message of the AssertionError.
     """
-    __tracebackhide__ = True  # pytest then shows the caller's line
+    __tracebackhide__ = True  # pytest shows the caller's line
     report = check(thing, **options)
     if not report.ok:
         raise AssertionError(f"\n{report}")

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from regard.checker.catalogue import CATALOGUE, THEMES, mistake
-from regard.checker.examples import example, planted
+from regard.checker.catalogue import CATALOGUE, THEMES, get_mistake
+from regard.checker.examples import example_program, plant_mistake
 
 
 def test_names_are_kebab_case_and_unique():
@@ -19,15 +19,15 @@ def test_an_entry_says_everything(entry):
     assert entry.what
     assert entry.effect.endswith(".")
     assert entry.fix
-    assert entry.seen
+    assert entry.origin
     assert entry.plants
-    compile(example(entry), entry.name, "exec")
+    compile(example_program(entry), entry.name, "exec")
     for kind in entry.plants:
-        compile(planted(entry, kind), entry.name, "exec")
+        compile(plant_mistake(entry, kind), entry.name, "exec")
 
 
 def test_an_unknown_name_is_answered_with_its_neighbours():
     with pytest.raises(ValueError, match=r"'no-scal'.*no-scale"):
-        mistake("no-scal")
+        get_mistake("no-scal")
     with pytest.raises(ValueError, match="--list"):
-        mistake("zzzzzz")
+        get_mistake("zzzzzz")

@@ -41,8 +41,8 @@ class CausalProjected(Projected):
 @pytest.mark.parametrize("rule", ["causal", "full"])
 def test_without_a_word_behaviour_decides(rule):
     report = check(Projected(32, 4, rule))
-    assert report.ok, report
-    assert any("from its behaviour" in line for line in report.assumed)
+    assert report.ok, str(report)
+    assert any("judging by its behaviour" in line for line in report.assumptions)
 
 
 def test_what_the_caller_says_is_binding():
@@ -55,7 +55,7 @@ def test_a_class_called_causal_must_be_causal():
     report = check(CausalProjected(32, 4, "full"))
     assert report.diagnoses[0].name == "no-mask"
     assert {"output", "causality"} <= {c.name for c in report.failures}
-    assert any("as it says of itself" in line for line in report.assumed)
+    assert any("as its code declares" in line for line in report.assumptions)
 
 
 def test_the_inverted_mask_of_a_published_notebook_is_named_without_a_hint():
@@ -165,7 +165,7 @@ def test_unknown_parts_leave_the_comparison_out_and_the_rest_in():
 
     report = check(Gated())
     assert report.ok
-    assert "gate" in by_name(report.left_out)["output"].detail
+    assert "gate" in by_name(report.skipped)["output"].detail
     assert "batch" in by_name(report.passed)
 
 
@@ -191,15 +191,15 @@ def test_a_cache_that_cannot_be_guessed_needs_three_lines():
 def test_the_message_says_how_to_write_the_adapter():
     kept = LAYER.replace("return out, cache", "self.kept = cache\n        return out")
     report = check(load(kept, "CausalAttention"))
-    assert "def step(module, x, cache)" in by_name(report.left_out)["cache"].detail
+    assert "def step(module, x, cache)" in by_name(report.skipped)["cache"].detail
 
 
-def test_strict_counts_cautions():
+def test_strict_counts_warnings():
     saved = HEAD.replace(", persistent=False", "")
     report = check(load(saved, "CausalHead"))
     assert report.ok
     assert [d.name for d in report.diagnoses] == ["persistent-mask"]
-    assert "1 caution" in report.verdict
+    assert "1 warning" in report.verdict
     assert not check(load(saved, "CausalHead"), strict=True).ok
 
 
@@ -208,6 +208,8 @@ def test_the_report_as_text_json_and_table():
     assert "WRONG" in report.verdict
     assert "no-scale" in str(report)
     assert report.diagnoses[0].fix in str(report)
+    assert repr(report) == f"Report({report.verdict})"
+    assert "\n" not in repr(report)
     data = json.loads(report.to_json())
     assert data["ok"] is False
     assert data["diagnoses"][0]["name"] == "no-scale"

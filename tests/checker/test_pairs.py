@@ -34,7 +34,7 @@ def both(kind, first, second):
 
 
 def drawn(kind, count):
-    names = [m.name for m in CATALOGUE.values() if kind in m.plants and not m.caution]
+    names = [m.name for m in CATALOGUE.values() if kind in m.plants and not m.warning]
     pairs = [pair for pair in itertools.combinations(names, 2) if both(kind, *pair) is not None]
     pairs = [pair for pair in pairs if not any(set(pair) <= group for group in ONE_OF_ITS_OWN)]
     return [(kind, *pair) for pair in random.Random(4).sample(pairs, min(count, len(pairs)))]
@@ -45,5 +45,5 @@ def drawn(kind, count):
 )
 def test_a_pair_is_caught_and_one_is_named(kind, first, second):
     report = regard.checker.check(load(both(kind, first, second), NAMES[kind]))
-    assert not report.ok, report
-    assert {first, second} & {d.name for d in report.diagnoses}, report
+    assert not report.ok, str(report)
+    assert {first, second} & {d.name for d in report.diagnoses}, str(report)

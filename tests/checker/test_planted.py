@@ -4,26 +4,26 @@ import pytest
 
 import regard.checker
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.examples import NAMES, TEMPLATES, planted
+from regard.checker.examples import NAMES, TEMPLATES, plant_mistake
 from tests.checker.planting import load
 
-# A function cannot know whether a cache or a batch is meant: what it does there is a caution.
-ONLY_CAUTIONS = {("top-left-causal", "function"), ("dot-t-on-a-batch", "function")}
+# A function cannot know whether a cache or a batch is meant: what it does there is a warning.
+ONLY_WARNINGS = {("top-left-causal", "function"), ("dot-t-on-a-batch", "function")}
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_the_templates_are_right(kind):
     report = regard.checker.check(load(TEMPLATES[kind], NAMES[kind]))
-    assert report.ok, report
+    assert report.ok, str(report)
     assert report.diagnoses == []
-    assert report.cautions == []
+    assert report.warnings == []
 
 
 @pytest.mark.parametrize(("name", "kind"), [(m.name, kind) for m in CATALOGUE.values() for kind in m.plants])
 def test_a_planted_mistake_is_the_first_diagnosis(name, kind):
-    report = regard.checker.check(load(planted(CATALOGUE[name], kind), NAMES[kind]))
-    caution = CATALOGUE[name].caution or (name, kind) in ONLY_CAUTIONS
-    assert report.ok is caution, report
-    assert report.diagnoses[0].name == name, report
-    assert report.diagnoses[0].caution is caution
-    assert report.failures or report.cautions
+    report = regard.checker.check(load(plant_mistake(CATALOGUE[name], kind), NAMES[kind]))
+    warning = CATALOGUE[name].warning or (name, kind) in ONLY_WARNINGS
+    assert report.ok is warning, str(report)
+    assert report.diagnoses[0].name == name, str(report)
+    assert report.diagnoses[0].warning is warning
+    assert report.failures or report.warnings

@@ -1,4 +1,4 @@
-"""Somebody else's code in its own process: it is answered whatever it does, and nothing is left running."""
+"""Code that is checked in its own process: whatever it does, there is an answer, and no process remains."""
 
 import time
 from itertools import count
@@ -9,7 +9,7 @@ import pytest
 
 from regard.checker import CheckError, sandbox
 from regard.checker.examples import HEAD
-from regard.checker.sandbox import check_apart
+from regard.checker.sandbox import check_in_process
 
 CODE = """
 import os, sys, time, subprocess
@@ -48,21 +48,21 @@ def file(tmp_path, monkeypatch):
 
 
 def test_a_report_comes_back_whatever_is_printed(file):
-    report = check_apart("mine.py:right", {})
+    report = check_in_process("mine.py:right", {})
     assert report.ok
     assert report.subject == "right"
 
 
 def test_a_diagnosis_comes_back(tmp_path):
     (tmp_path / "head.py").write_text(HEAD.replace("dim=-1", "dim=-2"))
-    report = check_apart(f"{tmp_path}/head.py:CausalHead", {"d_model": 24, "causal": True})
+    report = check_in_process(f"{tmp_path}/head.py:CausalHead", {"d_model": 24, "causal": True})
     assert report.diagnoses[0].name == "softmax-over-queries"
 
 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("mine.py:leave", "ended itself with code 3"),
+        ("mine.py:leave", "exited with code 3"),
         ("mine.py:crash", "crashed with SIGSEGV"),
         ("mine.py:say_goodbye", "SystemExit"),
         ("mine.py:greedy", r"memory.*the limit is 1 GB"),
@@ -70,7 +70,7 @@ def test_a_diagnosis_comes_back(tmp_path):
 )
 def test_an_end_of_its_own_is_answered(file, spec, says):
     with pytest.raises(CheckError, match=says) as caught:
-        check_apart(spec, {}, memory=1)
+        check_in_process(spec, {}, memory=1)
     assert "\n" not in str(caught.value)
 
 
@@ -85,7 +85,7 @@ def test_a_hang_is_ended_with_all_that_it_started(file, tmp_path, monkeypatch):
 
     monkeypatch.setattr(sandbox, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     with pytest.raises(CheckError, match="did not finish within 4 s"):
-        check_apart("mine.py:hang", {}, timeout=4)
+        check_in_process("mine.py:hang", {}, timeout=4)
     child = Path("/proc") / started.read_text() / "stat"
     while _runs(child) and time.monotonic() < patience:
         time.sleep(0.01)
@@ -102,4 +102,4 @@ def _runs(stat):
 
 def test_a_loop_at_module_level_is_answered(file):
     with pytest.raises(CheckError, match=r"still being imported.*__main__"):
-        check_apart("loop.py:anything", {}, timeout=1)
+        check_in_process("loop.py:anything", {}, timeout=1)

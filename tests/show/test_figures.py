@@ -25,10 +25,10 @@ def a_map(T: int = 5, S: int | None = None, heads: int | None = None) -> regard.
 
 
 def seen(*, problem: str | None = None, heads: tuple[int, ...] = (0, 1), T: int = 5) -> Capture:
-    map = a_map(T, heads=len(heads))
-    evidence = Evidence(1e-7, 1e-6, 1e-7, T, T, "causal", map.scale, problem=problem)
+    m = a_map(T, heads=len(heads))
+    evidence = Evidence(1e-7, 1e-6, 1e-7, T, T, "causal", m.scale, problem=problem)
     tokens = [TOKENS if T == 5 else [f"t{i}" for i in range(T)]]
-    return Capture([Layer(3, "h.3.attn", "", map, evidence, heads)], "a $model$", None, tokens)
+    return Capture([Layer(3, "h.3.attn", "", m, evidence, heads)], "a $model$", None, tokens)
 
 
 def words(drawn: Figure) -> str:
@@ -37,12 +37,12 @@ def words(drawn: Figure) -> str:
 
 
 def test_a_small_map_has_its_tokens_and_a_number_in_each_cell_that_can_be_seen() -> None:
-    map = a_map()
-    ax = plot(map, TOKENS).axes[0]
+    m = a_map()
+    ax = plot(m, TOKENS).axes[0]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("attended-to (key)", "query")
     assert [x.get_text() for x in ax.get_xticklabels()] == ["The", "·sea", "·was", "↵", "$5"]
     assert [x.get_text() for x in ax.get_yticklabels()] == ["The", "·sea", "·was", "↵", "$5"]
-    dense = map.to_dense()
+    dense = m.to_dense()
     written = {x.get_position(): x for x in ax.texts}
     assert set(written) == {(j, i) for i in range(5) for j in range(i + 1)}
     for (j, i), text in written.items():
@@ -63,10 +63,10 @@ def test_a_longer_map_has_all_its_tokens_and_no_numbers() -> None:
 @pytest.mark.parametrize("reduce", ["mass", "max"])
 def test_a_long_map_is_pooled_exactly_and_never_dense(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
     T = 3 * MOST_CELLS
-    map = a_map(T)
-    expected = map.pool(MOST_CELLS, MOST_CELLS, reduce)
-    monkeypatch.setattr(regard.AttentionMap, "dense", lambda *_: pytest.fail("it was made dense"))
-    ax = plot(map, [f"t{i}" for i in range(T)], reduce=reduce).axes[0]
+    m = a_map(T)
+    expected = m.pool(MOST_CELLS, MOST_CELLS, reduce)
+    monkeypatch.setattr(regard.AttentionMap, "to_dense", lambda *_: pytest.fail("it was made dense"))
+    ax = plot(m, [f"t{i}" for i in range(T)], reduce=reduce).axes[0]
     shown = torch.tensor(ax.images[0].get_array().filled(0))
     assert torch.equal(shown, expected.float())
     labels = [x.get_text() for x in ax.get_yticklabels()]
@@ -77,7 +77,7 @@ def test_a_long_map_is_pooled_exactly_and_never_dense(reduce: str, monkeypatch: 
 def test_queries_stand_at_the_end_of_the_keys_or_have_tokens_of_their_own() -> None:
     ax = plot(a_map(2, 5), TOKENS).axes[0]
     assert [x.get_text() for x in ax.get_yticklabels()] == ["↵", "$5"]
-    ax = plot(a_map(2, 5), TOKENS, queries=["x", "y"]).axes[0]
+    ax = plot(a_map(2, 5), TOKENS, query_tokens=["x", "y"]).axes[0]
     assert [x.get_text() for x in ax.get_yticklabels()] == ["x", "y"]
 
 
@@ -122,9 +122,9 @@ def test_a_capture_names_layer_and_head_and_shows_what_its_certificate_says() ->
 
 
 def test_a_decoder_that_looks_at_an_encoder_has_the_tokens_of_both() -> None:
-    map = regard.attention_map(torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8))
-    evidence = Evidence(1e-7, 1e-6, 1e-7, 3, 3, "full", map.scale)
-    capture = Capture([Layer(0, "cross", "cross", map, evidence, (0, 1))], "both", None, [TOKENS])
+    m = regard.attention_map(torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8))
+    evidence = Evidence(1e-7, 1e-6, 1e-7, 3, 3, "full", m.scale)
+    capture = Capture([Layer(0, "cross", "cross", m, evidence, (0, 1))], "both", None, [TOKENS])
     capture.target_tokens = [["x", "y", "z"]]
     ax = figure(capture, "cross.0", 1).axes[0]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["x", "y", "z"]
@@ -152,13 +152,13 @@ def test_a_boundary_of_a_capture_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plot(a_map(), ["a"]), "tokens: expected 5 of them"),
-        (lambda: plot(a_map(), "abcde"), "tokens: expected 5 .* got one string"),
+        (lambda: plot(a_map(), ["a"]), "key_tokens: expected 5 tokens"),
+        (lambda: plot(a_map(), "abcde"), "key_tokens: expected 5 .* got one string"),
         (lambda: plot(a_map(), scale="cubic"), "scale: expected 'linear' or 'log'"),
         (lambda: plot(a_map(), reduce="min"), "reduce: expected 'mass' or 'max'"),
         (lambda: plot(a_map(), boundary=9), "boundary: expected from 1 to 4"),
-        (lambda: plot(torch.zeros(2, 2, 2)), "map: expected an AttentionMap"),
-        (lambda: plot(a_map()[0:1][0]), "map: expected an AttentionMap"),
+        (lambda: plot(torch.zeros(2, 2, 2)), "attention_map: expected an AttentionMap"),
+        (lambda: plot(a_map()[0:1][0]), "attention_map: expected an AttentionMap"),
         (lambda: plot(a_map(heads=2), ax=Figure().subplots()), "ax: expected one head"),
     ],
 )

@@ -11,9 +11,9 @@ import regard
 from regard.show.terminal import print_map
 
 
-def drawn(map: regard.AttentionMap, **options: object) -> list[str]:
+def drawn(m: regard.AttentionMap, **options: object) -> list[str]:
     file = io.StringIO()
-    print_map(Console(file=file, width=80, **options), map)
+    print_map(Console(file=file, width=80, **options), m)
     return file.getvalue().splitlines()
 
 

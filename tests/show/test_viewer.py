@@ -18,13 +18,13 @@ def test_a_page_is_served_until_it_is_closed(capsys: pytest.CaptureFixture[str])
     seen = captured(8)
     running = seen.show(open=False, block=False)
     assert running.address in capsys.readouterr().err
-    assert running in viewer._running  # also when nobody holds on to it
+    assert running in viewer._servers  # also when nobody holds on to it
     with urllib.request.urlopen(running.address) as answer:
         assert answer.status == 200
     running.close()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(running.address)
-    viewer._running.remove(running)
+    viewer._servers.remove(running)
 
 
 def test_the_browser_is_opened_only_where_there_is_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:

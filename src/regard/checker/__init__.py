@@ -1,14 +1,14 @@
-"""The checker: is this attention right, and if not, what is wrong with it?
+"""The checker: is this attention right, and if not, which mistake is it?
 
-`check` is the door. A thing becomes a `Subject` (adapt, building), is understood (its shapes, weights,
-masks), is put `Question`s (cases), and its answers are held against the oracle (`oracle`, on
-`regard.attention.steps`). A wrong answer is matched against the catalogue: each mistake is an
-`AttentionVariant` that is wrong in one way.
+`check` makes a `Subject` of the code (`subject`), finds out its shapes, weights and masks (`understand`), and
+runs probes on it (`probes`), which compare its answers to questions (`cases`) with the oracle's (`oracle`). A
+wrong answer is compared with the catalogue (`mistakes`): each mistake is an `AttentionVariant` that is wrong
+in one way.
 """
 
-from regard.checker.catalogue import CATALOGUE, mistake
+from regard.checker.catalogue import CATALOGUE, get_mistake
 from regard.checker.checker import check
+from regard.checker.errors import CheckError
 from regard.checker.report import Check, Diagnosis, Report
-from regard.checker.subject.construct import CheckError
 
-__all__ = ["CATALOGUE", "Check", "CheckError", "Diagnosis", "Report", "check", "mistake"]
+__all__ = ["CATALOGUE", "Check", "CheckError", "Diagnosis", "Report", "check", "get_mistake"]

@@ -1,4 +1,7 @@
-"""`regard.check`: is this attention right, and if not, what is wrong with it?"""
+"""`regard.check`: is this attention right, and if not, which mistake is it?
+
+This file runs the probes and assembles the report; it does not know how a probe works.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,18 @@ from typing import Any
 
 import torch
 
+from regard.checker.errors import CheckError
 from regard.checker.probes.cache import probe_cache
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.leaks import probe_batch, probe_causality
-from regard.checker.probes.masks import probe_masking
-from regard.checker.probes.module_state import probe_keeping
+from regard.checker.probes.masks import probe_masks
+from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
 from regard.checker.probes.output import probe_output
 from regard.checker.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.construct import CheckError
+from regard.checker.subject.construct import add_promises
 from regard.checker.understand import Understanding, understand
 
 
@@ -38,17 +42,18 @@ def check(
 ) -> Report:
     """Check any attention: a function of `(q, k, v)`, a module on `x`, or a class of modules.
 
-    The code's output, gradients and behaviour are held against the float64 oracle, and what is wrong is
-    named.
+    The code's output, gradients and behaviour are compared with the float64 oracle, and a mistake is named.
 
-    - `causal`: whether it should be causal. Without it the code's own word counts (its name, a triangular
-      buffer), or else its behaviour; the report says what was assumed.
-    - `window`, `softcap`, `scale`, `heads`: what it promises, where that cannot be seen in its arguments.
-    - `true_means`: "look" or "hide", for what True says in its boolean masks ("look" unless told otherwise).
-    - `cached`: three lines that continue a sequence, `step(module, x, cache) -> (output, cache)`, called
-      first with `cache=None`; needed only where the module's own way cannot be guessed.
-    - `strict`: cautions count as failures.
-    - every other keyword is an argument of the class's constructor, or of the function.
+    Arguments:
+        thing: the function, module or class.
+        causal: whether it should be causal. By default the code's own declaration counts (its name, a
+            triangular buffer), or else its behaviour; the report says what was assumed.
+        window, softcap, scale, heads: what the code promises, if its arguments do not show it.
+        true_means: "look" or "hide", the meaning of True in its boolean masks; "look" by default.
+        cached: a function that continues a sequence, `step(module, x, cache) -> (output, cache)`, called
+            first with `cache=None`. It is needed only if the module's own interface cannot be guessed.
+        strict: whether warnings count as failures.
+        arguments: arguments of the class's constructor, or of the function.
 
     Raises `CheckError`, a ValueError of one line, if the thing cannot be called at all.
 
@@ -61,66 +66,53 @@ def check(
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        subject = adapt(thing, _constructor(thing, arguments, window, softcap), true_means)
+        init = add_promises(thing, arguments, window=window, softcap=softcap)
+        subject = adapt(thing, init, true_means)
         always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
         if "causal" in subject.arguments and subject.arguments["causal"] not in arguments:
             always["flag"] = causal is True
-        understood = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
-        exam = CheckSession(understood, {"causal": causal, "true_means": true_means, "cached": cached})
-        _examine(exam)
+        understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
+        session = CheckSession(understanding, {"causal": causal, "true_means": true_means, "cached": cached})
+        _run_probes(session)
     report = Report(
-        _described(understood), _assumed(exam), exam.checks, _sorted(exam), exam.example, strict=strict
+        _describe(understanding),
+        _assumptions(session),
+        session.checks,
+        sorted(session.diagnoses, key=lambda diagnosis: diagnosis.warning),
+        session.example,
+        strict=strict,
     )
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _constructor(
-    thing: Any, arguments: dict[str, Any], window: int | None, softcap: float | None
-) -> dict[str, Any]:
-    """Constructor arguments; a window or soft cap that was promised is also built in, where there is a place.
-    Constructor arguments; a window or soft cap that was promised is also built in, where there is a place."""
-    from regard.checker.subject.construct import _parameters
-
-    given = dict(arguments)
-    if isinstance(thing, type):
-        from regard.checker.subject import vocabulary
-
-        for meaning, value in (("window", window), ("softcap", softcap)):
-            for name in _parameters(thing):
-                if vocabulary.size(name) == meaning and value is not None:
-                    given.setdefault(name, value)
-    return given
-
-
-def _examine(exam: CheckSession) -> None:
-    first = exam.understood.first
+def _run_probes(session: CheckSession) -> None:
+    first = session.understanding.first
     if first.answer is None:
-        _did_not_run(exam)
+        _explain_error(session)
         return
-    if exam.understood.turned:
-        exam.found(
+    if session.understanding.fails_on_batch:
+        session.add_mistake(
             "batches",
             "they fail",
             "dot-t-on-a-batch",
-            "Right on one sequence (T, D); a batch fails, since .T turns every axis of it.",
-            caution=True,
+            "Right on one sequence (T, D); a batch fails, since .T reverses all its dimensions.",
+            warning=True,
         )
     for probe in PROBES:
-        probe(exam)
+        probe(session)
 
 
-def _did_not_run(exam: CheckSession) -> None:
-    """Nothing came back: if a known mistake is why, that is the diagnosis; otherwise it could not be checked.
-    Nothing came back: if a known mistake is why, that is the diagnosis; otherwise it could not be checked."""
-    first = exam.understood.first
-    if first.turned:
-        shapes = exam.cases.plain().shapes()
-        evidence = f"On {shapes} it raises {first.trouble}, after using .T on more than two axes."
-        exam.found("runs on a batch", first.trouble, "dot-t-on-a-batch", evidence)
+def _explain_error(session: CheckSession) -> None:
+    """Diagnose code that raised an error if a known mistake is the reason; otherwise raise `CheckError`."""
+    first = session.understanding.first
+    if first.used_dot_t:
+        shapes = session.cases.plain().shapes()
+        evidence = f"On {shapes} it raises {first.error_line}, after using .T on more than two axes."
+        session.add_mistake("runs on a batch", first.error_line, "dot-t-on-a-batch", evidence)
         return
     raise CheckError(
-        f"{exam.subject.name} could not be run on {exam.cases.plain().shapes()}: {first.trouble}"
+        f"{session.subject.name} could not be run on {session.cases.plain().shapes()}: {first.error_line}"
     )
 
 
@@ -129,19 +121,16 @@ PROBES = (
     probe_output,
     probe_causality,
     probe_numbers,
-    probe_masking,
+    probe_masks,
     probe_dropout,
     probe_cache,
-    probe_keeping,
+    probe_module_state,
 )
 
 
-def _sorted(exam: CheckSession) -> list[Any]:
-    return sorted(exam.diagnoses, key=lambda d: d.caution)
-
-
-def _described(understood: Understanding) -> str:
-    subject, intent = understood.subject, understood.intent
+def _describe(understanding: Understanding) -> str:
+    """Return the subject's name with its heads: "Attention (4 heads of 12)"."""
+    subject, intent = understanding.subject, understanding.intent
     if intent is None or not intent.wiring.splits or intent.wiring.query is None:
         return subject.name
     wiring = intent.wiring
@@ -152,16 +141,18 @@ def _described(understood: Understanding) -> str:
     return f"{subject.name} ({heads} of {D}{shared})"
 
 
-def _assumed(exam: CheckSession) -> list[str]:
-    understood = exam.understood
-    assumed = list(understood.assumed)
-    if "causal" in understood.subject.arguments:
-        assumed.append(f"causal when {understood.subject.arguments['causal']} says so")
-    elif (intent := understood.intent) is not None:
-        why = (
-            "as you said"
-            if exam.options["causal"] is not None
-            else ("as it says of itself" if understood.claims_causal is not None else "from its behaviour")
-        )
-        assumed.append(f"{'causal' if intent.causal else 'not causal'}, {why}")
-    return assumed + exam.notes
+def _assumptions(session: CheckSession) -> list[str]:
+    """Return what the check assumed of the code, one phrase each."""
+    understanding = session.understanding
+    assumptions = list(understanding.assumptions)
+    if "causal" in understanding.subject.arguments:
+        assumptions.append(f"causal if {understanding.subject.arguments['causal']} is True")
+    elif (intent := understanding.intent) is not None:
+        if session.options["causal"] is not None:
+            reason = "as you stated"
+        elif understanding.declared_causal is not None:
+            reason = "as its code declares"
+        else:
+            reason = "judging by its behaviour"
+        assumptions.append(f"{'causal' if intent.causal else 'not causal'}, {reason}")
+    return assumptions + session.notes

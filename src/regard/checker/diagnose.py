@@ -1,7 +1,7 @@
-"""Recognising a mistake: which recipe of the catalogue gives the numbers that the code gave?
+"""Recognising a mistake: which variant of the catalogue reproduces the code's numbers?
 
-Every mistake is tried alone, then every two together, under each reading of the code. What matches must match
-every observation: the ones that came out wrong and the ones that came out right.
+Every mistake is tried alone, then every two together, under each interpretation of the code. A match must
+reproduce every observation, the wrong ones and the right ones.
 """
 
 from __future__ import annotations
@@ -17,136 +17,166 @@ from typing import Any
 import torch
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.oracle.oracle import apart
-from regard.checker.oracle.variant import RIGHT, Answer, AttentionVariant, Scale, TestSizes
-from regard.checker.understand import TOLERANCE, Intent, Observed
+from regard.checker.oracle.oracle import relative_error
+from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant, CaseSizes, Scale
+from regard.checker.understand import TOLERANCE, Intent, Observation
 
 
 @dataclass(frozen=True)
 class Match:
-    """Mistakes that together give the code's own numbers, and what is left between the two."""
+    """Mistakes that together reproduce the code's numbers."""
 
     names: tuple[str, ...]
-    error: float
+    error: float  # the largest relative difference that remains
     detail: str = ""
-    decisions: int = 1  # how many decisions of the right way it changes: the fewer, the simpler
+    decisions: int = 1  # how many fields of the correct variant it changes: the fewer, the simpler
 
 
 Change = dict[str, Any]
+"""Fields of `AttentionVariant` and their new values."""
 
 
-class Bench:
-    """Observations under one reading of the code, ready for many recipes to be tried on them."""
+class VariantMatcher:
+    """Compares variants with observations, under one interpretation of the code."""
 
-    def __init__(self, intent: Intent, observed: list[Observed]) -> None:
+    def __init__(self, intent: Intent, observations: list[Observation]) -> None:
         self.intent = intent
-        self.observed = [Observed(intent.read(one.question), one.answer) for one in observed]
+        self.observations = [Observation(intent.apply(o.question), o.answer) for o in observations]
         self._projected: dict[tuple[int, str], Any] = {}
-        # What comes out wrong tells recipes apart soonest.
-        self.observed.sort(key=lambda one: self.error(RIGHT, one) < TOLERANCE)
+        # Wrong answers come first: they rule out variants soonest.
+        self.observations.sort(key=lambda observation: self.error(CORRECT, observation) < TOLERANCE)
 
-    def predicted(self, recipe: AttentionVariant, one: Observed) -> Answer | None:
-        """What the recipe gives; None where it does not apply to these shapes."""
-        key = (id(one.question), recipe.split)
+    def predict(self, variant: AttentionVariant, observation: Observation) -> Answer | None:
+        """Return the variant's answer to an observation's question; None if its shapes do not fit."""
+        question = observation.question
+        key = (id(question), variant.split)
         try:
             with torch.no_grad():
                 if key not in self._projected:
-                    view = recipe.split == "view"
-                    self._projected[key] = self.intent.wiring.project(one.question, view=view)
-                return recipe.answer(one.question, self.intent.wiring, self._projected[key])
+                    view = variant.split == "view"
+                    self._projected[key] = self.intent.wiring.project(question, view=view)
+                return variant.answer(question, self.intent.wiring, self._projected[key])
         except (RuntimeError, ValueError, IndexError):
             return None
 
-    def error(self, recipe: AttentionVariant, one: Observed) -> float:
-        """How far the recipe is from the answer. One that has nothing to say explains only what is no number.
-        How far the recipe is from the answer. One that has nothing to say explains only what is no number."""
-        answer = self.predicted(recipe, one)
+    def error(self, variant: AttentionVariant, observation: Observation) -> float:
+        """Return the relative difference between an observed answer and the variant's.
+
+        A variant without any finite number that counts explains only an answer without finite numbers.
+        """
+        answer = self.predict(variant, observation)
         if answer is None:
             return math.inf
-        numbers = answer.output.isfinite()
-        said = numbers if answer.free is None else numbers & ~answer.free
-        if not bool(said.any()) and recipe.masking != "nan" and bool(one.answer.output.isfinite().any()):
+        finite = answer.output.isfinite()
+        counted = finite if answer.free is None else finite & ~answer.free
+        observed_finite = bool(observation.answer.output.isfinite().any())
+        if not bool(counted.any()) and variant.masking != "nan" and observed_finite:
             return math.inf
-        return apart(one.answer, answer)
+        return relative_error(observation.answer, answer)
 
-    def fits(self, recipe: AttentionVariant, tolerance: float = TOLERANCE) -> float | None:
-        """The largest error over all observations, or None at the first that does not match."""
+    def fits(self, variant: AttentionVariant, tolerance: float = TOLERANCE) -> float | None:
+        """Return the largest error over all observations, or None if one exceeds the tolerance."""
         worst = 0.0
-        for one in self.observed:
-            if not (error := self.error(recipe, one)) < tolerance:
+        for observation in self.observations:
+            if not (error := self.error(variant, observation)) < tolerance:
                 return None
             worst = max(worst, error)
         return worst
 
 
 def diagnose(
-    observed: list[Observed], intents: list[Intent], source: str = "", *, pairs: bool = True
+    observations: list[Observation], intents: list[Intent], source: str = "", *, pairs: bool = True
 ) -> list[Match]:
-    """Matches, best first: one mistake before two, then by the catalogue's order and what the source
-    suggests."""
-    benches = [Bench(intent, observed) for intent in _fitting(intents, observed)]
+    """Return the mistakes that reproduce all observations, best first.
+
+    One mistake comes before two; then the source text, the simplicity and the catalogue's order decide.
+
+    Arguments:
+        observations: questions with the code's answers.
+        intents: the interpretations of the code.
+        source: the author's source text, or "".
+        pairs: whether to try every two mistakes together if no single one matches.
+    """
+    matchers = [VariantMatcher(intent, observations) for intent in _fitting(intents, observations)]
     singles = [(name, change) for name, m in CATALOGUE.items() for change in m.changes]
-    found = _matching(benches, (((name,), change) for name, change in singles))
-    found = found or [match for bench in benches[:4] for match in _fitted_scale(bench)]
-    found = found or _roughly(benches, singles)
-    if not found and pairs:
-        for bench in benches[:2]:
-            found = found or _matching([bench], _pairs(bench, singles), enough=3)
-    if not found and pairs and benches:
-        found = list(_scale_and_another(benches[0], singles))
+    # Single mistakes, then any scale, then approximate matches, then pairs.
+    matches = _find_matches(matchers, (((name,), change) for name, change in singles))
+    matches = matches or [match for matcher in matchers[:4] for match in _fit_scale(matcher)]
+    matches = matches or _find_approximate(matchers, singles)
+    if not matches and pairs:
+        for matcher in matchers[:2]:
+            matches = matches or _find_matches([matcher], _pairs(matcher, singles), enough=3)
+    if not matches and pairs and matchers:
+        matches = list(_fit_scale_with_another(matchers[0], singles))
     order = list(CATALOGUE)
     unique: dict[tuple[str, ...], Match] = {}
 
-    def simplest(match: Match) -> tuple[int, int, int, int]:
-        return len(match.names), _unlikely(match, source), match.decisions, order.index(match.names[0])
+    def complexity(match: Match) -> tuple[int, int, int, int]:
+        return (
+            len(match.names),
+            _contradicts_source(match, source),
+            match.decisions,
+            order.index(match.names[0]),
+        )
 
-    for match in sorted(found, key=simplest):
+    for match in sorted(matches, key=complexity):
         unique.setdefault(match.names, match)
     return list(unique.values())
 
 
-def _plausible(matches: list[Match]) -> tuple[bool, int, int]:
-    """One mistake before two, and what explains much before little; NaN explains anything, so it comes last.
-    One mistake before two, and what explains much before little; NaN explains anything, so it comes last."""
+def _plausibility(matches: list[Match]) -> tuple[bool, int, int]:
+    """Return a sort key: one mistake before two, then the one that explains more observations.
+
+    `zero-times-infinity` comes last, since NaN everywhere explains any observation of NaN.
+    """
     return "zero-times-infinity" in matches[0].names, len(matches[0].names), -len(matches)
 
 
-def _roughly(benches: list[Bench], singles: list[tuple[str, Change]]) -> list[Match]:
-    """A mistake that comes near in code that also loses digits: ten times nearer than the right way."""
+def _find_approximate(matchers: list[VariantMatcher], singles: list[tuple[str, Change]]) -> list[Match]:
+    """Return mistakes that match approximately, for code that also loses precision.
+
+    They must be ten times closer to the code's numbers than correct attention is.
+    """
     near: list[Match] = []
-    for bench in benches[:2]:
-        right = max((e for one in bench.observed if math.isfinite(e := bench.error(RIGHT, one))), default=0.0)
+    for matcher in matchers[:2]:
+        errors = [matcher.error(CORRECT, observation) for observation in matcher.observations]
+        right = max((error for error in errors if math.isfinite(error)), default=0.0)
         for name, change in singles:
-            error = bench.fits(replace(RIGHT, **change), tolerance=min(0.02, right / 10))
+            error = matcher.fits(replace(CORRECT, **change), tolerance=min(0.02, right / 10))
             if error is not None:
                 near.append(Match((name,), error))
     return near
 
 
-def explain_parts(observed: list[Observed], intents: list[Intent], source: str = "") -> list[Match]:
-    """Where no mistake explains everything: what explains single observations, most observations first."""
-    found: dict[tuple[str, ...], list[Match]] = {}
-    for one in observed:
-        if any(Bench(intent, [one]).fits(RIGHT) is not None for intent in intents):
-            continue
-        for match in diagnose([one], intents, source, pairs=False)[:2]:
-            found.setdefault(match.names, []).append(match)
-    return [matches[0] for matches in sorted(found.values(), key=_plausible)]
+def explain_parts(observations: list[Observation], intents: list[Intent], source: str = "") -> list[Match]:
+    """Return mistakes that explain single observations, for when none explains all of them.
 
-
-def _pairs(bench: Bench, singles: list[tuple[str, Change]]) -> Iterator[tuple[tuple[str, ...], Change]]:
-    """Every two mistakes that could together give the first observation.
-
-    A mistake that changes nothing there (a window's, where no window was asked for) says nothing about it:
-    then the other one must explain it alone.
+    Those that explain most observations come first. The arguments are those of `diagnose`.
     """
-    first = bench.observed[0]
-    right = bench.predicted(RIGHT, first)
+    by_names: dict[tuple[str, ...], list[Match]] = {}
+    for observation in observations:
+        if any(VariantMatcher(intent, [observation]).fits(CORRECT) is not None for intent in intents):
+            continue
+        for match in diagnose([observation], intents, source, pairs=False)[:2]:
+            by_names.setdefault(match.names, []).append(match)
+    return [matches[0] for matches in sorted(by_names.values(), key=_plausibility)]
+
+
+def _pairs(
+    matcher: VariantMatcher, singles: list[tuple[str, Change]]
+) -> Iterator[tuple[tuple[str, ...], Change]]:
+    """Yield every two mistakes that could together give the first observation.
+
+    If one of them changes nothing there (a mistake of the window, in a question without a window), the other
+    must explain the observation alone.
+    """
+    first = matcher.observations[0]
+    right = matcher.predict(CORRECT, first)
     active, alone = [], []
     for _, change in singles:
-        answer = bench.predicted(replace(RIGHT, **change), first)
-        active.append(answer is None or right is None or apart(answer, right) > 1e-9)
-        alone.append(answer is not None and apart(first.answer, answer) < TOLERANCE)
+        answer = matcher.predict(replace(CORRECT, **change), first)
+        active.append(answer is None or right is None or relative_error(answer, right) > 1e-9)
+        alone.append(answer is not None and relative_error(first.answer, answer) < TOLERANCE)
     for a, b in itertools.combinations(range(len(singles)), 2):
         (name, change), (other, more) = singles[a], singles[b]
         if name == other or change.keys() & more.keys():
@@ -155,47 +185,51 @@ def _pairs(bench: Bench, singles: list[tuple[str, Change]]) -> Iterator[tuple[tu
             yield (name, other), change | more
 
 
-def _matching(
-    benches: list[Bench], changes: Iterable[tuple[tuple[str, ...], Change]], enough: int | None = None
+def _find_matches(
+    matchers: list[VariantMatcher],
+    changes: Iterable[tuple[tuple[str, ...], Change]],
+    enough: int | None = None,
 ) -> list[Match]:
-    found: list[Match] = []
+    """Return the changes that match under some interpretation; stops after `enough` of them."""
+    matches: list[Match] = []
     for names, change in changes:
-        recipe = replace(RIGHT, **change)
-        errors = (bench.fits(recipe) for bench in benches)
+        variant = replace(CORRECT, **change)
+        errors = (matcher.fits(variant) for matcher in matchers)
         if (error := next((e for e in errors if e is not None), None)) is not None:
-            found.append(Match(names, error, decisions=len(change)))
-            if len(found) == enough:
+            matches.append(Match(names, error, decisions=len(change)))
+            if len(matches) == enough:
                 break
-    return found
+    return matches
 
 
-def _fitting(intents: list[Intent], observed: list[Observed]) -> list[Intent]:
-    """Readings that fit the shapes at all; of the many that differ only in the number of heads, a few."""
+def _fitting(intents: list[Intent], observations: list[Observation]) -> list[Intent]:
+    """Return the interpretations whose output has the right shape, at most eight of them."""
     fitting = []
-    for intent in intents if observed else []:
+    for intent in intents if observations else []:
         try:
-            shape = RIGHT.answer(intent.read(observed[0].question), intent.wiring).output.shape
+            shape = CORRECT.answer(intent.apply(observations[0].question), intent.wiring).output.shape
         except (RuntimeError, ValueError):
             continue
-        if shape == observed[0].answer.output.shape:
+        if shape == observations[0].answer.output.shape:
             fitting.append(intent)
     return fitting[:8]
 
 
-def _fitted_scale(bench: Bench, beside: tuple[str, Change] | None = None) -> Iterator[Match]:
-    """The one scale that explains everything, if there is one: found by search, not by name.
+def _fit_scale(matcher: VariantMatcher, other: tuple[str, Change] | None = None) -> Iterator[Match]:
+    """Search for the one scale that explains all observations, and yield it if there is one.
 
-    `beside` is another mistake that is made together with it.
+    `other` is another mistake that is made together with it.
     """
-    names, base = ((), RIGHT) if beside is None else ((beside[0],), replace(RIGHT, **beside[1]))
+    names, base = ((), CORRECT) if other is None else ((other[0],), replace(CORRECT, **other[1]))
 
-    def recipe(log_scale: float) -> AttentionVariant:
+    def variant(log_scale: float) -> AttentionVariant:
         return replace(base, scale=lambda n: math.exp(log_scale))
 
     def error(log_scale: float) -> float:
-        return bench.error(recipe(log_scale), bench.observed[0])
+        return matcher.error(variant(log_scale), matcher.observations[0])
 
-    errors = [error(at) for at in _GRID]
+    # A coarse grid, then golden-section search between the neighbours of the best point.
+    errors = [error(log_scale) for log_scale in _GRID]
     best = errors.index(min(errors))
     if errors[best] > 0.5:
         return
@@ -204,38 +238,38 @@ def _fitted_scale(bench: Bench, beside: tuple[str, Change] | None = None) -> Ite
     for _ in range(50):
         a, b = high - golden * (high - low), low + golden * (high - low)
         low, high = (low, b) if error(a) < error(b) else (a, high)
-    if (left := bench.fits(recipe((low + high) / 2))) is not None:
-        yield Match((*names, "scale-out-of-step"), left, _scale_in_words(math.exp((low + high) / 2)))
+    if (remaining := matcher.fits(variant((low + high) / 2))) is not None:
+        yield Match((*names, "scale-out-of-step"), remaining, _describe_scale(math.exp((low + high) / 2)))
 
 
 _GRID = [math.log(0.004) + i * 0.3 for i in range(32)]  # scales from 0.004 to 44
 
 
-def _constant(scale: float, n: TestSizes) -> float:
+def _constant(scale: float, n: CaseSizes) -> float:
     return scale
 
 
-def _scale_and_another(bench: Bench, singles: list[tuple[str, Change]]) -> Iterator[Match]:
-    """An unknown scale together with another mistake: a coarse look at all, a fine one at the nearest."""
-    first = bench.observed[0]
+def _fit_scale_with_another(matcher: VariantMatcher, singles: list[tuple[str, Change]]) -> Iterator[Match]:
+    """Search for an unknown scale together with another mistake: coarsely for all, finely for the nearest."""
+    first = matcher.observations[0]
 
-    def nearest(change: Change) -> float:
-        scales: list[Scale] = [partial(_constant, math.exp(at)) for at in _GRID[3:24:3]]
-        return min(bench.error(replace(RIGHT, **change, scale=scale), first) for scale in scales)
+    def smallest_error(change: Change) -> float:
+        scales: list[Scale] = [partial(_constant, math.exp(log_scale)) for log_scale in _GRID[3:24:3]]
+        return min(matcher.error(replace(CORRECT, **change, scale=scale), first) for scale in scales)
 
-    candidates = [(nearest(change), name, change) for name, change in singles if "scale" not in change]
+    candidates = [(smallest_error(change), name, change) for name, change in singles if "scale" not in change]
     for _, name, change in sorted(candidates, key=lambda c: c[0])[:3]:
-        yield from _fitted_scale(bench, (name, change))
+        yield from _fit_scale(matcher, (name, change))
 
 
-def _scale_in_words(scale: float) -> str:
+def _describe_scale(scale: float) -> str:
     width = round(scale**-2)
     root = f" = 1/√{width}" if width and abs(width**-0.5 - scale) < 1e-4 * scale else ""
     return f"the scores are multiplied by {scale:.4g}{root}, whatever the head's width"
 
 
-def _unlikely(match: Match, source: str) -> int:
-    """Where two mistakes give the same numbers, the source may tell which one was made."""
+def _contradicts_source(match: Match, source: str) -> int:
+    """Return 1 if the source text speaks against a match. It decides between mistakes with equal numbers."""
     if "scaled-twice" in match.names or "scaled-by-width" in match.names:
         roots = len(re.findall(r"sqrt|\*\* ?-?0?\.5|scaled_dot_product_attention", source))
         return int(("scaled-twice" in match.names) == (roots < 2))

@@ -1,6 +1,6 @@
-"""Right implementations, written the usual way, into which a mistake of the catalogue can be planted.
+"""Correct implementations, written the usual way, into which a mistake of the catalogue can be planted.
 
-They are text, so that `regard explain-mistake` can show what it runs.
+They are source text, so that `regard explain-mistake` can show the program that it runs.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER}
 NAMES = {"function": "attention", "head": "CausalHead", "layer": "CausalAttention"}
 
 
-def planted(mistake: Mistake, kind: str) -> str:
-    """The template `kind` with the mistake in it."""
+def plant_mistake(mistake: Mistake, kind: str) -> str:
+    """Return the source of the template `kind` with a mistake in it."""
     text = TEMPLATES[kind]
     for old, new in mistake.plants[kind]:
         if old not in text:
@@ -130,7 +130,7 @@ def planted(mistake: Mistake, kind: str) -> str:
     return text
 
 
-def example(mistake: Mistake) -> str:
-    """A program that shows the mistake and what `regard.check` says of it."""
+def example_program(mistake: Mistake) -> str:
+    """Return a program that contains the mistake and prints the report of `regard.check`."""
     kind = next(iter(mistake.plants))
-    return f"{planted(mistake, kind)}\n\nfrom regard import check\n\nprint(check({NAMES[kind]}))\n"
+    return f"{plant_mistake(mistake, kind)}\n\nfrom regard import check\n\nprint(check({NAMES[kind]}))\n"

@@ -1,7 +1,6 @@
-"""What a check found: a verdict, what passed, what failed, and the diagnosis with its fix.
+"""The result of a check: a verdict, the checks that passed and failed, and the diagnosis with its fix.
 
-The report is data. How it looks in a terminal is in `regard.cli`; here it prints as plain text, as JSON and
-as a table in a notebook.
+A report is data. `regard.cli` shows it in a terminal; here it becomes text, JSON and a notebook's table.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-MARKS = {"passed": "✓", "failed": "✗", "caution": "!", "left out": "–"}
+MARKS = {"passed": "✓", "failed": "✗", "warning": "!", "skipped": "–"}
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: its status is "passed", "failed", "caution" or "left out"."""
+    """One check and its outcome: its status is "passed", "failed", "warning" or "skipped"."""
 
     name: str
     status: str
@@ -30,66 +29,72 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A mistake by name: what it is, what it does, how to mend it, and how well it explains the numbers."""
+    """A mistake of the catalogue that explains the code's numbers."""
 
     name: str
-    what: str  # the evidence in a sentence
-    effect: str
+    what: str  # the evidence, in a sentence
+    effect: str  # the consequence for a model
     fix: str
-    error: float | None = None  # what remains between the code's numbers and the mistake's, relative
-    caution: bool = False
+    error: float | None = None  # the relative difference between the code's numbers and the mistake's
+    warning: bool = False  # whether it does not fail the check
 
 
 @dataclass
 class Report:
-    """The outcome of `regard.check`."""
+    """The result of `regard.check`.
+
+    `str(report)` is the whole report; `repr(report)` is its verdict in one line.
+    """
 
     subject: str
-    assumed: list[str] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     diagnoses: list[Diagnosis] = field(default_factory=list)
-    example: str = ""  # the smallest failing case, where no mistake explains it
+    example: str = ""  # the smallest failing case, if no mistake explains it
     seconds: float = 0.0
     strict: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether the attention is right: nothing failed (and, if strict, nothing calls for caution)."""
+        """Whether the attention is right: nothing failed and, if strict, there is no warning."""
         return not self.failures
 
     @property
     def failures(self) -> list[Check]:
-        wrong = ("failed", "caution") if self.strict else ("failed",)
-        return [check for check in self.checks if check.status in wrong]
+        """The checks that failed; with `strict`, warnings too."""
+        failing = ("failed", "warning") if self.strict else ("failed",)
+        return [check for check in self.checks if check.status in failing]
 
     @property
-    def cautions(self) -> list[Check]:
-        return [check for check in self.checks if check.status == "caution"]
+    def warnings(self) -> list[Check]:
+        """The checks with a warning."""
+        return [check for check in self.checks if check.status == "warning"]
 
     @property
     def passed(self) -> list[Check]:
+        """The checks that passed."""
         return [check for check in self.checks if check.status == "passed"]
 
     @property
-    def left_out(self) -> list[Check]:
-        return [check for check in self.checks if check.status == "left out"]
+    def skipped(self) -> list[Check]:
+        """The checks that could not be made; their detail says why."""
+        return [check for check in self.checks if check.status == "skipped"]
 
     @property
     def verdict(self) -> str:
-        """The outcome in a line."""
+        """The outcome in one line."""
         if not self.ok:
-            return f"{self.subject} is WRONG: {_counted(len(self.failures), 'check')} failed"
-        if any(check.name == "output" for check in self.left_out):
+            return f"{self.subject} is WRONG: {_count(len(self.failures), 'check')} failed"
+        if any(check.name == "output" for check in self.skipped):
             return (
-                f"{self.subject}: nothing wrong was found in {_counted(len(self.passed), 'check')}, but its "
-                "output "
-                "could not be compared"
+                f"{self.subject}: nothing wrong was found in {_count(len(self.passed), 'check')}, "
+                "but its output could not be compared"
             )
-        careful = f", with {_counted(len(self.cautions), 'caution')}" if self.cautions else ""
-        return f"{self.subject} is right{careful}: {_counted(len(self.passed), 'check')} passed"
+        warned = f", with {_count(len(self.warnings), 'warning')}" if self.warnings else ""
+        return f"{self.subject} is right{warned}: {_count(len(self.passed), 'check')} passed"
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data, ready for JSON."""
+        """Return the report as plain data that JSON can hold."""
         data = asdict(self)
         for diagnosis in data["diagnoses"]:
             error = diagnosis["error"]
@@ -98,41 +103,44 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
-        """The report that `to_dict` described."""
-        known = {key: data[key] for key in ("subject", "assumed", "example", "seconds", "strict")}
+        """Return the report that `to_dict` made `data` of."""
+        fields = {key: data[key] for key in ("subject", "assumptions", "example", "seconds", "strict")}
         checks = [Check(**check) for check in data["checks"]]
-        return cls(**known, checks=checks, diagnoses=[Diagnosis(**d) for d in data["diagnoses"]])
+        return cls(**fields, checks=checks, diagnoses=[Diagnosis(**d) for d in data["diagnoses"]])
 
     def to_json(self, indent: int | None = 2) -> str:
+        """Return the report as JSON, indented by `indent` spaces; None puts it on one line."""
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
 
     def __str__(self) -> str:
-        lines = [self.verdict, f"  assumed  {'; '.join(self.assumed)}"] if self.assumed else [self.verdict]
-        for check in (*self.failures, *(c for c in self.cautions if c not in self.failures)):
-            lines += _wrapped(f"  {MARKS[check.status]} ", str(check))
+        lines = [self.verdict]
+        if self.assumptions:
+            lines.append(f"  assumed  {'; '.join(self.assumptions)}")
+        for check in (*self.failures, *(c for c in self.warnings if c not in self.failures)):
+            lines += _wrap(f"  {MARKS[check.status]} ", str(check))
         for diagnosis in self.diagnoses:
-            lines += ["", f"  {diagnosis.name}" + (" (caution)" if diagnosis.caution else "")]
-            lines += _wrapped("    ", diagnosis.what) + _wrapped("    ", diagnosis.effect)
-            lines += _wrapped("    fix: ", diagnosis.fix)
+            lines += ["", f"  {diagnosis.name}" + (" (warning)" if diagnosis.warning else "")]
+            lines += _wrap("    ", diagnosis.what) + _wrap("    ", diagnosis.effect)
+            lines += _wrap("    fix: ", diagnosis.fix)
         if self.example:
             lines += ["", *("  " + line for line in self.example.splitlines())]
         lines.append("")
         if self.passed:
-            lines += _wrapped("  ✓ ", ", ".join(check.name for check in self.passed))
-        for check in self.left_out:
-            lines += _wrapped("  – left out ", str(check))
+            lines += _wrap("  ✓ ", ", ".join(check.name for check in self.passed))
+        for check in self.skipped:
+            lines += _wrap("  – skipped ", str(check))
         return "\n".join([*lines, f"  {self.seconds:.1f} s"])
 
     def __repr__(self) -> str:
-        return str(self)
+        return f"Report({self.verdict})"
 
     def _repr_html_(self) -> str:
         rows = [
             f"<tr><td>{MARKS[check.status]}</td><td>{html.escape(check.name)}</td>"
             f"<td style='text-align:left'>{html.escape(check.detail)}</td></tr>"
-            for check in (*self.failures, *self.cautions, *self.passed, *self.left_out)
+            for check in (*self.failures, *self.warnings, *self.passed, *self.skipped)
         ]
-        told = "".join(
+        diagnoses = "".join(
             f"<p><b>{html.escape(d.name)}</b>: {html.escape(d.what)} {html.escape(d.effect)}<br>"
             f"<code>{html.escape(d.fix)}</code></p>"
             for d in self.diagnoses
@@ -140,14 +148,15 @@ class Report:
         example = f"<pre>{html.escape(self.example)}</pre>" if self.example else ""
         colour = "#2e7d32" if self.ok else "#c62828"
         verdict = f"<p style='color:{colour}'><b>{html.escape(self.verdict)}</b></p>"
-        return f"{verdict}{told}{example}<table>{''.join(rows)}</table>"
+        return f"{verdict}{diagnoses}{example}<table>{''.join(rows)}</table>"
 
 
-def _counted(n: int, word: str) -> str:
+def _count(n: int, word: str) -> str:
     return f"{n} {word}" + ("" if n == 1 else "s")
 
 
-def _wrapped(start: str, text: str) -> list[str]:
+def _wrap(start: str, text: str) -> list[str]:
+    """Wrap a text at 100 columns; `start` begins its first line and indents the others."""
     return textwrap.wrap(
         text, 100, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False
     )

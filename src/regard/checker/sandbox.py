@@ -1,8 +1,8 @@
-"""Somebody else's code in a process of its own, with a limit on time and on memory.
+"""Checking code in a process of its own, with limits on time and memory.
 
-A hang, a crash, an `exit()`, a training loop at module level or gigabytes of memory end in a clear answer,
-not in a dead checker. The report comes back as JSON in a file; nothing is unpickled, and nothing of the
-code's own output is taken for the report. This limits accidents; it is no wall against malice.
+A hang, a crash, an `exit()`, a training loop at module level or an allocation of gigabytes ends in a clear
+error, not in a dead checker. The report comes back as JSON in a file; nothing is unpickled, and the code's
+own output cannot be taken for the report. This contains accidents; it does not stop malicious code.
 """
 
 from __future__ import annotations
@@ -18,18 +18,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+from regard.checker.errors import CheckError
 from regard.checker.report import Report
-from regard.checker.subject.construct import CheckError
 from regard.checker.subject.locate import split
 
 TIMEOUT, MEMORY = 60.0, 4.0  # seconds, gigabytes
 STARTING = 300.0  # seconds for Python and PyTorch to start, on a busy machine
 
 
-def check_apart(
+def check_in_process(
     spec: str, options: dict[str, Any], *, timeout: float = TIMEOUT, memory: float = MEMORY
 ) -> Report:
-    """`regard.check` of `file.py:Name` in a process of its own; CheckError if no report came back."""
+    """Run `regard.check` in a process of its own.
+
+    Arguments:
+        spec: `path/to/file.py:Name` or `package.module:Name`.
+        options: keyword arguments of `check`.
+        timeout: seconds that the code may run.
+        memory: gigabytes that it may allocate.
+
+    Returns the report; raises `CheckError` if the process ended without one.
+    """
     place, _ = split(spec)
     if not timeout > 0 or not memory > 0:
         raise CheckError(f"expected a timeout and a memory above 0, got {timeout} seconds and {memory} GB")
@@ -41,32 +50,32 @@ def check_apart(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that whatever it starts can be ended with it
+            start_new_session=True,  # so that the processes it starts can be ended with it
         )
         try:
-            said = _wait(process, result, timeout)
+            lines = _wait(process, result, timeout)
         finally:
             _end(process)
-    last = said[-1] if said else {}
+    last = lines[-1] if lines else {}
     if "report" in last:
         return Report.from_dict(last["report"])
-    if "cannot" in last:
-        raise CheckError(_kinder(str(last["cannot"]), memory))
+    if "error" in last:
+        raise CheckError(_add_memory_hint(str(last["error"]), memory))
     phase = last.get("phase", "starting")
-    raise CheckError(_what_happened(process.returncode, phase, place, spec, timeout, memory))
+    raise CheckError(_describe_exit(process.returncode, phase, place, spec, timeout, memory))
 
 
 def _wait(process: subprocess.Popen[bytes], result: Path, timeout: float) -> list[dict[str, Any]]:
-    """What the worker said, once it has said all, has ended, or has run out of time."""
+    """Return the lines that the worker wrote, once it has finished, has ended, or has run out of time."""
     end = time.monotonic() + STARTING
-    said: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     while True:
         ended = process.poll() is not None
-        before, said = said, _read(result)
-        if said and not before:  # the clock starts when the author's code does
+        before, lines = lines, _read(result)
+        if lines and not before:  # the clock starts when the author's code does
             end = time.monotonic() + timeout
-        if ended or (said and ("report" in said[-1] or "cannot" in said[-1])) or time.monotonic() > end:
-            return said
+        if ended or (lines and ("report" in lines[-1] or "error" in lines[-1])) or time.monotonic() > end:
+            return lines
         time.sleep(0.02)
 
 
@@ -87,25 +96,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _what_happened(code: int, phase: str, place: str, spec: str, timeout: float, memory: float) -> str:
+def _describe_exit(code: int, phase: str, place: str, spec: str, timeout: float, memory: float) -> str:
+    """Explain why the process ended without a report."""
     doing = f"{place} was being imported" if phase == "importing" else f"{spec} was being checked"
     if code == -signal.SIGKILL and phase == "importing":
         return (
-            f"{place} was still being imported after {timeout:g} s: put what runs (a training loop?) under "
-            'if __name__ == "__main__":, or allow more with --timeout'
+            f"{place} was still being imported after {timeout:g} s: put code that is only for a script "
+            '(a training loop?) under if __name__ == "__main__":, or allow more time with --timeout'
         )
     if code == -signal.SIGKILL:
         return (
-            f"{spec} did not finish within {timeout:g} s: it hangs, or needs more: --timeout {timeout * 4:g}"
+            f"{spec} did not finish within {timeout:g} s: it hangs, or needs more time: "
+            f"--timeout {timeout * 4:g}"
         )
     if code < 0:
         name = signal.Signals(-code).name
-        more = f" (out of memory? the limit is {memory:g} GB: --memory)" if name == "SIGABRT" else ""
-        return f"the process crashed with {name} while {doing}{more}"
-    return f"the process ended itself with code {code} while {doing}: it calls os._exit or sys.exit"
+        hint = f" (out of memory? the limit is {memory:g} GB: --memory)" if name == "SIGABRT" else ""
+        return f"the process crashed with {name} while {doing}{hint}"
+    return f"the process exited with code {code} while {doing}: it calls os._exit or sys.exit"
 
 
-def _kinder(message: str, memory: float) -> str:
+def _add_memory_hint(message: str, memory: float) -> str:
     memory_words = (
         "can't allocate memory",
         "MemoryError",

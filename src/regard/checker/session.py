@@ -1,4 +1,4 @@
-"""One check in progress: what is known of the subject, and what has been found so far."""
+"""One check in progress: the subject as it was understood, and the findings so far."""
 
 from __future__ import annotations
 
@@ -6,106 +6,18 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from regard.checker.cases import Cases
-from regard.checker.catalogue import mistake
+from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import Match
 from regard.checker.report import Check, Diagnosis
 from regard.checker.subject.subject import Subject
 from regard.checker.understand import Intent, Understanding
 
-
-@dataclass
-class CheckSession:
-    """The subject as it was understood, and the findings."""
-
-    understood: Understanding
-    options: dict[str, Any]
-    checks: list[Check] = field(default_factory=list)
-    diagnoses: list[Diagnosis] = field(default_factory=list)
-    mixed: str = ""  # how the items of a batch depend on each other, if they do
-    example: str = ""
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def subject(self) -> Subject:
-        return self.understood.subject
-
-    @property
-    def cases(self) -> Cases:
-        return self.understood.cases
-
-    @property
-    def right(self) -> Intent | None:
-        """The reading under which the output is right; None while it is not."""
-        return (
-            None
-            if any(c.status == "failed" and c.name in OUTPUTS for c in self.checks)
-            else self.understood.right
-        )
-
-    @property
-    def module(self) -> nn.Module | None:
-        return self.subject.module
-
-    @property
-    def source(self) -> str:
-        """The author's text, where it can be had: it decides only between mistakes with the same numbers."""
-        target = self.subject.target
-        code = type(target) if isinstance(target, nn.Module) else getattr(target, "func", target)
-        try:
-            return inspect.getsource(code)
-        except (OSError, TypeError):
-            return str(self.options.get("source", ""))
-
-    def passed(self, name: str, detail: str = "") -> None:
-        self.checks.append(Check(name, "passed", detail))
-
-    def left_out(self, name: str, why: str) -> None:
-        self.checks.append(Check(name, "left out", why))
-
-    def failed(self, name: str, detail: str) -> None:
-        self.checks.append(Check(name, "failed", detail))
-
-    def found(
-        self,
-        check: str,
-        detail: str,
-        name: str,
-        evidence: str,
-        error: float | None = None,
-        *,
-        caution: bool = False,
-    ) -> None:
-        """A check that came out badly, and the mistake that explains it."""
-        caution = caution or mistake(name).caution
-        self.checks.append(Check(check, "caution" if caution else "failed", detail))
-        self.diagnosed(name, evidence, error, caution=caution)
-
-    def diagnosed(
-        self, name: str, evidence: str, error: float | None = None, *, caution: bool = False
-    ) -> None:
-        entry = mistake(name)
-        caution = caution or entry.caution
-        known = next((d for d in self.diagnoses if d.name == name), None)
-        if known is None or (known.caution and not caution):  # what is wrong outweighs what calls for caution
-            self.diagnoses = [d for d in self.diagnoses if d is not known]
-            self.diagnoses.append(Diagnosis(name, evidence, entry.effect, entry.fix, error, caution))
-
-    def matched(self, match: Match) -> None:
-        """A diagnosis from recipes that gave the code's own numbers."""
-        for name in match.names:
-            entry = mistake(name)
-            beside = [other for other in match.names if other != name]
-            together = f", together with {beside[0]}" if beside else ""
-            evidence = (
-                f"Your output equals attention {entry.what}{together}, to {max(match.error, 1e-16):.0e}"
-            )
-            self.diagnosed(name, f"{evidence}{': ' + match.detail if match.detail else ''}.", match.error)
-
-
-OUTPUTS = (
+# The checks that compare the output with the oracle's.
+OUTPUT_CHECKS = (
     "output",
     "causal",
     "mask",
@@ -117,3 +29,114 @@ OUTPUTS = (
     "value width",
     "float mask",
 )
+
+
+@dataclass
+class CheckSession:
+    """The state of one call of `regard.check`, which every probe reads and adds its findings to.
+
+    `understanding` says how the code is called and what it should compute; `options` are those of `check`.
+    """
+
+    understanding: Understanding
+    options: dict[str, Any]
+    checks: list[Check] = field(default_factory=list)
+    diagnoses: list[Diagnosis] = field(default_factory=list)
+    mixed: str = ""  # how the items of a batch depend on each other, in a sentence, if they do
+    example: str = ""  # the smallest failing case
+    notes: list[str] = field(default_factory=list)  # further assumptions for the report
+
+    @property
+    def subject(self) -> Subject:
+        """The code under test."""
+        return self.understanding.subject
+
+    @property
+    def cases(self) -> Cases:
+        """Makes questions for the subject."""
+        return self.understanding.cases
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which mistakes are recognised: float64 if the code runs in it."""
+        return self.understanding.dtype
+
+    @property
+    def right_intent(self) -> Intent | None:
+        """The interpretation under which the output is right; None if an output check has failed."""
+        if any(check.status == "failed" and check.name in OUTPUT_CHECKS for check in self.checks):
+            return None
+        return self.understanding.right_intent
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module under test; None for a function."""
+        return self.subject.module
+
+    @property
+    def source(self) -> str:
+        """The author's source text, or "". It only decides between mistakes that give the same numbers."""
+        target = self.subject.target
+        code = type(target) if isinstance(target, nn.Module) else getattr(target, "func", target)
+        try:
+            return inspect.getsource(code)
+        except (OSError, TypeError):
+            return str(self.options.get("source", ""))
+
+    def add_pass(self, name: str, detail: str = "") -> None:
+        """Record a check that passed."""
+        self.checks.append(Check(name, "passed", detail))
+
+    def add_skip(self, name: str, reason: str) -> None:
+        """Record a check that could not be made."""
+        self.checks.append(Check(name, "skipped", reason))
+
+    def add_failure(self, name: str, detail: str) -> None:
+        """Record a check that failed, without a diagnosis."""
+        self.checks.append(Check(name, "failed", detail))
+
+    def add_mistake(
+        self,
+        check: str,
+        detail: str,
+        name: str,
+        evidence: str,
+        error: float | None = None,
+        *,
+        warning: bool = False,
+    ) -> None:
+        """Record a check that failed (or warns) and the mistake that explains it.
+
+        Arguments:
+            check: the check's name.
+            detail: what was observed, in a few words.
+            name: the mistake's name in the catalogue.
+            evidence: why it is this mistake, in a sentence.
+            error: the relative difference between the code's numbers and the mistake's.
+            warning: whether it only warns, even if the mistake usually fails the check.
+        """
+        warning = warning or get_mistake(name).warning
+        self.checks.append(Check(check, "warning" if warning else "failed", detail))
+        self.add_diagnosis(name, evidence, error, warning=warning)
+
+    def add_diagnosis(
+        self, name: str, evidence: str, error: float | None = None, *, warning: bool = False
+    ) -> None:
+        """Record a mistake, unless it is recorded already. A failure replaces a warning."""
+        entry = get_mistake(name)
+        warning = warning or entry.warning
+        previous = next((d for d in self.diagnoses if d.name == name), None)
+        if previous is None or (previous.warning and not warning):
+            self.diagnoses = [d for d in self.diagnoses if d is not previous]
+            self.diagnoses.append(Diagnosis(name, evidence, entry.effect, entry.fix, error, warning))
+
+    def add_match(self, match: Match) -> None:
+        """Record the mistakes whose variants reproduced the code's numbers."""
+        for name in match.names:
+            entry = get_mistake(name)
+            others = [other for other in match.names if other != name]
+            together = f", together with {others[0]}" if others else ""
+            evidence = (
+                f"Your output equals attention {entry.what}{together}, to {max(match.error, 1e-16):.0e}"
+            )
+            self.add_diagnosis(name, f"{evidence}{': ' + match.detail if match.detail else ''}.", match.error)

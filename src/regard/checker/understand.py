@@ -1,8 +1,8 @@
-"""Finding out what somebody's code means to be: its shapes, its weights, its mask, and whether it is causal.
+"""Finding out what the code is meant to compute: its shapes, its weights, its mask, and whether it is causal.
 
-What the names suggest is tried on the code itself. An `Intent` is one reading of the code under which its
-output can be called right or wrong; where several are plausible, all are kept, and the code is right if it is
-right under one of them.
+Guesses from names are verified by running the code. An `Intent` is one interpretation of the code, under
+which its output is either right or wrong. If several are plausible all are kept, and the code is right if it
+is right under one of them.
 """
 
 from __future__ import annotations
@@ -16,34 +16,33 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named import causal as causal_rule
 from regard.checker.cases import Cases
-from regard.checker.oracle.oracle import apart, truth
+from regard.checker.errors import CheckError
+from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
-from regard.checker.subject.adapt import of_transformers, turned
-from regard.checker.subject.construct import CheckError
 from regard.checker.subject.projections import find_wirings
-from regard.checker.subject.subject import Reply, Subject
+from regard.checker.subject.subject import Reply, Subject, apply_rotary
 
 TOLERANCE = 2e-5  # relative; far above rounding, far below any mistake
 
 
 @dataclass(frozen=True)
 class Intent:
-    """One reading of the code: how its weights are wired, and whether it is causal without being asked."""
+    """One interpretation of the code: its wiring, and whether it is causal by itself."""
 
     wiring: Wiring
     causal: bool
 
-    def read(self, question: Question) -> Question:
-        """The question with its causality as this reading has it; a flag that was set decides."""
+    def apply(self, question: Question) -> Question:
+        """Return the question with this interpretation's causality; a flag in the question decides."""
         return replace(question, causal=self.causal if question.flag is None else question.flag)
 
 
 @dataclass(frozen=True)
-class Observed:
-    """A question and what the subject answered."""
+class Observation:
+    """A question and the subject's answer."""
 
     question: Question
     answer: Answer
@@ -51,27 +50,28 @@ class Observed:
 
 @dataclass
 class Understanding:
-    """A subject, the readings of it, and what had to be assumed."""
+    """A subject, its interpretations, and the assumptions behind them."""
 
     subject: Subject
     cases: Cases
     intents: list[Intent]
-    right: Intent | None  # the reading under which the plain output is right
-    dtype: torch.dtype  # in which mistakes are recognised: float64 where the code allows it
-    first: Reply  # the answer to the plain question
-    assumed: list[str] = field(default_factory=list)
-    claims_causal: bool | None = None
-    turned: bool = False  # right on one sequence, and it fails on a batch by .T
+    right_intent: Intent | None  # the interpretation under which the plain output is right
+    dtype: torch.dtype  # in which mistakes are recognised: float64 if the code runs in it
+    first: Reply  # the reply to the plain question
+    assumptions: list[str] = field(default_factory=list)
+    declared_causal: bool | None = None  # what the caller or the code itself declares
+    fails_on_batch: bool = False  # right on one sequence; a batch fails because of .T
 
     @property
     def intent(self) -> Intent | None:
-        return self.right or (self.intents[0] if self.intents else None)
+        """The right interpretation, or the most plausible one."""
+        return self.right_intent or (self.intents[0] if self.intents else None)
 
     @property
     def causal(self) -> bool:
-        """Whether it should be causal without being asked: by its reading, or by a rule that it holds."""
+        """Whether the code should be causal by itself: by its interpretation, or by a mask that it holds."""
         if self.intent is None:
-            return bool(self.claims_causal)
+            return bool(self.declared_causal)
         rule = self.cases.always.get("rule")
         return self.intent.causal or (rule is not None and not bool(rule.to_dense(6).triu(1).any()))
 
@@ -79,128 +79,139 @@ class Understanding:
 def understand(
     subject: Subject, *, causal: bool | None, heads: int | None, scale: float | None, always: dict[str, Any]
 ) -> Understanding:
-    """Everything that has to be known before the checks: CheckError if the code will not run at all."""
-    claims = causal if causal is not None else claim(subject)
-    if subject.form in ("BTC", "TBC"):
-        return _understand_sequences(subject, causal, claims, heads, scale, always)
-    return _understand_heads(subject, causal, claims, scale, always)
+    """Find out everything that the probes need to know.
+
+    Arguments:
+        subject: the code under test.
+        causal, heads, scale: what the caller stated; None if nothing.
+        always: fields of every question: a window, a soft cap, a causal flag.
+    """
+    declared = causal if causal is not None else declared_causality(subject)
+    if subject.layout in ("BTC", "TBC"):
+        return _understand_sequences(subject, causal, declared, heads, scale, always)
+    return _understand_heads(subject, causal, declared, scale, always)
 
 
-def _hypotheses(subject: Subject, causal: bool | None, claims: bool | None) -> list[bool]:
+def _causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
+    """Return the possible answers to whether the code is causal by itself."""
     if causal is not None:
         return [causal]
     if "causal" in subject.arguments and "causal" not in subject.extra:
-        return [False]  # unless its own switch says otherwise
-    return [claims] if claims is not None else [False, True]
+        return [False]  # its causal argument decides
+    return [declared] if declared is not None else [False, True]
 
 
 def _understand_heads(
-    subject: Subject, causal: bool | None, claims: bool | None, scale: float | None, always: dict[str, Any]
+    subject: Subject, causal: bool | None, declared: bool | None, scale: float | None, always: dict[str, Any]
 ) -> Understanding:
-    """A function on queries, keys and values: which of the usual shapes does it take?"""
-    intents = [Intent(Wiring(scale=scale), c) for c in _hypotheses(subject, causal, claims)]
+    """Understand a function on queries, keys and values: try the usual layouts of their dimensions."""
+    intents = [Intent(Wiring(scale=scale), c) for c in _causal_hypotheses(subject, causal, declared)]
     tried: dict[str, tuple[Reply, Intent | None, torch.dtype]] = {}
-    for form in ("BHTD", "BTHD", "BTD", "TD"):
-        candidate = subject.adjusted(form=form)
+    # A layout in which the output is right.
+    for layout in ("BHTD", "BTHD", "BTD", "TD"):
+        candidate = subject.replaced(layout=layout)
         cases = Cases(candidate, always=always)
-        reply, dtype = _ask(candidate, cases.plain())
-        right = _right(reply, cases.plain(), intents)
-        tried[form] = reply, right, dtype
-        if right is not None and not (form == "TD" and _ran(tried, "BHTD", "BTD")):
-            understood = _understood(candidate, cases, intents, right, dtype, reply, claims)
-            understood.turned = any(
-                other.turned and other.error is not None for other, _, _ in tried.values()
+        reply, dtype = _run(candidate, cases.plain())
+        right = _find_right_intent(reply, cases.plain(), intents)
+        tried[layout] = reply, right, dtype
+        if right is not None and not (layout == "TD" and _ran(tried, "BHTD", "BTD")):
+            understanding = _of_heads(candidate, cases, intents, right, dtype, reply, declared)
+            understanding.fails_on_batch = any(
+                other.used_dot_t and other.error is not None for other, _, _ in tried.values()
             )
-            return understood
-    for form in ("BHTD", "BTD", "TD"):
-        reply, right, dtype = tried[form]
+            return understanding
+    # A layout in which the code at least runs.
+    for layout in ("BHTD", "BTD", "TD"):
+        reply, right, dtype = tried[layout]
         if reply.error is None:
-            candidate = subject.adjusted(form=form)
-            return _understood(
-                candidate, Cases(candidate, always=always), intents, None, dtype, reply, claims
-            )
+            candidate = subject.replaced(layout=layout)
+            cases = Cases(candidate, always=always)
+            return _of_heads(candidate, cases, intents, None, dtype, reply, declared)
     reply = tried["BTD"][0]
-    candidate = subject.adjusted(form="BHTD")
-    return _understood(
-        candidate, Cases(candidate, always=always), intents, None, tried["BHTD"][2], reply, claims
-    )
+    candidate = subject.replaced(layout="BHTD")
+    cases = Cases(candidate, always=always)
+    return _of_heads(candidate, cases, intents, None, tried["BHTD"][2], reply, declared)
 
 
-def _ran(tried: dict[str, tuple[Reply, Intent | None, torch.dtype]], *forms: str) -> bool:
-    return any(tried[form][0].error is None for form in forms)
+def _ran(tried: dict[str, tuple[Reply, Intent | None, torch.dtype]], *layouts: str) -> bool:
+    return any(tried[layout][0].error is None for layout in layouts)
 
 
-def _understood(
+def _of_heads(
     subject: Subject,
     cases: Cases,
     intents: list[Intent],
     right: Intent | None,
     dtype: torch.dtype,
     reply: Reply,
-    claims: bool | None,
+    declared: bool | None,
 ) -> Understanding:
-    shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}[
-        subject.form
-    ]
-    return Understanding(subject, cases, intents, right, dtype, reply, [f"inputs {shapes}"], claims)
+    shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
+    assumptions = [f"inputs {shapes[subject.layout]}"]
+    return Understanding(subject, cases, intents, right, dtype, reply, assumptions, declared)
 
 
 def _understand_sequences(
     subject: Subject,
     causal: bool | None,
-    claims: bool | None,
+    declared: bool | None,
     heads: int | None,
     scale: float | None,
     always: dict[str, Any],
 ) -> Understanding:
-    """Something on sequences (B, T, C): find its widths, its weights and a length that it takes."""
-    always = always | _promises(subject, always)
-    hypotheses = _hypotheses(subject, causal, claims)
+    """Understand code on sequences (B, T, C): find its widths, its weights and a length that it takes."""
+    # What the module declares of itself, and the interpretations of its weights.
+    always = always | _declared_options(subject, always)
+    hypotheses = _causal_hypotheses(subject, causal, declared)
     if isinstance(rule := always.get("rule"), Mask) and rule == causal_rule:
         always.pop("rule")
         hypotheses = [True]
     wirings = _wirings(subject, heads, scale)
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
     width, context_width = _widths(subject, wirings)
-    reply, dtype, cases = Reply(None, CheckError("not asked")), torch.float64, Cases(subject)
-    for limit in (longest(subject), 5, 4, 3, 2):
+    # A length that it takes; or, failing that, one sequence without a batch.
+    reply, dtype, cases = Reply(None, CheckError("not run")), torch.float64, Cases(subject)
+    for limit in (max_length(subject), 5, 4, 3, 2):
         cases = Cases(subject, width, context_width, limit, always)
-        reply, dtype = _ask(subject, cases.plain())
+        reply, dtype = _run(subject, cases.plain())
         if reply.error is None:
             break
     else:
         batched = Cases(subject, width, context_width, None, always)
-        reply, dtype = _ask(subject, batched.plain())
+        reply, dtype = _run(subject, batched.plain())
         cases = batched
-        single = subject.adjusted(form="TC")
-        if subject.form == "BTC" and not reply.turned:
-            alone, dtype_alone = _ask(single, Cases(single, width, context_width, None, always).plain())
+        single = subject.replaced(layout="TC")
+        if subject.layout == "BTC" and not reply.used_dot_t:
+            alone, dtype_alone = _run(single, Cases(single, width, context_width, None, always).plain())
             if alone.error is None:
                 subject, reply, dtype = single, alone, dtype_alone
                 cases = Cases(single, width, context_width, None, always)
-    right = _right(reply, cases.plain(), intents)
-    shapes = {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)"}[subject.form]
-    return Understanding(
-        subject, cases, intents, right, dtype, reply, [f"inputs {shapes}, C = {width}"], claims
-    )
+    right = _find_right_intent(reply, cases.plain(), intents)
+    shapes = {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)"}[subject.layout]
+    assumptions = [f"inputs {shapes}, C = {width}"]
+    return Understanding(subject, cases, intents, right, dtype, reply, assumptions, declared)
 
 
-def _ask(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
-    """Ask in float64, or in float32 where float64 does not run."""
-    reply = subject.ask(question)
+def _run(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
+    """Run the code in float64, or in float32 if it fails in float64."""
+    reply = subject.run(question)
     if reply.error is not None:
-        single = subject.ask(question.to(torch.float32))
+        single = subject.run(question.to(torch.float32))
         if single.error is None:
             return single, torch.float32
     return reply, torch.float64
 
 
-def _right(reply: Reply, question: Question, intents: list[Intent]) -> Intent | None:
+def _find_right_intent(reply: Reply, question: Question, intents: list[Intent]) -> Intent | None:
+    """Return the first interpretation under which an answer is right."""
     if reply.answer is None:
         return None
     for intent in intents:
         try:
-            if apart(reply.answer, truth(intent.read(question), intent.wiring)) < TOLERANCE:
+            if (
+                relative_error(reply.answer, expected_answer(intent.apply(question), intent.wiring))
+                < TOLERANCE
+            ):
                 return intent
         except (RuntimeError, ValueError):  # a wiring whose widths do not fit
             continue
@@ -208,60 +219,62 @@ def _right(reply: Reply, question: Question, intents: list[Intent]) -> Intent | 
 
 
 def _wirings(subject: Subject, heads: int | None, scale: float | None) -> list[Wiring]:
+    """Return the possible wirings of code on sequences, most plausible first."""
     module = subject.module
     if module is None or not any(True for _ in module.parameters()):
         H = heads or subject.extra.get(subject.arguments.get("heads", ""), 1)
         plain = Wiring(H, H, splits=True, width=40, scale=scale)
-        # Attention without weights is also taught without the scale.
-        return [plain, replace(plain, scale=1.0)] if module is None and subject.takes == "x" else [plain]
+        # Tutorials teach attention without weights also without the scale.
+        return [plain, replace(plain, scale=1.0)] if module is None and subject.inputs == "x" else [plain]
     declared = scale if scale is not None else _declared_scale(subject)
-    double = subject.at(torch.float64)
+    double = subject.module_as(torch.float64)
     assert double is not None
-    found = find_wirings(double, heads=heads, declared=declared)
+    wirings = find_wirings(double, heads=heads, declared=declared)
     if subject.rotary is not None:
         table = subject.rotary
 
         def rotate(x: Tensor, start: int) -> Tensor:
             cos, sin = table(start + x.shape[2], x.dtype)
-            return turned(x, cos[:, start:], sin[:, start:])
+            return apply_rotary(x, cos[:, start:], sin[:, start:])
 
-        found = [replace(wiring, rotate=rotate) for wiring in found]
-    return found
+        wirings = [replace(wiring, rotate=rotate) for wiring in wirings]
+    return wirings
 
 
 def _declared_scale(subject: Subject) -> float | None:
-    """A scale that a module of a known family declares; anyone else's constant is what is being checked."""
+    """Return the scale that a module of a known family declares. In other code the scale is to be checked."""
     module = subject.module
-    known = of_transformers(subject) or type(module).__module__.startswith("regard.")
+    trusted = subject.is_transformers or type(module).__module__.startswith("regard.")
     for name in ("scaling", "scale"):
         value = getattr(module, name, None)
-        if known and isinstance(value, int | float) and not isinstance(value, bool):
+        if trusted and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
     return None
 
 
-def _promises(subject: Subject, always: dict[str, Any]) -> dict[str, Any]:
-    """What a module says of itself that the right answer depends on: a soft cap, a window, a rule."""
+def _declared_options(subject: Subject, always: dict[str, Any]) -> dict[str, Any]:
+    """Return the soft cap, window and mask that a module holds: the correct answer depends on them."""
     module = subject.module
-    found: dict[str, Any] = {}
+    declared: dict[str, Any] = {}
     if module is None:
         return {}
     for name, value in vars(module).items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         if isinstance(value, Mask) and name in ("mask", "rule"):
-            found["rule"] = value
+            declared["rule"] = value
         elif vocabulary.size(name) == "softcap" and number and "softcap" not in always:
-            found["softcap"] = float(value)
+            declared["softcap"] = float(value)
         elif (
             vocabulary.size(name) == "window" and isinstance(value, int) and number and "window" not in always
         ):
-            found["window"] = value
-    if of_transformers(subject):
-        found.pop("window", None)  # there the mask that comes from outside holds it
-    return found
+            declared["window"] = value
+    if subject.is_transformers:
+        declared.pop("window", None)  # the mask that the model passes contains it
+    return declared
 
 
 def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int]:
+    """Return the widths of the queries' and the keys' inputs."""
     for wiring in wirings:
         if wiring.query is not None and wiring.key is not None:
             return wiring.query.weight.shape[0], wiring.key.weight.shape[0]
@@ -278,15 +291,17 @@ def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int]:
     return 48, 48
 
 
-def claim(subject: Subject) -> bool | None:
-    """Whether the code says that it is causal: by its name, a triangular buffer, an attribute or its
-    docstring."""
+def declared_causality(subject: Subject) -> bool | None:
+    """Return whether the code declares itself causal: by name, triangular buffer, attribute or docstring.
+
+    None if it declares nothing.
+    """
     module = subject.module
-    if of_transformers(subject):
-        return None  # there the caller brings the mask
-    said = vocabulary.says_causal(subject.name)
-    if said is not None:
-        return said
+    if subject.is_transformers:
+        return None  # the model passes the mask
+    by_name = vocabulary.says_causal(subject.name)
+    if by_name is not None:
+        return by_name
     if module is not None:
         for name, value in vars(module).items():
             if vocabulary.size(name) == "causal" and isinstance(value, bool):
@@ -295,20 +310,20 @@ def claim(subject: Subject) -> bool | None:
             *module.named_buffers(),
             *((n, v) for n, v in vars(module).items() if isinstance(v, Tensor)),
         ]
-        if any(triangular(tensor) for _, tensor in tensors):
+        if any(is_triangular(tensor) for _, tensor in tensors):
             return True
     if "mask" in subject.arguments or "causal" in subject.arguments:
-        return None  # its docstring then speaks of what may be asked for
+        return None  # then the docstring describes an option
     doc = (type(module).__dict__.get("__doc__") if module is not None else subject.target.__doc__) or ""
     return vocabulary.says_causal(doc) if len(doc) < 4000 else None
 
 
-def longest(subject: Subject) -> int | None:
-    """The most tokens that a module says it takes: by a size of that name, or by a square mask."""
+def max_length(subject: Subject) -> int | None:
+    """Return a module's maximum length: a size of that meaning, or the side of a square mask."""
     module = subject.module
     if module is None:
         return None
-    for name, value in {**vars(module), **subject.given}.items():
+    for name, value in {**vars(module), **subject.init}.items():
         if vocabulary.size(name) == "length" and isinstance(value, int) and not isinstance(value, bool):
             return value
     tensors = [tensor for _, tensor in [*module.named_buffers(), *plain_tensors(module)]]
@@ -317,7 +332,7 @@ def longest(subject: Subject) -> int | None:
 
 
 def plain_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Tensors that are attributes, but neither parameters nor buffers."""
+    """Return the tensors that are attributes, but neither parameters nor buffers, with their paths."""
     return [
         (f"{path}.{name}".lstrip("."), value)
         for path, part in module.named_modules()
@@ -326,9 +341,8 @@ def plain_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def triangular(tensor: Tensor) -> bool:
-    """Whether this is a causal mask in one of its usual guises: tril or triu, of ones, of booleans or of
-    −inf."""
+def is_triangular(tensor: Tensor) -> bool:
+    """Return whether a tensor is a causal mask in a usual form: tril or triu of ones, booleans or −inf."""
     if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-1] < 2:
         return False
     square = tensor.reshape(-1, *tensor.shape[-2:])[0]

@@ -1,7 +1,7 @@
-"""The process in which somebody else's code is checked: `python -m regard.checker.worker REQUEST`.
+"""The process in which code is checked: `python -m regard.checker.worker REQUEST`.
 
-It says where it is, line by line in JSON, in the file that the request names. See `sandbox` for the other
-side.
+It reports its progress and its result as lines of JSON, in the file that the request names. `sandbox` starts
+this process and reads the file.
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ import sys
 from typing import Any
 
 from regard.checker.checker import check
-from regard.checker.subject.construct import CheckError
+from regard.checker.errors import CheckError
 from regard.checker.subject.locate import locate
 
 
 def limit_memory(gigabytes: float) -> None:
-    """Let this process take so much more memory than it has now, where the system can say so."""
+    """Limit the memory that this process may allocate beyond what it has now. Only Linux supports this."""
     try:
         import resource
 
         with open("/proc/self/statm", encoding="ascii") as status:
             now = int(status.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        most = now + int(gigabytes * 1e9)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit = now + int(gigabytes * 1e9)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, OSError, ValueError):  # not Linux: only time is limited
         return
 
 
 def main() -> None:
-    """Check what the request names."""
+    """Check the code that the request names."""
     request: dict[str, Any] = json.loads(sys.argv[1])
-    sys.argv = [sys.argv[0]]  # the author's code may look at it
+    sys.argv = [sys.argv[0]]  # the author's code may parse it
 
-    def say(**words: Any) -> None:
+    def write_line(**fields: Any) -> None:
         with open(request["result"], "a", encoding="utf-8") as result:
-            result.write(json.dumps(words) + "\n")
+            result.write(json.dumps(fields) + "\n")
 
-    say(phase="importing")
+    write_line(phase="importing")
     limit_memory(request["memory"])
     try:
         thing = locate(request["spec"])
-        say(phase="checking")
-        say(report=check(thing, **request["options"]).to_dict())
+        write_line(phase="checking")
+        write_line(report=check(thing, **request["options"]).to_dict())
     except CheckError as error:
-        say(cannot=str(error))
+        write_line(error=str(error))
     except (Exception, SystemExit) as error:
         text = (str(error).strip().splitlines() or [""])[0]
-        say(cannot=f"{request['spec']} could not be checked: {type(error).__name__}: {text}")
-    os._exit(0)  # without waiting for threads that the author's code may have left
+        write_line(error=f"{request['spec']} could not be checked: {type(error).__name__}: {text}")
+    os._exit(0)  # without waiting for threads that the author's code may have started
 
 
 if __name__ == "__main__":

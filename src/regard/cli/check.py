@@ -45,7 +45,7 @@ def check(
         str | None,
         typer.Option(metavar="look|hide", help="Whether True in its boolean masks means look or hide."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Count cautions as failures.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Count warnings as failures.")] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit for its code.")] = 60.0,
     memory: Annotated[float, typer.Option(metavar="GB", help="Memory limit for its code.")] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -65,7 +65,7 @@ def check(
     if show_list:
         _print_catalogue(as_json)
         return
-    from regard.checker.subject.construct import CheckError
+    from regard.checker.errors import CheckError
 
     places = [word for word in target or [] if "=" not in word]
     try:
@@ -85,9 +85,9 @@ def check(
         }
         asked |= {"true_means": true_means, "strict": strict}
         options |= {name: value for name, value in asked.items() if value is not None}
-        from regard.checker.sandbox import check_apart
+        from regard.checker.sandbox import check_in_process
 
-        report = check_apart(places[0], options, timeout=timeout, memory=memory)
+        report = check_in_process(places[0], options, timeout=timeout, memory=memory)
     except CheckError as error:
         if as_json:
             typer.echo(json.dumps({"ok": None, "error": str(error)}, ensure_ascii=False))
@@ -103,7 +103,7 @@ def check(
 
 def _arguments(words: list[str]) -> dict[str, Any]:
     """`name=value` pairs, the values read as Python where they can be."""
-    from regard.checker.subject.construct import CheckError
+    from regard.checker.errors import CheckError
 
     arguments: dict[str, Any] = {}
     for word in words:
@@ -129,19 +129,19 @@ def print_report(report: Report) -> None:
     from regard.checker.report import MARKS
 
     console = Console(highlight=False)
-    colours = {"passed": "green", "failed": "red", "caution": "yellow", "left out": "dim"}
+    colours = {"passed": "green", "failed": "red", "warning": "yellow", "skipped": "dim"}
 
     def line(mark: str, text: str, style: str, indent: int = 2) -> None:
         console.print(Padding(Text.assemble((f"{mark} ", style), text), (0, 0, 0, indent)))
 
     console.print(Text(report.verdict, style="bold green" if report.ok else "bold red"))
-    if report.assumed:
-        console.print(Padding(Text("assumed " + "; ".join(report.assumed), style="dim"), (0, 0, 0, 2)))
-    for check in [*(c for c in report.checks if c.status == "failed"), *report.cautions]:
+    if report.assumptions:
+        console.print(Padding(Text("assumed " + "; ".join(report.assumptions), style="dim"), (0, 0, 0, 2)))
+    for check in [*(c for c in report.checks if c.status == "failed"), *report.warnings]:
         line(MARKS[check.status], str(check), colours[check.status])
     for diagnosis in report.diagnoses:
         console.print()
-        head = Text(diagnosis.name, style="bold yellow" if diagnosis.caution else "bold red")
+        head = Text(diagnosis.name, style="bold yellow" if diagnosis.warning else "bold red")
         console.print(Padding(head, (0, 0, 0, 2)))
         console.print(Padding(Text(f"{diagnosis.what} {diagnosis.effect}"), (0, 0, 0, 4)))
         console.print(Padding(Text.assemble(("fix  ", "bold"), (diagnosis.fix, "cyan")), (0, 0, 0, 4)))
@@ -151,8 +151,8 @@ def print_report(report: Report) -> None:
     console.print()
     if report.passed:
         line(MARKS["passed"], ", ".join(check.name for check in report.passed), "green")
-    for check in report.left_out:
-        line(MARKS["left out"], f"left out {check}", "dim")
+    for check in report.skipped:
+        line(MARKS["skipped"], f"skipped {check}", "dim")
     console.print(Padding(Text(f"{report.seconds:.1f} s", style="dim"), (0, 0, 0, 2)))
 
 
@@ -164,7 +164,7 @@ def _print_catalogue(as_json: bool) -> None:
 
     if as_json:
         entries = [
-            {"name": m.name, "what": m.what, "fix": m.fix, "caution": m.caution} for m in CATALOGUE.values()
+            {"name": m.name, "what": m.what, "fix": m.fix, "warning": m.warning} for m in CATALOGUE.values()
         ]
         typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return
@@ -174,6 +174,6 @@ def _print_catalogue(as_json: bool) -> None:
     for theme, mistakes in THEMES.items():
         table.add_row(f"[bold]{theme}[/bold]", "")
         for m in mistakes:
-            table.add_row(f"  {m.name}", m.what + (" [dim](caution)[/dim]" if m.caution else ""))
+            table.add_row(f"  {m.name}", m.what + (" [dim](warning)[/dim]" if m.warning else ""))
     Console(highlight=False).print(table)
     typer.echo(f"\n{len(CATALOGUE)} mistakes; regard explain-mistake NAME explains one.")

@@ -13,19 +13,19 @@ def explain_mistake(
     ],
     code: Annotated[bool, typer.Option("--code", help="Print only the example, to save and run.")] = False,
 ) -> None:
-    """Explain one mistake: what it does, how to fix it, where it was seen, and a program that has it.
+    """Explain one mistake: its effect, its fix, where it comes from, and a program that contains it.
 
     \b
     Examples:
       regard explain-mistake softmax-over-queries
       regard explain-mistake no-scale --code > no_scale.py
     """
-    from regard.checker.catalogue import mistake
-    from regard.checker.examples import example
+    from regard.checker.catalogue import get_mistake
+    from regard.checker.examples import example_program
 
-    entry = mistake(name)
+    entry = get_mistake(name)
     if code:
-        typer.echo(example(entry), nl=False)
+        typer.echo(example_program(entry), nl=False)
         return
     from rich.console import Console
     from rich.padding import Padding
@@ -34,11 +34,14 @@ def explain_mistake(
 
     console = Console(highlight=False)
     console.print(Text.assemble((entry.name, "bold"), f": attention {entry.what}."))
-    for title, text in (("effect", entry.effect), ("fix", entry.fix), ("seen", entry.seen)):
+    for title, text in (("effect", entry.effect), ("fix", entry.fix), ("origin", entry.origin)):
         console.print(Padding(Text.assemble((f"{title:<8}", "bold"), text), (0, 0, 0, 2)))
-    if entry.caution:
+    if entry.warning:
         console.print(
-            Padding(Text("A caution: reported, but no verdict of wrong.", style="dim"), (0, 0, 0, 2))
+            Padding(
+                Text("This is a warning: it is reported, but does not make the verdict wrong.", style="dim"),
+                (0, 0, 0, 2),
+            )
         )
     console.print("\nAn example that runs (regard explain-mistake NAME --code prints it alone):\n")
-    console.print(Padding(Syntax(example(entry), "python", background_color="default"), (0, 0, 0, 2)))
+    console.print(Padding(Syntax(example_program(entry), "python", background_color="default"), (0, 0, 0, 2)))

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 OPENING = 240  # characters of a text that a recorded generation begins with, at most
 PATIENCE = 3.0  # seconds that it may take
-MOST_SCORED = 256 << 20  # bytes of a capture whose heads are looked at before the page opens
 
 
 def inspect(
@@ -93,8 +92,9 @@ def inspect(
     from regard.show.data.contents import Contents
 
     folder = run or (opened.run if opened else None)
-    contents = Contents(seen, titles=titles, time=None if folder is None else read_run(folder))
-    contents.start = _telling(console, contents)
+    history = None if folder is None else read_run(folder)
+    with console.status("Scoring the heads …"):
+        contents = Contents(seen, titles=titles, time=history, start="auto")
     if out is not None:
         if opened is not None and opened.can_generate:
             contents.generation = _written(console, opened, texts[0][1])
@@ -177,17 +177,6 @@ def _write(console: Any, contents: Any, out: Path) -> None:
     console.print(f"{out}: {size:.1f} MB, written in {seconds:.1f} s", markup=False)
 
 
-def _telling(console: Any, contents: Any) -> tuple[str, int] | None:
-    """The head that most looks for what came next the last time, if a text gives occasion for that."""
-    if contents.texts[0].nbytes > MOST_SCORED:
-        return None
-    with console.status("Looking at what each head does …"):
-        rows = contents.heads(0)
-    scores = [(row["scores"].get("induction", {}).get("value"), row["layer"], row["head"]) for row in rows]
-    best = max((score for score in scores if score[0] is not None), default=None)
-    return None if best is None else best[1:]
-
-
 def _glimpse(contents: Any) -> None:
     """The head that the page begins with, in the terminal."""
     from rich.console import Console
@@ -201,7 +190,7 @@ def _glimpse(contents: Any) -> None:
     score = row["scores"]["induction"]
     console = Console(highlight=False)
     console.print(f"\nLayer {layer}, head {head}: queries run down, keys run across.", markup=False)
-    print_map(console, contents.one(0, layer, head).map[0, 0])
+    print_map(console, contents.head_map(0, layer, head).map[0, 0])
     console.print(
         f"It puts {score['value']:.0%} of its attention on what came after earlier copies of the token; "
         f"looking at all alike would put {score['null']:.0%} there.\n",
@@ -219,7 +208,7 @@ def _serve(contents: Any, opened: Model | None, host: str, port: int, open_: boo
     generate = opened.generate if opened and opened.can_generate else None
     running = BackgroundServer(Site(contents, read, generate), host=host, port=port)
     typer.echo(running.address)
-    if running.door.token:
+    if running.bound_address.token:
         typer.echo("Whoever has this whole address can read the texts on the page, from other machines too.")
     typer.echo("Ctrl-C ends it.")
     if open_:

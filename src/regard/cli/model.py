@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from regard.gpt import GPT
     from regard.maps import AttentionMap
     from regard.recorder import Capture
-    from regard.show.server.line_stream import Tell
+    from regard.show.server.line_stream import ReportProgress
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Model:
             end = getattr(self.tokenizer, "eos_token_id", None)
         return end
 
-    def read(self, text: str, tell: Tell = lambda doing, done, of: None) -> Capture:
+    def read(self, text: str, tell: ReportProgress = lambda doing, done, of: None) -> Capture:
         """Capture the model while it reads a text; `tell` is called after each layer.
 
         The text is tokenised once: a long one takes seconds.
@@ -209,7 +209,7 @@ class Model:
 
 
 @contextmanager
-def _telling_layers(model: nn.Module, tell: Tell) -> Iterator[None]:
+def _telling_layers(model: nn.Module, tell: ReportProgress) -> Iterator[None]:
     """Call `tell` after each layer. The longest list of modules in a model holds its layers."""
     from torch import nn
 

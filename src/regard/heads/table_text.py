@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from regard.extras import extra
 from regard.heads.labels import REPEATS
+from regard.heads.score_words import title
 
 if TYPE_CHECKING:
     from regard.heads.table import HeadRow, HeadTable, Score
 
-WORDS = {"previous_token": "previous token", "itself": "self"}
 COLOURS = {
     "induction": "bold magenta",
     "duplicate": "magenta",
@@ -27,9 +27,8 @@ COLOURS = {
 
 
 def words(name: str) -> str:
-    """A score's name as it is said: "previous token", "self"."""
-    base = name.removesuffix(REPEATS)
-    return WORDS.get(base, base.replace("_", " "))
+    """Return a score's title for the table, such as "previous token" or "self"."""
+    return title(name.removesuffix(REPEATS))
 
 
 def printed(table: HeadTable, width: int = 80) -> str:

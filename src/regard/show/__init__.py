@@ -1,4 +1,4 @@
-"""Pictures: figures, the page and its server. Captures show themselves through `regard.show.viewer`."""
+"""Figures, the page and its server. `Capture` shows itself through `viewer`, which is imported on demand."""
 
 from regard.show.figures import figure, plot
 

@@ -1,8 +1,8 @@
 """A map as a figure for paper: PNG, SVG or PDF by Matplotlib's `savefig`.
 
-Queries run down, keys run across, both with their tokens. A small map has a number in each cell; a long one
-is pooled to an overview, exactly and without a T×S matrix. This file knows maps and tokens; it does not know
-models.
+Queries run down and keys across, both labelled with their tokens. A small map has a number in each cell; a
+long one is pooled, exactly and without a T×S matrix. This file knows maps, captures and tokens; it does not
+know models.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from regard.stages.picture import (
     draw_heatmap,
 )
 
-MOST_TOKENS = 64  # a longer axis names a few of its tokens, with their positions
+MOST_TOKENS = 64  # a longer axis is labelled with a few of its tokens and their positions
 MOST_CELLS = 512  # a longer axis is pooled: a figure has no room for more
-TICKS = 10
+TICKS = 10  # labels on a longer axis
 WARNING = "#a5342a"
 Scale = Literal["linear", "log"]
 Reduce = Literal["mass", "max"]
 
 
 def plot(
-    map: AttentionMap | Tensor,
-    tokens: Sequence[str] | None = None,
+    attention_map: AttentionMap | Tensor,
+    key_tokens: Sequence[str] | None = None,
     *,
-    queries: Sequence[str] | None = None,
+    query_tokens: Sequence[str] | None = None,
     ax: Any = None,
     title: str = "",
     note: str = "",
@@ -44,11 +44,18 @@ def plot(
     reduce: Reduce = "mass",
     boundary: int | None = None,
 ) -> Any:
-    """Draw a map (T, S) with Matplotlib, or each of its heads; returns the figure, which `savefig` saves.
+    """Draw a map (T, S) with Matplotlib, or each head of a map (H, T, S), and return the figure.
 
-    `tokens` are those of the keys, and of the queries too, which stand at their end, unless `queries` names
-    others. `scale="log"` shows what is small, `reduce` says how a long map is pooled, and `boundary` marks
-    where generated tokens begin. A tensor of weights (T, S) is drawn as well.
+    Arguments:
+        attention_map: a map, or a tensor of weights (T, S).
+        key_tokens: the S tokens of the keys; their positions if None.
+        query_tokens: the T tokens of the queries; by default the last T of the keys'.
+        ax: Matplotlib axes to draw on, for a single head; a new figure if None.
+        title: written above the map.
+        note: written at the foot of the figure, in red if it begins with "not certified".
+        scale: "linear", or "log" to distinguish small weights.
+        reduce: how a long map is pooled: "mass" (summed over keys, mean of queries) or "max".
+        boundary: the position of the first generated token, marked by a line on both axes.
 
     >>> import torch, regard
     >>> x = torch.eye(3)
@@ -56,25 +63,28 @@ def plot(
     >>> figure.axes[0].get_xlabel()
     'attended-to (key)'
     """
-    for name, given, known in (("scale", scale, ("linear", "log")), ("reduce", reduce, ("mass", "max"))):
-        if given not in known:
-            raise ValueError(f"{name}: expected {known[0]!r} or {known[1]!r}, got {given!r}")
-    heads = _heads(map)
+    for name, value, choices in (("scale", scale, ("linear", "log")), ("reduce", reduce, ("mass", "max"))):
+        if value not in choices:
+            raise ValueError(f"{name}: expected {choices[0]!r} or {choices[1]!r}, got {value!r}")
+    heads = _split_heads(attention_map)
     T, S = heads[0].shape[-2:]
-    keys = _labels("tokens", tokens, S)
-    rows = keys[S - T :] if queries is None and T <= S else _labels("queries", queries, T)
+    keys = _labels("key_tokens", key_tokens, S)
+    if query_tokens is None and T <= S:
+        queries = keys[S - T :]
+    else:
+        queries = _labels("query_tokens", query_tokens, T)
     if boundary is not None and not 0 < boundary < S:
         raise ValueError(f"boundary: expected from 1 to {S - 1}, since there are {S} keys, got {boundary!r}")
-    labels = Labels(rows, keys, boundary, scale == "log", reduce)
+    labels = Labels(queries, keys, boundary, scale == "log", reduce)
     if len(heads) > 1:
         if ax is not None:
-            raise ValueError(f"ax: expected one head to draw there, got a map of {len(heads)}: map[b, h]")
-        return _gallery(heads, labels, title, note)
-    return _single(heads[0], labels, ax, title, note)
+            raise ValueError(f"ax: expected one head to draw there, got a map of {len(heads)}: pass m[b, h]")
+        return _draw_gallery(heads, labels, title, note)
+    return _draw_single(heads[0], labels, ax, title, note)
 
 
 def figure(
-    seen: Capture,
+    capture: Capture,
     layer: int | str,
     head: int | None = None,
     *,
@@ -83,45 +93,56 @@ def figure(
     scale: Scale = "linear",
     reduce: Reduce = "mass",
 ) -> Any:
-    """One head of a capture as a figure, or all heads of a layer, with what the certificate says of it."""
-    chosen = seen.layer(layer)
-    map = (chosen.map if head is None else seen[layer, head])[batch]
-    T, S = map.shape[-2:]
-    read = None if seen.tokens is None else seen.tokens[batch]
-    written = read if seen.target_tokens is None else seen.target_tokens[batch]
-    keys = written if chosen.stack == "decoder" else read
-    queries = written if chosen.stack in ("decoder", "cross") else read
-    marked = seen.boundary is not None and chosen.stack != "cross" and 0 < seen.boundary < S
-    which = f"layer {chosen.key}" + ("" if head is None else f", head {head}")
+    """Draw one head of a capture, or all heads of a layer, with the certificate's sentence at the foot.
+
+    Arguments:
+        capture: the capture.
+        layer: the layer's number, or its key such as "decoder.3".
+        head: the head's number in the model; all heads of the layer if None.
+        batch: the entry of the batch.
+        ax, scale, reduce: as in `plot`.
+
+    Returns the Matplotlib figure.
+    """
+    chosen = capture.layer(layer)
+    m = (chosen.map if head is None else capture[layer, head])[batch]
+    T, S = m.shape[-2:]
+    # The tokens on each axis: beside an encoder, decoders have tokens of their own.
+    source = None if capture.tokens is None else capture.tokens[batch]
+    target = source if capture.target_tokens is None else capture.target_tokens[batch]
+    keys = target if chosen.stack == "decoder" else source
+    queries = target if chosen.stack in ("decoder", "cross") else source
+    marked = capture.boundary is not None and chosen.stack != "cross" and 0 < capture.boundary < S
+    place = f"layer {chosen.key}" + ("" if head is None else f", head {head}")
     drawn = plot(
-        map,
+        m,
         keys[-S:] if keys is not None and len(keys) >= S else None,
-        queries=queries[-T:] if queries is not None and len(queries) >= T else None,
+        query_tokens=queries[-T:] if queries is not None and len(queries) >= T else None,
         ax=ax,
-        title=f"{seen.model}: {which}" if seen.model else which,
-        note=str(seen.certificate[seen.layers.index(chosen)]),
+        title=f"{capture.model}: {place}" if capture.model else place,
+        note=str(capture.certificate[capture.layers.index(chosen)]),
         scale=scale,
         reduce=reduce,
-        boundary=seen.boundary if marked else None,
+        boundary=capture.boundary if marked else None,
     )
-    if map.ndim == 3 and len(chosen.heads) > 1:
+    if m.ndim == 3 and len(chosen.heads) > 1:
         for panel, number in zip(drawn.axes, chosen.heads, strict=False):
             panel.set_title(f"head {number}", fontsize=9, loc="left")
     return drawn
 
 
 def legible(token: str) -> str:
-    """A token as a label: spaces, line ends and what cannot be printed are made visible.
+    """Return a token as a label, in which spaces, line ends and unprintable characters are visible.
 
     >>> legible(" sea"), legible("\\n"), legible(" "), legible("a\\x00")
     ('·sea', '↵', '·', 'a�')
     """
-    shown = token.replace(" ", "·").replace("\n", "↵").replace("\t", "⇥")
-    return "".join(x if x.isprintable() else "�" for x in shown) or "∅"
+    marked = token.replace(" ", "·").replace("\n", "↵").replace("\t", "⇥")
+    return "".join(x if x.isprintable() else "�" for x in marked) or "∅"
 
 
 class Labels(NamedTuple):
-    """What the axes say."""
+    """The labels of both axes, and how the weights are shown."""
 
     queries: list[str]
     keys: list[str]
@@ -131,50 +152,52 @@ class Labels(NamedTuple):
 
 
 class FigureCells(NamedTuple):
-    """What is drawn: values, NaN where nobody may look, and where each cell begins."""
+    """The cells of a figure, and the first query and the first key of each."""
 
     values: Tensor  # (rows, cols)
-    hidden: Tensor  # (rows, cols)
+    hidden: Tensor  # (rows, cols), True where no key is visible
     rows: list[int]
     cols: list[int]
 
 
-def _heads(map: AttentionMap | Tensor) -> list[AttentionMap | Tensor]:
-    if isinstance(map, AttentionMap) and map.axes.rows:
-        flat = map if map.ndim < 4 else map[0] if map.shape[0] == 1 else None
-        if flat is not None:
-            return [flat] if flat.ndim == 2 else [flat[h] for h in range(flat.shape[0])]
-    elif isinstance(map, Tensor) and map.ndim == 2 and map.is_floating_point() and map.numel():
-        return [map]
-    came = f"{type(map).__name__} {tuple(map.shape)}" if hasattr(map, "shape") else type(map).__name__
-    raise ValueError(f"map: expected an AttentionMap (T, S), or (H, T, S) for every head, got {came}")
+def _split_heads(m: AttentionMap | Tensor) -> list[AttentionMap | Tensor]:
+    """Return a map (T, S) for each head; ValueError for anything that is neither a map nor a matrix."""
+    if isinstance(m, AttentionMap) and m.axes.rows:
+        unbatched = m if m.ndim < 4 else m[0] if m.shape[0] == 1 else None
+        if unbatched is not None:
+            return [unbatched] if unbatched.ndim == 2 else [unbatched[h] for h in range(unbatched.shape[0])]
+    elif isinstance(m, Tensor) and m.ndim == 2 and m.is_floating_point() and m.numel():
+        return [m]
+    kind = f"{type(m).__name__} {tuple(m.shape)}" if hasattr(m, "shape") else type(m).__name__
+    raise ValueError(f"attention_map: expected an AttentionMap (T, S) or (H, T, S), got {kind}")
 
 
 def _labels(name: str, tokens: Sequence[str] | None, n: int) -> list[str]:
     if tokens is None:
         return [str(i) for i in range(n)]
     if isinstance(tokens, str) or len(tokens) != n:
-        came = "one string" if isinstance(tokens, str) else len(tokens)
-        raise ValueError(f"{name}: expected {n} of them, one for each place on the axis, got {came}")
+        count = "one string" if isinstance(tokens, str) else len(tokens)
+        raise ValueError(f"{name}: expected {n} tokens, one for each position on the axis, got {count}")
     return [legible(str(token)) for token in tokens]
 
 
-def _cells(map: AttentionMap | Tensor, reduce: Reduce, most: int) -> FigureCells:
-    T, S = map.shape
-    if isinstance(map, Tensor):
-        values = map.detach().float().cpu()
+def _pool(m: AttentionMap | Tensor, reduce: Reduce, most: int) -> FigureCells:
+    """Pool a map to at most `most` cells along each axis."""
+    T, S = m.shape
+    if isinstance(m, Tensor):
+        values = m.detach().float().cpu()
         return FigureCells(values, torch.zeros_like(values, dtype=torch.bool), list(range(T)), list(range(S)))
     rows, cols = min(T, most), min(S, most)
-    values, alike = (cast(Tensor, x.pool(rows, cols, reduce)) for x in (map, uniform(map)))
-    hidden = alike[0, 0] == 0  # even one that looks at all it may puts nothing there
+    values, baseline = (cast(Tensor, x.pool(rows, cols, reduce)) for x in (m, uniform(m)))
+    hidden = baseline[0, 0] == 0  # uniform attention is 0 only where no key is visible
     edges = [[i * n // count for i in range(count)] for n, count in ((T, rows), (S, cols))]
     return FigureCells(values.float().cpu(), hidden.cpu(), *edges)
 
 
-def _draw(ax: Any, map: AttentionMap | Tensor, labels: Labels, fontsize: float, most: int) -> Any:
-    """One head on axes that are there; returns the image."""
-    cells = _cells(map, labels.reduce, most)
-    if max(map.shape) <= MAX_NUMBERED_SIDE:
+def _draw(ax: Any, m: AttentionMap | Tensor, labels: Labels, fontsize: float, most: int) -> Any:
+    """Draw one head on axes, pooled to at most `most` cells along each, and return the image."""
+    cells = _pool(m, labels.reduce, most)
+    if max(m.shape) <= MAX_NUMBERED_SIDE:
         image = draw_heatmap(
             ax,
             cells.values,
@@ -185,36 +208,37 @@ def _draw(ax: Any, map: AttentionMap | Tensor, labels: Labels, fontsize: float, 
             log=labels.log,
         )
     else:
-        seen = cells.values[~cells.hidden]
-        norm = colour_scale(float(seen.max()) or 1.0 if seen.numel() else 1.0, labels.log)
-        shown = cells.values.masked_fill(cells.hidden, torch.nan).numpy()
-        image = ax.imshow(shown, cmap=colour_map(), norm=norm, aspect="auto", interpolation="nearest")
-        names = MOST_TOKENS if most == MOST_CELLS else MAX_NUMBERED_SIDE
-        _ticks(ax.xaxis, labels.keys, cells.cols, names, fontsize=fontsize, rotation=90)
-        _ticks(ax.yaxis, labels.queries, cells.rows, names, fontsize=fontsize)
+        visible = cells.values[~cells.hidden]
+        norm = colour_scale(float(visible.max()) or 1.0 if visible.numel() else 1.0, labels.log)
+        pixels = cells.values.masked_fill(cells.hidden, torch.nan).numpy()
+        image = ax.imshow(pixels, cmap=colour_map(), norm=norm, aspect="auto", interpolation="nearest")
+        most_tokens = MOST_TOKENS if most == MOST_CELLS else MAX_NUMBERED_SIDE
+        _set_ticks(ax.xaxis, labels.keys, cells.cols, most_tokens, fontsize=fontsize, rotation=90)
+        _set_ticks(ax.yaxis, labels.queries, cells.rows, most_tokens, fontsize=fontsize)
         ax.tick_params(length=2, color="#9a9ba3")
         ax.spines[:].set_visible(False)
         ax.set_xlabel("attended-to (key)", fontsize=fontsize + 1)
         ax.set_ylabel("query", fontsize=fontsize + 1)
     if labels.boundary is not None:
-        _mark_boundary(ax, labels.boundary, map.shape, cells)
+        _mark_boundary(ax, labels.boundary, m.shape, cells)
     return image
 
 
-def _ticks(axis: Any, tokens: list[str], starts: list[int], most: int, **text: Any) -> None:
-    """Every token of an axis with at most so many; of a longer one a few, with their positions."""
+def _set_ticks(axis: Any, tokens: list[str], starts: list[int], most: int, **text: Any) -> None:
+    """Label an axis with all its tokens if there are at most `most`, else with a few and their positions."""
     n, count = len(tokens), len(starts)
     if n <= most:
-        places, names = list(range(n)), tokens
+        cells, names = list(range(n)), tokens
     else:
         ticks = TICKS if most == MOST_TOKENS else TICKS // 2
-        places = [i * (count - 1) // (ticks - 1) for i in range(ticks)]
-        at = [starts[place] for place in places]
-        names = [str(i) if tokens[i] == str(i) else f"{tokens[i]}  {i:,}" for i in at]
-    axis.set_ticks(places, names, parse_math=False, **text)
+        cells = [i * (count - 1) // (ticks - 1) for i in range(ticks)]
+        positions = [starts[cell] for cell in cells]
+        names = [str(i) if tokens[i] == str(i) else f"{tokens[i]}  {i:,}" for i in positions]
+    axis.set_ticks(cells, names, parse_math=False, **text)
 
 
 def _mark_boundary(ax: Any, boundary: int, shape: tuple[int, ...], cells: FigureCells) -> None:
+    """Draw a line before the first generated token, across the keys and, if it is a query, the queries."""
     T, S = shape
     line = {"color": WARNING, "linewidth": 1.0, "linestyle": (0, (4, 3)), "gid": "boundary"}
     across = _cell_at(cells.cols, S, boundary)
@@ -233,13 +257,14 @@ def _mark_boundary(ax: Any, boundary: int, shape: tuple[int, ...], cells: Figure
 
 
 def _cell_at(starts: list[int], n: int, position: int) -> float:
-    """Where a position begins, in cells as an image counts them: the first begins at −0.5."""
+    """Return where a position begins in an image's coordinates, in which the first cell begins at −0.5."""
     return position * len(starts) / n - 0.5
 
 
-def _single(map: AttentionMap | Tensor, labels: Labels, ax: Any, title: str, note: str) -> Any:
-    T, S = map.shape
-    own = ax is None
+def _draw_single(m: AttentionMap | Tensor, labels: Labels, ax: Any, title: str, note: str) -> Any:
+    """Draw one head, on given axes or in a figure of its own with a colour bar; returns the figure."""
+    T, S = m.shape
+    new_figure = ax is None
     if ax is None:
         with extra("app", "a figure"):
             import matplotlib.pyplot as plt
@@ -249,15 +274,15 @@ def _single(map: AttentionMap | Tensor, labels: Labels, ax: Any, title: str, not
             min(max(cell * n, 3.0), 7.0 if n > MOST_TOKENS else cell * MOST_TOKENS) for n in (S, T)
         )
         _, ax = plt.subplots(figsize=(width + 1.8, height + 1.3), layout="constrained")
-    image = _draw(ax, map, labels, 9.0 if max(T, S) <= MAX_NUMBERED_SIDE else 7.5, MOST_CELLS)
-    _say(ax, title, note, ax.set_title)
-    if own:
-        _colour_key(ax.figure, image, ax, labels, pooled=max(T, S) > MOST_CELLS)
+    image = _draw(ax, m, labels, 9.0 if max(T, S) <= MAX_NUMBERED_SIDE else 7.5, MOST_CELLS)
+    _write_title_and_note(ax, title, note, ax.set_title)
+    if new_figure:
+        _draw_colour_bar(ax.figure, image, ax, labels, pooled=max(T, S) > MOST_CELLS)
     return ax.figure
 
 
-def _gallery(heads: Sequence[AttentionMap | Tensor], labels: Labels, title: str, note: str) -> Any:
-    """Every head of a layer on the same text, side by side, each in its own colours from 0 to its largest."""
+def _draw_gallery(heads: Sequence[AttentionMap | Tensor], labels: Labels, title: str, note: str) -> Any:
+    """Draw all heads of a layer side by side, each coloured from 0 to its own largest weight."""
     with extra("app", "a figure"):
         import matplotlib.pyplot as plt
 
@@ -271,27 +296,27 @@ def _gallery(heads: Sequence[AttentionMap | Tensor], labels: Labels, title: str,
             ax.set_visible(False)
             continue
         _draw(ax, heads[number], labels, 6.0, 128)
-        for text in [*ax.texts]:
-            text.remove()  # too small to read
+        for text in [*ax.texts]:  # numbers would be too small to read
+            text.remove()
         ax.set_title(f"head {number}", fontsize=9, loc="left")
         ax.label_outer()
-    _say(axes[0, 0], title, note, drawn.suptitle)
+    _write_title_and_note(axes[0, 0], title, note, drawn.suptitle)
     return drawn
 
 
-def _say(ax: Any, title: str, note: str, place: Any) -> None:
-    """The title, and the note at the foot of the figure: red where it says that a map is not certified."""
+def _write_title_and_note(ax: Any, title: str, note: str, set_title: Any) -> None:
+    """Write the title, and the note at the foot of the figure: in red if a map is not certified."""
     if title:
-        options = {} if place.__name__ == "suptitle" else {"loc": "left", "pad": 14}
-        place(title, fontsize=11, parse_math=False, **options)
+        options = {} if set_title.__name__ == "suptitle" else {"loc": "left", "pad": 14}
+        set_title(title, fontsize=11, parse_math=False, **options)
     if note:
         colour = WARNING if note.startswith("not certified") else "#5d5f69"
         ax.figure.supxlabel(note, fontsize=7.5, color=colour, parse_math=False, x=0.01, ha="left", wrap=True)
 
 
-def _colour_key(drawn: Any, image: Any, ax: Any, labels: Labels, *, pooled: bool) -> None:
-    what = "greatest weight" if labels.reduce == "max" else "mass: summed over keys, mean of queries"
+def _draw_colour_bar(drawn: Any, image: Any, ax: Any, labels: Labels, *, pooled: bool) -> None:
+    pooled_weight = "greatest weight" if labels.reduce == "max" else "mass: summed over keys, mean of queries"
     bar = drawn.colorbar(image, ax=ax, aspect=40, pad=0.02)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, length=2)
-    bar.set_label(what if pooled else "weight", fontsize=9)
+    bar.set_label(pooled_weight if pooled else "weight", fontsize=9)

@@ -1,6 +1,7 @@
-"""What a capture does when it is asked to show itself: a page in a browser, in a notebook, or in a file.
+"""Showing a capture: as a page in the browser or inside a notebook.
 
-It is the `Viewer` that captures use. It knows captures; what they look like is `page`'s business.
+This file knows where a capture is shown. `server` knows how the page is served, `saved` how it becomes a
+file, `figures` how a map is drawn on paper.
 """
 
 from __future__ import annotations
@@ -19,56 +20,57 @@ from regard.show import figures
 if TYPE_CHECKING:
     from regard.show.server.background import BackgroundServer
 
-MOST_INLINE = 8 << 20  # bytes of q, k and lse up to which a notebook carries the whole page
+MOST_INLINE = 8 << 20  # bytes of q, k and lse up to which a notebook holds the whole page
 HEIGHT = 720  # pixels of the page in a notebook
-_running: list[
-    BackgroundServer
-] = []  # kept, so that a page stays there when nobody holds on to what `show` returned
+_servers: list[BackgroundServer] = []  # kept alive when the caller drops what `show` returned
 
 
 def show(
-    seen: Capture, *, port: int = 0, open: bool = True, block: bool | None = None, **options: Any
+    capture: Capture, *, port: int = 0, open: bool = True, block: bool | None = None, **options: Any
 ) -> Any:
-    """Serve a capture on loopback and open it in the browser; in a notebook, return the page to be displayed.
+    """Serve a capture on this machine and open it in the browser; in a notebook, return the page as HTML.
 
-    In a script it waits until Ctrl-C, unless `block=False`; at a prompt it returns, and the page stays there
-    until the session ends or `.close()` is called on what came back. Options are those of `Contents`.
+    Arguments:
+        capture: the capture to show.
+        port: the port to serve at; 0 takes a free one.
+        open: whether to open the browser.
+        block: whether to serve until Ctrl-C. By default a script blocks and an interactive session does not.
+        options: further arguments of `Contents`.
+
+    Returns the running server, which stops at `.close()` or when the session ends, or an `InlinePage`.
     """
     if block is None and _in_notebook():
-        return Inline(in_notebook(seen, **options))
+        return InlinePage(in_notebook(capture, **options))
     from regard.show.data.contents import Contents
 
     with extra("app", "seen.show()"):
         from regard.show.server.app import Site
         from regard.show.server.background import BackgroundServer
 
-    running = BackgroundServer(Site(Contents(seen, **options)), port=port).start()
-    print(f"{running.address} shows {seen!r}", file=sys.stderr)
+    server = BackgroundServer(Site(Contents(capture, **options)), port=port).start()
+    print(f"{server.address} shows {capture!r}", file=sys.stderr)
     if open:
-        open_browser(running.address)
+        open_browser(server.address)
     if block or (block is None and not hasattr(sys, "ps1") and not sys.flags.interactive):
-        running.wait()
+        server.wait()
     else:
-        _running.append(running)
-    return running
+        _servers.append(server)
+    return server
 
 
-def figure(seen: Capture, layer: int | str, head: int | None = None, **options: Any) -> Any:
-    """A layer or one of its heads with Matplotlib: see `figures.figure`."""
-    return figures.figure(seen, layer, head, **options)
+def figure(capture: Capture, layer: int | str, head: int | None = None, **options: Any) -> Any:
+    """Draw a layer or one of its heads with Matplotlib: see `figures.figure`."""
+    return figures.figure(capture, layer, head, **options)
 
 
-def page(seen: Capture, path: str | PathLike[str], **options: Any) -> Path:
-    """Write a capture as one HTML file that opens anywhere. Options are those of `page.write`."""
+def page(capture: Capture, path: str | PathLike[str], **options: Any) -> Path:
+    """Write a capture as one HTML file: see `bundle.write`."""
     from regard.show.saved.bundle import write
 
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"save: there is no folder {str(path.parent)!r}: make it first")
-    return write(seen, path, **options)
+    return write(capture, path, **options)
 
 
-class Inline:
+class InlinePage:
     """HTML that a notebook displays."""
 
     def __init__(self, text: str) -> None:
@@ -78,28 +80,33 @@ class Inline:
         return self.text
 
 
-def in_notebook(seen: Capture, **options: Any) -> str:
-    """HTML for a notebook: the page itself while it is small, else what there is and how to look at it."""
-    if not seen.layers or seen.nbytes > MOST_INLINE:
-        return _summary(seen)
+def in_notebook(capture: Capture, **options: Any) -> str:
+    """Return HTML for a notebook: the page itself while it is small, else a summary that says how to open it.
+
+    `options` are those of `bundle.write`.
+    """
+    if not capture.layers or capture.nbytes > MOST_INLINE:
+        return _summary(capture)
     from tempfile import TemporaryDirectory
 
+    from regard.show.saved.bundle import write
+
     with TemporaryDirectory() as folder:
-        text = page(seen, Path(folder) / "page.html", **options).read_text("utf-8")
-    # Sandboxed, the page can run its own script and save its figures, and reach nothing of the notebook.
+        text = write(capture, Path(folder) / "page.html", **options).read_text("utf-8")
+    # In the sandbox the page can run its own script and save figures; it cannot reach the notebook.
     return (
-        f'<iframe title="What every head looks at" sandbox="allow-scripts allow-downloads" '
+        f'<iframe title="Attention of every head" sandbox="allow-scripts allow-downloads" '
         f'style="width:100%;height:{HEIGHT}px;border:0" srcdoc="{html.escape(text)}"></iframe>'
     )
 
 
-def _summary(seen: Capture) -> str:
-    said = html.escape(repr(seen))
-    if not seen.layers:
-        return f"<code>{said}</code>"
-    size = f"{seen.nbytes / 2**20:,.0f} MiB"
+def _summary(capture: Capture) -> str:
+    description = html.escape(repr(capture))
+    if not capture.layers:
+        return f"<code>{description}</code>"
+    size = f"{capture.nbytes / 2**20:,.0f} MiB"
     return (
-        f"<p><code>{said}</code></p><p>{size} of queries and keys are much for a notebook: "
+        f"<p><code>{description}</code></p><p>{size} of queries and keys are too large for a notebook: "
         "<code>seen.show(block=False)</code> opens the page in a browser, "
         "<code>seen.save('page.html')</code> writes it to a file, "
         "<code>seen.figure(layer, head)</code> draws one head.</p>"
@@ -107,7 +114,7 @@ def _summary(seen: Capture) -> str:
 
 
 def open_browser(address: str) -> None:
-    """Open an address in the reader's browser, if there is a screen: a terminal's would be in the way."""
+    """Open an address in a browser if there is a screen. A browser in the terminal would be in the way."""
     import webbrowser
 
     screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
@@ -116,6 +123,6 @@ def open_browser(address: str) -> None:
 
 
 def _in_notebook() -> bool:
-    """Whether this runs in Jupyter's kernel, which displays what a cell returns."""
+    """Return whether this runs in a Jupyter kernel, which displays what a cell returns."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and hasattr(shell, "kernel")

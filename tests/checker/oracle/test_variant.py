@@ -1,4 +1,4 @@
-"""The recipes with which mistakes are recognised: unchanged they are right, changed they differ."""
+"""The variants with which mistakes are recognised: unchanged they are right, changed they differ."""
 
 from dataclasses import replace
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.oracle.oracle import apart, truth
+from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import RIGHT
+from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Affine, Wiring
 
 
@@ -35,20 +35,20 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_the_right_recipe_is_the_oracle(name):
-    asked = question(**QUESTIONS[name])
-    assert apart(RIGHT.answer(asked, Wiring()), truth(asked, Wiring())) < 1e-14
+def test_the_correct_variant_is_the_oracle(name):
+    case = question(**QUESTIONS[name])
+    assert relative_error(CORRECT.answer(case, Wiring()), expected_answer(case, Wiring())) < 1e-14
 
 
-def test_the_right_recipe_is_the_oracle_with_weights_biases_and_a_cache():
+def test_the_correct_variant_is_the_oracle_with_weights_biases_and_a_cache():
     layers = {name: Affine(normal(20, 16), normal(16)) for name in ("query", "out")}
     layers["out"] = Affine(normal(16, 20), normal(20))
     layers |= {name: Affine(normal(20, 8), normal(8)) for name in ("key", "value")}
     wiring = Wiring(4, 2, **layers, splits=True, width=20, sinks=normal(4))
     x = normal(2, 7, 20)
     for start in (0, 4):
-        asked = Question("output", x[:, start:], x, x, causal=True)
-        assert apart(RIGHT.answer(asked, wiring), truth(asked, wiring)) < 1e-14
+        case = Question("output", x[:, start:], x, x, causal=True)
+        assert relative_error(CORRECT.answer(case, wiring), expected_answer(case, wiring)) < 1e-14
 
 
 @pytest.mark.parametrize("name", [name for name, m in CATALOGUE.items() if m.changes])
@@ -64,7 +64,7 @@ def test_every_mistake_changes_some_answer(name):
         width=20,
     )
     x = 90 * normal(2, 6, 20)
-    askeds = [
+    questions = [
         replace(Question("output", scale * x, scale * x, scale * x), **changes).to(torch.float32)
         for changes in QUESTIONS.values()
         for scale in (1 / 90, 1)
@@ -72,17 +72,17 @@ def test_every_mistake_changes_some_answer(name):
     for change in CATALOGUE[name].changes:
         if "detach" in change:
             continue  # only gradients differ
-        recipe = replace(RIGHT, **change)
+        variant = replace(CORRECT, **change)
         differs = False
-        for asked in askeds + [replace(asked, q=asked.q[:, 4:]) for asked in askeds[2:4]]:
+        for case in questions + [replace(case, q=case.q[:, 4:]) for case in questions[2:4]]:
             try:
-                answer = recipe.answer(asked, wiring)
+                answer = variant.answer(case, wiring)
             except RuntimeError:
                 continue  # the roles' shapes do not fit where there are fewer key heads
-            right = RIGHT.answer(asked, wiring)
+            right = CORRECT.answer(case, wiring)
             hidden = [torch.zeros(1, dtype=torch.bool) if a.free is None else a.free for a in (answer, right)]
             free = bool((hidden[0] != hidden[1]).any())
-            differs = differs or free or not apart(answer, right) < 1e-4
+            differs = differs or free or not relative_error(answer, right) < 1e-4
         if change.get("roles", (0, 1, 2)) != (0, 1, 2):
             continue  # needs as many key heads as query heads: planted in test_planted
         assert differs, change

@@ -1,4 +1,4 @@
-"""What the page is told: the meta, rows and columns, small pictures, the steps of one row."""
+"""The data of the page: meta, rows and columns, thumbnails, the steps of one row."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 import regard
 from regard.recorder import Capture
+from regard.show.data import contents as contents_module
 from regard.show.data.contents import Contents
 from tests.captures import HOSTILE, captured
 
@@ -16,8 +17,8 @@ from tests.captures import HOSTILE, captured
 def test_the_meta_is_json_whatever_the_tokens() -> None:
     tokens = [*HOSTILE, "\ud800", "‮gnirts", "x" * 10_000, ""]
     contents = Contents(captured(len(tokens), tokens=tokens, boundary=3))
-    told = json.loads(json.dumps(contents.meta, allow_nan=False))
-    text = told["texts"][0]
+    meta = json.loads(json.dumps(contents.meta, allow_nan=False))
+    text = meta["texts"][0]
     assert text["tokens"] == tokens
     assert text["boundary"] == 3
     layer = text["layers"][1]
@@ -26,17 +27,41 @@ def test_the_meta_is_json_whatever_the_tokens() -> None:
     assert layer["mask"] == "causal"
 
 
-def test_windows_are_told_apart() -> None:
+def test_the_meta_holds_the_constants_and_the_words_that_the_page_shares_with_python() -> None:
+    meta = json.loads(json.dumps(Contents(captured()).meta))
+    shared = ("tile", "thumb", "strongest", "eviction_queries", "eviction_sinks")
+    assert [meta[name] for name in shared] == [256, 64, 12, 256, [0, 1, 2, 4, 8, 16]]
+    assert meta["scores"][0] == {
+        "name": "previous_token",
+        "title": "previous token",
+        "about": "Attention on the token before the query.",
+    }
+    scored = {name for row in Contents(captured()).heads(0) for name in row["scores"]}
+    assert scored <= {score["name"] for score in meta["scores"]}
+
+
+def test_the_start_is_the_head_with_the_highest_induction_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = captured(40)
+    assert Contents(seen).start is None
+    assert Contents(seen, start=("1", 2)).meta["start"] == {"layer": "1", "head": 2}
+    automatic = Contents(seen, start="auto")
+    best = max(automatic.heads(0), key=lambda row: row["scores"]["induction"]["value"])
+    assert automatic.start == (best["layer"], best["head"])
+    monkeypatch.setattr(contents_module, "MOST_SCORED", seen.nbytes - 1)  # scoring would take too long
+    assert Contents(seen, start="auto").start is None
+
+
+def test_the_window_of_a_mask_is_recognised() -> None:
     assert (regard.causal & regard.window(128)).window_size() == 128
     assert (regard.window(9) & regard.causal & regard.window(5)).window_size() == 5
-    assert (regard.causal).window_size() is None
+    assert regard.causal.window_size() is None
     assert (regard.causal | regard.window(4)).window_size() is None
 
 
 def test_rows_and_columns_are_the_map_s() -> None:
     seen = captured(50)
     contents = Contents(seen)
-    dense = torch.stack([map.to_dense()[0] for map in seen])  # (layers, H, T, S)
+    dense = torch.stack([m.to_dense()[0] for m in seen])  # (layers, H, T, S)
     torch.testing.assert_close(contents.row(0, "1", 3, 20), dense[1, 3, 20])
     torch.testing.assert_close(contents.column(0, 0, 2, 7), dense[0, 2, :, 7])
     torch.testing.assert_close(contents.row(0, 0, "mean", 20), dense[0, :, 20].mean(0))
@@ -52,7 +77,7 @@ def test_rows_and_columns_are_the_map_s() -> None:
         lambda c: c.row(0, 0, "most", 0),
         lambda c: c.row(1, 0, 0, 0),
         lambda c: c.column(0, "7", 0, 0),
-        lambda c: c.glance(-1, 0),
+        lambda c: c.thumbnail(-1, 0),
         lambda c: c.heads(3),
         lambda c: c.steps(0, 0, 0, -1),
     ],
@@ -67,26 +92,26 @@ def test_nothing_to_show_is_said() -> None:
         Contents(Capture())
     with pytest.raises(ValueError, match="at least one"):
         Contents([])
-    with pytest.raises(ValueError, match="from 0, got 1"):
-        Contents(captured(), entry=1)
+    with pytest.raises(ValueError, match="batch_index: expected a number from 0 to 0"):
+        Contents(captured(), batch_index=1)
 
 
 def test_another_entry_of_a_batch() -> None:
     q = torch.randn(2, 2, 30, 4)
-    map = regard.attention_map(q, q, mask=regard.causal & regard.padding([30, 20]))
+    m = regard.attention_map(q, q, mask=regard.causal & regard.padding([30, 20]))
     base = captured().layers[0]
-    layer = type(base)(0, "h.0", "", map, base.evidence, (4, 6), torch.randn(2, 2, 30, 3))
-    contents = Contents(Capture([layer], "m", tokens=[["a"] * 30, ["b"] * 30]), entry=1)
+    layer = type(base)(0, "h.0", "", m, base.evidence, (4, 6), torch.randn(2, 2, 30, 3))
+    contents = Contents(Capture([layer], "m", tokens=[["a"] * 30, ["b"] * 30]), batch_index=1)
     assert contents.meta["texts"][0]["tokens"][0] == "b"
-    torch.testing.assert_close(contents.row(0, 0, 6, 29), map.to_dense()[1, 1, 29])
-    assert (contents.glance(0, 0).thumbs[:, :, -16:] == 0).all()  # padding is not to be seen
+    torch.testing.assert_close(contents.row(0, 0, 6, 29), m.to_dense()[1, 1, 29])
+    assert (contents.thumbnail(0, 0).thumbs[:, :, -16:] == 0).all()  # padding is not to be seen
     assert contents.steps(0, 0, 6, 5)["shapes"]["E"] == 3
 
 
 @pytest.mark.parametrize("T", [5, 64, 100, 700])
 def test_small_pictures_show_mass_and_mask(T: int) -> None:
     seen = captured(T, layers=1)
-    thumbs, sinks, _ = Contents(seen).glance(0, 0)
+    thumbs, sinks, _ = Contents(seen).thumbnail(0, 0)
     assert thumbs.shape == (4, 64, 64)
     assert (thumbs[:, 0, 40] == 0).all()  # above the diagonal
     assert (thumbs[:, 63] > 0).all()  # the last query sees all
@@ -102,7 +127,7 @@ def test_small_pictures_show_mass_and_mask(T: int) -> None:
 
 def test_a_long_text_is_looked_at_in_part() -> None:
     seen = captured(3000, layers=1, heads=2, kv_heads=1)
-    found = Contents(seen).glance(0, 0)
+    found = Contents(seen).thumbnail(0, 0)
     assert found.queries == 1024
     mass = seen[0].pool(64, 64)[0]
     shown = torch.from_numpy(found.thumbs).float().sub(1).div(254).clamp(min=0).square()
@@ -112,23 +137,21 @@ def test_a_long_text_is_looked_at_in_part() -> None:
 def test_the_steps_of_a_row_lead_to_its_output() -> None:
     seen = captured(40)
     contents = Contents(seen)
-    told = contents.steps(0, 1, 3, 25)
+    steps = contents.steps(0, 1, 3, 25)
     layer = seen.layers[1]
-    map, values = layer.map, layer.values
+    m, values = layer.map, layer.values
     assert values is not None
-    torch.testing.assert_close(
-        torch.tensor(told["output"]), map.apply(values)[0, 3, 25], atol=1e-5, rtol=1e-4
-    )
-    assert told["sum"] == pytest.approx(1, abs=1e-5)
-    assert told["visible"] == 26
-    assert [key["key"] for key in told["keys"]] == sorted({key["key"] for key in told["keys"]})
-    assert {0, 25} <= {key["key"] for key in told["keys"]}
-    for key in told["keys"]:
-        assert key["weight"] == pytest.approx(float(map[0, 3, 25, key["key"]]), rel=1e-4, abs=1e-9)
-        dot = sum(a * b for a, b in zip(told["q"], key["k"], strict=True))
+    torch.testing.assert_close(torch.tensor(steps["output"]), m.apply(values)[0, 3, 25], atol=1e-5, rtol=1e-4)
+    assert steps["sum"] == pytest.approx(1, abs=1e-5)
+    assert steps["visible"] == 26
+    assert [key["key"] for key in steps["keys"]] == sorted({key["key"] for key in steps["keys"]})
+    assert {0, 25} <= {key["key"] for key in steps["keys"]}
+    for key in steps["keys"]:
+        assert key["weight"] == pytest.approx(float(m[0, 3, 25, key["key"]]), rel=1e-4, abs=1e-9)
+        dot = sum(a * b for a, b in zip(steps["q"], key["k"], strict=True))
         assert key["score"] == pytest.approx(dot)
-        assert key["scaled"] == pytest.approx(dot * map.scale)
-    json.dumps(told, allow_nan=False)
+        assert key["scaled"] == pytest.approx(dot * m.scale)
+    json.dumps(steps, allow_nan=False)
 
 
 def test_heads_come_with_scores_beside_their_nulls() -> None:

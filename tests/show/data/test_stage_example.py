@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
-from regard.show.data.stage_example import example
+from regard.show.data.stage_example import build_example
 from regard.stages.example import X, multi_head
 from regard.stages.simplified import simplified_self_attention
 
 
 def test_it_is_plain_data_of_four_stages() -> None:
-    found = example()
+    found = build_example()
     json.dumps(found, allow_nan=False)
     assert [stage["name"] for stage in found["stages"]] == ["Simplified", "Trainable", "Causal", "Two heads"]
     assert [len(stage["heads"]) for stage in found["stages"]] == [1, 1, 1, 2]
@@ -21,7 +21,7 @@ def test_it_is_plain_data_of_four_stages() -> None:
 
 
 def test_every_row_is_the_stage_s_own() -> None:
-    simplified, trainable, causal, two = example()["stages"]
+    simplified, trainable, causal, two = build_example()["stages"]
     attn = simplified_self_attention(X)[1]
     for row, work in enumerate(simplified["heads"][0]):
         assert [key["weight"] for key in work["keys"]] == pytest.approx(attn[row].tolist(), abs=1e-6)

@@ -74,8 +74,8 @@ def test_a_key_left_out_is_as_if_nobody_looked_at_it(z: int, key: int) -> None:
 
 
 def test_levels_end_where_one_tile_holds_all() -> None:
-    assert [tiles.levels(n, n) for n in (1, 256, 257, 512, 513, 16384, 16385)] == [1, 1, 2, 2, 3, 7, 8]
-    assert tiles.tiles(600, 300, 1) == (2, 1)
+    assert [tiles.level_count(n, n) for n in (1, 256, 257, 512, 513, 16384, 16385)] == [1, 1, 2, 2, 3, 7, 8]
+    assert tiles.tile_counts(600, 300, 1) == (2, 1)
 
 
 @pytest.mark.parametrize("place", [(9, 0, 0), (-1, 0, 0), (0, 9, 0), (0, 0, -1)])
@@ -86,11 +86,11 @@ def test_a_tile_that_is_not_there_is_named(place: tuple[int, int, int]) -> None:
 
 def test_more_keys_than_queries() -> None:
     q, k = torch.randn(1, 1, 300, 4), torch.randn(1, 1, 500, 4)
-    map = regard.attention_map(q, k, mask=regard.causal)
+    m = regard.attention_map(q, k, mask=regard.causal)
     base = captured().layers[0]
-    layer = type(base)(0, "cross", "", map, base.evidence, (0,))
+    layer = type(base)(0, "cross", "", m, base.evidence, (0,))
     contents = Contents(Capture([layer], "m"))
     assert contents.meta["texts"][0]["layers"][0]["queries_from"] is None
     found = contents.tile(0, 0, 0, 1, 0, 0)
-    mass, _ = pooled(map.to_dense()[0, 0].double(), 1, 0, 0)
+    mass, _ = pooled(m.to_dense()[0, 0].double(), 1, 0, 0)
     torch.testing.assert_close(found.mass.double(), mass.double(), atol=1e-6, rtol=1e-5)

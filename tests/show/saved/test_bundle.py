@@ -1,4 +1,4 @@
-"""The page's modules as one script: every import is followed, and what cannot be joined is refused."""
+"""The page's modules as one script: every import is followed, and what cannot be bundled is refused."""
 
 import re
 from collections import Counter
@@ -14,25 +14,25 @@ MODULES = sorted(path.relative_to(bundle.FOLDER).as_posix() for path in bundle.F
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Joins the modules that it is given by name, from `main`."""
+    """Bundles modules, passed by name, from `main`."""
     monkeypatch.setattr(bundle, "FOLDER", tmp_path)
 
-    def join(**texts: str) -> str:
+    def bundle_texts(**texts: str) -> str:
         for name, text in texts.items():
             path = tmp_path / f"{name.replace('__', '/')}.js"
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, "utf-8")
-        bundle.joined.cache_clear()
+        bundle.bundle_modules.cache_clear()
         try:
-            return bundle.joined("main")
+            return bundle.bundle_modules("main")
         finally:
-            bundle.joined.cache_clear()
+            bundle.bundle_modules.cache_clear()
 
-    return join
+    return bundle_texts
 
 
 def test_every_module_of_the_page_is_in_the_script() -> None:
-    script = bundle.joined("main")
+    script = bundle.bundle_modules("main")
     for name in MODULES:
         assert f"const {bundle._variable(name.removesuffix('.js'))} = " in script, name
 

@@ -18,7 +18,7 @@ import regard
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.saved import pack as packing
-from regard.show.saved.bundle import joined, write
+from regard.show.saved.bundle import bundle_modules, write
 from regard.show.saved.pack import pack
 from tests.captures import HOSTILE, captured
 
@@ -29,11 +29,11 @@ TYPES = {"u8": "u1", "u32": "<u4", "i16": "<i2", "f16": "<f2", "f24": "<f4", "f3
 def opened(blocks: dict[str, str]) -> tuple[dict[str, Any], Any]:
     """The file's description, and how to read the arrays of a block: what `packed.js` does, in Python."""
     raw = {name: zlib.decompress(base64.b64decode(text)) for name, text in blocks.items()}
-    told = json.loads(raw["regard-data"])
+    description = json.loads(raw["regard-data"])
 
     def arrays(name: str) -> dict[str, np.ndarray[Any, Any]]:
         found, at = {}, 0
-        for field in told["blocks"][name]:
+        for field in description["blocks"][name]:
             count = int(np.prod(field["shape"]))
             dtype = np.dtype(TYPES[field["type"]])
             planes = 3 if field["type"] == "f24" else dtype.itemsize
@@ -45,12 +45,12 @@ def opened(blocks: dict[str, str]) -> tuple[dict[str, Any], Any]:
         assert at == len(raw[name])
         return found
 
-    return told, arrays
+    return description, arrays
 
 
-def weights_from(told: dict[str, Any], arrays: Any, text: int, layer: int, head: int) -> torch.Tensor:
+def weights_from(description: dict[str, Any], arrays: Any, text: int, layer: int, head: int) -> torch.Tensor:
     """One head's matrix from a file's arrays alone, as the page computes it."""
-    about = told["meta"]["texts"][text]["layers"][layer]
+    about = description["meta"]["texts"][text]["layers"][layer]
     whole, mask = arrays(about["block"]), arrays(about["mask_block"])
     T, S = about["rows"], about["cols"]
     q, k = (whole[name].astype(np.float64) * whole.get(f"{name}_step", 1.0) for name in ("q", "k"))
@@ -91,11 +91,11 @@ def test_the_file_holds_the_weights(mask: regard.Mask, fine: bool, monkeypatch: 
     monkeypatch.setattr(packing, "FINE", 10**9 if fine else 0)
     seen = captured(mask=mask)
     packed = pack(Contents(seen))
-    told, arrays = opened(packed.blocks)
-    assert told["meta"]["precision"]["relative"] == packed.relative <= (1e-3 if fine else 0.01)
+    description, arrays = opened(packed.blocks)
+    assert description["meta"]["precision"]["relative"] == packed.relative <= (1e-3 if fine else 0.01)
     for layer, head in ((0, 0), (1, 3)):
         true = seen.layers[layer].map.to_dense()[0, head].double()
-        off = (weights_from(told, arrays, 0, layer, head) - true).abs()
+        off = (weights_from(description, arrays, 0, layer, head) - true).abs()
         assert float(off.max()) <= packed.absolute * 1.01 + 1e-6
         assert (
             float((off / true).nan_to_num(0, 0, 0).where(true > 1e-6, 0).max())
@@ -106,13 +106,13 @@ def test_the_file_holds_the_weights(mask: regard.Mask, fine: bool, monkeypatch: 
 def test_softcap_and_sinks() -> None:
     q, k = torch.randn(1, 4, 30, 8), torch.randn(1, 2, 30, 8) + 3
     sinks = torch.tensor([0.5, 2.0, -1.0, 4.0])
-    map = regard.attention_map(q, k, mask=regard.causal, softcap=5.0, sinks=sinks)
+    m = regard.attention_map(q, k, mask=regard.causal, softcap=5.0, sinks=sinks)
     base = captured().layers[0]
-    seen = Capture([type(base)(0, "h.0", "", map, base.evidence, range(4))], "m")
-    told, arrays = opened(pack(Contents(seen)).blocks)
+    seen = Capture([type(base)(0, "h.0", "", m, base.evidence, range(4))], "m")
+    description, arrays = opened(pack(Contents(seen)).blocks)
     for head in range(4):
-        found = weights_from(told, arrays, 0, 0, head)
-        torch.testing.assert_close(found, map.to_dense()[0, head].double(), atol=1e-4, rtol=1e-3)
+        found = weights_from(description, arrays, 0, 0, head)
+        torch.testing.assert_close(found, m.to_dense()[0, head].double(), atol=1e-4, rtol=1e-3)
 
 
 def test_what_16_bits_cannot_hold_keeps_24(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,18 +120,18 @@ def test_what_16_bits_cannot_hold_keeps_24(monkeypatch: pytest.MonkeyPatch) -> N
     base = captured().layers[0]
     for scale in (60.0, 1e6):  # scores of hundreds, of which 16 bits would lose some
         q, k = torch.randn(1, 1, 64, 8) * scale, torch.randn(1, 1, 64, 8) * 8
-        map = regard.attention_map(q, k, mask=regard.causal, scale=8.0 / scale)
-        packed = pack(Contents(Capture([type(base)(0, "h", "", map, base.evidence, (0,))], "m")))
-        told, _ = opened(packed.blocks)
-        assert [field["type"] for field in told["blocks"]["layer-0-0"]] == ["f24", "f24", "f32", "f32"]
+        m = regard.attention_map(q, k, mask=regard.causal, scale=8.0 / scale)
+        packed = pack(Contents(Capture([type(base)(0, "h", "", m, base.evidence, (0,))], "m")))
+        description, _ = opened(packed.blocks)
+        assert [field["type"] for field in description["blocks"]["layer-0-0"]] == ["f24", "f24", "f32", "f32"]
         assert packed.relative <= 0.01
 
 
 def test_values_come_along_if_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = captured()
-    told, arrays = opened(pack(Contents(seen)).blocks)
-    assert told["meta"]["can"]["values"] is True
-    v = arrays(told["meta"]["texts"][0]["layers"][1]["values_block"])["v"]
+    description, arrays = opened(pack(Contents(seen)).blocks)
+    assert description["meta"]["can"]["values"] is True
+    v = arrays(description["meta"]["texts"][0]["layers"][1]["values_block"])["v"]
     assert seen.layers[1].values is not None
     torch.testing.assert_close(torch.from_numpy(v).float(), seen.layers[1].values[0], atol=2e-3, rtol=1e-3)
     assert opened(pack(Contents(seen), values=False).blocks)[0]["meta"]["can"]["values"] is False
@@ -164,8 +164,8 @@ def test_the_page_is_one_file_under_its_own_policy(tmp_path: Path) -> None:
         assert f"{kind}-src 'sha256-{digest}'" in policy[1]
     markup = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     assert re.findall(r'(?:src|href)="([^"#]+)"', markup) == ["data:,"]
-    told, _ = opened(dict(BLOCK.findall(text)))
-    assert told["meta"]["texts"][0]["tokens"] == tokens
+    description, _ = opened(dict(BLOCK.findall(text)))
+    assert description["meta"]["texts"][0]["tokens"] == tokens
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
 
@@ -179,7 +179,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_modules_are_joined_in_order_without_imports() -> None:
-    script = joined("main")
+    script = bundle_modules("main")
     assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
     assert script.index("const module_state") < script.index("const module_main")
     assert "</script" not in script.lower()
@@ -189,14 +189,14 @@ def test_gpt2_small_at_512_tokens_fits_in_25_megabytes(tmp_path: Path) -> None:
     """One of its twelve layers: a twelfth of the room, less a little for what all share."""
     draw = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 12, 512, 64, generator=draw) for _ in range(2))
-    map = regard.attention_map(q, k + 2 * torch.randn(1, 12, 1, 64, generator=draw), mask=regard.causal)
+    m = regard.attention_map(q, k + 2 * torch.randn(1, 12, 1, 64, generator=draw), mask=regard.causal)
     base = captured().layers[0]
-    seen = Capture([type(base)(0, "h.0.attn", "", map, base.evidence, range(12))], "gpt2")
+    seen = Capture([type(base)(0, "h.0.attn", "", m, base.evidence, range(12))], "gpt2")
     contents = Contents(seen)
-    arrays, (relative, _) = packing._layer(contents.whole(0, "0"), False)
+    arrays, (relative, _) = packing._pack_layer(contents.layer_map(0, "0"), False)
     assert {array.type for array in arrays} == {"i16", "f32"}
     assert relative <= 0.005
-    size = len(packing._deflated(b"".join(map_ for map_ in (packing._planes(a) for a in arrays)), noise=True))
+    size = len(packing._deflate(b"".join(packing._byte_planes(a) for a in arrays), noise=True))
     assert 12 * size <= 24_000_000
 
 
@@ -212,11 +212,11 @@ def test_large_scores_are_as_exact_in_the_file(size: float, dtype: torch.dtype) 
     m = regard.attention_map(q, k, mask=regard.causal)
     seen = Capture([type(base)(0, "h.0.attn", "", m, base.evidence, range(2))], "large")
     packed = pack(Contents(seen), values=False)
-    told, arrays = opened(packed.blocks)
+    description, arrays = opened(packed.blocks)
     scores = (q.double() @ k.double().mT * 8**-0.5).masked_fill(~torch.ones(40, 40).tril().bool(), -torch.inf)
     true = scores.softmax(-1)[0]
     for head in range(2):
-        found = weights_from(told, arrays, 0, 0, head)
+        found = weights_from(description, arrays, 0, 0, head)
         assert float((found.sum(-1) - 1).abs().max()) <= 0.01
         assert float((found - true[head]).abs().max()) <= packed.absolute * 1.01 + 1e-6
     assert packed.relative <= (0.01 if size < 100 else 2e-6)

@@ -24,7 +24,7 @@ from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
 from regard.show.server.guard import HEADERS, BoundAddress, is_loopback
 from regard.show.server.limits import Limits
-from regard.show.server.line_stream import Tell
+from regard.show.server.line_stream import ReportProgress
 from tests.captures import captured
 
 SMALL = Limits(body=4096, characters=200, tokens=64, texts=3, generated=8)
@@ -58,18 +58,20 @@ def ask(
 ) -> Answer:
     if isinstance(body, dict):
         body, headers = json.dumps(body).encode(), {"content-type": "application/json", **(headers or {})}
-    with closing(http.client.HTTPConnection("127.0.0.1", running.door.port, timeout=30)) as connection:
+    with closing(
+        http.client.HTTPConnection("127.0.0.1", running.bound_address.port, timeout=30)
+    ) as connection:
         connection.request("POST" if body is not None else method, path, body, dict(headers or {}))
         return Answer(connection.getresponse())
 
 
-def reader(text: str, tell: Tell) -> Capture:
-    tell("reading", 1, 2)
+def reader(text: str, report: ReportProgress) -> Capture:
+    report("reading", 1, 2)
     if "trouble" in text:
         raise RuntimeError("the model broke down")
     if "wrong" in text:
         raise ValueError("config.json: expected JSON")
-    tell("reading", 2, 2)
+    report("reading", 2, 2)
     return captured(len(text.split()), seed=1)
 
 
@@ -97,14 +99,14 @@ def serve() -> Iterator[Callable[..., BackgroundServer]]:
 def test_numbers_are_those_of_the_library(serve: Callable[..., BackgroundServer]) -> None:
     seen = captured(40)
     running = serve(seen)
-    map = seen[1, 3][0]
+    m = seen[1, 3][0]
     tile = ask(running, "/api/tile?text=0&layer=1&head=3&z=0&i=0&j=0").floats.view(2, 40, 40)
-    torch.testing.assert_close(tile[0], map.to_dense(), rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(tile[1].clamp(min=0), map.to_dense(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(tile[0], m.to_dense(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(tile[1].clamp(min=0), m.to_dense(), rtol=1e-5, atol=1e-7)
     row = ask(running, "/api/row?text=0&layer=1&head=3&row=17").floats
-    torch.testing.assert_close(row, map[17].to_dense(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(row, m[17].to_dense(), rtol=1e-5, atol=1e-7)
     column = ask(running, "/api/column?text=0&layer=1&head=3&col=5").floats
-    torch.testing.assert_close(column, map.to_dense()[:, 5], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(column, m.to_dense()[:, 5], rtol=1e-5, atol=1e-7)
     mean = ask(running, "/api/row?text=0&layer=mean&head=mean&row=17").floats
     expected = torch.stack([layer.to_dense()[0, :, 17] for layer in seen]).mean((0, 1))
     torch.testing.assert_close(mean, expected, rtol=1e-5, atol=1e-7)
@@ -170,26 +172,26 @@ def test_every_answer_has_the_headers_that_keep_a_browser_safe(
 def test_another_name_for_this_machine_is_refused(host: str, serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     for path in ("/", "/api/meta"):
-        answer = ask(running, path, headers={"host": host.format(port=running.door.port)})
+        answer = ask(running, path, headers={"host": host.format(port=running.bound_address.port)})
         assert answer.status == 421
-        assert "answers to no other name" in answer.json["error"]
+        assert "this server answers only to" in answer.json["error"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
 def test_its_own_names_are_served(host: str, serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
-    answer = ask(running, "/api/meta", headers={"host": host.format(port=running.door.port)})
+    answer = ask(running, "/api/meta", headers={"host": host.format(port=running.bound_address.port)})
     assert answer.status == 200
 
 
 def test_a_page_from_elsewhere_may_not_post(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
-    own = f"http://127.0.0.1:{running.door.port}"
+    own = f"http://127.0.0.1:{running.bound_address.port}"
     for origin, status in (
         ("http://evil.example", 403),
         ("null", 403),
         (own.replace("http", "https"), 403),
-        (f"http://localhost:{running.door.port}", 403),
+        (f"http://localhost:{running.bound_address.port}", 403),
         (own, 200),
     ):
         answer = ask(running, "/api/capture", body={"text": "a b c"}, headers={"origin": origin})
@@ -203,10 +205,10 @@ def test_a_page_from_elsewhere_may_not_post(serve: Callable[..., BackgroundServe
 
 def test_bound_elsewhere_the_address_holds_a_secret(serve: Callable[..., BackgroundServer]) -> None:
     running = serve(host="0.0.0.0")
-    token = running.door.token
+    token = running.bound_address.token
     assert len(token) >= 32
-    assert running.address == f"http://127.0.0.1:{running.door.port}/{token}/"
-    assert token not in repr(running.door)
+    assert running.address == f"http://127.0.0.1:{running.bound_address.port}/{token}/"
+    assert token not in repr(running.bound_address)
     assert ask(running, f"/{token}/").status == 200
     assert ask(running, f"/{token}/api/meta").status == 200
     for path in (
@@ -280,7 +282,7 @@ def test_what_is_too_much_or_wrong_is_said(
 @pytest.mark.parametrize(
     ("query", "status", "message"),
     [
-        ("tile?text=0&layer=0&head=0&z=0&i=0", 400, "j: expected in the request"),
+        ("tile?text=0&layer=0&head=0&z=0&i=0", 400, "j: expected this parameter in the request"),
         ("tile?text=0&layer=0&head=0&z=-1&i=0&j=0", 400, "z: expected a whole number"),
         ("tile?text=0&layer=0&head=0&z=9&i=0&j=0", 404, "z: expected a level"),
         ("tile?text=0&layer=0&head=0&z=0&i=7&j=0", 404, "tile: expected one of"),
@@ -325,7 +327,7 @@ def test_a_mistake_of_ours_is_answered_and_logged(
     answer = ask(running, "/api/row?text=0&layer=0&head=0&row=0")
     assert (answer.status, answer.json) == (
         500,
-        {"error": "the server stumbled: ZeroDivisionError: division by zero"},
+        {"error": "internal error: ZeroDivisionError: division by zero"},
     )
     assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
     assert "a request failed: /api/row" in caplog.text
@@ -340,7 +342,7 @@ def test_too_many_tokens_and_too_many_texts(serve: Callable[..., BackgroundServe
         assert ask(running, "/api/capture", body={"text": "a b"}).lines[-1] == {"text": number}
     full = ask(running, "/api/capture", body={"text": "a b"})
     assert full.status == 409
-    assert "3 texts already" in full.json["error"]
+    assert "already holds 3 texts" in full.json["error"]
 
 
 class Slow:
@@ -349,10 +351,10 @@ class Slow:
     def __init__(self) -> None:
         self.began, self.go_on, self.stopped = threading.Event(), threading.Event(), threading.Event()
 
-    def __call__(self, text: str, tell: Tell) -> Capture:
+    def __call__(self, text: str, report: ReportProgress) -> Capture:
         try:
             for number in range(3000):
-                tell("reading", number, 3000)
+                report("reading", number, 3000)
                 self.began.set()
                 if self.go_on.wait(0.01):
                     return captured(8)
@@ -364,17 +366,18 @@ class Slow:
 
 def begin(running: BackgroundServer, path: str, body: dict[str, Any]) -> socket.socket:
     """A request that was sent, and whose answer nobody reads."""
-    connection = socket.create_connection(("127.0.0.1", running.door.port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30)
     sent = json.dumps(body).encode()
     connection.sendall(
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{running.door.port}\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{running.bound_address.port}\r\n"
+        "Content-Type: application/json\r\n"
         f"Content-Length: {len(sent)}\r\n\r\n".encode()
         + sent
     )
     return connection
 
 
-def test_one_text_at_a_time_and_others_are_told(serve: Callable[..., BackgroundServer]) -> None:
+def test_one_text_is_read_at_a_time_and_others_are_refused(serve: Callable[..., BackgroundServer]) -> None:
     slow = Slow()
     running = serve(read=slow)
     with closing(begin(running, "/api/capture", {"text": "a"})):
@@ -431,12 +434,12 @@ def test_a_slow_client_holds_nobody_up(serve: Callable[..., BackgroundServer]) -
     running = serve()
     slow = []
     for _ in range(10):
-        connection = socket.create_connection(("127.0.0.1", running.door.port), timeout=30)
+        connection = socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30)
         connection.sendall(b"GET /api/meta HTTP/1.1\r\nHo")  # and no more, for now
         slow.append(connection)
     for _ in range(5):
         assert ask(running, "/api/meta").status == 200
-    slow[0].sendall(f"st: 127.0.0.1:{running.door.port}\r\n\r\n".encode())
+    slow[0].sendall(f"st: 127.0.0.1:{running.bound_address.port}\r\n\r\n".encode())
     assert slow[0].recv(4096).startswith(b"HTTP/1.1 200")
     for connection in slow:
         connection.close()
@@ -447,8 +450,8 @@ def test_a_request_that_announces_too_much_is_refused_before_it_comes(
     serve: Callable[..., BackgroundServer],
 ) -> None:
     running = serve(limits=SMALL)
-    head = f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.door.port}\r\n"
-    with socket.create_connection(("127.0.0.1", running.door.port), timeout=30) as client:
+    head = f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.bound_address.port}\r\n"
+    with socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30) as client:
         client.sendall(
             (head + "Content-Type: application/json\r\nContent-Length: 999999999\r\n\r\n{").encode()
         )
@@ -459,8 +462,8 @@ def test_a_request_that_breaks_off_is_no_mistake_of_ours(
     serve: Callable[..., BackgroundServer], caplog: pytest.LogCaptureFixture
 ) -> None:
     running = serve()
-    head = f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.door.port}\r\n"
-    with socket.create_connection(("127.0.0.1", running.door.port), timeout=30) as client:
+    head = f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.bound_address.port}\r\n"
+    with socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30) as client:
         client.sendall((head + 'Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"te').encode())
         time.sleep(0.2)
     running.close()
@@ -510,7 +513,7 @@ def test_work_that_nobody_waits_for_is_dropped(
 
     monkeypatch.setattr(Contents, "row", row)
     running = serve(limits=Limits(workers=1))
-    port = running.door.port
+    port = running.bound_address.port
     waiting = []
     for number in range(6):
         connection = socket.create_connection(("127.0.0.1", port), timeout=30)
@@ -536,8 +539,8 @@ def test_more_than_it_can_do_is_refused_kindly(serve: Callable[..., BackgroundSe
 
 def test_a_port_that_is_taken_is_said(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
-    with pytest.raises(ValueError, match=rf"127.0.0.1:{running.door.port} cannot be served"):
-        BackgroundServer(Site(Contents(captured())), port=running.door.port)
+    with pytest.raises(ValueError, match=rf"127.0.0.1:{running.bound_address.port} cannot be served"):
+        BackgroundServer(Site(Contents(captured())), port=running.bound_address.port)
 
 
 def test_it_ends_quickly_also_while_work_goes_on(serve: Callable[..., BackgroundServer]) -> None:
@@ -554,7 +557,7 @@ def test_it_ends_quickly_also_while_work_goes_on(serve: Callable[..., Background
 def test_a_reader_that_sees_nothing_is_reported(serve: Callable[..., BackgroundServer]) -> None:
     running = serve(read=lambda text, tell: Capture())
     lines = ask(running, "/api/capture", body={"text": "a"}).lines
-    assert "expected a capture that saw something" in lines[-1]["error"]
+    assert "expected at least one captured layer" in lines[-1]["error"]
     assert ask(running, "/api/meta").status == 200
 
 

@@ -1,1 +1,1 @@
-"""The catalogue of mistakes, by theme."""
+"""The mistakes of the catalogue, by theme."""

@@ -1,30 +1,30 @@
-"""Mistakes with a cache: more keys than queries."""
+"""Mistakes with a cache, where there are more keys than queries."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from regard.checker.mistakes.mistake import Mistake
-from regard.checker.oracle.variant import TestSizes
+from regard.checker.oracle.variant import CaseSizes
 
 _ROWS = "        allowed = self.mask[S - T : S, :S]\n"
 
 
-def _top_left(q: Tensor, k: Tensor, n: TestSizes) -> Tensor:
+def _top_left(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
     return k <= q
 
 
-def _all_rows(q: Tensor, k: Tensor, n: TestSizes) -> Tensor:
+def _all_rows(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
     return (k < n.S) & (q >= 0) if n.S > n.T else k <= q
 
 
-CACHING = (
+CACHE_MISTAKES = (
     Mistake(
         "top-left-causal",
         "with the causal mask aligned to the first keys, as if the queries came first",
-        "With a cache of S keys a new token sees key 0 and nothing after it.",
+        "With a cache, a new token sees only the first key.",
         "align queries with the end: torch.ones(T, S, dtype=torch.bool).tril(diagonal=S - T)",
-        "is_causal=True of F.scaled_dot_product_attention, which is defined so, used with a cache",
+        "is_causal=True of F.scaled_dot_product_attention, which is defined this way, used with a cache",
         ({"causal": _top_left},),
         plants={
             "layer": ((_ROWS, "        allowed = self.mask[:T, :S]\n"),),
@@ -38,9 +38,9 @@ CACHING = (
     ),
     Mistake(
         "square-mask-sliced-by-columns",
-        "with a square mask of which only the columns were cut to size",
-        "Fine one token at a time; several new tokens at once see each other's future.",
-        "cut rows and columns: mask[S - T : S, :S]",
+        "with a square mask whose columns were sliced, but not its rows",
+        "It is right for one token at a time; several new tokens at once see their future.",
+        "slice rows and columns: mask[S - T : S, :S]",
         "`mask[-T:, :S]` of a mask made for the maximum length",
         ({"causal": _all_rows},),
         plants={
@@ -49,10 +49,10 @@ CACHING = (
     ),
     Mistake(
         "cache-ignored",
-        "in which new tokens look at each other only, not at the cache",
-        "Generation forgets the prompt.",
+        "in which new tokens attend only to each other, not to the cache",
+        "Generation ignores the prompt.",
         "k = torch.cat([cached_k, k], dim=2), and v the same, before the scores",
-        "a cache that is filled and returned, and never read",
+        "a cache that is filled and returned, but never read",
         plants={
             "layer": (
                 (

@@ -1,4 +1,4 @@
-"""Mistakes of shape: how heads are split, merged and shared, and what happens to the batch."""
+"""Mistakes of shape: how heads are split, merged and shared, and how the batch is treated."""
 
 from regard.checker.mistakes.mistake import Mistake
 
@@ -6,15 +6,14 @@ _SPLIT = "        {0} = {0}.view(B, T, {1}, D).transpose(1, 2)\n"
 _MATMUL = "scores = q @ k.transpose(-2, -1)\n"
 _GROUPS = "        k, v = k.repeat_interleave(H // G, dim=1), v.repeat_interleave(H // G, dim=1)\n"
 
-HEADS = (
+HEAD_MISTAKES = (
     Mistake(
         "heads-split-by-view",
         "with heads split by view(B, H, T, D) without a transpose",
-        "Each head gets slices of neighbouring tokens instead of its own share of every token; tokens leak "
-        "into "
-        "one another.",
+        "Each head gets pieces of neighbouring tokens instead of its own channels of every token, so tokens "
+        "leak into one another.",
         "q = q.view(B, T, H, D).transpose(1, 2)",
-        "multi-head layers whose shapes happen to fit",
+        "multi-head layers in which the shapes happen to fit",
         ({"split": "view"}, {"split": "view", "merge": "view"}),
         plants={
             "layer": tuple(
@@ -26,7 +25,7 @@ HEADS = (
     Mistake(
         "heads-merged-by-view",
         "with heads merged without the transpose",
-        "The output of one token is made of pieces of other tokens' heads.",
+        "The output of one token is assembled from the heads of other tokens.",
         "out = out.transpose(1, 2).reshape(B, T, H * D)",
         "`.view` complained about strides, and `.reshape` did not",
         ({"merge": "view"},),
@@ -42,7 +41,7 @@ HEADS = (
     Mistake(
         "grouped-heads-tiled",
         "with key/value heads tiled (0 1 0 1) instead of interleaved (0 0 1 1)",
-        "Query heads read the wrong group's keys and values: a model trained elsewhere turns to noise.",
+        "Query heads use the keys and values of the wrong group; pretrained weights give noise.",
         "k = k.repeat_interleave(H // G, dim=1), and v the same",
         "`.repeat` or `.expand` where `.repeat_interleave` was meant",
         ({"groups": "tile"},),
@@ -66,7 +65,7 @@ HEADS = (
     Mistake(
         "dot-t-on-a-batch",
         "that uses .T, which reverses every axis of a batch",
-        "On more than two dimensions `.T` moves the batch too: shapes clash, or, worse, happen to fit.",
+        "On more than two dimensions `.T` reverses the batch too: shapes clash or, worse, happen to fit.",
         "scores = q @ k.transpose(-2, -1), or k.mT",
         "code that began with one sequence (T, D) and was given a batch",
         plants={
@@ -77,11 +76,11 @@ HEADS = (
     ),
     Mistake(
         "view-of-strided",
-        "that calls .view on its input, which must be contiguous for it",
-        "A slice or a transpose of a batch is refused, with an error about strides.",
-        "x.reshape(…) or x.flatten(…), which copy where they must",
-        "GPT-2's Conv1D in Transformers does so too",
-        caution=True,
+        "that calls .view on its input, which requires a contiguous one",
+        "A slice or a transpose of a batch raises an error about strides.",
+        "x.reshape(…) or x.flatten(…), which copy if necessary",
+        "GPT-2's Conv1D in Transformers does the same",
+        warning=True,
         plants={
             "layer": (
                 (
@@ -93,10 +92,10 @@ HEADS = (
     ),
     Mistake(
         "batch-items-mixed",
-        "in which the items of a batch look at each other",
-        "A sequence's output depends on its neighbours in the batch, so it changes with the batch size.",
-        "keep the batch a dimension of its own through the softmax: (B, H, T, S), never (H, B·T, B·T)",
-        "a batch flattened into one long sequence on its way to the heads",
+        "in which the items of a batch attend to each other",
+        "A sequence's output depends on the other items of its batch, so it changes with the batch size.",
+        "keep the batch a separate dimension through the softmax: (B, H, T, S), never (H, B·T, B·T)",
+        "a batch flattened into one long sequence before the heads are split",
         ({"batch": "together"},),
         plants={
             "head": (

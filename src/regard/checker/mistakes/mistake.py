@@ -1,29 +1,27 @@
-"""One named mistake: what it is, what it does, how to mend it, and how to recognise it."""
+"""An entry of the catalogue: what a mistake is, what it causes, how to fix it, and how to recognise it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-Swap = tuple[str, str]  # a line of a right implementation, and what the mistake makes of it
+Swap = tuple[str, str]  # text of a correct implementation, and what replaces it
 
 
 @dataclass(frozen=True)
 class Mistake:
     """An entry of the catalogue.
 
-    `changes` are the variants that it may show itself as (see `regard.checker.oracle.variant`); a mistake
-    without any is found by a probe. A `caution` does not fail the check: PyTorch's attention does the same,
-    or the code is right today and will break when the module is moved, saved or given longer inputs.
+    A mistake without `changes` is found by a probe. A `warning` does not fail the check: PyTorch's attention
+    does the same, or the code is right today and will break when the module is moved, saved or given longer
+    inputs.
     """
 
     name: str
-    what: str  # follows "your output equals attention …" where there are changes
-    effect: str
+    what: str  # completes "your output equals attention …"
+    effect: str  # what it does to a model, in a sentence
     fix: str
-    seen: str
-    changes: tuple[dict[str, Any], ...] = ()
-    caution: bool = False
-    plants: dict[str, tuple[Swap, ...]] = field(
-        default_factory=dict
-    )  # by template: see `regard.checker.examples`
+    origin: str  # where it comes from
+    changes: tuple[dict[str, Any], ...] = ()  # fields of `AttentionVariant`, for each form of the mistake
+    warning: bool = False
+    plants: dict[str, tuple[Swap, ...]] = field(default_factory=dict)  # by template: see `checker.examples`

@@ -1,4 +1,4 @@
-"""Mistakes of modules: what moves, what is saved, which lengths fit."""
+"""Mistakes of modules: tensors that do not move or are not saved, and lengths that do not fit."""
 
 from regard.checker.mistakes.mistake import Mistake
 
@@ -13,12 +13,11 @@ _HEAD_LENGTH = (
 )
 _LAYER_LENGTH = _HEAD_LENGTH.replace("T > ", "S > ").replace("{T}", "{S}")
 
-KEEPING = (
+MODULE_MISTAKES = (
     Mistake(
         "plain-attribute",
-        "that keeps a tensor as a plain attribute, which neither moves nor is saved with the module",
-        "`.to(device)` leaves it behind, and the first forward pass there fails; state_dict does not hold "
-        "it.",
+        "that keeps a tensor as a plain attribute, which is neither moved nor saved with the module",
+        "`.to(device)` leaves it behind, so that forward fails there, and state_dict does not hold it.",
         'self.register_buffer("mask", mask, persistent=False), or nn.Parameter if it is learned',
         "`self.mask = torch.tril(…)`, `self.scale = torch.sqrt(torch.FloatTensor([d]))`",
         plants={"head": ((_BUFFER, _PLAIN),), "layer": ((_BUFFER, _PLAIN),)},
@@ -26,7 +25,7 @@ KEEPING = (
     Mistake(
         "plain-list",
         "that keeps modules or parameters in a plain list",
-        "The optimiser, `.to()` and state_dict never see them: they are not trained, not moved, not saved.",
+        "The optimiser, `.to()` and state_dict miss them: they are not trained, not moved, not saved.",
         "self.heads = nn.ModuleList(…), or nn.ParameterList",
         "`self.heads = [Head(…) for _ in range(n)]`",
         plants={
@@ -41,20 +40,20 @@ KEEPING = (
     ),
     Mistake(
         "persistent-mask",
-        "whose mask is saved with the weights, so that they load at one length only",
+        "whose mask is saved with the weights, so that they load only at one maximum length",
         "A checkpoint for 512 tokens does not load into a module for 1024: the mask's shape differs.",
         'self.register_buffer("mask", mask, persistent=False)',
-        "register_buffer without persistent=False, in much lecture code",
-        caution=True,
+        "register_buffer without persistent=False, which is common in tutorials",
+        warning=True,
         plants={"head": ((_BUFFER, _SAVED),), "layer": ((_BUFFER, _SAVED),)},
     ),
     Mistake(
         "obscure-length-error",
-        "in which a sequence over the maximum fails with an error about broadcasting",
-        "The message speaks of tensor sizes, not of the length that was exceeded.",
+        "in which a sequence over the maximum length fails with an error about broadcasting",
+        "The message names tensor sizes, not the length that was exceeded.",
         'if T > self.max_len: raise ValueError(f"expected at most {self.max_len} tokens, got {T}")',
-        "mask[:T, :T] with T over the mask's size",
-        caution=True,
+        "mask[:T, :T] with a T larger than the mask",
+        warning=True,
         plants={"head": ((_HEAD_LENGTH, ""),), "layer": ((_LAYER_LENGTH, ""),)},
     ),
 )

@@ -14,30 +14,30 @@ def _weights(code: str) -> dict[str, tuple[tuple[str, str], ...]]:
     }
 
 
-NUMBERS = (
+NUMBER_MISTAKES = (
     Mistake(
         "weights-detached",
         "through whose weights no gradient flows",
-        "Queries and keys never learn: where to look stays as it was drawn at random.",
+        "Query and key projections never learn, so attention stays as it was initialised.",
         "no .detach(), .data, .numpy() or torch.no_grad() between the scores and the output",
-        "weights detached for plotting, and used afterwards",
+        "weights that were detached for plotting and then used",
         ({"detach": "weights"},),
         plants=_weights("torch.softmax(scores, dim=-1).detach()"),
     ),
     Mistake(
         "precision-lost",
         "computed in a lower precision than its inputs have",
-        "Errors a thousand times PyTorch's own, in every position.",
-        "keep the inputs' dtype, and softmax in float32",
+        "Errors are about a thousand times PyTorch's own, at every position.",
+        "keep the inputs' dtype, and compute softmax in float32",
         "`.half()` or an autocast left on inside forward",
         plants=_weights("torch.softmax(scores.bfloat16(), dim=-1).to(scores.dtype)"),
     ),
     Mistake(
         "lse-base-2",
-        "with the log-sum-exp in base 2 where the natural one is expected",
-        "Weights rebuilt as exp(score − lse) do not sum to 1.",
+        "with the log-sum-exp in base 2 instead of base e",
+        "Weights recomputed as exp(score − lse) do not sum to 1.",
         "lse * math.log(2), or logsumexp of the natural scores",
-        "fused kernels that work with exp2 inside",
+        "fused kernels that use exp2 internally",
         plants={
             "function": (
                 (

@@ -1,4 +1,4 @@
-"""Mistakes of who plays which part: queries, keys, values and the output projection."""
+"""Mistakes of the roles: queries, keys, values and the output projection."""
 
 from regard.checker.mistakes.mistake import Mistake
 
@@ -17,13 +17,13 @@ def _roles(q: str, k: str, v: str) -> dict[str, tuple[tuple[str, str], ...]]:
     }
 
 
-ROLES = (
+ROLE_MISTAKES = (
     Mistake(
         "one-projection",
-        "in which one projection plays several parts",
-        "Where queries and keys share a projection the scores are symmetric: a token cannot look at another "
-        "without being looked at as much.",
-        "give each of query, key and value a projection of its own, and use it",
+        "in which one projection is used for several roles",
+        "If queries and keys share a projection the scores are symmetric: a token cannot attend to another "
+        "without the other attending to it as much.",
+        "give query, key and value a projection each, and use all three",
         "`self.key(x)` copied and not renamed",
         tuple(
             {"roles": roles}
@@ -48,8 +48,9 @@ ROLES = (
     Mistake(
         "key-value-swapped",
         "with keys and values swapped",
-        "Scores are taken with the values and the keys are mixed; weights trained elsewhere turn to noise.",
-        "scores = q @ k.transpose(-2, -1), then out = weights @ v; in a fused projection, q, k, v in that "
+        "Scores are computed with the values, and the output averages the keys; pretrained weights give "
+        "noise.",
+        "scores = q @ k.transpose(-2, -1), then out = weights @ v; in a fused projection, q, k, v in this "
         "order",
         "`k, v` returned as `v, k`, or a fused projection chunked in another order than it was trained",
         ({"roles": (0, 2, 1)},),
@@ -58,8 +59,8 @@ ROLES = (
     Mistake(
         "query-key-swapped",
         "with queries and keys swapped",
-        "Each token asks with what it should be found by: the scores are transposed.",
-        "scores = q @ k.transpose(-2, -1), rows are queries",
+        "The scores are transposed: a token's key is used as its query.",
+        "scores = q @ k.transpose(-2, -1), in which rows are queries",
         "`k @ q.transpose(-2, -1)`",
         ({"roles": (1, 0, 2)},),
         plants=_roles("k", "q", "v"),
@@ -67,7 +68,7 @@ ROLES = (
     Mistake(
         "roles-shuffled",
         "with queries, keys and values in another order",
-        "No tensor plays its own part; weights trained elsewhere turn to noise.",
+        "No tensor is used in its own role; pretrained weights give noise.",
         "scores = q @ k.transpose(-2, -1), then out = weights @ v",
         "a projection chunked as (value, query, key)",
         ({"roles": (1, 2, 0)}, {"roles": (2, 0, 1)}, {"roles": (2, 1, 0)}),
@@ -76,9 +77,9 @@ ROLES = (
     Mistake(
         "output-projection-skipped",
         "without the output projection",
-        "The heads stand side by side and never mix; W_o is trained by nobody.",
+        "The heads are concatenated and never mixed, and W_o is never trained.",
         "return self.out_proj(out)",
-        "a projection that is built in __init__ and forgotten in forward",
+        "a projection that is created in __init__ and forgotten in forward",
         ({"out": "skip"},),
         plants={"layer": (("        out = self.out_proj(out)\n", ""),)},
     ),

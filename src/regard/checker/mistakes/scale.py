@@ -1,4 +1,4 @@
-"""Mistakes of scale: what the scores are multiplied by before softmax."""
+"""Mistakes of the scale, by which the scores are multiplied before softmax."""
 
 from regard.checker.mistakes.mistake import Mistake
 
@@ -13,11 +13,11 @@ def _planted(function: str, module: str) -> dict[str, tuple[tuple[str, str], ...
     }
 
 
-SCALING = (
+SCALE_MISTAKES = (
     Mistake(
         "no-scale",
         "without the scale 1/√D on the scores",
-        "Scores grow with the head's width, softmax saturates, gradients shrink; it learns, but worse.",
+        "Scores grow with the head's width, softmax saturates and gradients shrink: it learns, but worse.",
         "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])",
         "hand-written layers that follow a diagram without its footnote",
         ({"scale": lambda n: 1.0},),
@@ -25,11 +25,11 @@ SCALING = (
     ),
     Mistake(
         "scaled-twice",
-        "with the scores scaled twice, by 1/D in all",
+        "with the scores scaled twice, by 1/D in total",
         "Attention is too flat: every row is closer to the mean of the values than it should be.",
         "divide by √D once: either scale q (or the scores) yourself, or leave it to "
         "F.scaled_dot_product_attention",
-        "q scaled by hand and then handed to F.scaled_dot_product_attention, which scales too",
+        "q scaled by hand and then passed to F.scaled_dot_product_attention, which scales too",
         ({"scale": lambda n: 1.0 / n.D},),
         plants=_planted(
             "scores = scores / math.sqrt(D) / math.sqrt(D)", "scores = (scores / D**0.5) * D**-0.5"
@@ -40,16 +40,16 @@ SCALING = (
         "with the scores divided by D instead of √D",
         "Attention is too flat: every row is closer to the mean of the values than it should be.",
         "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])",
-        "the square root lost on the way from the formula to the code",
+        "the square root forgotten between the formula and the code",
         ({"scale": lambda n: 1.0 / n.D},),
         plants=_planted("scores = scores / D", "scores = scores / D"),
     ),
     Mistake(
         "scale-from-model-width",
         "with the scale from the model's width instead of the head's",
-        "Too flat by √H: the more heads, the flatter each of them looks.",
+        "Attention is too flat by √H: the more heads, the flatter each of them.",
         "take the width of q after the heads are split: scale = q.shape[-1] ** -0.5",
-        "`C ** -0.5` in lecture code for a head of width head_size",
+        "`C ** -0.5` in lectures, for a head of width head_size",
         ({"scale": lambda n: float(n.C**-0.5)},),
         plants={
             "head": ((_HEAD, "        scores = scores * C**-0.5\n"),),
@@ -60,16 +60,16 @@ SCALING = (
     Mistake(
         "scale-multiplied",
         "with the scores multiplied by √D instead of divided",
-        "Softmax saturates at once: each query looks at a single key.",
+        "Softmax saturates: each query attends to a single key.",
         "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])",
-        "a `scale` kept as √D in one place and used as a factor in another",
+        "a `scale` defined as √D in one place and used as a factor in another",
         ({"scale": lambda n: float(n.D**0.5)},),
         plants=_planted("scores = scores * math.sqrt(D)", "scores = scores * D**0.5"),
     ),
     Mistake(
         "scale-by-length",
         "with a scale from the number of keys instead of the head's width",
-        "The same text gets another attention when it grows longer.",
+        "The attention within a text changes as the text grows longer.",
         "take the last axis: q.shape[-1] ** -0.5, not k.shape[-2]",
         "`k.size(1)` or `k.shape[-2]` where `k.size(-1)` was meant",
         ({"scale": lambda n: float(n.S**-0.5)},),
@@ -77,10 +77,10 @@ SCALING = (
     ),
     Mistake(
         "scale-out-of-step",
-        "with a scale that is a constant and does not follow the head's width",
-        "Right at one width, too sharp or too flat at every other.",
-        "compute it from the tensor at hand: scale = q.shape[-1] ** -0.5",
-        "`/ 8.0` copied from a model with heads of 64, or a scale kept from another configuration",
+        "with a constant scale that does not depend on the head's width",
+        "It is right at one width, and too sharp or too flat at every other.",
+        "compute it from the tensor: scale = q.shape[-1] ** -0.5",
+        "`/ 8.0` copied from a model with heads of width 64, or a scale kept from another configuration",
         plants=_planted("scores = scores / 8.0", "scores = scores * 0.125"),
     ),
 )

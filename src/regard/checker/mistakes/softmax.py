@@ -1,4 +1,4 @@
-"""Mistakes of the softmax: over what it runs, and how it is computed."""
+"""Mistakes of the softmax: its axis, and how it is computed."""
 
 from regard.checker.mistakes.mistake import Mistake
 
@@ -14,13 +14,12 @@ def _softmax(dim: str) -> dict[str, tuple[tuple[str, str], ...]]:
     }
 
 
-SOFTMAX = (
+SOFTMAX_MISTAKES = (
     Mistake(
         "softmax-over-queries",
         "with softmax over the query axis",
-        "Each key's weights sum to 1 over the queries, so every query depends on later ones: it trains to a "
-        "low "
-        "loss and then generates garbage.",
+        "Each key's weights sum to 1 over the queries, so every query depends on later ones: the training "
+        "loss is low, and generation fails.",
         "weights = torch.softmax(scores, dim=-1)",
         "`dim=-2`, or `dim=1` on (B, T, S)",
         ({"axis": -2},),
@@ -29,7 +28,7 @@ SOFTMAX = (
     Mistake(
         "softmax-over-heads",
         "with softmax over the heads",
-        "The heads compete for each pair of tokens; the rows do not sum to 1.",
+        "The heads compete for each pair of tokens, and rows do not sum to 1.",
         "weights = torch.softmax(scores, dim=-1)",
         "`dim=1` on (B, H, T, S), and softmax without `dim` on four dimensions",
         ({"axis": 1},),
@@ -38,9 +37,9 @@ SOFTMAX = (
     Mistake(
         "softmax-over-batch",
         "with softmax over the batch",
-        "Each sequence's output depends on which others it was batched with.",
+        "A sequence's output depends on the other items of its batch.",
         "weights = torch.softmax(scores, dim=-1)",
-        "softmax without `dim` on three dimensions, which picks the first",
+        "softmax without `dim` on three dimensions, which takes the first",
         ({"axis": 0},),
         plants=_softmax("0"),
     ),

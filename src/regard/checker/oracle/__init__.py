@@ -1,1 +1,1 @@
-"""What the right answer is: questions, projections as the module wires them, and variants of attention."""
+"""The oracle: questions, wirings of a module's weights, correct answers, and variants of attention."""

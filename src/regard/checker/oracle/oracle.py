@@ -1,4 +1,7 @@
-"""The right answer: attention in the open (`regard.attention.steps`) with somebody's own weights."""
+"""The correct answer to a question: `regard.attention.steps` in float64, with a module's own weights.
+
+This file knows questions and wirings; it does not know the code under test.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,33 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named import tensor_mask
 from regard.attention.steps import trace
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import Answer, TestSizes, past
+from regard.checker.oracle.variant import Answer, CaseSizes, past
 from regard.checker.oracle.wiring import Wiring
 
 
-def truth(question: Question, wiring: Wiring, *, dtype: torch.dtype = torch.float64) -> Answer:
-    """What the answer should be. Rows that may look at nothing are marked free: see the check of empty rows.
-    What the answer should be. Rows that may look at nothing are marked free: see the check of empty rows."""
+def expected_answer(question: Question, wiring: Wiring, *, dtype: torch.dtype = torch.float64) -> Answer:
+    """Return the correct answer to a question, computed in `dtype`.
+
+    Rows without a visible key are marked free: the check of empty rows judges them.
+    """
     question = question.to(dtype)
     q, k, v = wiring.project(question)
     q, k = wiring.position(q, k, question)
-    mask = _mask(question, q, k)
+    mask = _build_mask(question, q, k)
     steps = trace(q, k, v, mask, scale=wiring.scale, softcap=question.softcap, sinks=wiring.sinks)
     empty = (steps.masked == -torch.inf).all(-1, keepdim=True)
     output, free = wiring.finish(steps.output, empty)
     return Answer(output, steps.weights, torch.logsumexp(steps.masked, -1), free)
 
 
-def _mask(question: Question, q: Tensor, k: Tensor) -> Mask:
+def _build_mask(question: Question, q: Tensor, k: Tensor) -> Mask:
+    """Combine everything in a question that hides keys or adds to the scores."""
     B, H, T, D = q.shape
     S = k.shape[2]
     allowed = torch.ones(1, 1, T, S, dtype=torch.bool)
     rows, cols = torch.arange(T)[:, None], torch.arange(S)
     if question.causal:
-        allowed = allowed & past(rows, cols, TestSizes(B, H, k.shape[1], T, S, D, H * D))
+        allowed = allowed & past(rows, cols, CaseSizes(B, H, k.shape[1], T, S, D, H * D))
     if question.window is not None:
         allowed = allowed & (cols > rows + S - T - question.window)
     if question.mask is not None:
@@ -44,11 +50,11 @@ def _mask(question: Question, q: Tensor, k: Tensor) -> Mask:
     return mask if question.bias is None else mask & tensor_mask(question.bias.to(q.dtype))
 
 
-def apart(got: Answer, expected: Answer) -> float:
-    """The largest difference relative to the largest expected number; inf where one is NaN and the other is
-    not.
+def relative_error(got: Answer, expected: Answer) -> float:
+    """Return the largest difference of two outputs, relative to the largest expected number.
 
-    Rows that the expected answer leaves free do not count.
+    It is inf if one output is NaN or inf where the other is a number. Rows that are free in the expected
+    answer do not count.
     """
     if got.output.shape != expected.output.shape:
         return float("inf")
@@ -58,15 +64,15 @@ def apart(got: Answer, expected: Answer) -> float:
         if not bool(keep.any()):
             return 0.0
         a, b = a[keep], b[keep]
-    return distance(a, b)
+    return relative_difference(a, b)
 
 
-def distance(a: Tensor, b: Tensor) -> float:
-    """The largest |a − b| relative to the largest |b|, where NaN equals only NaN."""
-    strange_a, strange_b = ~a.isfinite(), ~b.isfinite()
-    if bool((strange_a != strange_b).any()):
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    """Return the largest |a − b| relative to the largest |b|; inf unless finite at the same places."""
+    finite_a, finite_b = a.isfinite(), b.isfinite()
+    if bool((finite_a != finite_b).any()):
         return float("inf")
-    if bool(strange_a.all()):
+    if not bool(finite_a.any()):
         return 0.0
-    a, b = a[~strange_a], b[~strange_b]
+    a, b = a[finite_a], b[finite_b]
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))

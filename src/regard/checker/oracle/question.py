@@ -1,7 +1,7 @@
-"""One question put to an implementation: inputs, and what is asked of their attention.
+"""One test case for an implementation: inputs, and which attention of them is wanted.
 
-The inputs are (B, H, T, D) for functions on split heads and (B, T, C) for what splits its heads itself. A
-mask says True = may look, whatever the code under test wants to hear: how to say it to whom is in `subject`.
+The inputs are (B, H, T, D) for functions on split heads and (B, T, C) for code that splits its heads itself.
+In a mask True means visible, whatever convention the code under test follows: `subject` translates.
 """
 
 from __future__ import annotations
@@ -23,36 +23,38 @@ class Question:
     q: Tensor
     k: Tensor
     v: Tensor
-    causal: bool = False  # is the right answer causal
+    causal: bool = False  # whether the correct answer is causal
     mask: Tensor | None = None  # boolean (T, S) or (B, 1, T, S)
-    padding: Tensor | None = None  # boolean (B, S), True = a real token
+    padding: Tensor | None = None  # boolean (B, S), True where there is a token
     bias: Tensor | None = None  # float (T, S), added to the scaled scores
     window: int | None = None
     softcap: float | None = None
-    rule: Mask | None = None  # a rule that the module holds itself
-    flag: bool | None = None  # what the code's own causal switch is set to; None leaves it alone
+    rule: Mask | None = None  # a mask that the module holds itself
+    flag: bool | None = None  # the value of the code's own causal argument; None does not pass it
 
     @property
-    def own(self) -> bool:
-        """Self-attention: queries, keys and values come from one sequence."""
+    def is_self_attention(self) -> bool:
+        """Whether queries, keys and values come from one sequence."""
         return self.q is self.k
 
     @property
     def dtype(self) -> torch.dtype:
+        """The inputs' dtype."""
         return self.q.dtype
 
     def to(self, dtype: torch.dtype) -> Question:
-        return self.mapped(lambda x: x.to(dtype))
+        """Return the question with its inputs in another dtype."""
+        return self.map_inputs(lambda x: x.to(dtype))
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Question:
-        """The same question with its inputs changed; one sequence stays one sequence."""
-        q = change(self.q)
-        k = q if self.k is self.q else change(self.k)
-        v = q if self.v is self.q else k if self.v is self.k else change(self.v)
+    def map_inputs(self, function: Callable[[Tensor], Tensor]) -> Question:
+        """Return the question with a function applied to its inputs. One sequence stays one sequence."""
+        q = function(self.q)
+        k = q if self.k is self.q else function(self.k)
+        v = q if self.v is self.q else k if self.v is self.k else function(self.v)
         return replace(self, q=q, k=k, v=v)
 
     def shapes(self) -> str:
-        """The shapes of the inputs, for a reader."""
-        if self.own:
+        """Return the shapes of the inputs as text."""
+        if self.is_self_attention:
             return f"x {tuple(self.q.shape)}"
         return f"q {tuple(self.q.shape)}, k {tuple(self.k.shape)}, v {tuple(self.v.shape)}"

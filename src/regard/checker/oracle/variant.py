@@ -1,8 +1,8 @@
-"""Attention as somebody may have written it.
+"""Variants of attention: the correct one, and those that contain a mistake.
 
 An `AttentionVariant` with every field at its default is correct: it gives the same numbers as
-`regard.attention.steps`. Each field holds one decision that authors get wrong; a mistake of the catalogue is
-a variant with a field or two changed. `answer` runs a variant on a question, in any dtype and with gradients.
+`regard.attention.steps`. Each field is one decision that authors get wrong; a mistake of the catalogue is a
+variant with a field or two changed. `answer` runs a variant on a question, in any dtype and with gradients.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 
 
-class TestSizes(NamedTuple):
-    """The sizes of one attention, in the house's letters; C is the width of the model."""
+class CaseSizes(NamedTuple):
+    """The sizes of one question: batch, heads, key/value heads, queries, keys, head width, model width."""
 
     B: int
     H: int
@@ -31,7 +31,7 @@ class TestSizes(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What attention gives. `free` marks rows (…, T, 1) about which a recipe has nothing to say."""
+    """The result of attention. `free` marks rows (…, T, 1) for which any output is accepted."""
 
     output: Tensor
     weights: Tensor | None = None  # (B, H, T, S)
@@ -40,17 +40,17 @@ class Answer(NamedTuple):
 
 
 Projected = tuple[Tensor, Tensor, Tensor]
-Rule = Callable[[Tensor, Tensor, TestSizes], Tensor]
-Scale = Callable[[TestSizes], float]
+Rule = Callable[[Tensor, Tensor, CaseSizes], Tensor]
+Scale = Callable[[CaseSizes], float]
 
 
-def past(q: Tensor, k: Tensor, n: TestSizes) -> Tensor:
-    """The right causal rule: q counts from 0, the queries stand at the end of the keys."""
+def past(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    """Return the correct causal mask: q counts from 0, and the queries align with the end of the keys."""
     return k <= q + n.S - n.T
 
 
-def root(n: TestSizes) -> float:
-    """The right scale."""
+def root(n: CaseSizes) -> float:
+    """Return the correct scale."""
     return float(n.D**-0.5)
 
 
@@ -58,40 +58,44 @@ def root(n: TestSizes) -> float:
 class AttentionVariant:
     """The decisions of one implementation of attention."""
 
-    roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) plays which part
+    roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) is used as each of them
     split: str = "transpose"  # or "view": heads split without a transpose
     merge: str = "transpose"  # or "view"
     groups: str = "interleave"  # or "tile"
     scale: Scale = root
     causal: Rule = past
-    given: str = "as given"  # the mask argument: or "inverted", "ignored", "transposed"
-    padding: str = "as given"  # or "ignored"
-    window: int | None = 0  # keys too many; None: the window is dropped
+    mask_argument: str = "as given"  # or "inverted", "ignored", "transposed"
+    padding: str = "as given"  # or "inverted", "ignored"
+    window: int | None = 0  # how many keys too many are visible; None ignores the window
     softcap: str = "before"  # or "after" the mask, or "dropped"
-    masking: str = "fill"  # how the mask meets the scores: see `_mask_scores`
+    masking: str = "fill"  # how the mask is applied to the scores: see `_mask_scores`
     fill: float = -torch.inf
     axis: int = -1  # of the softmax, among (B, H, T, S)
     normalise: str = "softmax"  # or "exp": no maximum subtracted; or "renormalise", with masking "after"
-    always: bool = False  # the mask's code runs even where nobody asked for a mask
-    inverted: bool = False  # everything that is hidden is shown, and the other way round
-    batch: str = "apart"  # or "together": one long sequence
+    always: bool = False  # masking runs even if the question has no mask
+    inverted: bool = False  # hidden keys are visible, and visible ones hidden
+    batch: str = "separate"  # or "together": one long sequence
     out: str = "project"  # or "skip"
     detach: str = ""  # "weights": no gradient through them
 
     def answer(self, question: Question, wiring: Wiring, projected: Projected | None = None) -> Answer:
-        """What this recipe gives for a question, in the question's dtype. `projected` saves work already
-        done."""
+        """Run this variant on a question, in the question's dtype.
+
+        `projected` is the result of `wiring.project`, if the caller already has it.
+        """
+        # Project, split and position.
         projected = projected or wiring.project(question, view=self.split == "view")
         q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
         q, k = wiring.position(q, k, question)
         B, H, T, D = q.shape
-        n = TestSizes(B, H, k.shape[1], T, k.shape[2], D, wiring.width or H * D)
+        n = CaseSizes(B, H, k.shape[1], T, k.shape[2], D, wiring.width or H * D)
         if n.G < H:
             k, v = (self._regroup(x, H // n.G) for x in (k, v))
         if self.batch == "together":
             q, k, v = (x.transpose(0, 1).flatten(1, 2).unsqueeze(0) for x in (q, k, v))  # (1, H, B·T, D)
             n = n._replace(B=1, T=q.shape[2], S=k.shape[2])
 
+        # Scores, mask and softmax.
         scale = wiring.scale if wiring.scale is not None and self.scale is root else self.scale(n)
         scaled = (q @ k.mT) * scale  # (B, H, T, S)
         allowed = self._allowed(question, n, q.device)
@@ -104,29 +108,30 @@ class AttentionVariant:
             masked = self._mask_scores(masked, allowed, scale)
         if self.softcap == "after" and question.softcap is not None:
             masked = question.softcap * torch.tanh(masked / question.softcap)
-        weights = self._normalised(masked, allowed, wiring.sinks)
+        weights = self._normalise(masked, allowed, wiring.sinks)
         if self.detach == "weights":
             weights = weights.detach()
         mixed = weights @ v  # (B, H, T, E)
 
+        # Merge the heads; rows without a visible key are free.
         free = None
         if allowed is not None and self.masking != "nan":
             free = (~allowed).all(-1, keepdim=True).expand(*mixed.shape[:-1], 1)
-        shown: Tensor | None = weights
-        if self.batch == "together":  # back to one sequence an item
-            mixed, shown = mixed.view(H, B, T, -1).transpose(0, 1), None
+        returned: Tensor | None = weights
+        if self.batch == "together":  # back to one sequence per item
+            mixed, returned = mixed.view(H, B, T, -1).transpose(0, 1), None
             free = None if free is None else free.view(H, B, T, 1).transpose(0, 1)
         output, free = wiring.finish(mixed, free, view=self.merge == "view", skip=self.out == "skip")
-        return Answer(output, shown, None, free)
+        return Answer(output, returned, None, free)
 
     def _regroup(self, x: Tensor, times: int) -> Tensor:
         return x.repeat(1, times, 1, 1) if self.groups == "tile" else x.repeat_interleave(times, 1)
 
-    def _allowed(self, question: Question, n: TestSizes, device: torch.device) -> Tensor | None:
-        """Who may look at whom, as this recipe understands it; None where nobody asked for a mask."""
-        asked = question.causal or question.window is not None
-        asked = asked or self.always or question.rule is not None
-        if not asked and question.mask is None and question.padding is None:
+    def _allowed(self, question: Question, n: CaseSizes, device: torch.device) -> Tensor | None:
+        """Return the mask as this variant builds it, or None if the question has none."""
+        masked = question.causal or question.window is not None
+        masked = masked or self.always or question.rule is not None
+        if not masked and question.mask is None and question.padding is None:
             return None
         q, k = torch.arange(n.T, device=device)[:, None], torch.arange(n.S, device=device)
         allowed = torch.ones(n.T, n.S, dtype=torch.bool, device=device)[None, None]
@@ -137,16 +142,16 @@ class AttentionVariant:
         if question.rule is not None:
             tile = question.rule.tile(range(n.T), range(n.S), (n.B, n.H, n.T, n.S), device=device)
             allowed = allowed & tile
-        if question.mask is not None and self.given != "ignored":
-            mask = question.mask
-            mask = ~mask if self.given == "inverted" else mask.mT if self.given == "transposed" else mask
-            allowed = allowed & mask
+        if question.mask is not None and self.mask_argument != "ignored":
+            mask = ~question.mask if self.mask_argument == "inverted" else question.mask
+            allowed = allowed & (mask.mT if self.mask_argument == "transposed" else mask)
         if question.padding is not None and self.padding != "ignored":
-            real = question.padding if self.padding == "as given" else ~question.padding
-            allowed = allowed & real[:, None, None, :]
+            is_token = question.padding if self.padding == "as given" else ~question.padding
+            allowed = allowed & is_token[:, None, None, :]
         return ~allowed if self.inverted else allowed
 
     def _mask_scores(self, scores: Tensor, allowed: Tensor, scale: float) -> Tensor:
+        """Apply the mask to the scores in the way that `masking` names."""
         how = self.masking
         if how in ("fill", "scaled"):
             return scores.masked_fill(~allowed, self.fill)
@@ -158,9 +163,10 @@ class AttentionVariant:
             return scores * allowed.to(scores)
         if how == "nan":
             return scores + (~allowed).to(scores) * -torch.inf
-        return scores  # "after": see `_normalised`
+        return scores  # "after": see `_normalise`
 
-    def _normalised(self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None) -> Tensor:
+    def _normalise(self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None) -> Tensor:
+        """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax."""
         if sinks is not None:
             column = sinks.to(masked).view(-1, 1, 1).expand(*masked.shape[:-1], 1)
             return torch.softmax(torch.cat([masked, column], -1), self.axis)[..., :-1]
@@ -176,4 +182,4 @@ class AttentionVariant:
         return weights
 
 
-RIGHT = AttentionVariant()
+CORRECT = AttentionVariant()

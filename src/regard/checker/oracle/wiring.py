@@ -1,8 +1,6 @@
-"""How a subject gets from its inputs to queries, keys and values of each head, and from the heads to its
-output.
+"""How a module's weights are wired: from its inputs to queries, keys and values, and from heads to output.
 
-A `Wiring` is what the oracle needs to know of somebody's weights. Finding one is the business of
-`projections`.
+A `Wiring` is all that the oracle knows of a module. `projections` finds one.
 """
 
 from __future__ import annotations
@@ -29,10 +27,9 @@ class Affine(NamedTuple):
 
 @dataclass(frozen=True)
 class Wiring:
-    """Projections, heads, and what happens to queries and keys before they meet.
+    """The projections and heads of a module, and what it does to queries and keys before the scores.
 
-    Without projections and with `splits` False the inputs are queries, keys and values of split heads
-    already.
+    Without projections and with `splits` False, the inputs are queries, keys and values of split heads.
     """
 
     heads: int = 1
@@ -43,17 +40,18 @@ class Wiring:
     out: Affine | None = None
     splits: bool = False  # inputs (B, T, H·D), split here; otherwise (B, H, T, D)
     width: int | None = None  # C, the width of the model
-    scale: float | None = None  # a scale that was declared, instead of D ** -0.5
+    scale: float | None = None  # a declared scale, instead of D ** -0.5
     query_norm: Callable[[Tensor], Tensor] | None = None
     key_norm: Callable[[Tensor], Tensor] | None = None
     rotate: Callable[[Tensor, int], Tensor] | None = None  # (x (B, H, T, D), first position)
-    sinks: Tensor | None = None  # (H,) a logit a head that joins the softmax
-    unknown: tuple[str, ...] = field(default=())  # parts of the module that the oracle has no place for
-    note: str = ""  # how the projections were found, for the report
+    sinks: Tensor | None = None  # (H,), one sink logit per head
+    unknown: tuple[str, ...] = field(default=())  # parts of the module that the oracle cannot reproduce
 
     def project(self, question: Question, *, view: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, T, D), keys (B, G, S, D) and values (B, G, S, E); `view` splits them the wrong way.
-        Queries (B, H, T, D), keys (B, G, S, D) and values (B, G, S, E); `view` splits them the wrong way."""
+        """Return queries (B, H, T, D), keys (B, G, S, D) and values (B, G, S, E).
+
+        `view` splits the heads by a view without a transpose, which is a mistake.
+        """
         if not self.splits:
             return question.q, question.k, question.v
         inputs = (question.q, question.k, question.v)
@@ -64,7 +62,7 @@ class Wiring:
         return _split(q, self.heads, view), _split(k, self.groups, view), _split(v, self.groups, view)
 
     def position(self, q: Tensor, k: Tensor, question: Question) -> tuple[Tensor, Tensor]:
-        """Queries and keys normalised and turned, where the module does so."""
+        """Return queries and keys normalised and rotated, if the module does so."""
         q = q if self.query_norm is None else self.query_norm(q)
         k = k if self.key_norm is None else self.key_norm(k)
         if self.rotate is not None:
@@ -74,7 +72,11 @@ class Wiring:
     def finish(
         self, mixed: Tensor, free: Tensor | None, *, view: bool = False, skip: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """The heads' outputs (B, H, T, E) merged and projected; rows that are free in any head are free."""
+        """Merge and project the heads' outputs (B, H, T, E), and merge the mask of free rows.
+
+        A row that is free in any head is free. `view` merges without a transpose, `skip` leaves out the
+        output projection: both are mistakes.
+        """
         if not self.splits:
             return mixed, free
         B, H, T, E = mixed.shape
@@ -87,6 +89,7 @@ class Wiring:
 
 
 def _split(x: Tensor, heads: int, view: bool) -> Tensor:
+    """Split the heads of (B, T, H·D) into (B, H, T, D)."""
     B, T, width = x.shape
     if view:
         return x.reshape(B, heads, T, width // heads)

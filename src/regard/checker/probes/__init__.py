@@ -1,1 +1,1 @@
-"""What is looked at, by theme. Each probe asks the subject some questions and writes down what it found."""
+"""The probes: each checks one property of a subject and records what it finds in the session."""

@@ -1,4 +1,4 @@
-"""Who depends on whom: later tokens, other items of the batch, padding. None of this needs an oracle."""
+"""Leaks: outputs that depend on later tokens or on other items of the batch. No oracle is needed."""
 
 from __future__ import annotations
 
@@ -12,88 +12,91 @@ from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
 
 
-def probe_causality(exam: CheckSession) -> None:
-    """No output moves, and no gradient flows, from a later token."""
-    subject = exam.subject
-    flagged = "causal" in subject.arguments and exam.options.get("causal") is None
-    expected = flagged or exam.options.get("causal") or exam.understood.causal
-    if not expected or subject.takes == "context":
+def probe_causality(session: CheckSession) -> None:
+    """Check that no output depends on a later token, by changing tokens and by gradients."""
+    subject = session.subject
+    flagged = "causal" in subject.arguments and session.options.get("causal") is None
+    expected = flagged or session.options.get("causal") or session.understanding.causal
+    if not expected or subject.inputs == "context":
         return
-    question = exam.cases.plain("causality", seed=40)
+    question = session.cases.plain("causality", seed=40)
     question = replace(question, flag=True) if flagged else question
-    leak = leaks(exam, question)
+    leak = find_leak(session, question)
     if leak is None:
-        exam.left_out("causality", "it did not run, or its output is not finite")
+        session.add_skip("causality", "it did not run, or its output is not finite")
     elif leak:
-        exam.failed("causality", f"output {leak[0]} depends on token {leak[1]} ({leak[2]})")
+        session.add_failure("causality", f"output {leak[0]} depends on token {leak[1]} ({leak[2]})")
     else:
-        exam.passed("causality", "no output moves, and no gradient flows, from a later token")
+        session.add_pass("causality", "no output depends on a later token")
 
 
-def leaks(exam: CheckSession, question: Question) -> tuple[int, int, str] | tuple[()] | None:
-    """The first output that depends on a later token: its position, the token's, and how it was seen."""
-    question = question.to(exam.understood.dtype)
+def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str] | tuple[()] | None:
+    """Find the first output that depends on a later token.
+
+    Returns its position, the token's and how the dependence shows; () if there is none; None if the code
+    failed or its output is not finite.
+    """
+    question = question.to(session.dtype)
     T = question.q.shape[-2]
     if T < 2:
         return None
-    asked = question.mapped(lambda x: x.clone().requires_grad_())
-    reply = exam.subject.ask(asked)
+    tracked = question.map_inputs(lambda x: x.clone().requires_grad_())
+    reply = session.subject.run(tracked)
     if reply.answer is None or not bool(reply.answer.output.isfinite().all()):
         return None
     output = reply.answer.output
-    for at in range(T - 1):
-        again = exam.subject.ask(question.mapped(partial(_moved, start=at + 1)))
-        if again.answer is None:
+    for row in range(T - 1):
+        # Change all later tokens: no row up to this one may change.
+        changed = session.subject.run(question.map_inputs(partial(_change_from, start=row + 1)))
+        if changed.answer is None:
             return None
-        before, after = _rows(output, at), _rows(again.answer.output, at)
+        before, after = output[..., : row + 1, :], changed.answer.output[..., : row + 1, :]
         if not torch.allclose(before, after, rtol=1e-6, atol=1e-7):
-            return _position(before, after), at + 1, "its value moves"
+            return _first_changed_row(before, after), row + 1, "its value changes"
+        # The gradient of these rows by all later tokens must be 0.
         if output.requires_grad:
-            inputs = list({id(x): x for x in (asked.q, asked.k, asked.v)}.values())
+            inputs = list({id(x): x for x in (tracked.q, tracked.k, tracked.v)}.values())
             gradients = torch.autograd.grad(before.sum(), inputs, retain_graph=True, allow_unused=True)
-            if any(g is not None and float(g[..., at + 1 :, :].abs().max()) > 1e-12 for g in gradients):
-                return at, at + 1, "a gradient flows"
+            if any(g is not None and float(g[..., row + 1 :, :].abs().max()) > 1e-12 for g in gradients):
+                return row, row + 1, "a gradient flows"
     return ()
 
 
-def _moved(x: Tensor, start: int) -> Tensor:
-    moved = x.clone()
-    moved[..., start:, :] = moved[..., start:, :] * -1.5 + 1.0
-    return moved
+def _change_from(x: Tensor, start: int) -> Tensor:
+    """Return a copy of (…, T, C) whose rows from `start` on are different."""
+    changed = x.clone()
+    changed[..., start:, :] = changed[..., start:, :] * -1.5 + 1.0
+    return changed
 
 
-def _rows(output: Tensor, at: int) -> Tensor:
-    return output[..., : at + 1, :]
-
-
-def _position(before: Tensor, after: Tensor) -> int:
+def _first_changed_row(before: Tensor, after: Tensor) -> int:
     return int((before - after).abs().amax(-1).flatten(0, -2).amax(0).gt(1e-7).nonzero()[0])
 
 
-def probe_batch(exam: CheckSession) -> None:
-    """An item's output must be the same whoever stands beside it."""
-    if exam.subject.form in ("TD", "TC"):
-        exam.left_out("batch", "it takes one sequence at a time")
+def probe_batch(session: CheckSession) -> None:
+    """Check that an item's output does not depend on the other items of the batch."""
+    if session.subject.layout in ("TD", "TC"):
+        session.add_skip("batch", "it takes one sequence at a time")
         return
-    question = exam.cases.plain("batch", B=3, seed=41).to(exam.understood.dtype)
-    together = exam.subject.ask(question)
+    question = session.cases.plain("batch", B=3, seed=41).to(session.dtype)
+    together = session.subject.run(question)
     if together.answer is None:
-        exam.failed("batch", f"a batch of 3 raised {together.trouble}")
+        session.add_failure("batch", f"a batch of 3 raised {together.error_line}")
         return
     worst = 0.0
     for item in range(3):
-        alone = exam.subject.ask(question.mapped(partial(torch.narrow, dim=0, start=item, length=1)))
+        alone = session.subject.run(question.map_inputs(partial(torch.narrow, dim=0, start=item, length=1)))
         if alone.answer is None:
-            exam.failed("batch", f"one item alone raised {alone.trouble}")
+            session.add_failure("batch", f"one item alone raised {alone.error_line}")
             return
-        mine, single = together.answer.output[item], alone.answer.output[0]
-        if bool((mine.isfinite() != single.isfinite()).any()):
+        batched, single = together.answer.output[item], alone.answer.output[0]
+        if bool((batched.isfinite() != single.isfinite()).any()):
             worst = float("inf")
         else:
-            worst = max(worst, float((mine - single).nan_to_num().abs().max()))
+            worst = max(worst, float((batched - single).nan_to_num().abs().max()))
     if worst < 1e-4:
-        exam.passed("batch", "items do not depend on each other")
+        session.add_pass("batch", "items do not depend on each other")
     else:
-        moved = "becomes NaN" if worst == float("inf") else f"moves by {worst:.2g}"
-        exam.mixed = f"The output of one sequence {moved} when others join its batch."
-        exam.failed("batch", exam.mixed)
+        change = "becomes NaN" if worst == float("inf") else f"changes by {worst:.2g}"
+        session.mixed = f"The output of one sequence {change} when others join its batch."
+        session.add_failure("batch", session.mixed)

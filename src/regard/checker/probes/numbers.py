@@ -1,5 +1,7 @@
-"""The right numbers in every precision: errors as ratios to PyTorch's own, gradients, extreme scores,
-strides."""
+"""Numerical checks: errors as ratios to PyTorch's own, gradients, extreme scores, strides, weights and lse.
+
+All of them need an output that is right; they judge how accurate it is.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.checker.catalogue import mistake
-from regard.checker.oracle.oracle import apart, distance, truth
+from regard.checker.catalogue import get_mistake
+from regard.checker.oracle.oracle import expected_answer, relative_difference, relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import RIGHT, Answer
+from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.probes.output import brought
+from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
 from regard.checker.understand import Intent
 
@@ -24,31 +26,34 @@ LIMIT = 10.0  # times PyTorch's own error at the same dtype
 _FLOAT32 = torch.float32
 
 
-def probe_numbers(exam: CheckSession) -> None:
-    """Everything that can be measured once the output is known to be right in principle."""
-    if exam.right is None:
-        exam.left_out("precision, gradients and extreme scores", "the output is not known to be right")
+def probe_numbers(session: CheckSession) -> None:
+    """Make the numerical checks, if the output is right."""
+    if session.right_intent is None:
+        session.add_skip(
+            "precision, gradients and extreme scores", "the output is not right, or was not compared"
+        )
         return
-    _precision(exam, exam.right)
-    _gradients(exam, exam.right)
-    _halves(exam, exam.right)
-    _extreme(exam, exam.right)
-    _strides(exam, exam.right)
-    _weights_and_lse(exam, exam.right)
+    _precision(session, session.right_intent)
+    _gradients(session, session.right_intent)
+    _half_precision(session, session.right_intent)
+    _extreme_scores(session, session.right_intent)
+    _strides(session, session.right_intent)
+    _weights_and_lse(session, session.right_intent)
 
 
 def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: torch.dtype) -> float:
-    """PyTorch's own error at this dtype: the worse of its plain operations and its fused attention."""
-    asked = intent.read(question).to(dtype)
+    """Return PyTorch's error at this dtype: the larger of its plain operations' and its fused attention's."""
+    interpreted = intent.apply(question).to(dtype)
     with torch.no_grad():
-        plain = RIGHT.answer(asked, intent.wiring)
-        error = apart(plain, expected)
-        if asked.softcap is None and intent.wiring.sinks is None and asked.rule is None:
-            error = max(error, apart(_fused(asked, intent, plain), expected))
+        plain = CORRECT.answer(interpreted, intent.wiring)
+        error = relative_error(plain, expected)
+        if interpreted.softcap is None and intent.wiring.sinks is None and interpreted.rule is None:
+            error = max(error, relative_error(_fused_answer(interpreted, intent, plain), expected))
     return max(error, torch.finfo(dtype).eps / 2)
 
 
-def _fused(question: Question, intent: Intent, plain: Answer) -> Answer:
+def _fused_answer(question: Question, intent: Intent, plain: Answer) -> Answer:
+    """Return the answer of PyTorch's fused attention; the mask is read off the plain answer's weights."""
     wiring = intent.wiring
     q, k, v = wiring.project(question)
     q, k = wiring.position(q, k, question)
@@ -60,19 +65,19 @@ def _fused(question: Question, intent: Intent, plain: Answer) -> Answer:
 
 
 def _ratio(
-    exam: CheckSession, question: Question, intent: Intent, dtype: torch.dtype
+    session: CheckSession, question: Question, intent: Intent, dtype: torch.dtype
 ) -> tuple[float, float] | str:
-    """The subject's error and its ratio to PyTorch's own, or why there is none."""
-    reply = exam.subject.ask(question.to(dtype))
+    """Return the subject's error and its ratio to PyTorch's own, or the error line if it failed."""
+    reply = session.subject.run(question.to(dtype))
     if reply.answer is None:
-        return reply.trouble
+        return reply.error_line
     expected = _expected(question, intent, dtype)
-    error = apart(reply.answer, expected)
+    error = relative_error(reply.answer, expected)
     return error, error / pytorch_error(question, intent, expected, dtype)
 
 
 def _expected(question: Question, intent: Intent, dtype: torch.dtype) -> Answer:
-    """The float64 truth for inputs and weights that were rounded to `dtype` first."""
+    """Return the correct answer, in float64, for inputs and weights that are first rounded to `dtype`."""
     wiring = intent.wiring
     layers = {
         role: layer._replace(
@@ -83,11 +88,12 @@ def _expected(question: Question, intent: Intent, dtype: torch.dtype) -> Answer:
         if (layer := getattr(wiring, role)) is not None
     }
     with torch.no_grad():
-        return truth(intent.read(question.to(dtype)), replace(wiring, **layers))
+        return expected_answer(intent.apply(question.to(dtype)), replace(wiring, **layers))
 
 
-def _sizes(exam: CheckSession) -> list[Question]:
-    plain, module = exam.cases.plain, exam.module is not None
+def _sizes(session: CheckSession) -> list[Question]:
+    """Return questions of several sizes."""
+    plain, module = session.cases.plain, session.module is not None
     questions = [
         plain(B=1, T=1),
         plain(B=1, T=2, H=1, D=8),
@@ -100,86 +106,91 @@ def _sizes(exam: CheckSession) -> list[Question]:
     return questions
 
 
-def _precision(exam: CheckSession, intent: Intent) -> None:
+def _precision(session: CheckSession, intent: Intent) -> None:
+    """Check the float32 error at several sizes."""
     worst, error = 0.0, 0.0
-    for question in _sizes(exam):
-        measured = _ratio(exam, question, intent, _FLOAT32)
+    for question in _sizes(session):
+        measured = _ratio(session, question, intent, _FLOAT32)
         if isinstance(measured, str):
-            exam.failed("float32 error", f"{question.shapes()} raised {measured}")
+            session.add_failure("float32 error", f"{question.shapes()} raised {measured}")
             return
         if measured[1] > worst or measured[0] != measured[0]:
             error, worst = measured
         if not worst <= LIMIT:
             detail = f"{error:.1e}, {worst:.0f}× PyTorch's own, on {question.shapes()}"
-            _too_far(exam, "float32 error", detail, question, intent, error)
+            _record_imprecision(session, "float32 error", detail, error)
             return
-    exam.passed("float32 error", f"{error:.1e} at most, {worst:.1f}× PyTorch's own")
+    session.add_pass("float32 error", f"{error:.1e} at most, {worst:.1f}× PyTorch's own")
 
 
-def _too_far(
-    exam: CheckSession, name: str, detail: str, question: Question, intent: Intent, error: float
-) -> None:
+def _record_imprecision(session: CheckSession, name: str, detail: str, error: float) -> None:
+    """Record an error that is too large, as lost precision if it is small enough for that."""
     if 1e-5 < error < 3e-2:
-        evidence = f"The output is right to {error:.0e} only, {detail.partition(', ')[2]}."
-        exam.found(name, detail, "precision-lost", evidence, error)
+        evidence = f"The output is right only to {error:.0e}, {detail.partition(', ')[2]}."
+        session.add_mistake(name, detail, "precision-lost", evidence, error)
     else:
-        exam.failed(name, detail)
+        session.add_failure(name, detail)
 
 
-def _gradients(exam: CheckSession, intent: Intent) -> None:
-    """The gradients of the inputs against the oracle's."""
-    question = exam.cases.plain("gradients", seed=21)
-    if "causal" in exam.subject.arguments and exam.options.get("causal") is None:
+def _gradients(session: CheckSession, intent: Intent) -> None:
+    """Compare the gradients of the inputs with the oracle's."""
+    question = session.cases.plain("gradients", seed=21)
+    if "causal" in session.subject.arguments and session.options.get("causal") is None:
         question = replace(question, flag=True)
-    got = _input_gradients(exam, question, intent, None)
+    got = _input_gradients(session, question, intent, None)
     if isinstance(got, str):
-        exam.found("gradients", got, "weights-detached", f"The output has no gradient at all: {got}.")
+        session.add_mistake(
+            "gradients", got, "weights-detached", f"The output has no gradient at all: {got}."
+        )
         return
-    expected = _input_gradients(exam, question, intent, truth)
-    detached = _input_gradients(exam, question, intent, _without_weights)
+    expected = _input_gradients(session, question, intent, expected_answer)
+    detached = _input_gradients(session, question, intent, _with_detached_weights)
     assert not isinstance(expected, str)
-    error = max(distance(a, b) for a, b in zip(got, expected, strict=True))
+    error = max(relative_difference(a, b) for a, b in zip(got, expected, strict=True))
     if error < 1e-4:
-        exam.passed("gradients", f"to {error:.0e}")
-    elif not isinstance(detached, str) and max(map(distance, got, detached)) < 1e-4:
-        left = max(map(distance, got, detached))
-        what = mistake("weights-detached").what
-        exam.found(
+        session.add_pass("gradients", f"to {error:.0e}")
+    elif not isinstance(detached, str) and max(map(relative_difference, got, detached)) < 1e-4:
+        remaining = max(map(relative_difference, got, detached))
+        what = get_mistake("weights-detached").what
+        session.add_mistake(
             "gradients",
             f"off by {error:.1g}",
             "weights-detached",
-            f"Your gradients equal those of attention {what}, to {left:.0e}.",
-            left,
+            f"Your gradients equal those of attention {what}, to {remaining:.0e}.",
+            remaining,
         )
     else:
-        exam.failed("gradients", f"off by {error:.1g} of the largest, though the output is right")
+        session.add_failure("gradients", f"off by {error:.1g} of the largest, though the output is right")
 
 
-def _without_weights(question: Question, wiring: Wiring) -> Answer:
-    return replace(RIGHT, detach="weights").answer(question, wiring)
+def _with_detached_weights(question: Question, wiring: Wiring) -> Answer:
+    return replace(CORRECT, detach="weights").answer(question, wiring)
 
 
 def _input_gradients(
-    exam: CheckSession,
+    session: CheckSession,
     question: Question,
     intent: Intent,
     oracle: Callable[[Question, Wiring], Answer] | None,
 ) -> list[Tensor] | str:
-    """The gradient of a fixed linear function of the output by each input; zeros where none flows."""
-    asked = question.to(exam.understood.dtype if oracle is None else torch.float64)
-    asked = asked.mapped(lambda x: x.clone().requires_grad_())
+    """Return the gradients of a fixed linear function of the output by each input; zeros where none flows.
+
+    `oracle` computes the output; None runs the subject. Text instead of gradients says why there are none.
+    """
+    tracked = question.to(session.dtype if oracle is None else torch.float64)
+    tracked = tracked.map_inputs(lambda x: x.clone().requires_grad_())
     if oracle is None:
-        reply = exam.subject.ask(asked)
+        reply = session.subject.run(tracked)
         if reply.answer is None:
-            return reply.trouble
+            return reply.error_line
         output = reply.answer.output
     else:
-        output = oracle(intent.read(asked), intent.wiring).output
+        output = oracle(intent.apply(tracked), intent.wiring).output
     if not output.requires_grad:
         return "the output does not require grad"
     draw = torch.Generator().manual_seed(6)
     direction = torch.randn(output.shape, generator=draw, dtype=torch.float64).to(output.dtype)
-    inputs = list({id(x): x for x in (asked.q, asked.k, asked.v)}.values())
+    inputs = list({id(x): x for x in (tracked.q, tracked.k, tracked.v)}.values())
     gradients = torch.autograd.grad((output * direction).sum(), inputs, allow_unused=True)
     return [
         torch.zeros_like(x, dtype=torch.float64) if g is None else g.double()
@@ -187,132 +198,148 @@ def _input_gradients(
     ]
 
 
-def _halves(exam: CheckSession, intent: Intent) -> None:
-    """float16 and bfloat16, where the code allows them."""
-    question = exam.cases.plain(B=2, T=9, seed=22)
-    if exam.subject.arguments.get("causal") and exam.options.get("causal") is None:
+def _half_precision(session: CheckSession, intent: Intent) -> None:
+    """Check the errors in float16 and bfloat16, if the code runs in them."""
+    question = session.cases.plain(B=2, T=9, seed=22)
+    if session.subject.arguments.get("causal") and session.options.get("causal") is None:
         question = replace(question, flag=True)
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
-        measured = _ratio(exam, question, intent, dtype)
-        masked = brought(exam, exam.cases.masked(seed=23)) if "mask" in exam.subject.arguments else None
-        trouble = measured if isinstance(measured, str) else None
-        if trouble is None and masked is not None:
-            trouble = next((t for t in [_ratio(exam, masked, intent, dtype)] if isinstance(t, str)), None)
-        if trouble is not None and "overflow" in trouble:
-            exam.found(
-                name,
-                trouble,
-                "finite-mask-value",
-                f"In {name} it raises “{trouble.partition(': ')[2]}”: the mask's value does not fit.",
+        measured = _ratio(session, question, intent, dtype)
+        masked = (
+            with_explicit_mask(session, session.cases.masked(seed=23))
+            if "mask" in session.subject.arguments
+            else None
+        )
+        error_line = measured if isinstance(measured, str) else None
+        if error_line is None and masked is not None:
+            error_line = next(
+                (t for t in [_ratio(session, masked, intent, dtype)] if isinstance(t, str)), None
             )
-        elif trouble is not None:
-            exam.left_out(name, f"it does not run in {name}: {trouble}")
+        if error_line is not None and "overflow" in error_line:
+            session.add_mistake(
+                name,
+                error_line,
+                "finite-mask-value",
+                f"In {name} it raises “{error_line.partition(': ')[2]}”: the mask's value does not fit.",
+            )
+        elif error_line is not None:
+            session.add_skip(name, f"it does not run in {name}: {error_line}")
         elif not isinstance(measured, str) and not measured[1] <= LIMIT:
-            exam.failed(name, f"{measured[0]:.1e}, {measured[1]:.0f}× PyTorch's own")
+            session.add_failure(name, f"{measured[0]:.1e}, {measured[1]:.0f}× PyTorch's own")
         elif not isinstance(measured, str):
-            exam.passed(name, f"{measured[0]:.1e}, {measured[1]:.1f}× PyTorch's own")
+            session.add_pass(name, f"{measured[0]:.1e}, {measured[1]:.1f}× PyTorch's own")
 
 
-def _extreme(exam: CheckSession, intent: Intent) -> None:
-    """Scores in the hundreds: softmax must neither overflow nor lose the visible ones."""
+def _extreme_scores(session: CheckSession, intent: Intent) -> None:
+    """Check scores in the hundreds: softmax must neither overflow nor lose the visible keys."""
     flag: dict[str, Any] = {}
-    if "causal" in exam.subject.arguments and exam.options.get("causal") is None:
+    if "causal" in session.subject.arguments and session.options.get("causal") is None:
         flag["flag"] = True
-    size = 14.0 if exam.module is None else 12.0
+    size = 14.0 if session.module is None else 12.0
     for seed in (30, 31):
-        question = replace(exam.cases.plain("extreme scores", seed=seed, size=size), **flag)
-        measured = _ratio(exam, question, intent, _FLOAT32)
+        question = replace(session.cases.plain("extreme scores", seed=seed, size=size), **flag)
+        measured = _ratio(session, question, intent, _FLOAT32)
         if isinstance(measured, str):
-            exam.failed("extreme scores", measured)
+            session.add_failure("extreme scores", measured)
             return
         error, ratio = measured
         if not ratio <= LIMIT:
-            _name_extreme(exam, question, intent, error)
+            _diagnose_extreme_scores(session, question, intent, error)
             return
-    exam.passed("extreme scores")
+    session.add_pass("extreme scores")
 
 
-def _name_extreme(exam: CheckSession, question: Question, intent: Intent, error: float) -> None:
-    reply = exam.subject.ask(question.to(_FLOAT32))
+def _diagnose_extreme_scores(session: CheckSession, question: Question, intent: Intent, error: float) -> None:
+    reply = session.subject.run(question.to(_FLOAT32))
     assert reply.answer is not None
-    asked = intent.read(question).to(_FLOAT32)
+    interpreted = intent.apply(question).to(_FLOAT32)
     broken = not bool(reply.answer.output.isfinite().all())
     detail = "NaN or inf where scores are in the hundreds" if broken else f"off by {error:.1g}"
     for name in ("softmax-overflow", "renormalised-after-softmax", "weak-mask-value"):
-        for change in mistake(name).changes:
+        for change in get_mistake(name).changes:
             with torch.no_grad():
-                answer = replace(RIGHT, **change).answer(asked, intent.wiring)
-            left = apart(reply.answer, answer)
-            if left < 1e-2:
-                evidence = f"With scores in the hundreds your output equals attention {mistake(name).what}"
-                exam.found("extreme scores", detail, name, f"{evidence}, NaN for NaN, to {left:.0e}.", left)
+                answer = replace(CORRECT, **change).answer(interpreted, intent.wiring)
+            remaining = relative_error(reply.answer, answer)
+            if remaining < 1e-2:
+                evidence = (
+                    f"With scores in the hundreds your output equals attention {get_mistake(name).what}"
+                )
+                session.add_mistake(
+                    "extreme scores", detail, name, f"{evidence}, NaN for NaN, to {remaining:.0e}.", remaining
+                )
                 return
     if broken:
-        exam.found("extreme scores", detail, "softmax-overflow", f"The output holds {detail}.")
+        session.add_mistake("extreme scores", detail, "softmax-overflow", f"The output holds {detail}.")
     else:
-        exam.failed("extreme scores", detail)
+        session.add_failure("extreme scores", detail)
 
 
-def _strides(exam: CheckSession, intent: Intent) -> None:
-    """The same numbers in another order in memory."""
-    question = exam.cases.plain("non-contiguous inputs", seed=24)
-    strided = question.mapped(lambda x: x.transpose(-2, -1).contiguous().transpose(-2, -1))
-    reply = exam.subject.ask(strided.to(exam.understood.dtype))
-    if reply.answer is None and "view" in reply.trouble:
-        evidence = f"Inputs that are not contiguous raise {reply.trouble[:120]}"
-        exam.found("non-contiguous inputs", "they are refused", "view-of-strided", evidence)
+def _strides(session: CheckSession, intent: Intent) -> None:
+    """Check inputs that are not contiguous in memory."""
+    question = session.cases.plain("non-contiguous inputs", seed=24)
+    strided = question.map_inputs(lambda x: x.transpose(-2, -1).contiguous().transpose(-2, -1))
+    reply = session.subject.run(strided.to(session.dtype))
+    if reply.answer is None and "view" in reply.error_line:
+        evidence = f"Inputs that are not contiguous raise {reply.error_line[:120]}."
+        session.add_mistake("non-contiguous inputs", "they are refused", "view-of-strided", evidence)
         return
     if reply.answer is None:
-        exam.left_out("non-contiguous inputs", f"they are refused: {reply.trouble}")
+        session.add_skip("non-contiguous inputs", f"they are refused: {reply.error_line}")
         return
-    error = apart(reply.answer, truth(intent.read(question), intent.wiring))
+    error = relative_error(reply.answer, expected_answer(intent.apply(question), intent.wiring))
     if error < 2e-5:
-        exam.passed("non-contiguous inputs")
+        session.add_pass("non-contiguous inputs")
     else:
-        exam.failed("non-contiguous inputs", f"off by {error:.1g}, though right on contiguous ones")
+        session.add_failure("non-contiguous inputs", f"off by {error:.1g}, though right on contiguous ones")
 
 
-def _weights_and_lse(exam: CheckSession, intent: Intent) -> None:
-    question = exam.cases.plain("weights", seed=25)
-    if "causal" in exam.subject.arguments and exam.options.get("causal") is None:
+def _weights_and_lse(session: CheckSession, intent: Intent) -> None:
+    """Check the weights and the log-sum-exp, if the code returns them."""
+    question = session.cases.plain("weights", seed=25)
+    if "causal" in session.subject.arguments and session.options.get("causal") is None:
         question = replace(question, flag=True)
-    reply = exam.subject.ask(question.to(exam.understood.dtype))
+    reply = session.subject.run(question.to(session.dtype))
     if reply.answer is None:
         return
-    expected = truth(intent.read(question), intent.wiring)
+    expected = expected_answer(intent.apply(question), intent.wiring)
     if reply.answer.weights is not None and expected.weights is not None:
-        _judge_weights(exam, reply.answer.weights.double(), expected.weights)
+        _judge_weights(session, reply.answer.weights.double(), expected.weights)
     if reply.answer.lse is not None and expected.lse is not None:
-        _judge_lse(exam, reply.answer.lse.double(), expected.lse)
+        _judge_lse(session, reply.answer.lse.double(), expected.lse)
 
 
-def _judge_weights(exam: CheckSession, got: Tensor, expected: Tensor) -> None:
+def _judge_weights(session: CheckSession, got: Tensor, expected: Tensor) -> None:
     if got.shape[1] != expected.shape[1]:  # averaged over the heads
         expected = expected.mean(1, keepdim=True)
-    error = distance(got, expected)
+    error = relative_difference(got, expected)
     sums = float((got.sum(-1) - 1).abs().max())
     if error < 2e-5:
-        exam.passed("weights", "rows sum to 1, and they are the ones that were used")
+        session.add_pass("weights", "they sum to 1 and give the output")
     elif sums > 1e-4:
-        exam.failed("weights", f"the returned weights are not rows that sum to 1 (off by {sums:.1g})")
+        session.add_failure(
+            "weights", f"the rows of the returned weights do not sum to 1 (off by {sums:.1g})"
+        )
     else:
-        exam.failed(
-            "weights", f"the returned weights are not the ones behind the output (off by {error:.1g})"
+        session.add_failure(
+            "weights", f"the returned weights are not those that give the output (off by {error:.1g})"
         )
 
 
-def _judge_lse(exam: CheckSession, got: Tensor, expected: Tensor) -> None:
-    error, in_bits = distance(got, expected), distance(got, expected / torch.tensor(2.0).double().log())
+def _judge_lse(session: CheckSession, got: Tensor, expected: Tensor) -> None:
+    error, base_2 = (
+        relative_difference(got, expected),
+        relative_difference(got, expected / torch.tensor(2.0).double().log()),
+    )
     if error < 2e-5:
-        exam.passed("lse", "natural logarithm")
-    elif in_bits < 2e-5:
-        exam.found(
+        session.add_pass("lse", "natural logarithm")
+    elif base_2 < 2e-5:
+        session.add_mistake(
             "lse",
             f"off by {error:.1g}",
             "lse-base-2",
-            f"The returned lse equals the natural one divided by ln 2, to {in_bits:.0e}.",
-            in_bits,
+            f"The returned lse equals the natural one divided by ln 2, to {base_2:.0e}.",
+            base_2,
         )
     else:
-        exam.failed("lse", f"the returned lse is off by {error:.1g}")
+        session.add_failure("lse", f"the returned lse is off by {error:.1g}")

@@ -1,1 +1,1 @@
-"""What is being checked: found, constructed, and called in the way that it expects."""
+"""The code under test: how it is found, constructed, called and wired."""

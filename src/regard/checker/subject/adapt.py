@@ -1,5 +1,7 @@
-"""From whatever was handed to `check` to a `Subject`: reading signatures, building classes, copying modules.
-From whatever was handed to `check` to a `Subject`: reading signatures, building classes, copying modules."""
+"""From the argument of `check` to a `Subject`: signatures are read, classes constructed, modules copied.
+
+This file knows how code is called. `subject` calls it, `construct` constructs instances.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.construct import SIZES, CheckError, build
-from regard.checker.subject.subject import MaskForm, Subject, arguments_of, copied
+from regard.checker.subject.construct import SIZES, build
+from regard.checker.subject.subject import MaskForm, Subject, arguments_of, copy_module
 
+# Values for required arguments, by their meaning, that ask for plain attention.
 _NEUTRAL: dict[str, Any] = {
     "mask": None,
     "padding": None,
@@ -34,78 +38,86 @@ _NEUTRAL |= {
 }
 
 
-def adapt(thing: Any, given: dict[str, Any], true_means: str | None = None) -> Subject:
-    """A subject for a function, a module or a class of modules; CheckError says why not."""
+def adapt(thing: Any, init: dict[str, Any], true_means: str | None = None) -> Subject:
+    """Return a subject for a function, a module or a class of modules.
+
+    Arguments:
+        thing: the attention to check.
+        init: constructor arguments of a class, or keyword arguments of a function.
+        true_means: "look" or "hide", the meaning of True in boolean masks; None if not stated.
+
+    Raises `CheckError` if the thing cannot be called.
+    """
     if isinstance(thing, type):
-        return _of_class(thing, given, true_means)
+        return _of_class(thing, init, true_means)
     if isinstance(thing, nn.Module):
-        if given:
+        if init:
             raise CheckError(
-                f"{type(thing).__name__} is built already: its constructor arguments ({', '.join(given)}) "
-                "come too "
-                f"late; hand over the class, check({type(thing).__name__}, …)"
+                f"{type(thing).__name__} is built already, so its constructor arguments ({', '.join(init)}) "
+                f"cannot be used: pass the class, check({type(thing).__name__}, …)"
             )
         return _of_module(thing, None, {}, true_means)
     if callable(thing):
-        return _of_function(thing, given, true_means)
+        return _of_function(thing, init, true_means)
     raise CheckError(
         f"expected a function, an nn.Module or a class of nn.Module, got {type(thing).__name__}: "
-        "hand over the attention itself"
+        "pass the attention itself"
     )
 
 
-def _of_class(cls: type, given: dict[str, Any], true_means: str | None) -> Subject:
+def _of_class(cls: type, init: dict[str, Any], true_means: str | None) -> Subject:
     if not issubclass(cls, nn.Module):
         instance = cls() if not inspect.signature(cls).parameters else None
         if instance is None or not callable(instance):
             raise CheckError(
-                f"{cls.__name__} is a class, but not an nn.Module: hand over a function that calls it"
+                f"{cls.__name__} is a class, but not an nn.Module: pass a function that calls it"
             )
-        return _of_function(instance, given, true_means, name=cls.__name__)
-    module = build(cls, given)
-    return _of_module(module, cls, given, true_means)
+        return _of_function(instance, init, true_means, name=cls.__name__)
+    module = build(cls, init)
+    return _of_module(module, cls, init, true_means)
 
 
 def _of_module(
-    module: nn.Module, cls: type[nn.Module] | None, given: dict[str, Any], true_means: str | None
+    module: nn.Module, cls: type[nn.Module] | None, init: dict[str, Any], true_means: str | None
 ) -> Subject:
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.Linear | nn.Embedding):
-        raise CheckError(
-            f"{type(module).__name__} is not an attention: hand over the part of the model that is"
-        )
+        raise CheckError(f"{type(module).__name__} is not an attention: pass the part of the model that is")
     name = type(module).__name__
     own, lists = _own_copy(module)
-    positional, takes, known, extra = _read(module, name, {})
+    positional, inputs, arguments, extra = _read_signature(module, name, {})
     bare = not any(True for _ in own.parameters())
-    if takes == "qkv" and bare:
-        form = "BHTD"  # a function in a module's coat: which shapes it takes is found out by trying
+    if inputs == "qkv" and bare:
+        layout = "BHTD"  # a function in the form of a module: `understand` finds the shapes that it takes
     else:
-        form = "TBC" if getattr(module, "batch_first", True) is False else "BTC"
+        layout = "TBC" if getattr(module, "batch_first", True) is False else "BTC"
     subject = Subject(
-        name, own, own, cls, given, known, positional, takes, form, extra=extra, plain_lists=lists
+        name, own, own, cls, init, arguments, positional, inputs, layout, extra=extra, plain_lists=lists
     )
     return _with_conventions(subject, true_means)
 
 
 def _of_function(
-    function: Callable[..., Any], given: dict[str, Any], true_means: str | None, name: str | None = None
+    function: Callable[..., Any], init: dict[str, Any], true_means: str | None, name: str | None = None
 ) -> Subject:
     name = name or getattr(function, "__name__", None) or type(function).__name__
     name = "the function" if name == "<lambda>" else name
     if isinstance(function, functools.partial):
         name = getattr(function.func, "__name__", name)
-    positional, takes, known, extra = _read(function, name, given)
-    form = "BTC" if takes != "qkv" or "heads" in known else "BHTD"
-    if "heads" in known and known["heads"] not in extra:
-        extra[known["heads"]] = SIZES["heads"]
-    subject = Subject(name, function, None, None, given, known, positional, takes, form, extra=extra)
+    positional, inputs, arguments, extra = _read_signature(function, name, init)
+    layout = "BTC" if inputs != "qkv" or "heads" in arguments else "BHTD"
+    if "heads" in arguments and arguments["heads"] not in extra:
+        extra[arguments["heads"]] = SIZES["heads"]
+    subject = Subject(name, function, None, None, init, arguments, positional, inputs, layout, extra=extra)
     return _with_conventions(subject, true_means)
 
 
 def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """A copy with weights drawn anew, so that zero biases and tiny weights cannot hide a mistake."""
-    own = copied(module)
-    lists = _registered(own)
+    """Copy a module with new random weights, since zero biases and tiny weights could hide a mistake.
+
+    Returns the copy in eval mode, and the names of its plain lists of modules.
+    """
+    own = copy_module(module)
+    lists = _register_lists(own)
     width = next((p.shape[-1] for p in own.parameters() if p.ndim == 2), 1)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -118,23 +130,26 @@ def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     return own.eval(), lists
 
 
-def _registered(module: nn.Module) -> tuple[str, ...]:
-    """Turn plain lists of modules into real ones, so that the check can go on; their names."""
-    found = []
+def _register_lists(module: nn.Module) -> tuple[str, ...]:
+    """Turn plain lists of modules into `nn.ModuleList`, so that the check can go on; returns their names."""
+    names = []
     for path, part in list(module.named_modules()):
         for name, value in list(vars(part).items()):
             if isinstance(value, list | tuple) and value and all(isinstance(x, nn.Module) for x in value):
                 delattr(part, name)
                 setattr(part, name, nn.ModuleList(value))
-                found.append(f"{path}.{name}".lstrip("."))
-    return tuple(found)
+                names.append(f"{path}.{name}".lstrip("."))
+    return tuple(names)
 
 
-def _read(
-    target: Callable[..., Any], name: str, given: dict[str, Any]
+def _read_signature(
+    target: Callable[..., Any], name: str, init: dict[str, Any]
 ) -> tuple[list[str], str, dict[str, str], dict[str, Any]]:
-    """The tensors that come first, what kind of call it is, the known arguments, and what is always passed.
-    The tensors that come first, what kind of call it is, the known arguments, and what is always passed."""
+    """Read a signature.
+
+    Returns the names of the tensors that come first, the kind of inputs ("x", "context" or "qkv"), the names
+    of the arguments by their meaning, and the arguments that are always passed.
+    """
     parameters = {
         key: p for key, p in arguments_of(target).items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
@@ -142,36 +157,36 @@ def _read(
     if not order:
         raise CheckError(f"{name} takes no arguments; expected (q, k, v) or a sequence x")
     required = [
-        key for key in order if parameters[key].default is inspect.Parameter.empty and key not in given
+        key for key in order if parameters[key].default is inspect.Parameter.empty and key not in init
     ]
     meanings = {key: vocabulary.argument(key) for key in order}
-    takes, positional = _first_tensors(order, required, meanings)
-    known: dict[str, str] = {}
-    extra = {key: given[key] for key in given if key in parameters}
-    unknown_given = [key for key in given if key not in parameters]
-    if unknown_given:
-        raise CheckError(f"{name} takes no `{unknown_given[0]}`; it takes {', '.join(order)}")
+    inputs, positional = _first_tensors(order, required, meanings)
+    arguments: dict[str, str] = {}
+    extra = {key: init[key] for key in init if key in parameters}
+    unknown = [key for key in init if key not in parameters]
+    if unknown:
+        raise CheckError(f"{name} takes no `{unknown[0]}`; it takes {', '.join(order)}")
     for key in order:
         meaning = meanings[key]
-        if key in positional or key in given:
+        if key in positional or key in init:
             continue
         if meaning is not None and meaning not in ("query", "key", "value", "x"):
-            known.setdefault(meaning, key)
+            arguments.setdefault(meaning, key)
         if key in required and meaning in _NEUTRAL:
             extra[key] = _NEUTRAL[meaning]
         elif key in required and meaning not in ("heads", "rotary"):
             call = ", ".join([*positional, f"{key}=…"])
             raise CheckError(
-                f"{name} needs `{key}`, whose meaning is not known here: hand over a function that fills it "
-                "in, "
+                f"{name} needs `{key}`, whose meaning cannot be guessed: pass a function that supplies it, "
                 f"such as lambda {', '.join(positional)}: {name[:1].lower() + name[1:]}({call})"
             )
-    return positional, takes, known, extra
+    return positional, inputs, arguments, extra
 
 
 def _first_tensors(
     order: list[str], required: list[str], meanings: dict[str, str | None]
 ) -> tuple[str, list[str]]:
+    """Return the kind of inputs ("qkv", "context" or "x") and the names of their parameters."""
     three = order[:3]
     if [meanings[key] for key in three] == ["query", "key", "value"]:
         return "qkv", three
@@ -185,14 +200,14 @@ def _first_tensors(
 
 
 def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
-    """What is known beforehand of masks and positions: PyTorch's own modules, Transformers' attention."""
+    """Set the conventions of PyTorch's and Transformers' own modules, or those that the caller stated."""
     if isinstance(subject.module, nn.MultiheadAttention):
-        subject.arguments.pop("causal", None)  # only a hint there, beside a mask
+        subject.arguments.pop("causal", None)  # there only a hint that goes with a mask
         subject.mask_form = MaskForm("hide", 2)
-    elif of_transformers(subject):
+    elif subject.is_transformers:
         subject.mask_form = MaskForm("added", 4)
         if "rotary" in subject.arguments:
-            subject.rotary = _turns(int(getattr(subject.module, "head_dim", 0)) or SIZES["head_width"])
+            subject.rotary = _rotary_table(int(getattr(subject.module, "head_dim", 0)) or SIZES["head_width"])
         subject.arguments.pop("causal", None)
     elif true_means is not None:
         if true_means not in ("look", "hide"):
@@ -201,15 +216,8 @@ def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
     return subject
 
 
-def of_transformers(subject: Subject) -> bool:
-    """Whether this is an attention module of Transformers, or made after one."""
-    module = subject.module
-    theirs = hasattr(module, "config") or type(module).__module__.startswith("transformers.")
-    return module is not None and theirs and subject.positional[:1] == ["hidden_states"]
-
-
-def _turns(D: int) -> Callable[[int, torch.dtype], tuple[Tensor, Tensor]]:
-    """The cosines and sines (1, T, D) that Transformers hands to its attention."""
+def _rotary_table(D: int) -> Callable[[int, torch.dtype], tuple[Tensor, Tensor]]:
+    """Return a function that makes the cosines and sines, (1, T, D) each, that Transformers passes."""
 
     def table(T: int, dtype: torch.dtype, start: int = 0) -> tuple[Tensor, Tensor]:
         frequencies = 10000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
@@ -218,9 +226,3 @@ def _turns(D: int) -> Callable[[int, torch.dtype], tuple[Tensor, Tensor]]:
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     return table
-
-
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, H, T, D) turned as Transformers does: number i pairs with i + D/2."""
-    a, b = x.chunk(2, -1)
-    return x * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None]

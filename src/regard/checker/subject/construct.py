@@ -1,7 +1,7 @@
-"""Making an instance of somebody's class: constructor arguments that were given, guessed from their names, or
-missing, and then the answer says which.
+"""Constructing an instance of a class: arguments that the caller gave, and guesses from names for the others.
 
-The guessed sizes differ from one another, so that no two axes can be mistaken for each other by chance.
+The guessed sizes differ from one another, so that no two axes can be confused by chance. A required argument
+that cannot be guessed is named in a `CheckError`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-
-class CheckError(ValueError):
-    """The thing could not be checked: one line that says why and what to do."""
-
+from regard.checker.errors import CheckError
+from regard.checker.subject import vocabulary
 
 SIZES: dict[str, Any] = {
     "width": 48,
@@ -30,27 +28,28 @@ SIZES: dict[str, Any] = {
     "groups": 2,
     "head_width": 12,
     "length": 16,
-    "dropout": 0.5,  # off wherever numbers are compared, and strong where dropout itself is looked at
+    "dropout": 0.5,  # disabled when numbers are compared, and strong when dropout itself is checked
     "window": 3,
     "softcap": 2.0,
     "layer": 0,
     "batch": 2,
 }
-_OPTIONAL = (
-    "window",
-    "softcap",
-    "groups",
-    "context_width",
-    "head_width",
-    "layer",
-)  # left at a default of None
+# Sizes that stay None if that is their default.
+_OPTIONAL = ("window", "softcap", "groups", "context_width", "head_width", "layer")
 
 
-def build(cls: type[nn.Module], given: dict[str, Any], sizes: dict[str, Any] | None = None) -> nn.Module:
-    """An instance of `cls`, with `given` arguments and guesses for the others; CheckError says what is
-    missing."""
+def build(cls: type[nn.Module], init: dict[str, Any], sizes: dict[str, Any] | None = None) -> nn.Module:
+    """Construct an instance of `cls`.
+
+    Arguments:
+        cls: the class.
+        init: the constructor arguments that the caller gave.
+        sizes: changes to the guessed `SIZES` of the others.
+
+    Raises `CheckError` if an argument is missing or the constructor fails.
+    """
     sizes = SIZES | (sizes or {})
-    arguments = constructor_arguments(cls, given, sizes)
+    arguments = constructor_arguments(cls, init, sizes)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -59,12 +58,12 @@ def build(cls: type[nn.Module], given: dict[str, Any], sizes: dict[str, Any] | N
         shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())[:160]
         raise CheckError(
             f"{cls.__name__}({shown}) raised {type(error).__name__}: {_first_line(error)}; "
-            f"give its arguments: --with name=value, or check({cls.__name__}, name=value)"
+            f"pass its arguments: --with name=value, or check({cls.__name__}, name=value)"
         ) from error
 
 
-def constructor_arguments(cls: type, given: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments with which to build `cls`."""
+def constructor_arguments(cls: type, init: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments with which to construct `cls`."""
     parameters = _parameters(cls)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments: dict[str, Any] = {}
@@ -72,26 +71,41 @@ def constructor_arguments(cls: type, given: dict[str, Any], sizes: dict[str, Any
     for name, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if name in given:
-            arguments[name] = given[name]
+        if name in init:
+            arguments[name] = init[name]
             used.add(name)
-        elif (config := _config(cls, name, parameter, given, sizes)) is not None:
+        elif (config := _config(cls, name, parameter, init, sizes)) is not None:
             arguments[name] = config
-            used.update(given)
+            used.update(init)
         elif (guess := _guess(name, parameter, sizes)) is not None:
             arguments[name] = guess
         elif parameter.default is parameter.empty:
             raise CheckError(
-                f"{cls.__name__} needs `{name}`, which cannot be guessed: give it with --with {name}=…, "
+                f"{cls.__name__} needs `{name}`, which cannot be guessed: pass it with --with {name}=…, "
                 f"or check({cls.__name__}, {name}=…)"
             )
-    unknown = [name for name in given if name not in used]
+    unknown = [name for name in init if name not in used]
     if unknown and takes_any:
-        arguments.update({name: given[name] for name in unknown})
+        arguments.update({name: init[name] for name in unknown})
     elif unknown:
-        known = ", ".join(name for name in parameters if name != "self")
-        raise CheckError(f"{cls.__name__} takes no `{unknown[0]}`; it takes {known or 'no arguments'}")
+        accepted = ", ".join(name for name in parameters if name != "self")
+        raise CheckError(f"{cls.__name__} takes no `{unknown[0]}`; it takes {accepted or 'no arguments'}")
     return arguments
+
+
+def add_promises(thing: Any, init: dict[str, Any], **promises: Any) -> dict[str, Any]:
+    """Return the constructor arguments of a class, completed by what the caller promised of it.
+
+    `promises` are sizes such as `window=3`; each is passed to the parameter that has this meaning, if there
+    is one and the caller has not given it. Anything but a class keeps `init`.
+    """
+    completed = dict(init)
+    if isinstance(thing, type):
+        for meaning, value in promises.items():
+            for name in _parameters(thing):
+                if vocabulary.size(name) == meaning and value is not None:
+                    completed.setdefault(name, value)
+    return completed
 
 
 def _parameters(cls: type) -> dict[str, inspect.Parameter]:
@@ -102,12 +116,12 @@ def _parameters(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def _guess(name: str, parameter: inspect.Parameter, sizes: dict[str, Any]) -> Any:
-    """A value for an argument by its name. A default that says "none" or "on/off" is the author's, and stays.
-    A value for an argument by its name. A default that says "none" or "on/off" is the author's, and stays."""
-    from regard.checker.subject.vocabulary import size
+    """Guess an argument's value from its name; None leaves it at its default.
 
+    A default of None or of a boolean is the author's decision, and is kept.
+    """
     default = parameter.default
-    meaning = size(name)
+    meaning = vocabulary.size(name)
     if meaning is None or isinstance(default, bool) or meaning == "causal":
         return None
     if default is None and meaning in _OPTIONAL:
@@ -116,20 +130,20 @@ def _guess(name: str, parameter: inspect.Parameter, sizes: dict[str, Any]) -> An
 
 
 def _config(
-    cls: type, name: str, parameter: inspect.Parameter, given: dict[str, Any], sizes: dict[str, Any]
+    cls: type, name: str, parameter: inspect.Parameter, init: dict[str, Any], sizes: dict[str, Any]
 ) -> Any:
-    """A small configuration for an argument called `config`, by its annotated class if it has one."""
+    """Return a small configuration for an argument called `config`, of its annotated class if it has one."""
     if name not in ("config", "cfg", "args", "conf", "hparams", "params", "model_args"):
         return None
     kind = parameter.annotation
     kind = _transformers_config(cls) or kind
     if isinstance(kind, type) and kind is not inspect.Parameter.empty and not issubclass(kind, dict):
-        return _configured(kind, given, sizes)
-    return Guessed(sizes, given)
+        return _construct_config(kind, init, sizes)
+    return GuessedConfig(sizes, init)
 
 
 def _transformers_config(cls: type) -> type | None:
-    """The configuration class of an attention of Transformers, which often goes unannotated."""
+    """Return the configuration class of a Transformers attention, which often has no annotation."""
     home, _, file = cls.__module__.rpartition(".")
     if not home.startswith("transformers.models.") or not file.startswith("modeling_"):
         return None
@@ -138,16 +152,14 @@ def _transformers_config(cls: type) -> type | None:
     return next((k for k in kinds if k.__name__.endswith("Config")), None)
 
 
-def _configured(kind: type, given: dict[str, Any], sizes: dict[str, Any]) -> Any:
+def _construct_config(kind: type, init: dict[str, Any], sizes: dict[str, Any]) -> Any:
     if not (is_dataclass(kind) or _parameters(kind)):
-        return Guessed(sizes, given)
-    from regard.checker.subject.vocabulary import size
-
+        return GuessedConfig(sizes, init)
     small: dict[str, Any] = {}
     for name, parameter in _parameters(kind).items():
-        meaning = size(name)
-        if name in given:
-            small[name] = given[name]
+        meaning = vocabulary.size(name)
+        if name in init:
+            small[name] = init[name]
         elif meaning in ("width", "heads", "groups", "length", "head_width", "dropout") and not isinstance(
             parameter.default, bool
         ):
@@ -155,31 +167,29 @@ def _configured(kind: type, given: dict[str, Any], sizes: dict[str, Any]) -> Any
     return kind(**small)
 
 
-class Guessed(SimpleNamespace):
-    """A configuration that answers by the meaning of a name: `config.n_head` is a number of heads."""
+class GuessedConfig(SimpleNamespace):
+    """A configuration whose attributes are guessed from their names: `config.n_head` is a number of heads."""
 
-    def __init__(self, sizes: dict[str, Any], given: dict[str, Any]) -> None:
-        super().__init__(**given)
+    def __init__(self, sizes: dict[str, Any], init: dict[str, Any]) -> None:
+        super().__init__(**init)
         self.__dict__["_sizes"] = sizes
 
     def __getattr__(self, name: str) -> Any:
-        from regard.checker.subject.vocabulary import size
-
         if name.startswith("__"):
             raise AttributeError(name)
-        meaning = size(name)
+        meaning = vocabulary.size(name)
         if meaning in self.__dict__["_sizes"]:
             return self.__dict__["_sizes"][meaning]
         if name.endswith("bias") or meaning == "causal":
             return True
-        raise AttributeError(f"config.{name} cannot be guessed: give it with --with {name}=…")
+        raise AttributeError(f"config.{name} cannot be guessed: pass it with --with {name}=…")
 
 
 def annotated_class(function: Callable[..., Any], argument: str) -> type | None:
-    """The class that an argument is annotated with, `None` aside."""
+    """Return the class in an argument's annotation, ignoring `None`; None if there is no class."""
     try:
         hint = typing.get_type_hints(function).get(argument)
-    except Exception:  # annotations that cannot be resolved tell nothing
+    except Exception:  # the annotations cannot be resolved
         return None
     choices = [c for c in typing.get_args(hint) if c is not type(None)] or [hint]
     return choices[0] if isinstance(choices[0], type) else None

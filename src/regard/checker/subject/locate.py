@@ -1,7 +1,7 @@
-"""From `path/to/file.py:Name` or `package.module:Name` to the thing itself.
+"""From `path/to/file.py:Name` or `package.module:Name` to the object of that name.
 
-Importing runs somebody's code: from a shell this happens in a process of its own (see `sandbox`). Every way
-to miss is answered in one line that says what to do.
+Importing runs the author's code: from a shell this happens in a process of its own (see `sandbox`). Every
+failure is a `CheckError` of one line that says what to do.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from regard.checker.subject.construct import CheckError
+from regard.checker.errors import CheckError
 
 
 def split(spec: str) -> tuple[str, str]:
-    """The place and the name of `place:Name`; CheckError if the file is missing or no name is given."""
+    """Split `place:Name` into place and name; CheckError if the file or the name is missing."""
     place, colon, name = spec.rpartition(":")
     if not colon or name.endswith(".py") or "/" in name or "\\" in name:
         place, name = spec, ""
@@ -36,9 +36,9 @@ def split(spec: str) -> tuple[str, str]:
 
 
 def locate(spec: str) -> Any:
-    """Import the place and take the name out of it."""
+    """Import the place of `place:Name` and return the object called Name."""
     place, name = split(spec)
-    module = _imported(place)
+    module = _import(place)
     thing: Any = module
     for part in name.split("."):
         if not hasattr(thing, part):
@@ -47,15 +47,15 @@ def locate(spec: str) -> Any:
     return thing
 
 
-def _imported(place: str) -> ModuleType:
+def _import(place: str) -> ModuleType:
     try:
         return _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
     except CheckError:
         raise
     except SystemExit as error:
         raise CheckError(
-            f"{place} calls exit() while it is imported (code {error.code}): put what runs under "
-            'if __name__ == "__main__":'
+            f"{place} calls exit() while it is imported (code {error.code}): put code that is only for a "
+            'script under if __name__ == "__main__":'
         ) from None
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
@@ -69,7 +69,7 @@ def _imported(place: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Import a file; one inside a package by its full name, so that its relative imports work."""
+    """Import a file. A file inside a package is imported by its full name, so that relative imports work."""
     path = path.resolve()
     parts, home = [path.stem], path.parent
     while (home / "__init__.py").exists():
@@ -78,13 +78,13 @@ def _from_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(home))
     if len(parts) > 1:
         return importlib.import_module(".".join(parts))
-    name = f"checked_{path.stem}"  # a file called torch.py must not stand in for torch
-    described = importlib.util.spec_from_file_location(name, path)
-    assert described is not None
-    assert described.loader is not None
-    module = importlib.util.module_from_spec(described)
+    name = f"checked_{path.stem}"  # a file called torch.py must not replace torch
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    described.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -101,9 +101,9 @@ def _from_package(name: str) -> ModuleType:
 
 
 def _line(error: BaseException, place: str) -> str:
-    """The last line of the author's own file that the error passed through."""
+    """Return " (line n)" for the last line of the author's file in the traceback."""
     if isinstance(error, SyntaxError):
-        return ""  # it says so itself
+        return ""  # its message names the line
     name = Path(place).name
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == name]
     return f" (line {lines[-1]})" if lines else ""
@@ -117,7 +117,7 @@ def _near(path: Path) -> str:
 
 
 def _defined(path: Path) -> str:
-    """The classes and functions that a file defines, read without running it."""
+    """List the classes and functions that a file defines, without running it."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -127,6 +127,7 @@ def _defined(path: Path) -> str:
 
 
 def _offers(module: ModuleType, name: str) -> str:
+    """Suggest the callables that a module defines, the nearest name first."""
     own = [
         key
         for key, value in vars(module).items()

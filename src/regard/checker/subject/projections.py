@@ -1,8 +1,8 @@
-"""Finding somebody's projections: which weights make queries, keys, values and the output.
+"""Finding a module's projections: which weights make queries, keys, values and the output.
 
-They are looked for by name, then by shape: separate layers, a fused qkv in its usual orders, GPT-2's Conv1D,
-bare parameters, one set for each head of a list, `nn.MultiheadAttention`. What comes out are candidates, most
-plausible first. Nothing here is trusted: a candidate counts only once the oracle has reproduced the module's
+They are sought by name, then by shape: separate layers, a fused qkv in its usual orders, GPT-2's Conv1D, bare
+parameters, one set for each head of a list, `nn.MultiheadAttention`. The results are candidates, most
+plausible first. None of them is trusted: a candidate counts only once the oracle has reproduced the module's
 numbers with it.
 """
 
@@ -27,7 +27,7 @@ _ROTARY = re.compile(r"rotary|rope|rotate", re.I)
 
 @dataclass(frozen=True)
 class _Weight:
-    """One weight of the module and the matrices (in, out) that it may stand for."""
+    """One weight of the module, and the matrices (in, out) that it may represent."""
 
     path: str
     matrices: tuple[Tensor, ...]
@@ -38,23 +38,29 @@ class _Weight:
 def find_wirings(
     module: nn.Module, *, heads: int | None = None, declared: float | None = None
 ) -> list[Wiring]:
-    """The ways in which this module's weights may be wired, most plausible first; empty if none is seen."""
+    """Return the possible wirings of a module's weights, most plausible first; at most 96.
+
+    Arguments:
+        module: the module.
+        heads: the number of heads, if the caller stated it.
+        declared: the scale, if it is declared.
+    """
     weights = list(_weights(module))
-    places = _places(module, [weight.path for weight in weights])
+    extras = _find_extras(module, [weight.path for weight in weights])
     by_role: dict[str | None, list[_Weight]] = {}
     for weight in weights:
         by_role.setdefault(weight.role, []).append(weight)
-    found: list[Wiring] = []
+    wirings: list[Wiring] = []
     for query, key, value, joined in _candidates(by_role, module, heads):
         for out in _outputs(by_role):
             for H in _head_counts(module, heads, joined, query):
-                if (wiring := _wired(query, key, value, out, H)) is not None:
-                    found.append(replace(wiring, scale=declared, **places))
-    return found[:96]
+                if (wiring := _wire(query, key, value, out, H)) is not None:
+                    wirings.append(replace(wiring, scale=declared, **extras))
+    return wirings[:96]
 
 
-def _wired(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int) -> Wiring | None:
-    """The wiring with H heads, if the widths allow it."""
+def _wire(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int) -> Wiring | None:
+    """Return the wiring with H heads, or None if the widths do not allow it."""
     if query.weight.shape[1] % H:
         return None
     D = query.weight.shape[1] // H
@@ -68,7 +74,7 @@ def _wired(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int
 
 
 def _weights(module: nn.Module) -> Iterator[_Weight]:
-    """Every two- or three-dimensional weight, with its bias."""
+    """Yield every two- or three-dimensional weight, with its bias."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     layers = dict(module.named_modules(remove_duplicate=False))
     for path, weight in parameters.items():
@@ -87,7 +93,7 @@ def _inside_norm(path: str) -> bool:
 
 
 def _bare_bias(parameters: dict[str, nn.Parameter], path: str, role: str | None) -> Tensor | None:
-    """The bias that goes with a bare parameter: of the same role, in the same place."""
+    """Return the bias that belongs to a bare parameter: of the same role, in the same module."""
     place = path.rpartition(".")[0]
     for other, tensor in parameters.items():
         same_place = other.rpartition(".")[0] == place
@@ -111,6 +117,7 @@ def _is_bias(path: str) -> bool:
 
 
 def _matrices(weight: Tensor, layer: nn.Module | None, role: str | None) -> Iterator[Tensor]:
+    """Yield the matrices (in, out) that a weight may represent."""
     if weight.ndim == 3:
         if role == "out":  # (H, D, C) or (C, H, D)
             yield weight.flatten(0, 1)
@@ -132,16 +139,16 @@ def _matrices(weight: Tensor, layer: nn.Module | None, role: str | None) -> Iter
 def _candidates(
     by_role: dict[str | None, list[_Weight]], module: nn.Module, heads: int | None
 ) -> Iterator[tuple[Affine, Affine, Affine, int | None]]:
-    """Query, key and value layers, and how many heads they were joined from (None if they were not)."""
-    separate = [_joined(by_role.get(role, [])) for role in _ROLES]
+    """Yield query, key and value layers, and the number of heads they were joined from, or None."""
+    separate = [_join(by_role.get(role, [])) for role in _ROLES]
     if all(separate):
         yield from _separate(separate)
         return
     if len(by_role.get("qkv", [])) == 1:
         for affine in _affines(by_role["qkv"][0]):
             for H in _head_counts(module, heads, None, affine):
-                for three in _unfused(affine, H):
-                    yield *three, None
+                for qkv in _unfuse(affine, H):
+                    yield *qkv, None
         return
     if separate[0] and len(by_role.get("kv", [])) == 1:
         for affine in _affines(by_role["kv"][0]):
@@ -150,21 +157,22 @@ def _candidates(
                 yield query, key, value, joined
         return
     nameless = by_role.get(None, [])
-    if sum(map(bool, separate)) == 2 and len(nameless) == 1:  # the third projection goes by another name
-        yield from _separate([role or _joined(nameless) for role in separate])
+    if sum(map(bool, separate)) == 2 and len(nameless) == 1:  # the third projection has another name
+        yield from _separate([role or _join(nameless) for role in separate])
     if not any(separate) and len(nameless) == 1:
-        separate = [_joined(nameless), [], []]
+        separate = [_join(nameless), [], []]
     yield from _one_for_several(separate)
     if not any(separate) and len(nameless) in (3, 4):
         for order in itertools.permutations(nameless[:3]):
-            yield from _separate([_joined([weight]) for weight in order])
+            yield from _separate([_join([weight]) for weight in order])
 
 
 def _separate(
     roles: list[list[tuple[Affine, int | None]]],
 ) -> Iterator[tuple[Affine, Affine, Affine, int | None]]:
+    """Combine the layers of three roles. Bare square weights are x @ W for all three, or x @ W.T for all."""
     ways = max(len(role) for role in roles)
-    for way in range(ways):  # bare square weights: x @ W for all three, or x @ W.T for all three
+    for way in range(ways):
         (q, joined), (k, _), (v, _) = (role[min(way, len(role) - 1)] for role in roles)
         yield q, k, v, joined
 
@@ -172,14 +180,14 @@ def _separate(
 def _one_for_several(
     separate: list[list[tuple[Affine, int | None]]],
 ) -> Iterator[tuple[Affine, Affine, Affine, int | None]]:
-    """A projection that is missing is played by one that is there."""
-    there = [role for role in separate if role]
-    if there:
-        yield from _separate([role or there[0] for role in separate])
+    """Use a projection that exists in place of one that is missing."""
+    existing = [role for role in separate if role]
+    if existing:
+        yield from _separate([role or existing[0] for role in separate])
 
 
-def _joined(weights: list[_Weight]) -> list[tuple[Affine, int | None]]:
-    """One layer from one weight, or from the same weight of every head in a list, side by side."""
+def _join(weights: list[_Weight]) -> list[tuple[Affine, int | None]]:
+    """Return one layer from one weight, or from the same weight of every head in a list, concatenated."""
     if not weights:
         return []
     if len(weights) == 1:
@@ -208,6 +216,7 @@ def _outputs(by_role: dict[str | None, list[_Weight]]) -> list[Affine | None]:
 
 
 def _head_counts(module: nn.Module, heads: int | None, joined: int | None, query: Affine) -> list[int]:
+    """Return the possible numbers of heads: stated, joined from a list, named by an attribute, or any."""
     if heads is not None or joined is not None:
         return [heads or joined or 1]
     named = [
@@ -225,8 +234,8 @@ def _head_counts(module: nn.Module, heads: int | None, joined: int | None, query
     return [1] + [n for n in range(2, min(width, 33)) if width % n == 0]
 
 
-def _unfused(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
-    """The three parts of a fused projection, in every usual order."""
+def _unfuse(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
+    """Yield the three parts of a fused projection, in every usual order."""
     total = affine.weight.shape[1]
     if total % 3 == 0 and (total // 3) % H == 0:
         D = total // 3 // H
@@ -237,15 +246,15 @@ def _unfused(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
             axis = layout.index(3)
             index = torch.arange(total).view(layout)
             for order in itertools.permutations(range(3)):
-                three = [_picked(affine, index.select(axis, part).flatten()) for part in order]
-                yield three[0], three[1], three[2]
+                q, k, v = (_pick(affine, index.select(axis, part).flatten()) for part in order)
+                yield q, k, v
     for G in (n for n in range(1, H) if H % n == 0 and total % (H + 2 * n) == 0):
         D = total // (H + 2 * G)
         q, k, v = _blocks(affine, [H * D, G * D, G * D])
         yield q, k, v
         index = torch.arange(total).view(G, H // G + 2, D)  # each group's queries, then its key and value
         picks = (index[:, :-2], index[:, -2], index[:, -1])
-        q, k, v = (_picked(affine, pick.flatten()) for pick in picks)
+        q, k, v = (_pick(affine, pick.flatten()) for pick in picks)
         yield q, k, v
 
 
@@ -255,69 +264,71 @@ def _blocks(affine: Affine, sizes: list[int]) -> list[Affine]:
     return [Affine(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
-def _picked(affine: Affine, index: Tensor) -> Affine:
+def _pick(affine: Affine, index: Tensor) -> Affine:
     return Affine(affine.weight[:, index], None if affine.bias is None else affine.bias[index])
 
 
-def _places(module: nn.Module, known: list[str]) -> dict[str, Any]:
-    """Norms of queries and keys, rotation and sinks, and the names of what has no place in the oracle."""
-    places: dict[str, Any] = {}
-    mine: list[str] = []
+def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
+    """Return the fields of `Wiring` beside projections: norms, rotation, sinks, and names of unknown parts.
+
+    `weights` are the paths of the weights that may be projections.
+    """
+    extras: dict[str, Any] = {}
+    recognised: list[str] = []
     for path, part in module.named_modules():
         if (match := _NORM.search(path)) is not None:
-            places["query_norm" if match.group(2).startswith("q") else "key_norm"] = part
-            mine.append(path)
-        elif path and _ROTARY.search(f"{path} {type(part).__name__}") and (turn := _rotation(part)):
-            places["rotate"] = turn
-            mine.append(path)
+            extras["query_norm" if match.group(2).startswith("q") else "key_norm"] = part
+            recognised.append(path)
+        elif path and _ROTARY.search(f"{path} {type(part).__name__}") and (rotate := _rotation(part)):
+            extras["rotate"] = rotate
+            recognised.append(path)
     if isinstance(sinks := getattr(module, "sinks", None), Tensor) and sinks.ndim == 1:
-        places["sinks"] = sinks
-        mine.append("sinks")
-    roles = {path: vocabulary.projection(path) for path in known}
+        extras["sinks"] = sinks
+        recognised.append("sinks")
+    roles = {path: vocabulary.projection(path) for path in weights}
     others = [
         path
         for path, tensor in itertools.chain(module.named_parameters(), _positional(module))
-        if not any(path == m or path.startswith(m + ".") for m in mine)
+        if not any(path == prefix or path.startswith(prefix + ".") for prefix in recognised)
         and roles.get(path) is None
         and not (tensor.ndim <= 2 and _is_bias(path))
     ]
     nameless = [path for path in others if path in roles]
-    if len(nameless) in (3, 4) and not any(
-        roles.values()
-    ):  # three or four layers without names: the projections
+    # Three or four layers without known names are taken for the projections.
+    if len(nameless) in (3, 4) and not any(roles.values()):
         others = [path for path in others if path not in nameless and not path.endswith(".bias")]
-    places["unknown"] = tuple(others)
-    return places
+    extras["unknown"] = tuple(others)
+    return extras
 
 
 def _positional(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Buffers and attributes whose names speak of positions: rotary tables, slopes, relative biases."""
-    sign = re.compile(
+    """Yield buffers and attributes named after positions: rotary tables, slopes, relative biases."""
+    pattern = re.compile(
         r"freq|rope|rotary|^cos|^sin|\bcos\b|\bsin\b|alibi|slope|relative|rel_pos|pos_emb|theta", re.I
     )
     for path, tensor in module.named_buffers():
-        if sign.search(path):
+        if pattern.search(path):
             yield path, tensor
     for name, value in vars(module).items():
-        if sign.search(name) and not isinstance(value, nn.Module) and value is not None:
+        if pattern.search(name) and not isinstance(value, nn.Module) and value is not None:
             yield name, value if isinstance(value, Tensor) else torch.zeros(())
     for name, part in module.named_modules():
-        if name and sign.search(name) and _rotation(part) is None:
+        if name and pattern.search(name) and _rotation(part) is None:
             yield name, torch.zeros(())
 
 
 def _rotation(part: nn.Module) -> Callable[[Tensor, int], Tensor] | None:
-    """A rotary module that turns (B, H, T, D) given the first position, if this is one."""
+    """Return a function that rotates (B, H, T, D) from a first position, if `part` is a rotary module."""
 
-    def turn(x: Tensor, start: int) -> Tensor:
-        turned: Tensor = part(x, start) if start else part(x)
-        return turned
+    def rotate(x: Tensor, start: int) -> Tensor:
+        rotated: Tensor = part(x, start) if start else part(x)
+        return rotated
 
     for width in (getattr(part, "width", None), getattr(part, "dim", None), 8):
         try:
             probe = torch.ones(1, 1, 3, int(width), dtype=torch.float64) if width else None
-            if probe is not None and turn(probe, 0).shape == probe.shape:
-                return turn
-        except Exception:  # somebody's rotary with another interface: the oracle does without
+            if probe is not None and rotate(probe, 0).shape == probe.shape:
+                return rotate
+        except Exception:  # a rotary module with another interface: the oracle cannot use it
             continue
     return None

@@ -1,7 +1,6 @@
-"""What authors call things: the vocabulary by which arguments, sizes and projections are recognised.
+"""The names that authors use: how arguments, sizes and projections are recognised.
 
-Names are only ever a first guess. What is guessed here is verified by running the code (see `subject`,
-`wiring`).
+A name is only a first guess, which is verified by running the code (see `understand` and `projections`).
 """
 
 from __future__ import annotations
@@ -77,12 +76,12 @@ _ARGUMENT_OF, _SIZE_OF = _table(_ARGUMENTS), _table(_SIZES)
 
 
 def argument(name: str) -> str | None:
-    """What an argument of a forward pass means: "mask" for `attn_mask`, and so on; None if nobody knows."""
+    """Return the meaning of an argument of a forward pass, "mask" for `attn_mask`; None if it is unknown."""
     return _ARGUMENT_OF.get(name) or _ARGUMENT_OF.get(name.lower().strip("_"))
 
 
 def size(name: str) -> str | None:
-    """What a constructor's argument (or a module's attribute) means: "heads" for `n_head`, and so on."""
+    """Return the meaning of a constructor's argument or a module's attribute, "heads" for `n_head`."""
     return _SIZE_OF.get(name) or _SIZE_OF.get(name.lower().strip("_"))
 
 
@@ -101,12 +100,12 @@ _PROJECTION_OF = _table(_PROJECTIONS)
 
 
 def projection(path: str) -> str | None:
-    """Which projection a parameter's or layer's name speaks of: query, key, value, out, qkv, kv or None."""
+    """Return the projection that a parameter or layer is named after: query, key, value, out, qkv or kv."""
     parts = [re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", part).lower() for part in path.split(".")]
     for part in reversed([part for part in parts if part not in ("weight", "bias") and not part.isdigit()]):
         bare = re.sub(r"_(weight|linear|layer|lin|fc|w|matrix|net|map|transform)$", "", part).strip("_")
-        if (known := _PROJECTION_OF.get(part) or _PROJECTION_OF.get(bare)) is not None:
-            return known
+        if (fused_or_out := _PROJECTION_OF.get(part) or _PROJECTION_OF.get(bare)) is not None:
+            return fused_or_out
         word = re.sub(r"^(w|b|to|linear|fc|proj|lin|weight|weights|layer)_?(?=[qkv])", "", bare)
         word = re.sub(r"_?(proj|projection|s|_states)$", "", word)
         for role in ("query", "key", "value"):
@@ -116,7 +115,7 @@ def projection(path: str) -> str | None:
 
 
 def says_causal(text: str) -> bool | None:
-    """Whether a name or a docstring speaks of causal attention: True, False, or None for no word about it."""
+    """Return whether a name or a docstring calls the attention causal; None if it does not say."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text).lower().replace("_", " ")
     if re.search(r"(non|not|un|without|no)[ -]?(a )?(causal|masked)|bidirectional|cross", text):
         return False

@@ -1,1 +1,1 @@
-"""What the page shows, as plain data: captures, tiles, thumbnails, steps and evictions."""
+"""The data that the page shows: captures, tiles, thumbnails, steps and eviction losses."""

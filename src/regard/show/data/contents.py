@@ -1,8 +1,8 @@
-"""What the page shows, of one or more captures: the same for the server and for the saved file.
+"""The data behind the page, for one or more captures: the same for the server and for the saved file.
 
-`meta` describes everything in a form that JSON holds; the rest is computed when someone looks. Texts are
-numbered, layers go by their key ("3", "decoder.3"), heads by their number in the model. This file knows
-captures; it knows neither models nor how the page draws.
+`meta` describes everything as JSON can hold it; weights are computed when they are requested. Texts are
+numbered from 0, layers are named by their key ("3", "decoder.3"), heads by their number in the model. This
+file knows captures; it knows neither models nor how the page draws.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.heads import describe
+from regard.heads.score_words import SCORE_WORDS
 from regard.lru import LRUCache
 from regard.maps import AttentionMap
 from regard.maps.index import Axes
 from regard.recorder import Capture, Evidence, Layer
-from regard.show.data import tiles
-from regard.show.data.eviction import eviction
-from regard.show.data.row_steps import working
-from regard.show.data.stage_example import example
-from regard.show.data.thumbnails import Thumbnail, glance
-from regard.show.data.tiles import TileCells
+from regard.show.data import eviction, row_steps, thumbnails, tiles
+from regard.show.data.stage_example import build_example
+from regard.show.data.thumbnails import Thumbnail
+from regard.show.data.tiles import TileCells, TilePyramid
 
 VERSION = 1
-TILES = 192  # that are remembered, of at most 512 KiB each
-MAPS = 64  # that are remembered; those in memory take no more of it
+CACHED_TILES = 192  # of at most 512 KiB each
+CACHED_MAPS = 64  # views of maps in memory take no more of it; those read from files do
+MOST_SCORED = 256 << 20  # bytes of a capture up to which `start="auto"` scores its heads
 
 
-class One(NamedTuple):
+class HeadMap(NamedTuple):
     """One head of one layer on one text."""
 
     layer: Layer
@@ -41,206 +41,229 @@ class One(NamedTuple):
 
 
 class Contents:
-    """Captures, ready to be looked at.
+    """Captures, prepared for display.
 
-    `entry` says which entry of each capture's batch is meant; `titles` names the texts. `can` says what more
-    whoever serves the page can do: {"generate": …, "capture": …}. `time` is what `read_run` reads of a
-    training run; `generation` the lines of one that was recorded, for a page that has no model; `start` the
-    layer and the head that a reader sees first.
+    Arguments:
+        captures: one capture, or one for each text.
+        batch_index: which entry of each capture's batch is shown.
+        titles: a title for each text; by default its first words.
+        can: what the server of the page offers beside this: {"generate": …, "capture": …}.
+        time: a training run, as `read_run` reads it.
+        generation: the lines of a recorded generation, for a page without a model.
+        start: the layer key and the head that a reader sees first. "auto" chooses the head with the highest
+            induction score on the first text, if that text has one and the capture is not too large.
     """
 
     def __init__(
         self,
-        seen: Capture | Sequence[Capture],
+        captures: Capture | Sequence[Capture],
         *,
-        entry: int = 0,
+        batch_index: int = 0,
         titles: Sequence[str] | None = None,
         can: dict[str, bool] | None = None,
         time: dict[str, Any] | None = None,
         generation: Sequence[Mapping[str, Any]] | None = None,
-        start: tuple[str, int] | None = None,
+        start: tuple[str, int] | Literal["auto"] | None = None,
     ) -> None:
         self.texts: list[Capture] = []
         self.titles: list[str] = []
-        self.entry, self.can, self.time, self.generation = entry, can or {}, time, generation
-        self.start = start
-        self._tiles: LRUCache[TileCells] = LRUCache(TILES)
-        self._maps: LRUCache[AttentionMap] = LRUCache(MAPS)
-        self._glances: dict[tuple[int, str], Thumbnail] = {}
+        self.batch_index, self.can, self.time, self.generation = batch_index, can or {}, time, generation
+        self._tiles: LRUCache[TileCells] = LRUCache(CACHED_TILES)
+        self._maps: LRUCache[AttentionMap] = LRUCache(CACHED_MAPS)
+        self._thumbnails: dict[tuple[int, str], Thumbnail] = {}
         self._heads: dict[int, list[dict[str, Any]]] = {}
         self._evictions: dict[tuple[int, str], dict[str, Any]] = {}
-        given = [seen] if isinstance(seen, Capture) else list(seen)
-        for number, one in enumerate(given):
-            self.add(one, titles[number] if titles else None)
+        captures = [captures] if isinstance(captures, Capture) else list(captures)
+        for number, capture in enumerate(captures):
+            self.add(capture, titles[number] if titles else None)
         if not self.texts:
-            raise ValueError("seen: expected at least one capture to show, got none")
+            raise ValueError("captures: expected at least one capture to show, got none")
+        self.start = self._strongest_induction_head() if start == "auto" else start
 
-    def add(self, seen: Capture, title: str | None = None) -> int:
-        """Show one more text; returns its number."""
-        if not seen.layers:
-            raise ValueError("seen: expected a capture that saw something, got one without layers")
-        B = seen.layers[0].shape[0]
-        if not 0 <= self.entry < B:
-            raise ValueError(f"entry: expected one of the capture's {B} texts, from 0, got {self.entry}")
-        self.texts.append(seen)
-        self.titles.append(title or _title(seen, self.entry, len(self.texts)))
+    def add(self, capture: Capture, title: str | None = None) -> int:
+        """Add one more text and return its number. `title` is by default the text's first words."""
+        if not capture.layers:
+            raise ValueError("capture: expected at least one captured layer, got a capture without layers")
+        B = capture.layers[0].shape[0]
+        if not 0 <= self.batch_index < B:
+            raise ValueError(
+                f"batch_index: expected a number from 0 to {B - 1}, since the capture has a batch of {B}, "
+                f"got {self.batch_index}"
+            )
+        self.texts.append(capture)
+        self.titles.append(title or _title(capture, self.batch_index, len(self.texts)))
         self.__dict__.pop("meta", None)
         return len(self.texts) - 1
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """Everything but weights: what the page needs to know before it asks for any."""
-        values = all(layer.values is not None for seen in self.texts for layer in seen.layers)
+        """Everything but weights, as plain data: what the page needs before it requests any."""
+        values = all(layer.values is not None for capture in self.texts for layer in capture.layers)
         return {
             "version": VERSION,
             "model": self.texts[0].model,
             "texts": [self._text(number) for number in range(len(self.texts))],
             "can": {"generate": False, "capture": False, **self.can, "values": values},
             "time": self.time,
-            "example": example(),
+            "example": build_example(),
             "generation": None if self.generation is None else list(self.generation),
             "start": None if self.start is None else {"layer": self.start[0], "head": self.start[1]},
+            # Constants and words that the page shares with Python.
+            "tile": tiles.SIDE,
+            "thumb": thumbnails.SIDE,
+            "strongest": row_steps.STRONGEST,
+            "eviction_queries": eviction.QUERIES,
+            "eviction_sinks": list(eviction.SINKS),
+            "scores": [score._asdict() for score in SCORE_WORDS],
         }
 
-    def one(self, text: int, layer: str | int, head: int) -> One:
-        """The map of one head, (1, 1, T, S); KeyError says what there is instead."""
-        found = self.layer(text, layer)
-        if head not in found.heads:
-            raise KeyError(f"head: expected one of {list(found.heads)}, got {head!r}")
-        h = found.heads.index(head)
-        B, H = found.shape[:2]
-        whole, values = self.whole(text, found.key), found.values
-        if values is not None:
-            values = values.reshape(B, -1, *values.shape[-2:])
-            values = values[self.entry, h // (H // values.shape[1])]
-        return One(found, whole[:, h : h + 1], values)
-
     def layer(self, text: int, layer: str | int) -> Layer:
-        """A layer as it ran on a text."""
-        self._check(text)
+        """Return a layer as it ran on a text; KeyError lists the layers that exist."""
+        self._check_text(text)
         return self.texts[text].layer(layer)
 
-    def whole(self, text: int, layer: str | int) -> AttentionMap:
-        """The map of all heads of a layer, (1, H, T, S). A few are remembered: they may lie in files."""
-        found = self.layer(text, layer)
+    def layer_map(self, text: int, layer: str | int) -> AttentionMap:
+        """Return the map of all heads of a layer, (1, H, T, S). Recent ones are cached."""
+        chosen = self.layer(text, layer)
 
         def read() -> AttentionMap:
-            m = found.map
-            whole = m.replaced(axes=Axes(), precise=m.precise)
-            one: AttentionMap = whole[self.entry : self.entry + 1]
-            return one
+            m = chosen.map
+            batched = m.replaced(axes=Axes(), precise=m.precise)  # (B, H, T, S)
+            entry: AttentionMap = batched[self.batch_index : self.batch_index + 1]
+            return entry
 
-        return self._maps.get((text, found.key), read)
+        return self._maps.get((text, chosen.key), read)
+
+    def head_map(self, text: int, layer: str | int, head: int) -> HeadMap:
+        """Return one head's map, (1, 1, T, S), its layer and its values; KeyError lists the heads."""
+        chosen = self.layer(text, layer)
+        if head not in chosen.heads:
+            raise KeyError(f"head: expected one of {list(chosen.heads)}, got {head!r}")
+        h = chosen.heads.index(head)
+        B, H = chosen.shape[:2]
+        values = chosen.values
+        if values is not None:
+            values = values.reshape(B, -1, *values.shape[-2:])  # (B, G, S, E)
+            values = values[self.batch_index, h // (H // values.shape[1])]  # (S, E)
+        return HeadMap(chosen, self.layer_map(text, chosen.key)[:, h : h + 1], values)
 
     def tile(
         self, text: int, layer: str | int, head: int, z: int, i: int, j: int, without: int | None = None
     ) -> TileCells:
-        """Tile (i, j) of level z of one head; `without` one key if told (see `pyramid`)."""
-        m = self.one(text, layer, head).map
-        _, _, T, S = m.matrix
-        if not 0 <= z < tiles.levels(T, S):
-            raise KeyError(f"z: expected a level from 0 to {tiles.levels(T, S) - 1}, got {z}")
-        high, wide = tiles.tiles(T, S, z)
-        if not (0 <= i < high and 0 <= j < wide):
-            raise KeyError(f"tile: expected one of {high} × {wide} at level {z}, got ({i}, {j})")
+        """Return tile (i, j) of level z of one head (see `tiles`).
 
-        def child(z: int, i: int, j: int) -> TileCells:
-            return self._tiles.get((text, str(layer), head, z, i, j), lambda: tiles.tile(m, z, i, j, child))
-
-        found = child(z, i, j)
-        return found if without is None else tiles.without(m, found, z, i, j, without)
+        `without` is the position of a key to leave out: its weights count as 0.
+        """
+        chosen, m, _ = self.head_map(text, layer, head)
+        pyramid = TilePyramid(m, self._tiles, (text, chosen.key, head))
+        return pyramid.tile(z, i, j) if without is None else pyramid.tile_without(z, i, j, without)
 
     def row(self, text: int, layer: str | int, head: int | str, row: int) -> Tensor:
-        """What one query looks at, (S,); head or layer "mean" is the mean over all of them."""
+        """Return one query's weights, (S,). "mean" as the head or the layer averages over all of them."""
         return self._mean(text, layer, head, lambda m: _line(m, "row", row))
 
     def column(self, text: int, layer: str | int, head: int | str, col: int) -> Tensor:
-        """Who looks at one key, (T,); head or layer "mean" is the mean over all of them."""
+        """Return every query's weight on one key, (T,). "mean" works as in `row`."""
         return self._mean(text, layer, head, lambda m: _line(m, "col", col))
 
-    def glance(self, text: int, layer: str | int) -> Thumbnail:
-        """A layer's small pictures and sinks."""
-        found = self.layer(text, layer)
-        key = (text, found.key)
-        if key not in self._glances:
-            self._glances[key] = glance(self.whole(text, found.key))
-        return self._glances[key]
+    def thumbnail(self, text: int, layer: str | int) -> Thumbnail:
+        """Return a layer's thumbnails, one for each head, and the heads' sinks."""
+        key = (text, self.layer(text, layer).key)
+        if key not in self._thumbnails:
+            self._thumbnails[key] = thumbnails.thumbnail(self.layer_map(*key))
+        return self._thumbnails[key]
 
     def steps(self, text: int, layer: str | int, head: int, row: int) -> dict[str, Any]:
-        """The whole computation of one row, step by step (see `working`)."""
-        found, m, values = self.one(text, layer, head)
-        return working(m, values, row, found.map.matrix[1], found.map.k.shape[1])
+        """Return the whole computation of one query's output, step by step (see `row_steps`)."""
+        chosen, m, values = self.head_map(text, layer, head)
+        stored = chosen.map
+        return row_steps.trace_row(m, values, row, H=stored.matrix[1], G=stored.k.shape[1])
 
     def heads(self, text: int) -> list[dict[str, Any]]:
-        """What every head does on a text: the rows of `regard.heads.describe`, as plain data."""
-        self._check(text)
+        """Return the scores of every head on a text: the rows of `regard.heads.describe`, as plain data."""
+        self._check_text(text)
         if text not in self._heads:
-            seen, some = self.texts[text], slice(self.entry, self.entry + 1)
-            read = [seen._read_by(layer) for layer in seen.layers]
-            # Layers that read the same get the very same ids: what they have in common is then found once.
-            own = {id(ids): ids[some] for ids in read if ids is not None}
+            capture, entry = self.texts[text], slice(self.batch_index, self.batch_index + 1)
+            ids_by_layer = [capture._read_by(layer) for layer in capture.layers]
+            # Layers that read the same tokens get the same tensor: `describe` then shares work between them.
+            entry_ids = {id(ids): ids[entry] for ids in ids_by_layer if ids is not None}
             table = describe(
-                [self.whole(text, layer.key) for layer in seen.layers],
-                [None if ids is None else own[id(ids)] for ids in read],
-                keys=[layer.key for layer in seen.layers],
-                heads=[layer.heads for layer in seen.layers],
-                real=None if seen.real is None else seen.real[some],
+                [self.layer_map(text, layer.key) for layer in capture.layers],
+                [None if ids is None else entry_ids[id(ids)] for ids in ids_by_layer],
+                keys=[layer.key for layer in capture.layers],
+                heads=[layer.heads for layer in capture.layers],
+                real=None if capture.real is None else capture.real[entry],
             )
             self._heads[text] = table.to_data()
         return self._heads[text]
 
     def eviction(self, text: int, layer: str | int) -> dict[str, Any]:
-        """What a cache of first and latest keys would lose, for every head of a layer (see `eviction`)."""
-        found = self.layer(text, layer)
-        key = (text, found.key)
+        """Return the attention that evicting keys would lose, for every head of a layer (see `eviction`)."""
+        key = (text, self.layer(text, layer).key)
         if key not in self._evictions:
-            self._evictions[key] = eviction(self.whole(text, found.key))
+            self._evictions[key] = eviction.eviction_loss(self.layer_map(*key))
         return self._evictions[key]
 
+    def _strongest_induction_head(self) -> tuple[str, int] | None:
+        """Return the layer key and number of the head with the highest induction score on the first text."""
+        if self.texts[0].nbytes > MOST_SCORED:
+            return None
+        scores = [(row["scores"].get("induction", {}).get("value"), row) for row in self.heads(0)]
+        defined = [(value, row["layer"], row["head"]) for value, row in scores if value is not None]
+        return max(defined)[1:] if defined else None
+
     def _mean(
-        self, text: int, layer: str | int, head: int | str, look: Callable[[AttentionMap], Tensor]
+        self, text: int, layer: str | int, head: int | str, read: Callable[[AttentionMap], Tensor]
     ) -> Tensor:
-        self._check(text)
+        """Average what `read` gives, (heads, n), over the named head and layer, or over all where "mean"."""
+        self._check_text(text)
         layers = self.texts[text].layers if layer == "mean" else [self.layer(text, layer)]
         total, count = torch.zeros(()), 0
-        for found in layers:
-            whole = self.whole(text, found.key)
-            chosen = whole if head == "mean" else self.one(text, found.key, _number("head", head)).map
-            weights = look(chosen)  # (heads, n)
+        for chosen in layers:
+            if head == "mean":
+                weights = read(self.layer_map(text, chosen.key))  # (H, n)
+            else:
+                weights = read(self.head_map(text, chosen.key, _number("head", head)).map)  # (1, n)
             if total.shape and weights.shape[-1] != total.shape[-1]:
-                raise ValueError("layer: the layers see different texts, so that they have no mean")
+                raise ValueError("layer: the layers have different lengths, so their mean is not defined")
             total, count = total + weights.sum(0), count + len(weights)
         return total / count
 
-    def _check(self, text: int) -> None:
+    def _check_text(self, text: int) -> None:
         if not 0 <= text < len(self.texts):
             raise KeyError(f"text: expected a number from 0 to {len(self.texts) - 1}, got {text!r}")
 
     def _text(self, number: int) -> dict[str, Any]:
-        seen = self.texts[number]
-        tokens = seen.tokens[self.entry] if seen.tokens else None
-        targets = seen.target_tokens[self.entry] if seen.target_tokens else None
+        capture = self.texts[number]
+        tokens = capture.tokens[self.batch_index] if capture.tokens else None
+        targets = capture.target_tokens[self.batch_index] if capture.target_tokens else None
         return {
             "title": self.titles[number],
             "tokens": tokens,
             "target_tokens": targets,
-            "boundary": seen.boundary,
+            "boundary": capture.boundary,
             "layers": [
                 _layer(layer, evidence, tokens or [], targets)
-                for layer, evidence in zip(seen.layers, seen.certificate, strict=True)
+                for layer, evidence in zip(capture.layers, capture.certificate, strict=True)
             ],
-            "missing": [{"name": name, "kind": kind} for name, kind in seen.missing.items()],
+            "missing": [{"name": name, "kind": kind} for name, kind in capture.missing.items()],
         }
 
 
 def _layer(layer: Layer, evidence: Evidence, tokens: list[str], targets: list[str] | None) -> dict[str, Any]:
-    """A layer's facts. `queries_of` and `keys_of` say which tokens its axes stand for, from which one on."""
-    _, H, T, S = layer.map.matrix
+    """Describe a layer as plain data.
+
+    `queries_of` and `keys_of` name the list of tokens that each axis shows, `queries_from` and `keys_from`
+    the index of its first token in that list, or None if the tokens are not known.
+    """
+    m = layer.map  # once: a stored layer opens its file at each access
+    values = layer.values
+    _, H, T, S = m.matrix
+    D, G = m.q.shape[-1], m.k.shape[1]
     decodes = targets is not None and layer.stack in ("decoder", "cross")
     queries = targets if targets is not None and decodes else tokens
     keys = tokens if layer.stack == "cross" else queries
     known = len(queries) >= T and len(keys) >= S and (layer.stack != "cross" or decodes)
-    D, G = layer.map.q.shape[-1], layer.map.k.shape[1]
     return {
         "key": layer.key,
         "name": layer.name,
@@ -250,12 +273,12 @@ def _layer(layer: Layer, evidence: Evidence, tokens: list[str], targets: list[st
         "kv_heads": G,
         "group": H // G,
         "width": D,
-        "value_width": None if layer.values is None else layer.values.shape[-1],
-        "scale": layer.map.scale,
-        "softcap": layer.map.softcap,
-        "sinks": layer.map.sinks is not None,
-        "mask": str(layer.map.mask),
-        "window": layer.map.mask.window_size(),
+        "value_width": None if values is None else values.shape[-1],
+        "scale": m.scale,
+        "softcap": m.softcap,
+        "sinks": m.sinks is not None,
+        "mask": str(m.mask),
+        "window": m.mask.window_size(),
         "rows": T,
         "cols": S,
         "queries_of": "target_tokens" if queries is targets else "tokens",
@@ -266,28 +289,28 @@ def _layer(layer: Layer, evidence: Evidence, tokens: list[str], targets: list[st
     }
 
 
-def _evidence(found: Evidence) -> dict[str, Any]:
+def _evidence(evidence: Evidence) -> dict[str, Any]:
     return {
-        "certified": found.certified,
-        "text": str(found),
-        "problem": found.problem,
-        "difference": _finite(found.difference),
-        "allowed": _finite(found.allowed),
-        "row_sums": _finite(found.row_sums),
-        "rows": found.rows,
-        "of": found.of,
+        "certified": evidence.certified,
+        "text": str(evidence),
+        "problem": evidence.problem,
+        "difference": _finite(evidence.difference),
+        "allowed": _finite(evidence.allowed),
+        "row_sums": _finite(evidence.row_sums),
+        "rows": evidence.rows,
+        "of": evidence.of,
     }
 
 
 def _line(m: AttentionMap, name: str, index: int) -> Tensor:
-    """One row or one column of every head of a map (1, H, T, S): (H, n)."""
+    """Return one row or one column of every head of a map (1, H, T, S), as (H, n)."""
     _, H, T, S = m.matrix
     size = T if name == "row" else S
     if not 0 <= index < size:
         raise KeyError(f"{name}: expected a number from 0 to {size - 1}, got {index}")
-    at = slice(index, index + 1)
-    tile = m.tile(at) if name == "row" else m.tile(slice(0, T), at)
-    return tile.reshape(H, -1).float().cpu()
+    line = slice(index, index + 1)
+    weights = m.tile(line) if name == "row" else m.tile(slice(0, T), line)
+    return weights.reshape(H, -1).float().cpu()
 
 
 def _number(name: str, value: int | str) -> int:
@@ -300,8 +323,7 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _title(seen: Capture, entry: int, number: int) -> str:
-    """The first words of a text."""
-    words = "".join(seen.tokens[entry]).split() if seen.tokens else []
-    start = " ".join(words)[:48].strip()
-    return start or f"text {number}"
+def _title(capture: Capture, batch_index: int, number: int) -> str:
+    """Return the first words of a text, or "text 2" if its tokens are not known."""
+    words = "".join(capture.tokens[batch_index]).split() if capture.tokens else []
+    return " ".join(words)[:48].strip() or f"text {number}"

@@ -1,4 +1,7 @@
-"""The whole computation of one row of attention, step by step, with the actual numbers."""
+"""The whole computation of one row of attention, step by step, with the actual numbers.
+
+This file knows one head's map and its values; the page's `row_steps` computes the same in a saved file.
+"""
 
 from __future__ import annotations
 
@@ -11,40 +14,49 @@ from torch import Tensor
 from regard.attention.masks.base import grid
 from regard.maps import AttentionMap
 
-STRONGEST = 12  # keys that are shown, besides the first and the nearest
+STRONGEST = 12  # keys that are shown, beside the first one and the query's own
 
 
-def working(m: AttentionMap, values: Tensor | None, row: int, H: int, G: int) -> dict[str, Any]:
-    """One row of a head's map (1, 1, T, S) with values (S, E): what JSON holds of every step.
+def trace_row(m: AttentionMap, values: Tensor | None, row: int, H: int, G: int) -> dict[str, Any]:
+    """Return every step from one query to its output, as plain data.
 
-    `keys` are the strongest, the first and the query's own, in order: for each its k, the score q·k,
-    `scaled`, `capped` (the same if there is no cap), what the mask `added`, whether it is `visible`, its
-    weight and its v.
-    `sum` is that of all the row's weights, which a sink makes less than 1.
+    Arguments:
+        m: one head's map, (1, 1, T, S).
+        values: the head's values, (S, E), or None if they were not captured; then there is no output.
+        row: the query.
+        H, G: the layer's numbers of query heads and of key/value heads, which are passed on.
+
+    `keys` holds the strongest keys, the first one and the query's own, in order. Each has its vector `k`, the
+    score q·k, the score `scaled` and `capped` (the same if there is no soft cap), the bias that the mask
+    `added`, whether it is `visible`, its weight and its vector `v`. `sum` is the sum of the row's weights,
+    which a sink logit makes less than 1.
     """
     _, _, T, S = m.matrix
     if not 0 <= row < T:
         raise KeyError(f"row: expected a number from 0 to {T - 1}, got {row}")
-    at = slice(row, row + 1)
+    # All numbers of the row in float64.
+    rows = slice(row, row + 1)
     q, k = m.q[0, 0, row].double().cpu(), m.k[0, 0].double().cpu()  # (D,), (S, D)
-    weights = m.tile(at).reshape(S).double().cpu()
-    where = grid(at, slice(0, S), m.matrix, m.device)
-    visible = m.mask.allowed(where).expand(1, 1, 1, S).reshape(S).cpu()
-    bias = m.mask.score_bias(where)
-    added = (
-        torch.zeros(S).double()
-        if bias is None
-        else bias.detach().expand(1, 1, 1, S).reshape(S).double().cpu()
-    )
-    score = k @ q
+    weights = m.tile(rows).reshape(S).double().cpu()
+    cells = grid(rows, slice(0, S), m.matrix, m.device)
+    visible = m.mask.allowed(cells).expand(1, 1, 1, S).reshape(S).cpu()
+    bias = m.mask.score_bias(cells)
+    if bias is None:
+        added = torch.zeros(S).double()
+    else:
+        added = bias.detach().expand(1, 1, 1, S).reshape(S).double().cpu()
+    score = k @ q  # (S,)
     scaled = score * m.scale
     capped = scaled if m.softcap is None else m.softcap * torch.tanh(scaled / m.softcap)
+    # The keys that are shown.
     position = row + S - T
     strongest = torch.sort(weights, descending=True, stable=True).indices[:STRONGEST].tolist()
-    chosen = sorted({0, min(max(position, 0), S - 1), *strongest})
+    shown = sorted({0, min(max(position, 0), S - 1), *strongest})
     v = None if values is None else values.double().cpu()
-    output = None if v is None else (weights @ v.masked_fill(weights[:, None] == 0, 0)).tolist()
-    lse = float(m.precise_lse(at))
+    output = (
+        None if v is None else (weights @ v.masked_fill(weights[:, None] == 0, 0)).tolist()
+    )  # 0 · NaN is NaN
+    lse = float(m.precise_lse(rows))
     return {
         "row": row,
         "position": position,
@@ -61,7 +73,7 @@ def working(m: AttentionMap, values: Tensor | None, row: int, H: int, G: int) ->
                 "weight": float(weights[j]),
                 "v": None if v is None else v[j].tolist(),
             }
-            for j in chosen
+            for j in shown
         ],
         "output": output,
         "visible": int(visible.sum()),

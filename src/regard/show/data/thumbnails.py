@@ -1,7 +1,7 @@
-"""A layer at a glance: a small picture of every head, and where its sink is.
+"""Thumbnails of a layer: a small picture of every head, and the position of its sink.
 
-Long texts are not read whole for a picture of 64 × 64: of each of its rows of cells at most 16 queries are
-looked at, evenly chosen. This file knows maps; it does not know colours.
+A picture of 64 × 64 does not need every query of a long text: for each of its rows at most 16 queries are
+sampled, evenly spaced. This file knows maps; it does not know colours.
 """
 
 from __future__ import annotations
@@ -18,55 +18,64 @@ from regard.attention.masks.base import grid
 from regard.maps import AttentionMap
 
 SIDE = 64
-QUERIES = 16  # looked at for each row of the picture
-ENOUGH = 1 << 23  # weights of a head: of a very long text fewer queries are looked at
-LARGE = 1 << 22  # weights that are computed at a time
+QUERIES = 16  # sampled for each row of the picture
+MOST_WEIGHTS = 1 << 23  # computed for a head: of a very long text fewer queries are sampled
+CHUNK = 1 << 22  # weights computed at a time
 
 
 class Thumbnail(NamedTuple):
+    """The thumbnails of one layer's heads."""
+
     thumbs: NDArray[np.uint8]
-    """(H, 64, 64): 0 where nothing may be seen, else 1 + 254·√mass."""
+    """(H, 64, 64): 0 where no key is visible, else 1 + 254·√mass."""
     sinks: list[dict[str, float]]
-    """For each head the key that gets the most on average, and how much: {"key", "share"}."""
+    """For each head the key that receives the most attention on average, and its share: {"key", "share"}."""
     queries: int
-    """How many queries were looked at."""
+    """The number of queries that were sampled."""
 
 
-def glance(m: AttentionMap) -> Thumbnail:
-    """A map (1, H, T, S) at a glance."""
+def thumbnail(m: AttentionMap) -> Thumbnail:
+    """Draw the thumbnails of a map (1, H, T, S) and find each head's sink."""
     _, H, T, S = m.matrix
     high, wide = min(SIDE, T), min(SIDE, S)
     if not high or not wide or not H:
         return Thumbnail(np.zeros((H, SIDE, SIDE), np.uint8), [{"key": 0, "share": 0.0}] * H, 0)
-    most = max(4, min(QUERIES, ENOUGH // (SIDE * S)))
-    rows, line = _evenly([y * T // high for y in range(high + 1)], most)
+    # Sample queries, and prepare the matrices that add queries and keys up into cells.
+    most = max(4, min(QUERIES, MOST_WEIGHTS // (SIDE * S)))
+    rows, line = _sample_evenly([y * T // high for y in range(high + 1)], most)
     to_line = (line == torch.arange(high)[:, None]).to(m.lse)  # (high, rows)
-    edges = torch.tensor([x * S // wide for x in range(1, wide + 1)])  # as `map.pool` sets them
+    edges = torch.tensor([x * S // wide for x in range(1, wide + 1)])  # as `AttentionMap.pool` sets them
     cell = torch.bucketize(torch.arange(S), edges, right=True)
     to_cell = (cell[:, None] == torch.arange(wide)).to(m.lse)  # (S, wide)
-    mass = seen = received = looked = m.lse.new_zeros(())
-    for first in range(0, len(rows), step := max(1, LARGE // (H * S))):
-        some = slice(first, first + step)
-        here = rows[some].to(m.device)
-        weights = m.tile(here)[0].to(m.lse)  # (H, rows, S)
-        visible = m.mask.allowed(grid(here, slice(0, S), m.matrix, m.device))[0].to(m.lse)  # (H or 1, …)
-        visible = visible.expand(-1, len(here), S)
-        mass = mass + to_line[:, some] @ (weights @ to_cell)
-        seen = seen + to_line[:, some] @ (visible @ to_cell)
-        received, looked = received + weights.sum(1), looked + visible.sum(1)
+    # Add up weights and visible keys, per cell and per key.
+    mass = visible_mass = received = seen_by = m.lse.new_zeros(())
+    for first in range(0, len(rows), step := max(1, CHUNK // (H * S))):
+        chunk = slice(first, first + step)
+        queries = rows[chunk].to(m.device)
+        weights = m.tile(queries)[0].to(m.lse)  # (H, rows, S)
+        visible = m.mask.allowed(grid(queries, slice(0, S), m.matrix, m.device))[0].to(m.lse)  # (H or 1, …)
+        visible = visible.expand(-1, len(queries), S)
+        mass = mass + to_line[:, chunk] @ (weights @ to_cell)
+        visible_mass = visible_mass + to_line[:, chunk] @ (visible @ to_cell)
+        received, seen_by = received + weights.sum(1), seen_by + visible.sum(1)
+    # Draw: the mean mass of each cell, stretched to 64 × 64 if the text is short.
     mass = mass / to_line.sum(1, keepdim=True)  # (H, high, wide)
-    picture = (1 + 254 * mass.clamp(0, 1).sqrt()).where(seen > 0, 0)
-    shown = [torch.arange(SIDE) * n // SIDE for n in (high, wide)]  # a short text is stretched
-    thumbs = picture[:, shown[0]][:, :, shown[1]].round().to(torch.uint8).cpu().numpy()
-    share = received / looked.clamp(min=1)
-    # A key that few see may get much by chance: a sink is looked for among those that many see.
-    share = share.where(looked * 2 >= looked.amax(-1, keepdim=True), 0)
-    best = [{"key": int(key), "share": float(value)} for value, key in zip(*share.max(-1), strict=True)]
-    return Thumbnail(thumbs, best, len(rows))
+    picture = (1 + 254 * mass.clamp(0, 1).sqrt()).where(visible_mass > 0, 0)
+    source_rows, source_cols = (torch.arange(SIDE) * n // SIDE for n in (high, wide))
+    thumbs = picture[:, source_rows][:, :, source_cols].round().to(torch.uint8).cpu().numpy()
+    # A key that few queries see may receive a large share by chance, so the sink is sought among keys that
+    # at least half as many queries see as the most visible key.
+    share = received / seen_by.clamp(min=1)
+    share = share.where(seen_by * 2 >= seen_by.amax(-1, keepdim=True), 0)
+    sinks = [{"key": int(key), "share": float(value)} for value, key in zip(*share.max(-1), strict=True)]
+    return Thumbnail(thumbs, sinks, len(rows))
 
 
-def _evenly(edges: list[int], most: int) -> tuple[Tensor, Tensor]:
-    """At most `most` queries between each edge and the next, and between which edges they stand."""
+def _sample_evenly(edges: list[int], most: int) -> tuple[Tensor, Tensor]:
+    """Choose at most `most` queries between each edge and the next, evenly spaced.
+
+    Returns the queries, and for each the number of the interval that it belongs to.
+    """
     rows, line = [], []
     for y, (first, last) in enumerate(pairwise(edges)):
         count = min(most, last - first)

@@ -1,13 +1,13 @@
 """One head's map at every level of detail, tile by tile, exactly.
 
-At level z a cell is 2^z queries by 2^z keys, and a tile is 256 × 256 cells. Fine tiles come from the map;
-coarser ones are put together from four finer ones. This file knows one map; which one is asked for is the
-business of `contents`.
+At level z a cell is 2^z queries by 2^z keys, and a tile is 256 × 256 cells. Fine tiles are computed from the
+map; coarser ones are assembled from four tiles of the level below. This file knows one map; `contents` knows
+which map a tile is requested of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -15,147 +15,180 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.attention.masks.base import Blocks
+from regard.lru import LRUCache
 from regard.maps import AttentionMap
 
 SIDE = 256  # cells of a tile
 FINE = 4  # levels up to this one are computed from q and k: 4,096 queries by 4,096 keys at most
-STEP = 512  # queries and keys of which the mask is asked at a time
+STEP = 512  # queries and keys for which the mask is evaluated at a time
 
 
 class TileCells(NamedTuple):
-    """Weights pooled into cells. Where no query of a cell may look at any key of it, `max` is −1."""
+    """Weights pooled into cells. Where no query of a cell may see any key of it, `max` is −1."""
 
     mass: Tensor
-    """Summed over the cell's keys, averaged over its queries, (rows, cols)."""
+    """Summed over the cell's keys and averaged over its queries, (rows, cols)."""
     max: Tensor
-    """The greatest weight in it, (rows, cols)."""
+    """The greatest weight in the cell, (rows, cols)."""
 
 
-Child = Callable[[int, int, int], TileCells]
-"""A tile by its level, row and column."""
-
-
-def levels(T: int, S: int) -> int:
-    """How many levels there are: in the last one a single tile holds the whole map."""
+def level_count(T: int, S: int) -> int:
+    """Return the number of levels of a map (T, S): in the last one a single tile holds the whole map."""
     return max(0, (max(T, S, 1) - 1).bit_length() - 8) + 1
 
 
-def tiles(T: int, S: int, z: int) -> tuple[int, int]:
-    """How many rows and columns of tiles a level has."""
+def tile_counts(T: int, S: int, z: int) -> tuple[int, int]:
+    """Return the numbers of rows and columns of tiles at level z of a map (T, S)."""
     span = SIDE << z
     return -(-T // span), -(-S // span)
 
 
-def tile(m: AttentionMap, z: int, i: int, j: int, child: Child) -> TileCells:
-    """Tile (i, j) of level z of a map (1, 1, T, S); `child` gives the tiles of the level below."""
-    _, _, T, S = m.matrix
-    if z <= FINE:
-        span = SIDE << z
-        rows, keys = range(i * span, min(T, (i + 1) * span)), range(j * span, min(S, (j + 1) * span))
-        return cells(m, rows, keys, 1 << z)
-    high, wide = tiles(T, S, z - 1)
-    parts = [
-        [child(z - 1, y, x) for x in (2 * j, 2 * j + 1) if x < wide] for y in (2 * i, 2 * i + 1) if y < high
-    ]
-    mass = torch.cat([torch.cat([part.mass for part in line], 1) for line in parts])
-    peak = torch.cat([torch.cat([part.max for part in line], 1) for line in parts])
-    counts = queries_of(T, z - 1, 2 * i * SIDE, len(mass))
-    return TileCells(_sums(mass * counts, 2) / _sums(counts, 2)[:, :1], _peaks(peak, 2, -1.0))
+class TilePyramid:
+    """The tiles of one head's map at all levels.
+
+    Arguments:
+        m: the map, (1, 1, T, S).
+        cache: where computed tiles are kept; several pyramids may share it.
+        name: distinguishes this map's tiles from others in the cache.
+    """
+
+    def __init__(self, m: AttentionMap, cache: LRUCache[TileCells], name: tuple[Hashable, ...] = ()) -> None:
+        self.m, self.cache, self.name = m, cache, name
+        self.T, self.S = m.matrix[2:]
+
+    def tile(self, z: int, i: int, j: int) -> TileCells:
+        """Return tile (i, j) of level z; KeyError says which levels and tiles exist."""
+        levels = level_count(self.T, self.S)
+        if not 0 <= z < levels:
+            raise KeyError(f"z: expected a level from 0 to {levels - 1}, got {z}")
+        high, wide = tile_counts(self.T, self.S, z)
+        if not (0 <= i < high and 0 <= j < wide):
+            raise KeyError(f"tile: expected one of {high} × {wide} at level {z}, got ({i}, {j})")
+        return self._cached(z, i, j)
+
+    def tile_without(self, z: int, i: int, j: int, key: int) -> TileCells:
+        """Return tile (i, j) of level z with all weights on one key set to 0: one column of cells differs."""
+        cells = self.tile(z, i, j)
+        span, size = SIDE << z, 1 << z
+        column = key // size - j * SIDE
+        if not 0 <= column < cells.mass.shape[1]:
+            return cells
+        # Recompute the cells that hold the key, from weights in which it has none.
+        first = (key // size) * size
+        rows, keys = slice(i * span, min(self.T, (i + 1) * span)), slice(first, min(self.S, first + size))
+        weights = self.m.tile(rows, keys).reshape(rows.stop - rows.start, -1).float().cpu()
+        weights[:, key - first] = 0
+        counts = _queries_per_row(self.T, z, i * SIDE, cells.mass.shape[0])
+        mass, peak = cells.mass.clone(), cells.max.clone()
+        mass[:, column] = _block_sums(weights, size)[:, 0] / counts[:, 0]
+        peak[:, column] = _block_maxima(weights, size, 0.0)[:, 0].where(peak[:, column] >= 0, -1.0)
+        return TileCells(mass, peak)
+
+    def _cached(self, z: int, i: int, j: int) -> TileCells:
+        return self.cache.get((*self.name, z, i, j), lambda: self._computed(z, i, j))
+
+    def _computed(self, z: int, i: int, j: int) -> TileCells:
+        T, S = self.T, self.S
+        if z <= FINE:
+            span = SIDE << z
+            rows, keys = range(i * span, min(T, (i + 1) * span)), range(j * span, min(S, (j + 1) * span))
+            return pool_cells(self.m, rows, keys, 1 << z)
+        # Assemble the tile from up to four of the level below, two by two cells at a time.
+        high, wide = tile_counts(T, S, z - 1)
+        children = [
+            [self._cached(z - 1, y, x) for x in (2 * j, 2 * j + 1) if x < wide]
+            for y in (2 * i, 2 * i + 1)
+            if y < high
+        ]
+        mass = torch.cat([torch.cat([child.mass for child in line], 1) for line in children])
+        peak = torch.cat([torch.cat([child.max for child in line], 1) for line in children])
+        counts = _queries_per_row(T, z - 1, 2 * i * SIDE, len(mass))
+        mass = _block_sums(mass * counts, 2) / _block_sums(counts, 2)[:, :1]
+        return TileCells(mass, _block_maxima(peak, 2, -1.0))
 
 
-def cells(m: AttentionMap, rows: range, keys: range, size: int) -> TileCells:
-    """Cells of `size` queries by `size` keys over a stretch of the map."""
+def pool_cells(m: AttentionMap, rows: range, keys: range, size: int) -> TileCells:
+    """Pool a region of a map (1, 1, T, S) into cells of `size` queries by `size` keys."""
     shape = (-(-len(rows) // size), -(-len(keys) // size))
     mass, peak = torch.zeros(shape), torch.full(shape, -1.0)
-    for some_rows in _even(rows, size):
-        for some_keys in _even(keys, size):
-            if not _covers(m, some_rows, some_keys)[0]:
+    for row_span in _even_spans(rows, size):
+        for key_span in _even_spans(keys, size):
+            if not _visible(m, row_span, key_span)[0]:
                 continue
-            top, left = (some_rows.start - rows.start) // size, (some_keys.start - keys.start) // size
-            high, wide = (-(-(span.stop - span.start) // size) for span in (some_rows, some_keys))
+            top, left = (row_span.start - rows.start) // size, (key_span.start - keys.start) // size
+            high, wide = (-(-(span.stop - span.start) // size) for span in (row_span, key_span))
             here = (slice(top, top + high), slice(left, left + wide))
             if size == 1:
-                mass[here] = peak[here] = m.tile(some_rows, some_keys).reshape(high, wide).float().cpu()
+                mass[here] = peak[here] = m.tile(row_span, key_span).reshape(high, wide).float().cpu()
                 continue
-            both = m.pool(high, wide, "both", region=(some_rows, some_keys))
-            mass[here], peak[here] = (x.reshape(high, wide).float().cpu() for x in both)
-    return TileCells(mass, peak.where(seen(m, rows, keys, size), -1.0))
+            pooled = m.pool(high, wide, "both", region=(row_span, key_span))
+            mass[here], peak[here] = (x.reshape(high, wide).float().cpu() for x in pooled)
+    return TileCells(mass, peak.where(visible_cells(m, rows, keys, size), -1.0))
 
 
-def _even(span: range, size: int) -> list[slice]:
-    """The stretch in two: what whole cells cover, and what is left for a smaller one at the end."""
+def _even_spans(span: range, size: int) -> list[slice]:
+    """Split a range in two: the part that whole cells cover, and the smaller cell at the end, if any."""
     middle = span.start + len(span) // size * size
     return [slice(a, b) for a, b in ((span.start, middle), (middle, span.stop)) if a < b]
 
 
-def seen(m: AttentionMap, rows: range, keys: range, size: int) -> Tensor:
-    """Which cells hold a key that one of their queries may look at, (rows, cols)."""
+def visible_cells(m: AttentionMap, rows: range, keys: range, size: int) -> Tensor:
+    """Return a mask of the cells that hold a key visible to one of their queries, (rows, cols)."""
     shape = (-(-len(rows) // size), -(-len(keys) // size))
-    found = torch.zeros(shape, dtype=torch.bool)
+    visible = torch.zeros(shape, dtype=torch.bool)
     step = max(size, STEP // size * size)
     for top in range(rows.start, rows.stop, step):
-        some_rows = slice(top, min(top + step, rows.stop))
+        row_span = slice(top, min(top + step, rows.stop))
         for left in range(keys.start, keys.stop, step):
-            some_keys = slice(left, min(left + step, keys.stop))
-            some, every = _covers(m, some_rows, some_keys)
+            key_span = slice(left, min(left + step, keys.stop))
             y, x = (top - rows.start) // size, (left - keys.start) // size
             here = (slice(y, y + step // size), slice(x, x + step // size))
-            if every or not some:
-                found[here] = every
+            # The mask is evaluated only where its bounds do not decide the whole block.
+            any_visible, all_visible = _visible(m, row_span, key_span)
+            if all_visible or not any_visible:
+                visible[here] = all_visible
                 continue
-            tile = m.mask.tile(some_rows, some_keys, m.matrix, device=m.device)
-            found[here] = _peaks(tile.reshape(-1, *tile.shape[-2:])[0].float().cpu(), size, 0.0) > 0
-    return found
+            allowed = m.mask.tile(row_span, key_span, m.matrix, device=m.device)
+            allowed = allowed.reshape(-1, *allowed.shape[-2:])[0].float().cpu()
+            visible[here] = _block_maxima(allowed, size, 0.0) > 0
+    return visible
 
 
-def without(m: AttentionMap, found: TileCells, z: int, i: int, j: int, key: int) -> TileCells:
-    """A tile as it would be if nobody looked at one key: only the cells that hold the key change."""
-    _, _, T, S = m.matrix
-    span, size = SIDE << z, 1 << z
-    column = key // size - j * SIDE
-    if not 0 <= column < found.mass.shape[1]:
-        return found
-    first = (key // size) * size
-    rows, keys = slice(i * span, min(T, (i + 1) * span)), slice(first, min(S, first + size))
-    weights = m.tile(rows, keys).reshape(rows.stop - rows.start, -1).float().cpu()
-    weights[:, key - first] = 0
-    counts = queries_of(T, z, i * SIDE, found.mass.shape[0])
-    mass, peak = found.mass.clone(), found.max.clone()
-    mass[:, column] = _sums(weights, size)[:, 0] / counts[:, 0]
-    peak[:, column] = _peaks(weights, size, 0.0)[:, 0].where(peak[:, column] >= 0, -1.0)
-    return TileCells(mass, peak)
-
-
-def queries_of(T: int, z: int, first: int, count: int) -> Tensor:
-    """The queries in each of `count` rows of cells from row `first` on: 2^z but at the end. (n, 1)."""
-    return (T - (first + torch.arange(count)) * (1 << z)).clamp(max=1 << z).float()[:, None]
-
-
-def _covers(m: AttentionMap, rows: slice, keys: slice) -> tuple[bool, bool]:
-    """Whether a stretch may hold anything visible, and whether all of it is."""
+def _visible(m: AttentionMap, rows: slice, keys: slice) -> tuple[bool, bool]:
+    """Return whether any key in a block may be visible, and whether all of them are."""
     _, _, T, S = m.matrix
     edges = (rows.start + S - T, rows.stop - 1 + S - T, keys.start, keys.stop - 1)
     first_q, last_q, first_k, last_k = (torch.tensor([[edge]], device=m.device) for edge in edges)
-    some, every = m.mask.block_bounds(Blocks(first_q, last_q, first_k, last_k, T, S))
-    return bool(some.any()), bool(every.all())
+    any_visible, all_visible = m.mask.block_bounds(Blocks(first_q, last_q, first_k, last_k, T, S))
+    return bool(any_visible.any()), bool(all_visible.all())
 
 
-def _sums(x: Tensor, size: int) -> Tensor:
+def _queries_per_row(T: int, z: int, first: int, count: int) -> Tensor:
+    """Return the number of queries in each of `count` rows of cells from row `first` on, (count, 1).
+
+    It is 2^z in every row but the last of the map.
+    """
+    return (T - (first + torch.arange(count)) * (1 << z)).clamp(max=1 << z).float()[:, None]
+
+
+def _block_sums(x: Tensor, size: int) -> Tensor:
+    """Sum blocks of size × size of a matrix."""
     if size == 1:
         return x
     lines = _blocks(x, size, 0.0).sum(1)  # (R, C · size)
-    return lines.view(len(lines), -1, size).sum(2)
+    return lines.view(len(lines), -1, size).sum(2)  # (R, C)
 
 
-def _peaks(x: Tensor, size: int, nothing: float) -> Tensor:
+def _block_maxima(x: Tensor, size: int, padding: float) -> Tensor:
+    """Take the maximum of blocks of size × size of a matrix; `padding` fills blocks at the far edges."""
     if size == 1:
         return x
-    lines = _blocks(x, size, nothing).amax(1)
-    return lines.view(len(lines), -1, size).amax(2)
+    lines = _blocks(x, size, padding).amax(1)  # (R, C · size)
+    return lines.view(len(lines), -1, size).amax(2)  # (R, C)
 
 
-def _blocks(x: Tensor, size: int, nothing: float) -> Tensor:
-    """(rows, cols) as (R, size, C · size), filled up at the far edges."""
+def _blocks(x: Tensor, size: int, padding: float) -> Tensor:
+    """Reshape (rows, cols) to (R, size, C · size), padded at the far edges."""
     rows, cols = x.shape
-    x = pad(x, (0, -cols % size, 0, -rows % size), value=nothing)
+    x = pad(x, (0, -cols % size, 0, -rows % size), value=padding)
     return x.view(-1, size, x.shape[1])

@@ -1,7 +1,7 @@
-"""The page as files and as one file: which static files there are, and how they become a single HTML.
+"""The saved page: style, script and data bundled into a single HTML file.
 
-The saved page asks nobody for anything: style, script and data stand in it, and its Content-Security-Policy
-allows nothing else. This file knows HTML; `pack` knows the data.
+The file requests nothing from anywhere: everything is inside it, and its Content-Security-Policy allows
+nothing else. This file knows HTML and how the page's modules import each other; `pack` knows the data.
 """
 
 from __future__ import annotations
@@ -26,24 +26,30 @@ FOLDER = Path(__file__).parent.parent / "web"
 STYLES = ("style.css", "views.css")
 IMPORT = re.compile(r'^import \{([^}]*)\} from "(\.{1,2}/[a-z_./]+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
-# What is left once those are taken out: statements of another form, and imports inside of functions. A line
-# that begins with `*` is a comment.
+# What remains once those are removed: statements of another form, and imports inside functions. A line that
+# begins with `*` is a comment.
 FOREIGN = re.compile(r"^(?:import|export)\b.*|^(?!\s*(?:\*|//)).*\bimport\s*[(.].*", re.MULTILINE)
 
 
 def write(
-    seen: Capture | Sequence[Capture] | Contents,
+    captures: Capture | Sequence[Capture] | Contents,
     path: str | PathLike[str],
     *,
     values: bool | None = None,
     **options: Any,
 ) -> Path:
-    """Write captures as one HTML file that opens anywhere, atomically. Options are those of `Contents`.
+    """Write captures as one HTML file that opens anywhere, atomically, and return its path.
 
-    `values`: True takes v along whatever the size, False leaves it out, None if the file stays small.
+    Arguments:
+        captures: one capture, several, or prepared `Contents`.
+        path: the file to write; its folder must exist.
+        values: whether to include the values v. None includes them if the file stays small.
+        options: arguments of `Contents`, if captures were given.
     """
-    contents = seen if isinstance(seen, Contents) else Contents(seen, **options)
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"save: there is no folder {str(path.parent)!r}: make it first")
+    contents = captures if isinstance(captures, Contents) else Contents(captures, **options)
     packed = pack(contents, values=values)
     before, after = _shell(contents.meta["model"])
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
@@ -55,8 +61,8 @@ def write(
 
 
 def _shell(model: str) -> tuple[str, str]:
-    """The HTML before and after the data."""
-    style, script = "".join((FOLDER / name).read_text("utf-8") for name in STYLES), joined("main")
+    """Return the HTML before and after the data."""
+    style, script = "".join((FOLDER / name).read_text("utf-8") for name in STYLES), bundle_modules("main")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -70,13 +76,14 @@ def _shell(model: str) -> tuple[str, str]:
     page = _swap(page, links, f"<style>{style}</style>")
     page = _swap(page, '<script type="module" src="web/main.js"></script>\n', "")
     before, end, after = page.partition("</body>")
-    # The script stands last, so that all data is there when it runs.
+    # The script comes last, so that all data has been parsed when it runs.
     return before, f"<script>{script}</script>\n{end}{after}"
 
 
 def _swap(page: str, old: str, new: str) -> str:
+    """Replace a text that must occur exactly once."""
     if page.count(old) != 1:
-        raise RuntimeError(f"index.html: expected {old!r} once, found it {page.count(old)} times")
+        raise RuntimeError(f"index.html: expected {old!r} once, got it {page.count(old)} times")
     return page.replace(old, new)
 
 
@@ -85,58 +92,60 @@ def _hash(text: str) -> str:
 
 
 @cache
-def joined(entry: str) -> str:
-    """The modules that `entry` needs as one script, each in a function of its own.
+def bundle_modules(entry: str) -> str:
+    """Bundle the module `entry` and all it imports into one script, each module in a function of its own.
 
-    Modules go by their paths without `.js`: "common/dom". It understands the one way in which ours import
-    (`import { a, b } from "../common/c.js";`) and export (before a function, a class or a constant), and
-    refuses anything else.
+    A module is named by its path without `.js`, such as "common/dom". Only one form of import
+    (`import { a, b } from "../common/c.js";`) and of export (before a function, a class or a constant) is
+    supported; RuntimeError names any other.
     """
     order: list[str] = []
     _visit(entry, order, [])
-    body = "\n".join(_wrapped(name) for name in order)
+    body = "\n".join(_wrap_module(name) for name in order)
     if "</script" in body.lower() or "<!--" in body:
-        raise RuntimeError("a module holds </script or <!--, which would end an inline script")
+        raise RuntimeError("a module contains </script or <!--, which would end an inline script")
     return f'"use strict";\n{body}\n'
 
 
 def _visit(name: str, order: list[str], path: list[str]) -> None:
+    """Append a module to `order`, after everything that it imports; `path` leads to it from the entry."""
     if name in path:
         raise RuntimeError(f"modules import each other in a circle: {' → '.join([*path, name])}")
     if name in order:
         return
     for _, other in IMPORT.findall(_module(name)):
-        _visit(_resolved(other, name), order, [*path, name])
+        _visit(_resolve(other, name), order, [*path, name])
     order.append(name)
 
 
-def _resolved(path: str, name: str) -> str:
-    """The module that `path` names in an import of the module `name`."""
+def _resolve(path: str, name: str) -> str:
+    """Return the name of the module that `path` refers to in an import of the module `name`."""
     other = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
     if other.startswith("../"):
-        raise RuntimeError(f"{name}.js: cannot join {path}.js, which is not one of the page's modules")
+        raise RuntimeError(f"{name}.js: cannot bundle {path}.js, which is not one of the page's modules")
     return other
 
 
-def _wrapped(name: str) -> str:
+def _wrap_module(name: str) -> str:
+    """Return a module as a constant: a function that is called at once and returns the module's exports."""
     text = IMPORT.sub(
-        lambda found: f"const {{{_renamed(found[1])}}} = {_variable(_resolved(found[2], name))};\n",
+        lambda match: f"const {{{_rename(match[1])}}} = {_variable(_resolve(match[2], name))};\n",
         _module(name),
     )
     names = EXPORT.findall(text)
-    text = EXPORT.sub(lambda found: found[0].removeprefix("export "), text)
+    text = EXPORT.sub(lambda match: match[0].removeprefix("export "), text)
     if foreign := FOREIGN.search(text):
-        raise RuntimeError(f"{name}.js: cannot join {foreign[0]!r}: write it as the other modules do")
+        raise RuntimeError(f"{name}.js: cannot bundle {foreign[0]!r}: write it as the other modules do")
     return f"const {_variable(name)} = (() => {{\n{text}\nreturn {{ {', '.join(names)} }};\n}})();"
 
 
 def _variable(name: str) -> str:
-    """The variable that holds what a module exports; $ is in no module's name."""
+    """Return the variable that holds a module's exports; no module's name contains $."""
     return "module_" + name.replace("/", "$")
 
 
-def _renamed(names: str) -> str:
-    """`a as b` of an import is `a: b` in a pattern."""
+def _rename(names: str) -> str:
+    """Rewrite `a as b` of an import as `a: b`, as a destructuring pattern has it."""
     return re.sub(r"(\w+) as (\w+)", r"\1: \2", names)
 
 

@@ -1,1 +1,1 @@
-"""The page served on this machine: its application, its limits and its guard."""
+"""The page's web server: its application, its limits and its guard."""

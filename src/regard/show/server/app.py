@@ -1,8 +1,9 @@
-"""The page over HTTP: a small server that computes what the page asks for, when it asks.
+"""The page over HTTP: a small application that computes what the page requests, on demand.
 
-The event loop only passes things on; weights are computed by a few threads, and what nobody waits for any
-more is dropped. Reading a new text and generating are done by whoever starts the server, one at a time, and
-come as lines of JSON while they run. This file knows HTTP and `Contents`; it does not know models.
+The event loop only passes requests on. A few threads compute the answers, and a request whose client has
+disconnected is dropped. Reading a new text and generating need a model: the caller supplies functions for
+them, which run one at a time and send lines of JSON as they go. This file knows HTTP and `Contents`; it does
+not know models.
 """
 
 from __future__ import annotations
@@ -25,34 +26,41 @@ from starlette.routing import Route
 
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
-from regard.show.server.limits import ExclusiveJob, Limits, RefusedError, check_number, text_of
-from regard.show.server.line_stream import Line, Say, Tell, kindly, left, stream
+from regard.show.server.limits import ExclusiveJob, Limits, RefusedError, check_number, check_text
+from regard.show.server.line_stream import (
+    Line,
+    ReportProgress,
+    SendLine,
+    stream,
+    translate_errors,
+    wait_for_disconnect,
+)
 
-MOST = 1 << 31  # of any number that a page may ask with
+MAX_NUMBER = 1 << 31  # of any number in a request
 
 
 class Read(Protocol):
-    """Reads a text with a model."""
+    """A function that runs a model on a text and captures it, reporting its progress."""
 
-    def __call__(self, text: str, tell: Tell) -> Capture: ...
+    def __call__(self, text: str, report: ReportProgress, /) -> Capture: ...
 
 
 class Generate(Protocol):
-    """Goes on with a text; every item is a line for the page (see `regard.gpt.cache_demo`)."""
+    """A function that continues a text; every item is a line for the page (see `regard.gpt.cache_demo`)."""
 
     def __call__(self, text: str, *, tokens: int, window: int, sinks: int) -> Iterable[Line]: ...
 
 
 @dataclass(frozen=True)
 class Asset:
-    """A file of the page, read when the server starts."""
+    """A static file of the page, read when the server starts."""
 
     content: bytes
-    kind: str
+    kind: str  # its media type
 
 
 def page_files() -> dict[str, Asset]:
-    """The files of the page by their paths: these and no others are ever served."""
+    """Return the page's static files by their paths: these and no others are ever served."""
     folder = Path(__file__).parent.parent / "web"
     kinds = {".js": "text/javascript", ".css": "text/css"}
     files = {
@@ -65,7 +73,14 @@ def page_files() -> dict[str, Asset]:
 
 @dataclass
 class Site:
-    """What is served: the page's files, the captures, and what else whoever serves it can do."""
+    """Everything that is served: the page's files, the captures, and what a model can do.
+
+    Arguments:
+        contents: the captures to show.
+        read: captures a new text; None if there is no model.
+        generate: continues a text; None if there is no model that can.
+        limits: bounds on requests.
+    """
 
     contents: Contents
     read: Read | None = None
@@ -74,15 +89,16 @@ class Site:
 
     def __post_init__(self) -> None:
         self.assets = page_files()
-        self.turn = ExclusiveJob()
+        self.model_job = ExclusiveJob()
         self.workers = ThreadPoolExecutor(self.limits.workers, "regard-page")
         self.waiting = 0
         self.contents.can |= {"capture": self.read is not None, "generate": self.generate is not None}
         self.contents.__dict__.pop("meta", None)
 
     def application(self) -> Starlette:
-        pages = [Route(path, self._asset) for path in self.assets]
-        looks = {
+        """Return the ASGI application."""
+        files = [Route(path, self._asset) for path in self.assets]
+        computed = {
             "meta": self._meta,
             "thumbs": self._thumbs,
             "sinks": self._sinks,
@@ -93,17 +109,17 @@ class Site:
             "steps": self._steps,
             "eviction": self._eviction,
         }
-        answers = [Route(f"/api/{name}", self._computed(make)) for name, make in looks.items()]
-        orders = [
+        answers = [Route(f"/api/{name}", self._computed(compute)) for name, compute in computed.items()]
+        jobs = [
             Route("/api/capture", self._capture, methods=["POST"]),
             Route("/api/generate", self._generate, methods=["POST"]),
         ]
         application = Starlette(
-            routes=[*pages, *answers, *orders],
+            routes=[*files, *answers, *jobs],
             exception_handlers={
-                RefusedError: _refused,
-                HTTPException: _not_served,
-                Exception: _broken,
+                RefusedError: _answer_refused,
+                HTTPException: _answer_not_found,
+                Exception: _answer_failed,
             },
         )
         application.router.redirect_slashes = False
@@ -113,133 +129,137 @@ class Site:
         asset = self.assets[request.scope["path"]]
         return Response(asset.content, media_type=asset.kind)
 
-    def _computed(self, make: Callable[[Ask], Response]) -> Callable[[Request], Any]:
-        """An endpoint whose answer is computed by a worker, unless the one who asked leaves first."""
+    def _computed(self, compute: Callable[[Query], Response]) -> Callable[[Request], Any]:
+        """Return an endpoint whose answer a worker computes, unless the client disconnects first."""
 
         async def answer(request: Request) -> Response:
             if self.waiting >= self.limits.waiting:
-                raise RefusedError(503, "the server has more to do than it can: try again in a moment")
-            ask = Ask(request.query_params)
+                raise RefusedError(503, "the server is busy with other requests: try again in a moment")
+            query = Query(request.query_params)
             self.waiting += 1
-            done = asyncio.wrap_future(self.workers.submit(kindly, make, ask))
-            leaving = asyncio.ensure_future(left(request.receive))
+            response = asyncio.wrap_future(self.workers.submit(translate_errors, compute, query))
+            disconnect = asyncio.ensure_future(wait_for_disconnect(request.receive))
             try:
-                either: set[asyncio.Future[Any]] = {done, leaving}
+                either: set[asyncio.Future[Any]] = {response, disconnect}
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                return await done if done.done() else Response(status_code=499)  # the latter to nobody
+                return await response if response.done() else Response(status_code=499)  # nobody reads it
             finally:
                 self.waiting -= 1
-                leaving.cancel()
-                done.cancel()  # drops it if no worker has begun it, and what comes of it if one has
+                disconnect.cancel()
+                response.cancel()  # the work is dropped if no worker has begun it, its result otherwise
 
         return answer
 
-    def _meta(self, ask: Ask) -> Response:
+    def _meta(self, query: Query) -> Response:
         return Json(self.contents.meta)
 
-    def _thumbs(self, ask: Ask) -> Response:
-        return _binary(self.contents.glance(ask.number("text"), ask["layer"]).thumbs.tobytes())
+    def _thumbs(self, query: Query) -> Response:
+        return _binary(self.contents.thumbnail(query.number("text"), query["layer"]).thumbs.tobytes())
 
-    def _sinks(self, ask: Ask) -> Response:
-        return Json(self.contents.glance(ask.number("text"), ask["layer"]).sinks)
+    def _sinks(self, query: Query) -> Response:
+        return Json(self.contents.thumbnail(query.number("text"), query["layer"]).sinks)
 
-    def _heads(self, ask: Ask) -> Response:
-        return Json(self.contents.heads(ask.number("text")))
+    def _heads(self, query: Query) -> Response:
+        return Json(self.contents.heads(query.number("text")))
 
-    def _tile(self, ask: Ask) -> Response:
-        text, head, z, i, j = (ask.number(name) for name in ("text", "head", "z", "i", "j"))
-        without = ask.number("without") if "without" in ask else None
-        mass, peak = self.contents.tile(text, ask["layer"], head, z, i, j, without)
+    def _tile(self, query: Query) -> Response:
+        text, head, z, i, j = (query.number(name) for name in ("text", "head", "z", "i", "j"))
+        without = query.number("without") if "without" in query else None
+        mass, peak = self.contents.tile(text, query["layer"], head, z, i, j, without)
         return _binary(_floats(mass) + _floats(peak))
 
-    def _row(self, ask: Ask) -> Response:
-        text, row = ask.number("text"), ask.number("row")
-        return _binary(_floats(self.contents.row(text, ask["layer"], ask.head, row)))
+    def _row(self, query: Query) -> Response:
+        text, row = query.number("text"), query.number("row")
+        return _binary(_floats(self.contents.row(text, query["layer"], query.head, row)))
 
-    def _column(self, ask: Ask) -> Response:
-        text, col = ask.number("text"), ask.number("col")
-        return _binary(_floats(self.contents.column(text, ask["layer"], ask.head, col)))
+    def _column(self, query: Query) -> Response:
+        text, col = query.number("text"), query.number("col")
+        return _binary(_floats(self.contents.column(text, query["layer"], query.head, col)))
 
-    def _steps(self, ask: Ask) -> Response:
-        text, head, row = (ask.number(name) for name in ("text", "head", "row"))
-        return Json(self.contents.steps(text, ask["layer"], head, row))
+    def _steps(self, query: Query) -> Response:
+        text, head, row = (query.number(name) for name in ("text", "head", "row"))
+        return Json(self.contents.steps(text, query["layer"], head, row))
 
-    def _eviction(self, ask: Ask) -> Response:
-        return Json(self.contents.eviction(ask.number("text"), ask["layer"]))
+    def _eviction(self, query: Query) -> Response:
+        return Json(self.contents.eviction(query.number("text"), query["layer"]))
 
     async def _capture(self, request: Request) -> Response:
         if self.read is None:
-            raise RefusedError(404, "no text can be read here: there is a capture and no model")
-        read, asked = self.read, await _body(request, self.limits)
-        text = text_of(asked.get("text"), self.limits)
+            raise RefusedError(404, "this page shows a capture without a model, so it cannot read new texts")
+        read, body = self.read, await _read_body(request, self.limits)
+        text = check_text(body.get("text"), self.limits)
         if len(self.contents.texts) >= self.limits.texts:
-            raise RefusedError(409, f"there are {self.limits.texts} texts already, the most that are kept")
+            raise RefusedError(
+                409,
+                f"the page already holds {self.limits.texts} texts, which is its limit: restart the server",
+            )
 
-        def work(say: Say) -> None:
-            def tell(doing: str, done: int, of: int) -> None:
-                say({"progress": {"doing": doing, "done": done, "of": of}})
+        def work(send_line: SendLine) -> None:
+            def report(doing: str, done: int, of: int) -> None:
+                send_line({"progress": {"doing": doing, "done": done, "of": of}})
 
-            seen = read(text, tell)
-            tokens = max((layer.shape[3] for layer in seen.layers), default=0)
+            capture = read(text, report)
+            tokens = max((layer.shape[3] for layer in capture.layers), default=0)
             if tokens > self.limits.tokens:
                 raise RefusedError(
                     413, f"text: expected at most {self.limits.tokens:,} tokens, got {tokens:,}"
                 )
-            say({"text": self.contents.add(seen)})
+            send_line({"text": self.contents.add(capture)})
 
-        return stream(self.turn, "reading a text", work)
+        return stream(self.model_job, "reading a text", work)
 
     async def _generate(self, request: Request) -> Response:
         if self.generate is None:
-            raise RefusedError(404, "nothing can be generated here: there is no model that can")
-        generate, asked = self.generate, await _body(request, self.limits)
-        text = text_of(asked.get("text"), self.limits)
+            raise RefusedError(404, "this page has no model that can generate text")
+        generate, body = self.generate, await _read_body(request, self.limits)
+        text = check_text(body.get("text"), self.limits)
         most = self.limits.generated
-        tokens = check_number("tokens", asked.get("tokens", min(32, most)), 1, most)
-        window = check_number("window", asked.get("window", 64), 1, MOST)
-        sinks = check_number("sinks", asked.get("sinks", 4), 0, MOST)
+        tokens = check_number("tokens", body.get("tokens", min(32, most)), 1, most)
+        window = check_number("window", body.get("window", 64), 1, MAX_NUMBER)
+        sinks = check_number("sinks", body.get("sinks", 4), 0, MAX_NUMBER)
 
-        def work(say: Say) -> None:
+        def work(send_line: SendLine) -> None:
             for line in generate(text, tokens=tokens, window=window, sinks=sinks):
-                say(line)
+                send_line(line)
 
-        return stream(self.turn, "generating", work)
+        return stream(self.model_job, "generating", work)
 
 
 class Json(JSONResponse):
-    """JSON in ASCII: a token may be half of a character, which no encoding of text can hold."""
+    """A JSON response in ASCII: a token may be half of a character, which UTF-8 cannot encode."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-class Ask:
-    """What a request asks for, checked as it is read."""
+class Query:
+    """The parameters of a request, checked as they are read."""
 
-    def __init__(self, query: Mapping[str, str]) -> None:
-        self.query = query
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self.parameters = parameters
 
     def __contains__(self, name: str) -> bool:
-        return name in self.query
+        return name in self.parameters
 
     def __getitem__(self, name: str) -> str:
-        if name not in self.query:
-            raise RefusedError(400, f"{name}: expected in the request, and it is not there")
-        return self.query[name]
+        if name not in self.parameters:
+            raise RefusedError(400, f"{name}: expected this parameter in the request, got none")
+        return self.parameters[name]
 
     def number(self, name: str) -> int:
-        return check_number(name, self[name], 0, MOST)
+        """Return a parameter as a whole number from 0."""
+        return check_number(name, self[name], 0, MAX_NUMBER)
 
     @property
     def head(self) -> int | str:
+        """The head's number, or "mean"."""
         return "mean" if self["head"] == "mean" else self.number("head")
 
 
-async def _body(request: Request, limits: Limits) -> dict[str, Any]:
-    too_large = RefusedError(
-        413, f"expected a request of at most {limits.body:,} bytes, and this one is larger"
-    )
-    if int(request.headers.get("content-length", "0")) > limits.body:  # h11 has made sure of a number
+async def _read_body(request: Request, limits: Limits) -> dict[str, Any]:
+    """Read a request's JSON object, without ever holding more than the limit."""
+    too_large = RefusedError(413, f"expected a request of at most {limits.body:,} bytes, got a larger one")
+    if int(request.headers.get("content-length", "0")) > limits.body:  # h11 guarantees a number
         raise too_large
     body = b""
     try:
@@ -248,14 +268,14 @@ async def _body(request: Request, limits: Limits) -> dict[str, Any]:
             if len(body) > limits.body:
                 raise too_large
     except ClientDisconnect:
-        raise RefusedError(499, "the request broke off") from None  # said to nobody
+        raise RefusedError(499, "the client disconnected") from None  # nobody reads it
     try:
-        asked = json.loads(body)
+        parsed = json.loads(body)
     except (ValueError, RecursionError):
-        asked = None
-    if not isinstance(asked, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise RefusedError(400, 'expected a JSON object, such as {"text": "…"}')
-    return asked
+    return parsed
 
 
 def _binary(content: bytes) -> Response:
@@ -266,16 +286,16 @@ def _floats(x: torch.Tensor) -> bytes:
     return x.contiguous().numpy().astype("<f4", copy=False).tobytes()
 
 
-async def _refused(request: Request, refusal: Exception) -> Response:
+async def _answer_refused(request: Request, refusal: Exception) -> Response:
     return Json({"error": str(refusal)}, getattr(refusal, "status", 500))
 
 
-async def _not_served(request: Request, error: Exception) -> Response:
+async def _answer_not_found(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    said = {404: "there is nothing at this address", 405: "this address does not take such a request"}
-    return Json({"error": said.get(status, str(error))}, status)
+    messages = {404: "there is nothing at this address", 405: "this address does not accept this method"}
+    return Json({"error": messages.get(status, str(error))}, status)
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _answer_failed(request: Request, error: Exception) -> Response:
     logging.getLogger(__name__).error("a request failed: %s", request.url.path, exc_info=error)
-    return Json({"error": f"the server stumbled: {type(error).__name__}: {error}"}, 500)
+    return Json({"error": f"internal error: {type(error).__name__}: {error}"}, 500)

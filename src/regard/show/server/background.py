@@ -1,4 +1,4 @@
-"""A site at an address: the socket, the thread and the end of both. `server` knows what is served."""
+"""A server for a `Site`: its socket, its thread, and how both end. `app` knows what is served."""
 
 from __future__ import annotations
 
@@ -15,27 +15,33 @@ from regard.show.server.guard import BoundAddress, Guard
 
 
 class BackgroundServer:
-    """A site at an address: `run()` until Ctrl-C, or in the background between `start()` and `close()`."""
+    """A server for a site: `run()` serves until Ctrl-C, `start()` and `close()` serve in the background.
+
+    Arguments:
+        site: what is served.
+        host: the address to bind to. Anything but loopback puts a secret into the address.
+        port: the port to bind to; 0 takes a free one.
+    """
 
     def __init__(self, site: Site, *, host: str = "127.0.0.1", port: int = 0) -> None:
         if not 0 <= port < 1 << 16:
-            raise ValueError(f"port: expected a number from 0, for any that is free, to 65535, got {port}")
+            raise ValueError(f"port: expected a number from 0 (any free port) to 65535, got {port}")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family)
         except OSError as error:
             raise ValueError(
-                f"host, port: {host}:{port} cannot be served ({error}): another port, or 0 for a free one?"
+                f"host, port: {host}:{port} cannot be served ({error}): try another port, or 0 for a free one"
             ) from None
         self.site = site
-        self.door = BoundAddress.at(host, self._socket.getsockname()[1])
+        self.bound_address = BoundAddress.at(host, self._socket.getsockname()[1])
         self._server = uvicorn.Server(
             uvicorn.Config(
-                Guard(site.application(), self.door),
+                Guard(site.application(), self.bound_address),
                 http="h11",
                 ws="none",
                 lifespan="off",
-                log_level="critical",  # what was cut off by Ctrl-C is no error; the site logs its own
+                log_level="critical",  # requests interrupted by Ctrl-C are not errors; the site logs its own
                 access_log=False,
                 server_header=False,
                 date_header=False,
@@ -49,7 +55,8 @@ class BackgroundServer:
 
     @property
     def address(self) -> str:
-        return self.door.address
+        """The address to open in a browser."""
+        return self.bound_address.address
 
     def run(self) -> None:
         """Serve until Ctrl-C."""
@@ -60,7 +67,7 @@ class BackgroundServer:
             self._end()
 
     def start(self) -> Self:
-        """Serve in the background."""
+        """Serve in the background; returns once requests are accepted."""
         self._thread = threading.Thread(target=self.run, name="regard-server", daemon=True)
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
@@ -68,7 +75,7 @@ class BackgroundServer:
         return self
 
     def wait(self) -> None:
-        """Serve on until Ctrl-C, if it was started in the background."""
+        """Block until Ctrl-C, then close, if the server was started in the background."""
         try:
             while self._thread is not None and self._thread.is_alive():
                 self._thread.join(0.2)
@@ -89,7 +96,7 @@ class BackgroundServer:
         self.site.workers.shutdown(wait=False, cancel_futures=True)
 
     def __repr__(self) -> str:
-        return f"Running({self.address})"
+        return f"BackgroundServer({self.address})"
 
     def __enter__(self) -> Self:
         return self.start()

@@ -1,9 +1,10 @@
-"""Who may talk to the server, and what a browser may do with its answers.
+"""Access control: which requests are answered, and what a browser may do with the answers.
 
-A page from elsewhere must not be able to ask for anything, not even by pointing a name of its own at this
-machine (DNS rebinding). So the Host of a request must be the address that the server is bound to, a POST must
-come from its own page, and nothing is shared with other origins. Bound to anything but loopback, every
-address begins with a secret. This file knows HTTP's headers; it does not know what is served.
+Pages of other origins must not be able to request anything, not even through a host name of their own that
+points at this machine (DNS rebinding). So the Host header must name the address that the server is bound to,
+a POST must come from the server's own page, and nothing is shared with other origins. If the server is bound
+to anything but loopback, every path begins with a secret. This file knows HTTP's headers; it does not know
+what is served.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "no-store",
 }
+OTHER_PAGE = "this request comes from another page: only the server's own page may send requests"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that is bound to the address."""
+    """Return whether only this machine can reach a server that is bound to `host`."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -53,7 +55,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class BoundAddress:
-    """Where the server is bound, and the secret that stands in its address if others can reach it."""
+    """The address that the server is bound to, and the secret in its path if other machines can reach it."""
 
     host: str
     port: int
@@ -61,13 +63,14 @@ class BoundAddress:
 
     @classmethod
     def at(cls, host: str, port: int) -> BoundAddress:
+        """Return the address, with a new secret unless the host is loopback."""
         return cls(host, port, "" if is_loopback(host) else secrets.token_urlsafe(24))
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
-        anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-        host = anywhere.get(self.host, f"[{self.host}]" if ":" in self.host else self.host)
+        """The address to open in a browser."""
+        wildcards = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+        host = wildcards.get(self.host, f"[{self.host}]" if ":" in self.host else self.host)
         return f"http://{host}:{self.port}/" + (f"{self.token}/" if self.token else "")
 
     @property
@@ -79,10 +82,10 @@ class BoundAddress:
 
 
 class Guard:
-    """Stands before an application: answers what is not allowed, and adds the headers to what is."""
+    """ASGI middleware that refuses requests that are not allowed and adds security headers to all answers."""
 
-    def __init__(self, app: ASGIApp, door: BoundAddress) -> None:
-        self.app, self.door = app, door
+    def __init__(self, app: ASGIApp, bound_address: BoundAddress) -> None:
+        self.app, self.bound_address = app, bound_address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -98,39 +101,38 @@ class Guard:
             await send(message)
 
         try:
-            scope = self._admitted(scope)
+            scope = self._admit(scope)
         except RefusedError as refusal:
             answer = JSONResponse({"error": str(refusal)}, refusal.status)
             await answer(scope, receive, with_headers)
             return
         await self.app(scope, receive, with_headers)
 
-    def _admitted(self, scope: Scope) -> Scope:
+    def _admit(self, scope: Scope) -> Scope:
+        """Return the request without its secret, or raise `RefusedError`."""
         headers = Headers(scope=scope)
         host = headers.get("host", "").lower()
-        if self.door.token:
-            scope = self._past_the_token(scope)
-        elif host not in self.door.hosts:
-            raise RefusedError(421, f"this server is {self.door.address} and answers to no other name")
+        if self.bound_address.token:
+            scope = self._strip_token(scope)
+        elif host not in self.bound_address.hosts:
+            raise RefusedError(421, f"host: this server answers only to {self.bound_address.address}")
         if scope["method"] == "POST":
             origin = headers.get("origin")
             if origin is not None and origin.lower() != f"http://{host}":
-                raise RefusedError(
-                    403, "this request comes from another page, which may not ask for anything"
-                )
+                raise RefusedError(403, OTHER_PAGE)
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 raise RefusedError(415, "content-type: expected application/json")
         elif headers.get("sec-fetch-site") in ("cross-site", "same-site") and scope["path"] != "/":
-            raise RefusedError(403, "this request comes from another page, which may not ask for anything")
+            raise RefusedError(403, OTHER_PAGE)
         return scope
 
-    def _past_the_token(self, scope: Scope) -> Scope:
-        """The request without the secret at the front of its path; refused if there is another or none."""
-        given, slash, rest = scope["path"].removeprefix("/").partition("/")
-        if not hmac.compare_digest(given.encode(), self.door.token.encode()):
+    def _strip_token(self, scope: Scope) -> Scope:
+        """Remove the secret from the front of the path; refuse a request with another one or none."""
+        token, slash, rest = scope["path"].removeprefix("/").partition("/")
+        if not hmac.compare_digest(token.encode(), self.bound_address.token.encode()):
             raise RefusedError(
-                403, "this server can be reached from elsewhere: use the whole address it printed"
+                403, "the address needs the server's secret: use the whole address that it printed"
             )
         if not slash:
-            raise RefusedError(404, "the address ends in a slash")
+            raise RefusedError(404, "the address must end in a slash")
         return {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}

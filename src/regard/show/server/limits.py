@@ -1,4 +1,7 @@
-"""What the server allows, and how it says no: sizes, counts, one piece of heavy work at a time."""
+"""Limits of the server and the errors for exceeding them: sizes, counts, one model job at a time.
+
+This file knows numbers, texts and HTTP status codes; it does not know what is served.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +13,26 @@ from regard.attention.arguments import check_whole_number
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on what a page may ask for."""
+    """Bounds on what a page may request."""
 
     body: int = 1 << 20
-    """Bytes of a request."""
+    """Maximum size of a request, in bytes."""
     characters: int = 200_000
-    """Of a text that is to be read."""
+    """Maximum length of a text to read, in characters."""
     tokens: int = 16_384
-    """Of a text that was read: a longer one is not kept."""
+    """Maximum length of a text that was read, in tokens; a longer one is not kept."""
     texts: int = 16
-    """That are held at once, the first ones included."""
+    """Maximum number of texts held at once, including those the server started with."""
     generated: int = 256
-    """Tokens that are written for one request."""
+    """Maximum number of tokens generated for one request."""
     waiting: int = 256
-    """Requests that wait for a worker."""
+    """Maximum number of requests that wait for a worker."""
     workers: int = 2
-    """Threads that compute."""
+    """Number of threads that compute."""
 
 
 class RefusedError(Exception):
-    """A request that is not served: a status of HTTP and a sentence for whoever asked."""
+    """A request that is not served: an HTTP status and a sentence for the reader."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -37,28 +40,30 @@ class RefusedError(Exception):
 
 
 class StoppedError(Exception):
-    """Nobody waits for the work any more."""
+    """The client disconnected, so the work should end."""
 
 
 class ExclusiveJob:
-    """One piece of work at a time; whoever comes meanwhile is told what is being done."""
+    """A lock for one job at a time. A second job is refused with the name of the one that is running."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.doing = ""
 
-    def take(self, doing: str) -> None:
+    def acquire(self, doing: str) -> None:
+        """Start a job; `doing` describes it, as in "reading a text"."""
         if not self._lock.acquire(blocking=False):
             raise RefusedError(409, f"the model is busy {self.doing}: try again when it is done")
         self.doing = doing
 
-    def give_back(self) -> None:
+    def release(self) -> None:
+        """End the job."""
         self.doing = ""
         self._lock.release()
 
 
 def check_number(name: str, value: object, least: int, most: int) -> int:
-    """A whole number within bounds, or a refusal that says so."""
+    """Return `value` as a whole number from `least` to `most`, or refuse the request."""
     if isinstance(value, str) and value.removeprefix("-").isascii() and value.removeprefix("-").isdigit():
         value = int(value) if len(value) < 16 else value
     try:
@@ -67,8 +72,8 @@ def check_number(name: str, value: object, least: int, most: int) -> int:
         raise RefusedError(400, str(error)) from None
 
 
-def text_of(value: object, limits: Limits) -> str:
-    """A text that may be read, or a refusal that says why not."""
+def check_text(value: object, limits: Limits) -> str:
+    """Return `value` as a text that may be read, or refuse the request."""
     if not isinstance(value, str) or not value.strip():
         raise RefusedError(400, "text: expected some text to read, got none")
     if len(value) > limits.characters:

@@ -1,0 +1,47 @@
+"""The names of the head scores: one list for the table in a terminal and for the page.
+
+This file knows words. The scores are computed in `query_scores` and `head_scores`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ScoreWords(NamedTuple):
+    """How one score is called."""
+
+    name: str
+    """Its name in a `HeadTable`."""
+    title: str
+    """Its name for a reader, in one or two words."""
+    about: str
+    """One plain sentence that says what it measures."""
+
+
+SCORE_WORDS = (
+    ScoreWords("previous_token", "previous token", "Attention on the token before the query."),
+    ScoreWords("itself", "self", "Attention on the query's own token."),
+    ScoreWords("duplicate", "duplicate", "Attention on earlier copies of the query's token."),
+    ScoreWords(
+        "induction", "induction", "Attention on the tokens that followed earlier copies of the query's."
+    ),
+    ScoreWords("sink", "sink", "Attention on the one key that receives the most."),
+    ScoreWords("local", "local", "Attention on the last few tokens."),
+    ScoreWords("eviction", "eviction", "Attention that is lost when a small cache evicts keys."),
+    ScoreWords(
+        "normalised_entropy", "spread", "Entropy as a share of its maximum; uniform attention scores 1."
+    ),
+    ScoreWords("entropy", "entropy", "Entropy of the attention, in nats."),
+    ScoreWords("distance", "distance", "Mean number of tokens between the query and the keys it attends to."),
+)
+TITLES = {score.name: score.title for score in SCORE_WORDS}
+
+
+def title(name: str) -> str:
+    """Return a score's title; a score that is not in the list is called by its own name.
+
+    >>> title("itself"), title("my_score")
+    ('self', 'my score')
+    """
+    return TITLES.get(name, name.replace("_", " "))

@@ -1,0 +1,28 @@
+"""The LRU cache: what it keeps, what it evicts, and that an error leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from regard.lru import LRUCache
+
+
+def test_a_value_is_computed_once() -> None:
+    cache: LRUCache[int] = LRUCache(2)
+    assert cache.get("a", lambda: 1) == 1
+    assert cache.get("a", lambda: pytest.fail("computed again")) == 1
+
+
+def test_the_least_recently_used_value_is_evicted() -> None:
+    cache: LRUCache[int] = LRUCache(2)
+    for key in ("a", "b", "a", "c"):  # "b" was used before "a"
+        cache.get(key, lambda: 1)
+    assert len(cache) == 2
+    assert [cache.get(key, lambda: 2) for key in ("c", "a", "b")] == [1, 1, 2]
+
+
+def test_an_error_is_not_cached() -> None:
+    cache: LRUCache[float] = LRUCache(2)
+    with pytest.raises(ZeroDivisionError):
+        cache.get("a", lambda: 1 / 0)
+    assert cache.get("a", lambda: 1.0) == 1.0
