@@ -6,17 +6,13 @@ something much larger. The functions here copy such tensors and leave the others
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.attention.inputs import working_dtype
-from regard.attention.masks.base import And, Mask, Not, Or, Rows
-from regard.attention.masks.named import Alibi, Relative, Rule, TensorMask
 from regard.maps import AttentionMap, attention_map
 
 
@@ -47,33 +43,13 @@ def select_heads(m: AttentionMap, heads: Sequence[int] | None) -> SelectedHeads:
         m.q[:, heads],
         m.k[:, kv_heads],
         m.lse[:, heads],
-        select_mask_heads(m.mask, heads),
+        m.mask.select(slice(None), heads),
         m.scale,
         m.softcap,
         sinks,
         m.axes,
     )
     return SelectedHeads(selected, tuple(heads), kv_heads)
-
-
-def select_mask_heads(mask: Mask, heads: Sequence[int]) -> Mask:
-    """Return the mask of some heads only, in the given order and numbered from 0."""
-    if isinstance(mask, And | Or):
-        return type(mask)(select_mask_heads(mask.left, heads), select_mask_heads(mask.right, heads))
-    if isinstance(mask, TensorMask):
-        return mask if mask.tensor.shape[1] == 1 else TensorMask(mask.tensor[:, heads])
-    if isinstance(mask, Alibi):
-        return Alibi(mask.slopes[heads])
-    if isinstance(mask, Relative):
-        return mask if len(mask.table) == 1 else Relative(mask.table[heads], mask.zero)
-    if isinstance(mask, Not | Rows):
-        return replace(mask, inner=select_mask_heads(mask.inner, heads))
-    if isinstance(mask, Rule):
-        predicate, numbers = mask.says, torch.tensor(heads)
-        return Rule(
-            functools.wraps(predicate)(lambda b, h, q, k: predicate(b, numbers.to(h.device)[h], q, k))
-        )
-    return mask
 
 
 def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
