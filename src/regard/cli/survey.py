@@ -15,7 +15,7 @@ import typer
 from regard.cli.options import ModelName
 
 if TYPE_CHECKING:
-    from regard.heads.survey import State
+    from regard.heads.survey import SurveyProgress
 
 
 def survey(
@@ -53,7 +53,7 @@ def survey(
       torchrun --nproc-per-node 4 --no-python regard survey corpus.txt --out survey.parquet
     """
     from regard.cli.models import open_model
-    from regard.heads.survey import Reader
+    from regard.heads.survey import SurveyModel
     from regard.heads.survey import survey as run
     from regard.processes import joined
 
@@ -64,21 +64,23 @@ def survey(
         raise ValueError(f"corpus: expected a text file, got {corpus}, which is not there")
     with joined(device) as us:
         opened = open_model(model).to(us.device)
-        reader = Reader(opened.name, opened.runs(), opened.encode, opened.start, opened.digest(), us.device)
+        reader = SurveyModel(
+            opened.name, opened.runs(), opened.encode, opened.start, opened.digest(), us.device
+        )
         try:
             with _bar(corpus.stat().st_size, windows, us.first) as tell:
                 table = run(
                     reader,
                     corpus,
                     out,
-                    us=us,
+                    ranks=us,
                     length=min(length, opened.context or length),
                     batch=batch,
-                    most=windows,
+                    max_windows=windows,
                     threads=threads,
                     save_every=save_every,
                     fresh=fresh,
-                    tell=tell,
+                    report=tell,
                 )
         except KeyboardInterrupt:
             if us.first:
@@ -95,7 +97,7 @@ def survey(
 
 
 @contextmanager
-def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[State, int], None]]:
+def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[SurveyProgress, int], None]]:
     """A bar in a terminal, over the corpus or as many windows as were asked for; elsewhere nothing."""
     if not shown or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda state, read: None
@@ -112,7 +114,7 @@ def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[State, 
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("survey", total=1.0, windows=0)
 
-        def tell(state: State, read: int) -> None:
+        def tell(state: SurveyProgress, read: int) -> None:
             share = max(read / size, state.windows / most if most else 0.0)
             bar.update(task, completed=share, windows=state.windows)
 

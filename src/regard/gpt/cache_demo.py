@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.attention.arguments import whole
 from regard.gpt.map_hooks import LayerInputs, watched
+from regard.heads.eviction import eviction_loss
 from regard.layers import KVCache
 
 if TYPE_CHECKING:
@@ -129,10 +130,10 @@ def _read(model: GPT, T: int, queries: int) -> int:
 
 
 def _lost(look: LayerInputs, cache: KVCache, window: int, sinks: int) -> list[float]:
-    """How much of its attention the newest token gives to keys that are neither first nor latest, by head."""
-    shares = look.map()[0, :, -1].to_dense()  # (H, S)
-    S = look.k.shape[2]
-    positions = torch.arange(cache.length - S, cache.length, device=look.k.device)
-    forgotten = (positions >= sinks) & (positions < cache.length - window)
-    found: list[float] = shares[:, forgotten].sum(-1).tolist()
-    return found
+    """The eviction loss of the newest token, by head."""
+    weights = look.map()[0, :, -1].unsqueeze(1)  # (H, 1, S)
+    position = torch.tensor([cache.length - 1], device=weights.device)
+    first_key = cache.length - weights.shape[-1]  # a cache may hold the latest keys only
+    windows = torch.tensor([window], device=weights.device)
+    loss: list[float] = eviction_loss(weights, position, windows, sinks, first_key).flatten().tolist()
+    return loss

@@ -1,7 +1,7 @@
-"""A map on disk: one safetensors file with q, k and lse, and its mask and options in the header.
+"""Maps on disk: a safetensors file with q, k and lse, and the mask and the options in its metadata.
 
-Opening reads the header only; the tensors are mapped into memory and come in as they are looked at.
-Writing goes to a neighbouring file first, so that an interrupted save leaves the old one as it was.
+Opening reads the header only; the tensors are mapped into memory and read on use. Writing is atomic, so that
+an interrupted save leaves the old file as it was.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from regard.atomic import atomic_write
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks import base, named
 from regard.attention.masks.base import Mask
+from regard.maps.data import MapData
 from regard.maps.index import Axes
-from regard.maps.map import AttentionMap
 
 FORMAT = "regard.AttentionMap 1"
 KINDS: dict[str, type[Mask]] = {
@@ -46,118 +46,118 @@ KINDS: dict[str, type[Mask]] = {
 }
 
 
-def save(map: AttentionMap, path: str | os.PathLike[str], beside: Mapping[str, Tensor] | None = None) -> None:
-    """Write a map to a file, atomically, and other tensors beside it if there are any."""
-    tensors = {"q": map.q, "k": map.k, "lse": map.lse}
-    if map.sinks is not None:
-        tensors["sinks"] = map.sinks
-    described = {
-        "mask": _described(map.mask, tensors),
-        "scale": map.scale,
-        "softcap": map.softcap,
-        "axes": list(map.axes),
+def save(m: MapData, path: str | os.PathLike[str], extra: Mapping[str, Tensor] | None = None) -> None:
+    """Write a map to a file, atomically, with `extra` tensors beside its own."""
+    tensors = {"q": m.q, "k": m.k, "lse": m.lse}
+    if m.sinks is not None:
+        tensors["sinks"] = m.sinks
+    options = {
+        "mask": _encode_mask(m.mask, tensors),
+        "scale": m.scale,
+        "softcap": m.softcap,
+        "axes": list(m.axes),
     }
-    write(path, {**tensors, **(beside or {})}, {"format": FORMAT, "map": json.dumps(described)})
+    write(path, {**tensors, **(extra or {})}, {"format": FORMAT, "map": json.dumps(options)})
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file, atomically."""
     path = Path(path)
-    plain = _apart({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
     if not path.parent.is_dir():
         raise ValueError(f"path: expected a file in a folder that exists, got {path}: make {path.parent}")
+    on_cpu = _unshare({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
     with atomic_write(path) as file:
-        save_file(plain, file, metadata=metadata)
+        save_file(on_cpu, file, metadata=metadata)
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, none of which shares memory with another: q and k may be one tensor."""
-    seen: set[int] = set()
+def _unshare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that share memory with an earlier one: q and k may be one tensor."""
+    addresses: set[int] = set()
     for name, x in tensors.items():
-        place = x.untyped_storage().data_ptr()
-        tensors[name] = x.clone() if place in seen else x
-        seen.add(place)
+        address = x.untyped_storage().data_ptr()
+        tensors[name] = x.clone() if address in addresses else x
+        addresses.add(address)
     return tensors
 
 
-def load(path: str | os.PathLike[str]) -> AttentionMap:
-    """Open a map that was saved with `map.save(path)`. Its tensors are read as they are looked at."""
+def load(path: str | os.PathLike[str]) -> MapData:
+    """Open a map that `save` wrote. Its tensors are mapped into memory and read on use."""
     metadata, tensors = read(path)
-    return rebuilt(path, metadata, tensors)
+    return decode(path, metadata, tensors)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header and the tensors of a safetensors file; the tensors come in as they are looked at."""
+    """The metadata and the tensors of a safetensors file; the tensors are mapped into memory."""
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"path: expected a file that a map was saved to, got {path}, which is not there")
+        raise ValueError(f"path: expected the file of a saved map, got {path}, which is not there")
     try:
-        with safe_open(path, framework="pt") as stored:
-            return stored.metadata() or {}, {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
 
 
-def rebuilt(
-    path: str | os.PathLike[str], metadata: Mapping[str, str], tensors: dict[str, Tensor]
-) -> AttentionMap:
-    """The map that a file describes; ValueError says what is wrong with it."""
+def decode(path: str | os.PathLike[str], metadata: Mapping[str, str], tensors: dict[str, Tensor]) -> MapData:
+    """Make a map of the metadata and the tensors of a file; ValueError says what is wrong with it."""
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} holds no map: expected format {FORMAT!r}, got {metadata.get('format')!r}")
     try:
-        return _rebuilt(json.loads(metadata["map"]), tensors)
+        return _decode(json.loads(metadata["map"]), tensors)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
-def _rebuilt(described: Any, tensors: dict[str, Tensor]) -> AttentionMap:
+def _decode(options: Any, tensors: dict[str, Tensor]) -> MapData:
+    """The same for options that were parsed, with any of many exceptions."""
     q, k, lse, sinks = tensors["q"], tensors["k"], tensors["lse"], tensors.get("sinks")
     if q.ndim != 4 or k.ndim != 4 or q.shape[-1] != k.shape[-1] or lse.shape != q.shape[:-1]:
         raise ValueError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, lse {tuple(lse.shape)} do not fit together"
         )
-    mask, scale, softcap = _mask(described["mask"], tensors), float(described["scale"]), described["softcap"]
+    mask, scale, softcap = _decode_mask(options["mask"], tensors), float(options["scale"]), options["softcap"]
     check_inputs(q, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
     if lse.dtype != working_dtype(q.dtype):
         raise ValueError(f"lse: expected {working_dtype(q.dtype)}, got {lse.dtype}")
     if 0 not in q.shape[:3] and k.shape[2]:
-        mask.tile(range(1), range(1), (*q.shape[:3], k.shape[2]))  # a rule with odd settings says so here
-    axes = Axes(*(bool(there) for there in described["axes"]))
-    if any(size != 1 for size, there in zip(q.shape[:3], axes, strict=True) if not there):
+        mask.tile(range(1), range(1), (*q.shape[:3], k.shape[2]))  # a mask with invalid settings raises here
+    batch, heads = (bool(shown) for shown in options["axes"])
+    axes = Axes(batch, heads)
+    if any(size != 1 for size, shown in zip(q.shape[:2], axes, strict=True) if not shown):
         raise ValueError(f"axes: {tuple(axes)} do not fit q {tuple(q.shape)}")
-    return AttentionMap(q, k, lse, mask, scale, softcap, sinks, axes)
+    return MapData(q=q, k=k, lse=lse, mask=mask, scale=scale, softcap=softcap, sinks=sinks, axes=axes)
 
 
-def _described(mask: Mask, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """A mask rule as plain data; its tensors go beside the map's."""
+def _encode_mask(mask: Mask, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """A mask as plain data for JSON; its tensors are added to `tensors`."""
     if type(mask).__name__ not in KINDS:
         raise ValueError(
             f"mask: {mask} is a function, which a file cannot hold: "
             "pass it as regard.tensor_mask(tensor), or combine the named rules"
         )
-    out: dict[str, Any] = {"kind": type(mask).__name__}
+    encoded: dict[str, Any] = {"kind": type(mask).__name__}
     for field in dataclasses.fields(mask):  # type: ignore[arg-type]
         value = getattr(mask, field.name)
         if isinstance(value, Mask):
-            value = _described(value, tensors)
+            value = _encode_mask(value, tensors)
         elif isinstance(value, Tensor):
             name = f"mask.{len(tensors)}"
             tensors[name] = value
             value = {"tensor": name}
-        out[field.name] = value
-    return out
+        encoded[field.name] = value
+    return encoded
 
 
-def _mask(described: dict[str, Any], tensors: dict[str, Tensor]) -> Mask:
-    """The rule that `_described` wrote. Only the kinds above are ever made."""
-    kind = KINDS[described["kind"]]
+def _decode_mask(encoded: dict[str, Any], tensors: dict[str, Tensor]) -> Mask:
+    """The mask that `_encode_mask` wrote, of one of the classes in `KINDS`."""
+    kind = KINDS[encoded["kind"]]
     values: dict[str, Any] = {}
-    for name, value in described.items():
+    for name, value in encoded.items():
         if name == "kind":
             continue
         if isinstance(value, dict):
-            value = _mask(value, tensors) if "kind" in value else tensors[value["tensor"]]
+            value = _decode_mask(value, tensors) if "kind" in value else tensors[value["tensor"]]
         values[name] = value
-    rule = kind(**values)
-    # A few rules are recognised by being the one object of their kind.
-    return next((known for known in (base.full, named.causal) if known == rule), rule)
+    mask = kind(**values)
+    # `full` and `causal` are recognised by identity.
+    return next((constant for constant in (base.full, named.causal) if constant == mask), mask)

@@ -190,7 +190,15 @@ class Recording:
             q, k, v, output, lse = (x.detach() for x in call[:5])
             lse = lse.to(working_dtype(q.dtype))
             sinks = None if call.sinks is None else call.sinks.detach()
-            whole = AttentionMap(q, k, lse, call.mask, call.scale, call.softcap, sinks)
+            whole = AttentionMap(
+                q=q,
+                k=k,
+                lse=lse,
+                mask=call.mask,
+                scale=call.scale,
+                softcap=call.softcap,
+                sinks=sinks,
+            )
             if self.dtype is not None:
                 whole = cast(whole, self.dtype)  # and what is kept is compared
             most = None if self.verify else ROWS
@@ -363,7 +371,7 @@ def select(
     sinks = None if map.sinks is None else map.sinks[heads]
     mask = mask_of_heads(map.mask, heads)
     k = map.k[:, kept]
-    return AttentionMap(q, k, lse, mask, map.scale, map.softcap, sinks, map.axes), tuple(heads), kept
+    return map._with(q=q, k=k, lse=lse, mask=mask, sinks=sinks), tuple(heads), kept
 
 
 def mask_of_heads(mask: Mask, heads: Sequence[int]) -> Mask:
@@ -389,13 +397,12 @@ def cast(map: AttentionMap, dtype: torch.dtype) -> AttentionMap:
     q, k, lse = map.q.to(dtype), map.k.to(dtype), map.lse.to(working_dtype(dtype))
     if torch.promote_types(dtype, map.q.dtype) != dtype:  # rounded queries and keys have other scores
         lse = attention_map(q, k, mask=map.mask, scale=map.scale, softcap=map.softcap, sinks=map.sinks).lse
-    return map.replaced(q=q, k=k, lse=lse)
+    return map._with(q=q, k=k, lse=lse)
 
 
 def compact(map: AttentionMap) -> AttentionMap:
     """The map with q, k and lse in memory of their own, no larger than they are, that nobody writes to."""
-    q, k, lse = own(map.q), own(map.k), own(map.lse)
-    return AttentionMap(q, k, lse, map.mask, map.scale, map.softcap, map.sinks, map.axes)
+    return map._with(q=own(map.q), k=own(map.k), lse=own(map.lse))
 
 
 def own(x: Tensor) -> Tensor:

@@ -229,7 +229,7 @@ class Capture:
             [self._read_by(layer) for layer in self.layers],
             keys=[layer.key for layer in self.layers],
             heads=[layer.heads for layer in self.layers],
-            real=self.real,
+            attention_mask=self.real,
             model=self.model,
             **options,
         )

@@ -139,7 +139,7 @@ class FigureCells(NamedTuple):
 
 
 def _heads(map: AttentionMap | Tensor) -> list[AttentionMap | Tensor]:
-    if isinstance(map, AttentionMap) and map.axes.rows:
+    if isinstance(map, AttentionMap):
         flat = map if map.ndim < 4 else map[0] if map.shape[0] == 1 else None
         if flat is not None:
             return [flat] if flat.ndim == 2 else [flat[h] for h in range(flat.shape[0])]

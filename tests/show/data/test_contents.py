@@ -117,7 +117,7 @@ def test_the_steps_of_a_row_lead_to_its_output() -> None:
     map, values = layer.map, layer.values
     assert values is not None
     torch.testing.assert_close(
-        torch.tensor(told["output"]), map.apply(values)[0, 3, 25], atol=1e-5, rtol=1e-4
+        torch.tensor(told["output"]), (map @ values)[0, 3, 25], atol=1e-5, rtol=1e-4
     )
     assert told["sum"] == pytest.approx(1, abs=1e-5)
     assert told["visible"] == 26

@@ -131,7 +131,7 @@ class Strip:
         start, values = old.map, old.values
         if self.order is not None:
             q, k, lse = (x[self.order] for x in (start.q, start.k, start.lse))
-            start = AttentionMap(q, k, lse, start.mask, start.scale, start.softcap, start.sinks)
+            start = start._with(q=q, k=k, lse=lse)
             values = None if values is None else values[self.order]
         device = start.device
         q, k, lse = (
@@ -140,5 +140,5 @@ class Strip:
         )
         if values is not None:
             values = torch.cat([values, *(part.to(values.device) for part in self.v)], 2)
-        map = AttentionMap(q, k, lse, self.mask, start.scale, start.softcap, start.sinks)
-        return Layer(old.number, old.name, old.stack, map, self.evidence, old.heads, values)
+        m = start._with(q=q, k=k, lse=lse, mask=self.mask)
+        return Layer(old.number, old.name, old.stack, m, self.evidence, old.heads, values)

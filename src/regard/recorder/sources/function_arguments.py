@@ -131,7 +131,7 @@ def described(
             q, near_k, near_v, output, lse, mask, **settings, weights=near, soft_blind=soft, problem=problem
         )
         best = best or call
-        m = AttentionMap(q, near_k, lse, mask, **settings)
+        m = AttentionMap(q=q, k=near_k, lse=lse, mask=mask, **settings)
         if problem is not None or examine(m, near_v, output, weights=near).certified:
             return call
     assert best is not None

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from regard.atomic import atomic_write
-from regard.maps import AttentionMap, storage
+from regard.maps import AttentionMap
+from regard.maps import load as load_map
 from regard.recorder.certificate import Evidence
 from regard.recorder.result import Capture, Layer, LayerData
 from regard.recorder.storage import layer_file
@@ -38,7 +39,7 @@ OURS = re.compile(r"\.?layer-[\w.-]{1,200}\.safetensors(\.\w+)?")  # a leading d
 
 def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
     """Open what was saved: a file holds a map, a folder a capture, whose layers are read when looked at."""
-    return open_folder(Path(path)) if Path(path).is_dir() else storage.load(path)
+    return open_folder(Path(path)) if Path(path).is_dir() else load_map(path)
 
 
 def save(seen: Capture, path: str | os.PathLike[str]) -> None:

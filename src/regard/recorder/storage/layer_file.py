@@ -36,7 +36,9 @@ def read(path: Path) -> LayerData:
     metadata, tensors = storage.read(path)
     values = tensors.pop(VALUES, None)
     if metadata.get("format") != FORMAT:
-        return LayerData(_fitting(path, storage.rebuilt(path, metadata, tensors), values), values)
+        return LayerData(
+            _fitting(path, AttentionMap.from_data(storage.decode(path, metadata, tensors)), values), values
+        )
     try:
         summary = LayerSummary(**tensors)
     except TypeError as error:
@@ -72,7 +74,7 @@ def with_plain_mask(map: AttentionMap) -> AttentionMap:
     if added is not None:
         allowed = torch.where(allowed, added.detach(), -torch.inf)
     mask = TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape))
-    return AttentionMap(map.q, map.k, map.lse, mask, map.scale, map.softcap, map.sinks, map.axes)
+    return map._with(mask=mask)
 
 
 def _plain(mask: Mask) -> bool:

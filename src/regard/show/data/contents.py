@@ -128,7 +128,7 @@ class Contents:
 
         def read() -> AttentionMap:
             m = found.map
-            whole = m.replaced(axes=Axes(), precise=m.precise)
+            whole = m._with(axes=Axes(), precise=m.precise)
             one: AttentionMap = whole[self.entry : self.entry + 1]
             return one
 
@@ -165,8 +165,16 @@ class Contents:
         found = self.layer(text, layer)
         key = (text, found.key)
         if key not in self._glances:
-            self._glances[key] = glance(self.whole(text, found.key))
+            self._glances[key] = glance(self.whole(text, found.key), self._is_token(text, found))
         return self._glances[key]
+
+    def _is_token(self, text: int, layer: Layer) -> Tensor | None:
+        """Which keys of a layer are no padding, (S,), None if all or not known."""
+        seen = self.texts[text]
+        ids = seen._read_by(layer)
+        if seen.real is None or ids is None or ids.shape != seen.real.shape:
+            return None
+        return seen.real[self.entry]
 
     def steps(self, text: int, layer: str | int, head: int, row: int) -> dict[str, Any]:
         """The whole computation of one row, step by step (see `working`)."""
@@ -186,9 +194,12 @@ class Contents:
                 [None if ids is None else own[id(ids)] for ids in read],
                 keys=[layer.key for layer in seen.layers],
                 heads=[layer.heads for layer in seen.layers],
-                real=None if seen.real is None else seen.real[some],
+                attention_mask=None if seen.real is None else seen.real[some],
             )
-            self._heads[text] = table.to_data()
+            # The page knows a layer by its key.
+            self._heads[text] = [
+                {**data, "layer": row.key} for row, data in zip(table, table.to_data(), strict=True)
+            ]
         return self._heads[text]
 
     def eviction(self, text: int, layer: str | int) -> dict[str, Any]:

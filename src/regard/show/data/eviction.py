@@ -1,7 +1,8 @@
-"""What a cache that forgets would lose: the attention that falls on keys which are neither first nor latest.
+"""The eviction loss of every head of a layer, for many cache policies at once.
 
-For one layer and many policies at once, so that a reader can slide from one to another. On a long text some
-queries, evenly chosen, stand for all. This file knows maps; `eviction.js` computes the same in a saved page.
+The loss itself is defined in `heads/eviction.py`; this file chooses policies and queries, so that a reader
+can slide from one policy to another. Of a long text it samples queries evenly. `eviction.js` computes the
+same in a saved page.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from regard.heads.eviction import eviction_loss
 from regard.maps import AttentionMap
-from regard.maps.sweep import first_position
 
-QUERIES = 256  # looked at, at most
+QUERIES = 256  # that are computed, at most
 SINKS = (0, 1, 2, 4, 8, 16)
 
 
@@ -32,37 +32,32 @@ def windows(S: int) -> list[int]:
 
 
 def eviction(m: AttentionMap) -> dict[str, Any]:
-    """Of a map (1, H, T, S), for each head, window and number of first keys that are kept: the mean loss.
+    """The mean eviction loss of a map (1, H, T, S) for each head, window and number of sinks that are kept.
 
-    {"windows", "sinks", "lost": (head, window, sinks), "queries", "ahead"}. The mean is over the queries that
-    would lose a key they may look at; None where there are none. `ahead`: some look ahead, as with no cache.
+    Returns {"windows", "sinks", "lost": (head, window, sinks), "queries", "ahead"}. The mean is over the
+    queries that would lose a visible key; None where there are none. `ahead` says that some query sees later
+    keys, so that there is no cache.
     """
     _, H, T, S = m.matrix
     sizes = windows(S)
     rows = torch.arange(T)
     if T > QUERIES:
         rows = (2 * torch.arange(QUERIES) + 1) * T // (2 * QUERIES)
-    places = rows + first_position(m)  # where the queries stand among the keys
-    ends = (places[:, None] + 1 - torch.tensor(sizes, dtype=torch.long)).clamp(0, S)  # (rows, windows)
+    positions = rows + m.first_position
+    window_sizes = torch.tensor(sizes, dtype=torch.long)
     lost: list[list[list[float | None]]] = []
     ahead = False
     for h in range(H):
-        one, at = m[:, h : h + 1], rows.to(m.device)
-        weights = one.tile(at).reshape(len(rows), S).double().cpu()
-        visible = one.mask.tile(at, slice(0, S), one.matrix, device=m.device)
-        visible = visible.reshape(-1, *visible.shape[-2:])[0].expand(len(rows), S).double().cpu()
-        ahead = ahead or bool((visible * (torch.arange(S) > places[:, None])).any())
-        mass, keys = _sums(weights), _sums(visible)  # up to before each key, (rows, S + 1)
+        head, at = m[:, h : h + 1], rows.to(m.device)
+        weights = head.tile(at).reshape(len(rows), S).cpu()
+        visible = head.mask.tile(at, slice(0, S), head.matrix, device=m.device)
+        visible = visible.reshape(-1, *visible.shape[-2:])[0].expand(len(rows), S).cpu()
+        ahead = ahead or bool((visible & (torch.arange(S) > positions[:, None])).any())
         policies = []
-        for first in (min(n, S) for n in SINKS):
-            here = ends.clamp(min=first)
-            gone = mass.gather(1, here) - mass[:, first : first + 1]  # (rows, windows)
-            had = keys.gather(1, here) > keys[:, first : first + 1]
-            policies.append((gone * had).sum(0) / had.sum(0))
+        for sinks in SINKS:
+            loss = eviction_loss(weights, positions, window_sizes, sinks)  # (rows, windows)
+            loses = eviction_loss(visible, positions, window_sizes, sinks) > 0
+            policies.append((loss * loses).sum(0) / loses.sum(0))
         table = torch.stack(policies, -1)  # (windows, sinks)
         lost.append([[None if x != x else max(0.0, x) for x in row] for row in table.tolist()])
     return {"windows": sizes, "sinks": list(SINKS), "lost": lost, "queries": len(rows), "ahead": ahead}
-
-
-def _sums(x: Tensor) -> Tensor:
-    return torch.nn.functional.pad(x.cumsum(-1), (1, 0))

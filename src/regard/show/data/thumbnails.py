@@ -1,7 +1,8 @@
-"""A layer at a glance: a small picture of every head, and where its sink is.
+"""A layer at a glance: a small picture of every head, and its sink key.
 
-Long texts are not read whole for a picture of 64 × 64: of each of its rows of cells at most 16 queries are
-looked at, evenly chosen. This file knows maps; it does not know colours.
+Long texts are sampled for a picture of 64 × 64: of each of its rows of cells at most 16 queries are computed,
+evenly chosen. The sink key is that of the head scores (`heads/sink.py`), over the same queries. This file
+knows maps; it does not know colours.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.attention.masks.base import grid
+from regard.heads.sink import find_sink_keys
 from regard.maps import AttentionMap
 
 SIDE = 64
@@ -27,13 +29,16 @@ class Thumbnail(NamedTuple):
     thumbs: NDArray[np.uint8]
     """(H, 64, 64): 0 where nothing may be seen, else 1 + 254·√mass."""
     sinks: list[dict[str, float]]
-    """For each head the key that gets the most on average, and how much: {"key", "share"}."""
+    """For each head its sink key and that key's mean weight: {"key", "share"}; 0 and 0.0 if it has none."""
     queries: int
-    """How many queries were looked at."""
+    """The number of queries that were computed."""
 
 
-def glance(m: AttentionMap) -> Thumbnail:
-    """A map (1, H, T, S) at a glance."""
+def glance(m: AttentionMap, is_token: Tensor | None = None) -> Thumbnail:
+    """The thumbnails and sink keys of a map (1, H, T, S).
+
+    `is_token`, boolean (S,), is False for keys that are padding; padding does not count for sinks.
+    """
     _, H, T, S = m.matrix
     high, wide = min(SIDE, T), min(SIDE, S)
     if not high or not wide or not H:
@@ -44,7 +49,11 @@ def glance(m: AttentionMap) -> Thumbnail:
     edges = torch.tensor([x * S // wide for x in range(1, wide + 1)])  # as `map.pool` sets them
     cell = torch.bucketize(torch.arange(S), edges, right=True)
     to_cell = (cell[:, None] == torch.arange(wide)).to(m.lse)  # (S, wide)
-    mass = seen = received = looked = m.lse.new_zeros(())
+    counts = torch.ones(T, dtype=torch.bool, device=m.device)  # queries that count for the sink
+    if is_token is not None:
+        is_token = is_token.to(m.device)
+        counts = is_token[m.first_position : m.first_position + T]
+    mass = seen = received = seeing = active = m.lse.new_zeros(())
     for first in range(0, len(rows), step := max(1, LARGE // (H * S))):
         some = slice(first, first + step)
         here = rows[some].to(m.device)
@@ -53,16 +62,19 @@ def glance(m: AttentionMap) -> Thumbnail:
         visible = visible.expand(-1, len(here), S)
         mass = mass + to_line[:, some] @ (weights @ to_cell)
         seen = seen + to_line[:, some] @ (visible @ to_cell)
-        received, looked = received + weights.sum(1), looked + visible.sum(1)
+        counted = counts[here, None]  # (rows, 1)
+        received = received + weights.where(counted, 0).sum(1)  # (H, S)
+        seeing = seeing + visible.where(counted, 0).sum(1)  # (H or 1, S)
+        active = active + visible.amax(-1, keepdim=True).where(counted, 0).sum(1)  # (H or 1, 1)
     mass = mass / to_line.sum(1, keepdim=True)  # (H, high, wide)
     picture = (1 + 254 * mass.clamp(0, 1).sqrt()).where(seen > 0, 0)
     shown = [torch.arange(SIDE) * n // SIDE for n in (high, wide)]  # a short text is stretched
     thumbs = picture[:, shown[0]][:, :, shown[1]].round().to(torch.uint8).cpu().numpy()
-    share = received / looked.clamp(min=1)
-    # A key that few see may get much by chance: a sink is looked for among those that many see.
-    share = share.where(looked * 2 >= looked.amax(-1, keepdim=True), 0)
-    best = [{"key": int(key), "share": float(value)} for value, key in zip(*share.max(-1), strict=True)]
-    return Thumbnail(thumbs, best, len(rows))
+    keys, shares = find_sink_keys(received, seeing, active, is_token)
+    sinks = [
+        {"key": int(k), "share": float(share)} for k, share in zip(keys.clamp(min=0), shares, strict=True)
+    ]
+    return Thumbnail(thumbs, sinks, len(rows))
 
 
 def _evenly(edges: list[int], most: int) -> tuple[Tensor, Tensor]:
