@@ -30,7 +30,9 @@ def without(a: Tensor, key: int) -> Tensor:
     return (rest / left).where(left > 1e-9, torch.nan)  # next to nothing left beside the sink
 
 
-def by_definition(a: Tensor, ids: Tensor, seen: Tensor, near: int, kept: tuple[int, int]) -> dict[str, float]:
+def by_definition(
+    a: Tensor, ids: Tensor, seen: Tensor, near: int, policy: tuple[int, int]
+) -> dict[str, float]:
     """The scores of one head, a (T, T), by loops; `seen` says who may look at whom."""
     T, x = len(a), ids.tolist()
     rows: dict[str, list[float]] = {name: [] for name in ("duplicate", "induction", "eviction", "local")}
@@ -39,7 +41,7 @@ def by_definition(a: Tensor, ids: Tensor, seen: Tensor, near: int, kept: tuple[i
             continue
         copies = [k for k in range(q) if x[k] == x[q] and seen[q, k]]
         after = [p + 1 for p in range(q) if x[p] == x[q] and p + 1 < q and seen[q, p + 1]]
-        lost = [k for k in range(T) if seen[q, k] and k >= kept[0] and k <= q - kept[1]]
+        lost = [k for k in range(T) if seen[q, k] and k >= policy[0] and k <= q - policy[1]]
         for name, places in (("duplicate", copies), ("induction", after), ("eviction", lost)):
             if places:
                 rows[name].append(sum(a[q, k].item() for k in places))
@@ -53,11 +55,11 @@ def by_definition(a: Tensor, ids: Tensor, seen: Tensor, near: int, kept: tuple[i
     tokens=st.sampled_from([1, 3, 10]),
     mask=st.sampled_from(["causal", "window", "alibi"]),
     near=st.integers(1, 9),
-    kept=st.tuples(st.integers(0, 4), st.integers(1, 9)),
+    policy=st.tuples(st.integers(0, 4), st.integers(1, 9)),
     seed=st.integers(0, 999),
 )
 def test_scores_nulls_and_the_rest_are_their_definitions(
-    T: int, tokens: int, mask: str, near: int, kept: tuple[int, int], seed: int
+    T: int, tokens: int, mask: str, near: int, policy: tuple[int, int], seed: int
 ) -> None:
     torch.manual_seed(seed)
     rule = {"causal": causal, "window": causal & window(7), "alibi": causal & alibi(4)}[mask]
@@ -65,17 +67,17 @@ def test_scores_nulls_and_the_rest_are_their_definitions(
     k[:, :, 1] += 2 * q[:, ::2].mean(2)  # a key that many look at
     ids = torch.randint(0, tokens, (1, T))
     map = attention_map(3 * q, k, mask=rule)
-    table = describe([map], ids, near=near, kept=kept)
+    table = describe([map], ids, near=near, policy=policy)
     seen = (causal & window(7) if mask == "window" else causal).to_dense(T)
     flat = seen.double() / seen.sum(-1, keepdim=True)
     for row in table:
         a = map.to_dense()[0, row.head]
         assert row.kv_head == row.head // 2
-        wanted, null = (by_definition(x, ids[0], seen, near, kept) for x in (a, flat))
+        wanted, null = (by_definition(x, ids[0], seen, near, policy) for x in (a, flat))
         key = row.sink_key
         sink = key is not None and row.scores["sink"].value > 0.3
         rest = (
-            by_definition(without(a, key), ids[0], seen, near, kept) if sink and key is not None else wanted
+            by_definition(without(a, key), ids[0], seen, near, policy) if sink and key is not None else wanted
         )
         for name, value in wanted.items():
             if math.isnan(value):
@@ -112,18 +114,18 @@ def test_padding_does_not_count(side: str) -> None:
     T, room = 40, 12
     q, k = torch.randn(1, 4, T, 8), torch.randn(1, 2, T, 8)
     ids = torch.randint(0, 6, (1, T))
-    alone = describe([attention_map(q, k, mask=causal)], ids, kept=(3, 5))
+    alone = describe([attention_map(q, k, mask=causal)], ids, policy=(3, 5))
 
     def padded(x: Tensor, fill: float, dim: int) -> Tensor:
         more = x.new_full((*x.shape[:dim], room, *x.shape[dim + 1 :]), fill)
         return torch.cat([more, x] if side == "left" else [x, more], dim)
 
-    real = padded(torch.ones(1, T, dtype=torch.bool), False, 1)
-    rule = causal & padding(real)
-    # The log-sum-exp of what is real; that of padding is anything.
+    is_token = padded(torch.ones(1, T, dtype=torch.bool), False, 1)
+    rule = causal & padding(is_token)
+    # The log-sum-exp of the text; that of padding is anything.
     lse = padded(attention_map(q, k, mask=causal).lse, 0.5, 2)
     map = attention_map(padded(q, math.nan, 2), padded(k, math.nan, 2), mask=rule, lse=lse)
-    table = describe([map], padded(ids, 3, 1), real=real, kept=(3, 5))
+    table = describe([map], padded(ids, 3, 1), attention_mask=is_token, policy=(3, 5))
     assert table.tokens == T
     shift = room if side == "left" else 0
     for row, other in zip(table, alone, strict=True):
@@ -271,7 +273,7 @@ def test_what_does_not_fit_is_named() -> None:
         describe([map], torch.zeros(3, 4, dtype=torch.long))
     with pytest.raises(ValueError, match=r"ids: expected \(2, 4\), a token for each key"):
         describe([map], torch.zeros(2, 5, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"real: expected booleans \(2, 4\)"):
-        describe([map], torch.zeros(2, 4, dtype=torch.long), real=torch.ones(2, 4))
+    with pytest.raises(ValueError, match=r"attention_mask: expected booleans \(2, 4\)"):
+        describe([map], torch.zeros(2, 4, dtype=torch.long), attention_mask=torch.ones(2, 4))
     with pytest.raises(ValueError, match=r"maps: expected \(B, H, T, S\) each"):
         describe([map[0]], torch.zeros(2, 4, dtype=torch.long))

@@ -37,8 +37,8 @@ def test_it_is_the_mass_on_what_is_forgotten(mask: regard.Mask, rows: int) -> No
 def test_it_is_the_score_that_heads_have() -> None:
     seen = captured(100)
     contents = Contents(seen)
-    for row in describe(seen.maps, seen.ids, kept=(4, 24)):
-        found = contents.eviction(0, row.layer)
+    for row in describe(seen.maps, seen.ids, policy=(4, 24)):
+        found = contents.eviction(0, row.key)
         lost = found["lost"][row.head][found["windows"].index(24)][found["sinks"].index(4)]
         assert lost == pytest.approx(row.scores["eviction"].value, rel=1e-4)
 
@@ -47,7 +47,7 @@ def test_a_long_text_is_looked_at_here_and_there() -> None:
     m = captured(1000, layers=1, heads=1, kv_heads=1)[0]
     found = eviction(m)
     assert found["queries"] == QUERIES
-    (row,) = describe([m], torch.arange(1000)[None] % 13, kept=(4, 64))
+    (row,) = describe([m], torch.arange(1000)[None] % 13, policy=(4, 64))
     lost = found["lost"][0][found["windows"].index(64)][3]
     assert lost == pytest.approx(row.scores["eviction"].value, rel=0.05)
 
