@@ -31,9 +31,10 @@ def eviction_loss(
     `first_key`; `windows` (windows,) are sizes and `sinks` is the number of first keys that are kept. Of a
     boolean visibility instead of weights this counts the visible keys that are evicted.
 
+    >>> import torch
     >>> weights = torch.full((1, 8), 0.125)
     >>> eviction_loss(weights, torch.tensor([7]), torch.tensor([2, 4, 8]), sinks=1)
-    tensor([[0.6250, 0.3750, 0.0000]])
+    tensor([[0.6250, 0.3750, 0.0000]], dtype=torch.float64)
     """
     S = weights.shape[-1]
     begin = min(max(sinks - first_key, 0), S)  # evicted keys are those from begin to end

@@ -31,6 +31,7 @@ def find_sink_keys(
     of the `num_queries` (…, 1) that see anything, whichever is fewer. `is_token` (…, S), if given, is False
     for keys that are padding.
 
+    >>> import torch
     >>> received, seeing = torch.tensor([6.0, 1.0, 1.0]), torch.tensor([20, 19, 1])
     >>> find_sink_keys(received, seeing, torch.tensor([20]))  # key 2 is seen by one query only
     SinkKeys(keys=tensor(0), shares=tensor(0.3000))
