@@ -65,7 +65,7 @@ def test_a_long_map_is_pooled_exactly_and_never_dense(reduce: str, monkeypatch: 
     T = 3 * MOST_CELLS
     map = a_map(T)
     expected = map.pool(MOST_CELLS, MOST_CELLS, reduce)
-    monkeypatch.setattr(regard.AttentionMap, "dense", lambda *_: pytest.fail("it was made dense"))
+    monkeypatch.setattr(regard.AttentionMap, "to_dense", lambda *_: pytest.fail("it was made dense"))
     ax = plot(map, [f"t{i}" for i in range(T)], reduce=reduce).axes[0]
     shown = torch.tensor(ax.images[0].get_array().filled(0))
     assert torch.equal(shown, expected.float())
