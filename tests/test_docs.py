@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import regard
+from scripts import reference
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,9 +51,60 @@ def documented(prefix: str) -> set[str]:
     return set(re.findall(rf"^### `{re.escape(prefix)}\.(\w+)`$", text, flags=re.MULTILINE))
 
 
-@pytest.mark.parametrize("package", ["regard", "regard.layers", "regard.stages"])
+PARTS = ("checker", "gpt", "heads", "layers", "recorder", "stages")
+PACKAGES = ("regard", *(f"regard.{part}" for part in PARTS))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_name_is_documented_and_nothing_else(package: str) -> None:
-    assert documented(package) == set(importlib.import_module(package).__all__)
+    """A name that is public in `regard` itself is documented there, and not again in its own package."""
+    top = set(regard.__all__) if package != "regard" else set()
+    assert documented(package) == set(importlib.import_module(package).__all__) - top
+
+
+def test_the_reference_is_up_to_date() -> None:
+    """Its signatures, methods and commands are those of the code; `make reference` writes them."""
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert reference.reference(text) == text
+
+
+def public_callables() -> list[str]:
+    """Every public function and class, and every public method of those classes."""
+    names = []
+    for package in PACKAGES:
+        for name in importlib.import_module(package).__all__:
+            thing = reference.resolve(f"{package}.{name}")
+            if not callable(thing) or isinstance(thing, regard.Mask):
+                continue
+            names.append(f"{package}.{name}")
+            if inspect.isclass(thing):
+                methods = reference.public_members(thing)
+                names += [f"{package}.{name}.{method}" for method, _ in methods if not method.startswith("_")]
+    return sorted(names)
+
+
+@pytest.mark.parametrize("name", public_callables())
+def test_every_public_parameter_is_described(name: str) -> None:
+    """By name, in the docstring of the function, the method or the class."""
+    package = max((p for p in PACKAGES if name.startswith(f"{p}.")), key=len)
+    thing = importlib.import_module(package)
+    for part in name.removeprefix(f"{package}.").split("."):
+        thing = inspect.getattr_static(thing, part) if inspect.isclass(thing) else getattr(thing, part)
+    if isinstance(thing, property):
+        assert inspect.getdoc(thing), f"{name} has no docstring"
+        return
+    if isinstance(thing, staticmethod | classmethod):
+        thing = thing.__func__
+    if inspect.isclass(thing) and issubclass(thing, Exception):
+        return
+    text = inspect.getdoc(thing) or ""
+    if inspect.isclass(thing):
+        text += inspect.getsource(thing).partition("def ")[0] + (inspect.getdoc(thing.__init__) or "")
+    assert text, f"{name} has no docstring"
+    skipped = {"self", "cls", "args", "kwargs"}
+    parameters = set(inspect.signature(thing).parameters) - skipped
+    unnamed = {parameter for parameter in parameters if not re.search(rf"\b{parameter}\b", text)}
+    assert unnamed == set(), f"{name} does not describe {', '.join(sorted(unnamed))}"
 
 
 def test_links_and_pictures_in_the_documents_exist() -> None:

@@ -1,7 +1,16 @@
-"""Imports point down: a floor uses the floors below it and none above. Files stay one concept long."""
+"""The house: imports point down and never run in a circle, one name means one thing, and files are nouns."""
+
+from __future__ import annotations
 
 import ast
+import graphlib
+import importlib
+import pkgutil
+import re
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -9,9 +18,11 @@ import regard
 
 SOURCE = Path(regard.__file__).parent
 FLOORS = {
+    "atomic": 0,
     "attention": 0,
-    "writing": 0,
-    "covering": 0,
+    "lru": 0,
+    "override": 0,
+    "processes": 0,
     "maps": 1,
     "layers": 1,
     "stages": 1,
@@ -24,31 +35,146 @@ FLOORS = {
     "cli": 4,
 }
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+MODULES = {
+    ".".join(("regard", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in FILES
+} | {"regard": SOURCE / "__init__.py"}
+
+PARTICIPLE = re.compile(r"[a-z]+(ing|ed)$")
+NOUNS = {
+    "recording",  # the noun: a recording of the attention calls of a forward pass
+    "testing",  # regard.testing, named like torch.testing and numpy.testing
+    "training",  # the field's noun for the activity, as a folder
+    "saved",  # show/saved, the saved page, as a folder
+    "simplified",  # stages are named by the tutorials' words for them
+    "projected",
+    "masking",
+}
 
 
-def imported(path: Path) -> set[str]:
-    """The parts of regard that a file imports anywhere, also inside functions."""
+def is_type_checking(node: ast.AST) -> bool:
+    """Whether a node is `if TYPE_CHECKING:`, whose body never runs."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def nodes(tree: ast.AST, running: bool) -> Iterator[ast.AST]:
+    """Every node of a tree; with `running`, only those outside of `if TYPE_CHECKING:`."""
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        if not (running and is_type_checking(child)):
+            yield from nodes(child, running)
+
+
+def imports(tree: ast.AST, running: bool = False) -> set[str]:
+    """The modules of regard that a file imports, at its top or inside functions, in every form of import.
+
+    `from regard.maps import sweep` is an import of `regard.maps.sweep`; `from regard.maps import load`, where
+    `load` is no module, is one of `regard.maps`.
+    """
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(tree, running):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-            assert node.level == 0, f"{path}: imports are absolute"
-    return {name.split(".")[1] for name in names if name.startswith("regard.")}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                names.add(inner if inner in MODULES else str(node.module))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            first = node.args[0] if node.args else None
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                names.add(first.value)
+    return {name for name in names if name == "regard" or name.startswith("regard.")}
+
+
+def part(path: Path) -> str:
+    """The package or top-level file that a path belongs to, by which it has a floor."""
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_down(path: Path) -> None:
-    part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    for other in imported(path) & FLOORS.keys():
-        assert FLOORS[other] <= FLOORS[part], f"{part} is below {other}"
+    for name in imports(TREES[path]):
+        assert name != "regard", f"{path} imports the package itself, which is above everything"
+        other = name.split(".")[1]
+        assert FLOORS[other] <= FLOORS[part(path)], f"{path} is below {name}"
 
 
 def test_every_part_has_a_floor() -> None:
-    parts = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in FILES}
-    assert parts == FLOORS.keys()
+    assert {part(path) for path in FILES} == FLOORS.keys()
 
 
-def test_what_an_import_is_here() -> None:
-    assert "attention" in imported(SOURCE / "maps" / "map.py")
+def test_no_import_runs_in_a_circle() -> None:
+    """Not even a lazy import inside a function. A package is what its `__init__` imports."""
+    graph = {
+        name: imports(TREES[path], running=True) & MODULES.keys()
+        for name, path in MODULES.items()
+        if path in TREES
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import regard", {"regard"}),
+        ("import regard as r", {"regard"}),
+        ("import regard.maps.sweep", {"regard.maps.sweep"}),
+        ("from regard import maps", {"regard.maps"}),
+        ("from regard import causal", {"regard"}),
+        ("from regard.maps import load, sweep", {"regard.maps", "regard.maps.sweep"}),
+        ("def f():\n    from regard.maps.sweep import top", {"regard.maps.sweep"}),
+        ("import importlib\nimportlib.import_module('regard.maps')", {"regard.maps"}),
+        ("import regardless", set()),
+    ],
+)
+def test_every_form_of_import_is_seen(text: str, expected: set[str]) -> None:
+    assert imports(ast.parse(text)) == expected
+
+
+def test_an_import_for_types_does_not_run() -> None:
+    tree = ast.parse("if TYPE_CHECKING:\n    from regard.maps import load")
+    assert imports(tree) == {"regard.maps"}
+    assert imports(tree, running=True) == set()
+
+
+def test_class_names_are_unique() -> None:
+    places = defaultdict(list)
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(SOURCE)))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def test_no_module_is_hidden_by_a_name_of_its_package() -> None:
+    hidden = []
+    for module in pkgutil.walk_packages([str(SOURCE)], "regard."):
+        package, _, name = module.name.rpartition(".")
+        if name != "__main__" and "triton" not in module.name:
+            found = getattr(importlib.import_module(package), name, None)
+            if found is not None and not isinstance(found, ModuleType):
+                hidden.append(module.name)
+    assert hidden == []
+
+
+def test_no_docstring_holds_its_text_twice() -> None:
+    doubled = []
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                sentences = re.split(r"(?<=[.:;])\s+", " ".join((ast.get_docstring(node) or "").split()))
+                long = [sentence for sentence in sentences if len(sentence) > 25]
+                if len(long) != len(set(long)):
+                    doubled.append(f"{path.relative_to(SOURCE)}: {getattr(node, 'name', 'the module')}")
+    assert doubled == []
+
+
+def test_files_are_nouns() -> None:
+    """No file or folder is named by a bare participle."""
+    names = {name.removesuffix(".py") for path in FILES for name in path.relative_to(SOURCE).parts}
+    assert {name for name in names if PARTICIPLE.fullmatch(name)} - NOUNS == set()

@@ -66,7 +66,7 @@ def test_a_model_writes_and_is_measured(
 
 def test_what_forgetting_loses_is_the_library_s(page: Page, opened: Callable[..., str]) -> None:
     seen = captured(100)
-    page.goto(opened(seen) + "#view=cache&window=16&first=4")
+    page.goto(opened(seen) + "#view=cache&cacheWindow=16&cacheSinks=4")
     expect(page.locator(".cache-policy .heat-cell")).to_have_count(8)
     said = page.locator(".cache-policy [aria-live]")
     expect(said).to_contain_text("4 first keys and the latest 16")

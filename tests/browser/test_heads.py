@@ -49,7 +49,7 @@ def test_sorted_and_filtered(page: Page, serve: Callable[..., BackgroundServer])
     assert titles(page) == wanted[::-1]
     page.locator("#view-heads").get_by_label("Layer", exact=True).select_option("1")
     assert titles(page) == [title for title in wanted[::-1] if title.startswith("Layer 1")]
-    expect(page).to_have_url(re.compile("sort=duplicate.*only=1"))
+    expect(page).to_have_url(re.compile("sort=duplicate.*layerFilter=1"))
 
 
 def test_what_a_head_is_called_and_who_is_called_so(

@@ -160,7 +160,7 @@ def test_scales_and_pooling(page: Page, seen: Capture, saved: Callable[..., str]
     expect(bar).to_have_attribute("aria-label", re.compile(r"to 1, log"))
     page.get_by_role("radio", name="max").check()
     expect(page.locator("#view-map")).to_contain_text("the greatest weight of 2 × 2")
-    assert {"scale": "log", "top": "one", "reduce": "max"}.items() <= state(page).items()
+    assert {"scale": "log", "colourTop": "one", "reduce": "max"}.items() <= state(page).items()
 
 
 def test_by_keyboard_alone(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
@@ -259,7 +259,7 @@ def test_a_broken_link_shows_what_there_is(page: Page, saved: Callable[..., str]
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_both_themes(page: Page, seen: Capture, saved: Callable[..., str], scheme: Any) -> None:
     page.emulate_media(color_scheme=scheme)
-    page.goto(f"{saved(captured(20))}#top=one&head=1&row=0&col=0")
+    page.goto(f"{saved(captured(20))}#colourTop=one&head=1&row=0&col=0")
     weight(page)
     box = page.locator(CANVAS).bounding_box()
     assert box is not None

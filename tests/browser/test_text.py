@@ -158,7 +158,7 @@ def test_all_layers_are_those_that_read_alike(page: Page, opened: Callable[..., 
     ]
     seen = Capture(layers, "crossed", None, [[f"k{n}" for n in range(5)]])
     seen.target_tokens = [[f"q{n}" for n in range(6)]]
-    page.goto(opened(seen) + "#view=text&of=all&layer=cross.1&row=3")
+    page.goto(opened(seen) + "#view=text&scope=all&layer=cross.1&row=3")
     mean = torch.cat([m[0, :, 3].to_dense() for m in maps[1:]]).mean(0)
     expect(page.locator("#view-text .ranked .weight").first).to_have_text(exact(float(mean.max())))
     expect(page.locator("#view-text .notes-block").first).to_contain_text("all heads of all cross layers")

@@ -57,7 +57,7 @@ def test_the_slider_goes_through_the_run(
     page.get_by_label("Step", exact=True).focus()
     page.keyboard.press("ArrowLeft")
     assert cells(page) == pytest.approx([0, 0.05, 0.1, 0.15, 0.2, 0.25])
-    expect(page).to_have_url(re.compile("at=100"))
+    expect(page).to_have_url(re.compile("trainingStep=100"))
     page.get_by_label("repeated random tokens").check()
     assert cells(page)[0] == pytest.approx(0.2)
     page.get_by_label("Score", exact=True).select_option("distance")
@@ -84,9 +84,10 @@ def test_a_hostile_address_is_only_an_address(
 ) -> None:
     address = serve(captured(20), contents={"time": run}).address
     for view in ("time", "heads", "steps", "text", "cache"):
-        odd = "score=constructor&on=__proto__&own=9/9&at=x&sort=toString&example=9.9&pair=0/0/0,9/x/y&of=a"
+        odd = "score=constructor&scoredOn=__proto__&chosenHead=9/9&trainingStep=x&sort=toString&example=9.9"
+        odd += "&pair=0/0/0,9/x/y&scope=a&cacheWindow=-1&cacheSinks=NaN&label=__proto__&layerFilter=9"
         page.goto("about:blank")
-        page.goto(f"{address}#view={view}&{odd}&window=-1&first=NaN&label=__proto__&only=9")
+        page.goto(f"{address}#view={view}&{odd}")
         expect(page.locator(f"#tab-{view}")).to_have_attribute("aria-selected", "true")
         page.wait_for_load_state("networkidle")
         expect(page.locator("#status")).to_be_empty()

@@ -75,9 +75,11 @@ class HeadTable:
     model: str = ""
 
     def __len__(self) -> int:
+        """The number of heads."""
         return len(self.rows)
 
     def __iter__(self) -> Iterator[HeadRow]:
+        """The rows."""
         return iter(self.rows)
 
     def __getitem__(self, place: int | tuple[int | str, int]) -> HeadRow:

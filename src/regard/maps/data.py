@@ -94,7 +94,7 @@ class MapData:
         return self.q.device
 
     def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> Self:
-        """Select sequences and heads; `axes` are those that are left to index, by default all of today's."""
+        """Select sequences and heads; `axes` are those that are left to index, by default all that there are."""
         return self._with(
             q=self.q[batch, heads],
             k=select_kv_heads(self.k[batch], heads, self.q.shape[1]),
@@ -119,7 +119,10 @@ class MapData:
         )
 
     def select_keys(self, keys: slice) -> Self:
-        """Select a run of keys. The rows no longer sum to 1, so an lse in float64 has to be complete."""
+        """Select a run of keys, so that rows no longer sum to 1.
+
+        An lse in float64 has to be complete, as it cannot be computed from some keys.
+        """
         S = self.matrix[3]
         if keys == slice(0, S):
             return self

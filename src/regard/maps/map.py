@@ -90,7 +90,7 @@ class AttentionMap(MapData):
 
     @classmethod
     def from_data(cls, data: MapData) -> Self:
-        """A map of the fields of `data`, for example of those that a file holds."""
+        """A map with the fields of `data`, for example with those that a file holds."""
         return cls(**{name.removeprefix("_"): value for name, value in vars(data).items()})
 
     @property
@@ -114,9 +114,11 @@ class AttentionMap(MapData):
         return f"AttentionMap({size}, {self.mask}, {str(self.q.dtype).removeprefix('torch.')}, {memory})"
 
     def __len__(self) -> int:
+        """The size of the first axis."""
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
+        """A smaller map, or a tensor if the index names one row, a list of rows, or any keys."""
         part = parse_index(index, self.axes, self.matrix)
         m = self.select(part.batch, part.heads, part.axes)
         if part.gives_map and isinstance(part.rows, slice):

@@ -122,20 +122,25 @@ def test_everything_the_page_asks_for_is_there(serve: Callable[..., BackgroundSe
     assert steps["sum"] == pytest.approx(1, abs=1e-5)
     page = ask(running, "/")
     assert page.headers["content-type"].startswith("text/html")
-    for path in ("main.js", "style.css"):
-        assert ask(running, f"/page/{path}").status == 200
+    for path in ("main.js", "style.css", "common/dom.js", "map/tiles.js"):
+        assert ask(running, f"/web/{path}").status == 200
 
 
 def test_only_the_files_of_the_page_are_served(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     for path in (
-        "/page/../server.py",
-        "/page/%2e%2e/server.py",
-        "/page/..%2fserver.py",
+        "/web/../server.py",
+        "/web/%2e%2e/server.py",
+        "/web/..%2fserver.py",
         "//etc/passwd",
-        "/page//etc/passwd",
-        "/page/",
-        "/page/index.html%00.js",
+        "/web//etc/passwd",
+        "/web/",
+        "/web/common",
+        "/web/common/",
+        "/web/common/../main.js",
+        "/web/types.d.ts",
+        "/web/index.html",
+        "/web/index.html%00.js",
         "/api/file?path=/etc/passwd",
     ):
         assert ask(running, path).status == 404, path
@@ -148,7 +153,7 @@ def test_without_a_model_nothing_can_be_read_or_generated(serve: Callable[..., B
         assert ask(running, path, body={"text": "a"}).status == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/api/meta", "/page/style.css", "/nothing", "/api/tile"])
+@pytest.mark.parametrize("path", ["/", "/api/meta", "/web/style.css", "/nothing", "/api/tile"])
 def test_every_answer_has_the_headers_that_keep_a_browser_safe(
     path: str, serve: Callable[..., BackgroundServer]
 ) -> None:

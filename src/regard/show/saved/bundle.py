@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import posixpath
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -21,15 +22,13 @@ from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.saved.pack import pack
 
-FOLDER = Path(__file__).parent.parent / "page"
+FOLDER = Path(__file__).parent.parent / "web"
 STYLES = ("style.css", "views.css")
-IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
+IMPORT = re.compile(r'^import \{([^}]*)\} from "(\.{1,2}/[a-z_./]+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
-
-
-def files() -> dict[str, Path]:
-    """The static files by the names that the page asks for."""
-    return {path.name: path for path in sorted(FOLDER.iterdir()) if path.suffix in (".js", ".css", ".html")}
+# What is left once those are taken out: statements of another form, and imports inside of functions. A line
+# that begins with `*` is a comment.
+FOREIGN = re.compile(r"^(?:import|export)\b.*|^(?!\s*(?:\*|//)).*\bimport\s*[(.].*", re.MULTILINE)
 
 
 def write(
@@ -67,9 +66,9 @@ def _shell(model: str) -> tuple[str, str]:
     page = _swap(page, "<title>Regard</title>", f"<title>{html.escape(printable)} · Regard</title>")
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     page = _swap(page, '<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}')
-    links = "\n".join(f'<link rel="stylesheet" href="page/{name}">' for name in STYLES)
+    links = "\n".join(f'<link rel="stylesheet" href="web/{name}">' for name in STYLES)
     page = _swap(page, links, f"<style>{style}</style>")
-    page = _swap(page, '<script type="module" src="page/main.js"></script>\n', "")
+    page = _swap(page, '<script type="module" src="web/main.js"></script>\n', "")
     before, end, after = page.partition("</body>")
     # The script stands last, so that all data is there when it runs.
     return before, f"<script>{script}</script>\n{end}{after}"
@@ -89,8 +88,9 @@ def _hash(text: str) -> str:
 def joined(entry: str) -> str:
     """The modules that `entry` needs as one script, each in a function of its own.
 
-    It understands the one way in which ours import (`import { a, b } from "./c.js";`) and export (before a
-    function, a class or a constant), and says so of anything else.
+    Modules go by their paths without `.js`: "common/dom". It understands the one way in which ours import
+    (`import { a, b } from "../common/c.js";`) and export (before a function, a class or a constant), and
+    refuses anything else.
     """
     order: list[str] = []
     _visit(entry, order, [])
@@ -106,17 +106,33 @@ def _visit(name: str, order: list[str], path: list[str]) -> None:
     if name in order:
         return
     for _, other in IMPORT.findall(_module(name)):
-        _visit(other, order, [*path, name])
+        _visit(_resolved(other, name), order, [*path, name])
     order.append(name)
 
 
+def _resolved(path: str, name: str) -> str:
+    """The module that `path` names in an import of the module `name`."""
+    other = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
+    if other.startswith("../"):
+        raise RuntimeError(f"{name}.js: cannot join {path}.js, which is not one of the page's modules")
+    return other
+
+
 def _wrapped(name: str) -> str:
-    text = IMPORT.sub(lambda found: f"const {{{_renamed(found[1])}}} = module_{found[2]};\n", _module(name))
+    text = IMPORT.sub(
+        lambda found: f"const {{{_renamed(found[1])}}} = {_variable(_resolved(found[2], name))};\n",
+        _module(name),
+    )
     names = EXPORT.findall(text)
     text = EXPORT.sub(lambda found: found[0].removeprefix("export "), text)
-    if left := re.search(r"^(import|export)\b.*", text, re.MULTILINE):
-        raise RuntimeError(f"{name}.js: cannot join {left[0]!r}: write it as the other modules do")
-    return f"const module_{name} = (() => {{\n{text}\nreturn {{ {', '.join(names)} }};\n}})();"
+    if foreign := FOREIGN.search(text):
+        raise RuntimeError(f"{name}.js: cannot join {foreign[0]!r}: write it as the other modules do")
+    return f"const {_variable(name)} = (() => {{\n{text}\nreturn {{ {', '.join(names)} }};\n}})();"
+
+
+def _variable(name: str) -> str:
+    """The variable that holds what a module exports; $ is in no module's name."""
+    return "module_" + name.replace("/", "$")
 
 
 def _renamed(names: str) -> str:

@@ -53,11 +53,11 @@ class Asset:
 
 def page_files() -> dict[str, Asset]:
     """The files of the page by their paths: these and no others are ever served."""
-    folder = Path(__file__).parent.parent / "page"
+    folder = Path(__file__).parent.parent / "web"
     kinds = {".js": "text/javascript", ".css": "text/css"}
     files = {
-        f"/page/{path.name}": Asset(path.read_bytes(), kinds[path.suffix])
-        for path in sorted(folder.iterdir())
+        f"/web/{path.relative_to(folder).as_posix()}": Asset(path.read_bytes(), kinds[path.suffix])
+        for path in sorted(folder.rglob("*"))
         if path.suffix in kinds
     }
     return {"/": Asset((folder / "index.html").read_bytes(), "text/html"), **files}

@@ -1,0 +1,22 @@
+// @ts-check
+// Small helpers for lists.
+
+/**
+ * The last entry of a list that is not empty.
+ * @template T
+ * @param {ArrayLike<T>} list
+ * @returns {T}
+ */
+export function last(list) {
+  return list[list.length - 1];
+}
+
+/**
+ * Whether a value is there: neither null, which Python's None becomes, nor left out.
+ * @template T
+ * @param {T | null | undefined} value
+ * @returns {value is T}
+ */
+export function known(value) {
+  return value !== null && value !== undefined;
+}

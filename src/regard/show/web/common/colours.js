@@ -1,0 +1,116 @@
+// @ts-check
+// From a weight to a colour. The ramps are made in OKLab, with lightness in even steps, so that equal
+// differences look equal; hue moves a little along the way, and lightness alone carries the order.
+
+import { contextOf } from "./dom.js";
+import { theme } from "./theme.js";
+import { THUMB } from "./tile.js";
+
+const RAMPS = {
+  light: { lightness: [0.972, 0.27], chroma: [0.008, 0.15, 0.09], hue: [225, 280] },
+  dark: { lightness: [0.235, 0.955], chroma: [0.02, 0.14, 0.06], hue: [275, 215] },
+};
+const STEPS = 256;
+/** @type {Map<ThemeName, Ramp>} */
+const made = new Map();
+
+/**
+ * sRGB bytes of a colour in OKLCh.
+ * @param {number} lightness
+ * @param {number} chroma
+ * @param {number} hue
+ * @returns {number[]}
+ */
+function rgb(lightness, chroma, hue) {
+  const a = chroma * Math.cos((hue * Math.PI) / 180);
+  const b = chroma * Math.sin((hue * Math.PI) / 180);
+  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  return [
+    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
+  ].map((x) => {
+    const curved = x <= 0.0031308 ? 12.92 * x : 1.055 * Math.max(x, 0) ** (1 / 2.4) - 0.055;
+    return Math.round(255 * Math.min(1, Math.max(0, curved)));
+  });
+}
+
+/**
+ * The ramp of a theme: 256 colours as [r, g, b], and the same as pixels.
+ * @param {ThemeName} [name]
+ * @returns {Ramp}
+ */
+export function ramp(name = theme()) {
+  const known = made.get(name);
+  if (known) return known;
+  const { lightness, chroma, hue } = RAMPS[name];
+  const colours = Array.from({ length: STEPS }, (_, step) => {
+    const t = step / (STEPS - 1);
+    const arc = (1 - t) ** 2 * chroma[0] + 2 * t * (1 - t) * chroma[1] + t ** 2 * chroma[2];
+    return rgb(lightness[0] + t * (lightness[1] - lightness[0]), arc, hue[0] + t * (hue[1] - hue[0]));
+  });
+  const pixels = new Uint32Array(colours.map(([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r));
+  made.set(name, { colours, pixels });
+  return { colours, pixels };
+}
+
+/**
+ * A colour of the ramp for the style of an element or a canvas, t from 0 to 1.
+ * @param {number} t
+ * @param {ThemeName} [name]
+ * @returns {string}
+ */
+export function css(t, name = theme()) {
+  return `rgb(${ramp(name).colours[Math.round(Math.min(1, Math.max(0, t)) * (STEPS - 1))].join(" ")})`;
+}
+
+/**
+ * The ink that reads best on a colour of the ramp: dark on light cells and light on dark ones.
+ * @param {number} t
+ * @param {ThemeName} [name]
+ * @returns {string}
+ */
+export function inkOn(t, name = theme()) {
+  return (name === "light") === t < 0.5 ? "#1d2026" : "#fdfcf9";
+}
+
+/**
+ * What turns a weight into a place on the ramp.
+ * `scale` is "linear" or "log", `top` the weight at its end, `bottom` the least that a log scale shows.
+ * @param {{ scale: string, top: number, bottom: number }} options
+ * @returns {ColourScale}
+ */
+export function makeScale({ scale, top, bottom }) {
+  if (scale === "log") {
+    const span = Math.log(top / bottom);
+    return {
+      scale,
+      top,
+      bottom,
+      at: (weight) => (weight <= bottom ? 0 : Math.min(1, Math.log(weight / bottom) / span)),
+      weight: (t) => bottom * Math.exp(t * span),
+    };
+  }
+  return { scale, top, bottom: 0, at: (weight) => Math.min(1, weight / top), weight: (t) => t * top };
+}
+
+/**
+ * A small picture (THUMB × THUMB bytes: 0 unseen, else 1 + 254·√mass) onto a canvas of that size.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Uint8Array} bytes
+ * @param {ThemeName} [name]
+ */
+export function paintThumb(canvas, bytes, name = theme()) {
+  const { pixels } = ramp(name);
+  const context = contextOf(canvas);
+  const image = context.createImageData(THUMB, THUMB);
+  const out = new Uint32Array(image.data.buffer);
+  const seen = bytes.filter((byte) => byte > 0).sort();
+  const stretch = 255 / Math.max(90, seen[Math.floor(seen.length * 0.985)] ?? 255); // for faint heads
+  /** @param {number} byte */
+  const stretched = (byte) => pixels[Math.min(255, Math.round(byte * stretch))];
+  for (let i = 0; i < out.length; i++) out[i] = bytes[i] ? stretched(bytes[i]) : 0;
+  context.putImageData(image, 0, 0);
+}

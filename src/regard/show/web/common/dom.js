@@ -1,0 +1,95 @@
+// @ts-check
+// Small helpers to make elements. Text only ever goes in as text: nothing here reads HTML.
+
+/**
+ * How arrow keys move in a table: [rows, columns].
+ * @type {Record<string, [number, number]>}
+ */
+export const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+
+/** @typedef {Record<string, string | number | boolean | null | undefined>} Attributes */
+
+/**
+ * An element with attributes, `text`, and children.
+ * @template {keyof HTMLElementTagNameMap} K
+ * @param {K} name
+ * @param {Attributes} [attributes]
+ * @param {(Node | string)[]} children
+ * @returns {HTMLElementTagNameMap[K]}
+ */
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "text") made.textContent = String(value ?? "");
+    else if (value === true) made.setAttribute(key, "");
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, String(value));
+  }
+  made.append(...children);
+  return made;
+}
+
+/**
+ * A choice of one among a few, as radio buttons in a row: options are {value: label}.
+ * Returns the fieldset with `.value` to set and `choose` called when the reader chooses.
+ * @param {string} legend
+ * @param {string} name
+ * @param {Record<string, string>} options
+ * @param {(value: string) => void} choose
+ * @returns {HTMLFieldSetElement & { value: string }}
+ */
+export function choice(legend, name, options, choose) {
+  const box = element("fieldset", { class: "choice" }, element("legend", { text: legend }));
+  const row = element("div", { class: "options" });
+  const inputs = Object.entries(options).map(([value, label]) => {
+    const input = element("input", { type: "radio", name, value });
+    input.addEventListener("change", () => choose(value));
+    row.append(element("label", {}, input, element("span", { class: "option", text: label })));
+    return input;
+  });
+  box.append(row);
+  Object.defineProperty(box, "value", {
+    set: (value) => inputs.forEach((input) => (input.checked = input.value === value)),
+    get: () => inputs.find((input) => input.checked)?.value,
+  });
+  return /** @type {HTMLFieldSetElement & { value: string }} */ (box);
+}
+
+/**
+ * What draws on a canvas.
+ * @param {HTMLCanvasElement} canvas
+ */
+export function contextOf(canvas) {
+  const context = canvas.getContext("2d");
+  if (!context) throw new Error("This browser cannot draw on a canvas.");
+  return context;
+}
+
+/**
+ * A certificate's badge: what was found of a layer, in a word, with the whole sentence as its title.
+ * @param {{ certified: boolean, text: string }} evidence
+ * @param {string} [words]
+ */
+export function badge(evidence, words = evidence.certified ? "Certified" : "Not certified") {
+  const good = evidence.certified;
+  return element("span", {
+    class: `badge ${good ? "good" : "bad"}`,
+    text: words,
+    title: evidence.text,
+  });
+}
+
+/**
+ * Scrolls `box` until `part` is in sight. scrollIntoView would also change where Tab goes on from.
+ * @param {HTMLElement} part
+ * @param {HTMLElement} box
+ */
+export function reveal(part, box) {
+  const [inner, outer] = [part.getBoundingClientRect(), box.getBoundingClientRect()];
+  /**
+   * @param {"left" | "top"} first
+   * @param {"right" | "bottom"} last
+   */
+  const by = (first, last) =>
+    Math.min(0, inner[first] - outer[first]) || Math.max(0, inner[last] - outer[last]);
+  box.scrollBy({ left: by("left", "right"), top: by("top", "bottom"), behavior: "instant" });
+}

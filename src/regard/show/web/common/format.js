@@ -1,0 +1,102 @@
+// @ts-check
+// Numbers as a reader wants them: few digits, a real minus sign, units.
+
+/** @param {string} text */
+const minus = (text) => (/^-0\.?0*$/.test(text) ? text.slice(1) : text.replace("-", "−"));
+
+/**
+ * A weight with four digits that count.
+ * @param {number} weight
+ * @returns {string}
+ */
+export function exact(weight) {
+  if (weight === 0) return "0";
+  if (weight >= 1e-4) return String(Number(weight.toPrecision(4)));
+  return weight.toExponential(2).replace("e-", "e−");
+}
+
+/**
+ * The same, and a dash for what is not a number.
+ * @param {number | null | undefined} x
+ * @returns {string}
+ */
+export function weight(x) {
+  return x === null || x === undefined || Number.isNaN(x) ? "–" : exact(x);
+}
+
+/**
+ * A share with few digits, for labels: 0.31.
+ * @param {number | null | undefined} x
+ * @returns {string}
+ */
+export function share(x) {
+  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  return minus(Math.abs(x) >= 0.995 ? x.toFixed(1) : x.toFixed(2));
+}
+
+/**
+ * Any number, with so many decimals; −∞ and the like as signs.
+ * @param {number | null | undefined} x
+ * @param {number} [digits]
+ * @returns {string}
+ */
+export function number(x, digits = 3) {
+  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
+  if (x !== 0 && Math.abs(x) < 0.5 * 10 ** -digits) return minus(x.toExponential(1));
+  return minus(x.toFixed(digits));
+}
+
+/**
+ * A score by its name: shares with two digits, entropy and distance with as many as they need.
+ * @param {string} name
+ * @param {number | null | undefined} x
+ * @returns {string}
+ */
+export function score(name, x) {
+  if (name === "distance") return x === null || x === undefined ? "–" : number(x, Math.abs(x) < 10 ? 1 : 0);
+  return share(x);
+}
+
+/**
+ * @param {number} n
+ * @returns {string}
+ */
+export function count(n) {
+  return n.toLocaleString("en-US");
+}
+
+/**
+ * 1.5 MiB.
+ * @param {number} n
+ * @returns {string}
+ */
+export function bytes(n) {
+  const units = ["bytes", "KiB", "MiB", "GiB"];
+  let power = 0;
+  while (n >= 1024 && power + 1 < units.length) {
+    n /= 1024;
+    power++;
+  }
+  return `${power === 0 || n >= 100 ? Math.round(n) : n.toFixed(1)} ${units[power]}`;
+}
+
+/**
+ * 12.3 ms.
+ * @param {number} seconds
+ * @returns {string}
+ */
+export function milliseconds(seconds) {
+  const ms = seconds * 1000;
+  return ms >= 1000 ? `${(ms / 1000).toFixed(2)} s` : `${ms >= 100 ? ms.toFixed(0) : ms.toFixed(1)} ms`;
+}
+
+/**
+ * "one head", "2 heads".
+ * @param {number} n
+ * @param {string} thing
+ * @returns {string}
+ */
+export function some(n, thing) {
+  return n === 1 ? `one ${thing}` : `${count(n)} ${thing}s`;
+}

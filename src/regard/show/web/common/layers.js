@@ -1,0 +1,54 @@
+// @ts-check
+// What the meta says of layers, in words: names, doubts, absences.
+
+/**
+ * What the meta says of a layer as it ran on a text.
+ * @param {Meta} meta
+ * @param {number} text
+ * @param {string} key
+ * @returns {Layer}
+ */
+export function layerOf(meta, text, key) {
+  const layers = meta.texts[text].layers;
+  return layers.find((layer) => layer.key === key) ?? layers[0];
+}
+
+/**
+ * What a layer is called in a list: its key, with what sets it apart.
+ * @param {Layer} layer
+ */
+export function layerName(layer) {
+  const marks = [];
+  if (layer.window) marks.push(`window ${layer.window}`);
+  if (!layer.evidence.certified) marks.push("not certified");
+  return marks.length ? `${layer.key} (${marks.join(", ")})` : layer.key;
+}
+
+/**
+ * What is to be known of those among some layers that are not certified; "" if all are.
+ * @param {Layer[]} layers
+ */
+export function doubts(layers) {
+  const doubtful = layers.filter((one) => !one.evidence.certified);
+  if (!doubtful.length) return "";
+  const named = doubtful.map((one) => one.key).join(", ");
+  const why = doubtful[0].evidence.text.replace(/^not certified: (.)/, (_, first) => first.toUpperCase());
+  return (
+    `Layer${doubtful.length > 1 ? "s" : ""} ${named}: not certified, so what is shown there may not be ` +
+    `what the model used. ${why.replace(/[^.]$/, "$&.")}`
+  );
+}
+
+/**
+ * What a capture does not show of its model: modules that mix tokens, by their classes; "" if it is whole.
+ * @param {TextMeta["missing"] | undefined} missing
+ */
+export function absences(missing) {
+  if (!missing?.length) return "";
+  /** @type {Map<string, number>} */
+  const kinds = new Map();
+  for (const { kind } of missing) kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
+  const named = [...kinds].map(([kind, count]) => (count > 1 ? `${count} × ${kind}` : kind)).join(", ");
+  const [modules, are] = missing.length > 1 ? ["modules that mix", "are"] : ["module that mixes", "is"];
+  return `${missing.length} ${modules} tokens could not be captured and ${are} not shown: ${named}.`;
+}

@@ -1,0 +1,139 @@
+// @ts-check
+// The two axes of a map: keys along the top, queries down the left, as tokens where there is room for them
+// and as numbers where there is not. It draws on whatever has a canvas's methods.
+
+import { axisOf, short, tokenAt } from "../common/tokens.js";
+
+const ROOM = 13; // pixels that a label needs
+
+/**
+ * How many tokens apart labels stand: 1, 2, 5, 10, 20, …
+ * @param {number} zoom
+ */
+export function stride(zoom) {
+  const least = ROOM / zoom;
+  if (least <= 1) return 1;
+  const power = 10 ** Math.floor(Math.log10(least));
+  return ([1, 2, 5].find((n) => n * power >= least) ?? 10) * power;
+}
+
+/**
+ * Draws both. Labels of the marked row and column stand out.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ */
+export function drawAxes(context, scene) {
+  axis(context, scene, "queries");
+  axis(context, scene, "keys");
+}
+
+/**
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {Axis} name
+ */
+function axis(context, scene, name) {
+  const { camera, gutter, colours, fonts, layer, marked } = scene;
+  const queries = name === "queries";
+  const size = queries ? camera.T : camera.S;
+  const { left, top, right, bottom } = camera.frame;
+  const step = stride(camera.zoom);
+  const first = Math.max(0, Math.ceil(Math.floor(queries ? top : left) / step) * step);
+  const last = Math.min(size, queries ? bottom : right);
+  const room = (queries ? gutter.labels : gutter.top) - 26;
+  const mark = queries ? marked.row : marked.col;
+  const each = scene.measure; // pixels of one letter
+  const known = axisOf(scene.meta, scene.text, layer, name) !== null;
+  /**
+   * @param {number} index
+   * @param {boolean} strong
+   */
+  const label = (index, strong) => {
+    const [px, py] = camera.point(index + 0.5, index + 0.5);
+    const along = queries ? gutter.top + py : gutter.left + px;
+    if (along < (queries ? gutter.top : gutter.left)) return;
+    const number = String(index);
+    const counted = step > 1 || !known; // tokens that are next to each other need no number
+    const letters = Math.max(3, Math.floor(room / each) - (counted ? number.length + 1 : 0));
+    const token = known ? short(tokenAt(scene.meta, scene.text, layer, name, index), letters) : "";
+    context.save();
+    if (queries) context.translate(gutter.labels - 8, along);
+    else {
+      context.translate(along, gutter.top - 8);
+      context.rotate(-Math.PI / 2);
+    }
+    context.font = fonts.token;
+    context.textBaseline = "middle";
+    context.textAlign = queries ? "right" : "left";
+    context.fillStyle = strong ? colours.accent : step > 1 ? colours.faint : colours.ink;
+    const shown = `\u2068${token}\u2069`;
+    if (queries) {
+      context.fillText(shown, 0, 0);
+      if (counted) numbered(context, number, token ? -(lengthOf(token) + 1) * each : 0, "right", colours);
+    } else {
+      context.fillText(shown, counted ? (number.length + 1) * each : 0, 0);
+      if (counted) numbered(context, number, 0, "left", colours);
+    }
+    context.restore();
+    tick(context, queries, along, gutter, strong ? colours.accent : colours.line);
+  };
+  for (let index = first; index < last; index += step) {
+    const apart = Math.abs(index - mark) * camera.zoom;
+    if (mark < 0 || apart >= ROOM) label(index, false);
+  }
+  if (mark >= Math.floor(queries ? top : left) && mark >= 0 && mark < last) label(mark, true);
+  title(context, scene, queries);
+}
+
+/**
+ * @param {Drawing} context
+ * @param {string} number
+ * @param {number} at
+ * @param {CanvasTextAlign} align
+ * @param {DrawingColours} colours
+ */
+function numbered(context, number, at, align, colours) {
+  context.textAlign = align;
+  context.fillStyle = colours.soft;
+  context.fillText(number, at, 0);
+}
+
+/** @param {string} text */
+function lengthOf(text) {
+  return [...text].length;
+}
+
+/**
+ * @param {Drawing} context
+ * @param {boolean} queries
+ * @param {number} along
+ * @param {Scene["gutter"]} gutter
+ * @param {string} colour
+ */
+function tick(context, queries, along, gutter, colour) {
+  context.fillStyle = colour;
+  if (queries) context.fillRect(gutter.labels - 5, along - 0.5, 4, 1);
+  else context.fillRect(along - 0.5, gutter.top - 5, 1, 4);
+}
+
+/**
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {boolean} queries
+ */
+function title(context, { gutter, colours, fonts, camera }, queries) {
+  context.save();
+  context.font = fonts.title;
+  context.fillStyle = colours.soft;
+  context.textBaseline = "top";
+  if (queries) {
+    context.translate(0, gutter.top + Math.min(camera.height, camera.T * camera.zoom));
+    context.rotate(-Math.PI / 2);
+    context.textAlign = "left";
+    context.fillText("query", 0, 2);
+  } else {
+    context.textAlign = "left";
+    context.fillText("attended-to (key)", gutter.left, 0);
+  }
+  context.restore();
+}

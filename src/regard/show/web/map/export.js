@@ -1,0 +1,203 @@
+// @ts-check
+// What is shown, as files: PNG, SVG and PDF of the picture, CSV and NPY of its numbers.
+
+import { contextOf, element } from "../common/dom.js";
+import { tokenAt, visible } from "../common/tokens.js";
+import { drawFigure, figureSize } from "./figure.js";
+import { SvgContext } from "./svg.js";
+
+/** @typedef {{ scene: Scene, words: FigureWords, name: string }} Shown what there is to export */
+/** @typedef {string | Uint8Array<ArrayBuffer>} PdfPart */
+
+const SHARP = 3; // pixels of a PNG or PDF for one of the page
+
+/**
+ * A button with a menu. `shown()` gives {scene, words, name}; `numbers()` a promise of
+ * {values, rows, cols, row, col, size, layer, meta, text}: the cells in the picture, from `row` and `col` on.
+ * @param {App} app
+ * @param {() => Shown} shown
+ * @param {() => Promise<RegionCells>} numbers
+ */
+export function exportMenu(app, shown, numbers) {
+  /** @type {Record<string, [string, () => Promise<Blob>]>} */
+  const kinds = {
+    PNG: ["picture", async () => png(shown())],
+    SVG: ["picture, vectors", async () => svg(shown())],
+    PDF: ["picture", async () => pdf(shown())],
+    CSV: ["numbers in view", async () => csv(await numbers())],
+    NPY: ["numbers in view", async () => npy(await numbers())],
+  };
+  const summary = element("summary", { class: "button", text: "Export" });
+  const menu = element("details", { class: "menu" }, summary);
+  const list = element("div", { class: "menu-list", role: "menu" });
+  for (const [kind, [what, make]] of Object.entries(kinds)) {
+    const button = element("button", { type: "button", role: "menuitem", class: "plain" }, kind, " ");
+    button.append(element("span", { class: "quiet", text: what }));
+    button.addEventListener("click", async () => {
+      menu.open = false;
+      try {
+        download(await make(), `${shown().name}.${kind.toLowerCase()}`);
+      } catch (error) {
+        app.status(`The ${kind} could not be made: ${error.message}`);
+      }
+    });
+    list.append(button);
+  }
+  menu.append(list);
+  menu.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      menu.open = false;
+      summary.focus();
+    }
+  });
+  addEventListener("pointerdown", (event) => {
+    if (!(event.target instanceof Node && menu.contains(event.target))) menu.open = false;
+  });
+  return menu;
+}
+
+/**
+ * @param {Blob} blob
+ * @param {string} name
+ */
+function download(blob, name) {
+  const link = element("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+/** @param {Shown} what */
+function rendered({ scene, words }) {
+  const { width, height } = figureSize(scene, words);
+  const canvas = element("canvas", { width: width * SHARP, height: height * SHARP });
+  const context = contextOf(canvas);
+  context.scale(SHARP, SHARP);
+  drawFigure(context, { ...scene, pixel: 1 / SHARP }, words);
+  return canvas;
+}
+
+/**
+ * @param {Shown} what
+ * @returns {Promise<Blob>}
+ */
+function png(what) {
+  return new Promise((done, failed) => {
+    /** @param {Blob | null} blob */
+    const finish = (blob) => (blob ? done(blob) : failed(new Error("the picture is too large")));
+    rendered(what).toBlob(finish, "image/png");
+  });
+}
+
+/** @param {Shown} what */
+function svg({ scene, words }) {
+  const { width, height } = figureSize(scene, words);
+  const context = new SvgContext(width, height);
+  drawFigure(context, scene, words);
+  return new Blob([context.toString()], { type: "image/svg+xml" });
+}
+
+/**
+ * One page, as large as the picture, with the picture on it.
+ * @param {Shown} what
+ */
+async function pdf(what) {
+  const canvas = rendered(what);
+  const { width, height } = canvas;
+  const pixels = contextOf(canvas).getImageData(0, 0, width, height).data;
+  const rgb = new Uint8Array(width * height * 3);
+  for (let from = 0, to = 0; from < pixels.length; from += 4) {
+    rgb[to++] = pixels[from];
+    rgb[to++] = pixels[from + 1];
+    rgb[to++] = pixels[from + 2];
+  }
+  const image = new Uint8Array(
+    await new Response(new Blob([rgb]).stream().pipeThrough(new CompressionStream("deflate"))).arrayBuffer(),
+  );
+  const [w, h] = [(width / SHARP) * 0.75, (height / SHARP) * 0.75]; // points
+  const content = `q ${w} 0 0 ${h} 0 0 cm /Map Do Q`;
+  const objects = [
+    ["<< /Type /Catalog /Pages 2 0 R >>"],
+    ["<< /Type /Pages /Kids [3 0 R] /Count 1 >>"],
+    [
+      `<< /Type /Page /Parent 2 0 R /MediaBox [0 0 ${w} ${h}] /Contents 4 0 R `,
+      "/Resources << /XObject << /Map 5 0 R >> >> >>",
+    ],
+    [`<< /Length ${content.length} >>\nstream\n${content}\nendstream`],
+    [
+      `<< /Type /XObject /Subtype /Image /Width ${width} /Height ${height} /ColorSpace /DeviceRGB `,
+      `/BitsPerComponent 8 /Filter /FlateDecode /Length ${image.length} >>\nstream\n`,
+      image,
+      "\nendstream",
+    ],
+  ];
+  return assembled(objects);
+}
+
+/**
+ * PDF objects, numbered from 1, with the table of where each begins.
+ * @param {PdfPart[][]} objects
+ */
+function assembled(objects) {
+  /** @type {PdfPart[]} */
+  const parts = ["%PDF-1.4\n"];
+  /** @type {number[]} */
+  const starts = [];
+  let at = parts[0].length;
+  /** @param {PdfPart} part */
+  const put = (part) => {
+    parts.push(part);
+    at += part.length;
+  };
+  objects.forEach((pieces, number) => {
+    starts.push(at);
+    put(`${number + 1} 0 obj\n`);
+    pieces.forEach(put);
+    put("\nendobj\n");
+  });
+  const table = starts.map((start) => `${String(start).padStart(10, "0")} 00000 n \n`).join("");
+  const size = objects.length + 1;
+  const trailer = `trailer\n<< /Size ${size} /Root 1 0 R >>\nstartxref\n${at}\n%%EOF\n`;
+  const end = `xref\n0 ${size}\n0000000000 65535 f \n${table}${trailer}`;
+  return new Blob([...parts, end], { type: "application/pdf" });
+}
+
+/**
+ * A line for each row of cells; the first two columns name it, the first two lines name the columns.
+ * @param {RegionCells} cells
+ */
+function csv({ values, rows, cols, row, col, size, layer, meta, text }) {
+  /**
+   * @param {Axis} axis
+   * @param {number} index
+   */
+  const named = (axis, index) => quoted(visible(tokenAt(meta, text, layer, axis, index)));
+  const keys = Array.from({ length: cols }, (_, x) => col + x * size);
+  const tokens = keys.map((key) => named("keys", key));
+  const lines = [["query", "token", ...keys].join(","), ["", "", ...tokens].join(",")];
+  for (let y = 0; y < rows; y++) {
+    const numbers = Array.from(values.subarray(y * cols, (y + 1) * cols), String);
+    lines.push([row + y * size, named("queries", row + y * size), ...numbers].join(","));
+  }
+  return new Blob([lines.join("\r\n"), "\r\n"], { type: "text/csv" });
+}
+
+/**
+ * Quoted, and never a formula to a program that opens it.
+ * @param {string} text
+ */
+function quoted(text) {
+  const safe = /^[=+\-@]/.test(text) ? `'${text}` : text;
+  return `"${safe.replace(/"/g, '""').toWellFormed?.() ?? safe.replace(/"/g, '""')}"`;
+}
+
+/**
+ * NumPy's own format, version 1.0.
+ * @param {RegionCells} cells
+ */
+function npy({ values, rows, cols }) {
+  const words = `{'descr': '<f4', 'fortran_order': False, 'shape': (${rows}, ${cols}), }`;
+  const header = `${words}${" ".repeat(63 - ((10 + words.length) % 64))}\n`;
+  const magic = [0x93, 0x4e, 0x55, 0x4d, 0x50, 0x59, 1, 0];
+  const start = new Uint8Array([...magic, header.length & 255, header.length >> 8]);
+  return new Blob([start, header, values], { type: "application/octet-stream" });
+}

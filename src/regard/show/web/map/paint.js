@@ -1,0 +1,72 @@
+// @ts-check
+// A tile's numbers as pixels. It knows tiles and scales; where they go is the picture's business.
+
+import { contextOf } from "../common/dom.js";
+import { TILE } from "../common/tile.js";
+
+/**
+ * The tile as a canvas of one pixel a cell. Cells that nobody may see stay transparent.
+ * `restOf()`: for each row of cells the share of attention that is left when the sink is taken out, or null.
+ * @param {PaintedTile} tile
+ * @param {Look} look
+ * @param {() => Float32Array | null} restOf
+ */
+export function painted(tile, look, restOf) {
+  if (tile.canvas && tile.style === look.style) return tile.canvas;
+  const rest = restOf();
+  const { rows, cols } = tile;
+  const values = look.reduce === "max" ? tile.max : tile.mass;
+  tile.canvas ??= Object.assign(document.createElement("canvas"), { width: cols, height: rows });
+  const context = contextOf(tile.canvas);
+  const image = context.createImageData(cols, rows);
+  const out = new Uint32Array(image.data.buffer);
+  const { pixels, scale } = look;
+  for (let y = 0, n = 0; y < rows; y++) {
+    const share = rest ? rest[y] : 1;
+    for (let x = 0; x < cols; x++, n++) {
+      if (tile.max[n] >= 0) out[n] = pixels[Math.round(255 * scale.at(values[n] / share))];
+    }
+  }
+  context.putImageData(image, 0, 0);
+  tile.style = look.style;
+  return tile.canvas;
+}
+
+/**
+ * Where a scale that fits what is seen should end: the 99.5th percentile of the visible cells in the frame,
+ * to two digits. `drawn` is what the pyramid covers the frame with; `restOf(one)` as above.
+ * @param {DrawnTile[]} drawn
+ * @param {Rectangle} frame
+ * @param {string} reduce
+ * @param {Scene["restOf"]} restOf
+ */
+export function fitTop(drawn, frame, reduce, restOf) {
+  /** @type {number[]} */
+  const found = [];
+  for (const one of drawn) {
+    const { tile, z, i, j } = one;
+    if (!tile) continue;
+    const size = 2 ** z;
+    const rest = restOf(one);
+    /**
+     * @param {number} edge
+     * @param {number} first
+     */
+    const from = (edge, first) => Math.floor(edge / size) - first * TILE;
+    const [top, left] = [Math.max(0, from(frame.top, i)), Math.max(0, from(frame.left, j))];
+    const bottom = Math.min(tile.rows, from(frame.bottom, i) + 1);
+    const right = Math.min(tile.cols, from(frame.right, j) + 1);
+    const values = reduce === "max" ? tile.max : tile.mass;
+    const step = Math.max(1, Math.floor(((bottom - top) * (right - left) * drawn.length) / 40000)) | 1;
+    for (let y = top, n = 0; y < bottom; y++) {
+      for (let x = left; x < right; x++, n++) {
+        const at = y * tile.cols + x;
+        if (n % step === 0 && tile.max[at] >= 0) found.push(values[at] / (rest ? rest[y] : 1));
+      }
+    }
+  }
+  if (!found.length) return 1;
+  const sorted = Float32Array.from(found).sort();
+  const top = sorted[Math.floor(0.995 * (sorted.length - 1))];
+  return Math.min(1, Math.max(Number(top.toPrecision(2)), 1e-6));
+}

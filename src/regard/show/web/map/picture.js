@@ -1,0 +1,320 @@
+// @ts-check
+// The large map as a drawing: tiles, sink, boundary, numbers, cursor, axes. It draws on whatever has a
+// canvas's methods, so that the screen, a PNG and an SVG all show the same.
+
+import { css, inkOn } from "../common/colours.js";
+import { THUMB, TILE } from "../common/tile.js";
+import { drawAxes } from "./axes.js";
+import { painted } from "./paint.js";
+
+export const NUMBERS = 28; // pixels a cell from which its weight is written in it
+export const STRIP = 16; // pixels of a sink that stands apart, and
+export const STRIP_GAP = 10; // between it and the map
+
+/**
+ * A weight in few letters: .23, 1, and · for what rounds to nothing.
+ * @param {number} weight
+ * @param {number} [digits]
+ */
+export function brief(weight, digits = 2) {
+  if (weight >= 0.9995) return "1";
+  const text = weight.toFixed(digits);
+  return Number(text) === 0 ? "·" : text.replace(/^0/, "");
+}
+
+/**
+ * Draws a scene.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ */
+export function draw(context, scene) {
+  const { width, height, gutter, camera, colours } = scene;
+  context.fillStyle = colours.paper;
+  context.fillRect(0, 0, width, height);
+  const shown = extent(camera);
+  context.save();
+  context.beginPath();
+  context.rect(gutter.left, gutter.top, shown.width, shown.height);
+  context.clip();
+  context.translate(gutter.left, gutter.top);
+  hatch(context, scene, shown);
+  tiles(context, scene);
+  if (scene.sink) removed(context, scene, scene.sink, shown);
+  if (camera.zoom >= NUMBERS) numbers(context, scene);
+  if (camera.zoom >= 10) lattice(context, scene, shown);
+  if (scene.boundary) boundary(context, scene, scene.boundary, shown);
+  cells(context, scene);
+  context.restore();
+  if (scene.sink) strip(context, scene, scene.sink, shown);
+  context.strokeStyle = colours.strongLine;
+  context.lineWidth = 1;
+  context.strokeRect(gutter.left - 0.5, gutter.top - 0.5, shown.width + 1, shown.height + 1);
+  drawAxes(context, scene);
+}
+
+/**
+ * How much of the picture the map takes.
+ * @param {Scene["camera"]} camera
+ * @returns {Size}
+ */
+export function extent(camera) {
+  return {
+    width: Math.min(camera.width, camera.S * camera.zoom),
+    height: Math.min(camera.height, camera.T * camera.zoom),
+  };
+}
+
+/**
+ * What nobody may look at: thin slanted lines, unlike any weight.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {Size} shown
+ */
+function hatch(context, { colours }, shown) {
+  context.fillStyle = colours.sunken;
+  context.fillRect(0, 0, shown.width, shown.height);
+  context.beginPath();
+  const reach = shown.width + shown.height;
+  for (let at = 6; at < reach; at += 7) {
+    context.moveTo(Math.max(0, at - shown.height), Math.min(at, shown.height));
+    context.lineTo(Math.min(at, shown.width), Math.max(0, at - shown.width));
+  }
+  context.strokeStyle = colours.hatch;
+  context.lineWidth = 1;
+  context.stroke();
+}
+
+/**
+ * @param {Drawing} context
+ * @param {Scene} scene
+ */
+function tiles(context, scene) {
+  const { camera, drawn, thumb, look, pixel } = scene;
+  /** @param {number} value */
+  const snap = (value) => Math.round(value / pixel) * pixel; // seams show where edges are half a pixel
+  for (const one of drawn) {
+    const { tile, z, i, j } = one;
+    const part = inSight(one.part, camera.frame, 2 ** z);
+    const [x0, y0] = camera.point(part.left, part.top).map(snap);
+    const [x1, y1] = camera.point(part.right, part.bottom).map(snap);
+    if (!tile) {
+      if (thumb) fromThumb(context, camera, thumb, part, [x0, y0, x1 - x0, y1 - y0]);
+      continue;
+    }
+    const size = 2 ** z;
+    const [sx, sy] = [part.left / size - j * TILE, part.top / size - i * TILE];
+    // A last cell that holds fewer tokens is drawn as large as they are.
+    const [sw, sh] = [(part.right - part.left) / size, (part.bottom - part.top) / size];
+    context.imageSmoothingEnabled = (camera.zoom * size) / pixel < 2.5;
+    const canvas = painted(tile, look, () => scene.restOf(one));
+    context.drawImage(canvas, sx, sy, sw, sh, x0, y0, x1 - x0, y1 - y0);
+  }
+}
+
+/**
+ * As much of a part as the frame shows, to whole cells.
+ * @param {Rectangle} part
+ * @param {Rectangle} frame
+ * @param {number} size
+ * @returns {Rectangle}
+ */
+function inSight(part, frame, size) {
+  return {
+    left: Math.max(part.left, Math.floor(frame.left / size) * size),
+    top: Math.max(part.top, Math.floor(frame.top / size) * size),
+    right: Math.min(part.right, Math.ceil(frame.right / size) * size),
+    bottom: Math.min(part.bottom, Math.ceil(frame.bottom / size) * size),
+  };
+}
+
+/**
+ * Before anything has come, the small picture stands for the large one.
+ * @param {Drawing} context
+ * @param {Scene["camera"]} camera
+ * @param {HTMLCanvasElement} thumb
+ * @param {Rectangle} part
+ * @param {[number, number, number, number]} place
+ */
+function fromThumb(context, camera, thumb, part, place) {
+  const [w, h] = [THUMB / camera.S, THUMB / camera.T];
+  context.imageSmoothingEnabled = true;
+  const wide = (part.right - part.left) * w;
+  context.drawImage(thumb, part.left * w, part.top * h, wide, (part.bottom - part.top) * h, ...place);
+}
+
+/**
+ * The place of a sink that stands apart, so that nobody takes it for a column of zeros.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {Sink} sink
+ * @param {Size} shown
+ */
+function removed(context, { camera, colours }, sink, shown) {
+  const [x] = camera.point(sink.key, 0);
+  const wide = Math.max(1, camera.zoom);
+  context.fillStyle = camera.zoom >= 3 ? colours.paper : colours.accent;
+  context.fillRect(x, 0, wide, shown.height);
+  if (camera.zoom < 3) return;
+  context.strokeStyle = colours.accent;
+  context.setLineDash([3, 3]);
+  context.lineWidth = 1;
+  context.strokeRect(x + 0.5, -1, wide - 1, shown.height + 2);
+  context.setLineDash([]);
+}
+
+/**
+ * The sink's own column, beside the map, on the same rows and a scale from 0 to 1.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {Sink} sink
+ * @param {Size} shown
+ */
+function strip(context, { camera, gutter, colours, fonts, pixel }, sink, shown) {
+  const x = gutter.left - STRIP_GAP - STRIP;
+  context.save();
+  context.beginPath();
+  context.rect(x, gutter.top, STRIP, shown.height);
+  context.clip();
+  context.fillStyle = colours.sunken;
+  context.fillRect(x, gutter.top, STRIP, shown.height);
+  const { top, bottom } = camera.frame;
+  const step = Math.max(1, Math.floor(pixel / camera.zoom));
+  for (let row = Math.max(0, Math.floor(top)); row < Math.min(camera.T, bottom); row += step) {
+    const [, y] = camera.point(0, row);
+    const last = Math.min(camera.T, row + step);
+    context.fillStyle = css((sink.sums[last] - sink.sums[row]) / (last - row));
+    context.fillRect(x, gutter.top + y, STRIP, Math.max(pixel, camera.zoom * step) + 0.3);
+  }
+  context.restore();
+  context.strokeStyle = colours.accent;
+  context.lineWidth = 1;
+  context.strokeRect(x - 0.5, gutter.top - 0.5, STRIP + 1, shown.height + 1);
+  context.save();
+  context.translate(x + STRIP / 2, gutter.top - 8);
+  context.rotate(-Math.PI / 2);
+  context.font = fonts.token;
+  context.textBaseline = "middle";
+  context.textAlign = "left";
+  context.fillStyle = colours.accent;
+  context.fillText(`key ${sink.key}`, 0, 0);
+  context.restore();
+}
+
+/**
+ * Each cell's weight, written in it.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ */
+function numbers(context, scene) {
+  const { camera, look, fonts } = scene;
+  const { left, top, right, bottom } = camera.frame;
+  const digits = camera.zoom >= 72 ? 4 : camera.zoom >= 44 ? 3 : 2;
+  context.font = fonts.number;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  for (let row = Math.max(0, Math.floor(top)); row < Math.min(camera.T, bottom); row++) {
+    for (let col = Math.max(0, Math.floor(left)); col < Math.min(camera.S, right); col++) {
+      const weight = scene.weightAt(row, col);
+      if (weight === null) continue;
+      const [x, y] = camera.point(col + 0.5, row + 0.5);
+      context.fillStyle = inkOn(look.scale.at(weight / scene.restAt(row)));
+      context.fillText(brief(weight, digits), x, y);
+    }
+  }
+}
+
+/**
+ * Thin lines between large cells.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {Size} shown
+ */
+function lattice(context, { camera, colours }, shown) {
+  const { left, top } = camera.frame;
+  context.fillStyle = colours.lattice;
+  for (let col = Math.max(1, Math.ceil(left)); ; col++) {
+    const [x] = camera.point(col, 0);
+    if (x > shown.width) break;
+    context.fillRect(Math.round(x) - 0.5, 0, 1, shown.height);
+  }
+  for (let row = Math.max(1, Math.ceil(top)); ; row++) {
+    const [, y] = camera.point(0, row);
+    if (y > shown.height) break;
+    context.fillRect(0, Math.round(y) - 0.5, shown.width, 1);
+  }
+}
+
+/**
+ * Where the prompt ends and what was generated begins.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {NonNullable<Scene["boundary"]>} at
+ * @param {Size} shown
+ */
+function boundary(context, { camera, colours }, at, shown) {
+  const [x, y] = camera.point(at.key, at.query);
+  context.strokeStyle = colours.accent;
+  context.lineWidth = 1;
+  context.setLineDash([6, 4]);
+  context.beginPath();
+  context.moveTo(Math.round(x) + 0.5, 0);
+  context.lineTo(Math.round(x) + 0.5, shown.height);
+  context.moveTo(0, Math.round(y) + 0.5);
+  context.lineTo(shown.width, Math.round(y) + 0.5);
+  context.stroke();
+  context.setLineDash([]);
+}
+
+/**
+ * The cell under the pointer and the chosen one.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ */
+function cells(context, { camera, hover, cursor, colours }) {
+  for (const cell of [hover, cursor]) {
+    if (!cell) continue;
+    const side = camera.zoom * cell.size;
+    const [x, y] = camera.point(cell.col, cell.row);
+    const grown = Math.max(0, (8 - side) / 2); // a small cell would be hard to see
+    context.strokeStyle = cell === cursor ? colours.accent : colours.ink;
+    context.lineWidth = cell === cursor ? 2 : 1;
+    context.strokeRect(x - grown, y - grown, side + 2 * grown, side + 2 * grown);
+  }
+}
+
+/**
+ * The colours of the page as a drawing needs them.
+ * @param {HTMLElement} root
+ * @returns {DrawingColours}
+ */
+export function drawingColours(root) {
+  const style = getComputedStyle(root);
+  /** @param {string} name */
+  const get = (name) => resolved(root, style.getPropertyValue(name).trim());
+  return {
+    paper: get("--paper"),
+    sunken: get("--sunken"),
+    ink: get("--ink"),
+    soft: get("--soft"),
+    faint: get("--faint"),
+    line: get("--line"),
+    strongLine: get("--strong-line"),
+    accent: get("--accent"),
+    hatch: get("--hatch"),
+    lattice: get("--lattice"),
+  };
+}
+
+/**
+ * A colour that a canvas understands: light-dark() is resolved by asking the style of an element.
+ * @param {HTMLElement} root
+ * @param {string} value
+ */
+function resolved(root, value) {
+  const probe = document.createElement("i");
+  probe.style.color = value;
+  root.append(probe);
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour;
+}

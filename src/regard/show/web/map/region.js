@@ -1,0 +1,50 @@
+// @ts-check
+// The numbers of the cells in a picture, put together from their tiles.
+
+import { TILE } from "../common/tile.js";
+
+/**
+ * A promise of {values, rows, cols, row, col, size, layer, meta, text} for a scene (see `canvas.js`).
+ * @param {App} app
+ * @param {Scene} scene
+ * @param {number | null} without
+ * @returns {Promise<RegionCells>}
+ */
+export async function cellsIn(app, { camera, z, state, layer }, without) {
+  const size = 2 ** z;
+  const { left, top, right, bottom } = camera.frame;
+  /**
+   * @param {number} value
+   * @param {number} all
+   */
+  const edge = (value, all) => Math.min(Math.ceil(all / size), Math.max(0, value));
+  const [x0, x1] = [edge(Math.floor(left / size), layer.cols), edge(Math.ceil(right / size), layer.cols)];
+  const [y0, y1] = [edge(Math.floor(top / size), layer.rows), edge(Math.ceil(bottom / size), layer.rows)];
+  const cols = x1 - x0;
+  const values = new Float32Array((y1 - y0) * cols);
+  /** @param {number} cell */
+  const tileOf = (cell) => Math.floor(cell / TILE);
+  for (let i = tileOf(y0); i <= tileOf(y1 - 1); i++) {
+    for (let j = tileOf(x0); j <= tileOf(x1 - 1); j++) {
+      const tile = await app.source.tile(state.text, layer.key, state.head, z, i, j, { without });
+      for (let y = Math.max(y0, i * TILE); y < Math.min(y1, i * TILE + tile.rows); y++) {
+        for (let x = Math.max(x0, j * TILE); x < Math.min(x1, j * TILE + tile.cols); x++) {
+          const at = (y - i * TILE) * tile.cols + x - j * TILE;
+          const value = state.reduce === "max" ? Math.max(0, tile.max[at]) : tile.mass[at];
+          values[(y - y0) * cols + x - x0] = value;
+        }
+      }
+    }
+  }
+  return {
+    values,
+    rows: y1 - y0,
+    cols,
+    row: y0 * size,
+    col: x0 * size,
+    size,
+    layer,
+    meta: app.meta,
+    text: state.text,
+  };
+}

@@ -1,0 +1,181 @@
+// @ts-check
+// Which tiles a picture needs, and what stands in for those that are not there yet.
+// A tile of level z is TILE × TILE cells of 2^z × 2^z tokens, as `source.js` gives it.
+
+import { LRU } from "../common/lru.js";
+import { TILE, topLevel } from "../common/tile.js";
+
+const KEPT = 128; // tiles of one head
+
+/**
+ * The level at which a cell is about one pixel of the screen: from 0.7 to 1.4.
+ * @param {number} pixels
+ * @param {number} T
+ * @param {number} S
+ */
+export function levelFor(pixels, T, S) {
+  return Math.min(topLevel(T, S), Math.max(0, Math.round(-Math.log2(pixels))));
+}
+
+export class TilePyramid {
+  /**
+   * `changed` is called when a tile has come, `failed` with an error that is not about leaving.
+   * @param {Pick<Source, "tile" | "atOnce">} source
+   * @param {() => void} changed
+   * @param {(error: Error) => void} failed
+   */
+  constructor(source, changed, failed) {
+    this.source = source;
+    this.changed = changed;
+    this.failed = failed;
+    this.name = ""; // of the head that it looks at
+    this.text = 0;
+    this.layer = "";
+    this.head = -1;
+    this.T = 0;
+    this.S = 0;
+    /** @type {number | null} */
+    this.without = null;
+    /** @type {LRU<PaintedTile>} */
+    this.tiles = new LRU(KEPT);
+    /** @type {Map<string, AbortController>} */
+    this.asked = new Map();
+  }
+
+  /**
+   * Turns to a head of a layer on a text; `without` leaves one key out of the count, if not null.
+   * @param {{ text: number, layer: string, head: number, T: number, S: number, without: number | null }} head
+   */
+  look({ text, layer, head, T, S, without }) {
+    const name = [text, layer, head, without].join(" ");
+    if (name === this.name) return;
+    for (const [, stop] of this.asked) stop.abort();
+    Object.assign(this, { name, text, layer, head, T, S, without, tiles: new LRU(KEPT), asked: new Map() });
+  }
+
+  /**
+   * What to draw for a frame (in tokens) at level z: a list, coarse before fine, of
+   * {tile, z, i, j, part: {left, top, right, bottom}}, where the part is what shall be seen of it, in tokens;
+   * the tile is null where nothing is there yet.
+   * Missing tiles are asked for. `complete` says whether all are there.
+   * @param {Rectangle} frame
+   * @param {number} z
+   */
+  cover(frame, z) {
+    const span = TILE * 2 ** z;
+    /** @param {number} size */
+    const last = (size) => Math.ceil(size / span) - 1;
+    /**
+     * @param {number} value
+     * @param {number} size
+     */
+    const within = (value, size) => Math.min(last(size), Math.max(0, Math.floor(value / span)));
+    const [top, bottom] = [within(frame.top, this.T), within(frame.bottom, this.T)];
+    const [left, right] = [within(frame.left, this.S), within(frame.right, this.S)];
+    /** @type {DrawnTile[]} */
+    const drawn = [];
+    /** @type {TilePlace[]} */
+    const missing = [];
+    for (let i = top; i <= bottom; i++) {
+      for (let j = left; j <= right; j++) {
+        const found = this.nearest(z, i, j);
+        drawn.push({ ...(found ?? { tile: null, z, i, j }), part: this.part(z, i, j) });
+        if (!found || found.z !== z) missing.push([z, i, j]);
+      }
+    }
+    drawn.sort((a, b) => b.z - a.z);
+    const middle = [(frame.top + frame.bottom) / 2 / span - 0.5, (frame.left + frame.right) / 2 / span - 0.5];
+    /** @param {TilePlace} place */
+    const far = ([, i, j]) => (i - middle[0]) ** 2 + (j - middle[1]) ** 2;
+    missing.sort((a, b) => far(a) - far(b));
+    this.ask(missing);
+    return { drawn, complete: missing.length === 0 };
+  }
+
+  /**
+   * The tile, or the finest coarser one that covers it.
+   * @param {number} z
+   * @param {number} i
+   * @param {number} j
+   */
+  nearest(z, i, j) {
+    for (let up = 0; z + up <= topLevel(this.T, this.S); up++) {
+      const [y, x] = [i >> up, j >> up];
+      const key = `${z + up} ${y} ${x}`;
+      const tile = this.tiles.get(key);
+      if (tile) return { tile, z: z + up, i: y, j: x };
+    }
+    return null;
+  }
+
+  /**
+   * The tokens that a tile covers.
+   * @param {number} z
+   * @param {number} i
+   * @param {number} j
+   * @returns {Rectangle}
+   */
+  part(z, i, j) {
+    const span = TILE * 2 ** z;
+    return {
+      left: j * span,
+      right: Math.min(this.S, (j + 1) * span),
+      top: i * span,
+      bottom: Math.min(this.T, (i + 1) * span),
+    };
+  }
+
+  /**
+   * Asks for tiles, nearest first, a few at once; lets go of questions that nobody waits for any more.
+   * @param {TilePlace[]} missing
+   */
+  ask(missing) {
+    const keys = new Set(missing.map((place) => place.join(" ")));
+    for (const [key, stop] of this.asked) {
+      if (!keys.has(key)) {
+        stop.abort();
+        this.asked.delete(key);
+      }
+    }
+    for (const place of missing) {
+      if (this.asked.size >= this.source.atOnce) break;
+      if (!this.asked.has(place.join(" "))) this.fetch(place);
+    }
+  }
+
+  /** @param {TilePlace} place */
+  async fetch([z, i, j]) {
+    const key = `${z} ${i} ${j}`;
+    const { name } = this;
+    const stop = new AbortController();
+    this.asked.set(key, stop);
+    try {
+      const options = { without: this.without, signal: stop.signal };
+      const tile = await this.source.tile(this.text, this.layer, this.head, z, i, j, options);
+      if (name !== this.name) return;
+      this.tiles.set(key, { ...tile });
+    } catch (error) {
+      if (error.name !== "AbortError" && name === this.name) this.failed(error);
+      return;
+    } finally {
+      if (this.asked.get(key) === stop) this.asked.delete(key);
+    }
+    this.changed();
+  }
+
+  /**
+   * The numbers of the cell that holds a place, from the finest tile that is there: {mass, max, z}.
+   * @param {number} row
+   * @param {number} col
+   */
+  cell(row, col) {
+    for (let z = 0; z <= topLevel(this.T, this.S); z++) {
+      const [y, x] = [Math.floor(row / 2 ** z), Math.floor(col / 2 ** z)];
+      const tile = this.tiles.get(`${z} ${Math.floor(y / TILE)} ${Math.floor(x / TILE)}`);
+      if (!tile) continue;
+      const at = (y % TILE) * tile.cols + (x % TILE);
+      return { mass: tile.mass[at], max: tile.max[at], z };
+    }
+    return null;
+  }
+}

@@ -1,0 +1,74 @@
+// @ts-check
+// What a cache that forgets would lose, from the arrays of a saved page. The same as eviction.py makes.
+
+import { breathe, SLICE } from "./weights.js";
+
+const QUERIES = 256; // looked at, at most
+const SINKS = [0, 1, 2, 4, 8, 16];
+
+/**
+ * Sizes of a window worth trying on S keys: 4, 6, 8, 12, 16, 24 … below S.
+ * @param {number} S
+ * @returns {number[]}
+ */
+function windows(S) {
+  /** @type {number[]} */
+  const sizes = [];
+  for (let size = 4; size < S; size *= 2) {
+    sizes.push(size);
+    if (size * 1.5 < S) sizes.push(size * 1.5);
+  }
+  return sizes;
+}
+
+/**
+ * For each head of a layer, window and number of first keys that are kept: the mean loss, or null.
+ * @param {Head[]} heads
+ * @returns {Promise<Eviction>}
+ */
+export async function evictionOf(heads) {
+  const { T, S } = heads[0];
+  const sizes = windows(S);
+  const count = Math.min(T, QUERIES);
+  const rows = Array.from({ length: count }, (_, n) =>
+    T > QUERIES ? Math.floor(((2 * n + 1) * T) / (2 * count)) : n,
+  );
+  const mass = new Float64Array(S + 1); // of the keys before each
+  const keys = new Int32Array(S + 1);
+  const lost = [];
+  let ahead = false;
+  let started = performance.now();
+  for (const head of heads) {
+    const sums = sizes.map(() => new Float64Array(SINKS.length));
+    const counts = sizes.map(() => new Int32Array(SINKS.length));
+    for (const row of rows) {
+      const place = row + S - T;
+      mass.fill(0);
+      keys.fill(0);
+      head.visible(row, 0, S, (j, weight) => {
+        mass[j + 1] = weight;
+        keys[j + 1] = 1;
+        ahead ||= j > place;
+      });
+      for (let j = 0; j < S; j++) {
+        mass[j + 1] += mass[j];
+        keys[j + 1] += keys[j];
+      }
+      sizes.forEach((size, w) =>
+        SINKS.forEach((sinks, s) => {
+          const first = Math.min(sinks, S);
+          const end = Math.min(S, Math.max(first, place + 1 - size));
+          if (keys[end] === keys[first]) return;
+          sums[w][s] += mass[end] - mass[first];
+          counts[w][s] += 1;
+        }),
+      );
+      if (performance.now() - started > SLICE) {
+        await breathe();
+        started = performance.now();
+      }
+    }
+    lost.push(sums.map((row, w) => Array.from(row, (sum, s) => (counts[w][s] ? sum / counts[w][s] : null))));
+  }
+  return { windows: sizes, sinks: SINKS, lost, queries: count, ahead };
+}

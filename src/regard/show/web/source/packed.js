@@ -1,0 +1,125 @@
+// @ts-check
+// The binary blocks that a saved file carries, back into arrays: base64, then deflate, then byte planes.
+// It knows bytes; what they stand for is the business of `saved.js`.
+
+/**
+ * The bytes of a block by its name. The text is let go: nobody needs it twice.
+ * @param {string} name
+ */
+async function bytes(name) {
+  const element = document.getElementById(name);
+  if (!element) throw new Error(`The file holds no block "${name}": it may have been cut short.`);
+  const packed = fromBase64(element.textContent.trim());
+  element.textContent = "";
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+/**
+ * @param {string} text
+ * @returns {Uint8Array<ArrayBuffer>}
+ */
+function fromBase64(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const binary = atob(text);
+  const out = new Uint8Array(binary.length);
+  for (let i = 0; i < out.length; i++) out[i] = binary.charCodeAt(i);
+  return out;
+}
+
+/**
+ * A block that holds JSON.
+ * @param {string} name
+ * @returns {Promise<any>}
+ */
+export async function json(name) {
+  return JSON.parse(new TextDecoder().decode(await bytes(name)));
+}
+
+/**
+ * The arrays of a block, by name. `fields` lists them in order: {name, type, shape}, where the type is
+ * "u8", "u32", "i16" (given as floats), "f16", "f24" (a float32 without its last byte), "f32" or "f64".
+ * @param {string} name
+ * @param {PackedField[]} fields
+ * @returns {Promise<Arrays>}
+ */
+export async function arrays(name, fields) {
+  return unpack(name, await bytes(name), fields);
+}
+
+/**
+ * The same from a block's bytes.
+ * @param {string} name
+ * @param {Uint8Array} all
+ * @param {PackedField[]} fields
+ * @returns {Arrays}
+ */
+export function unpack(name, all, fields) {
+  /** @type {Record<string, ReturnType<typeof read>>} */
+  const out = {};
+  let at = 0;
+  for (const field of fields) {
+    const count = field.shape.reduce((a, b) => a * b, 1);
+    const planes = { u8: 1, u32: 4, i16: 2, f16: 2, f24: 3, f32: 4, f64: 8 }[field.type];
+    out[field.name] = read(all.subarray(at, at + planes * count), count, field.type);
+    at += planes * count;
+  }
+  if (at !== all.length) throw new Error(`The block "${name}" is ${all.length} bytes long, expected ${at}.`);
+  return /** @type {Arrays} */ (/** @type {unknown} */ (out));
+}
+
+/**
+ * @param {Uint8Array} planes
+ * @param {number} count
+ * @param {PackedField["type"]} type
+ */
+function read(planes, count, type) {
+  if (type === "u8") return planes.slice();
+  if (type === "i16") {
+    const out = new Float32Array(count);
+    for (let i = 0; i < count; i++) out[i] = ((planes[i] | (planes[count + i] << 8)) << 16) >> 16;
+    return out;
+  }
+  if (type === "f16") {
+    const table = halves();
+    const out = new Float32Array(count);
+    for (let i = 0; i < count; i++) out[i] = table[planes[i] | (planes[count + i] << 8)];
+    return out;
+  }
+  if (type === "f64") {
+    const out = new Float64Array(count);
+    const bytes = new Uint8Array(out.buffer);
+    for (let plane = 0; plane < 8; plane++) {
+      for (let i = 0; i < count; i++) bytes[8 * i + plane] = planes[plane * count + i];
+    }
+    return out;
+  }
+  const words = new Uint32Array(count);
+  const drop = type === "f24" ? 1 : 0; // the plane that is not there
+  for (let plane = 0; plane + drop < 4; plane++) {
+    const shift = 8 * (plane + drop);
+    for (let i = 0; i < count; i++) words[i] |= planes[plane * count + i] << shift;
+  }
+  return type === "u32" ? words : new Float32Array(words.buffer);
+}
+
+/** @type {Float32Array | null} */
+let table = null;
+
+/**
+ * Every float16 as a float32.
+ * @returns {Float32Array}
+ */
+function halves() {
+  if (table) return table;
+  table = new Float32Array(1 << 16);
+  for (let bits = 0; bits < 1 << 16; bits++) {
+    const sign = bits & 0x8000 ? -1 : 1;
+    const exponent = (bits >> 10) & 31;
+    const fraction = bits & 1023;
+    if (exponent === 0) table[bits] = sign * fraction * 2 ** -24;
+    else if (exponent === 31) table[bits] = fraction ? NaN : sign * Infinity;
+    else table[bits] = sign * (1024 + fraction) * 2 ** (exponent - 25);
+  }
+  return table;
+}

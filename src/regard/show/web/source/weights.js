@@ -1,0 +1,214 @@
+// @ts-check
+// Attention weights from q, k and lse: exp(scale · q·k + bias − lse), where the mask lets look.
+// It knows one head's arrays; it does not know files, pages or colours.
+
+import { cellsAlong, TILE } from "../common/tile.js";
+
+export const SLICE = 8; // milliseconds at a stretch, so that the page stays quick
+
+/**
+ * Lets the page draw and answer, then goes on; throws if nobody wants the answer any more.
+ * @param {AbortSignal} [signal]
+ */
+export async function breathe(signal) {
+  await new Promise((/** @type {(value?: undefined) => void} */ go) => {
+    const channel = new MessageChannel();
+    channel.port1.onmessage = () => {
+      channel.port1.close();
+      go();
+    };
+    channel.port2.postMessage(0);
+  });
+  signal?.throwIfAborted();
+}
+
+/**
+ * q·k of one query, which begins at `start`, and keys `from` to before `to`, into `out`.
+ * Nearly all the time of the page goes by here: four keys at once keep the processor busy.
+ * @param {Float64Array} q
+ * @param {Float64Array} k
+ * @param {number} D
+ * @param {number} start
+ * @param {number} from
+ * @param {number} to
+ * @param {Float64Array} out
+ */
+function products(q, k, D, start, from, to, out) {
+  let j = from;
+  for (; j + 3 < to; j += 4) {
+    const first = j * D;
+    const second = first + D;
+    const third = second + D;
+    const fourth = third + D;
+    let a = 0;
+    let b = 0;
+    let c = 0;
+    let d = 0;
+    for (let n = 0; n < D; n++) {
+      const x = q[start + n];
+      a += x * k[first + n];
+      b += x * k[second + n];
+      c += x * k[third + n];
+      d += x * k[fourth + n];
+    }
+    out[j] = a;
+    out[j + 1] = b;
+    out[j + 2] = c;
+    out[j + 3] = d;
+  }
+  for (; j < to; j++) {
+    let sum = 0;
+    for (let n = 0; n < D; n++) sum += q[start + n] * k[j * D + n];
+    out[j] = sum;
+  }
+}
+
+/** One head; `HeadArrays` in `types.d.ts` says what its arrays are. */
+export class Head {
+  /** @param {HeadArrays} parts */
+  constructor(parts) {
+    this.T = parts.T;
+    this.S = parts.S;
+    this.D = parts.D;
+    this.q = parts.q;
+    this.k = parts.k;
+    this.mean = parts.mean;
+    this.lse = parts.lse;
+    this.scale = parts.scale;
+    this.softcap = parts.softcap;
+    this.offsets = parts.offsets;
+    this.ranges = parts.ranges;
+    this.relative = parts.relative;
+    this.dense = parts.dense;
+    // As wide as the sums are, so that nothing has to be converted on the way.
+    this.wideQ = Float64Array.from(this.q);
+    this.wideK = Float64Array.from(this.k);
+    this.line = new Float64Array(this.S);
+  }
+
+  /**
+   * The score of query i and key j after scale, cap and bias, if it were visible.
+   * @param {number} i
+   * @param {number} j
+   */
+  score(i, j) {
+    const { q, k, D } = this;
+    const a = i * D;
+    const b = j * D;
+    let sum = 0;
+    for (let d = 0; d < D; d++) sum += q[a + d] * k[b + d];
+    sum *= this.scale;
+    if (this.softcap) sum = this.softcap * Math.tanh(sum / this.softcap);
+    if (this.relative) sum += this.relative[j - i + this.T - 1];
+    else if (this.dense) sum += this.dense[i * this.S + j];
+    return sum;
+  }
+
+  /**
+   * Calls `visit(from, to)` for the stretches of keys that query i sees from `first` to before `last`.
+   * @param {number} i
+   * @param {number} first
+   * @param {number} last
+   * @param {(from: number, to: number) => void} visit
+   */
+  stretches(i, first, last, visit) {
+    for (let n = this.offsets[i]; n < this.offsets[i + 1]; n++) {
+      const from = Math.max(first, this.ranges[2 * n]);
+      const to = Math.min(last, this.ranges[2 * n + 1]);
+      if (from < to) visit(from, to);
+    }
+  }
+
+  /**
+   * Writes the weights of query i and keys `from` to before `to` into `out`, at their own places.
+   * @param {number} i
+   * @param {number} from
+   * @param {number} to
+   * @param {Float32Array} out
+   */
+  weigh(i, from, to, out) {
+    const { D, scale } = this;
+    const lse = this.lse[i];
+    if (this.softcap || this.relative || this.dense) {
+      for (let j = from; j < to; j++) out[j] = Math.exp(this.score(i, j) - lse);
+      return;
+    }
+    products(this.wideQ, this.wideK, D, i * D, from, to, this.line);
+    for (let j = from; j < to; j++) out[j] = Math.exp(scale * this.line[j] - lse);
+  }
+
+  /**
+   * Calls `visit(j, weight)` for the visible keys of query i from `first` to before `last`.
+   * @param {number} i
+   * @param {number} first
+   * @param {number} last
+   * @param {(key: number, weight: number) => void} visit
+   */
+  visible(i, first, last, visit) {
+    const line = new Float32Array(this.S);
+    this.stretches(i, first, last, (from, to) => {
+      this.weigh(i, from, to, line);
+      for (let j = from; j < to; j++) visit(j, line[j]);
+    });
+  }
+
+  /** @param {number} i */
+  row(i) {
+    const out = new Float32Array(this.S);
+    this.stretches(i, 0, this.S, (from, to) => this.weigh(i, from, to, out));
+    return out;
+  }
+
+  /** @param {number} j */
+  column(j) {
+    const [line, out] = [new Float32Array(this.S), new Float32Array(this.T)];
+    for (let i = 0; i < this.T; i++) {
+      this.stretches(i, j, j + 1, (from, to) => {
+        this.weigh(i, from, to, line);
+        out[i] = line[j];
+      });
+    }
+    return out;
+  }
+
+  /**
+   * Tile (i, j) of level z, as `source.js` describes it.
+   * @param {number} z
+   * @param {number} i
+   * @param {number} j
+   * @param {TileOptions} [options]
+   * @returns {Promise<Tile>}
+   */
+  async tile(z, i, j, { without = null, signal } = {}) {
+    const size = 2 ** z;
+    const span = TILE * size;
+    const [top, left] = [i * span, j * span];
+    const [bottom, right] = [Math.min(this.T, top + span), Math.min(this.S, left + span)];
+    const [rows, cols] = [cellsAlong(this.T, z, i), cellsAlong(this.S, z, j)];
+    const mass = new Float32Array(rows * cols);
+    const max = new Float32Array(rows * cols).fill(-1);
+    const line = new Float32Array(this.S);
+    let started = performance.now();
+    for (let query = top; query < bottom; query++) {
+      const at = ((query - top) >> z) * cols;
+      this.stretches(query, left, right, (from, to) => {
+        this.weigh(query, from, to, line);
+        if (without !== null && from <= without && without < to) line[without] = 0;
+        for (let key = from; key < to; key++) {
+          const cell = at + ((key - left) >> z);
+          mass[cell] += line[key];
+          if (line[key] > max[cell]) max[cell] = line[key];
+        }
+      });
+      if (performance.now() - started > SLICE) {
+        await breathe(signal);
+        started = performance.now();
+      }
+    }
+    for (let y = 0; y < rows; y++) {
+      const queries = Math.min(size, bottom - top - y * size);
+      for (let x = 0; x < cols; x++) mass[y * cols + x] /= queries;
+    }
+    return { mass, max, rows, cols };
+  }
+}

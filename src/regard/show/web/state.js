@@ -1,0 +1,139 @@
+// @ts-check
+// What the reader looks at, and the same in the address bar: #view=map&layer=3&head=5&zoom=12.
+// It knows names and values; it does not know what they mean to a view.
+
+/**
+ * Every name of the state with what it is at first, which also gives its type. What is as it is here is left
+ * out of the address, and a name that is not here is not taken from one.
+ */
+export const DEFAULTS = {
+  view: "map",
+  text: 0,
+  layer: "", // a layer's key; "" is the first
+  head: -1, // a head's number in the model; -1 is the layer's first
+  row: -1, // the chosen query, and
+  col: -1, // key; -1 is none
+
+  // Map
+  x: -1, // the middle of the map, in keys and
+  y: -1, // queries, and
+  zoom: 0, // pixels a token; 0 is the whole map
+  reduce: "mass", // or "max"
+  colourTop: "fit", // the colour scale ends at what is there, or at "one"
+
+  // Map and Text
+  scale: "linear", // or "log"
+  sink: "in", // or "apart"
+
+  // Text
+  direction: "at", // shade what a token looks "at", or what it is looked at "by"
+  scope: "head", // weights of a "head", of its "layer" on average, or of "all" layers
+
+  // Heads
+  sort: "place", // in the model, or the name of a score
+  order: "high", // or "low": which scores come first
+  label: "any", // only heads with this label, or with "none"
+  layerFilter: "all", // only heads of the layer with this key
+  detail: "scores", // or "pictures"
+  pair: "", // the heads that are compared: text/layer/head,text/layer/head
+
+  // Steps
+  example: "", // a stage of the small example and its head, as in "3.1"; "" is the model
+
+  // Cache
+  cacheWindow: -1, // latest keys that are kept; -1 is the usual number
+  cacheSinks: -1, // first keys that are kept, likewise
+  measuredOn: "text", // or "generation"
+
+  // Time
+  scoredOn: "", // "text" or "repeats"; "" is the first that there is
+  score: "", // the name of a score; "" is the first that there is
+  trainingStep: -1, // of an evaluation; -1 is the last
+  chosenHead: "", // layer/head; "" is the strongest
+};
+
+/**
+ * The state that an address's part after # describes; what it does not name is as by default.
+ * @param {string} hash
+ * @returns {State}
+ */
+export function parse(hash) {
+  /** @type {Record<string, string | number>} */
+  const state = { ...DEFAULTS };
+  for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    if (!Object.hasOwn(DEFAULTS, name) || value === "") continue;
+    const number = Number(value);
+    if (typeof state[name] !== "number") state[name] = value.slice(0, 400);
+    else if (Number.isFinite(number)) state[name] = number;
+  }
+  return /** @type {State} */ (state);
+}
+
+/**
+ * The address's part after # for a state.
+ * @param {State} state
+ * @returns {string}
+ */
+export function format(state) {
+  const parts = new URLSearchParams();
+  /** @type {Record<string, string | number>} */
+  const defaults = DEFAULTS;
+  for (const [name, value] of Object.entries(state)) {
+    if (value === defaults[name] || value === "") continue;
+    parts.set(name, typeof value === "number" ? String(+value.toFixed(3)) : String(value));
+  }
+  return "#" + parts.toString();
+}
+
+/**
+ * The state and those who want to know when it changes.
+ * `set` keeps the address bar up to date: a new view, text, layer or head can be gone back from.
+ */
+export function makeState() {
+  /** @type {Set<(state: State, before: State) => void>} */
+  const listeners = new Set();
+  let state = parse(location.hash);
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer = 0;
+
+  /** @param {boolean} step */
+  const write = (step) => {
+    clearTimeout(timer);
+    if (location.protocol === "about:") return; // a frame in a notebook has no address of its own
+    const address = format(state);
+    if (address === location.hash || (address === "#" && !location.hash)) return;
+    if (step) history.pushState(null, "", address);
+    else timer = setTimeout(() => history.replaceState(null, "", format(state)), 60); // browsers allow few
+  };
+  /** @param {State} before */
+  const tell = (before) => {
+    for (const listener of [...listeners]) listener(state, before);
+  };
+  addEventListener("popstate", () => {
+    const before = state;
+    clearTimeout(timer);
+    state = parse(location.hash);
+    tell(before);
+  });
+  return {
+    get now() {
+      return state;
+    },
+    /** @param {Partial<State>} changes */
+    set(changes) {
+      const before = state;
+      const next = { ...state, ...changes };
+      const differs = (/** @type {string} */ name) =>
+        next[/** @type {keyof State} */ (name)] !== before[/** @type {keyof State} */ (name)];
+      if (!Object.keys(changes).some(differs)) return;
+      state = next;
+      write(["view", "text", "layer", "head"].some(differs));
+      tell(before);
+    },
+    /** @param {(state: State, before: State) => void} listener */
+    on(listener) {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+  };
+}

@@ -1,0 +1,145 @@
+// @ts-check
+// The lines of a step: whose number it is, the number as a bar or a strip of colours, and its figure.
+
+import { element } from "../common/dom.js";
+import { number } from "../common/format.js";
+import { visible } from "../common/tokens.js";
+import { allNumbers, reach, vector } from "./vectors.js";
+
+/**
+ * The vectors of the shown keys, one a line; a first line of its own if there is one.
+ * @param {StepContext} context
+ * @param {"k" | "v"} part
+ * @param {NamedVector | null} [first]
+ * @returns {Node[]}
+ */
+export function vectors(context, part, first = null) {
+  const { keys } = context;
+  const own = context.work.position;
+  const of = (/** @type {KeySteps} */ key) => key[part] ?? [];
+  const most = reach([...(first ? [first.values] : []), ...keys.map(of)]);
+  const rows = keys.map((key) =>
+    entry(
+      key.key,
+      context.key(key.key),
+      vector(of(key), most, `${part}[${key.key}]`),
+      null,
+      key.visible ? "" : "hidden-key",
+    ),
+  );
+  if (first) rows.unshift(entry(own, context.name, vector(first.values, most, first.name), null, "query"));
+  const place = rows[0].querySelector(".place");
+  if (first && place) place.textContent = first.name;
+  const all = [
+    ...(first ? [first] : []),
+    ...keys.map((key) => ({ name: `${part}[${key.key}]`, values: of(key) })),
+  ];
+  return [element("div", { class: "rows" }, ...rows), ...(all[0].values.length > 4 ? [allNumbers(all)] : [])];
+}
+
+/**
+ * A bar for each shown key: `what` is the name of a number, or a function of the key.
+ * @param {StepContext} context
+ * @param {"score" | "scaled" | "capped" | ((key: KeySteps) => number)} what
+ * @returns {Node[]}
+ */
+export function bars(context, what) {
+  /** @type {(key: KeySteps) => number} */
+  const value = typeof what === "string" ? (key) => key[what] : what;
+  const all = context.keys.map(value).filter(Number.isFinite);
+  const [low, high] = [Math.min(0, ...all), Math.max(0, ...all)];
+  const rows = context.keys.map((key) => bar(context, key, value(key), low, high, number(value(key), 3)));
+  return [element("div", { class: "rows" }, ...rows)];
+}
+
+/**
+ * @param {StepContext} context
+ * @param {KeySteps} key
+ * @param {number} value
+ * @param {number} low
+ * @param {number} high
+ * @param {string} text
+ * @param {string} [kind]
+ */
+export function bar(context, key, value, low, high, text, kind = "") {
+  const line = element("span", { class: `bar-line ${kind}`, "aria-hidden": "true" });
+  const span = high - low || 1;
+  line.style.setProperty("--zero", String(-low / span));
+  if (Number.isFinite(value)) {
+    const piece = element("i");
+    piece.style.setProperty("--from", String((Math.min(0, value) - low) / span));
+    piece.style.setProperty("--size", String(Math.abs(value) / span));
+    line.append(piece);
+  }
+  const row = entry(key.key, context.key(key.key), line, text);
+  if (!Number.isFinite(value) || !key.visible) row.classList.add("hidden-key");
+  row.lastElementChild?.setAttribute("data-value", String(value));
+  return row;
+}
+
+/**
+ * @param {StepContext} context
+ * @param {string} text
+ * @param {number} value
+ */
+export function remainder({ work, keys }, text, value) {
+  const line = element("span", { class: "bar-line weights", "aria-hidden": "true" });
+  const piece = element("i");
+  piece.style.setProperty("--from", "0");
+  piece.style.setProperty("--size", String(value));
+  line.append(piece);
+  return entry(null, `${work.shapes.S - keys.length} others`, line, text, "cut");
+}
+
+/**
+ * @param {string} name
+ * @param {string} text
+ */
+export function total(name, text) {
+  return entry(null, name, element("span"), text, "total");
+}
+
+/**
+ * A line: whose it is, what is drawn, and a figure if there is one.
+ * @param {number | null} place
+ * @param {string} token
+ * @param {Node} drawing
+ * @param {string | null} [text]
+ * @param {string} [kind]
+ */
+export function entry(place, token, drawing, text = null, kind = "") {
+  const row = element(
+    "div",
+    { class: `row ${text === null ? "wide" : ""} ${kind}` },
+    element(
+      "span",
+      { class: "who" },
+      element("span", { class: "place", text: place ?? "" }),
+      element("span", {
+        class: "token",
+        text: place === null ? token : visible(token).slice(0, 60),
+        title: place === null ? token : visible(token),
+      }),
+    ),
+    element("span", { class: "drawn" }, drawing),
+  );
+  if (place !== null) row.dataset.key = String(place);
+  if (text !== null) row.append(element("span", { class: "figure", text }));
+  return row;
+}
+
+/** @param {[boolean, string][]} list */
+export function checks(list) {
+  return element(
+    "ul",
+    { class: "checks" },
+    ...list.map(([good, text]) =>
+      element(
+        "li",
+        {},
+        element("span", { class: `sign ${good ? "" : "bad"}`, text: good ? "✓" : "✗" }),
+        element("span", { text }),
+      ),
+    ),
+  );
+}

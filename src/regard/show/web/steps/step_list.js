@@ -1,0 +1,313 @@
+// @ts-check
+// Every step of a row of attention, in order: what it is called, one sentence, its shape, its numbers.
+// It knows the computation; choosing a token and drawing a line are the business of others.
+
+import { element } from "../common/dom.js";
+import { number, some, weight } from "../common/format.js";
+import { bar, bars, checks, entry, remainder, total, vectors } from "./lines.js";
+import { allNumbers, reach, vector } from "./vectors.js";
+
+/**
+ * Every step: {title, about, shape, body}.
+ * @param {StepContext} context
+ * @returns {StepEntry[]}
+ */
+export function stepList(context) {
+  const { work, example, app } = context;
+  const { D, S } = work.shapes;
+  /** @type {StepEntry[]} */
+  const out = [];
+  if (example?.projected) out.push(projection(context, app.meta.example));
+  out.push(
+    {
+      title: "Query and keys",
+      about: "The query says what this token looks for; each key says what its token has to offer.",
+      shape: `q (${D})   k (${S}, ${D})`,
+      body: vectors(context, "k", { name: "q", values: work.q }),
+    },
+    {
+      title: "Scores",
+      about:
+        "Multiply the query with a key number by number and add up: the more they point the same way, the higher.",
+      shape: `q · kᵀ → (${S})`,
+      body: bars(context, "score"),
+    },
+    scaled(context),
+  );
+  if (work.softcap) {
+    out.push({
+      title: "Capped",
+      about: `A soft cap c = ${work.softcap} keeps every score between −c and c: c · tanh(score / c).`,
+      shape: `→ (${S})`,
+      body: bars(context, "capped"),
+    });
+  }
+  out.push(masked(context), softmax(context));
+  out.push(...(work.output ? [values(context), output(context, work.output)] : [left(context)]));
+  return out;
+}
+
+/**
+ * @param {StepContext} context
+ * @param {StageExample} example
+ * @returns {StepEntry}
+ */
+function projection({ work, keys, key, name }, example) {
+  const { x, projections } = example;
+  return {
+    title: "Tokens and matrices",
+    about: "Each token is three numbers; one matrix makes queries of them, another keys, a third values.",
+    shape: `x (${keys.length}, 3)   W (3, 2)`,
+    body: [
+      element(
+        "div",
+        { class: "rows" },
+        ...keys.map((one) => entry(one.key, key(one.key), vector(x[one.key], 1, "x"))),
+      ),
+      element(
+        "div",
+        { class: "matrices" },
+        ...Object.entries(projections).map(([label, matrix]) => grid(label, matrix)),
+      ),
+      element("p", {
+        class: "note",
+        text: `So the query of “${name}” is (${x[work.row].join(" ")}) · Wq = (${projections.Wq[0]
+          .map((_, c) =>
+            number(
+              x[work.row].reduce((sum, value, i) => sum + value * projections.Wq[i][c], 0),
+              3,
+            ),
+          )
+          .join(" ")}).`,
+      }),
+    ],
+  };
+}
+
+/**
+ * @param {string} label
+ * @param {number[][]} matrix
+ */
+function grid(label, matrix) {
+  const box = element("span", { class: "matrix" });
+  box.style.gridTemplateColumns = `repeat(${matrix[0].length}, auto)`;
+  box.append(...matrix.flat().map((x) => element("span", { text: number(x, 1) })));
+  return element(
+    "span",
+    { class: "named-matrix" },
+    element("span", { class: "quiet mono", text: label }),
+    box,
+  );
+}
+
+/**
+ * @param {StepContext} context
+ * @returns {StepEntry}
+ */
+function scaled(context) {
+  const { scale, shapes } = context.work;
+  const root = Math.sqrt(shapes.D);
+  if (scale === 1) {
+    return {
+      title: "Not divided",
+      about: "Here the scores stay as they are; otherwise they are divided by the square root of the width.",
+      shape: `× 1 → (${shapes.S})`,
+      body: bars(context, "scaled"),
+    };
+  }
+  const usual = Math.abs(scale * root - 1) < 1e-6;
+  return {
+    title: usual ? "Divided by √d" : "Scaled",
+    about: usual
+      ? `Sums of ${shapes.D} products grow with the width, so they are divided by √${shapes.D} = ${number(root, 3)}.`
+      : `The model multiplies its scores by ${number(scale, 4)} instead of dividing by √${shapes.D}.`,
+    shape: `× ${number(scale, 4)} → (${shapes.S})`,
+    body: bars(context, "scaled"),
+  };
+}
+
+/**
+ * @param {StepContext} context
+ * @returns {StepEntry}
+ */
+function masked(context) {
+  const { work, layer, example, keys } = context;
+  const added = keys.some((key) => key.added !== 0);
+  const all = work.visible === work.shapes.S;
+  const rule = (layer ?? example)?.mask;
+  return {
+    title: added ? "Masked, with a bias" : "Masked",
+    about: all
+      ? `The mask (${rule}) lets this token look at all ${some(work.shapes.S, "key")}, so nothing changes.`
+      : `The mask (${rule}) lets it look at ${some(work.visible, "key")} of ${work.shapes.S}; ` +
+        "the others become −∞, which softmax turns into 0.",
+    shape: `→ (${work.shapes.S})`,
+    body: bars(context, (key) => (key.visible ? key.capped + key.added : -Infinity)),
+  };
+}
+
+/**
+ * @param {StepContext} context
+ * @returns {StepEntry}
+ */
+function softmax(context) {
+  const { work, keys, rest, layer } = context;
+  const rows = keys.map((key) => bar(context, key, key.weight, 0, 1, weight(key.weight), "weights"));
+  const others = work.shapes.S - keys.length;
+  if (others > 0 && rest > 0) rows.push(remainder(context, weight(rest), rest));
+  rows.push(total("sum of the row", number(work.sum, 6)));
+  const sink = layer?.sinks;
+  const again = keys
+    .filter((key) => key.visible)
+    .map((key) => Math.abs(Math.exp(key.capped + key.added - (work.lse ?? NaN)) - key.weight));
+  const off = Math.max(0, ...again);
+  const sums = Math.abs(context.sum - 1); // of all weights, added up on the page
+  return {
+    title: "Softmax",
+    about:
+      "Each score becomes a power of e, and all are divided by their sum: shares of attention that add up to 1.",
+    shape: `exp(score − lse) → (${work.shapes.S})   lse ${number(work.lse, 4)}`,
+    body: [
+      element("div", { class: "rows" }, ...rows),
+      checks([
+        sink
+          ? [
+              Math.abs(context.sum - work.sum) < 1e-3,
+              `The weights sum to ${number(context.sum, 6)}: a learned sink takes the rest.`,
+            ]
+          : work.visible === 0
+            ? [true, "It may look at nothing, so all weights are 0."]
+            : [
+                sums < 1e-3,
+                `All ${work.shapes.S} weights, added up on this page, sum to ${number(context.sum, 6)}, ` +
+                  `${sums === 0 ? "exactly 1" : `${sums.toExponential(1)} from 1`}.`,
+              ],
+        [
+          off < 2e-3,
+          `exp(score − lse), worked out again on this page, is ${off.toExponential(1)} from the weights shown.`,
+        ],
+      ]),
+    ],
+  };
+}
+
+/**
+ * @param {StepContext} context
+ * @returns {StepEntry}
+ */
+function values(context) {
+  const { S, E } = context.work.shapes;
+  return {
+    title: "Values",
+    about: "What each token hands over when it is looked at.",
+    shape: `v (${S}, ${E})`,
+    body: vectors(context, "v"),
+  };
+}
+
+/**
+ * @param {StepContext} context
+ * @param {number[]} computed
+ * @returns {StepEntry}
+ */
+function output(context, computed) {
+  const { work, keys, layer, example } = context;
+  const part = computed.map((_, e) =>
+    keys.reduce((sum, key) => sum + (key.weight ? key.weight * valueOf(key)[e] : 0), 0),
+  );
+  const rest = computed.map((x, e) => x - part[e]);
+  const scaledValues = keys.map((key) => valueOf(key).map((x) => (key.weight ? x * key.weight : 0)));
+  const most = reach([computed, rest, ...scaledValues]);
+  const rows = keys.map((key, n) =>
+    entry(
+      key.key,
+      context.key(key.key),
+      vector(scaledValues[n], most, "weight · v"),
+      `× ${weight(key.weight)}`,
+    ),
+  );
+  const others = work.shapes.S - keys.length;
+  if (others > 0) {
+    rows.push(
+      entry(
+        null,
+        `${others} others`,
+        vector(rest, most, "the others together"),
+        `× ${weight(context.rest)}`,
+        "cut",
+      ),
+    );
+  }
+  rows.push(entry(null, "output", vector(computed, most, "output"), "", "total"));
+  /** @type {[boolean, string][]} */
+  const proved = [];
+  if (others === 0) {
+    const off = Math.max(...rest.map(Math.abs));
+    proved.push([
+      off < 1e-4,
+      "Added up on this page, the rows give the library’s output" +
+        `${off === 0 ? ", exactly" : ` within ${off.toExponential(1)}`}.`,
+    ]);
+  }
+  if (layer) {
+    const { certified, difference } = layer.evidence;
+    proved.push([
+      certified,
+      certified
+        ? `The library’s output is within ${(difference ?? NaN).toExponential(1)} of what the model itself computed, ` +
+          `over ${rowsOf(layer)} of this layer.`
+        : `This layer is ${layer.evidence.text}.`,
+    ]);
+  } else if (example) {
+    proved.push([
+      example.apart < 1e-6,
+      `All outputs of this stage are within ${example.apart.toExponential(1)} of those of regard.stages.`,
+    ]);
+  }
+  return {
+    title: "Output",
+    about: "Every value times its weight, added up: what this head passes on for this token.",
+    shape: `weights (${work.shapes.S}) · v (${work.shapes.S}, ${work.shapes.E}) → (${work.shapes.E})`,
+    body: [
+      element("div", { class: "rows" }, ...rows),
+      allNumbers([
+        { name: "output", values: computed },
+        ...keys.map((key) => ({ name: `v[${key.key}]`, values: valueOf(key) })),
+      ]),
+      checks(proved),
+    ],
+  };
+}
+
+/** @param {KeySteps} key */
+const valueOf = (key) => key.v ?? [];
+
+/** @param {Layer} layer */
+const rowsOf = ({ evidence }) =>
+  evidence.rows === evidence.of
+    ? `all ${some(evidence.of, "row")}`
+    : `${evidence.rows} of ${evidence.of} rows`;
+
+/**
+ * Where the values are not at hand: why, and how to have them.
+ * @param {StepContext} context
+ * @returns {StepEntry}
+ */
+function left({ layer }) {
+  const captured = layer?.value_width !== null;
+  return {
+    title: "Values and output",
+    about: "The last step adds up the values, each times its weight.",
+    shape: "",
+    body: [
+      element("p", {
+        class: "note",
+        text: captured
+          ? "The values were left out to keep this file small, so it stops at the weights. " +
+            'seen.save("page.html", values=True) takes them along.'
+          : "The capture did not keep the values, so it stops at the weights. " +
+            "regard.capture(model, values=True) keeps them.",
+      }),
+    ],
+  };
+}

@@ -1,0 +1,94 @@
+// @ts-check
+// A list of numbers as something to see: numbers where they are few, a strip of colours where they are many.
+// Colours go from one hue through the paper to another, and mean the same in every strip of a step.
+
+import { contextOf, element } from "../common/dom.js";
+import { number } from "../common/format.js";
+import { theme } from "../common/theme.js";
+
+const FEW = 4; // numbers that are written out
+const ENDS = {
+  light: [
+    [164, 60, 20],
+    [24, 79, 140],
+  ],
+  dark: [
+    [255, 160, 104],
+    [122, 190, 255],
+  ],
+};
+const MIDDLE = { light: [241, 239, 233], dark: [34, 37, 43] };
+
+/**
+ * The greatest size among some vectors, which stands at both ends of the colours.
+ * @param {number[][]} vectors
+ */
+export function reach(vectors) {
+  let most = 0;
+  for (const vector of vectors) for (const x of vector) most = Math.max(most, Math.abs(x));
+  return most || 1;
+}
+
+/**
+ * One vector; `most` is what the strongest colours stand for, `name` what a screen reader says of it.
+ * @param {number[]} values
+ * @param {number} most
+ * @param {string} name
+ */
+export function vector(values, most, name) {
+  if (values.length <= FEW) {
+    return element("span", { class: "vector", text: `(${values.map((x) => number(x, 3)).join("  ")})` });
+  }
+  const canvas = element("canvas", { class: "strip", width: values.length, height: 1, role: "img" });
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  canvas.setAttribute(
+    "aria-label",
+    `${name}: ${values.length} numbers from ${number(low, 2)} to ${number(high, 2)}`,
+  );
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect();
+    const at = Math.min(
+      values.length - 1,
+      Math.floor(((event.clientX - box.left) / box.width) * values.length),
+    );
+    canvas.title = `${name}[${at}] = ${number(values[at], 5)}`;
+  });
+  paint(canvas, values, most);
+  return canvas;
+}
+
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {number[]} values
+ * @param {number} most
+ */
+function paint(canvas, values, most) {
+  const context = contextOf(canvas);
+  const image = context.createImageData(values.length, 1);
+  const [below, above] = ENDS[theme()];
+  const middle = MIDDLE[theme()];
+  values.forEach((x, i) => {
+    const t = Math.min(1, Math.abs(x) / most) ** 0.75; // small numbers are to be seen as well
+    const end = x < 0 ? below : above;
+    for (let c = 0; c < 3; c++) image.data[4 * i + c] = middle[c] + t * (end[c] - middle[c]);
+    image.data[4 * i + 3] = 255;
+  });
+  context.putImageData(image, 0, 0);
+}
+
+/**
+ * All numbers of some named vectors, to be unfolded.
+ * @param {NamedVector[]} vectors
+ */
+export function allNumbers(vectors) {
+  const width = Math.max(...vectors.map(({ name }) => name.length));
+  const lines = vectors.map(
+    ({ name, values }) => `${name.padEnd(width)}  ${values.map((x) => number(x, 4).padStart(8)).join(" ")}`,
+  );
+  return element(
+    "details",
+    { class: "all-numbers" },
+    element("summary", { text: "All numbers" }),
+    element("pre", { tabindex: "0", text: lines.join("\n") }),
+  );
+}

@@ -1,0 +1,69 @@
+// @ts-check
+// Tokens as running text: how one is written, which are the strongest, which stands above or below another.
+
+import { last } from "../common/arrays.js";
+import { visible } from "../common/tokens.js";
+
+/**
+ * The token nearest to this one on the line above or below.
+ * @param {HTMLElement[]} spans
+ * @param {number} from
+ * @param {1 | -1} step
+ * @returns {number}
+ */
+export function beside(spans, from, step) {
+  const here = spans[from].getBoundingClientRect();
+  const middle = here.left + here.width / 2;
+  let best = from;
+  /** @type {number | null} */
+  let line = null;
+  for (let i = from + step; i >= 0 && i < spans.length; i += step) {
+    const rect = spans[i].getClientRects()[0];
+    if (!rect) continue;
+    if (line === null && Math.abs(rect.top - here.top) < here.height / 2) continue;
+    line ??= rect.top;
+    if (Math.abs(rect.top - line) > 4) break;
+    const off = Math.abs(rect.left + rect.width / 2 - middle);
+    const known = spans[best].getClientRects()[0];
+    if (best === from || off < Math.abs(known.left + known.width / 2 - middle)) best = i;
+  }
+  return best;
+}
+
+/**
+ * The tokens with the largest weights, largest first; the sum of all weights, and how many there are.
+ * @param {Pick<Shaded, "weights" | "from" | "without">} shaded
+ * @param {number} most
+ */
+export function strongest({ weights, from, without }, most) {
+  /** @type {{ token: number, w: number }[]} */
+  const best = [];
+  let total = 0;
+  let seen = 0;
+  weights.forEach((w, index) => {
+    const token = index + from;
+    if (!(w > 0) || token === without) return;
+    total += w;
+    seen++;
+    if (best.length === most && w <= last(best).w) return;
+    const place = best.findIndex((one) => one.w < w);
+    best.splice(place < 0 ? best.length : place, 0, { token, w });
+    best.length = Math.min(best.length, most);
+  });
+  return { best, total, seen };
+}
+
+/**
+ * A token as it stands in the text: spaces and line ends stay (but for the last), these with a sign.
+ * @param {string} token
+ */
+export function inRunningText(token) {
+  if (token === "") return visible(token);
+  /** @param {string} part */
+  const shown = (part) => part && visible(part);
+  return token
+    .split("\n")
+    .map((line) => line.split(" ").map(shown).join(" "))
+    .join("↵\n")
+    .replace(/\n$/, "");
+}

@@ -1,0 +1,561 @@
+// The types of the page's data, for the type checker alone: browsers never see this file.
+// Names here are global, so that modules use them without imports.
+
+/** What the reader looks at; `state.js` lists every name with its default. */
+type State = typeof import("./state.js").DEFAULTS;
+
+/** What every view is handed. */
+interface App {
+  source: Source;
+  readonly meta: Meta;
+  readonly state: State;
+  set(changes: Partial<State>): void;
+  on(listener: (state: State) => void): () => void;
+  /** Shows a message for some seconds; "" takes it back. */
+  status(message: string, seconds?: number): void;
+}
+
+interface View {
+  show(state: State): void;
+  hide(): void;
+}
+
+// ---- What there is: `meta`, made by `Contents.meta` in Python
+
+interface Meta {
+  version: number;
+  model: string;
+  texts: TextMeta[];
+  can: { generate: boolean; capture: boolean; values: boolean };
+  time: TrainingRun | null;
+  example: StageExample;
+  /** The lines of a generation that was recorded when the page was made. */
+  generation: GenerationLine[] | null;
+  /** What a reader sees first. */
+  start: { layer: string; head: number } | null;
+  /** By how much a saved page's weights are off, at most; a served page's are not. */
+  precision?: { relative: number; absolute: number; rows: number };
+}
+
+interface TextMeta {
+  title: string;
+  tokens: string[] | null;
+  target_tokens: string[] | null;
+  /** The first token that was generated. */
+  boundary: number | null;
+  layers: Layer[];
+  /** Modules that mix tokens and could not be captured. */
+  missing: { name: string; kind: string }[];
+}
+
+/** A layer as it ran on a text. */
+interface Layer {
+  key: string;
+  name: string;
+  stack: string;
+  number: number;
+  /** The heads that were captured, by their numbers in the model. */
+  heads: number[];
+  kv_heads: number;
+  /** Query heads for each key/value head. */
+  group: number;
+  width: number;
+  value_width: number | null;
+  scale: number;
+  softcap: number | null;
+  /** Whether heads have a learned sink logit. */
+  sinks: boolean;
+  mask: string;
+  window: number | null;
+  rows: number;
+  cols: number;
+  queries_of: TokenList;
+  keys_of: TokenList;
+  /** The token that the first query stands for; null if the tokens are not known. */
+  queries_from: number | null;
+  keys_from: number | null;
+  evidence: Evidence;
+  /** Where a saved page keeps it. */
+  block?: string;
+  mask_block?: string;
+  values_block?: string;
+}
+
+type TokenList = "tokens" | "target_tokens";
+type Axis = "queries" | "keys";
+
+/** What is known of how far a layer's maps are from what the model computed. */
+interface Evidence {
+  certified: boolean;
+  text: string;
+  problem: string | null;
+  difference: number | null;
+  allowed: number | null;
+  row_sums: number | null;
+  rows: number;
+  of: number;
+}
+
+/** What heads did at each evaluation of a training run. */
+interface TrainingRun {
+  name: string;
+  steps: number[];
+  text?: Record<string, ScoreHistory>;
+  repeats?: Record<string, ScoreHistory>;
+  validation: (number | null)[];
+  sample: string[];
+  loss: { steps: number[]; values: (number | null)[] };
+}
+
+interface ScoreHistory {
+  heads: (number | null)[][][]; // step, layer, head
+  null: (number | null)[]; // step
+}
+
+/** The small example that the stages share. */
+interface StageExample {
+  tokens: string[];
+  x: number[][];
+  projections: Record<"Wq" | "Wk" | "Wv", number[][]>;
+  stages: Stage[];
+}
+
+interface Stage {
+  name: string;
+  about: string;
+  mask: string;
+  projected: boolean;
+  heads: RowSteps[][];
+  apart: number;
+}
+
+// ---- Where the numbers come from
+
+/** A server, or the file itself: both answer the same questions. */
+interface Source {
+  meta: Meta;
+  /** How many tiles to ask for at a time. */
+  atOnce: number;
+  thumbs(text: number, layer: string): Promise<Thumbs>;
+  tile(
+    text: number,
+    layer: string,
+    head: number,
+    z: number,
+    i: number,
+    j: number,
+    options?: TileOptions,
+  ): Promise<Tile>;
+  /** A weight for each key; the head or the layer may be "mean". */
+  row(text: number, layer: string, head: number | "mean", row: number): Promise<Float32Array>;
+  /** A weight for each query. */
+  column(text: number, layer: string, head: number | "mean", col: number): Promise<Float32Array>;
+  heads(text: number): Promise<HeadScores[]>;
+  steps(text: number, layer: string, head: number, row: number): Promise<RowSteps>;
+  eviction(text: number, layer: string): Promise<Eviction>;
+  /** Both refuse where `meta.can` says no. */
+  capture(text: string, onLine: (line: CaptureLine) => void, signal: AbortSignal): Promise<number>;
+  generate(
+    options: { text: string; tokens: number; window: number; sinks: number },
+    onLine: (line: GenerationLine) => void,
+    signal: AbortSignal,
+  ): Promise<void>;
+}
+
+interface Thumbs {
+  pictures: Uint8Array; // heads · THUMB · THUMB
+  sinks: { key: number; share: number }[]; // head
+}
+
+interface TileOptions {
+  /** A key that is left out of the count. */
+  without?: number | null;
+  signal?: AbortSignal;
+}
+
+/** TILE × TILE cells of 2^z × 2^z tokens, or fewer at the edges. */
+interface Tile {
+  mass: Float32Array;
+  max: Float32Array; // -1: hidden by the mask
+  rows: number;
+  cols: number;
+}
+
+/** A tile with the canvas that it was painted on. */
+interface PaintedTile extends Tile {
+  canvas?: HTMLCanvasElement;
+  style?: string;
+}
+
+/** What one head does on a text. */
+interface HeadScores {
+  layer: string;
+  head: number;
+  kv_head: number;
+  label: string | null;
+  labels?: string[];
+  scores: Record<string, Score>;
+}
+
+interface Score {
+  value: number | null;
+  null?: number | null;
+  shuffled?: number | null;
+  low?: number | null;
+  high?: number | null;
+  without_sink?: number | null;
+}
+
+/** The whole computation of one row. */
+interface RowSteps {
+  row: number;
+  position: number;
+  q: number[];
+  keys: KeySteps[];
+  output: number[] | null;
+  visible: number;
+  lse: number | null;
+  sum: number;
+  scale: number;
+  softcap: number | null;
+  shapes: { T: number; S: number; D: number; E: number | null; H: number; G: number };
+}
+
+interface KeySteps {
+  key: number;
+  k: number[];
+  score: number;
+  scaled: number;
+  capped: number;
+  added: number;
+  visible: boolean;
+  weight: number;
+  v: number[] | null;
+}
+
+/** What a cache of first and latest keys would lose, for every head of a layer. */
+interface Eviction {
+  windows: number[];
+  sinks: number[];
+  lost: (number | null)[][][]; // head, window, sinks
+  queries: number;
+  /** Some queries look ahead, so that there is no cache. */
+  ahead: boolean;
+}
+
+interface CaptureLine {
+  progress?: { doing: string; done: number; of: number };
+  text?: number;
+}
+
+interface GenerationLine {
+  start?: GenerationStart;
+  step?: GenerationStep;
+  end?: { why: string };
+}
+
+interface GenerationStart {
+  tokens: string[];
+  layers: number;
+  window: number;
+  sinks: number;
+}
+
+/** The same number of both ways. */
+interface BothWays {
+  cached: number;
+  anew: number;
+}
+
+/** A generation as far as it went. */
+interface Generated {
+  steps: GenerationStep[];
+  start: GenerationStart;
+}
+
+interface GenerationStep {
+  token: string;
+  position: number;
+  seconds: BothWays;
+  computed: BothWays;
+  keys_read: BothWays;
+  held: number;
+  held_by_policy: number;
+  difference: number;
+  same: boolean;
+  lost: number[][]; // layer, head
+}
+
+/** A saved page's block of data. */
+interface PackedField {
+  name: string;
+  type: "u8" | "u32" | "i16" | "f16" | "f24" | "f32" | "f64";
+  shape: number[];
+}
+
+interface SavedData {
+  meta: Meta;
+  blocks: Record<string, PackedField[]>;
+  sinks: Record<string, Thumbs["sinks"]>[]; // text
+  heads: HeadScores[][]; // text
+}
+
+/** The arrays of a block by name: of a layer, of its mask, of its values, or of a text's thumbnails. */
+interface Arrays {
+  q: Float32Array; // H · T · D, and
+  k: Float32Array; // G · S · D, in steps if there are any:
+  q_step?: Float32Array; // H · D
+  k_step?: Float32Array; // G · D
+  mean: Float32Array; // G · D, of the keys
+  lse: Float32Array | Float64Array; // H · T
+  offsets: Uint32Array;
+  ranges: Uint32Array;
+  relative?: Float32Array;
+  dense?: Float32Array;
+  v: Float32Array; // G · S · E
+  pictures: Uint8Array;
+}
+
+/** One head as `weights.js` computes with it. */
+interface HeadArrays {
+  T: number;
+  S: number;
+  D: number;
+  q: Float32Array; // T · D
+  k: Float32Array; // S · D, less their mean
+  mean: Float32Array; // D
+  lse: Float32Array | Float64Array; // T
+  scale: number;
+  softcap: number | null;
+  /** Query i sees the keys `ranges[2n]` to before `ranges[2n + 1]` for n from `offsets[i]` to `offsets[i + 1]`. */
+  offsets: Uint32Array; // T + 1
+  ranges: Uint32Array;
+  /** What is added to the scores, by key − query + T − 1. */
+  relative: Float32Array | null;
+  /** The same for every query and key. */
+  dense: Float32Array | null;
+}
+
+type Head = import("./source/weights.js").Head;
+
+// ---- What is drawn
+
+interface Size {
+  width: number;
+  height: number;
+}
+
+/** A point in pixels, from the upper left. */
+type Point = [number, number];
+
+/** A tile's level, row and column. */
+type TilePlace = [number, number, number];
+
+/** From a weight to a place on the colour ramp and back. */
+interface ColourScale {
+  scale: string;
+  top: number;
+  bottom: number;
+  at(weight: number): number;
+  weight(t: number): number;
+}
+
+type ThemeName = "light" | "dark";
+
+interface Ramp {
+  colours: number[][];
+  pixels: Uint32Array;
+}
+
+interface Rectangle {
+  left: number;
+  top: number;
+  right: number;
+  bottom: number;
+}
+
+interface Cell {
+  row: number;
+  col: number;
+  /** Tokens to a side. */
+  size: number;
+}
+
+interface CellWeights extends Cell {
+  mass: number;
+  max: number;
+}
+
+/** A tile that stands for a part of the picture, or what is missing there. */
+interface DrawnTile {
+  tile: PaintedTile | null;
+  z: number;
+  i: number;
+  j: number;
+  /** What shall be seen of it, in tokens. */
+  part: Rectangle;
+}
+
+/** How tiles are painted. */
+interface Look {
+  reduce: string;
+  scale: ColourScale;
+  pixels: Uint32Array;
+  /** A name for all this together. */
+  style: string;
+}
+
+type Sink = import("./map/sinks.js").Sink;
+
+/** All that a drawing of the large map needs. */
+interface Scene {
+  width: number;
+  height: number;
+  gutter: { labels: number; left: number; top: number };
+  /** The size of a screen's pixel in ours: 1 / devicePixelRatio. */
+  pixel: number;
+  camera: import("./map/camera.js").Camera;
+  z: number;
+  drawn: DrawnTile[];
+  complete: boolean;
+  look: Look;
+  /** What a sink leaves of each row of a tile's cells; null if none stands apart. */
+  restOf(tile: { z: number; i: number }): Float32Array | null;
+  restAt(row: number): number;
+  weightAt(row: number, col: number): number | null;
+  meta: Meta;
+  text: number;
+  state: State;
+  layer: Layer;
+  thumb: HTMLCanvasElement | null;
+  sink: Sink | null;
+  boundary: { key: number; query: number } | null;
+  hover: Cell | null;
+  cursor: Cell | null;
+  marked: { row: number; col: number };
+  colours: DrawingColours;
+  fonts: { token: string; title: string; heading: string; number: string };
+  /** Pixels of a letter in a token. */
+  measure: number;
+}
+
+interface DrawingColours {
+  paper: string;
+  sunken: string;
+  ink: string;
+  soft: string;
+  faint: string;
+  line: string;
+  strongLine: string;
+  accent: string;
+  hatch: string;
+  lattice: string;
+}
+
+/** A canvas's context, or what writes SVG in the same language. */
+type Drawing = CanvasRenderingContext2D | import("./map/svg.js").SvgContext;
+
+/** The words around an exported picture. */
+interface FigureWords {
+  title: string;
+  after: string;
+  note: string;
+  marks: [number, string][];
+}
+
+/** The numbers of the cells in a picture. */
+interface RegionCells {
+  values: Float32Array<ArrayBuffer>;
+  rows: number;
+  cols: number;
+  row: number;
+  col: number;
+  size: number;
+  layer: Layer;
+  meta: Meta;
+  text: number;
+}
+
+interface ChartAxis {
+  title: string;
+  low: number;
+  high: number;
+  say(value: number): string;
+}
+
+interface ChartSeries {
+  name?: string;
+  kind: string;
+  points: [number, number | null][];
+}
+
+interface ChartData {
+  series: ChartSeries[];
+  x: ChartAxis;
+  y: ChartAxis;
+  label: string;
+  /** A place on the x axis. */
+  mark?: number | null;
+}
+
+/** The weights of a row or a column, as the text is shaded by them. */
+interface Shaded {
+  token: number;
+  weights: Float32Array;
+  /** The token that the first weight belongs to. */
+  from: number;
+  /** The token that is left out of the shading, or -1. */
+  without: number;
+  /** The weight at the end of the colours. */
+  top: number;
+}
+
+/** What the Text view writes: the tokens, and where on them the layer's queries and keys begin. */
+interface WrittenText {
+  tokens: string[];
+  queries: number;
+  keys: number;
+  /** Where a second text begins, if one looks at another. */
+  second?: number;
+}
+
+/** A head of a layer on a text. */
+interface HeadPlace {
+  text: number;
+  layer: string;
+  head: number;
+}
+
+/** What the list of steps is made of: one row's computation, and the names around it. */
+interface StepContext {
+  work: RowSteps;
+  layer: Layer | null;
+  example: Stage | null;
+  /** The query's token. */
+  name: string;
+  /** The token of a key. */
+  key(index: number): string;
+  /** Of all weights, added up on the page. */
+  sum: number;
+  /** The keys that are shown. */
+  keys: KeySteps[];
+  /** What the others get together. */
+  rest: number;
+  app: App;
+  state: State;
+}
+
+/** Without what depends on how many keys are shown. */
+type FoundSteps = Omit<StepContext, "keys" | "rest" | "app" | "state">;
+
+interface NamedVector {
+  name: string;
+  values: number[];
+}
+
+interface StepEntry {
+  title: string;
+  about: string;
+  shape: string;
+  body: Node[];
+}

@@ -1,0 +1,87 @@
+"""The page's modules as one script: every import is followed, and what cannot be joined is refused."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from regard.show.saved import bundle
+
+MODULES = sorted(path.relative_to(bundle.FOLDER).as_posix() for path in bundle.FOLDER.rglob("*.js"))
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Joins the modules that it is given by name, from `main`."""
+    monkeypatch.setattr(bundle, "FOLDER", tmp_path)
+
+    def join(**texts: str) -> str:
+        for name, text in texts.items():
+            path = tmp_path / f"{name.replace('__', '/')}.js"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, "utf-8")
+        bundle.joined.cache_clear()
+        try:
+            return bundle.joined("main")
+        finally:
+            bundle.joined.cache_clear()
+
+    return join
+
+
+def test_every_module_of_the_page_is_in_the_script() -> None:
+    script = bundle.joined("main")
+    for name in MODULES:
+        assert f"const {bundle._variable(name.removesuffix('.js'))} = " in script, name
+
+
+def test_every_exported_name_exists_once() -> None:
+    texts = [(bundle.FOLDER / path).read_text("utf-8") for path in MODULES]
+    names = Counter(name for text in texts for name in bundle.EXPORT.findall(text))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_what_views_share_knows_no_view() -> None:
+    for path in MODULES:
+        if path.startswith("common/"):
+            for _, other in bundle.IMPORT.findall((bundle.FOLDER / path).read_text("utf-8")):
+                assert re.fullmatch(r"\./\w+", other), f"{path} imports {other}"
+
+
+def test_imports_follow_folders(modules: Callable[..., str]) -> None:
+    script = modules(
+        main='import { a } from "./map/b.js";\na();\n',
+        map__b='import {\n  c as d,\n} from "../common/c.js";\nexport function a() {\n  return d;\n}\n',
+        common__c="export const c = 3;\n",
+    )
+    order = [script.index(f"const module_{name} = ") for name in ("common$c", "map$b", "main")]
+    assert order == sorted(order)
+    assert "c: d,\n} = module_common$c;" in script
+    assert "export" not in script
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'import b from "./b.js";\n',
+        'import * as b from "./b.js";\n',
+        'import "./b.js";\n',
+        'import { b } from "b";\n',
+        'export { b } from "./b.js";\n',
+        "export default 3;\n",
+        'const b = await import("./b.js");\n',
+        "const b = import.meta.url;\n",
+        'import { b } from "../b.js";\n',
+        'const b = "</SCRIPT>";\n',
+    ],
+)
+def test_what_it_does_not_understand_is_refused(text: str, modules: Callable[..., str]) -> None:
+    with pytest.raises(RuntimeError):
+        modules(main=text, b="export const b = 1;\n")
+
+
+def test_a_circle_is_refused(modules: Callable[..., str]) -> None:
+    with pytest.raises(RuntimeError, match="main → a → main"):
+        modules(main='import { a } from "./a.js";\n', a='import { b } from "./main.js";\n')

@@ -1,0 +1,90 @@
+// Colours: ramps that rise evenly, scales that go there and back.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { css, inkOn, makeScale, ramp } from "../../src/regard/show/web/common/colours.js";
+import { near } from "./helpers.js";
+
+/** The lightness of an sRGB colour in OKLab, from its definition. */
+function lightness([r, g, b]) {
+  const linear = [r, g, b].map((byte) => {
+    const x = byte / 255;
+    return x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+  });
+  const cone = (a, b, c) => Math.cbrt(a * linear[0] + b * linear[1] + c * linear[2]);
+  const l = cone(0.4122214708, 0.5363325363, 0.0514459929);
+  const m = cone(0.2119034982, 0.6806995451, 0.1073969566);
+  const s = cone(0.0883024619, 0.2817188376, 0.6299787005);
+  return 0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s;
+}
+
+for (const [name, first, last] of [
+  ["light", 0.972, 0.27],
+  ["dark", 0.235, 0.955],
+]) {
+  test(`the ${name} ramp goes from ${first} to ${last} in even steps of lightness`, () => {
+    const { colours } = ramp(name);
+    assert.equal(colours.length, 256);
+    colours.forEach((colour, step) => {
+      assert.ok(colour.every((byte) => Number.isInteger(byte) && byte >= 0 && byte <= 255));
+      near(lightness(colour), first + (step / 255) * (last - first), 0.012); // bytes, and the edge of sRGB
+    });
+  });
+
+  test(`the ${name} ramp's pixels are its colours, opaque, in the order of a canvas`, () => {
+    const { colours, pixels } = ramp(name);
+    const bytes = new Uint8Array(pixels.buffer);
+    colours.forEach((colour, step) => {
+      assert.deepEqual([...bytes.subarray(4 * step, 4 * step + 4)], [...colour, 255]);
+    });
+  });
+
+  test(`ink can be read on every colour of the ${name} ramp`, () => {
+    ramp(name).colours.forEach((colour, step) => {
+      const ink = inkOn(step / 255, name);
+      const shade = [1, 3, 5].map((at) => parseInt(ink.slice(at, at + 2), 16));
+      assert.ok(Math.abs(lightness(shade) - lightness(colour)) > 0.3);
+    });
+  });
+}
+
+test("a ramp is made once", () => {
+  assert.equal(ramp("light").pixels, ramp("light").pixels);
+});
+
+test("what lies beyond the ends has the colour of the end", () => {
+  assert.equal(css(-1, "light"), css(0, "light"));
+  assert.equal(css(7, "light"), css(1, "light"));
+  assert.equal(css(0, "light"), `rgb(${ramp("light").colours[0].join(" ")})`);
+});
+
+test("a linear scale", () => {
+  const scale = makeScale({ scale: "linear", top: 0.5, bottom: 0.001 });
+  assert.deepEqual([0, 0.125, 0.5, 2].map(scale.at), [0, 0.25, 1, 1]);
+  assert.equal(scale.weight(0.5), 0.25);
+  assert.equal(scale.bottom, 0);
+});
+
+test("a log scale: each tenfold is as long as the next", () => {
+  const scale = makeScale({ scale: "log", top: 1, bottom: 0.001 });
+  assert.equal(scale.at(0), 0);
+  assert.equal(scale.at(0.0005), 0);
+  near(scale.at(0.01), 1 / 3, 1e-12);
+  near(scale.at(0.1), 2 / 3, 1e-12);
+  assert.equal(scale.at(5), 1);
+  near(scale.weight(1 / 3), 0.01, 1e-12);
+});
+
+test("there and back again, and never down", () => {
+  for (const kind of ["linear", "log"]) {
+    for (const top of [1, 0.37, 1e-4]) {
+      const scale = makeScale({ scale: kind, top, bottom: Math.min(1e-5, top / 10) });
+      let before = -1;
+      for (let t = 0.01; t <= 1; t += 0.01) {
+        near(scale.at(scale.weight(t)), t, 1e-9);
+        assert.ok(scale.at(scale.weight(t)) > before);
+        before = scale.at(scale.weight(t));
+      }
+    }
+  }
+});
