@@ -109,11 +109,12 @@ def study(
     """Describe the heads of a model on texts, on the texts shuffled, and on random tokens repeated.
 
     `run(ids)` gives the maps of every layer for tokens (B, T), as `GPT.maps` does. `texts` are ids (B, T), or
-    a list of ids (T,) or (1, T) of any length; `start` is the token before every text, if there is one, which
-    stays in its place when a text is shuffled. `shuffle=False` and `probe=False` leave out the shuffled texts
-    and the repeated tokens. Scores on repeated tokens, of which there are `draws` texts, end in
-    `_on_repeats`; `max_length` is the context length of the model. `report` is called with a message at each
-    step. The other arguments are those of `describe`.
+    a list of ids (T,) or (1, T) of any length; `vocab_size` is that of the model, `start` the token before
+    every text, if there is one, which stays in its place when a text is shuffled. `shuffle=False` and
+    `probe=False` leave out the shuffled texts and the repeated tokens. Scores on repeated tokens, of which
+    there are `draws` texts, end in `_on_repeats`; `max_length` is the context length of the model, `seed`
+    that of the shuffling and of the draws. `report` is called with a message at each step. `keys`, `near`,
+    `policy` and `model` are those of `describe`.
     """
     batches = _as_batches(texts)
     options = Options(near, policy)

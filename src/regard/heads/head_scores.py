@@ -45,7 +45,7 @@ class HeadScores(NamedTuple):
 
 @torch.no_grad()
 def scores(m: AttentionMap, ids: Tensor, *, near: int = NEAR) -> HeadScores:
-    """The scores of the heads of a map (B, H, T, T) on tokens ids (B, T).
+    """The scores of the heads of a map m (B, H, T, T) on tokens ids (B, T).
 
     `near` is the number of latest tokens that count as local.
 

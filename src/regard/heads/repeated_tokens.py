@@ -28,7 +28,7 @@ def repeated(
 ) -> Tensor:
     """Draw ids (draws, tokens · times), with a `start` token before them if it is not None.
 
-    Each draw is `tokens` different random tokens of the vocabulary, repeated `times` times; `seed` makes it
+    Each draw is `tokens` different random tokens below `vocab_size`, repeated `times` times; `seed` makes it
     reproducible.
 
     >>> repeated(50, start=0, tokens=3, times=2, draws=1).shape

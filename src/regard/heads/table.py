@@ -101,9 +101,9 @@ class HeadTable:
     def where(
         self, *, label: str | None = None, layer: int | str | None = None, labelled: bool = False
     ) -> HeadTable:
-        """Only the heads with a certain label, those of a layer, or those that have any label.
+        """Only the heads with a `label`, those of a `layer`, or, if `labelled`, those that have any label.
 
-        `layer` is a number, in any stack, or a key such as "decoder.3".
+        A layer is a number, in any stack, or a key such as "decoder.3".
 
         >>> HeadTable([]).where(label="induction")
         HeadTable(0 heads)
@@ -118,11 +118,11 @@ class HeadTable:
         )
 
     def best(self, name: str, n: int = 5) -> HeadTable:
-        """The n heads that score highest, highest first."""
+        """The n heads with the highest score `name`, highest first."""
         return self._with(self.sorted(name).rows[:n])
 
     def sorted(self, name: str) -> HeadTable:
-        """The heads from the highest score to the lowest; those without the score come last."""
+        """The heads from the highest score `name` to the lowest; those without the score come last."""
         name = self._check_name(name)
 
         def value(row: HeadRow) -> float:
@@ -162,7 +162,7 @@ class HeadTable:
         ]
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """The rows as JSON text, written to a file as well if one is named.
+        """The rows as JSON text, which is also written to a file if `path` is given.
 
         >>> HeadTable([]).to_json()
         '[]'
@@ -223,7 +223,7 @@ class HeadTable:
         return pandas.DataFrame(self.columns()).astype({"sink_key": "Int64"})
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the table, atomically, in the format of the file's suffix: .json, .csv or .parquet."""
+        """Write the table to `path`, atomically, in the format of its suffix: .json, .csv or .parquet."""
         path = Path(path)
         check_writable(path)
         if path.suffix == ".json":

@@ -94,7 +94,7 @@ class MapData:
         return self.q.device
 
     def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> Self:
-        """Select sequences and heads; `axes` are those that are left to index, by default all that there are."""
+        """Select the sequences `batch` and the `heads`; `axes` are left to index, by default the same as now."""
         return self._with(
             q=self.q[batch, heads],
             k=select_kv_heads(self.k[batch], heads, self.q.shape[1]),

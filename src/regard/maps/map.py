@@ -86,6 +86,10 @@ class AttentionMap(MapData):
     A map is indexed like a tensor. Naming heads or a slice of rows gives a smaller map; naming one row, a
     list of rows, or any keys gives a tensor. `m @ values` is the fused product. Any other torch function
     takes a map as its dense tensor.
+
+    Its fields are `q` (B, H, T, D), `k` (B, G, S, D) and the row log-sum-exp `lse` (B, H, T); `mask`,
+    `scale`, `softcap` and the sink logits `sinks` (H,); `axes`, which says whether the batch and head axes
+    are left to index; and `precise`, the heads that are computed in float64, found on first use.
     """
 
     @classmethod

@@ -116,9 +116,7 @@ def test_the_steps_of_a_row_lead_to_its_output() -> None:
     layer = seen.layers[1]
     map, values = layer.map, layer.values
     assert values is not None
-    torch.testing.assert_close(
-        torch.tensor(told["output"]), (map @ values)[0, 3, 25], atol=1e-5, rtol=1e-4
-    )
+    torch.testing.assert_close(torch.tensor(told["output"]), (map @ values)[0, 3, 25], atol=1e-5, rtol=1e-4)
     assert told["sum"] == pytest.approx(1, abs=1e-5)
     assert told["visible"] == 26
     assert [key["key"] for key in told["keys"]] == sorted({key["key"] for key in told["keys"]})
