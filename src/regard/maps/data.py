@@ -94,7 +94,7 @@ class MapData:
         return self.q.device
 
     def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> Self:
-        """Select the sequences `batch` and the `heads`; `axes` are left to index, by default the same as now."""
+        """Select the sequences `batch` and the `heads`; `axes`, by default the same, are left to index."""
         return self._with(
             q=self.q[batch, heads],
             k=select_kv_heads(self.k[batch], heads, self.q.shape[1]),
