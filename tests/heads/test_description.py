@@ -66,12 +66,12 @@ def test_scores_nulls_and_the_rest_are_their_definitions(
     q, k = torch.randn(1, 4, T, 4, dtype=torch.float64), torch.randn(1, 2, T, 4, dtype=torch.float64)
     k[:, :, 1] += 2 * q[:, ::2].mean(2)  # a key that many look at
     ids = torch.randint(0, tokens, (1, T))
-    map = attention_map(3 * q, k, mask=rule)
-    table = describe([map], ids, near=near, policy=policy)
+    m = attention_map(3 * q, k, mask=rule)
+    table = describe([m], ids, near=near, policy=policy)
     seen = (causal & window(7) if mask == "window" else causal).to_dense(T)
     flat = seen.double() / seen.sum(-1, keepdim=True)
     for row in table:
-        a = map.to_dense()[0, row.head]
+        a = m.to_dense()[0, row.head]
         assert row.kv_head == row.head // 2
         wanted, null = (by_definition(x, ids[0], seen, near, policy) for x in (a, flat))
         key = row.sink_key
@@ -96,10 +96,10 @@ def test_entropy_and_distance_without_the_sink() -> None:
     torch.manual_seed(0)
     scores = torch.randn(1, 1, T, T, dtype=torch.float64)
     scores[..., 2] += 4
-    map = attention_map(scores, torch.eye(T, dtype=torch.float64).view(1, 1, T, T), mask=causal, scale=1.0)
-    row = describe([map], torch.arange(T)[None])[0, 0]
+    m = attention_map(scores, torch.eye(T, dtype=torch.float64).view(1, 1, T, T), mask=causal, scale=1.0)
+    row = describe([m], torch.arange(T)[None])[0, 0]
     assert row.sink_key == 2
-    a = map.to_dense()[0, 0]
+    a = m.to_dense()[0, 0]
     changed = torch.cat([a[:2], without(a, 2)[2:]])
     entropy = -torch.special.xlogy(changed, changed).sum(-1)
     back = torch.arange(T).view(-1, 1) - torch.arange(T)
@@ -124,8 +124,8 @@ def test_padding_does_not_count(side: str) -> None:
     rule = causal & padding(is_token)
     # The log-sum-exp of the text; that of padding is anything.
     lse = padded(attention_map(q, k, mask=causal).lse, 0.5, 2)
-    map = attention_map(padded(q, math.nan, 2), padded(k, math.nan, 2), mask=rule, lse=lse)
-    table = describe([map], padded(ids, 3, 1), attention_mask=is_token, policy=(3, 5))
+    m = attention_map(padded(q, math.nan, 2), padded(k, math.nan, 2), mask=rule, lse=lse)
+    table = describe([m], padded(ids, 3, 1), attention_mask=is_token, policy=(3, 5))
     assert table.tokens == T
     shift = room if side == "left" else 0
     for row, other in zip(table, alone, strict=True):
@@ -161,11 +161,11 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     torch.manual_seed(0)
     T, texts, draws = 24, 6, 400
     scores = torch.randn(texts * draws, 1, T, T)
-    map = attention_map(scores, torch.eye(T).expand(texts * draws, 1, T, T), mask=causal, scale=1.0)
-    truth = map.diagonal(-1).mean().item()
+    m = attention_map(scores, torch.eye(T).expand(texts * draws, 1, T, T), mask=causal, scale=1.0)
+    truth = m.diagonal(-1).mean().item()
     held = 0
     for i in range(draws):
-        some = map[i * texts : (i + 1) * texts]
+        some = m[i * texts : (i + 1) * texts]
         score = describe([some], torch.arange(T).expand(texts, T))[0, 0].scores["previous_token"]
         held += score.low <= truth <= score.high
     assert 0.9 < held / draws < 0.99
@@ -199,15 +199,15 @@ def test_the_last_queries_of_a_text_score_as_they_do_in_the_whole() -> None:
 def test_tokens_shuffled_by_label_and_by_the_model() -> None:
     torch.manual_seed(0)
     ids = repeats(20, 100)
-    map = looking_at(inducing(ids))
-    by_label = describe([map], ids)
+    m = looking_at(inducing(ids))
+    by_label = describe([m], ids)
     assert by_label.shuffled == "labels"
     score = by_label[0, 0].scores["induction"]
     assert score.value == pytest.approx(1)
     assert score.shuffled < 0.2
     assert math.isnan(by_label[0, 0].scores["previous_token"].shuffled)
     mixed = ids[:, torch.randperm(100)]
-    by_model = describe([map], ids, shuffled=([looking_at(inducing(mixed))], mixed))
+    by_model = describe([m], ids, shuffled=([looking_at(inducing(mixed))], mixed))
     assert by_model.shuffled == "text"
     # What finds copies in any text finds them in a shuffled one: that is no reason against the label.
     assert by_model[0, 0].scores["induction"].shuffled == pytest.approx(1)
@@ -219,7 +219,7 @@ def test_known_statistics_give_the_same_table() -> None:
     ids = torch.randint(0, 40, (1, 60))
     maps = model.maps(ids)
     table = describe(maps, ids)
-    known = describe(maps, ids, statistics=[map.summary(8, 8) for map in maps])
+    known = describe(maps, ids, statistics=[m.summary(8, 8) for m in maps])
     for row, other in zip(table, known, strict=True):
         assert row.labels == other.labels
         for name, score in row.scores.items():
@@ -233,7 +233,7 @@ def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
         seen.append(ids)
         T = ids.shape[1]
         rows = [looking_at(inducing(row[None])) for row in ids]
-        q, k = torch.cat([map.q for map in rows]), torch.cat([map.k for map in rows])
+        q, k = torch.cat([m.q for m in rows]), torch.cat([m.k for m in rows])
         return [
             attention_map(q, k, mask=causal, scale=1.0),
             *(looking_at(previous(T)) for _ in range(len(ids) == 1)),
@@ -268,12 +268,12 @@ def test_a_capture_has_its_heads() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     q = torch.zeros(2, 1, 4, 2)
-    map = attention_map(q, q, mask=causal)
+    m = attention_map(q, q, mask=causal)
     with pytest.raises(ValueError, match=r"ids: expected whole numbers \(2, 4\)"):
-        describe([map], torch.zeros(3, 4, dtype=torch.long))
+        describe([m], torch.zeros(3, 4, dtype=torch.long))
     with pytest.raises(ValueError, match=r"ids: expected \(2, 4\), a token for each key"):
-        describe([map], torch.zeros(2, 5, dtype=torch.long))
+        describe([m], torch.zeros(2, 5, dtype=torch.long))
     with pytest.raises(ValueError, match=r"attention_mask: expected booleans \(2, 4\)"):
-        describe([map], torch.zeros(2, 4, dtype=torch.long), attention_mask=torch.ones(2, 4))
+        describe([m], torch.zeros(2, 4, dtype=torch.long), attention_mask=torch.ones(2, 4))
     with pytest.raises(ValueError, match=r"maps: expected \(B, H, T, S\) each"):
-        describe([map[0]], torch.zeros(2, 4, dtype=torch.long))
+        describe([m[0]], torch.zeros(2, 4, dtype=torch.long))

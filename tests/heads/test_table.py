@@ -20,7 +20,7 @@ def table() -> HeadTable:
     torch.manual_seed(0)
     ids = repeats(15, 60)
     made = [looking_at(x) for x in (inducing(ids), previous(60), sinking(4, 60), torch.arange(60))]
-    q = torch.cat([map.q for map in made], 1)
+    q = torch.cat([m.q for m in made], 1)
     same = attention_map(q, made[0].k, mask=causal, scale=1.0)  # four query heads, one key/value head
     grouped = attention_map(q, made[0].k.expand(1, 2, 60, 60), mask=causal, scale=1.0)
     idle = attention_map(0 * q, made[0].k, mask=causal)
