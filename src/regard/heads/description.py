@@ -30,7 +30,7 @@ RunModel = Callable[[Tensor], Maps]
 class LayerHeads(NamedTuple):
     """The key of a layer ("3" or "decoder.3"), and the numbers of its heads and of their key/value heads."""
 
-    key: int | str
+    key: str
     heads: Sequence[int]
     kv_heads: Sequence[int]
 
