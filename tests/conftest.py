@@ -6,11 +6,12 @@ Tests run in a new order each time, and each leaves the process as it found it: 
 import os
 
 import hypothesis
-import left_behind
 import matplotlib
 import pytest
 import torch
 from matplotlib import pyplot
+
+from tests import left_behind
 
 matplotlib.use("Agg")  # tests draw to files, never to a window
 torch.set_num_threads(1)  # workers of pytest-xdist would fight over the cores

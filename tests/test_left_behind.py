@@ -10,11 +10,12 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-import left_behind
 import matplotlib
 import pytest
 import torch
 from torch import nn
+
+from tests import left_behind
 
 HERE = Path(__file__).parent
 
@@ -147,7 +148,7 @@ def test_the_test_is_named_and_its_order_can_be_had_again(tmp_path: Path) -> Non
         env={
             **os.environ,
             "PYTEST_ADDOPTS": "",
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
         },
     ).stdout
     assert "1 failed, 1 passed, 1 error" in said
