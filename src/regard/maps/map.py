@@ -155,7 +155,13 @@ class AttentionMap:
     def __repr__(self) -> str:
         size = "×".join(str(n) for n in self.shape)
         kept = f"{self.nbytes / 2**20:.1f} MiB" if self.nbytes >= 1 << 19 else f"{self.nbytes} bytes"
-        return f"AttentionMap({size}, {self.mask}, {str(self.q.dtype).removeprefix('torch.')}, {kept})"
+        settings = [str(self.mask)]
+        if self.softcap is not None:
+            settings.append(f"soft cap {self.softcap:g}")
+        if self.sinks is not None:
+            settings.append("sink logits")
+        dtype = str(self.q.dtype).removeprefix("torch.")
+        return f"AttentionMap({size}, {', '.join(settings)}, {dtype}, {kept})"
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -9,18 +9,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.atomic import atomic_write
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.description import describe_mask, rebuild_mask
 from regard.maps.index import Axes
 from regard.maps.map import AttentionMap
+from regard.safetensor_files import read_safetensors, write_safetensors
 
 FORMAT = "regard.AttentionMap 1"
 
@@ -36,53 +33,20 @@ def save(map: AttentionMap, path: str | os.PathLike[str], beside: Mapping[str, T
         "softcap": map.softcap,
         "axes": list(map.axes),
     }
-    write(path, {**tensors, **(beside or {})}, {"format": FORMAT, "map": json.dumps(described)})
-
-
-def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file, atomically."""
-    path = Path(path)
-    plain = _apart({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
-    if not path.parent.is_dir():
-        raise ValueError(f"path: expected a file in a folder that exists, got {path}: make {path.parent}")
-    with atomic_write(path) as file:
-        save_file(plain, file, metadata=metadata)
-
-
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, none of which shares memory with another: q and k may be one tensor."""
-    seen: set[int] = set()
-    for name, x in tensors.items():
-        place = x.untyped_storage().data_ptr()
-        tensors[name] = x.clone() if place in seen else x
-        seen.add(place)
-    return tensors
+    metadata = {"format": FORMAT, "map": json.dumps(described)}
+    write_safetensors(path, {**tensors, **(beside or {})}, metadata)
 
 
 def load(path: str | os.PathLike[str]) -> AttentionMap:
     """Open a map that was saved with `map.save(path)`. Its tensors are read as they are looked at."""
-    metadata, tensors = read(path)
+    metadata, tensors = read_safetensors(path, [FORMAT])
     return rebuilt(path, metadata, tensors)
-
-
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header and the tensors of a safetensors file; the tensors come in as they are looked at."""
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"path: expected a file that a map was saved to, got {path}, which is not there")
-    try:
-        with safe_open(path, framework="pt") as stored:
-            return stored.metadata() or {}, {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
 
 
 def rebuilt(
     path: str | os.PathLike[str], metadata: Mapping[str, str], tensors: dict[str, Tensor]
 ) -> AttentionMap:
     """The map that a file describes; ValueError says what is wrong with it."""
-    if metadata.get("format") != FORMAT:
-        raise ValueError(f"{path} holds no map: expected format {FORMAT!r}, got {metadata.get('format')!r}")
     try:
         return _rebuilt(json.loads(metadata["map"]), tensors)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:

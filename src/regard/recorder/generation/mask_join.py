@@ -1,7 +1,7 @@
-"""One rule for rows that were computed in several calls: `causal & padding(…)` for a whole generation.
+"""Joins the masks of several calls into one mask: `causal & padding(…)` for a whole generation.
 
-A rule is guessed from the old one, which mostly holds for the new rows, too, and compared with what the calls
-had; where they differ, each call keeps its own (`PiecewiseMask`).
+The mask of the earlier calls usually describes the new rows too. That is assumed first and checked on a
+sample of entries; if it does not hold, each call keeps its own mask in a `PiecewiseMask`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch.nn.functional import pad
 from regard.attention.masks.base import Mask, conjunction, full
 from regard.attention.masks.named import Documents, Padding, causal
 from regard.recorder.certificate import sampled_rows
-from regard.recorder.generation.piecewise_mask import CallSizes, PiecewiseMask, Segment, pieces_of
+from regard.recorder.generation.piecewise_mask import CallSizes, PiecewiseMask, Segment, segments_of
 
 
-def joined_mask(
+def join_masks(
     old: Mask,
     before: CallSizes,
     new: Mask,
@@ -27,37 +27,39 @@ def joined_mask(
     H: int,
     device: torch.device,
 ) -> Mask:
-    """One rule for a map of which `old` knows the rows so far and `new` those that a call has added."""
+    """Return one mask for the rows so far and the rows that a call adds.
+
+    - `old`: the mask of the rows so far, which are of the sizes `before`.
+    - `new`: the mask of the call, which has the sizes `added`.
+    - `kind`: how the call continues the rows, as in `StripStep`.
+    - `order`: for each batch entry, the old sequence that it continues; None if the batch was not reordered.
+    - `B`, `H`: the batch size and the number of heads.
+    """
     if order is not None:
         old = old.select(order, slice(None))
     S = {"after": before.S + added.T, "again": before.S, "beside": before.S + added.S}[kind]
     whole = CallSizes(before.T + added.T, S)
-    pieces = PiecewiseMask(
-        (*pieces_of(old, before), Segment(new, added, before.T, whole.S - added.S)),
+    piecewise = PiecewiseMask(
+        (*segments_of(old, before), Segment(new, added, before.T, whole.S - added.S)),
         whole,
     )
-    guess = _extended(old, before, new, added, kind, (B, H, *before), device)
-    if guess is None:
-        return pieces
+    extended = _extended(old, before, new, added, kind, (B, H, *before), device)
+    if extended is None or extended.shape_error(B, H, *whole) is not None:
+        return piecewise
     rows, keys = (x.to(device) for x in (before.T + sampled_rows(added.T, 16), sampled_rows(S, 4096)))
-    shape = (B, H, *whole)
-    return (
-        guess
-        if guess.shape_error(B, H, *whole) is None and _agree(guess, pieces, rows, keys, shape)
-        else pieces
-    )
+    return extended if _agree(extended, piecewise, rows, keys, (B, H, *whole)) else piecewise
 
 
-def _agree(one: Mask, other: Mask, rows: Tensor, keys: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether two rules say the same of a tile, and add the same where one may look."""
+def _agree(mask: Mask, exact: Mask, rows: Tensor, keys: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether two masks allow the same entries of a tile, and add the same biases to them."""
     device = rows.device
-    allowed = one.tile(rows, keys, shape, device=device)
-    if not bool((allowed == other.tile(rows, keys, shape, device=device)).all()):
+    allowed = mask.tile(rows, keys, shape, device=device)
+    if not bool((allowed == exact.tile(rows, keys, shape, device=device)).all()):
         return False
-    if not one.biased and not other.biased:
+    if not mask.biased and not exact.biased:
         return True
-    added, too = (rule.bias(rows, keys, shape, device=device) for rule in (one, other))
-    return added is not None and too is not None and bool((~allowed | (added == too)).all())
+    bias, expected = (x.bias(rows, keys, shape, device=device) for x in (mask, exact))
+    return bias is not None and expected is not None and bool((~allowed | (bias == expected)).all())
 
 
 def _extended(
@@ -69,10 +71,13 @@ def _extended(
     shape: tuple[int, int, int, int],
     device: torch.device,
 ) -> Mask | None:
-    """The old rule, taken to hold for the new rows too; None where that is not to be expected."""
-    fresh = new.conjuncts()
-    if kind == "beside":
-        if fresh:
+    """Return the old mask extended to the new rows, or None if it cannot be expected to hold for them.
+
+    `shape` is (B, H, T, S) of the rows so far; the other arguments are those of `join_masks`.
+    """
+    new_conjuncts = new.conjuncts()
+    if kind == "beside":  # the call's tokens are one more document, if the masks say no more than that
+        if new_conjuncts:
             return None
         one_document = Documents(torch.zeros(1, before.S, dtype=torch.long, device=device))
         return (one_document if old is full else old).append_document(added.S)
@@ -80,7 +85,7 @@ def _extended(
         return old if all(conjunct.is_padding for conjunct in old.conjuncts()) else None
     masks: list[Mask] = []
     for conjunct in old.conjuncts():
-        extended = conjunct.extend(fresh, *added)
+        extended = conjunct.extend(new_conjuncts, *added)
         if extended is None:
             return None
         masks.append(extended)
@@ -88,10 +93,10 @@ def _extended(
         if before.T > 1:
             return None
         masks.insert(0, causal)  # one query that sees all keys is the start of a causal map
-    is_token = next((mask.key_padding(added.S) for mask in fresh if mask.is_padding), None)  # (B, S)
+    is_token = next((mask.key_padding(added.S) for mask in new_conjuncts if mask.is_padding), None)  # (B, S)
     if is_token is not None and not any(mask.is_padding for mask in masks):
         hidden = (~is_token[:, : before.S]).any(0).nonzero().flatten()
         if len(hidden) and bool(old.tile(range(before.T), hidden, shape, device=device).any()):
-            return None  # earlier rows do see these keys
+            return None  # earlier rows see keys that the new mask hides
         masks.append(Padding(pad(is_token, (before.S + added.T - is_token.shape[1], 0), value=True)))
     return conjunction(masks)

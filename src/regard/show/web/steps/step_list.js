@@ -305,7 +305,7 @@ function left({ layer }) {
         class: "note",
         text: captured
           ? "The values were left out to keep this file small, so the steps end at the weights. " +
-            'seen.save("page.html", values=True) includes them.'
+            'seen.to_html("page.html", values=True) includes them.'
           : "The capture did not keep the values, so the steps end at the weights. " +
             "regard.capture(model, values=True) keeps them.",
       }),
