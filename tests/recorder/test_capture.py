@@ -229,13 +229,6 @@ def test_layers_go_by_integers_and_also_by_text(model: nn.Module, ids: Tensor) -
         seen[1]
 
 
-def test_the_smallest_window_of_a_mask_counts() -> None:
-    assert (regard.causal & regard.window(128)).window_size() == 128
-    assert (regard.window(9) & regard.causal & regard.window(5)).window_size() == 5
-    assert regard.causal.window_size() is None
-    assert (regard.causal | regard.window(4)).window_size() is None
-
-
 def test_soft_caps_and_sink_logits_are_shown() -> None:
     given = attention(softcap=30.0, sinks=torch.zeros(4))
     assert str(evidence(given)).endswith("; causal, soft cap 30, sink logits")

@@ -51,6 +51,13 @@ def test_the_start_is_the_head_with_the_highest_induction_score(monkeypatch: pyt
     assert Contents(seen, start="auto").start is None
 
 
+def test_the_window_of_a_mask_is_recognised() -> None:
+    assert (regard.causal & regard.window(128)).window_size() == 128
+    assert (regard.window(9) & regard.causal & regard.window(5)).window_size() == 5
+    assert regard.causal.window_size() is None
+    assert (regard.causal | regard.window(4)).window_size() is None
+
+
 def test_rows_and_columns_are_the_map_s() -> None:
     seen = captured(50)
     contents = Contents(seen)

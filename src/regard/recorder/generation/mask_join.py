@@ -75,9 +75,9 @@ def _extended(
 
     `shape` is (B, H, T, S) of the rows so far; the other arguments are those of `join_masks`.
     """
-    new_conjuncts = new.conjuncts()
-    if kind == "beside":  # the call's tokens are one more document, if the masks say no more than that
-        if new_conjuncts:
+    conjuncts = new.conjuncts()
+    if kind == "beside":
+        if conjuncts:
             return None
         one_document = Documents(torch.zeros(1, before.S, dtype=torch.long, device=device))
         return (one_document if old is full else old).append_document(added.S)
@@ -85,7 +85,7 @@ def _extended(
         return old if all(conjunct.is_padding for conjunct in old.conjuncts()) else None
     masks: list[Mask] = []
     for conjunct in old.conjuncts():
-        extended = conjunct.extend(new_conjuncts, *added)
+        extended = conjunct.extend(conjuncts, *added)
         if extended is None:
             return None
         masks.append(extended)
@@ -93,7 +93,7 @@ def _extended(
         if before.T > 1:
             return None
         masks.insert(0, causal)  # one query that sees all keys is the start of a causal map
-    is_token = next((mask.key_padding(added.S) for mask in new_conjuncts if mask.is_padding), None)  # (B, S)
+    is_token = next((mask.key_padding(added.S) for mask in conjuncts if mask.is_padding), None)  # (B, S)
     if is_token is not None and not any(mask.is_padding for mask in masks):
         hidden = (~is_token[:, : before.S]).any(0).nonzero().flatten()
         if len(hidden) and bool(old.tile(range(before.T), hidden, shape, device=device).any()):

@@ -87,12 +87,12 @@ class PiecewiseMask(Mask):
         return tuple(segment.mask for segment in self.segments)
 
     def with_children(self, *children: Mask) -> Mask:
-        """Return the same segments with other masks."""
-        segments = (x._replace(mask=mask) for x, mask in zip(self.segments, children, strict=True))
-        return PiecewiseMask(tuple(segments), self.whole)
+        """Return the same mask with other masks of its segments."""
+        pairs = zip(self.segments, children, strict=True)
+        return PiecewiseMask(tuple(segment._replace(mask=mask) for segment, mask in pairs), self.whole)
 
     def window_size(self) -> int | None:
-        """Return the window that all segments have, or None."""
+        """Return the window size that all segments share, or None."""
         sizes = {mask.window_size() for mask in self.children()}
         return sizes.pop() if len(sizes) == 1 else None
 
