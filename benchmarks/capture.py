@@ -168,7 +168,7 @@ def on_cuda(tokens: int, rounds: int) -> dict[str, Any]:
         "same logits, to the last bit": torch.equal(logits, plain_logits),
         "largest difference of logits": float((logits - plain_logits).abs().max()),
         "certified": f"{sum(evidence.certified for evidence in seen.certificate)} of {len(seen)}",
-        "worst strain": round(max(evidence.strain for evidence in seen.certificate), 4),
+        "largest tolerance used": round(max(evidence.tolerance_used for evidence in seen.certificate), 4),
         "plain forward s": round(statistics.median(x for x, _, _ in times), 2),
         "forward with capture, ratio": round(statistics.median(y / x for x, y, _ in times), 3),
         "overviews of every head s": round(statistics.median(z for _, _, z in times), 2),

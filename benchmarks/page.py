@@ -96,7 +96,7 @@ def peak_in_new_process(T: int) -> float:
 
 
 def print_memory(T: int) -> None:
-    seen = capture(gpt2_small(), input_ids=torch.randint(0, 50257, (1, T)), values=True)
+    seen = capture(gpt2_small(), inputs={"input_ids": torch.randint(0, 50257, (1, T))}, values=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
         print(max(peak_mib(lambda: write(seen, path), "cpu") for _ in range(3)))
@@ -105,7 +105,7 @@ def print_memory(T: int) -> None:
 def pages(model: GPT, T: int, folder: Path, browser: Any) -> list[dict[str, Any]]:
     ids = torch.randint(0, 50257, (1, T))
     start = time.perf_counter()
-    seen = capture(model, input_ids=ids, values=True)
+    seen = capture(model, inputs={"input_ids": ids}, values=True)
     captured = time.perf_counter() - start
     tokens = [f" tok{number}" for number in ids[0].tolist()]
     seen.tokens = [tokens]

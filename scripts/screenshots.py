@@ -68,7 +68,7 @@ def take(browser: Any, address: str, state: str, shot: Shot, out: Path) -> None:
     page.wait_for_selector("main > section:not([hidden])")
     if shot.view == "cache":
         page.get_by_role("button", name="Generate").click()
-        page.get_by_text("each measured both ways").wait_for(timeout=120_000)
+        page.get_by_text("generated, each with the cache").wait_for(timeout=120_000)
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(500)
     page.screenshot(path=out / f"{shot.name}.png")

@@ -1,16 +1,17 @@
 """One thread for each worker, and Hypothesis profiles: drawn anew at home, the same every time in CI.
 
-Tests run in a new order each time, and each leaves the process as it found it: `left_behind` looks.
+Tests run in a new order each time, and each leaves the process as it found it: `global_state` looks.
 """
 
 import os
 
 import hypothesis
-import left_behind
 import matplotlib
 import pytest
 import torch
 from matplotlib import pyplot
+
+from tests import global_state
 
 matplotlib.use("Agg")  # tests draw to files, never to a window
 torch.set_num_threads(1)  # workers of pytest-xdist would fight over the cores
@@ -29,7 +30,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "home")
 def _same_start(request):
     """Every test starts from the same random state, and may not change what the others start from."""
     torch.manual_seed(0)
-    before = left_behind.state()
+    before = global_state.state()
     yield
     pyplot.close("all")
     torch._C._set_mkldnn_enabled(True)  # PyTorch itself leaves oneDNN where a processor has no bfloat16
@@ -39,13 +40,13 @@ def _same_start(request):
 @pytest.fixture(autouse=True, scope="module")
 def _same_file_start(request):
     """Neither may what the tests of a file share."""
-    before = left_behind.state()
+    before = global_state.state()
     yield
     _compare(before, request.node.nodeid)
 
 
 def _compare(before, name):
-    if changed := left_behind.changes(before):
+    if changed := global_state.changes(before):
         pytest.fail("\n".join([f"{name} left something behind:", *changed]), pytrace=False)
 
 

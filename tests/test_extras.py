@@ -15,7 +15,7 @@ from regard.__main__ import main
 from regard.cli import app
 from regard.extras import MissingExtraError, extra
 from regard.gpt import GPT
-from regard.gpt.tokens import characters
+from regard.gpt.tokens import character_tokenizer
 from regard.heads import HeadTable
 from regard.stages.walkthrough import walk
 from tests.captures import captured
@@ -96,7 +96,7 @@ def test_a_page_needs_nothing(without: Any, tmp_path: Path) -> None:
 def test_tokenizers(without: Any) -> None:
     without("tokenizers")
     with needs("tokenizers"):
-        characters("abc")
+        character_tokenizer("abc")
     with needs("tokenizers"):
         GPT.from_pretrained("default")
 

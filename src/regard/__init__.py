@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from regard.import_hooks import call_after_import
-from regard.providers import provide
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal to what is imported below
@@ -101,6 +100,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_PACKAGES})
 
 
-provide("viewer", "regard.show.viewer")
 # `model.set_attn_implementation("regard")` works once both are imported, whichever comes first.
 call_after_import("transformers.modeling_utils", "regard.recorder.sources.transformers_attention", "register")

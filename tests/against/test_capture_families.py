@@ -211,7 +211,7 @@ def test_encoders(family: str, side: str) -> None:
     rows = inputs["attention_mask"].bool() if side != "none" else None
     check(seen.maps, eager(model, inputs).attentions, rows)
     assert seen.certificate.certified, str(seen.certificate)
-    assert [layer.key for layer in seen.layers] == [str(n) for n in range(model.config.num_hidden_layers)]
+    assert [layer.key for layer in seen.layers] == list(range(model.config.num_hidden_layers))
     real = slice(None) if rows is None else rows
     assert (hidden - plain)[real].abs().max() < 1e-5
     assert torch.equal(hidden, plain) or side != "none"
@@ -244,9 +244,9 @@ def test_encoders_with_decoders(family: str, side: str) -> None:
     rows = inputs["attention_mask"].bool() if side != "none" else None
     # T5 does not scale its scores, which are large here and known to fewer digits.
     tolerance = 1e-4 if family == "t5" else 1e-5
-    check(seen.stack("encoder"), theirs.encoder_attentions, rows, tolerance)
-    check(seen.stack("decoder"), theirs.decoder_attentions, None, tolerance)
-    check(seen.stack("cross"), theirs.cross_attentions, None, tolerance)
+    check(seen.maps_of("encoder"), theirs.encoder_attentions, rows, tolerance)
+    check(seen.maps_of("decoder"), theirs.decoder_attentions, None, tolerance)
+    check(seen.maps_of("cross"), theirs.cross_attentions, None, tolerance)
     assert seen["cross.1"].shape == (2, 4, 9, T)
     assert seen.certificate.certified, str(seen.certificate)
     assert (logits - plain).abs().max() < 1e-4 * plain.abs().max()
@@ -269,9 +269,9 @@ def test_whisper() -> None:
     with capture(model) as seen:
         logits = model(**inputs).logits
     theirs = eager(model, inputs)
-    check(seen.stack("encoder"), theirs.encoder_attentions, None)
-    check(seen.stack("decoder"), theirs.decoder_attentions, None)
-    check(seen.stack("cross"), theirs.cross_attentions, None)
+    check(seen.maps_of("encoder"), theirs.encoder_attentions, None)
+    check(seen.maps_of("decoder"), theirs.decoder_attentions, None)
+    check(seen.maps_of("cross"), theirs.cross_attentions, None)
     assert seen.certificate.certified
     assert torch.equal(logits, plain)
 
@@ -298,7 +298,7 @@ def test_packed_sequences() -> None:
         model(**inputs, use_cache=False)
     check(seen.maps, eager(model, inputs | {"use_cache": False}).attentions, None)
     assert str(seen[0].mask) == "causal & window(5) & documents(1×16)"
-    apart = capture(model, input_ids=ids[:, 7:])
+    apart = capture(model, inputs={"input_ids": ids[:, 7:]})
     assert (apart[0].to_dense() - seen[0].to_dense()[:, :, 7:, 7:]).abs().max() < 1e-5
     assert seen.certificate.certified
 
@@ -375,10 +375,11 @@ def test_families_outside_are_named() -> None:
 def test_what_is_missing_is_said() -> None:
     """LongT5's encoder cuts its tokens into blocks by hand; its decoder is a T5's."""
     model = build("LongT5ForConditionalGeneration", T5 | {"local_radius": 3})
+    inputs = ids_and_padding("none") | {"decoder_input_ids": torch.randint(1, 97, (2, 9))}
     with pytest.warns(
         UserWarning, match="mix tokens could not be captured and are missing: LongT5LocalAttention"
     ):
-        seen = capture(model, **ids_and_padding("none"), decoder_input_ids=torch.randint(1, 97, (2, 9)))
+        seen = capture(model, inputs=inputs)
     assert {layer.stack for layer in seen.layers} == {"decoder", "cross"}
     assert seen.missing == {
         f"encoder.block.{n}.layer.0.LocalSelfAttention": "LongT5LocalAttention" for n in range(2)
@@ -391,7 +392,7 @@ def test_what_is_missing_is_said() -> None:
 def test_weights_asked_of_a_model_outside_the_interface() -> None:
     model = build(*DECODERS["falcon"])
     with pytest.raises(RuntimeError, match="FalconForCausalLM ran, but no attention call was heard"):
-        capture(model, **ids_and_padding("none"), output_attentions=True)
+        capture(model, inputs=ids_and_padding("none") | {"output_attentions": True})
 
 
 @torch.no_grad()
@@ -410,7 +411,7 @@ def test_images_that_do_not_see_each_other() -> None:
     with capture(model) as seen:
         model(pixels, grid_thw=grid)
     assert plain is not None
-    assert [layer.key for layer in seen.layers] == ["0", "1"]
+    assert [layer.key for layer in seen.layers] == [0, 1]
     assert str(seen[0].mask) == "documents(1×24)"
     assert seen.certificate.certified
     assert (seen[0].to_dense()[:, :, :16, 16:] == 0).all()

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from against.test_capture_families import BOTH, DECODERS, T, _quiet, build, check, eager, ids_and_padding
 from torch import Tensor, nn
 
 import regard
 from regard.recorder import Capture
+from tests.against.test_capture_families import (
+    BOTH,
+    DECODERS,
+    T,
+    _quiet,
+    build,
+    check,
+    eager,
+    ids_and_padding,
+)
 
 transformers = pytest.importorskip("transformers")
 __all__ = ["_quiet"]
@@ -33,7 +42,7 @@ def whole(seen: Capture, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"input_ids": seen.ids}
     real = inputs["attention_mask"].repeat_interleave(len(seen.ids) // len(inputs["attention_mask"]), 0)
     real = torch.cat([real, real.new_ones(len(seen.ids), seen.ids.shape[1] - T)], 1)
-    assert torch.equal(seen.real, real.bool())
+    assert torch.equal(seen.attention_mask, real.bool())
     return {
         "input_ids": seen.ids,
         "attention_mask": real,
@@ -98,9 +107,9 @@ def test_encoders_with_decoders(family: str, options: dict) -> None:
     read = {name: x.repeat_interleave(beams, 0) for name, x in inputs.items()}
     theirs = eager(model, read | {"decoder_input_ids": seen.target_ids})
     encoder = [matrix[::beams] for matrix in theirs.encoder_attentions]
-    check(seen.stack("encoder"), encoder, inputs["attention_mask"].bool(), 1e-4)
-    check(seen.stack("decoder"), theirs.decoder_attentions, None, 1e-4)
-    check(seen.stack("cross"), theirs.cross_attentions, None, 1e-4)
+    check(seen.maps_of("encoder"), encoder, inputs["attention_mask"].bool(), 1e-4)
+    check(seen.maps_of("decoder"), theirs.decoder_attentions, None, 1e-4)
+    check(seen.maps_of("cross"), theirs.cross_attentions, None, 1e-4)
 
 
 @torch.no_grad()

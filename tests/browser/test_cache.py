@@ -31,11 +31,11 @@ def test_a_model_writes_and_is_measured(
 ) -> None:
     page.goto(serve(captured(80), generate=Model.of(model, "GPT").generate).address + "#view=cache")
     prompt = "The history of the river begins"
-    page.get_by_label("The text to go on with").fill(prompt)
-    page.get_by_label("How many tokens to write").fill("6")
+    page.get_by_label("Prompt").fill(prompt)
+    page.get_by_label("Number of tokens to generate").fill("6")
     page.get_by_role("button", name="Generate").focus()
     page.keyboard.press("Enter")
-    expect(page.locator("#view-cache [role=status]")).to_contain_text("6 tokens written", timeout=60_000)
+    expect(page.locator("#view-cache [role=status]")).to_contain_text("6 tokens generated", timeout=60_000)
     tokenizer = model.tokenizer
     assert tokenizer is not None
     P = len(tokenizer.encode(prompt).ids)
@@ -55,12 +55,14 @@ def test_a_model_writes_and_is_measured(
         f"{sum(triangle(P + i) for i in range(6)) * per_layer:,}",
     ]
     held = (P + 5) * layers * model.config.num_kv_heads * model.config.head_dim * 2 * 4
-    assert found["Held in memory"][0] == f"{held / 1024:.0f} KiB"
-    assert found["Time for a token (median)"][0].endswith("ms")
+    assert found["Cache size"][0] == f"{held / 1024:.0f} KiB"
+    assert found["Time per token (median)"][0].endswith("ms")
     expect(page.locator(".cache-figures .chart-line")).to_have_count(2)
-    expect(page.locator(".cache-figures .note")).to_contain_text("both ways choose the same token every time")
+    expect(page.locator(".cache-figures .note")).to_contain_text(
+        "the model chooses the same token in every step"
+    )
     assert page.locator("canvas.computed").evaluate("c => c.height") > 0
-    page.get_by_role("radio", name="what was written").check()
+    page.get_by_role("radio", name="the generated text").check()
     expect(page.locator(".cache-policy .heat-cell")).to_have_count(layers * model.config.num_heads)
 
 
@@ -117,7 +119,7 @@ def test_what_the_model_says_is_only_text_and_errors_are_said(
         raise ValueError(f"text: {HOSTILE[0]}")
 
     page.goto(serve(captured(40, tokens=(HOSTILE * 5)[:40]), generate=generate).address + "#view=cache")
-    page.get_by_label("The text to go on with").fill("something")
+    page.get_by_label("Prompt").fill("something")
     page.get_by_role("button", name="Generate").click()
     expect(page.locator("#view-cache [role=status]")).to_contain_text(HOSTILE[0])
     assert page.locator("#view-cache img").count() == 0

@@ -31,7 +31,7 @@ def test_every_head_with_its_scores(page: Page, opened: Callable[..., str]) -> N
         for name, called in (("induction", "induction"), ("local", "local"), ("sink", "sink")):
             score = row.scores[name]
             assert f"{called} {score.value:.2f}" in spoken
-            assert f"looking at all alike {score.null:.2f}" in spoken
+            assert f"uniform baseline {score.null:.2f}" in spoken
         for label in row.labels:
             assert label.replace("_", " ") in (card.locator(".tags").text_content() or "")
 
@@ -67,9 +67,9 @@ def test_what_a_head_is_called_and_who_is_called_so(
     assert [row.label for row in describe(seen.maps, seen.ids)] == ["previous_token", None]
     page.goto(serve(seen).address + "#view=heads")
     expect(page.locator("#view-heads .card").first.locator(".tag").first).to_have_text("previous token")
-    page.get_by_label("Does").select_option("previous_token")
+    page.get_by_label("Label", exact=True).select_option("previous_token")
     assert titles(page) == ["Layer 0, head 0"]
-    page.get_by_label("Does").select_option("none")
+    page.get_by_label("Label", exact=True).select_option("none")
     assert titles(page) == ["Layer 0, head 1"]
     page.locator("#view-heads").get_by_label("pictures").check()
     expect(page.locator(".gallery.pictures-only")).to_be_visible()

@@ -129,7 +129,7 @@ def test_what_the_mask_hides_says_so(page: Page, seen: Capture, saved: Callable[
     page.goto(f"{saved(seen)}#zoom=40&x=100&y=90")
     page.mouse.move(*cell_point(page, 90, 98))
     expect(page.locator("#weight")).to_have_text("hidden")
-    expect(page.locator(".map-notes")).to_contain_text("The mask (causal) does not let the query look here")
+    expect(page.locator(".map-notes")).to_contain_text("The mask (causal) hides this key from this query")
     page.mouse.move(*cell_point(page, 90, 88))
     expect(page.locator("#weight")).not_to_have_text("hidden")
 
@@ -138,9 +138,9 @@ def test_the_sink_stands_apart(page: Page, seen: Capture, address: str) -> None:
     page.goto(f"{address}#layer=1&head=0")
     expect(page.locator("#hidden-mass")).to_be_hidden()
     before = page.locator(".bar").get_attribute("aria-label")
-    page.get_by_role("radio", name="apart").check()
+    page.get_by_role("radio", name="separate").check()
     note = page.locator("#hidden-mass")
-    expect(note).to_contain_text("stands apart")
+    expect(note).to_contain_text("is drawn separately")
     key = int(re.search(r"Key (\d+)", note.inner_text())[1])  # type: ignore[index]
     share = float(seen[1, 0].to_dense()[0, :, key].mean())
     assert float(note.get_attribute("data-share") or "nan") == pytest.approx(share, rel=1e-3)
@@ -335,8 +335,8 @@ def test_layers_say_what_they_are(page: Page, saved: Callable[..., str]) -> None
     ]
     page.goto(saved(Capture(layers, "three kinds")))
     labels = page.locator(".grid-label")
-    expect(labels.nth(0)).to_contain_text("full")
-    expect(labels.nth(1)).to_contain_text("last 8")
+    expect(labels.nth(0)).to_contain_text("causal")
+    expect(labels.nth(1)).to_contain_text("window 8")
     expect(labels.nth(2)).to_contain_text("uncertified")
     expect(page.locator(".grid-head .badge")).to_have_text("1 of 3 not certified")
     expect(page.locator(".group.several")).to_have_count(6)  # four heads on two key/value heads

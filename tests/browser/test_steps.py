@@ -39,7 +39,7 @@ def numbers(page: Page, title: str, name: str) -> list[float]:
 def test_every_step_is_the_library_s(page: Page, opened: Callable[..., str]) -> None:
     seen = captured(30)
     page.goto(opened(seen) + "#view=steps&layer=1&head=3&row=20")
-    expect(page.locator("#view-steps .lead")).to_contain_text("token 20, looks at in layer 1, head 3")
+    expect(page.locator("#view-steps .lead")).to_contain_text("token 20, attends to in layer 1, head 3")
     m, v = seen[1].q[0, 3, 20], seen.layer(1).values[0, 1]  # type: ignore[index]
     scores = seen[1].k[0, 1] @ m
     weights = seen[1, 3].to_dense()[0, 20]
@@ -68,7 +68,7 @@ def test_what_the_mask_hides(page: Page, serve: Callable[..., BackgroundServer])
     assert masked[0] == float("-inf")
     assert masked[20] > float("-inf")
     assert step(page, "Softmax")[0] == 0
-    expect(page.locator("#view-steps")).to_contain_text("lets it look at 4 keys of 30")
+    expect(page.locator("#view-steps")).to_contain_text("4 of 30 keys are visible")
 
 
 def test_a_soft_cap_and_a_learned_sink(page: Page, opened: Callable[..., str]) -> None:
@@ -85,7 +85,7 @@ def test_a_soft_cap_and_a_learned_sink(page: Page, opened: Callable[..., str]) -
     assert list(capped.values()) == pytest.approx(steps.scaled[0, 1, 11, list(capped)].tolist(), abs=2e-3)
     assert list(weights.values()) == pytest.approx(steps.weights[0, 1, 11, list(weights)].tolist(), rel=0.01)
     assert numbers(page, "Output", "output") == pytest.approx(steps.output[0, 1, 11].tolist(), abs=5e-3)
-    expect(page.locator("#view-steps .checks").first).to_contain_text("a learned sink takes the rest")
+    expect(page.locator("#view-steps .checks").first).to_contain_text("the sink logit takes the rest")
     expect(page.locator("#view-steps .checks .bad")).to_have_count(0)
 
 
@@ -108,19 +108,19 @@ def test_one_text_that_looks_at_another(page: Page, opened: Callable[..., str]) 
     page.click("#tab-heads")
     expect(page.locator("#view-heads .card")).to_have_count(2)
     page.click("#tab-cache")
-    expect(page.locator(".cache-policy [aria-live]")).to_contain_text("look ahead")
+    expect(page.locator(".cache-policy [aria-live]")).to_contain_text("Not all layers are causal")
 
 
 def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(
     page: Page, serve: Callable[..., BackgroundServer]
 ) -> None:
     page.goto(serve(captured(40)).address + "#view=steps&row=10")
-    before = page.get_by_label("The token before")
+    before = page.get_by_label("Previous token")
     before.focus()
     page.keyboard.press("Enter")
     expect(page.locator("#view-steps .lead")).to_contain_text("token 9")
     expect(page).to_have_url(re.compile("row=9"))
-    page.get_by_label("Token’s place").fill("33")
+    page.get_by_label("Token position").fill("33")
     page.keyboard.press("Tab")
     expect(page.locator("#view-steps .lead")).to_contain_text("token 33")
     shown = page.locator("#view-steps .step").nth(1).locator(".row[data-key]")

@@ -46,12 +46,12 @@ def test_pointing_shows_what_a_token_looks_at(page: Page, opened: Callable[..., 
 def test_who_looks_at_it_and_the_mean_of_a_layer_and_of_all(page: Page, opened: Callable[..., str]) -> None:
     seen = captured(60)
     page.goto(opened(seen) + "#view=text&layer=0&head=1")
-    page.get_by_label("who looks at it").check()
+    page.get_by_label("what attends to it").check()
     page.click("#tok-3")
     column = seen[0, 1].to_dense()[0, :, 3]
     expect(page.locator("#view-text .ranked button .place").first).to_have_text(str(int(column.argmax())))
     assert ranked(page)[0][1] == pytest.approx(float(column.max()), rel=0.01)
-    page.get_by_label("what it looks at").check()
+    page.get_by_label("what it attends to").check()
     page.click("#tok-30")
     for option, mean in (
         ("the layer", seen[0].to_dense()[0, :, 30].mean(0)),
@@ -73,7 +73,7 @@ def test_keys_walk_pin_and_let_go(page: Page, serve: Callable[..., BackgroundSer
     expect(chosen).to_have_text("Token 2, pinned")
     expect(page).to_have_url(re.compile("row=2"))
     page.keyboard.press("ArrowLeft")
-    expect(page.locator(".text-said")).to_contain_text("looks at “·t1”")
+    expect(page.locator(".text-said")).to_contain_text("attends to “·t1”")
     page.keyboard.press("Escape")
     expect(chosen).to_have_text(re.compile(r"^Token \d+$"))
     page.keyboard.press("End")

@@ -1,7 +1,8 @@
 """What a test planted is gone when it is over."""
 
-import planting
 import pytest
+
+from tests.checker import planting
 
 
 @pytest.fixture(autouse=True)

@@ -257,7 +257,7 @@ def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
 def test_a_capture_has_its_heads() -> None:
     model = small()
     ids = torch.randint(0, 40, (1, 40))
-    seen = capture(model, input_ids=ids)
+    seen = capture(model, inputs={"input_ids": ids})
     frame = seen.heads().to_pandas()
     assert len(frame) == 8
     assert frame["kv_head"].tolist() == [0, 0, 1, 1] * 2

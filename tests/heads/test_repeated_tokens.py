@@ -29,7 +29,7 @@ def test_draws_are_the_same_every_time() -> None:
 
 
 def test_too_few_tokens_to_draw_from() -> None:
-    with pytest.raises(ValueError, match="tokens: expected from 1 to 24"):
+    with pytest.raises(ValueError, match="tokens: expected a whole number from 1 to 24"):
         repeated(25, tokens=25)
 
 

@@ -38,7 +38,7 @@ def test_json_is_what_the_page_reads_and_comes_back(table: HeadTable, tmp_path: 
     rows = json.loads(table.to_json(tmp_path / "heads.json"))
     assert [row["label"] for row in rows] == [row.label for row in table]
     assert {"layer", "head", "kv_head", "label", "scores"} <= rows[0].keys()
-    assert (rows[4]["layer"], rows[4]["head"], rows[6]["kv_head"]) == ("1", 0, 1)
+    assert (rows[4]["layer"], rows[4]["head"], rows[6]["kv_head"]) == (1, 0, 1)
     for score in rows[0]["scores"].values():
         assert {"value", "null", "shuffled", "low", "high"} <= score.keys()
     assert rows[0]["scores"]["previous_token"]["shuffled"] is None

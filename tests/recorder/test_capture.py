@@ -15,7 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import regard
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.recording import LayerId, Recording
+from regard.recorder.layer import LayerId
+from regard.recorder.recording import Recording
 from regard.recorder.sources import sdpa
 
 transformers = pytest.importorskip("transformers")
@@ -66,7 +67,7 @@ def attention(T: int = 40, dtype: torch.dtype = torch.float32, **settings: Any) 
 
 def evidence(given: dict[str, Any]) -> Any:
     recording = Recording()
-    recording.take(LayerId(0, "attn"), AttentionCall(**given))
+    recording.record(LayerId(0, "attn"), AttentionCall(**given))
     recording.close()
     return recording.seen.certificate[0]
 
@@ -88,7 +89,7 @@ def test_the_truth_is_certified(settings: dict[str, Any], T: int, dtype: torch.d
     found = evidence(attention(T, dtype, **settings))
     assert found.certified, str(found)
     assert found.rows == min(T, 64)
-    assert found.of == T
+    assert found.total_rows == T
     assert "certified: weights times values are within" in str(found)
 
 
@@ -135,43 +136,105 @@ def test_dropout_cannot_be_certified(ids: Tensor) -> None:
         vocab_size=97, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.3, bos_token_id=None, eos_token_id=None
     )
     model = transformers.GPT2LMHeadModel(config).train()
-    seen = regard.capture(model, input_ids=ids)
+    seen = regard.capture(model, inputs={"input_ids": ids})
     assert not seen.certificate.certified
     assert "dropout 0.3 was on" in str(seen.certificate)
     assert "0 certified" in repr(seen)
-    assert regard.capture(model.eval(), input_ids=ids).certificate.certified
+    assert regard.capture(model.eval(), inputs={"input_ids": ids}).certificate.certified
 
 
 def test_layers_heads_dtype_and_values(model: nn.Module, ids: Tensor) -> None:
-    whole = regard.capture(model, input_ids=ids, values=True)
+    whole = regard.capture(model, inputs={"input_ids": ids}, values=True)
     some = regard.capture(
-        model, input_ids=ids, layers=[0, 2], heads=[3, 1], dtype=torch.bfloat16, values=True
+        model, inputs={"input_ids": ids}, layers=[0, 2], heads=[3, 1], dtype=torch.bfloat16, values=True
     )
-    assert [layer.key for layer in some.layers] == ["0", "2"]
+    assert [layer.key for layer in some.layers] == [0, 2]
     assert some.layers[0].heads == (1, 3)
     assert some[2].q.dtype == torch.bfloat16
     assert (some[2, 3].to_dense() - whole[2, 3].to_dense()).abs().max() < 0.05
     assert torch.equal(some.layer(0).values, whole.layer(0).values)
-    exact = regard.capture(model, input_ids=ids, heads=[0, 1, 3])  # no whole groups
+    exact = regard.capture(model, inputs={"input_ids": ids}, heads=[0, 1, 3])  # no whole groups
     assert torch.equal(exact[1, 3].to_dense(), whole[1, 3].to_dense())
-    assert regard.capture(model, input_ids=ids, layers=["model.layers.1.self_attn"]).layers[0].key == "1"
+    assert (
+        regard.capture(model, inputs={"input_ids": ids}, layers=["model.layers.1.self_attn"]).layers[0].key
+        == 1
+    )
 
 
 def test_what_is_not_there_is_refused(model: nn.Module, ids: Tensor) -> None:
-    with pytest.raises(
-        ValueError, match=r"layers: expected some of those that ran \('0', '1', '2'\), got \['7'\]"
-    ):
-        regard.capture(model, input_ids=ids, layers=[7])
-    with pytest.raises(ValueError, match=r"heads: expected a list of them, as \[2\], got 2"):
-        regard.capture(model, input_ids=ids, heads=2)
+    with pytest.raises(ValueError, match=r"layers: expected some of those that ran \(0, 1, 2\), got \['7'\]"):
+        regard.capture(model, inputs={"input_ids": ids}, layers=[7])
+    with pytest.raises(ValueError, match=r"heads: expected a list, as \[2\], got 2"):
+        regard.capture(model, inputs={"input_ids": ids}, heads=2)
     with pytest.raises(ValueError, match="heads: expected numbers from 0 to 3, got"):
-        regard.capture(model, input_ids=ids, heads=[4])
+        regard.capture(model, inputs={"input_ids": ids}, heads=[4])
     with pytest.raises(ValueError, match="text: expected a tokenizer beside it"):
         regard.capture(model, text="hello")
-    with pytest.raises(ValueError, match=r"got Linear: name its attention modules with at="):
+    with pytest.raises(ValueError, match=r"got Linear: name its attention modules with adapters="):
         regard.capture(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"model: expected a torch.nn.Module, got str"):
         regard.capture("gpt2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ({"input_ids": 1}, r"unexpected argument 'input_ids': write inputs=\{\"input_ids\": …\}"),
+        ({"input_ids": 1, "labels": 2}, r"write inputs=\{\"input_ids\": …, \"labels\": …\}"),
+        ({"layer": [1]}, r"unexpected argument 'layer': did you mean layers=\?"),
+        ({"value": True}, r"did you mean values=\?"),
+        ({"zzz": 1}, r"write inputs=\{\"zzz\": …\}"),
+    ],
+)
+def test_an_unknown_argument_is_answered_with_what_to_write(
+    model: nn.Module, arguments: dict[str, Any], advice: str
+) -> None:
+    with pytest.raises(TypeError, match=advice):
+        regard.capture(model, **arguments)
+
+
+def test_inputs_by_name_by_position_and_as_one_tensor(model: nn.Module, ids: Tensor) -> None:
+    by_name = regard.capture(model, inputs={"input_ids": ids, "use_cache": False})
+    for inputs in ((ids,), [ids], ids):
+        assert torch.equal(regard.capture(model, inputs=inputs)[2].to_dense(), by_name[2].to_dense())
+    with pytest.raises(TypeError, match=r"got 1 more by position: pass the model's inputs as inputs=\(x,\)"):
+        regard.capture(model, ids)
+    with pytest.raises(ValueError, match=r"inputs: expected a dict.*got str: did you mean text=\?"):
+        regard.capture(model, inputs="the cat")
+    assert not isinstance(regard.capture(model), regard.Capture)
+
+
+class NamedLikeOptions(nn.Module):
+    """A model whose own arguments have the names of capture's options."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Homemade()
+
+    def forward(self, layers: Tensor, text: int) -> Tensor:
+        return self.attention(layers) * text
+
+
+def test_a_models_arguments_may_have_the_names_of_options() -> None:
+    seen = regard.capture(NamedLikeOptions(), inputs={"layers": torch.randn(1, 5, 16), "text": 2}, layers=[0])
+    assert seen.certificate.certified
+
+
+def test_layers_go_by_integers_and_also_by_text(model: nn.Module, ids: Tensor) -> None:
+    seen = regard.capture(model, inputs={"input_ids": ids}, layers=[0, 2])
+    assert [row.layer for row in seen.heads()][::4] == [0, 2]
+    assert seen.layer(2) is seen.layer("2") is seen.layer("model.layers.2.self_attn")
+    assert seen.certificate[2] is seen.certificate["2"] is seen.layers[1].evidence
+    with pytest.raises(KeyError, match=r"expected one of those captured \(0, 2\), got 1"):
+        seen[1]
+
+
+def test_soft_caps_and_sink_logits_are_shown() -> None:
+    given = attention(softcap=30.0, sinks=torch.zeros(4))
+    assert str(evidence(given)).endswith("; causal, soft cap 30, sink logits")
+    assert str(evidence(attention())).endswith("; causal")
+    m = regard.attention_map(given["q"], given["k"], softcap=30.0, sinks=given["sinks"])
+    assert repr(m).startswith("AttentionMap(2×4×40×40, full, soft cap 30, sink logits, float32")
 
 
 def test_tokens(model: nn.Module) -> None:
@@ -190,7 +253,7 @@ def test_tokens(model: nn.Module) -> None:
     )
     seen = regard.capture(model, text=["the cat sat", "cat"], tokenizer=fast)
     assert seen.tokens == [["the", "cat", "sat"], ["?", "?", "cat"]]
-    assert torch.equal(seen.real, torch.tensor([[True] * 3, [False, False, True]]))
+    assert torch.equal(seen.attention_mask, torch.tensor([[True] * 3, [False, False, True]]))
     assert str(seen[0].mask) == "causal & padding(2×3)"
 
 
@@ -228,7 +291,7 @@ def test_also_after_an_exception(model: nn.Module, ids: Tensor) -> None:
     with pytest.raises(RuntimeError):
         inside_the_model()
     assert state(model) == before
-    assert regard.capture(model, input_ids=ids).certificate.certified
+    assert regard.capture(model, inputs={"input_ids": ids}).certificate.certified
 
 
 def test_captures_inside_captures_and_two_models_at_once(model: nn.Module, ids: Tensor) -> None:
@@ -252,7 +315,7 @@ def test_captures_inside_captures_and_two_models_at_once(model: nn.Module, ids: 
 
 def test_nothing_holds_on_to_the_model_or_to_what_it_computed(ids: Tensor) -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
-    seen = regard.capture(model, input_ids=ids)
+    seen = regard.capture(model, inputs={"input_ids": ids})
     kept = sum(x.untyped_storage().nbytes() for map in seen for x in (map.q, map.k, map.lse))
     assert kept == seen.nbytes  # no view of anything larger
     assert not any(x.requires_grad for map in seen for x in (map.q, map.k, map.lse))
@@ -279,15 +342,15 @@ def test_what_is_computed_again_for_gradients_is_no_layer(model: nn.Module, ids:
     model.train()
     with regard.capture(model) as seen:
         model(ids, labels=ids, use_cache=False).loss.backward()
-    assert [layer.key for layer in seen.layers] == ["0", "1", "2"]
+    assert [layer.key for layer in seen.layers] == [0, 1, 2]
 
 
 def test_attention_of_two_kinds_has_names_of_its_own(tmp_path: Path) -> None:
     settings = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.SiglipVisionConfig(**settings, image_size=16, patch_size=4)
     model = transformers.SiglipVisionModel(config).eval()
-    seen = regard.capture(model, pixel_values=torch.randn(1, 3, 16, 16))
-    assert [layer.key for layer in seen.layers] == ["0", "1", "head.attention.0"]
+    seen = regard.capture(model, inputs={"pixel_values": torch.randn(1, 3, 16, 16)})
+    assert [layer.key for layer in seen.layers] == [0, 1, "head.attention.0"]
     assert seen["head.attention.0"].shape == (1, 4, 1, 16)
     seen.save(tmp_path)
     assert torch.equal(regard.load(tmp_path)[0].to_dense(), seen[0].to_dense())
@@ -297,8 +360,8 @@ def test_what_a_capture_kept_goes_with_it(model: nn.Module, ids: Tensor) -> None
     """At once: a GPU does not wait for the garbage collector before the next capture."""
     gc.disable()
     try:
-        for options in ({}, {"keep": "statistics"}, {"budget": "1GiB"}):
-            seen = regard.capture(model, input_ids=ids, **options)
+        for options in ({}, {"store": "statistics"}, {"budget": "1GiB"}):
+            seen = regard.capture(model, inputs={"input_ids": ids}, **options)
             gone = weakref.ref(seen.layers[0])
             del seen
             assert gone() is None, options
@@ -345,7 +408,7 @@ def test_homemade_attention() -> None:
     plain = model(x)
     with regard.capture(model) as seen, regard.capture(model, layers=[2]) as again:
         assert torch.equal(model(x), plain)
-    assert [layer.key for layer in seen.layers] == ["0", "2"]
+    assert [layer.key for layer in seen.layers] == [0, 2]
     assert seen.certificate.certified
     assert str(seen[0].mask) == "causal"
     assert torch.equal(again[2].to_dense(), seen[2].to_dense())
@@ -374,7 +437,7 @@ def test_an_interrupt_leaves_nothing_behind() -> None:
     model = OneHead()
     model.register_forward_hook(interrupted)
     with pytest.raises(KeyboardInterrupt):
-        regard.capture(model, x=torch.randn(1, 2, 6, 8))
+        regard.capture(model, inputs={"x": torch.randn(1, 2, 6, 8)})
     assert not sdpa.current_listeners()
 
 
@@ -382,6 +445,6 @@ def test_homemade_attention_with_a_mask() -> None:
     model = Homemade()
     x, mask = torch.randn(1, 6, 16), torch.rand(6, 6) < 0.6
     mask |= torch.eye(6, dtype=torch.bool)
-    seen = regard.capture(model, x=x, mask=mask)
+    seen = regard.capture(model, inputs={"x": x, "mask": mask})
     assert seen.certificate.certified
     assert torch.equal(seen[0].to_dense() > 0, mask.expand(1, 2, 6, 6))

@@ -34,12 +34,12 @@ def a_gpt(**changes: Any) -> GPT:
     layers=st.sampled_from([None, [0], [1, 3]]),
     dtype=st.sampled_from([None, torch.bfloat16, torch.float64]),
     values=st.booleans(),
-    keep=st.sampled_from(["maps", "maps", "statistics"]),
+    store=st.sampled_from(["maps", "maps", "statistics"]),
 )
 def test_the_size_is_known_to_the_byte(kv: int, B: int, T: int, **options: Any) -> None:
     model = a_gpt(num_kv_heads=kv)
     size = regard.capture_size(model, T, batch=B, **options)
-    seen = regard.capture(model, input_ids=torch.randint(0, 32, (B, T)), **options)
+    seen = regard.capture(model, inputs={"input_ids": torch.randint(0, 32, (B, T))}, **options)
     assert {layer.key: layer.nbytes for layer in seen.layers} == size.layers
     assert seen.nbytes == size
     assert size == regard.capture_size(model.config, T, batch=B, **options)
@@ -49,18 +49,27 @@ def test_what_would_be_smaller_is_as_printed() -> None:
     model = a_gpt(num_layers=2)
     size = regard.capture_size(model, 100)
     ids = torch.randint(0, 32, (1, 100))
-    for way, bytes in size.ways.items():
-        assert regard.capture(model, input_ids=ids, **eval(f"dict({way})")).nbytes == bytes
+    assert all(bytes < size for bytes in size.options.values())
+    for option, bytes in size.options.items():
+        assert regard.capture(model, inputs={"input_ids": ids}, **eval(f"dict({option})")).nbytes == bytes
         assert (
-            f"{way:<21} {sizes.written(bytes)}".split()
-            == str(size).splitlines()[1 + list(size.ways).index(way)].split()
+            f"{option:<21} {sizes.format_bytes(bytes)}".split()
+            == str(size).splitlines()[1 + list(size.options).index(option)].split()
         )
     assert size.dense == 2 * 4 * 100 * 100 * 4
     assert (
         str(size).splitlines()[0]
-        == f"{sizes.written(size)} for 100 tokens: 2 layers of {sizes.written(size // 2)}"
+        == f"{sizes.format_bytes(size)} for 100 tokens: 2 layers of {sizes.format_bytes(size // 2)}"
     )
     assert "in each of 3 texts" in str(regard.capture_size(model, 100, batch=3))
+
+
+def test_only_options_that_make_it_smaller_are_printed() -> None:
+    config = a_gpt().config
+    assert "statistics" not in str(regard.capture_size(config, 20))  # an overview of 20×20 cells is larger
+    assert "statistics" in str(regard.capture_size(config, 20_000))
+    single = regard.capture_size(config, 20, layers=[0], heads=[0], dtype=torch.bfloat16)
+    assert single.options == {}
 
 
 @pytest.mark.parametrize("extra", [{}, {"add_bias_kv": True}, {"add_bias_kv": True, "add_zero_attn": True}])
@@ -123,7 +132,7 @@ def test_transformers_models_and_their_configurations(name: str) -> None:
     inputs = {"input_ids": torch.randint(3, 60, (2, 9))}
     if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = torch.randint(3, 60, (2, 5))
-    seen = regard.capture(model, **inputs)
+    seen = regard.capture(model, inputs=inputs)
     for thing in (model, config):
         size = regard.capture_size(thing, tokens, batch=2)
         assert {layer.key: layer.nbytes for layer in seen.layers} == size.layers
@@ -140,12 +149,12 @@ def test_keys_that_are_made_for_every_head() -> None:
 
 def test_what_it_cannot_know() -> None:
     with pytest.raises(
-        ValueError, match="expected attention that capture knows, or a configuration, got Linear"
+        ValueError, match="expected attention that capture recognises, or a configuration, got Linear"
     ):
         regard.capture_size(nn.Linear(2, 2), 5)
     with pytest.raises(ValueError, match="expected sizes in its configuration, got str"):
         regard.capture_size("gpt2", 5)
-    with pytest.raises(ValueError, match="layers: expected some of '0', '1', '2', '3', got \\[7\\]"):
+    with pytest.raises(ValueError, match="layers: expected some of 0, 1, 2, 3, got \\[7\\]"):
         regard.capture_size(a_gpt(), 5, layers=[7])
     with pytest.raises(ValueError, match="tokens: expected"):
         regard.capture_size(a_gpt(), 0)
@@ -183,7 +192,7 @@ def test_other_things_are_no_bytes(given: Any) -> None:
     [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (5 << 50, "5120.0 TiB")],
 )
 def test_bytes_for_people(bytes: int, text: str) -> None:
-    assert sizes.written(bytes) == text
+    assert sizes.format_bytes(bytes) == text
 
 
 def test_free_memory() -> None:
@@ -212,7 +221,7 @@ def test_a_container_has_a_limit_of_its_own(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_budget_is_kept_and_the_rest_lies_on_disk() -> None:
     model, ids = a_gpt(), torch.randint(0, 32, (1, 50))
-    whole = regard.capture(model, input_ids=ids)
+    whole = regard.capture(model, inputs={"input_ids": ids})
     each = whole.layers[0].nbytes
     with torch.no_grad(), regard.capture(model, budget=2 * each + 10) as seen:
         model(ids)
@@ -243,7 +252,7 @@ def test_to_a_folder_as_layers_run(tmp_path: Path) -> None:
     model, ids = a_gpt(), torch.randint(0, 32, (1, 50))
     there: list[int] = []
     model.blocks[3].register_forward_pre_hook(lambda *_: there.append(len(list(tmp_path.iterdir()))))
-    with torch.no_grad(), regard.capture(model, to=tmp_path) as seen:
+    with torch.no_grad(), regard.capture(model, folder=tmp_path) as seen:
         model(ids)
         assert not (tmp_path / "capture.json").exists()
     assert there == [3]  # the layers before the last are on disk when it begins
@@ -252,7 +261,7 @@ def test_to_a_folder_as_layers_run(tmp_path: Path) -> None:
     for a, b, c in zip(seen, back, model.maps(ids), strict=True):
         assert torch.equal(a.to_dense(), b.to_dense())
         assert torch.equal(b.to_dense(), c.to_dense())
-    with regard.capture(model, to=tmp_path) as written:
+    with regard.capture(model, folder=tmp_path) as written:
         model.generate(ids, max_new_tokens=3)
     back = regard.load(tmp_path)
     assert back.boundary == 50
@@ -262,7 +271,7 @@ def test_to_a_folder_as_layers_run(tmp_path: Path) -> None:
 
 def test_a_capture_that_fails_leaves_the_old_one_in_its_folder(tmp_path: Path) -> None:
     model, ids = a_gpt(), torch.randint(0, 32, (1, 20))
-    regard.capture(model, input_ids=ids, to=tmp_path)
+    regard.capture(model, inputs={"input_ids": ids}, folder=tmp_path)
     with pytest.raises(ZeroDivisionError):
         fails(model, tmp_path)
     assert torch.equal(regard.load(tmp_path).ids, ids)
@@ -270,28 +279,28 @@ def test_a_capture_that_fails_leaves_the_old_one_in_its_folder(tmp_path: Path) -
 
 
 def fails(model: GPT, folder: Path) -> None:
-    with torch.no_grad(), regard.capture(model, to=folder):
+    with torch.no_grad(), regard.capture(model, folder=folder):
         model(torch.randint(0, 32, (1, 9)))
         raise ZeroDivisionError
 
 
 def test_statistics_only(tmp_path: Path) -> None:
     model, ids = a_gpt(), torch.randint(0, 32, (2, 50))
-    whole = regard.capture(model, input_ids=ids)
-    for options in ({}, {"to": tmp_path}, {"budget": 10}):
-        seen = regard.capture(model, input_ids=ids, keep="statistics", **options)
+    whole = regard.capture(model, inputs={"input_ids": ids})
+    for options in ({}, {"folder": tmp_path}, {"budget": 10}):
+        seen = regard.capture(model, inputs={"input_ids": ids}, store="statistics", **options)
         assert seen.certificate.certified
         found, wanted = seen.layer(2).summary, whole.layer(2).summary
         assert isinstance(found, LayerSummary)
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a, b)
         with pytest.raises(
-            ValueError, match=r"layer 2: only its statistics were kept.*seen\.layer\('2'\)\.summary"
+            ValueError, match=r"layer 2: only its statistics were stored.*seen\.layer\(2\)\.summary"
         ):
             seen[2]
     assert regard.load(tmp_path).layer(0).summary.entropy.shape == (2, 4, 50)
-    with pytest.raises(ValueError, match="keep: expected 'maps' or 'statistics', got 'all'"):
-        regard.capture(model, keep="all")
+    with pytest.raises(ValueError, match="store: expected 'maps' or 'statistics', got 'all'"):
+        regard.capture(model, store="all")
 
 
 def test_too_much_is_refused_at_the_first_layer_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,26 +310,26 @@ def test_too_much_is_refused_at_the_first_layer_with_a_way_out(monkeypatch: pyte
     ran: list[int] = []
     model.blocks[1].register_forward_pre_hook(lambda *_: ran.append(1))
     for kind in (ValueError, MemoryError):
-        with pytest.raises(kind, match="this capture would keep") as refused:
-            regard.capture(model, input_ids=ids)
+        with pytest.raises(kind, match="this capture would take") as refused:
+            regard.capture(model, inputs={"input_ids": ids})
     for part in (
-        sizes.written(size),
-        sizes.written(size // 2),
+        sizes.format_bytes(size),
+        sizes.format_bytes(size // 2),
         "layers=",
         "heads=",
         "dtype=",
-        "to=",
+        "folder=",
         "budget=",
-        "keep=",
+        "store=",
     ):
         assert part in str(refused.value)
     assert not ran
     assert not any("attend" in vars(module) for module in model.modules())
-    assert len(regard.capture(model, input_ids=ids, layers=[0, 1])) == 2  # half of it fits
+    assert len(regard.capture(model, inputs={"input_ids": ids}, layers=[0, 1])) == 2  # half of it fits
     monkeypatch.setattr(stores, "free_memory", lambda device: size)
-    assert len(regard.capture(model, input_ids=ids)) == 4
+    assert len(regard.capture(model, inputs={"input_ids": ids})) == 4
     monkeypatch.setattr(stores, "free_memory", lambda device: None)
-    assert len(regard.capture(model, input_ids=ids)) == 4
+    assert len(regard.capture(model, inputs={"input_ids": ids})) == 4
 
 
 def test_no_more_is_held_than_q_and_k_take() -> None:

@@ -53,7 +53,7 @@ def test_a_small_capture_is_a_page_in_a_notebook_and_a_large_one_says_what_to_do
     large = captured(8, model="<b>bold</b>")._repr_html_()
     assert "<iframe" not in large
     assert "&lt;b&gt;bold" in large
-    assert "seen.save(" in large
+    assert "seen.to_html(" in large
     assert "nothing yet" in Capture()._repr_html_()
 
 
@@ -64,12 +64,12 @@ def test_in_a_notebook_show_returns_what_the_notebook_displays(monkeypatch: pyte
 
 
 def test_save_writes_a_page(tmp_path: Path) -> None:
-    captured(8).save(tmp_path / "page.html")
+    captured(8).to_html(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text("utf-8")
     assert text.startswith("<!doctype html>")
     assert "http://" not in text.replace("http://www.w3.org", "")
     with pytest.raises(FileNotFoundError, match="make it first"):
-        captured(8).save(tmp_path / "no" / "page.html")
+        captured(8).to_html(tmp_path / "no" / "page.html")
 
 
 def test_figure_is_the_one_of_figures() -> None:

@@ -116,9 +116,9 @@ class Model:
         """
         from regard.recorder import capture
         from regard.recorder.context import model_inputs
-        from regard.recorder.tokens import encoded
+        from regard.recorder.tokens import encode_text
 
-        encoding = encoded(self.tokenizer, text)
+        encoding = encode_text(self.tokenizer, text)
         tokens = encoding["input_ids"].shape[1]
         if self.context is not None and tokens > self.context:
             raise ValueError(
@@ -127,7 +127,7 @@ class Model:
             )
         inputs: dict[str, Any] = model_inputs(self.module, encoding)
         with _telling_layers(self.module, tell):
-            seen: Capture = capture(self.module, tokenizer=self.tokenizer, values=True, text=None, **inputs)
+            seen: Capture = capture(self.module, inputs=inputs, tokenizer=self.tokenizer, values=True)
         seen.model = self.title
         return seen
 
@@ -139,7 +139,7 @@ class Model:
         from regard.recorder.context import model_inputs
 
         inputs: dict[str, Any] = model_inputs(self.module, {"input_ids": ids})
-        seen: Capture = capture(self.module, text=None, **inputs)
+        seen: Capture = capture(self.module, inputs=inputs)
         check(seen)
         return seen.maps
 
@@ -168,17 +168,17 @@ class Model:
         The lines are {"start": …}, a {"step": …} for each token, and {"end": …}.
         """
         from regard.gpt.cache_demo import CacheTiming, compare_with_and_without_cache
-        from regard.recorder.tokens import encoded, spelled
+        from regard.recorder.tokens import decode_tokens, encode_text
 
         model = self._gpt
-        ids = encoded(self.tokenizer, text)["input_ids"]
+        ids = encode_text(self.tokenizer, text)["input_ids"]
         steps = compare_with_and_without_cache(
             model, ids[0].tolist(), tokens=tokens, window=window, sinks=sinks
         )
         config = model.config
         yield {
             "start": {
-                "tokens": spelled(self.tokenizer, ids)[0],
+                "tokens": decode_tokens(self.tokenizer, ids)[0],
                 "layers": config.num_layers,
                 "heads": config.num_heads,
                 "kv_heads": config.num_kv_heads,
@@ -191,7 +191,7 @@ class Model:
         for step in steps:
             written.append(step.token_id)
             line = {k: v._asdict() if isinstance(v, CacheTiming) else v for k, v in step._asdict().items()}
-            token = spelled(self.tokenizer, ids.new_tensor([[step.token_id]]))[0][0]
+            token = decode_tokens(self.tokenizer, ids.new_tensor([[step.token_id]]))[0][0]
             yield {"step": {"token": token, **line}}
         ended = bool(written) and written[-1] in config.eos_token_id
         why = "end" if ended else "tokens" if len(written) == tokens else "context"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.arguments import whole
+from regard.attention.arguments import check_whole_number
 from regard.gpt.map_hooks import LayerInputs, record_layer_inputs
 from regard.layers import KVCache
 
@@ -60,8 +60,8 @@ def compare_with_and_without_cache(
     It stops early after an end-of-text token or at the end of the context. The eviction policy that is
     measured keeps the first `sinks` keys and the latest `window`, the newest included.
     """
-    for name, value, least in (("tokens", tokens, 1), ("window", window, 1), ("sinks", sinks, 0)):
-        whole(name, value, least)
+    tokens, window = check_whole_number("tokens", tokens), check_whole_number("window", window)
+    sinks = check_whole_number("sinks", sinks, 0)
     context_length = model.config.context_length
     if not 0 < len(prompt) < context_length:
         raise ValueError(f"prompt: expected from 1 to {context_length - 1} tokens, got {len(prompt)}")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from regard.extras import extra
@@ -22,6 +21,7 @@ from regard.gpt import downloads, gguf
 from regard.gpt.config import Config
 from regard.gpt.families import WeightPart, add_head, find_family, is_derived
 from regard.gpt.folder import CONFIG, MODEL_TYPE, TOKENIZER, WEIGHTS, StoredModel
+from regard.safetensor_files import open_safetensors
 
 if TYPE_CHECKING:
     from regard.gpt.model import GPT
@@ -207,11 +207,8 @@ def _open_tensors(folder: Path) -> dict[str, Callable[[], Tensor]]:
     for file in files:
         if not (folder / file).is_file():
             raise ValueError(f"{folder}: expected {file}, which {INDEX} names, and it is missing")
-        try:
-            tensors = safe_open(folder / file, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{folder / file} is not a complete safetensors file: {error}") from None
-        for name in tensors.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118
+        tensors = open_safetensors(folder / file)
+        for name in tensors.keys():  # noqa: SIM118
             readers[name] = lambda tensors=tensors, name=name: tensors.get_tensor(name)  # type: ignore[misc]
     if missing := sorted(set(weight_map) - set(readers)):
         raise ValueError(f"{folder}: {INDEX} names tensors that its files lack: {_shorten(missing)}")

@@ -30,7 +30,7 @@ Run = Callable[[Tensor], Maps]
 class LayerMaps(NamedTuple):
     """What the rows of a layer are called."""
 
-    key: str
+    key: int | str
     heads: Sequence[int]
     kv_heads: Sequence[int]
 
@@ -39,7 +39,7 @@ def describe(
     maps: Maps | Sequence[tuple[Maps, Ids]],
     ids: Ids = None,
     *,
-    keys: Sequence[str] | None = None,
+    keys: Sequence[int | str] | None = None,
     heads: Sequence[Sequence[int]] | None = None,
     group: int | None = None,
     real: Tensor | None = None,
@@ -94,7 +94,7 @@ def study(
     draws: int = 10,
     longest: int | None = None,
     seed: int = 0,
-    keys: Sequence[str] | None = None,
+    keys: Sequence[int | str] | None = None,
     near: int = NEAR,
     kept: tuple[int, int] = KEPT,
     model: str = "",
@@ -178,18 +178,18 @@ def _score(found: Estimate, mixed: Estimate | None, by_model: bool) -> Score:
 def name_layer(
     number: int,
     map: AttentionMap,
-    keys: Sequence[str] | None = None,
+    keys: Sequence[int | str] | None = None,
     heads: Sequence[Sequence[int]] | None = None,
     group: int | None = None,
 ) -> LayerMaps:
     H, G = map.q.shape[1], map.k.shape[1]
     numbers = range(H) if heads is None else heads[number]
     group = group or H // G
-    return LayerMaps(str(number) if keys is None else keys[number], numbers, [h // group for h in numbers])
+    return LayerMaps(number if keys is None else keys[number], numbers, [h // group for h in numbers])
 
 
-def _crossed(keys: Sequence[str] | None) -> list[bool] | None:
-    return None if keys is None else [key.startswith("cross") for key in keys]
+def _crossed(keys: Sequence[int | str] | None) -> list[bool] | None:
+    return None if keys is None else [str(key).startswith("cross") for key in keys]
 
 
 def _as_texts(maps: Any, ids: Ids) -> list[tuple[list[AttentionMap], Ids]]:

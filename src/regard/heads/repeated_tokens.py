@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from regard.attention.arguments import check_whole_number
 from regard.heads.head_scores import HeadScores, scores_and_null
 from regard.heads.query_scores import Text
 from regard.maps import AttentionMap
@@ -30,10 +31,7 @@ def repeated(
     >>> repeated(50, start=0, tokens=3, times=2, draws=1).shape
     torch.Size([1, 7])
     """
-    if not isinstance(tokens, int) or not 1 <= tokens < vocab_size:
-        raise ValueError(
-            f"tokens: expected from 1 to {vocab_size - 1}, so that none comes twice, got {tokens!r}"
-        )
+    tokens = check_whole_number("tokens", tokens, 1, vocab_size - 1)  # so that none is drawn twice
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for _ in range(draws):

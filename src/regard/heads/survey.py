@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, distributed
 
-from regard.atomic import atomic_write
 from regard.heads.corpus import Batch, Encode, batches, digest
 from regard.heads.description import LayerMaps, Run, assemble, name_layer
 from regard.heads.measurement import measure, total
 from regard.heads.running_sums import RunningSums
 from regard.heads.table import HeadTable, check_writable
+from regard.safetensor_files import read_safetensors, write_safetensors
 
 if TYPE_CHECKING:
     from regard.processes import Processes
@@ -181,8 +179,7 @@ def _save(partial: Path, state: State, who: dict[str, Any]) -> None:
         "layers": [[x.key, list(x.heads), list(x.kv_heads)] for x in state.layers],
     }
     header = {"format": FORMAT, "who": json.dumps(who), "progress": json.dumps(progress)}
-    with atomic_write(partial) as file:
-        save_file({name: x.contiguous() for name, x in tensors.items()}, file, metadata=header)
+    write_safetensors(partial, tensors, header)
 
 
 def _load(partial: Path, who: dict[str, Any]) -> State | None:
@@ -190,16 +187,13 @@ def _load(partial: Path, who: dict[str, Any]) -> State | None:
     if not partial.exists():
         return None
     try:
-        with safe_open(partial, framework="pt") as stored:
-            header = stored.metadata() or {}
-            tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
-        if header.get("format") != FORMAT:
-            raise ValueError(f"expected format {FORMAT!r}, got {header.get('format')!r}")
+        header, mapped = read_safetensors(partial, [FORMAT])
+        tensors = {name: x.clone() for name, x in mapped.items()}  # the next checkpoint replaces the file
         began, progress = json.loads(header["who"]), json.loads(header["progress"])
         layers = [LayerMaps(*found) for found in progress["layers"]]
         tallies = [RunningSums(tensors[f"sums.{i}"], tensors[f"keys.{i}"]) for i in range(len(layers))]
         state = State(progress["batches"], progress["windows"], progress["tokens"], layers, tallies)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{partial} is no unfinished survey that can be read ({error}): remove it, or begin with --fresh"
         ) from None

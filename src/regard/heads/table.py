@@ -34,7 +34,8 @@ class Score(NamedTuple):
 class HeadRow:
     """What one head does. `labels` are those that it earns; the first is what it is called."""
 
-    layer: str
+    layer: int | str
+    """The layer's number, or "decoder.3" where the model has several stacks."""
     head: int
     kv_head: int
     labels: tuple[str, ...]
@@ -73,9 +74,9 @@ class HeadTable:
         """A row by its number, or a head by layer and head: `table[3, 5]`."""
         if isinstance(place, int):
             return self.rows[place]
-        layer, head = str(place[0]), place[1]
+        layer, head = place
         for row in self.rows:
-            if row.layer == layer and row.head == head:
+            if str(row.layer) == str(layer) and row.head == head:
                 return row
         raise KeyError(f"head: expected a layer and a head of the table, got {place!r}")
 
@@ -97,7 +98,7 @@ class HeadTable:
             row
             for row in self.rows
             if (label is None or label in row.labels)
-            and (layer is None or row.layer == str(layer))
+            and (layer is None or str(row.layer) == str(layer))
             and (row.labels or not labelled)
         )
 

@@ -62,11 +62,11 @@ def rendered(table: HeadTable) -> Any:
         ("spread", "right"),
     ):
         drawn.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    before: tuple[str, int] | None = None
+    before: tuple[int | str, int] | None = None
     for row in table:
         place = (row.layer, row.kv_head)
         shown = (
-            row.layer if before is None or row.layer != before[0] else "",
+            str(row.layer) if before is None or row.layer != before[0] else "",
             str(row.kv_head) if place != before else "",
             str(row.head),
         )

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.tiles import visits_between
-from regard.attention.masks.base import Blocks, Grid, Mask, Rows, grid
+from regard.attention.masks.base import Mask, grid
+from regard.attention.masks.views import MaskOnly
 from regard.maps import AttentionMap, attention_map
 from regard.maps.sweep import first_position
 
@@ -36,7 +37,7 @@ class Visibility:
 def sight(map: AttentionMap, real: Tensor | None = None) -> Visibility:
     """What may be seen in a map (B, H, T, S); `real`, boolean (B, T), says which queries are no padding."""
     B, H, T, S = map.matrix
-    sees = _sees(map.mask)
+    sees: Mask = MaskOnly(map.mask)
     shape, device, first = map.matrix, map.device, first_position(map)
     if sees.allowed(grid(range(min(T, 1)), range(min(S, 1)), shape, device)).shape[1] == 1:
         sees, H, shape = sees.select(slice(0, B), slice(0, 1)), 1, (B, 1, T, S)
@@ -68,13 +69,7 @@ def uniform(map: AttentionMap) -> AttentionMap:
     """The map of heads that may see the same and look at all of it alike: what scores are compared with."""
     B, H, T, _ = map.matrix
     found = sight(map)
-    return _alike(map, _sees(map.mask), H, found.keys.expand(B, H, T))
-
-
-def _sees(mask: Mask) -> Mask:
-    if isinstance(mask, Rows):  # which tells a map where its first query stands
-        return Rows(MaskOnly(mask.inner), mask.first, mask.T)
-    return MaskOnly(mask)
+    return _alike(map, MaskOnly(map.mask), H, found.keys.expand(B, H, T))
 
 
 def _alike(map: AttentionMap, sees: Mask, H: int, keys: Tensor) -> AttentionMap:
@@ -82,25 +77,3 @@ def _alike(map: AttentionMap, sees: Mask, H: int, keys: Tensor) -> AttentionMap:
     nothing = map.lse.new_zeros(1, 1, 1, 1)
     q, k = nothing.expand(B, H, T, 1), nothing.expand(B, H, S, 1)
     return attention_map(q, k, mask=sees, lse=keys.to(map.lse.dtype).log())
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class MaskOnly(Mask):
-    """What a mask lets see, without what it adds to the scores."""
-
-    inner: Mask
-
-    def allowed(self, at: Grid) -> Tensor:
-        return self.inner.allowed(at)
-
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        return self.inner.block_bounds(blocks)
-
-    def select(self, batch: slice, heads: slice) -> Mask:
-        return MaskOnly(self.inner.select(batch, heads))
-
-    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        return self.inner.shape_error(B, H, T, S)
-
-    def __repr__(self) -> str:
-        return f"sees({self.inner})"

@@ -14,10 +14,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.arguments import answer_pytorch_arguments, check_whole_number
 from regard.attention.attend import attend
 from regard.attention.inputs import check_inputs, working_dtype
-from regard.attention.masks.base import Keys, Mask, Rows
+from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
+from regard.attention.masks.views import Keys, Rows
 from regard.maps import overview, precision, sweep
 from regard.maps.index import Axes, heads_of, parse
 from regard.maps.precision import Precise
@@ -30,6 +32,7 @@ DENSE_LIMIT = 1 << 30  # bytes that `.to_dense()` may take unless told otherwise
 EXACT_NUMBERS = 1 << 18  # weights that are computed in float64 at a time: 2 MiB
 
 
+@answer_pytorch_arguments
 def attention_map(
     q: Tensor,
     k: Tensor,
@@ -152,7 +155,13 @@ class AttentionMap:
     def __repr__(self) -> str:
         size = "×".join(str(n) for n in self.shape)
         kept = f"{self.nbytes / 2**20:.1f} MiB" if self.nbytes >= 1 << 19 else f"{self.nbytes} bytes"
-        return f"AttentionMap({size}, {self.mask}, {str(self.q.dtype).removeprefix('torch.')}, {kept})"
+        settings = [str(self.mask)]
+        if self.softcap is not None:
+            settings.append(f"soft cap {self.softcap:g}")
+        if self.sinks is not None:
+            settings.append("sink logits")
+        dtype = str(self.q.dtype).removeprefix("torch.")
+        return f"AttentionMap({size}, {', '.join(settings)}, {dtype}, {kept})"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -369,12 +378,7 @@ class AttentionMap:
             raise ValueError(f"rule: expected a mask rule, as regard.window(8), got {type(rule).__name__}")
         if rule.biased:
             raise ValueError(f"rule: expected a rule that says yes or no, but {rule} adds to the scores")
-        inner = self.mask
-        # Only some rows kept: the rule, too, speaks of where they stood among all.
-        if isinstance(inner, Rows):
-            joint: Mask = Rows(inner.inner & rule, inner.first, inner.T)
-        else:
-            joint = inner & rule
+        joint = self.mask.restrict(rule)  # which counts positions as before rows were selected
         joint.check(self.matrix)
         (mass,) = precision.each(
             self, lambda share: [sweep.mass(share.map, joint.select(share.batch, share.heads))]
@@ -398,8 +402,7 @@ class AttentionMap:
 
     def top(self, n: int) -> Top:
         """The n greatest weights of every row and the keys that they fall on, each (B, H, T, n)."""
-        if not isinstance(n, int) or not 1 <= n <= max(self.matrix[3], 1):
-            raise ValueError(f"n: expected a whole number from 1 to {self.matrix[3]}, got {n!r}")
+        n = check_whole_number("n", n, 1, max(self.matrix[3], 1))
         return Top(*map(self._shaped, precision.each(self, lambda share: sweep.top(share.map, n))))
 
     def apply(self, v: Tensor) -> Tensor:

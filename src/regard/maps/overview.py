@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from regard.attention.arguments import check_whole_number
 from regard.maps import head_pass, sweep
 from regard.maps.bins import bins
 from regard.maps.head_pass import HeadPass, MaskTiles, PooledCells, RowStats
@@ -91,8 +92,7 @@ def _check_cells(m: AttentionMap, rows: int, cols: int) -> None:
     _, _, T, S = m.matrix
     for name, n, most in (("rows", rows, T), ("cols", cols, S)):
         least = min(1, most)  # a map without rows or without keys has no cells
-        if not isinstance(n, int) or not least <= n <= most:
-            raise ValueError(f"{name}: expected a whole number from {least} to {most}, got {n!r}")
+        check_whole_number(name, n, least, most)
 
 
 def _on_gpu(m: AttentionMap, rows: int, cols: int) -> Overview | None:

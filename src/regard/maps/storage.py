@@ -6,44 +6,20 @@ Writing goes to a neighbouring file first, so that an interrupted save leaves th
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.atomic import atomic_write
 from regard.attention.inputs import check_inputs, working_dtype
-from regard.attention.masks import base, named
-from regard.attention.masks.base import Mask
+from regard.attention.masks.description import describe_mask, rebuild_mask
 from regard.maps.index import Axes
 from regard.maps.map import AttentionMap
+from regard.safetensor_files import read_safetensors, write_safetensors
 
 FORMAT = "regard.AttentionMap 1"
-KINDS: dict[str, type[Mask]] = {
-    kind.__name__: kind
-    for kind in (
-        base.And,
-        base.Or,
-        base.Not,
-        base.Rows,
-        base.Full,
-        named.Causal,
-        named.Window,
-        named.Prefix,
-        named.Chunks,
-        named.Padding,
-        named.Documents,
-        named.TensorMask,
-        named.Alibi,
-        named.Relative,
-    )
-}
 
 
 def save(map: AttentionMap, path: str | os.PathLike[str], beside: Mapping[str, Tensor] | None = None) -> None:
@@ -52,58 +28,25 @@ def save(map: AttentionMap, path: str | os.PathLike[str], beside: Mapping[str, T
     if map.sinks is not None:
         tensors["sinks"] = map.sinks
     described = {
-        "mask": _described(map.mask, tensors),
+        "mask": describe_mask(map.mask, tensors),
         "scale": map.scale,
         "softcap": map.softcap,
         "axes": list(map.axes),
     }
-    write(path, {**tensors, **(beside or {})}, {"format": FORMAT, "map": json.dumps(described)})
-
-
-def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file, atomically."""
-    path = Path(path)
-    plain = _apart({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
-    if not path.parent.is_dir():
-        raise ValueError(f"path: expected a file in a folder that exists, got {path}: make {path.parent}")
-    with atomic_write(path) as file:
-        save_file(plain, file, metadata=metadata)
-
-
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, none of which shares memory with another: q and k may be one tensor."""
-    seen: set[int] = set()
-    for name, x in tensors.items():
-        place = x.untyped_storage().data_ptr()
-        tensors[name] = x.clone() if place in seen else x
-        seen.add(place)
-    return tensors
+    metadata = {"format": FORMAT, "map": json.dumps(described)}
+    write_safetensors(path, {**tensors, **(beside or {})}, metadata)
 
 
 def load(path: str | os.PathLike[str]) -> AttentionMap:
     """Open a map that was saved with `map.save(path)`. Its tensors are read as they are looked at."""
-    metadata, tensors = read(path)
+    metadata, tensors = read_safetensors(path, [FORMAT])
     return rebuilt(path, metadata, tensors)
-
-
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header and the tensors of a safetensors file; the tensors come in as they are looked at."""
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"path: expected a file that a map was saved to, got {path}, which is not there")
-    try:
-        with safe_open(path, framework="pt") as stored:
-            return stored.metadata() or {}, {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
 
 
 def rebuilt(
     path: str | os.PathLike[str], metadata: Mapping[str, str], tensors: dict[str, Tensor]
 ) -> AttentionMap:
     """The map that a file describes; ValueError says what is wrong with it."""
-    if metadata.get("format") != FORMAT:
-        raise ValueError(f"{path} holds no map: expected format {FORMAT!r}, got {metadata.get('format')!r}")
     try:
         return _rebuilt(json.loads(metadata["map"]), tensors)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
@@ -116,7 +59,11 @@ def _rebuilt(described: Any, tensors: dict[str, Tensor]) -> AttentionMap:
         raise ValueError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, lse {tuple(lse.shape)} do not fit together"
         )
-    mask, scale, softcap = _mask(described["mask"], tensors), float(described["scale"]), described["softcap"]
+    mask, scale, softcap = (
+        rebuild_mask(described["mask"], tensors),
+        float(described["scale"]),
+        described["softcap"],
+    )
     check_inputs(q, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
     if lse.dtype != working_dtype(q.dtype):
         raise ValueError(f"lse: expected {working_dtype(q.dtype)}, got {lse.dtype}")
@@ -126,38 +73,3 @@ def _rebuilt(described: Any, tensors: dict[str, Tensor]) -> AttentionMap:
     if any(size != 1 for size, there in zip(q.shape[:3], axes, strict=True) if not there):
         raise ValueError(f"axes: {tuple(axes)} do not fit q {tuple(q.shape)}")
     return AttentionMap(q, k, lse, mask, scale, softcap, sinks, axes)
-
-
-def _described(mask: Mask, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """A mask rule as plain data; its tensors go beside the map's."""
-    if type(mask).__name__ not in KINDS:
-        raise ValueError(
-            f"mask: {mask} is a function, which a file cannot hold: "
-            "pass it as regard.tensor_mask(tensor), or combine the named rules"
-        )
-    out: dict[str, Any] = {"kind": type(mask).__name__}
-    for field in dataclasses.fields(mask):  # type: ignore[arg-type]
-        value = getattr(mask, field.name)
-        if isinstance(value, Mask):
-            value = _described(value, tensors)
-        elif isinstance(value, Tensor):
-            name = f"mask.{len(tensors)}"
-            tensors[name] = value
-            value = {"tensor": name}
-        out[field.name] = value
-    return out
-
-
-def _mask(described: dict[str, Any], tensors: dict[str, Tensor]) -> Mask:
-    """The rule that `_described` wrote. Only the kinds above are ever made."""
-    kind = KINDS[described["kind"]]
-    values: dict[str, Any] = {}
-    for name, value in described.items():
-        if name == "kind":
-            continue
-        if isinstance(value, dict):
-            value = _mask(value, tensors) if "kind" in value else tensors[value["tensor"]]
-        values[name] = value
-    rule = kind(**values)
-    # A few rules are recognised by being the one object of their kind.
-    return next((known for known in (base.full, named.causal) if known == rule), rule)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.backends.tiles import fold, parts, score, visits
-from regard.attention.masks.base import Mask, Rows
+from regard.attention.masks.base import Mask
 
 if TYPE_CHECKING:
     from regard.maps.map import AttentionMap
@@ -114,7 +114,7 @@ def normalise_(m: AttentionMap, weights: Tensor, rows: slice | Tensor) -> None:
 def first_position(m: AttentionMap) -> int:
     """Where the map's first query stands among the keys."""
     _, _, T, S = m.matrix
-    return m.mask.first + S - m.mask.T if isinstance(m.mask, Rows) else S - T
+    return m.mask.first_position(T, S)
 
 
 def mass(m: AttentionMap, mask: Mask) -> Tensor:

@@ -1,9 +1,10 @@
-"""Capture: what every head of a model looks at, on the model's own fast path, with a certificate."""
+"""Capture: certified attention maps of every head of a model, recorded on the model's own fast path."""
 
 from regard.recorder.certificate import Certificate, Evidence
 from regard.recorder.context import capture
-from regard.recorder.result import Capture, Layer
+from regard.recorder.layer import Layer
+from regard.recorder.result import Capture
 from regard.recorder.sizes import capture_size
-from regard.recorder.storage.folder import load
+from regard.recorder.storage.loader import load
 
 __all__ = ["Capture", "Certificate", "Evidence", "Layer", "capture", "capture_size", "load"]

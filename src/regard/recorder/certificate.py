@@ -1,8 +1,9 @@
-"""The certificate: these are the weights that produced the output which the model gives without capture.
+"""The certificate: evidence that a captured map holds the weights that produced the model's output.
 
-A layer is certified when the map's weights times the values give the output of the model's own
-implementation, to within rounding, on the rows that were compared, and every row of weights sums to 1. The
-tolerance does not depend on the size of the scores. What was not compared is not certified, and says why.
+A layer is certified if the map's weights times the values reproduce the output of the model's own attention
+to within rounding, on the rows that were compared, and every row of weights sums to 1. The tolerance depends
+on the precision and on the size of the values, not on the size of the scores. A layer that cannot be compared
+is not certified, and its evidence says why. This file knows maps and tensors; it does not know models.
 """
 
 from __future__ import annotations
@@ -14,125 +15,150 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import And, Mask, Rows
-from regard.attention.masks.named import Window
+from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
 
-ROWS = 64  # rows that are compared where there are more
-TILE = 1 << 26  # bytes of weights computed at a time
-ROUNDINGS = {torch.float32: 256, torch.float64: 1024}
+ROWS = 64  # the number of rows that are compared if a map has more
+TILE_BYTES = 1 << 26  # bytes of weights that are computed at a time
+ROUNDING_UNITS = {torch.float32: 256, torch.float64: 1024}
 """By how many units in the last place a kernel's output, or the sum of a row, may be off. Large scores are
 recomputed in float64, where a float32 map is exact; a float64 map has nothing finer to be computed in."""
-TELLING = 8  # tolerances that values must differ by for an output to tell weights apart
-HALF = 1e-3  # the tolerance of weights in half precision is larger
+DISTINCT = 8  # values must differ by this many tolerances for the output to determine the weights
+HALF_PRECISION = 1e-3  # a tolerance of weights above this one means that they are in half precision
 OWN_OUTPUT = "this layer's own attention output"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was found of one layer."""
+    """The comparison of one layer's map with what the model computed."""
 
     difference: float
     """|weights · v − output| at the entry with the largest ratio to its tolerance, over the rows compared."""
-    allowed: float
-    """The tolerance there: what rounding explains, at the layer's dtype and the size of its values."""
+    tolerance: float
+    """The tolerance at that entry: the rounding error to expect at its dtype and the size of its values."""
     row_sums: float
-    """The largest |sum of a row − 1|, the share of a sink logit counted in."""
+    """The largest |sum of a row − 1|, where the weight of a sink logit counts as part of the row."""
     rows: int
-    """How many rows were compared, of `of`."""
-    of: int
+    """The number of rows that were compared."""
+    total_rows: int
+    """The number of rows of the map."""
     mask: str
+    """The mask as text."""
     scale: float
     softcap: float | None = None
     window: int | None = None
+    """The size of the sliding window, if the mask has one."""
     sinks: bool = False
+    """Whether the layer has sink logits."""
     problem: str | None = None
-    """Why the layer cannot be certified whatever the numbers say, or None."""
-    sums_allowed: float = 1e-4
-    """How far from 1 rounding takes the sum of a row."""
+    """Why the layer cannot be certified whatever the numbers are, or None."""
+    row_sums_tolerance: float = 1e-4
+    """The tolerance of `row_sums`."""
     against: str = OWN_OUTPUT
-    """What the weights were compared with."""
+    """A name for the output that the map was compared with."""
     weights: float | None = None
-    """The largest difference from the weights of the model's own implementation, where it gives them."""
-    weights_allowed: float = 0.0
+    """The largest difference from the weights of the model's own attention; None if it returns none."""
+    weights_tolerance: float = 0.0
+    """The tolerance of `weights`."""
     scores: float = 0.0
-    """The largest |log-sum-exp| of a row, about as large as its largest score."""
-    blind: int = 0
-    """Rows compared that may look at nothing: the map shows zeros, whatever the model makes of them."""
+    """The largest |log-sum-exp| of a row, which is about as large as the largest score."""
+    empty_rows: int = 0
+    """The number of compared rows that have no visible key. The map shows zeros there."""
 
     @property
     def certified(self) -> bool:
-        # Each comparison is false for NaN, as it should be.
+        """Whether every comparison is within its tolerance and there is no problem."""
+        # Every comparison with NaN is False, so NaN is never certified.
         return (
             self.problem is None
-            and self.difference <= self.allowed
-            and self.row_sums <= self.sums_allowed
-            and (self.weights is None or self.weights <= self.weights_allowed)
+            and self.difference <= self.tolerance
+            and self.row_sums <= self.row_sums_tolerance
+            and (self.weights is None or self.weights <= self.weights_tolerance)
         )
 
     @property
-    def strain(self) -> float:
-        """How much of what rounding allows was used: 1 and more is too much."""
-        return max(self.difference / max(self.allowed, 1e-300), self.row_sums / self.sums_allowed)
+    def tolerance_used(self) -> float:
+        """The larger ratio of an error to its tolerance; above 1 the layer is not certified."""
+        output, sums = (
+            self.difference / max(self.tolerance, 1e-300),
+            self.row_sums / self.row_sums_tolerance,
+        )
+        return max(output, sums)
+
+    @property
+    def settings(self) -> str:
+        """The mask as text and, where the layer has them, its soft cap and sink logits."""
+        parts = [self.mask]
+        if self.softcap is not None:
+            parts.append(f"soft cap {self.softcap:g}")
+        if self.sinks:
+            parts.append("sink logits")
+        return ", ".join(parts)
 
     def __str__(self) -> str:
-        compared = f"{self.rows:,} of {self.of:,} rows"
+        compared = f"{self.rows:,} of {self.total_rows:,} rows"
         if self.problem is not None:
             return f"not certified: {self.problem}"
         if not self.certified:
             own = "" if self.weights is None else f", off its own weights by {self.weights:.1e}"
-            large = f"; scores reach {self.scores:.0e}, where kernels round" if self.scores > 100 else ""
-            if self.weights is not None and self.weights_allowed > HALF:
-                large = '; it rounds its scores to half precision, which "sdpa" and "regard" do not'
+            cause = f"; scores reach {self.scores:.0e}, where kernels round" if self.scores > 100 else ""
+            if self.weights is not None and self.weights_tolerance > HALF_PRECISION:
+                cause = '; it rounds its scores to half precision, which "sdpa" and "regard" do not'
             return (
-                f"not certified: off {self.against} by {self.difference:.1e} ({self.allowed:.1e} would be "
-                f"rounding){own}, rows sum to 1 within {self.row_sums:.1e}; {compared}{large}"
+                f"not certified: off {self.against} by {self.difference:.1e} (tolerance {self.tolerance:.1e})"
+                f"{own}, rows sum to 1 within {self.row_sums:.1e}; {compared}{cause}; {self.settings}"
             )
-        blind = f"; {self.blind:,} that may look at nothing are shown as zeros" if self.blind else ""
+        empty = f"; {self.empty_rows:,} without a visible key are shown as zeros" if self.empty_rows else ""
         return (
             f"certified: weights times values are within {self.difference:.1e} of {self.against}; "
-            f"{compared} compared{blind}; {self.mask}"
+            f"{compared} compared{empty}; {self.settings}"
         )
 
 
 @dataclass
 class Certificate(Sequence[Evidence]):
-    """The evidence of every layer, by position; prints as a table."""
+    """The evidence of every layer of a capture; prints as a table.
 
-    names: Sequence[str]
+    `certificate[3]` and `certificate["decoder.3"]` take the keys that `seen[…]` takes.
+    """
+
+    keys: Sequence[int | str]
+    """The key of each layer."""
     evidence: Sequence[Evidence]
+    """The evidence of each layer, in the same order."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """The modules that mix tokens and were not captured, each with what it is."""
+    """The modules that mix tokens and were not captured: the class of each, by its name."""
 
     def __len__(self) -> int:
         return len(self.evidence)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
-        """The evidence of a layer, by the key that `seen[key]` takes; by position where no layer has it."""
-        if str(index) in self.names:
-            return self.evidence[list(self.names).index(str(index))]
-        if isinstance(index, str):
-            raise KeyError(f"layer: expected one of {list(self.names)}, got {index!r}")
-        return self.evidence[index]
+    def __getitem__(self, key):  # type: ignore[no-untyped-def]
+        """Return the evidence of a layer by its key, or by position where no layer has such a key."""
+        for layer_key, evidence in zip(self.keys, self.evidence, strict=True):
+            if str(layer_key) == str(key):
+                return evidence
+        if isinstance(key, str):
+            raise KeyError(f"layer: expected one of {list(self.keys)}, got {key!r}")
+        return self.evidence[key]
 
     def __iter__(self) -> Iterator[Evidence]:
         return iter(self.evidence)
 
     @property
     def certified(self) -> bool:
-        """Whether every layer that was captured is."""
-        return all(found.certified for found in self.evidence)
+        """Whether every captured layer is certified."""
+        return all(evidence.certified for evidence in self.evidence)
 
     @property
     def complete(self) -> bool:
-        """Whether every module that mixes tokens was captured, as far as can be told."""
+        """Whether every module that mixes tokens was captured, as far as can be determined."""
         return not self.missing
 
     def __str__(self) -> str:
-        width = max(map(len, self.names), default=0)
-        rows = zip(self.names, self.evidence, strict=True)
-        lines = [f"{name:<{width}}  {found}" for name, found in rows]
-        return "\n".join([*lines, *(f"missing: {name} ({what})" for name, what in self.missing.items())])
+        names = [str(key) for key in self.keys]
+        width = max(map(len, names), default=0)
+        lines = [f"{name:<{width}}  {evidence}" for name, evidence in zip(names, self.evidence, strict=True)]
+        return "\n".join([*lines, *(f"missing: {name} ({kind})" for name, kind in self.missing.items())])
 
 
 def examine(
@@ -142,152 +168,171 @@ def examine(
     *,
     weights: Tensor | None = None,
     own_lse: bool = False,
-    soft_blind: bool = False,
+    softly_masked_rows: bool = False,
     problem: str | None = None,
     against: str = OWN_OUTPUT,
-    most: int | None = ROWS,
+    max_rows: int | None = ROWS,
 ) -> Evidence:
-    """Compare a map (B, H, T, S) and its values v (B, G, S, E) with the output (B, H, T, E) that was used.
+    """Compare a map (B, H, T, S) and its values v (B, G, S, E) with the model's output (B, H, T, E).
 
-    `weights` (B, H, T, S) are those of the model's own implementation, where it gives them; `own_lse` says
-    that the map's lse came from the model's own kernel; `soft_blind` that finite numbers hide everything from
-    some rows, so that their output has to be the mean value. At most `most` rows are compared, all if None.
+    - `weights` (B, H, T, S): the weights of the model's own implementation, if it returns them.
+    - `own_lse`: the map's lse came from the model's own kernel.
+    - `softly_masked_rows`: in some rows finite biases mask every key, so that the model's output there has to
+      be zero or the mean of the values.
+    - `problem`: a reason why the layer cannot be certified, if one is known.
+    - `against`: a name for `output`.
+    - `max_rows`: the number of rows to compare, or None for all of them.
     """
     B, H, T, S = m.matrix
-    rows = sampled_rows(T, T if most is None else most).to(m.device)
-    nothing = rows.new_zeros((), dtype=m.dtype)
-    worst, tolerances, sums, off, blind, telling, scores = ([nothing] for _ in range(7))
-    working, kept = torch.finfo(m.dtype).eps, torch.finfo(output.dtype).eps
-    units = ROUNDINGS[m.dtype] * working
-    kept = max(kept, torch.finfo(m.q.dtype).eps)  # queries and keys may be kept in another dtype
-    rounding = 2.0 * kept + units  # kernels of the half precisions round weights and output
+    rows = sampled_rows(T, T if max_rows is None else max_rows).to(m.device)
+    zero = rows.new_zeros((), dtype=m.dtype)
+    # Each list holds one number for each group of heads, after a zero for maps without any entry.
+    ratios, tolerances, sum_errors, weight_errors, empty_rows, undetermined, sizes = (
+        [zero] for _ in range(7)
+    )
+
+    # What rounding alone may change: kernels in half precision round the weights and the output, and
+    # queries and keys may be stored in another dtype than the output's.
+    working_eps = torch.finfo(m.dtype).eps
+    stored_eps = max(torch.finfo(output.dtype).eps, torch.finfo(m.q.dtype).eps)
+    units = ROUNDING_UNITS[m.dtype] * working_eps
+    rounding = 2.0 * stored_eps + units
+
+    # The weights are computed for whole groups of query heads at a time, as many as fit into TILE_BYTES.
     group = H // max(m.k.shape[1], 1)
-    heads_at_once = max(1, TILE // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
+    heads_at_once = max(1, TILE_BYTES // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
     for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
-        some = slice(first, first + heads_at_once)
-        part = m[:, some]
+        heads = slice(first, first + heads_at_once)
+        part = m[:, heads]
         values = v[:, first // group : (first + heads_at_once) // group].to(m.dtype)  # (B, g, S, E)
-        found = part.tile(rows)  # (B, h, rows, S)
-        mixed = _finite_product(found.view(B, values.shape[1], -1, S), values)
-        lse = part.lse[:, :, rows]
-        total = found.sum(-1)
+        part_weights = part.tile(rows)  # (B, h, rows, S)
+        lse = part.lse[:, :, rows]  # (B, h, rows)
+        visible = (lse > -torch.inf) | lse.isnan()  # rows with a visible key
+
+        # The output that the map's weights give, against the model's own.
+        model_output = output[:, heads][:, :, rows].to(m.dtype)  # (B, h, rows, E)
+        product = _finite_product(part_weights.view(B, values.shape[1], -1, S), values)
+        size = _largest_finite(values)  # (B, g, 1, E)
+        tolerance = (size * rounding + torch.finfo(output.dtype).tiny).repeat_interleave(group, 1)
+        ratio = (product.view(model_output.shape) - model_output).abs() / tolerance
+        empty_ratio = torch.zeros_like(ratio)
+        if softly_masked_rows:
+            empty_ratio = _empty_row_error(model_output, values, group) / tolerance
+        ratio = ratio.where(visible[..., None], empty_ratio)
+        worst = ratio.nan_to_num(torch.inf).argmax()
+        ratios.append(ratio.flatten()[worst] if ratio.numel() else zero)
+        tolerances.append(tolerance.expand_as(ratio).flatten()[worst] if ratio.numel() else zero)
+
+        # The sums of the rows, with the weight of the sink logit.
+        row_sum = part_weights.sum(-1)
         if part.sinks is not None:
-            total = total + (part.sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
-        looks = (lse > -torch.inf) | lse.isnan()
-        given = output[:, some][:, :, rows].to(m.dtype)
-        size = _size(values)  # (B, g, 1, E)
-        allowed = (size * rounding + torch.finfo(output.dtype).tiny).repeat_interleave(group, 1)
-        ratio = (mixed.view(given.shape) - given).abs() / allowed
-        blind_ratio = _unexplained(given, values, group) / allowed if soft_blind else torch.zeros_like(ratio)
-        ratio = ratio.where(looks[..., None], blind_ratio)
-        place = ratio.nan_to_num(torch.inf).argmax()
-        worst.append(ratio.flatten()[place] if ratio.numel() else worst[0])
-        tolerances.append(allowed.expand_as(ratio).flatten()[place] if ratio.numel() else worst[0])
-        sums.append(((total - 1.0) * looks).abs().amax())
-        blind.append((~looks).all(1).any(0).sum().to(m.dtype))  # in every head, in some text
-        scores.append(lse.abs().masked_fill(~looks, 0.0).amax())
-        telling.append(_unlike(values, size * rounding) if S > 1 else nothing)
+            row_sum = row_sum + (part.sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
+        sum_errors.append(((row_sum - 1.0) * visible).abs().amax())
+
+        empty_rows.append((~visible).all(1).any(0).sum().to(m.dtype))  # in every head, in some text
+        sizes.append(lse.abs().masked_fill(~visible, 0.0).amax())
+        undetermined.append(_undetermined(values, size * rounding) if S > 1 else zero)
         if weights is not None:
-            own = weights[:, some][:, :, rows].to(m.dtype)
-            off.append(_apart(found, own, looks))
-            if part.sinks is not None:  # some implementations give them without the share of the sink logit
-                shared = found.sum(-1, keepdim=True)
-                without = _apart(found / shared, own, looks & (shared[..., 0] > 0))
-                off[-1] = torch.minimum(off[-1], without)
-    measured = torch.stack([torch.stack(x) for x in (worst, tolerances, sums, blind, telling, scores)])
-    ratios, allowances, row_sums, blind_rows, alike, sizes = measured.tolist()  # waits for a GPU once
-    at = max(range(len(ratios)), key=lambda i: math.inf if math.isnan(ratios[i]) else ratios[i])
-    allowed_there = allowances[at] or rounding
-    if problem is None and any(alike) and weights is None and not own_lse:
-        problem = "its values are so much alike that its output says nothing of its weights"
+            own_weights = weights[:, heads][:, :, rows].to(m.dtype)
+            error = _weight_error(part_weights, own_weights, visible)
+            if part.sinks is not None:  # some implementations return weights without the sink logit's share
+                total = part_weights.sum(-1, keepdim=True)
+                normalised = _weight_error(part_weights / total, own_weights, visible & (total[..., 0] > 0))
+                error = torch.minimum(error, normalised)
+            weight_errors.append(error)
+
+    # One transfer from the GPU for all numbers.
+    stacked = torch.stack(
+        [torch.stack(x) for x in (ratios, tolerances, sum_errors, empty_rows, undetermined, sizes)]
+    )
+    ratio_list, tolerance_list, sums, empty, unclear, largest_scores = stacked.tolist()
+    at = max(range(len(ratio_list)), key=lambda i: math.inf if math.isnan(ratio_list[i]) else ratio_list[i])
+    tolerance_there = tolerance_list[at] or rounding
+    if problem is None and any(unclear) and weights is None and not own_lse:
+        problem = "its values are so similar that its output does not determine its weights"
     return Evidence(
-        difference=ratios[at] * allowed_there,
-        allowed=allowed_there,
-        row_sums=_largest(row_sums),
+        difference=ratio_list[at] * tolerance_there,
+        tolerance=tolerance_there,
+        row_sums=_maximum(sums),
         rows=len(rows),
-        of=T,
+        total_rows=T,
         mask=str(m.mask),
         scale=m.scale,
         softcap=m.softcap,
-        window=window_of(m.mask),
+        window=m.mask.window_size(),
         sinks=m.sinks is not None,
         problem=problem,
-        sums_allowed=units + (kept / 8 if kept > working else 0.0),  # a kernel's quick exp
+        # Kernels in half precision use a fast, less accurate exp.
+        row_sums_tolerance=units + (stored_eps / 8 if stored_eps > working_eps else 0.0),
         against=against,
-        weights=None if weights is None else float(torch.stack(off).amax()),
-        weights_allowed=2.0 * (kept if weights is None else torch.finfo(weights.dtype).eps) + units,
-        scores=_largest(sizes),
-        blind=int(max(blind_rows)),
+        weights=None if weights is None else float(torch.stack(weight_errors).amax()),
+        weights_tolerance=2.0 * (stored_eps if weights is None else torch.finfo(weights.dtype).eps) + units,
+        scores=_maximum(largest_scores),
+        empty_rows=int(max(empty)),
     )
 
 
-def _unexplained(output: Tensor, values: Tensor, group: int) -> Tensor:
-    """By how much the output of rows that may look at nothing is neither 0, nor the mean value, nor NaN."""
+def _empty_row_error(output: Tensor, values: Tensor, group: int) -> Tensor:
+    """How far the output of rows without a visible key is from both 0 and the mean value; NaN counts as 0."""
     mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
     return torch.minimum(output.abs(), (output - mean).abs()).nan_to_num(0.0)
 
 
-def _largest(numbers: list[float]) -> float:
-    """The largest, or NaN if there is one."""
+def _maximum(numbers: list[float]) -> float:
+    """The maximum, or NaN if any number is NaN."""
     return next((x for x in numbers if math.isnan(x)), max(numbers))
 
 
-def _apart(found: Tensor, own: Tensor, looks: Tensor) -> Tensor:
-    """The largest difference between weights (B, h, rows, S), in the rows that may look at something."""
-    return (found - own).abs().masked_fill(~looks[..., None], 0.0).amax()
+def _weight_error(weights: Tensor, own_weights: Tensor, visible: Tensor) -> Tensor:
+    """The largest difference of weights (B, h, rows, S) over the rows that have a visible key."""
+    return (weights - own_weights).abs().masked_fill(~visible[..., None], 0.0).amax()
 
 
-def _unlike(values: Tensor, rounding: Tensor) -> Tensor:
-    """1 if some head's values (B, g, S, E) are too alike for its output to distinguish weights."""
+def _undetermined(values: Tensor, rounding: Tensor) -> Tensor:
+    """1 if the values (B, g, S, E) of some head are too similar for the output to determine the weights."""
     spread = values.amax(2, keepdim=True) - values.amin(2, keepdim=True)
-    told = (spread > TELLING * rounding) | ~spread.isfinite()
-    return (~told.any(-1)).any().to(values.dtype)
+    distinct = (spread > DISTINCT * rounding) | ~spread.isfinite()
+    return (~distinct.any(-1)).any().to(values.dtype)
 
 
-def joined(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
-    """The evidence of two stretches of rows of one layer: the worse of the two, over the rows of both."""
-    worse = first if first.strain >= second.strain or first.strain != first.strain else second
-    own = [x.weights for x in (first, second) if x.weights is not None]
+def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
+    """Join the evidence of two sets of rows of one layer: the worse of the two, over the rows of both.
+
+    `mask` is the mask of all the rows.
+    """
+    is_first = first.tolerance_used >= second.tolerance_used or math.isnan(first.tolerance_used)
+    weight_errors = [x.weights for x in (first, second) if x.weights is not None]
     return replace(
-        worse,
+        first if is_first else second,
         rows=first.rows + second.rows,
-        of=first.of + second.of,
+        total_rows=first.total_rows + second.total_rows,
         mask=str(mask),
-        window=window_of(mask),
+        window=mask.window_size(),
         problem=first.problem or second.problem,
-        weights=max(own) if len(own) == 2 else None,
-        blind=first.blind + second.blind,
+        weights=max(weight_errors) if len(weight_errors) == 2 else None,
+        empty_rows=first.empty_rows + second.empty_rows,
     )
 
 
-def sampled_rows(T: int, most: int = ROWS) -> Tensor:
-    """All rows, or `most` of them: the first, the last and others drawn, the same ones every time."""
-    if most >= T:
+def sampled_rows(T: int, max_rows: int = ROWS) -> Tensor:
+    """Return all row numbers, or `max_rows` of them: the first, the last and a fixed random sample."""
+    if max_rows >= T:
         return torch.arange(T)
-    drawn = torch.randperm(T - 2, generator=torch.Generator().manual_seed(T))[: most - 2] + 1
-    return torch.cat([torch.tensor([0, T - 1]), drawn]).sort().values
-
-
-def window_of(mask: Mask) -> int | None:
-    """The size of the sliding window in a mask, if there is one."""
-    if isinstance(mask, Window):
-        return mask.size
-    if isinstance(mask, And):
-        return window_of(mask.left) or window_of(mask.right)
-    return window_of(mask.inner) if isinstance(mask, Rows) else None
+    between = torch.randperm(T - 2, generator=torch.Generator().manual_seed(T))[: max_rows - 2] + 1
+    return torch.cat([torch.tensor([0, T - 1]), between]).sort().values
 
 
 def _finite_product(weights: Tensor, values: Tensor) -> Tensor:
-    """weights · values; NaN and infinities count only where they are looked at, as 0 · NaN is NaN."""
+    """weights · values, where NaN and inf count only under a weight above 0, because 0 · NaN is NaN."""
     product = weights @ values
     if bool(product.isfinite().all()):
         return product
-    seen = weights.amax(-2).unsqueeze(-1) > 0  # (B, g, S, 1)
-    return weights @ values.masked_fill(~seen, 0.0)
+    used = weights.amax(-2).unsqueeze(-1) > 0  # (B, g, S, 1)
+    return weights @ values.masked_fill(~used, 0.0)
 
 
-def _size(values: Tensor) -> Tensor:
-    """The largest |value| of each channel that is finite: of values (B, g, S, E) it is (B, g, 1, E)."""
+def _largest_finite(values: Tensor) -> Tensor:
+    """The largest finite |value| of each channel: (B, g, 1, E) for values (B, g, S, E)."""
     largest = values.abs().amax(2, keepdim=True)
     if bool(largest.isfinite().all()):
         return largest

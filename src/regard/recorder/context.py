@@ -1,12 +1,13 @@
-"""`capture`: see inside a model while it runs, without giving up its fused attention.
+"""`capture`: record the attention of a model while it runs, on the model's own fused attention.
 
-It finds the sources that fit a model, attaches them, listens for where a forward pass begins and which tokens
-it reads, and puts everything back. How attention is seen is the sources' business; what becomes of it the
-recording's.
+It chooses the sources that fit a model, attaches them, detects where a forward pass begins and which tokens
+it reads, and restores everything afterwards. How a source sees attention is in `sources`; how the calls
+become a `Capture` is in `recording`.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import warnings
@@ -20,55 +21,64 @@ import torch
 from torch import Tensor, nn
 
 from regard.override import override_attribute
-from regard.recorder.recording import Recording, Tokens
+from regard.recorder.recording import PassTokens, Recording
 from regard.recorder.result import Capture
-from regard.recorder.sources import adapters, listener, torch_mha
+from regard.recorder.sources import adapters as adapter_source
 from regard.recorder.sources import gpt as gpt_source
-from regard.recorder.sources.token_mixers import TokenMixers, compiled
+from regard.recorder.sources import listener, torch_mha
+from regard.recorder.sources.token_mixers import TokenMixers, is_compiled
 from regard.recorder.storage.stores import store_for
-from regard.recorder.tokens import encoded, spelled
+from regard.recorder.tokens import decode_tokens, encode_text
 
 Attach = Callable[[nn.Module, Recording], AbstractContextManager[None]]
+Inputs = Mapping[str, Any] | Sequence[Any] | Tensor
+"""A model's inputs: keyword arguments by name, positional arguments in a sequence, or a single tensor."""
 
 
 class CaptureBlock:
-    """The block `with regard.capture(model) as seen: …`."""
+    """The context manager of `with regard.capture(model) as seen: …`.
+
+    `sources` are attached for as long as the block is open. `warn` says whether modules that mix tokens and
+    were not captured are reported by a warning; they are always listed in `seen.missing`.
+    """
 
     def __init__(
         self, model: nn.Module, recording: Recording, sources: Sequence[Attach], warn: bool = True
     ) -> None:
         self.model, self.recording, self.sources = model, recording, sources
         self.mixers, self.warn = TokenMixers(model), warn
-        self._put_back = ExitStack()
+        self._undo = ExitStack()
 
     def __enter__(self) -> Capture:
         with ExitStack() as undo:
             for module in self.model.modules():
                 if module is self.model or listener.is_pretrained(module):
-                    # Covered, not hooked: PyTorch's encoder layers run otherwise where they find a hook.
-                    undo.enter_context(override_attribute(module, "forward", self._counting(module.forward)))
+                    # Overridden, not hooked: PyTorch's encoder layers leave their fast path if they find a
+                    # hook.
+                    forward = self._announcing(module.forward)
+                    undo.enter_context(override_attribute(module, "forward", forward))
             undo.enter_context(self.mixers.watched())
             for attach in self.sources:
                 undo.enter_context(attach(self.model, self.recording))
-            self._put_back = undo.pop_all()
+            self._undo = undo.pop_all()
         return self.recording.seen
 
-    def _counting(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A model's `forward`, which also says where a forward pass begins."""
+    def _announcing(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a model's `forward` so that the recording knows where a forward pass begins and ends."""
 
         @functools.wraps(forward)
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def announced(*args: Any, **kwargs: Any) -> Any:
             if not self.recording.running:
-                self.recording.begin(_tokens(args, kwargs))
+                self.recording.begin(_pass_tokens(args, kwargs))
             with self.recording.forward_pass():
                 return forward(*args, **kwargs)
 
-        return counted
+        return announced
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._put_back.__exit__(kind, error, trace)
+        self._undo.__exit__(kind, error, trace)
         if kind is not None:
             return
         missing = self.mixers.missing(self.recording.heard) | self.recording.unreadable
@@ -76,21 +86,27 @@ class CaptureBlock:
         if missing and self.recording.seen.layers and self.warn:
             warnings.warn(missing_message(self.model, missing), stacklevel=2)
         if self.recording.forwards and not self.recording.seen.layers:
-            why = "".join(
-                f"; {name}: {reason}" for name, reason in list(self.recording.unreadable.items())[:1]
-            )
-            if any(map(compiled, self.model.modules())):
-                why = "; it is compiled: capture the model that torch.compile was given" + why
-            raise RuntimeError(
-                f"{type(self.model).__name__} ran, but no attention call was heard: it called neither "
-                "scaled_dot_product_attention nor Transformers' AttentionInterface (some models call the "
-                "first only with attn_implementation='sdpa' and without output_attentions=True); "
-                f"regard.capture(model, at={{name: adapter}}) serves any softmax attention{why}"
-            )
+            raise RuntimeError(_nothing_heard_message(self.model, self.recording.unreadable))
+
+
+def _nothing_heard_message(model: nn.Module, unreadable: Mapping[str, str]) -> str:
+    """Explain why a model that ran has no captured layer."""
+    cause = "".join(f"; {name}: {reason}" for name, reason in list(unreadable.items())[:1])
+    if any(map(is_compiled, model.modules())):
+        cause = "; it is compiled: capture the model that was passed to torch.compile" + cause
+    return (
+        f"{type(model).__name__} ran, but no attention call was heard: it called neither "
+        "scaled_dot_product_attention nor Transformers' AttentionInterface (some models call the "
+        "first only with attn_implementation='sdpa' and without output_attentions=True); "
+        f"regard.capture(model, adapters={{name: adapter}}) serves any softmax attention{cause}"
+    )
 
 
 def missing_message(model: nn.Module, missing: Mapping[str, str]) -> str:
-    """What a warning says of the modules that are missing, by their classes."""
+    """Return the warning about modules that mix tokens and were not captured, grouped by their classes.
+
+    `missing` maps the name of each module to its class, or to the reason why it could not be read.
+    """
     by_kind: dict[str, list[str]] = {}
     for name, kind in missing.items():
         by_kind.setdefault(kind, []).append(name)
@@ -101,26 +117,26 @@ def missing_message(model: nn.Module, missing: Mapping[str, str]) -> str:
     modules, are = ("modules that mix", "are") if len(missing) > 1 else ("module that mixes", "is")
     return (
         f"{type(model).__name__}: {len(missing)} {modules} tokens could not be captured and {are} missing: "
-        f"{listed}. seen.missing names them all; regard.capture(model, at={{name: adapter}}) serves any "
-        "softmax attention"
+        f"{listed}. seen.missing names them all; regard.capture(model, adapters={{name: adapter}}) serves "
+        "any softmax attention"
     )
 
 
-def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tokens:
-    """What a forward pass reads, as far as its arguments say."""
-    first = args[0] if args else kwargs.get("input_ids", kwargs.get("ids"))
-    real = kwargs.get("attention_mask")
-    if isinstance(real, Tensor) and real.ndim == 2 and not real.dtype.is_floating_point:
-        real = real.detach().cpu().to(torch.bool, copy=True)
+def _pass_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PassTokens:
+    """Find the token ids and the padding among the arguments of a forward pass."""
+    ids = args[0] if args else kwargs.get("input_ids", kwargs.get("ids"))
+    mask = kwargs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.dtype.is_floating_point:
+        mask = mask.detach().cpu().to(torch.bool, copy=True)
     else:
-        real = None
-    return Tokens(_ids(first), _ids(kwargs.get("decoder_input_ids")), real)
+        mask = None
+    return PassTokens(_as_ids(ids), _as_ids(kwargs.get("decoder_input_ids")), mask)
 
 
-def _ids(x: Any) -> Tensor | None:
-    """A table of token ids (B, T), if that is what it is."""
+def _as_ids(x: Any) -> Tensor | None:
+    """Return a copy of x if it is a tensor of token ids (B, T), else None."""
     if isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32):
-        return x.detach().cpu().clone()  # the caller may use the tensor again
+        return x.detach().cpu().clone()  # the caller may write to the tensor later
     return None
 
 
@@ -128,17 +144,18 @@ def _ids(x: Any) -> Tensor | None:
 def capture(
     model: nn.Module,
     *,
-    layers: Collection[int | str] | None = None,
-    heads: Collection[int] | None = None,
-    dtype: torch.dtype | None = None,
-    to: str | PathLike[str] | None = None,
-    budget: int | str | None = None,
-    at: Mapping[str, Callable[..., Any]] | None = None,
-    values: bool = False,
-    verify: bool = False,
-    keep: Literal["maps", "statistics"] = "maps",
+    inputs: None = None,
     text: None = None,
     tokenizer: Any = None,
+    layers: Collection[int | str] | None = None,
+    heads: Collection[int] | None = None,
+    values: bool = False,
+    dtype: torch.dtype | None = None,
+    store: Literal["maps", "statistics"] = "maps",
+    folder: str | PathLike[str] | None = None,
+    budget: int | str | None = None,
+    adapters: Mapping[str, Callable[..., Any]] | None = None,
+    verify: bool = False,
 ) -> CaptureBlock: ...
 
 
@@ -146,57 +163,67 @@ def capture(
 def capture(
     model: nn.Module,
     *,
-    layers: Collection[int | str] | None = None,
-    heads: Collection[int] | None = None,
-    dtype: torch.dtype | None = None,
-    to: str | PathLike[str] | None = None,
-    budget: int | str | None = None,
-    at: Mapping[str, Callable[..., Any]] | None = None,
-    values: bool = False,
-    verify: bool = False,
-    keep: Literal["maps", "statistics"] = "maps",
+    inputs: Inputs | None = None,
     text: str | Sequence[str] | None = None,
     tokenizer: Any = None,
-    **inputs: Any,
+    layers: Collection[int | str] | None = None,
+    heads: Collection[int] | None = None,
+    values: bool = False,
+    dtype: torch.dtype | None = None,
+    store: Literal["maps", "statistics"] = "maps",
+    folder: str | PathLike[str] | None = None,
+    budget: int | str | None = None,
+    adapters: Mapping[str, Callable[..., Any]] | None = None,
+    verify: bool = False,
 ) -> Capture: ...
 
 
 def capture(
     model: nn.Module,
-    *,
-    layers: Collection[int | str] | None = None,
-    heads: Collection[int] | None = None,
-    dtype: torch.dtype | None = None,
-    to: str | PathLike[str] | None = None,
-    budget: int | str | None = None,
-    at: Mapping[str, Callable[..., Any]] | None = None,
-    values: bool = False,
-    verify: bool = False,
-    keep: Literal["maps", "statistics"] = "maps",
+    *positional: Any,
+    inputs: Inputs | None = None,
     text: str | Sequence[str] | None = None,
     tokenizer: Any = None,
-    **inputs: Any,
+    layers: Collection[int | str] | None = None,
+    heads: Collection[int] | None = None,
+    values: bool = False,
+    dtype: torch.dtype | None = None,
+    store: Literal["maps", "statistics"] = "maps",
+    folder: str | PathLike[str] | None = None,
+    budget: int | str | None = None,
+    adapters: Mapping[str, Callable[..., Any]] | None = None,
+    verify: bool = False,
+    **unknown: Any,
 ) -> CaptureBlock | Capture:
-    """Record the attention of a model while it runs: as a block, or as a plain call that runs it once.
+    """Record the attention of a model while it runs: in a `with` block, or by running the model once.
 
-        with regard.capture(model) as seen:
-            model(**inputs)                                         # or model.generate(…)
-        seen = regard.capture(model, text="The cat sat", tokenizer=tokenizer)
-        seen = regard.capture(model, input_ids=ids)                 # the model's own arguments
+        with regard.capture(model) as seen:                           # a block: run the model as you like
+            model(**inputs)                                           # or model.generate(…)
+        seen = regard.capture(model, inputs={"input_ids": ids})       # a call: runs the model once, no
+        gradients seen = regard.capture(model, text="The cat sat", tokenizer=tokenizer)
 
-    `seen[layer]` is then an `AttentionMap`, `seen[layer, head]` one head, `seen.certificate` the evidence for
-    them. The model computes as before, on its own kernels, and is left as it was found.
+    `seen` is a `Capture`: `seen[layer]` is an `AttentionMap`, `seen[layer, head]` that of one head, and
+    `seen.certificate` the evidence that they are what the model used. The model computes as it does without
+    capture, on its own kernels, and is restored at the end.
 
-    - `layers`: numbers, or keys as "decoder.3"; `heads`: numbers; `dtype`: what q and k are kept in;
-      `values`: keep the values, too.
-    - `to`: a folder that layers are written to as they run; `budget`: the most memory to use, as "4GiB",
-      after which they go to a temporary folder; `keep="statistics"`: overviews and row statistics only.
-    - `verify`: compare every row with what the model computed, not 64 of them.
-    - `at`: `{name of a module: adapter}` for attention that is not found by itself.
-    - `tokenizer`: gives `seen.tokens`; with `text` also the model's inputs.
+    - `inputs`: the model's own inputs: a dict of keyword arguments, a tuple of positional ones, or one
+      tensor.
+    - `text`: a text, or a list of texts, to tokenise and read. `inputs` may add keyword arguments to it.
+    - `tokenizer`: makes the inputs for `text`, and gives `seen.tokens`; by default `model.tokenizer`.
+    - `layers`: the layers to capture: numbers, keys such as "decoder.3", or module names.
+    - `heads`: the numbers of the heads to capture.
+    - `values`: whether to store the values too; the page needs them to show each step up to the output.
+    - `dtype`: the dtype to store queries and keys in, such as torch.bfloat16.
+    - `store`: "maps", or "statistics" for overviews and row statistics only, which are smaller.
+    - `folder`: a folder that each layer is written to as soon as it has run.
+    - `budget`: the memory to use, such as "4GiB"; further layers go to a temporary folder.
+    - `adapters`: `{module name: adapter}` for attention that is not recognised; see `docs/capture.md`.
+    - `verify`: whether to compare every row with the model's output, and not a sample of 64.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    if positional or unknown:
+        raise TypeError(_unexpected_message(model, positional, unknown))
     if tokenizer is None:
         tokenizer = getattr(model, "tokenizer", None)
     recording = Recording(
@@ -205,57 +232,106 @@ def capture(
         dtype=dtype,
         values=values,
         verify=verify,
-        store=store_for(to, budget, keep),
-        stitch=keep == "maps",
-        model=name_of(model),
-        spell=None if tokenizer is None else functools.partial(spelled, tokenizer),
+        store=store_for(folder, budget, store),
+        join_calls=store == "maps",
+        model=model_name(model),
+        decode=None if tokenizer is None else functools.partial(decode_tokens, tokenizer),
     )
-    # Whoever names the modules to look at has chosen what is left out.
-    block = CaptureBlock(model, recording, sources(model, at), warn=at is None)
-    if text is None and not inputs:
+    # With adapters the user has chosen the modules, so the others are not reported as missing.
+    block = CaptureBlock(model, recording, choose_sources(model, adapters), warn=adapters is None)
+    if text is None and inputs is None:
         return block
-    if text is not None:
-        if tokenizer is None:
-            raise ValueError(
-                "text: expected a tokenizer beside it: tokenizer=AutoTokenizer.from_pretrained(…)"
-            )
-        inputs = model_inputs(model, encoded(tokenizer, text)) | inputs
+    args, kwargs = _model_arguments(model, inputs, text, tokenizer)
     with torch.no_grad(), block as seen:
-        model(**inputs)
+        model(*args, **kwargs)
     return seen
 
 
-def sources(model: nn.Module, at: Mapping[str, Callable[..., Any]] | None) -> list[Attach]:
-    """Everything that can see some of the model's attention; where adapters are given, those alone."""
-    if at is not None:
-        adapters.places(model, at)  # names that are not there are refused at once
-        return [functools.partial(adapters.attach, at=at)]
-    every = (listener, torch_mha, gpt_source)
-    found: list[Attach] = [source.attach for source in every if source.fits(model)]
-    if not found:
-        raise ValueError(
-            f"model: expected one with attention that capture knows (Transformers' interface, "
-            f"torch.nn.MultiheadAttention, regard.layers.Attention), got {type(model).__name__}: "
-            "name its attention modules with at={name: adapter}"
+OPTIONS = tuple(
+    name
+    for name, parameter in inspect.signature(capture).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+)
+
+
+def _unexpected_message(model: nn.Module, positional: Sequence[Any], unknown: Mapping[str, Any]) -> str:
+    """Say what to write instead of arguments that `capture` does not take."""
+    if positional:
+        return (
+            f"capture() takes the model and keyword arguments, got {len(positional)} more by position: pass "
+            "the model's inputs as inputs=(x,) or inputs={name: x}, or run the model inside "
+            "`with regard.capture(model) as seen:`"
         )
-    return found
+    name = next(iter(unknown))
+    message = f"capture() got an unexpected argument {name!r}"
+    similar = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.75)
+    if similar and name not in inspect.signature(model.forward).parameters:
+        return f"{message}: did you mean {similar[0]}=?"
+    written = ", ".join(f'"{name}": …' for name in unknown if name not in OPTIONS)
+    return f"{message}: write inputs={{{written}}} for what the model itself takes"
 
 
-def name_of(model: nn.Module) -> str:
-    """What the model calls itself: the name that it was loaded by, or its class."""
+def choose_sources(
+    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
+) -> list[Attach]:
+    """Return how to attach to each source that sees some of the model's attention.
+
+    If there are `adapters`, they are the only source.
+    """
+    if adapters is not None:
+        adapter_source.layer_ids(model, adapters)  # wrong names raise here, before anything runs
+        return [functools.partial(adapter_source.attach, adapters=adapters)]
+    every = (listener, torch_mha, gpt_source)
+    attachments: list[Attach] = [source.attach for source in every if source.fits(model)]
+    if not attachments:
+        raise ValueError(
+            f"model: expected one with attention that capture recognises (Transformers' interface, "
+            f"torch.nn.MultiheadAttention, regard.layers.Attention), got {type(model).__name__}: "
+            "name its attention modules with adapters={name: adapter}"
+        )
+    return attachments
+
+
+def model_name(model: nn.Module) -> str:
+    """Return the name that the model was loaded by, or its class."""
     return getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
 
 
-def model_inputs(model: nn.Module, read: dict[str, Tensor]) -> dict[str, Any]:
-    """The tensors of a tokenizer as this model's arguments, on the model's device."""
-    taken = inspect.signature(model.forward).parameters
-    open_ended = any(x.kind is x.VAR_KEYWORD for x in taken.values())
+def _model_arguments(
+    model: nn.Module, inputs: Inputs | None, text: str | Sequence[str] | None, tokenizer: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and the keyword arguments to run the model with."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(inputs, Mapping):
+        kwargs = dict(inputs)
+    elif isinstance(inputs, Tensor):
+        args = (inputs,)
+    elif isinstance(inputs, list | tuple):
+        args = tuple(inputs)
+    elif inputs is not None:
+        raise ValueError(
+            "inputs: expected a dict of the model's arguments, a tuple of them or a tensor, "
+            f"got {type(inputs).__name__}" + (": did you mean text=?" if isinstance(inputs, str) else "")
+        )
+    if text is None:
+        return args, kwargs
+    if tokenizer is None:
+        raise ValueError("text: expected a tokenizer beside it: tokenizer=AutoTokenizer.from_pretrained(…)")
+    if args:
+        raise ValueError("inputs: expected a dict of further arguments beside text=, got positional ones")
+    return (), model_inputs(model, encode_text(tokenizer, text)) | kwargs
+
+
+def model_inputs(model: nn.Module, encoding: dict[str, Tensor]) -> dict[str, Any]:
+    """Turn the tensors of a tokenizer into arguments that this model takes, on the model's device."""
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     device = next((x.device for x in model.parameters()), torch.device("cpu"))
-    if "input_ids" not in taken and not open_ended:
-        first = next(iter(taken))
-        return {first: read["input_ids"].to(device)}
-    inputs = {name: x.to(device) for name, x in read.items() if open_ended or name in taken}
+    if "input_ids" not in parameters and not takes_any:
+        return {next(iter(parameters)): encoding["input_ids"].to(device)}
+    arguments = {name: x.to(device) for name, x in encoding.items() if takes_any or name in parameters}
     start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
-    if "decoder_input_ids" in taken and start is not None:
-        inputs["decoder_input_ids"] = torch.full((len(read["input_ids"]), 1), start, device=device)
-    return inputs
+    if "decoder_input_ids" in parameters and start is not None:
+        arguments["decoder_input_ids"] = torch.full((len(encoding["input_ids"]), 1), start, device=device)
+    return arguments

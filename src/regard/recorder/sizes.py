@@ -1,7 +1,7 @@
-"""How much a capture will keep, known before it starts; and how much memory is free.
+"""Computes how much a capture will store before it starts, and how much memory is free.
 
-A map keeps q, k and lse: `H·T·D + G·S·D` numbers in the model's dtype and `H·T` in float32. This file reads
-those sizes off a model or its configuration; what is done with them is in `stores`.
+A map stores q, k and lse: `H·T·D + G·S·D` numbers in the model's dtype and `H·T` in float32. This file reads
+those sizes from a model or its configuration; what is done with them is in `storage.stores`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from regard.attention.arguments import whole
+from regard.attention.arguments import check_whole_number
 from regard.attention.inputs import working_dtype
 from regard.gpt import Config
-from regard.recorder.recording import LayerId
+from regard.recorder.layer import LayerId
 from regard.recorder.sources import gpt as gpt_source
 from regard.recorder.sources import torch_mha
 from regard.recorder.summary import summary_size
@@ -27,10 +27,10 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 UNITS |= {f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", 1)}
 
 
-class SizePart(NamedTuple):
-    """The sizes of one layer: as everywhere, H query and G key heads, D wide; values E wide."""
+class LayerSize(NamedTuple):
+    """The sizes of one layer: H query and G key heads of width D, values of width E, T queries, S keys."""
 
-    place: LayerId
+    layer_id: LayerId
     H: int
     G: int
     D: int
@@ -38,28 +38,49 @@ class SizePart(NamedTuple):
     T: int
     S: int
 
+    def nbytes(
+        self, B: int, heads: Collection[int] | None, dtype: torch.dtype, value_bytes: int, store: str
+    ) -> int:
+        """Return the bytes of the layer for a batch of B texts, with the options of `capture`.
+
+        `value_bytes` are the bytes of one number of the values, 0 if they are not stored.
+        """
+        H, G = self.H, self.G
+        if heads is not None:
+            # As in `map_preparation.select_heads`: key heads are stored once if that serves all equally.
+            kv_head_of = [head // (H // G) for head in sorted(set(heads)) if head < H]
+            H, groups = len(kv_head_of), sorted(set(kv_head_of))
+            evenly = kv_head_of == sorted(groups * (len(kv_head_of) // max(len(groups), 1)))
+            G = len(groups) if evenly else H
+        working = working_dtype(dtype).itemsize
+        values = B * G * self.S * self.E * value_bytes
+        if store == "statistics":
+            return values + summary_size(B, H, self.T, self.S, working)
+        return values + B * ((H * self.T + G * self.S) * self.D * dtype.itemsize + H * self.T * working)
+
 
 class CaptureSize(int):
-    """The bytes that a capture will keep: a number, which prints with what would make it smaller."""
+    """The number of bytes that a capture will store; prints with the options that make it smaller."""
 
-    layers: dict[str, int]
-    """The bytes of each layer by its key."""
-    ways: dict[str, int]
-    """What it would be with other options."""
+    layers: dict[int | str, int]
+    """The bytes of each layer, by its key."""
+    options: dict[str, int]
+    """The bytes with further options, such as "heads=[0]"; only those that make the capture smaller."""
     dense: int
-    """What the matrices themselves would take, in the model's dtype."""
+    """The bytes of the attention matrices themselves, in the model's dtype."""
     tokens: str
+    """The number of tokens, as text."""
 
     def __str__(self) -> str:
         first, *others = self.layers.values()
-        each = f"{len(self.layers)} layers" + (f" of {written(first)}" if set(others) <= {first} else "")
-        lines = [f"{written(self)} for {self.tokens}: {each}"]
-        width = max(map(len, self.ways), default=0)
-        lines += [f"  {way:<{width}}  {written(size)}" for way, size in self.ways.items()]
-        return "\n".join([*lines, f"  (the matrices themselves: {written(self.dense)})"])
+        each = f"{len(self.layers)} layers" + (f" of {format_bytes(first)}" if set(others) <= {first} else "")
+        lines = [f"{format_bytes(self)} for {self.tokens}: {each}"]
+        width = max(map(len, self.options), default=0)
+        lines += [f"  {option:<{width}}  {format_bytes(size)}" for option, size in self.options.items()]
+        return "\n".join([*lines, f"  (the matrices themselves: {format_bytes(self.dense)})"])
 
     def __repr__(self) -> str:
-        return f"CaptureSize({written(self)})"
+        return f"CaptureSize({format_bytes(self)})"
 
 
 def capture_size(
@@ -71,12 +92,14 @@ def capture_size(
     heads: Collection[int] | None = None,
     dtype: torch.dtype | None = None,
     values: bool = False,
-    keep: Literal["maps", "statistics"] = "maps",
+    store: Literal["maps", "statistics"] = "maps",
 ) -> CaptureSize:
-    """The bytes that `regard.capture(model, …)` will keep for texts of `tokens` tokens, before it runs.
+    """Return the number of bytes that `regard.capture(model, …)` will store, before it runs.
 
-    `model` may be a Transformers configuration or a `regard.gpt.Config`; an encoder and a decoder may read
-    different numbers of tokens: `tokens=(source, target)`. The rest are capture's own options.
+    - `model`: a model, a Transformers configuration or a `regard.gpt.Config`.
+    - `tokens`: the length of a text; `(source, target)` if an encoder and a decoder read different lengths.
+    - `batch`: the number of texts.
+    - `layers`, `heads`, `dtype`, `values`, `store`: the options of `regard.capture`.
 
     >>> from regard.gpt import Config
     >>> config = Config(vocab_size=50257, context_length=4096, num_layers=12, num_heads=12, d_model=768)
@@ -88,69 +111,68 @@ def capture_size(
       layers=[0]            24.2 MiB
       heads=[0]             24.2 MiB
       dtype=torch.bfloat16  146.2 MiB
-      keep="statistics"     83.2 MiB
+      store="statistics"    83.2 MiB
       (the matrices themselves: 9.0 GiB)
     """
     source, target = tokens if isinstance(tokens, tuple) else (tokens, tokens)
-    source, target, B = whole("tokens", source), whole("tokens", target), whole("batch", batch)
-    known = list(_parts(model, source, target))
-    if not known:
+    source, target = check_whole_number("tokens", source), check_whole_number("tokens", target)
+    B = check_whole_number("batch", batch)
+    sizes = _selected(model, list(_layer_sizes(model, source, target)), layers)
+    model_dtype = _dtype(model)
+    value_bytes = model_dtype.itemsize if values else 0
+
+    def by_layer(
+        heads: Collection[int] | None = heads, dtype: torch.dtype = dtype or model_dtype, store: str = store
+    ) -> dict[int | str, int]:
+        return {size.layer_id.key: size.nbytes(B, heads, dtype, value_bytes, store) for size in sizes}
+
+    # The same capture with one more option each.
+    options: dict[str, int] = {}
+    if len(sizes) > 1:
+        first = sizes[0].layer_id.key
+        options[f"layers=[{first!r}]"] = by_layer()[first]
+    if heads is None and any(size.H > 1 for size in sizes):
+        options["heads=[0]"] = sum(by_layer(heads=[0]).values())
+    if store == "maps" and (dtype or model_dtype).itemsize > 2:
+        options["dtype=torch.bfloat16"] = sum(by_layer(dtype=torch.bfloat16).values())
+    if store == "maps":
+        options['store="statistics"'] = sum(by_layer(store="statistics").values())
+
+    total = CaptureSize(sum(by_layer().values()))
+    total.layers = by_layer()
+    total.tokens = f"{source:,} tokens" if source == target else f"{source:,} and {target:,} tokens"
+    total.tokens += f" in each of {B} texts" if B > 1 else ""
+    total.dense = sum(B * size.H * size.T * size.S for size in sizes) * model_dtype.itemsize
+    total.options = {option: size for option, size in options.items() if size < total}
+    return total
+
+
+def _selected(model: Any, sizes: list[LayerSize], layers: Collection[int | str] | None) -> list[LayerSize]:
+    """Return the layers that `layers` selects; a ValueError if there are none."""
+    if not sizes:
         raise ValueError(
-            f"model: expected attention that capture knows, or a configuration, got {type(model).__name__}"
+            "model: expected attention that capture recognises, or a configuration, "
+            f"got {type(model).__name__}"
         )
-    wanted = None if layers is None else {str(layer) for layer in layers}
-    parts = [p for p in known if wanted is None or wanted & {str(p.place.number), p.place.key, p.place.name}]
-    if not parts:
-        keys = ", ".join(repr(part.place.key) for part in known)
-        raise ValueError(f"layers: expected some of {keys}, got {list(layers or [])}")
-    own = _dtype(model)
-    value_bytes = own.itemsize if values else 0
-
-    def each(
-        heads: Collection[int] | None = heads, dtype: torch.dtype = dtype or own, keep: str = keep
-    ) -> dict[str, int]:
-        return {part.place.key: _size(part, B, heads, dtype, value_bytes, keep) for part in parts}
-
-    sizes = each()
-    size = CaptureSize(sum(sizes.values()))
-    size.layers = sizes
-    size.tokens = f"{source:,} tokens" if source == target else f"{source:,} and {target:,} tokens"
-    size.tokens += f" in each of {B} texts" if B > 1 else ""
-    size.dense = sum(B * part.H * part.T * part.S for part in parts) * own.itemsize
-    size.ways = {}
-    if len(parts) > 1:
-        first = parts[0].place
-        size.ways[f"layers=[{(first.key if first.stack else first.number)!r}]"] = sizes[first.key]
-    if heads is None and any(part.H > 1 for part in parts):
-        size.ways["heads=[0]"] = sum(each(heads=[0]).values())
-    if keep == "maps" and (dtype or own).itemsize > 2:
-        size.ways["dtype=torch.bfloat16"] = sum(each(dtype=torch.bfloat16).values())
-    if keep == "maps":
-        size.ways['keep="statistics"'] = sum(each(keep="statistics").values())
-    return size
+    if layers is None:
+        return sizes
+    names = {str(layer) for layer in layers}
+    selected = [
+        size
+        for size in sizes
+        if names & {str(size.layer_id.number), str(size.layer_id.key), size.layer_id.name}
+    ]
+    if not selected:
+        keys = ", ".join(repr(size.layer_id.key) for size in sizes)
+        raise ValueError(f"layers: expected some of {keys}, got {list(layers)}")
+    return selected
 
 
-def _size(
-    p: SizePart, B: int, heads: Collection[int] | None, dtype: torch.dtype, value_bytes: int, keep: str
-) -> int:
-    """The bytes of one layer; values are kept in the model's own dtype, for the heads that k is kept for."""
-    H, G = p.H, p.G
-    if heads is not None:
-        readers = [head // (H // G) for head in sorted(set(heads)) if head < H]
-        H, groups = len(readers), sorted(set(readers))
-        even = readers == sorted(groups * (len(readers) // max(len(groups), 1)))
-        G = len(groups) if even else H
-    working = working_dtype(dtype).itemsize
-    beside = B * G * p.S * p.E * value_bytes
-    if keep == "statistics":
-        return beside + summary_size(B, H, p.T, p.S, working)
-    return beside + B * ((H * p.T + G * p.S) * p.D * dtype.itemsize + H * p.T * working)
-
-
-def _parts(model: Any, source: int, target: int) -> Iterator[SizePart]:
+def _layer_sizes(model: Any, source: int, target: int) -> Iterator[LayerSize]:
+    """Yield the sizes of every layer of a model or a configuration that reads so many tokens."""
     if isinstance(model, Config):
         for n in range(model.num_layers):
-            yield SizePart(
+            yield LayerSize(
                 LayerId(n, f"blocks.{n}.attention"),
                 model.num_heads,
                 model.num_kv_heads,
@@ -160,26 +182,26 @@ def _parts(model: Any, source: int, target: int) -> Iterator[SizePart]:
                 source,
             )
     elif not isinstance(model, nn.Module):
-        yield from _of_config(model, source, target)
+        yield from _config_sizes(model, source, target)
     else:
-        for module, place in gpt_source.places(model).items():
+        for module, layer_id in gpt_source.layer_ids(model).items():
             H, G, D = module.num_heads, module.num_kv_heads, module.head_dim
-            yield SizePart(place, H, G, D, D, source, source)
-        for mha, place in torch_mha.places(model).items():
-            T, S = _lengths(place.stack, source, target)
+            yield LayerSize(layer_id, H, G, D, D, source, source)
+        for mha, layer_id in torch_mha.layer_ids(model).items():
+            T, S = _lengths(layer_id.stack, source, target)
             S += (mha.bias_k is not None) + bool(mha.add_zero_attn)
-            yield SizePart(place, mha.num_heads, mha.num_heads, mha.head_dim, mha.head_dim, T, S)
+            yield LayerSize(layer_id, mha.num_heads, mha.num_heads, mha.head_dim, mha.head_dim, T, S)
         if (config := _config_of(model)) is not None:
-            yield from _of_config(config, source, target)
+            yield from _config_sizes(config, source, target)
 
 
 def _lengths(stack: str, source: int, target: int) -> tuple[int, int]:
-    """Queries and keys of a layer of a stack."""
+    """Return the number of queries and of keys of a layer in a stack."""
     return {"cross": (target, source), "decoder": (target, target)}.get(stack, (source, source))
 
 
 def _config_of(model: nn.Module) -> Any:
-    """The configuration of the first Transformers model in here, or None."""
+    """Return the configuration of the first Transformers model inside a module, or None."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if hasattr(config, "to_diff_dict"):
@@ -187,101 +209,111 @@ def _config_of(model: nn.Module) -> Any:
     return None
 
 
-def _of_config(config: Any, source: int, target: int) -> Iterator[SizePart]:
-    """The layers that a Transformers configuration speaks of; those for text, where it has several parts."""
+def _config_sizes(config: Any, source: int, target: int) -> Iterator[LayerSize]:
+    """Yield the sizes of the layers in a Transformers configuration, or in its part for text."""
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
 
-    def named(*names: str, default: Any = None) -> Any:
-        found = (getattr(config, name, None) for name in names)
-        return next((value for value in found if isinstance(value, int)), default)
+    def setting(*names: str, default: Any = None) -> Any:
+        """Return the first of these settings that is an integer: families name the same size differently."""
+        values = (getattr(config, name, None) for name in names)
+        return next((value for value in values if isinstance(value, int)), default)
 
-    width = named("hidden_size", "d_model")
+    width = setting("hidden_size", "d_model")
     if width is None:
         raise ValueError(f"model: expected sizes in its configuration, got {type(config).__name__}")
     if getattr(config, "is_encoder_decoder", False):
-        layers = named("encoder_layers", "num_layers", "num_hidden_layers")
-        own = named("encoder_attention_heads", "num_heads", "num_attention_heads")
-        stacks = [("encoder", layers, own)]
-        layers = named("decoder_layers", "num_decoder_layers", default=layers)
-        own = named("decoder_attention_heads", "num_heads", "num_attention_heads")
-        stacks += [("decoder", layers, own), ("cross", layers, own)]
+        layers = setting("encoder_layers", "num_layers", "num_hidden_layers")
+        heads = setting("encoder_attention_heads", "num_heads", "num_attention_heads")
+        stacks = [("encoder", layers, heads)]
+        layers = setting("decoder_layers", "num_decoder_layers", default=layers)
+        heads = setting("decoder_attention_heads", "num_heads", "num_attention_heads")
+        stacks += [("decoder", layers, heads), ("cross", layers, heads)]
     else:
-        stacks = [("", named("num_hidden_layers", "n_layer"), named("num_attention_heads", "n_head"))]
+        stacks = [("", setting("num_hidden_layers", "n_layer"), setting("num_attention_heads", "n_head"))]
     for stack, count, H in stacks:
         if count is None or H is None:
             raise ValueError(f"model: expected layers and heads in {type(config).__name__}, got neither")
-        G, D = _grouped(config, named, H) if stack == "" else H, named("head_dim", "d_kv", default=width // H)
-        E = named("v_head_dim", default=D)
-        if (plain := named("qk_nope_head_dim")) is not None:  # keys are made anew for every head
-            G, D = H, plain + named("qk_rope_head_dim", default=0)
+        G, D = (
+            _key_heads(config, setting, H) if stack == "" else H,
+            setting("head_dim", "d_kv", default=width // H),
+        )
+        E = setting("v_head_dim", default=D)
+        if (plain := setting("qk_nope_head_dim")) is not None:  # every head computes its own keys
+            G, D = H, plain + setting("qk_rope_head_dim", default=0)
         for n in range(count):
-            yield SizePart(LayerId(n, "", stack), H, G, D, E, *_lengths(stack, source, target))
+            yield LayerSize(LayerId(n, "", stack), H, G, D, E, *_lengths(stack, source, target))
 
 
-def _grouped(config: Any, named: Any, H: int) -> int:
-    """How many key heads there are."""
+def _key_heads(config: Any, setting: Any, H: int) -> int:
+    """Return the number of key heads."""
     if getattr(config, "new_decoder_architecture", False):
         return H  # Falcon repeats its keys before it attends
     if getattr(config, "multi_query", False):
         return 1
-    found: int = named("num_key_value_heads", "num_kv_heads", default=H)
-    return found
+    heads: int = setting("num_key_value_heads", "num_kv_heads", default=H)
+    return heads
 
 
 def _dtype(model: Any) -> torch.dtype:
+    """Return the dtype of a model's parameters, or the one that a configuration names."""
     if isinstance(model, nn.Module):
         return next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
-    given = getattr(model, "dtype", None) or getattr(model, "torch_dtype", None)
-    return given if isinstance(given, torch.dtype) else torch.float32
+    dtype = getattr(model, "dtype", None) or getattr(model, "torch_dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
-def parse_bytes(name: str, given: int | str) -> int:
-    """A number of bytes, as 4_000_000, "4GiB", "500 MB" or "1.5g".
+def parse_bytes(name: str, value: int | str) -> int:
+    """Return a number of bytes, written as 4_000_000, "4GiB", "500 MB" or "1.5g"; `name` is the argument's.
 
     >>> parse_bytes("budget", "4GiB"), parse_bytes("budget", "1.5 MB")
     (4294967296, 1500000)
     """
-    if isinstance(given, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", given.lower())
-        if found is not None and found[2] in UNITS:
-            return int(float(found[1]) * UNITS[found[2]])
-    elif isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        return given
-    raise ValueError(f'{name}: expected a number of bytes, as 4_000_000, "4GiB" or "500MB", got {given!r}')
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", value.lower())
+        if match is not None and match[2] in UNITS:
+            return int(float(match[1]) * UNITS[match[2]])
+    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ValueError(f'{name}: expected a number of bytes, as 4_000_000, "4GiB" or "500MB", got {value!r}')
 
 
-def written(size: int) -> str:
-    """A number of bytes for people."""
+def format_bytes(size: int) -> str:
+    """Return a number of bytes as text with a unit.
+
+    >>> format_bytes(290 << 20)
+    '290.0 MiB'
+    """
     power = max(0, min(4, (int(size).bit_length() - 1) // 10))
     unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
     return f"{int(size)} bytes" if power == 0 else f"{size / 1024**power:.1f} {unit}"
 
 
 def free_memory(device: torch.device) -> int | None:
-    """The bytes that can still be had where a device keeps its tensors; None if nobody can say."""
+    """Return the free bytes of the memory that a device uses; None if that cannot be determined."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached
     if device.type != "cpu":
         return None
-    limits = [found for found in (_available(), _left_to_container()) if found is not None]
+    limits = [limit for limit in (_available_to_system(), _available_to_container()) if limit is not None]
     return min(limits, default=None)
 
 
-def _available() -> int | None:
+def _available_to_system() -> int | None:
+    """Return the available bytes of the whole machine."""
     try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        if found is not None:
-            return int(found[1]) * 1024
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        if match is not None:
+            return int(match[1]) * 1024
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):
         return None
 
 
-def _left_to_container() -> int | None:
-    """What a container may still take; pages of files that can be dropped count as free."""
-    places = (
+def _available_to_container() -> int | None:
+    """Return the bytes that a container may still take; file pages that can be dropped count as free."""
+    cgroups = (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
         (
             "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -289,11 +321,11 @@ def _left_to_container() -> int | None:
             "/sys/fs/cgroup/memory/memory.stat",
         ),
     )
-    for limit, usage, detail in places:
+    for limit, usage, detail in cgroups:
         try:
-            most, used = int(Path(limit).read_text()), int(Path(usage).read_text())
+            maximum, used = int(Path(limit).read_text()), int(Path(usage).read_text())
             files = re.search(r"^(?:total_)?inactive_file (\d+)", Path(detail).read_text(), re.MULTILINE)
-            return max(0, most - used + (int(files[1]) if files else 0))
-        except (OSError, ValueError):  # no such container, or no limit ("max")
+            return max(0, maximum - used + (int(files[1]) if files else 0))
+        except (OSError, ValueError):  # no such cgroup, or no limit ("max")
             continue
     return None

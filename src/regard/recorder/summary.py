@@ -1,4 +1,4 @@
-"""`LayerSummary`: the statistics of a layer whose queries and keys are not stored; its size grows with T."""
+"""`LayerSummary`: the statistics of a layer whose queries and keys are not stored. Its size grows with T."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from torch import Tensor
 
 from regard.maps import AttentionMap
 
-CELLS = 256  # the sides of the overview
+CELLS = 256  # the largest number of rows and of columns of the overview
 
 
 class LayerSummary(NamedTuple):
-    """The statistics of one layer, exact, each over all of its heads."""
+    """The exact statistics of every head of a layer."""
 
     mass: Tensor  # (B, H, rows, cols), as map.pool(rows, cols, "mass")
     max: Tensor  # (B, H, rows, cols)
     entropy: Tensor  # (B, H, T)
     distance: Tensor  # (B, H, T)
     received: Tensor  # (B, H, S)
-    previous: Tensor  # (B, H, …) the weights on the token before each query's own
-    itself: Tensor  # (B, H, …) the weights on its own
+    previous: Tensor  # (B, H, …) the weight of each query on the token before its own
+    itself: Tensor  # (B, H, …) the weight of each query on its own token
 
     @property
     def nbytes(self) -> int:
+        """The number of bytes of all its tensors."""
         return sum(x.nbytes for x in self)
 
 
-def summarise(map: AttentionMap) -> LayerSummary:
-    """What a map (B, H, T, S) says in all: an overview of up to 256×256 cells, and a number a row or key."""
-    _, _, T, S = map.matrix
+def summarise(m: AttentionMap) -> LayerSummary:
+    """Compute an overview of at most 256×256 cells and the row and key statistics of a map (B, H, T, S)."""
+    _, _, T, S = m.matrix
     with torch.no_grad():
-        found = map.summary(min(T, CELLS), min(S, CELLS))
-        aligned = S - T  # queries stand at the end of the keys
-        previous, itself = map.diagonal(aligned - 1), map.diagonal(aligned)
-    return LayerSummary(*found, previous, itself)
+        statistics = m.summary(min(T, CELLS), min(S, CELLS))
+        offset = S - T  # the queries are the last T of the S positions
+        previous, itself = m.diagonal(offset - 1), m.diagonal(offset)
+    return LayerSummary(*statistics, previous, itself)
 
 
 def summary_size(B: int, H: int, T: int, S: int, itemsize: int = 4) -> int:
-    """The bytes of a summary of a map (B, H, T, S)."""
+    """Return the number of bytes of the summary of a map (B, H, T, S) with `itemsize` bytes a number."""
     overview = 2 * min(T, CELLS) * min(S, CELLS)
     diagonals = min(T, S - 1) + min(T, S)
     return B * H * (overview + 2 * T + S + diagonals) * itemsize

@@ -1,6 +1,6 @@
-"""Text into a model's inputs, and token ids back into text, with the tokenizers that people have.
+"""Turns text into a model's inputs and token ids back into text, with the user's own tokenizer.
 
-Those are Transformers' own and `tokenizers.Tokenizer`; neither is imported here.
+Tokenizers of Transformers and of the `tokenizers` package are supported; neither package is imported here.
 """
 
 from __future__ import annotations
@@ -12,30 +12,33 @@ import torch
 from torch import Tensor
 
 
-def encoded(tokenizer: Any, text: str | Sequence[str]) -> dict[str, Tensor]:
-    """The tensors that a model reads for a text, or for several of them, padded to one length."""
+def encode_text(tokenizer: Any, text: str | Sequence[str]) -> dict[str, Tensor]:
+    """Tokenise a text, or several texts padded to one length, and return the model's input tensors by name.
+
+    A tokenizer of the `tokenizers` package does not pad: with it, all texts must have equally many tokens.
+    """
     texts = [text] if isinstance(text, str) else list(text)
     if not texts or not all(isinstance(x, str) for x in texts):
-        raise ValueError(f"text: expected a text or a list of them, got {text!r}")
+        raise ValueError(f"text: expected a text or a list of texts, got {text!r}")
     if not hasattr(tokenizer, "encode_batch"):
-        found = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1)
-        return {name: x for name, x in found.items() if isinstance(x, Tensor)}
-    ids = [found.ids for found in tokenizer.encode_batch(texts)]
+        encoding = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1)
+        return {name: x for name, x in encoding.items() if isinstance(x, Tensor)}
+    ids = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     if len({len(x) for x in ids}) > 1:
         raise ValueError(
             f"text: expected texts of one length in tokens, got {[len(x) for x in ids]}: this tokenizer does "
-            "not pad; give them one at a time, or tokenizer=AutoTokenizer.from_pretrained(…)"
+            "not pad; pass them one at a time, or tokenizer=AutoTokenizer.from_pretrained(…)"
         )
     return {"input_ids": torch.tensor(ids)}
 
 
-def spelled(tokenizer: Any, ids: Tensor) -> list[list[str]]:
-    """Each token (B, T) as text, its leading space with it."""
-    known = {number: _one(tokenizer, number) for number in set(ids.flatten().tolist())}
-    return [[known[number] for number in row] for row in ids.tolist()]
+def decode_tokens(tokenizer: Any, ids: Tensor) -> list[list[str]]:
+    """Return the text of each token of ids (B, T), each with its leading space."""
+    texts = {number: _decode_token(tokenizer, number) for number in set(ids.flatten().tolist())}
+    return [[texts[number] for number in row] for row in ids.tolist()]
 
 
-def _one(tokenizer: Any, number: int) -> str:
+def _decode_token(tokenizer: Any, number: int) -> str:
     if hasattr(tokenizer, "id_to_token"):
         piece, text = tokenizer.id_to_token(number), tokenizer.decode([number], skip_special_tokens=False)
     else:

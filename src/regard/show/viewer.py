@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from regard.extras import extra
 from regard.recorder import Capture
-from regard.show import figures
 
 if TYPE_CHECKING:
     from regard.show.server.background import BackgroundServer
@@ -58,15 +57,13 @@ def show(
     return server
 
 
-def figure(capture: Capture, layer: int | str, head: int | None = None, **options: Any) -> Any:
-    """Draw a layer or one of its heads with Matplotlib: see `figures.figure`."""
-    return figures.figure(capture, layer, head, **options)
-
-
 def page(capture: Capture, path: str | PathLike[str], **options: Any) -> Path:
     """Write a capture as one HTML file: see `bundle.write`."""
     from regard.show.saved.bundle import write
 
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"to_html: there is no folder {str(path.parent)!r}: make it first")
     return write(capture, path, **options)
 
 
@@ -108,7 +105,7 @@ def _summary(capture: Capture) -> str:
     return (
         f"<p><code>{description}</code></p><p>{size} of queries and keys are too large for a notebook: "
         "<code>seen.show(block=False)</code> opens the page in a browser, "
-        "<code>seen.save('page.html')</code> writes it to a file, "
+        "<code>seen.to_html('page.html')</code> writes it to a file, "
         "<code>seen.figure(layer, head)</code> draws one head.</p>"
     )
 

@@ -67,10 +67,10 @@ def test_modules_by_name_or_pattern(at: dict[str, Any]) -> None:
     model, x = Stack(), torch.randn(2, 7, 16)
     with torch.no_grad():
         plain = model(x)
-        with regard.capture(model, at=at) as seen:
+        with regard.capture(model, adapters=at) as seen:
             assert torch.equal(model(x), plain)
         assert [(layer.key, layer.name) for layer in seen.layers] == [
-            (str(n), f"blocks.{n}.attn") for n in range(3)
+            (n, f"blocks.{n}.attn") for n in range(3)
         ]
         assert seen.certificate.certified
         assert seen.certificate[0].scale == 0.5
@@ -87,9 +87,9 @@ def test_some_layers_only() -> None:
         asked.append(module)
         return adapter(module, *call)
 
-    with regard.capture(model, at={"blocks.*.attn": counting}, layers=[1]) as seen:
+    with regard.capture(model, adapters={"blocks.*.attn": counting}, layers=[1]) as seen:
         model(torch.randn(1, 5, 16))
-    assert [layer.key for layer in seen.layers] == ["1"]
+    assert [layer.key for layer in seen.layers] == [1]
     assert asked == [model.blocks[1]["attn"]]
 
 
@@ -108,7 +108,7 @@ def test_named_tuples_single_sequences_and_calls_that_are_no_attention() -> None
         return None if len(calls) == 1 else Found(*[args[0].view(5, 2, 8).transpose(0, 1)] * 3)
 
     module = nn.Linear(16, 16)
-    with regard.capture(nn.Sequential(module), at={"0": single}) as seen:
+    with regard.capture(nn.Sequential(module), adapters={"0": single}) as seen:
         module(torch.randn(5, 16))
         module(torch.randn(5, 16))
     assert seen[0].shape == (1, 2, 5, 5)
@@ -122,7 +122,7 @@ def test_what_an_adapter_says_is_not_believed() -> None:
         return adapter(module, *call) | {"mask": None}
 
     model = Stack()
-    with torch.no_grad(), regard.capture(model, at={"blocks.0.attn": wrong}) as seen:
+    with torch.no_grad(), regard.capture(model, adapters={"blocks.0.attn": wrong}) as seen:
         model(torch.randn(1, 6, 16))
     assert not seen.certificate.certified
     assert "off the output that its adapter gave by" in str(seen.certificate)
@@ -131,7 +131,7 @@ def test_what_an_adapter_says_is_not_believed() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (7, r"at\['a'\]: expected a dict of q, k, v and, if there are any, output.*got int"),
+        (7, r"adapters\['a'\]: expected a dict of q, k, v and optionally output.*got int"),
         ({"q": 1, "k": 1}, "missing: v"),
         ({"q": "x", "k": "x", "v": "x"}, r"q: expected \(batch, heads, length, width\), got str"),
         ({"query": 1, "q": 1, "k": 1, "v": 1}, "got also query"),
@@ -145,7 +145,7 @@ def test_what_an_adapter_says_is_not_believed() -> None:
         ),
         (
             dict.fromkeys("qkv", torch.ones(1, 2, 4, 2)) | {"output": torch.ones(1, 4, 2, 2)},
-            r"output: expected \(1, 2, 4, 2\), before it is projected, got \(1, 4, 2, 2\)",
+            r"output: expected \(1, 2, 4, 2\), before any projection, got \(1, 4, 2, 2\)",
         ),
         (
             dict.fromkeys("qkv", torch.ones(1, 2, 4, 2)) | {"lse": torch.ones(1, 4, 2)},
@@ -156,19 +156,19 @@ def test_what_an_adapter_says_is_not_believed() -> None:
 )
 def test_mistakes_are_told_with_the_name(said: Any, message: str) -> None:
     model = nn.ModuleDict({"a": nn.Identity()})
-    with pytest.raises(ValueError, match=message), regard.capture(model, at={"a": lambda *call: said}):
+    with pytest.raises(ValueError, match=message), regard.capture(model, adapters={"a": lambda *call: said}):
         model["a"](torch.ones(1))
     assert "forward" not in vars(model["a"])
 
 
 def test_names_that_are_not_there() -> None:
-    with pytest.raises(ValueError, match=r"got 'blocks\.0\.atn'; near it are 'blocks\.0\.attn'"):
-        regard.capture(Stack(), at={"blocks.0.atn": adapter})
+    with pytest.raises(ValueError, match=r"got 'blocks\.0\.atn'; similar names are 'blocks\.0\.attn'"):
+        regard.capture(Stack(), adapters={"blocks.0.atn": adapter})
     with pytest.raises(ValueError, match=r"got 'zzz'$"):
-        regard.capture(Stack(), at={"zzz": adapter})
+        regard.capture(Stack(), adapters={"zzz": adapter})
     with pytest.raises(ValueError, match=r"expected a function of \(module, args, kwargs, output\), got str"):
-        regard.capture(Stack(), at={"blocks.0.attn": "adapter"})
-    with pytest.raises(ValueError, match=r"at=\{name: adapter\}"):
+        regard.capture(Stack(), adapters={"blocks.0.attn": "adapter"})
+    with pytest.raises(ValueError, match=r"adapters=\{name: adapter\}"):
         regard.capture(Stack())
 
 
@@ -177,6 +177,9 @@ def test_an_adapter_that_fails_leaves_the_model_as_it_was() -> None:
         raise ZeroDivisionError("mine")
 
     model = Stack()
-    with pytest.raises(ZeroDivisionError, match="mine"), regard.capture(model, at={"blocks.*.attn": failing}):
+    with (
+        pytest.raises(ZeroDivisionError, match="mine"),
+        regard.capture(model, adapters={"blocks.*.attn": failing}),
+    ):
         model(torch.randn(1, 4, 16))
     assert not any("forward" in vars(module) for module in model.modules())

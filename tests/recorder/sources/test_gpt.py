@@ -56,9 +56,9 @@ def test_a_reading_gpt(kv: int, window: Any, positions: str, qk_norm: bool, T: i
     assert_same(seen, model.maps(ids, attention_mask=is_token), atol=0.0)
     assert torch.equal(seen.ids, ids)
     if padded and not bool(is_token.all()):
-        assert torch.equal(seen.real, is_token)
+        assert torch.equal(seen.attention_mask, is_token)
     else:
-        assert seen.real is None
+        assert seen.attention_mask is None
     assert [layer.name for layer in seen.layers] == ["blocks.0.attention", "blocks.1.attention"]
 
 
@@ -91,7 +91,7 @@ def test_prompts_of_different_lengths_generate_together() -> None:
     with regard.capture(model) as seen:
         assert model.generate(prompts, max_new_tokens=4) == plain
     assert seen[0].shape == (2, 4, 8, 8)
-    assert seen.real.tolist() == [[False] * 2 + [True] * 6, [True] * 8]
+    assert seen.attention_mask.tolist() == [[False] * 2 + [True] * 6, [True] * 8]
     alone = model.maps(torch.tensor([plain[0][:-1]]))
     torch.testing.assert_close(
         seen[1][0, :, 2:].to_dense()[..., 2:], alone[1][0].to_dense(), atol=1e-6, rtol=1e-4
@@ -154,7 +154,7 @@ def test_text_goes_in_and_tokens_come_out() -> None:
     seen = regard.capture(model, text="a bad cab")
     assert seen.tokens == [list("a bad cab")]
     assert seen.ids.tolist() == [model.tokenizer.encode("a bad cab").ids]
-    assert repr(seen) == "Seen(GPT, 2 layers of 1×4×9×9, 2 certified)"
+    assert repr(seen) == "Capture(GPT, 2 layers of 1×4×9×9, 2 certified)"
     with regard.capture(model) as seen:
         text = model.generate("a bad", max_new_tokens=4)
     assert "".join(seen.tokens[0]) == text[:-1]
@@ -165,8 +165,10 @@ def test_options_narrow_what_is_kept() -> None:
     model = a_gpt(num_kv_heads=2, num_layers=3)
     ids = torch.randint(0, 32, (1, 7))
     maps = model.maps(ids)
-    seen = regard.capture(model, input_ids=ids, layers=[2], heads=[1, 3], dtype=torch.bfloat16, values=True)
-    assert [layer.key for layer in seen.layers] == ["2"]
+    seen = regard.capture(
+        model, inputs={"input_ids": ids}, layers=[2], heads=[1, 3], dtype=torch.bfloat16, values=True
+    )
+    assert [layer.key for layer in seen.layers] == [2]
     assert seen.layers[0].heads == (1, 3)
     assert seen[2].q.dtype == torch.bfloat16
     torch.testing.assert_close(seen[2, 3].to_dense(), maps[2][:, 3].to_dense(), atol=2e-2, rtol=0.1)
@@ -195,8 +197,8 @@ def test_any_model_with_the_layer_inside() -> None:
     model = Reader()
     seen = captured(model, torch.randn(2, 6, 16), torch.randn(2, 9, 16))
     assert [(layer.key, layer.name, layer.shape) for layer in seen.layers] == [
-        ("0", "inner", (2, 4, 6, 6)),
-        ("1", "outer", (2, 2, 6, 9)),
+        (0, "inner", (2, 4, 6, 6)),
+        (1, "outer", (2, 2, 6, 9)),
     ]
     found = seen.certificate[1]
     assert (found.sinks, found.softcap, found.scale) == (True, 5.0, 0.3)

@@ -251,7 +251,7 @@ def test_a_row_that_sees_nothing_is_not_certified() -> None:
         output, _ = mha(x, x, x, attn_mask=hidden)
     assert bool(output[0, 2].isnan().all())
     assert not seen.certificate.certified
-    assert "not a number" in str(seen.certificate)
+    assert "own output is NaN" in str(seen.certificate)
 
 
 def test_self_and_cross_are_told_apart() -> None:
@@ -285,7 +285,7 @@ def test_self_and_cross_are_told_apart() -> None:
         assert seen["decoder.1"].mask is regard.causal
         assert str(seen["cross.2"].mask) == "padding(2×7)"
         assert float(seen["cross.0"].to_dense()[0, ..., 4:].abs().max()) == 0.0
-        assert len(seen.stack("cross")) == 3
+        assert len(seen.maps_of("cross")) == 3
 
 
 def test_attention_without_a_stack_is_numbered() -> None:
@@ -304,9 +304,9 @@ def test_attention_without_a_stack_is_numbered() -> None:
     with torch.no_grad():
         seen = captured(Pooled().eval(), torch.randn(2, 5, 8))
     assert [(layer.key, layer.shape) for layer in seen.layers] == [
-        ("0", (2, 2, 5, 5)),
-        ("1", (2, 2, 5, 5)),
-        ("2", (2, 2, 1, 5)),
+        (0, (2, 2, 5, 5)),
+        (1, (2, 2, 5, 5)),
+        (2, (2, 2, 1, 5)),
     ]
 
 
@@ -428,6 +428,6 @@ def test_masks_by_name() -> None:
     assert as_rule(torch.ones(4, 6).tril(2).bool()) is regard.causal
     assert str(as_rule(real[:, None, None])) == "padding(2×4)"
     assert str(as_rule(order & real[:, None, None])) == "causal & padding(2×4)"
-    assert str(as_rule(torch.randn(1, 1, 4, 4))) == "dense(4×4)"
+    assert str(as_rule(torch.randn(1, 1, 4, 4))) == "tensor_mask(4×4)"
     assert str(as_rule(torch.eye(4).bool().expand(2, 3, 4, 4))) == "causal & window(1)"
-    assert str(as_rule(torch.eye(4).bool().flip(0))) == "dense(4×4)"
+    assert str(as_rule(torch.eye(4).bool().flip(0))) == "tensor_mask(4×4)"

@@ -83,7 +83,7 @@ def test_the_same_as_the_dense_mask(
     ours = rule_mask(**asked)
     assert isinstance(ours, RuleMask)
     assert ours.shape == (B, 1, T, S)
-    assert torch.equal(ours.spelled_out(), theirs)
+    assert torch.equal(ours.dense_tensor(), theirs)
     if T == S == 12:
         plain = f"({text})" if "|" in text and side != "none" else text
         with_padding = "padding(2×12)" if text == "full" else f"{plain} & padding(2×12)"
@@ -94,7 +94,7 @@ def test_a_static_cache_is_cut_to_what_is_written() -> None:
     ours = rule_mask(B, 1, 64, torch.tensor(11), 0, masking_utils.causal_mask_function, padded("left"))
     theirs = masking_utils.sdpa_mask(B, 1, 64, 11, 0, masking_utils.causal_mask_function, padded("left"))
     assert ours.keys == 12
-    assert torch.equal(ours.spelled_out(), theirs)
+    assert torch.equal(ours.dense_tensor(), theirs)
 
 
 def test_no_mask_means_that_everything_is_seen() -> None:
@@ -115,7 +115,7 @@ def test_a_recognised_function_that_lies_is_not_believed() -> None:
     causal_mask_function.__module__ = "transformers.masking_utils"
     causal_mask_function.__qualname__ = "causal_mask_function"
     ours = rule_mask(B, 12, 12, mask_function=causal_mask_function)
-    assert torch.equal(ours.spelled_out()[0, 0], torch.ones(12, 12).tril(-1).bool())
+    assert torch.equal(ours.dense_tensor()[0, 0], torch.ones(12, 12).tril(-1).bool())
 
 
 def test_functions_that_need_vmap() -> None:
@@ -123,13 +123,13 @@ def test_functions_that_need_vmap() -> None:
     function = masking_utils.and_masks(masking_utils.causal_mask_function, lambda b, h, q, k: table[q, k])
     asked = {"mask_function": function, "use_vmap": True, "allow_is_causal_skip": False}
     assert torch.equal(
-        rule_mask(B, 12, 12, **asked).spelled_out(), masking_utils.sdpa_mask(B, 12, 12, **asked)
+        rule_mask(B, 12, 12, **asked).dense_tensor(), masking_utils.sdpa_mask(B, 12, 12, **asked)
     )
 
 
 def test_a_rule_passes_for_a_tensor_and_turns_into_one_when_reckoned_with() -> None:
     mask = rule_mask(B, 12, 12, attention_mask=padded("left"))
-    dense = mask.spelled_out()
+    dense = mask.dense_tensor()
     assert (mask.ndim, mask.dtype, mask.device.type) == (4, torch.bool, "cpu")
     for same in (mask.to("cpu"), mask.contiguous(), mask[:, :, :, :12], mask.bool(), mask.clone()):
         assert isinstance(same, RuleMask)

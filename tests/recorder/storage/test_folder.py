@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,19 +12,23 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import regard
+from regard import safetensor_files
 from regard.recorder.certificate import Evidence
-from regard.recorder.result import Capture, Layer
+from regard.recorder.layer import Layer
+from regard.recorder.result import Capture
 from regard.recorder.storage import layer_file
 from regard.recorder.storage.folder import Folder
 from regard.recorder.summary import LayerSummary, summarise, summary_size
-from regard.show import viewer
 
 
 def evidence(**changes: Any) -> Evidence:
-    settings = dict(difference=1e-7, allowed=1e-5, row_sums=1e-6, rows=6, of=6, mask="causal", scale=0.5)
+    settings = dict(
+        difference=1e-7, tolerance=1e-5, row_sums=1e-6, rows=6, total_rows=6, mask="causal", scale=0.5
+    )
     return Evidence(**(settings | changes))
 
 
@@ -47,7 +50,7 @@ def test_a_saved_capture_comes_back(tmp_path: Path) -> None:
     seen = a_capture(
         ids=torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 0, 0, 0]]),
         tokens=[["a", "é", "\n", "漢", '"', "\\"], ["b"] * 6],
-        real=torch.tensor([[True] * 6, [True] * 3 + [False] * 3]),
+        attention_mask=torch.tensor([[True] * 6, [True] * 3 + [False] * 3]),
         boundary=4,
         target_ids=torch.tensor([[3], [4]]),
         target_tokens=[["x"], ["y"]],
@@ -59,7 +62,7 @@ def test_a_saved_capture_comes_back(tmp_path: Path) -> None:
     assert torch.equal(back.ids, seen.ids)
     assert torch.equal(back.target_ids, seen.target_ids)
     assert back.target_tokens == seen.target_tokens
-    assert torch.equal(back.real, seen.real)
+    assert torch.equal(back.attention_mask, seen.attention_mask)
     assert repr(back) == repr(seen)
     assert str(back.certificate) == str(seen.certificate)
     assert back.nbytes == seen.nbytes
@@ -104,18 +107,18 @@ def test_stacks_values_sinks_and_summaries(tmp_path: Path) -> None:
     assert torch.equal(back["decoder.0"].to_dense(), sunk.to_dense())
     assert back["decoder.0"].softcap == 3.0
     assert all(map(torch.equal, back.layer("decoder.1").summary, statistics))
-    with pytest.raises(ValueError, match=r"only its statistics were kept.*keep=\"maps\""):
+    with pytest.raises(ValueError, match=r"only its statistics were stored.*store=\"maps\""):
         back["decoder.1"]
 
 
 def test_non_finite_evidence_survives(tmp_path: Path) -> None:
-    odd = evidence(difference=float("nan"), allowed=float("inf"), problem="the output was NaN")
+    odd = evidence(difference=float("nan"), tolerance=float("inf"), problem="the output was NaN")
     q = torch.randn(1, 1, 3, 4)
     Capture([Layer(0, "a", "", regard.attention_map(q, q), odd, [0])]).save(tmp_path)
     json.loads((tmp_path / "capture.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     found = regard.load(tmp_path).certificate[0]
     assert found.difference != found.difference
-    assert found.allowed == float("inf")
+    assert found.tolerance == float("inf")
     assert not found.certified
     assert "NaN" in str(found)
 
@@ -129,8 +132,8 @@ def test_a_rule_that_is_a_function_is_written_out(tmp_path: Path, monkeypatch: p
     back = regard.load(tmp_path)
     for there, here in zip(back, seen, strict=True):
         assert torch.allclose(there.to_dense(), here.to_dense(), atol=1e-7)
-    monkeypatch.setattr(layer_file, "WRITTEN_OUT", 100)
-    with pytest.raises(ValueError, match=r"is a function, which a file cannot hold.*named rules"):
+    monkeypatch.setattr(layer_file, "MAX_MASK_BYTES", 100)
+    with pytest.raises(ValueError, match=r"is a function, which a file cannot hold.*named masks"):
         seen.save(tmp_path / "large")
     assert not (tmp_path / "large" / "capture.json").exists()
 
@@ -152,7 +155,7 @@ def test_opening_reads_no_tensors(tmp_path: Path) -> None:
     assert time.perf_counter() - start < 1.0
     assert len(back) == 30
     assert back.certificate.certified
-    assert repr(back) == "Seen(30 layers of 1×8×1024×1024, 30 certified)"
+    assert repr(back) == "Capture(30 layers of 1×8×1024×1024, 30 certified)"
     assert resident() - before < 4 << 20
     assert back[17, 3][0, 5:8, :4].shape == (3, 4)
     assert resident() - before < 16 << 20
@@ -163,7 +166,7 @@ def test_a_layer_is_not_opened_before_it_is_looked_at(tmp_path: Path) -> None:
     back = regard.load(tmp_path)
     back.layers[1].file.write_bytes(b"spoilt")
     assert back[0].shape == (2, 4, 6, 6)
-    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+    with pytest.raises(ValueError, match="is not a complete safetensors file"):
         back[1]
 
 
@@ -196,11 +199,11 @@ def test_a_failed_save_leaves_the_old_capture(tmp_path: Path, monkeypatch: pytes
     before = names(tmp_path)
     write, calls = layer_file.write, []
 
-    def failing(kept: Any, path: Path) -> None:
+    def failing(data: Any, path: Path) -> None:
         calls.append(path)
         if len(calls) == 2:
             raise OSError("No space left on device")
-        write(kept, path)
+        write(data, path)
 
     monkeypatch.setattr(layer_file, "write", failing)
     with pytest.raises(OSError, match="No space left"):
@@ -224,8 +227,8 @@ sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from regard.recorder.storage import layer_file
 from tests.recorder.storage.test_folder import a_capture
 write, written = layer_file.write, []
-def watched(kept, path):
-    write(kept, path)
+def watched(data, path):
+    write(data, path)
     written.append(path)
     if len(written) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -336,7 +339,9 @@ def test_damaged_layers_are_refused_by_name(tmp_path: Path) -> None:
     good = {"format": "regard.AttentionMap 1", "map": json.dumps(mask)}
     save_file(whole, file, metadata=good)
     assert layer_file.read(file).matrix == (1, 2, 3, 3)
-    refused("holds no map", whole, format="other")
+    refused(
+        r"expected format 'regard\.AttentionMap 1' or 'regard\.Summary 1', got 'other'", whole, format="other"
+    )
     refused("damaged.*values", {**whole, "values": torch.zeros(1, 2, 9, 4)}, **good)
     refused("damaged.*divides", {**whole, "k": torch.zeros(1, 3, 3, 4)}, **good)
     refused("damaged.*batch", {**whole, "k": torch.zeros(2, 2, 3, 4)}, **good)
@@ -362,12 +367,12 @@ def test_damaged_layers_are_refused_by_name(tmp_path: Path) -> None:
 def test_what_is_no_capture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"which holds no capture\.json$"):
         regard.load(tmp_path)
-    with pytest.raises(ValueError, match="which is not there"):
+    with pytest.raises(ValueError, match=r"expected a folder that seen\.save.*nothing, which does not exist"):
         regard.load(tmp_path / "nothing")
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"expected a folder for the capture, got .*file, which is a file"):
         a_capture().save(tmp_path / "file")
-    with pytest.raises(ValueError, match="got one that saw nothing"):
+    with pytest.raises(ValueError, match="got one that captured nothing"):
         Capture().save(tmp_path / "empty")
     assert not (tmp_path / "empty").exists()
 
@@ -402,15 +407,35 @@ def test_a_temporary_folder_lives_as_long_as_its_layers() -> None:
     assert not path.exists()
 
 
-def test_a_page_is_written_by_the_viewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages: list[tuple[int, str, dict[str, Any]]] = []
+@pytest.mark.parametrize("name", ["page.html", "page.HTML", "page.htm"])
+def test_a_folder_named_like_a_page_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"folder: expected a folder.*write seen\.to_html\('.*page"):
+        a_capture().save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
 
-    def page(seen: Capture, path: str, **options: Any) -> None:
-        pages.append((len(seen), os.path.basename(path), options))
 
-    monkeypatch.setattr(viewer, "page", page)
-    a_capture().save(tmp_path / "page.HTML", title="x")
-    assert pages == [(3, "page.HTML", {"title": "x"})]
+def test_the_file_of_a_layer_is_opened_once_for_all_that_the_page_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard.show.data.contents import Contents
+
+    seen = Capture([layer(n, values=torch.randn(2, 2, 6, 5)) for n in range(3)], model="Small")
+    seen.save(tmp_path)
+    opened: list[str] = []
+
+    def counting(path: Path, **options: Any) -> Any:
+        opened.append(Path(path).name)
+        return safe_open(path, **options)
+
+    monkeypatch.setattr(safetensor_files, "safe_open", counting)
+    back = regard.load(tmp_path)
+    meta = Contents(back).meta
+    assert sorted(opened) == sorted(stored.file.name for stored in back.layers)  # each once
+    assert meta == Contents(seen).meta
+    assert Contents(back).meta == meta
+    assert len(opened) == 3  # what was read of a layer is remembered
+    assert back[0].shape == (2, 4, 6, 6)
+    assert len(opened) == 4  # and its tensors are not
 
 
 @pytest.mark.parametrize(("T", "S"), [(5, 5), (3, 7), (7, 3), (300, 300), (1, 1), (1, 4)])

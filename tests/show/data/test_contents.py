@@ -10,7 +10,7 @@ import torch
 import regard
 from regard.recorder import Capture
 from regard.show.data import contents as contents_module
-from regard.show.data.contents import Contents, window_of
+from regard.show.data.contents import Contents
 from tests.captures import HOSTILE, captured
 
 
@@ -52,10 +52,10 @@ def test_the_start_is_the_head_with_the_highest_induction_score(monkeypatch: pyt
 
 
 def test_the_window_of_a_mask_is_recognised() -> None:
-    assert window_of(regard.causal & regard.window(128)) == 128
-    assert window_of(regard.window(9) & regard.causal & regard.window(5)) == 5
-    assert window_of(regard.causal) is None
-    assert window_of(regard.causal | regard.window(4)) is None
+    assert (regard.causal & regard.window(128)).window_size() == 128
+    assert (regard.window(9) & regard.causal & regard.window(5)).window_size() == 5
+    assert regard.causal.window_size() is None
+    assert (regard.causal | regard.window(4)).window_size() is None
 
 
 def test_rows_and_columns_are_the_map_s() -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from regard.atomic import atomic_write
+from regard.safetensor_files import read_safetensors, write_safetensors
 
 FILE = "checkpoint.safetensors"
 FORMAT = "regard.training 2"
@@ -31,12 +30,10 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state
     for name, weight in _optimized_weights(model, optimizer):
         for kind, x in optimizer.state.get(weight, {}).items():
             tensors[f"optimizer.{kind}.{name}"] = x
-    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     header = {"format": FORMAT, "state": json.dumps(state)}
     try:
-        with atomic_write(folder / FILE) as file:
-            save_file(tensors, file, metadata=header)
-    except (SafetensorError, OSError) as error:
+        write_safetensors(folder / FILE, tensors, header)
+    except (SafetensorError, OSError, ValueError) as error:
         raise OSError(f"cannot write a checkpoint to {folder}: {error}") from None
 
 
@@ -49,13 +46,9 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     if not path.exists():
         return None
     try:
-        with safe_open(path, framework="pt") as stored:
-            header = stored.metadata() or {}
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        if header.get("format") != FORMAT:
-            raise ValueError(f"expected format {FORMAT!r}, got {header.get('format')!r}")
+        header, tensors = read_safetensors(path, [FORMAT])
         return tensors, json.loads(header["state"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (KeyError, ValueError) as error:
         raise ValueError(f"{path} is not a checkpoint that can be read: {error}") from None
 
 

@@ -1,6 +1,6 @@
-"""`PiecewiseMask`: a mask for rows that were computed in several calls, each with a rule of its own.
+"""`PiecewiseMask`: a mask for rows that were computed in several calls, each with a mask of its own.
 
-The last resort where several rules cannot be joined into one: it asks each for its rows.
+It is the fallback if the masks cannot be joined into one: it evaluates each mask for its own rows.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from regard.attention.masks.base import Blocks, Grid, Mask, grid
 
 
 class CallSizes(NamedTuple):
-    """T queries and S keys."""
+    """The number of queries T and of keys S of a call."""
 
     T: int
     S: int
 
 
 class Segment(NamedTuple):
-    """A rule for some rows: `sizes` says of how many, and of how many keys it speaks."""
+    """The mask of some rows and keys: `sizes` are their numbers, from `first_row` and `first_key` on."""
 
     mask: Mask
     sizes: CallSizes
@@ -31,63 +31,77 @@ class Segment(NamedTuple):
     first_key: int
 
 
-def pieces_of(mask: Mask, sizes: CallSizes) -> tuple[Segment, ...]:
-    return mask.pieces if isinstance(mask, PiecewiseMask) else (Segment(mask, sizes, 0, 0),)
+def segments_of(mask: Mask, sizes: CallSizes) -> tuple[Segment, ...]:
+    """Return the segments of a mask: its own if it is piecewise, otherwise one of these sizes."""
+    return mask.segments if isinstance(mask, PiecewiseMask) else (Segment(mask, sizes, 0, 0),)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PiecewiseMask(Mask):
-    """Rows that were computed in several calls, each with a rule of its own."""
+    """Masks for the rows of several calls; `whole` are the sizes of all rows together."""
 
-    pieces: tuple[Segment, ...]
+    segments: tuple[Segment, ...]
     whole: CallSizes
 
     @property
     def biased(self) -> bool:  # type: ignore[override]
-        return any(piece.mask.biased for piece in self.pieces)
+        """Whether any segment adds biases."""
+        return any(segment.mask.biased for segment in self.segments)
 
     def allowed(self, at: Grid) -> Tensor:
+        """Return which entries of a grid are visible."""
         out = (at.q < 0) & (at.k < 0)  # nothing
-        for mask, inside, local in self._asked(at):
+        for mask, inside, local in self._local_grids(at):
             out = out | (inside & mask.allowed(local))
         return out
 
     def score_bias(self, at: Grid) -> Tensor | None:
+        """Return the biases of the entries of a grid, or None if there are none."""
         out: Tensor | None = None
-        for mask, inside, local in self._asked(at):
+        for mask, inside, local in self._local_grids(at):
             bias = mask.score_bias(local)
             if bias is not None:
-                here = torch.where(inside, bias, 0.0)
-                out = here if out is None else out + here
+                inside_bias = torch.where(inside, bias, 0.0)
+                out = inside_bias if out is None else out + inside_bias
         return out
 
-    def _asked(self, at: Grid) -> Iterator[tuple[Mask, Tensor, Grid]]:
-        """The rules for these rows; which entries each knows; and the question in its own numbers."""
+    def _local_grids(self, at: Grid) -> Iterator[tuple[Mask, Tensor, Grid]]:
+        """Yield each mask that has rows in a grid, which entries are its own, and the grid in its numbers."""
         rows = at.q - (at.S - at.T)  # (1, 1, rows, 1), counted from the first query
-        for mask, (T, S), first_row, first_key in self.pieces:
+        for mask, (T, S), first_row, first_key in self.segments:
             row, key = rows - first_row, at.k - first_key
             inside = (row >= 0) & (row < T)
             if not bool(inside.any()):
                 continue
-            near = (row.flatten().clamp(0, T - 1), key.flatten().clamp(0, S - 1))
-            local = grid(*near, (at.b.shape[0], at.h.shape[1], T, S), at.k.device)
+            clamped = (row.flatten().clamp(0, T - 1), key.flatten().clamp(0, S - 1))
+            local = grid(*clamped, (at.b.shape[0], at.h.shape[1], T, S), at.k.device)
             yield mask, inside & (key >= 0) & (key < S), local._replace(b=at.b, h=at.h)
 
     def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """Return that any block may have visible entries and none is known to have all."""
         table = (blocks.q_first == blocks.q_first) & (blocks.k_first == blocks.k_first)
         return table, ~table
 
-    def select(self, batch: slice, heads: slice) -> Mask:
-        return PiecewiseMask(
-            tuple(p._replace(mask=p.mask.select(batch, heads)) for p in self.pieces), self.whole
-        )
+    def children(self) -> tuple[Mask, ...]:
+        """Return the masks of the segments."""
+        return tuple(segment.mask for segment in self.segments)
+
+    def with_children(self, *children: Mask) -> Mask:
+        """Return the same mask with other masks of its segments."""
+        pairs = zip(self.segments, children, strict=True)
+        return PiecewiseMask(tuple(segment._replace(mask=mask) for segment, mask in pairs), self.whole)
+
+    def window_size(self) -> int | None:
+        """Return the window size that all segments share, or None."""
+        sizes = {mask.window_size() for mask in self.children()}
+        return sizes.pop() if len(sizes) == 1 else None
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        """Return why the mask does not fit a matrix of this shape, or None if it does."""
         if self.whole != (T, S):
             return f"expected {self.whole.T} queries and {self.whole.S} keys, got {T} and {S}"
-        return next(
-            (why for p in self.pieces if (why := p.mask.shape_error(B, H, *p.sizes)) is not None), None
-        )
+        errors = (segment.mask.shape_error(B, H, *segment.sizes) for segment in self.segments)
+        return next((error for error in errors if error is not None), None)
 
     def __repr__(self) -> str:
-        return " then ".join(dict.fromkeys(str(piece.mask) for piece in self.pieces))
+        return " then ".join(dict.fromkeys(str(segment.mask) for segment in self.segments))

@@ -1,13 +1,13 @@
-"""Any module as a source: `regard.capture(model, at={"encoder.attn": adapter})`.
+"""Any module as a source, by an adapter: `regard.capture(model, adapters={"encoder.attn": adapter})`.
 
-An adapter is a function that looks at one call of a module and says what its attention was:
+An adapter is a function that receives one call of a module and describes its attention:
 
     def adapter(module, args, kwargs, output):
         q, k, v = …                                   # (B, H, T, D), (B, G, S, D), (B, G, S, E)
         return {"q": q, "k": k, "v": v, "output": …, "mask": regard.causal}
 
-What it says is checked, not believed: without the output of the attention itself, before any projection,
-nothing can be certified.
+An adapter is checked like any other source: without the output of the attention itself, before any
+projection, its layer cannot be certified.
 """
 
 from __future__ import annotations
@@ -26,108 +26,120 @@ from regard.attention.attend import attend
 from regard.attention.inputs import check_inputs
 from regard.override import override_attribute
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.recording import LayerId, Recording
+from regard.recorder.layer import LayerId
+from regard.recorder.recording import Recording
 
 Adapter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
-NEEDED, OPTIONAL = ("q", "k", "v"), ("output", "lse", "mask", "scale", "softcap", "sinks", "problem")
+REQUIRED, OPTIONAL = ("q", "k", "v"), ("output", "lse", "mask", "scale", "softcap", "sinks", "problem")
 
 
-def places(model: nn.Module, at: Mapping[str, Adapter], first: int = 0) -> dict[str, tuple[LayerId, Adapter]]:
-    """The modules that are named, in the order in which they stand in the model; a name may be a pattern."""
+def layer_ids(
+    model: nn.Module, adapters: Mapping[str, Adapter], first: int = 0
+) -> dict[str, tuple[LayerId, Adapter]]:
+    """Return the id and the adapter of every module that `adapters` names, in the model's order.
+
+    A name may be a pattern such as "blocks.*.attn". Layers are numbered from `first`.
+    """
     names = [name for name, _ in model.named_modules()]
-    chosen: dict[str, Adapter] = {}
-    for pattern, adapter in at.items():
+    adapter_of: dict[str, Adapter] = {}
+    for pattern, adapter in adapters.items():
         if not callable(adapter):
             raise ValueError(
-                f"at[{pattern!r}]: expected a function of (module, args, kwargs, output), "
+                f"adapters[{pattern!r}]: expected a function of (module, args, kwargs, output), "
                 f"got {type(adapter).__name__}"
             )
-        found = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
-        if not found:
-            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
-            hint = f"; near it are {', '.join(map(repr, near))}" if near else ""
-            raise ValueError(f"at: expected names of modules in the model, got {pattern!r}{hint}")
-        chosen |= dict.fromkeys(found, adapter)
-    ordered = [name for name in names if name in chosen]
-    return {name: (LayerId(first + i, name), chosen[name]) for i, name in enumerate(ordered)}
+        matching = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+        if not matching:
+            similar = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
+            hint = f"; similar names are {', '.join(map(repr, similar))}" if similar else ""
+            raise ValueError(f"adapters: expected names of modules in the model, got {pattern!r}{hint}")
+        adapter_of |= dict.fromkeys(matching, adapter)
+    ordered = [name for name in names if name in adapter_of]
+    return {name: (LayerId(first + i, name), adapter_of[name]) for i, name in enumerate(ordered)}
 
 
 @contextmanager
 def attach(
-    model: nn.Module, recording: Recording, at: Mapping[str, Adapter], first: int = 0
+    model: nn.Module, recording: Recording, adapters: Mapping[str, Adapter], first: int = 0
 ) -> Iterator[None]:
-    """Ask the adapters at every call of their modules; on leaving, those are as they were."""
-    modules, known = dict(model.named_modules()), places(model, at, first)
-    recording.expect([place for place, _ in known.values()])
+    """Call the adapters after every call of their modules; restore the modules on leaving."""
+    modules, targets = dict(model.named_modules()), layer_ids(model, adapters, first)
+    recording.expect([layer_id for layer_id, _ in targets.values()])
     with ExitStack() as undo:
-        for name, (place, adapter) in known.items():
-            module = modules[name]
-            undo.enter_context(
-                override_attribute(module, "forward", _asking(module, place, adapter, recording))
-            )
+        for name, (layer_id, adapter) in targets.items():
+            forward = _adapted_forward(modules[name], layer_id, adapter, recording)
+            undo.enter_context(override_attribute(modules[name], "forward", forward))
         yield
 
 
-def _asking(module: nn.Module, place: LayerId, adapter: Adapter, recording: Recording) -> Callable[..., Any]:
+def _adapted_forward(
+    module: nn.Module, layer_id: LayerId, adapter: Adapter, recording: Recording
+) -> Callable[..., Any]:
+    """Wrap a module's `forward` so that its adapter describes every call to the recording."""
     forward = module.forward
 
     @functools.wraps(forward)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def adapted(*args: Any, **kwargs: Any) -> Any:
         result = forward(*args, **kwargs)
-        if recording.wants(place):
+        if recording.selects(layer_id):
             with torch.no_grad():
-                said = adapter(module, args, kwargs, result)
-                if said is not None:  # None: this call was no attention
-                    call = _understood(f"at[{place.name!r}]", said)
-                    recording.take(place, call, against="the output that its adapter gave")
+                description = adapter(module, args, kwargs, result)
+                if description is not None:  # None: this call computed no attention
+                    call = _checked_call(f"adapters[{layer_id.name!r}]", description)
+                    recording.record(layer_id, call, against="the output that its adapter gave")
         return result
 
-    return watched
+    return adapted
 
 
-def _understood(who: str, said: Any) -> AttentionCall:
-    """What an adapter said, checked."""
-    given = said._asdict() if hasattr(said, "_asdict") else said
-    known = ", ".join(NEEDED) + " and, if there are any, " + ", ".join(OPTIONAL)
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{who}: expected a dict of {known}, got {type(said).__name__}")
-    given = {name: x for name, x in given.items() if x is not None}
-    if unknown := sorted(given.keys() - {*NEEDED, *OPTIONAL}):
-        raise ValueError(f"{who}: expected {known}, got also {', '.join(map(str, unknown))}")
-    if missing := [name for name in NEEDED if name not in given]:
-        raise ValueError(f"{who}: expected {known}; missing: {', '.join(missing)}")
-    for name in (*NEEDED, "output", "lse"):
-        x = given.get(name)
-        rank = 3 if name == "lse" else 4
+def _checked_call(name: str, description: Any) -> AttentionCall:
+    """Check what an adapter returned and turn it into a call; `name` begins every error message."""
+    fields = description._asdict() if hasattr(description, "_asdict") else description
+    expected = ", ".join(REQUIRED) + " and optionally " + ", ".join(OPTIONAL)
+    if not isinstance(fields, Mapping):
+        raise ValueError(f"{name}: expected a dict of {expected}, got {type(description).__name__}")
+    fields = {key: x for key, x in fields.items() if x is not None}
+    if unknown := sorted(fields.keys() - {*REQUIRED, *OPTIONAL}):
+        raise ValueError(f"{name}: expected {expected}, got also {', '.join(map(str, unknown))}")
+    if missing := [key for key in REQUIRED if key not in fields]:
+        raise ValueError(f"{name}: expected {expected}; missing: {', '.join(missing)}")
+
+    # Tensors of a single sequence get a batch dimension.
+    for key in (*REQUIRED, "output", "lse"):
+        x = fields.get(key)
+        rank = 3 if key == "lse" else 4
         if x is not None and (not isinstance(x, Tensor) or x.ndim not in (rank - 1, rank)):
-            came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{who}: {name}: expected (batch, heads, length, width), got {came}")
+            shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name}: {key}: expected (batch, heads, length, width), got {shape}")
         if x is not None and x.ndim == rank - 1:
-            given[name] = x[None]  # one sequence, without a batch
-    options: dict[str, Any] = {name: given.get(name) for name in ("mask", "scale", "softcap", "sinks")}
+            fields[key] = x[None]
+
+    options: dict[str, Any] = {key: fields.get(key) for key in ("mask", "scale", "softcap", "sinks")}
     try:
-        _, mask, scale = check_inputs(given["q"], given["k"], given["v"], **options)
+        _, mask, scale = check_inputs(fields["q"], fields["k"], fields["v"], **options)
     except ValueError as error:
-        raise ValueError(f"{who}: {error}") from None
+        raise ValueError(f"{name}: {error}") from None
     options |= {"mask": mask, "scale": scale}
-    computed, lse = attend(given["q"], given["k"], given["v"], **options, return_lse=True)
-    problem = given.get("problem")
-    if "output" not in given:
+
+    # The attention is computed here too, for the shapes to expect and for what the adapter left out.
+    computed, lse = attend(fields["q"], fields["k"], fields["v"], **options, return_lse=True)
+    problem = fields.get("problem")
+    if "output" not in fields:
         problem = problem or "its adapter gives no output to compare with"
-    elif given["output"].shape != computed.shape:
+    elif fields["output"].shape != computed.shape:
         raise ValueError(
-            f"{who}: output: expected {tuple(computed.shape)}, before it is projected, "
-            f"got {tuple(given['output'].shape)}"
+            f"{name}: output: expected {tuple(computed.shape)}, before any projection, "
+            f"got {tuple(fields['output'].shape)}"
         )
-    if "lse" in given and given["lse"].shape != lse.shape:
-        raise ValueError(f"{who}: lse: expected {tuple(lse.shape)}, got {tuple(given['lse'].shape)}")
+    if "lse" in fields and fields["lse"].shape != lse.shape:
+        raise ValueError(f"{name}: lse: expected {tuple(lse.shape)}, got {tuple(fields['lse'].shape)}")
     return AttentionCall(
-        given["q"],
-        given["k"],
-        given["v"],
-        given.get("output", computed),
-        given.get("lse", lse),
+        fields["q"],
+        fields["k"],
+        fields["v"],
+        fields.get("output", computed),
+        fields.get("lse", lse),
         **options,
-        own_lse="lse" in given,
+        own_lse="lse" in fields,
         problem=problem,
     )

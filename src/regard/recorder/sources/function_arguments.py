@@ -1,8 +1,8 @@
-"""What the arguments of an attention function in Transformers' style say of its weights.
+"""Interprets the arguments of an attention function in Transformers' style.
 
 Such a function takes `(module, query, key, value, attention_mask, …)`. Which of the other arguments it reads
-is told from its code: what a function does not read changes nothing, and what it reads and nobody here knows
-keeps a layer from being certified.
+is determined from its bytecode: an argument that it does not read changes nothing, and one that it reads and
+that is unknown here keeps its layer from being certified.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from regard.recorder.sources.transformers_attention import IGNORED
 from regard.recorder.sources.transformers_masks import RuleMask
 
 FIRST = ("module", "query", "key", "value", "attention_mask")
-UNDERSTOOD = frozenset(
+INTERPRETED = frozenset(
     (
         *FIRST,
         "dropout",
@@ -42,31 +42,32 @@ UNDERSTOOD = frozenset(
 )
 
 
-class Reads(NamedTuple):
-    """Which arguments a function's code reads, by name."""
+class ArgumentUse(NamedTuple):
+    """The arguments that a function's code reads."""
 
     names: frozenset[str]
     everything: bool
-    """Whether it hands all further keyword arguments on."""
+    """Whether it may read every argument, because it passes its keyword arguments on."""
     attributes: frozenset[str]
     """The names of attributes and globals in its code."""
 
     def reads(self, name: str) -> bool:
+        """Whether the function may read an argument of this name."""
         return self.everything or name in self.names
 
 
 @functools.cache
-def reads_of(function: Callable[..., Any]) -> Reads:
-    """Which arguments a function reads, told from its code; all of them where it has none to look at."""
+def argument_use(function: Callable[..., Any]) -> ArgumentUse:
+    """Determine from its bytecode which arguments a function reads; all of them if it has no bytecode."""
     plain: Any = inspect.unwrap(function)
     plain = getattr(plain, "func", plain)
     code = getattr(plain, "__code__", None)
     if code is None:
-        return Reads(frozenset(), True, frozenset())
-    kinds = inspect.signature(plain).parameters.values()
-    names = {x.name for x in kinds if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)}
-    collected = next((x.name for x in kinds if x.kind is x.VAR_KEYWORD), None)
-    everything = any(x.kind is x.VAR_POSITIONAL for x in kinds)
+        return ArgumentUse(frozenset(), True, frozenset())
+    parameters = inspect.signature(plain).parameters.values()
+    names = {x.name for x in parameters if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)}
+    collected = next((x.name for x in parameters if x.kind is x.VAR_KEYWORD), None)
+    everything = any(x.kind is x.VAR_POSITIONAL for x in parameters)
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")]
     for step, after, key in zip(steps, steps[1:], steps[2:], strict=False):
         loaded = step.argval if isinstance(step.argval, tuple) else (step.argval,)
@@ -76,10 +77,10 @@ def reads_of(function: Callable[..., Any]) -> Reads:
             names.add(key.argval)  # kwargs.get("softcap")
         else:
             everything = True
-    return Reads(frozenset(names), everything, frozenset(code.co_names))
+    return ArgumentUse(frozenset(names), everything, frozenset(code.co_names))
 
 
-def described(
+def attention_call(
     function: Callable[..., Any],
     module: nn.Module,
     query: Tensor,
@@ -90,10 +91,10 @@ def described(
     result: Any,
     **kwargs: Any,
 ) -> AttentionCall:
-    """A call of a function, and what it gave, as an `AttentionCall`."""
-    reads = reads_of(function)
-    given = _named(function, args, kwargs)
-    used = {name: x for name, x in given.items() if x is not None and reads.reads(name)}
+    """Return a call of an attention function, which returned `result`, as an `AttentionCall`."""
+    use = argument_use(function)
+    named = _named_arguments(function, args, kwargs)
+    used = {name: x for name, x in named.items() if x is not None and use.reads(name)}
     q, k, v = autocast(query.detach(), key.detach(), value.detach())
     lead = leading_shape(q, k)
     q, k, v = (four_dimensions(x, lead) for x in (q, k, v))
@@ -102,15 +103,15 @@ def described(
     output = _output(result, shape)
     settings: dict[str, Any]
     if isinstance(result, tuple) and isinstance(result[-1], AttentionMap) and output is not None:
-        m = result[-1]  # Regard's own attention, which knows what it computed
+        m = result[-1]  # Regard's own attention returns the map itself
         settings = {"scale": m.scale, "softcap": m.softcap, "sinks": m.sinks}
         problem = dropout_problem(used.get("dropout", 0.0))
-        near_v = v[:, :, : m.matrix[3]]
+        written_v = v[:, :, : m.matrix[3]]
         return AttentionCall(
-            m.q, m.k, near_v, output, m.lse, m.mask, **settings, own_lse=True, problem=problem
+            m.q, m.k, written_v, output, m.lse, m.mask, **settings, own_lse=True, problem=problem
         )
     sinks = used.get("s_aux")
-    if sinks is None and "sinks" in reads.attributes:
+    if sinks is None and "sinks" in use.attributes:
         sinks = getattr(module, "sinks", None)
     settings = {
         "scale": float(used["scaling"]) if "scaling" in used else q.shape[-1] ** -0.5,
@@ -121,30 +122,42 @@ def described(
     problem = _problem(function, used, output)
     if output is None:
         output = q.new_zeros(shape)
-    best: AttentionCall | None = None
-    for mask, keys in _masks(attention_mask, used, module, q.shape[2], k):
-        near_k, near_v = k[:, :, :keys], v[:, :, :keys]
-        lse = attend(q, near_k, near_k, mask=mask, **settings, return_lse=True)[1]
-        near = None if weights is None else weights[..., :keys]
-        soft = isinstance(attention_mask, Tensor) and attention_mask.ndim == 4 and _soft(attention_mask, q, k)
+    softly_masked = _has_softly_masked_rows(attention_mask, q, k)
+    # The first candidate mask that can be certified; the likeliest one if none can.
+    first: AttentionCall | None = None
+    for mask, keys in _candidate_masks(attention_mask, used, module, q.shape[2], k):
+        written_k, written_v = k[:, :, :keys], v[:, :, :keys]
+        lse = attend(q, written_k, written_k, mask=mask, **settings, return_lse=True)[1]
+        written_weights = None if weights is None else weights[..., :keys]
         call = AttentionCall(
-            q, near_k, near_v, output, lse, mask, **settings, weights=near, soft_blind=soft, problem=problem
+            q,
+            written_k,
+            written_v,
+            output,
+            lse,
+            mask,
+            **settings,
+            weights=written_weights,
+            softly_masked_rows=softly_masked,
+            problem=problem,
         )
-        best = best or call
-        m = AttentionMap(q, near_k, lse, mask, **settings)
-        if problem is not None or examine(m, near_v, output, weights=near).certified:
+        first = first or call
+        m = AttentionMap(q, written_k, lse, mask, **settings)
+        if problem is not None or examine(m, written_v, output, weights=written_weights).certified:
             return call
-    assert best is not None
-    return best
+    assert first is not None
+    return first
 
 
-def _soft(mask: Tensor, q: Tensor, k: Tensor) -> bool:
-    """Whether finite numbers alone hide everything from some query."""
-    return type(mask) is Tensor and read_mask(mask, q.shape[2], k.shape[2]).finite
+def _has_softly_masked_rows(mask: Any, q: Tensor, k: Tensor) -> bool:
+    """Whether a mask tensor masks every key of some query by finite numbers alone."""
+    return type(mask) is Tensor and mask.ndim == 4 and read_mask(mask, q.shape[2], k.shape[2]).softly_masked
 
 
-def _named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments after the mask, by name."""
+def _named_arguments(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments after the mask by name."""
     if not args:
         return kwargs
     parameters = list(inspect.signature(function).parameters)[len(FIRST) :]
@@ -152,65 +165,70 @@ def _named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _problem(function: Callable[..., Any], used: dict[str, Any], output: Tensor | None) -> str | None:
-    unknown = sorted(used.keys() - UNDERSTOOD - IGNORED)
+    """Return why a call cannot be certified whatever its numbers are, or None."""
+    unknown = sorted(used.keys() - INTERPRETED - IGNORED)
     name = getattr(function, "__name__", type(function).__name__)
     if unknown:
-        return f"its function {name} was given {', '.join(unknown)}, and what that means is not known here"
+        return f"its function {name} received {', '.join(unknown)}, whose meaning is not known here"
     if used.get("dropout"):
         return dropout_problem(used["dropout"])
-    return None if output is not None else f"its function {name} gives no output (B, T, H, E) to compare with"
+    return (
+        None if output is not None else f"its function {name} returns no output (B, T, H, E) to compare with"
+    )
 
 
 def _output(result: Any, shape: tuple[int, int, int, int]) -> Tensor | None:
-    """What a function gave, as (B, H, T, E)."""
-    given = result[0] if isinstance(result, tuple) and result else result
-    if not isinstance(given, Tensor):
+    """Return the output in a function's result as (B, H, T, E), or None if there is none of that size."""
+    output = result[0] if isinstance(result, tuple) and result else result
+    if not isinstance(output, Tensor):
         return None
     B, H, T, E = shape
-    given = given.detach()
-    if given.shape == (B, T, H, E) or (given.numel() == B * H * T * E and given.shape[-1] == H * E):
-        return given.reshape(B, T, H, E).transpose(1, 2)
+    output = output.detach()
+    if output.shape == (B, T, H, E) or (output.numel() == B * H * T * E and output.shape[-1] == H * E):
+        return output.reshape(B, T, H, E).transpose(1, 2)
     return None
 
 
 def own_weights(result: Any, shape: tuple[int, ...]) -> Tensor | None:
-    """The weights that a function gave beside its output, if it did."""
-    given = result[1] if isinstance(result, tuple) and len(result) > 1 else None
-    return given.detach() if isinstance(given, Tensor) and given.shape == shape else None
+    """Return the weights of this shape that a function returned beside its output, or None."""
+    weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+    return weights.detach() if isinstance(weights, Tensor) and weights.shape == shape else None
 
 
-def _masks(mask: Any, used: dict[str, Any], module: nn.Module, T: int, k: Tensor) -> list[tuple[Mask, int]]:
-    """What a function's mask may mean, the likeliest first, and how many of the keys there are to see."""
+def _candidate_masks(
+    mask: Any, used: dict[str, Any], module: nn.Module, T: int, k: Tensor
+) -> list[tuple[Mask, int]]:
+    """Return what a function's mask may mean, the likeliest first, each with the number of written keys."""
     keys = S = k.shape[2]
     if mask is None:
-        found: Mask = full
+        read: Mask = full
     elif isinstance(mask, RuleMask):
-        found, keys = mask.rule, mask.keys
+        read, keys = mask.rule, mask.keys
     elif isinstance(mask, Tensor) and mask.ndim == 2:
-        found = Padding(mask[:, -S:].bool())
+        read = Padding(mask[:, -S:].bool())
     elif isinstance(mask, Tensor):
-        found, keys = read_mask(mask, T, S)[:2]
+        read, keys = read_mask(mask, T, S)[:2]
         if (reach := written_keys(mask, k)) < keys:
-            found, keys = read_mask(mask[..., :reach], T, reach)[:2]
+            read, keys = read_mask(mask[..., :reach], T, reach)[:2]
     elif hasattr(mask, "mask_mod"):  # FlexAttention's BlockMask counts queries from 0
-        says = mask.mask_mod
-        found = rule(lambda b, h, q, k: says(b, h, q - (S - T), k))
+        predicate = mask.mask_mod
+        read = rule(lambda b, h, q, k: predicate(b, h, q - (S - T), k))
     else:
         raise ValueError(f"attention_mask: expected a tensor, a BlockMask or None, got {type(mask).__name__}")
     if "position_bias" in used:
         bias = as_bias(used["position_bias"].detach()[..., :keys])
-        found = _both(found, bias)
-    candidates = [found]
+        read = _both(read, bias)
+    candidates = [read]
     if mask is None or (isinstance(mask, Tensor) and mask.ndim == 2):
-        # Kernels that take no mask tensor have flags for the order and the window.
-        ordered = found if T == 1 else _both(causal, found)
+        # Kernels without a mask tensor have flags for causal order and for the window.
+        ordered = read if T == 1 else _both(causal, read)
         window = used.get("sliding_window")
         near = ordered if window is None else _both(ordered, Window(int(window)))
         flag = used.get("is_causal", getattr(module, "is_causal", None))
-        candidates = [near, ordered, found] if flag and "is_causal" in used else [found, near, ordered]
-        candidates.append(causal.top_left if found is full else causal.top_left & found)
+        candidates = [near, ordered, read] if flag and "is_causal" in used else [read, near, ordered]
+        candidates.append(causal.top_left if read is full else causal.top_left & read)
     return [(x, keys) for x in {id(x): x for x in candidates}.values()]
 
 
-def _both(one: Mask, other: Mask) -> Mask:
-    return other if one is full else one if other is full else one & other
+def _both(left: Mask, right: Mask) -> Mask:
+    return right if left is full else left if right is full else left & right

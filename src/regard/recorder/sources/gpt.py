@@ -1,8 +1,8 @@
-"""`regard.layers.Attention` as a source, and with it `regard.gpt.GPT`: everything passes `layer.attend`.
+"""`regard.layers.Attention` as a source, and with it `regard.gpt.GPT`.
 
-That method is covered while a capture is open; the layer computes as before, on the same kernel, which gives
-its lse as well. A cache that forgets what lies between its first and its latest keys hands over only what it
-holds; the keys in between are remembered here, so that the map shows every token there was.
+Every such layer computes its attention in `layer.attend`. That method is overridden while a capture is open:
+it runs the same kernel and takes the kernel's lse as well. A cache that evicts keys passes on only those that
+it still holds; the evicted ones are remembered here, so that the map shows every token.
 """
 
 from __future__ import annotations
@@ -22,92 +22,97 @@ from regard.gpt import GPT
 from regard.layers import Attention, KVCache
 from regard.override import override_attribute
 from regard.recorder.attention_call import AttentionCall, dropout_problem
-from regard.recorder.recording import LayerId, Recording, Tokens
+from regard.recorder.layer import LayerId
+from regard.recorder.recording import PassTokens, Recording
 
 
 def fits(model: nn.Module) -> bool:
-    """Whether the model has `regard.layers.Attention` inside, as a GPT does."""
+    """Whether the model has a `regard.layers.Attention` inside, as a GPT does."""
     return any(isinstance(module, Attention) for module in model.modules())
 
 
-def places(model: nn.Module) -> dict[Attention, LayerId]:
-    """The attentions of a model, numbered in the order in which they stand in it."""
-    found = {m: name for name, m in model.named_modules() if isinstance(m, Attention)}
-    return {module: LayerId(number, name) for number, (module, name) in enumerate(found.items())}
+def layer_ids(model: nn.Module) -> dict[Attention, LayerId]:
+    """Return the attention layers of a model, numbered in the model's order."""
+    names = {module: name for name, module in model.named_modules() if isinstance(module, Attention)}
+    return {module: LayerId(number, name) for number, (module, name) in enumerate(names.items())}
 
 
 @contextmanager
 def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
-    """Record a model's `Attention`s; on leaving, they are as they were."""
-    known = places(model)
-    recording.expect(known.values())
+    """Record the attention layers of a model; restore them on leaving."""
+    layers = layer_ids(model)
+    recording.expect(layers.values())
     with ExitStack() as undo:
-        for layer, place in known.items():
-            watch = _Watch(layer, place, recording)
+        for layer, layer_id in layers.items():
+            watch = LayerWatch(layer, layer_id, recording)
             undo.enter_context(override_attribute(layer, "forward", watch.forward))
             undo.enter_context(override_attribute(layer, "attend", watch.attend))
         for module in model.modules():
             if isinstance(module, GPT):
-                undo.enter_context(override_attribute(module, "states", _beginning(module.states, recording)))
+                states = _announcing(module.states, recording)
+                undo.enter_context(override_attribute(module, "states", states))
         yield
 
 
-def _beginning(states: Callable[..., Tensor], recording: Recording) -> Callable[..., Tensor]:
-    """A GPT's `states`, through which both a plain call and `generate` go."""
+def _announcing(states: Callable[..., Tensor], recording: Recording) -> Callable[..., Tensor]:
+    """Wrap a GPT's `states`, which both a plain call and `generate` use, to announce each forward pass."""
 
     @functools.wraps(states)
-    def begin(input_ids: Tensor, *, attention_mask: Tensor | None = None, **others: Any) -> Tensor:
+    def announced(input_ids: Tensor, *, attention_mask: Tensor | None = None, **options: Any) -> Tensor:
         ids = input_ids.detach().cpu().clone() if isinstance(input_ids, Tensor) else None
         is_token = attention_mask.detach().cpu().bool() if isinstance(attention_mask, Tensor) else None
-        recording.begin(Tokens(ids, None, is_token))
+        recording.begin(PassTokens(ids, None, is_token))
         with recording.forward_pass():
-            return states(input_ids, attention_mask=attention_mask, **others)
+            return states(input_ids, attention_mask=attention_mask, **options)
 
-    return begin
+    return announced
 
 
-class _Call(NamedTuple):
-    """What a call of a layer was given."""
+class _LayerArguments(NamedTuple):
+    """The arguments of the layer's current call."""
 
     cache: KVCache | None
     mask: Mask | Tensor | None
 
 
-class _Watch:
-    """One layer, watched."""
+class LayerWatch:
+    """Records the calls of one attention layer."""
 
-    def __init__(self, layer: Attention, place: LayerId, recording: Recording) -> None:
-        self.layer, self.place, self.recording = layer, place, recording
+    def __init__(self, layer: Attention, layer_id: LayerId, recording: Recording) -> None:
+        self.layer, self.layer_id, self.recording = layer, layer_id, recording
         self._forward, self._attend = layer.forward, layer.attend
-        self._own = type(layer).attend is Attention.attend and "attend" not in vars(layer)
-        self._call = _Call(None, None)
-        self._past: tuple[Tensor, Tensor] | None = None  # keys and values of all the tokens so far
+        self._uses_own_attend = type(layer).attend is Attention.attend and "attend" not in vars(layer)
+        self._arguments = _LayerArguments(None, None)
+        self._past: tuple[Tensor, Tensor] | None = None  # keys and values of all tokens so far
 
-    def forward(self, x: Tensor, context: Tensor | None = None, **others: Any) -> Tensor:
-        self._call = _Call(others.get("cache"), others.get("mask"))
-        return self._forward(x, context, **others)
+    def forward(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
+        """Run the layer's `forward` and remember its cache and mask for `attend`."""
+        self._arguments = _LayerArguments(options.get("cache"), options.get("mask"))
+        return self._forward(x, context, **options)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """Run the layer's attention and record it."""
         layer = self.layer
         dropout = layer.dropout if layer.training else 0.0
         settings: dict[str, Any] = {"scale": layer.scale, "softcap": layer.softcap, "sinks": layer.sinks}
-        if self._own:
+        if self._uses_own_attend:
             output, lse = attend(q, k, v, mask=mask, **settings, dropout=dropout, return_lse=True)
         else:
             output = self._attend(q, k, v, mask)
             with torch.no_grad():
                 lse = attend(q, k, k, mask=mask, **settings, return_lse=True)[1]
         settings["scale"] = q.shape[-1] ** -0.5 if layer.scale is None else layer.scale
-        k, v, mask = self._everything(q, k, v, mask)
+        k, v, mask = self._with_evicted_keys(q, k, v, mask)
+        problem = dropout_problem(dropout)
         call = AttentionCall(
-            q, k, v, output, lse, mask, **settings, own_lse=self._own, problem=dropout_problem(dropout)
+            q, k, v, output, lse, mask, **settings, own_lse=self._uses_own_attend, problem=problem
         )
-        self.recording.take(self.place, call)
+        self.recording.record(self.layer_id, call)
         return output
 
-    def _everything(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]:
-        """Keys, values and rule with those between that the cache has forgotten, where all were seen here."""
-        cache, given = self._call
+    def _with_evicted_keys(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]:
+        """Return keys, values and mask with the keys that the cache has evicted, if all were seen here."""
+        cache, call_mask = self._arguments
         if cache is None or not cache.first:
             return k, v, mask
         new, old = q.shape[2], cache.length - q.shape[2]
@@ -118,9 +123,9 @@ class _Watch:
             self._past = torch.cat([self._past[0], k_new], 2), torch.cat([self._past[1], v_new], 2)
         if self._past is None:
             return k, v, mask
-        rules = [self.layer.mask, None if given is None else as_mask(given), cache.rule]
-        rule: Mask = full
-        for part in rules:
+        # The mask over all positions: the layer's own, the call's and the cache's.
+        whole: Mask = full
+        for part in (self.layer.mask, None if call_mask is None else as_mask(call_mask), cache.rule):
             if part is not None:
-                rule = part if rule is full else rule & part
-        return *self._past, rule
+                whole = part if whole is full else whole & part
+        return *self._past, whole

@@ -1,6 +1,7 @@
-"""Where the attentions of a model stand: which stack, and which number in it, told from the modules' names.
+"""Assigns layer ids to attention modules by their names: the stack, and the number in it.
 
-Transformers' models name theirs in many ways; the rules here are few and serve those that were looked at.
+Also reads which names the code of a module's class uses, from its bytecode. Transformers' models name their
+modules in many ways; the few rules here cover those that were tested.
 """
 
 from __future__ import annotations
@@ -15,76 +16,86 @@ from typing import Any
 
 from torch import nn
 
-from regard.recorder.recording import LayerId
+from regard.recorder.layer import LayerId
 
 
-def assign_layer_ids(found: Mapping[str, nn.Module]) -> dict[nn.Module, LayerId]:
-    """Attention modules by name, each with its place.
+def assign_layer_ids(modules: Mapping[str, nn.Module]) -> dict[nn.Module, LayerId]:
+    """Return the layer id of each attention module in `{name: module}`.
 
-    The number is the one in the name (`model.layers.3.self_attn`), or where names have none that tells them
-    apart, the order in which they stand.
+    The number is the one in the name (`model.layers.3.self_attn`). Where the names of a stack have no numbers
+    that distinguish them, it is the module's position in the stack.
     """
-    groups = {name: _group(name, module) for name, module in found.items()}
+    groups = {name: _group(name, module) for name, module in modules.items()}
     stacks = _stack_names(list(dict.fromkeys(groups.values())))
-    numbers = {name: next((int(part) for part in name.split(".") if part.isdigit()), -1) for name in found}
-    same = Counter((groups[name], number) for name, number in numbers.items())
-    unclear = {group for (group, number), count in same.items() if count > 1 or number < 0}
-    order: Counter[str] = Counter()
-    places = {}
-    for name, module in found.items():
+    numbers = {name: number_in(name, -1) for name in modules}
+    counts = Counter((groups[name], number) for name, number in numbers.items())
+    ambiguous = {group for (group, number), count in counts.items() if count > 1 or number < 0}
+    position: Counter[str] = Counter()
+    layer_ids = {}
+    for name, module in modules.items():
         group = groups[name]
-        number = order[group] if group in unclear else numbers[name]
-        places[module] = LayerId(number, name, stacks[group])
-        order[group] += 1
-    return places
+        number = position[group] if group in ambiguous else numbers[name]
+        layer_ids[module] = LayerId(number, name, stacks[group])
+        position[group] += 1
+    return layer_ids
+
+
+def number_in(name: str, default: int) -> int:
+    """Return the first part of a module's name that is a number, or `default` if there is none."""
+    return next((int(part) for part in name.split(".") if part.isdigit()), default)
 
 
 @functools.cache
 def called_names(kind: Any) -> frozenset[str]:
-    """The names in the code of a class's methods, and of the functions of its own files that those call."""
+    """Return the names in the code of a class's methods, and in the functions of its own files that they
+    call.
+
+    What the base classes of torch and Transformers do for every model is left out. The operator @ counts as
+    the name "matmul".
+    """
     names: set[str] = set()
-    waiting: list[Any] = []
+    pending: list[Any] = []
     for base in kind.__mro__:
         if not base.__module__.startswith(("torch.", "transformers.modeling_utils", "builtins")):
-            waiting += vars(base).values()  # and not what every model has
-    seen: set[Any] = set()
-    while waiting:
-        function = waiting.pop()
+            pending += vars(base).values()
+    visited: set[Any] = set()
+    while pending:
+        function = pending.pop()
         function = inspect.unwrap(function) if callable(function) else function
         code = getattr(function, "__code__", None)
-        if code is None or code in seen:
+        if code is None or code in visited:
             continue
-        seen.add(code)
-        for inner in (code, *code.co_consts):  # comprehensions and functions inside the function, too
+        visited.add(code)
+        for inner in (code, *code.co_consts):  # with the comprehensions and functions inside the function
             if isinstance(inner, CodeType):
                 names |= set(inner.co_names)
                 if any(step.argrepr == "@" for step in dis.get_instructions(inner)):
                     names.add("matmul")
-        known = getattr(function, "__globals__", {})
-        called = [known[name] for name in code.co_names if isinstance(known.get(name), FunctionType)]
-        waiting += [f for f in called if not f.__module__.startswith(("torch", "transformers.", "regard."))]
-        waiting += [f for f in called if f.__module__ == function.__module__]
+        variables = getattr(function, "__globals__", {})
+        called = [variables[name] for name in code.co_names if isinstance(variables.get(name), FunctionType)]
+        pending += [f for f in called if not f.__module__.startswith(("torch", "transformers.", "regard."))]
+        pending += [f for f in called if f.__module__ == function.__module__]
     return frozenset(names)
 
 
 def class_uses_name(kind: type, name: str) -> bool:
-    """Whether the code of a module's class uses something of this name."""
+    """Whether the code of a class uses this name."""
     return name in called_names(kind)
 
 
 def _group(name: str, module: nn.Module) -> str:
-    """What the attentions of a stack share: the name up to the first number, and whether they cross."""
+    """Return what the modules of a stack share: the name up to the first number, and "cross" if it is."""
     parts = name.split(".")
     first = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
-    own = ".".join(parts[first:]).lower()
-    crosses = any(mark in own for mark in ("cross", "encoder_attn", "encdec"))
-    if crosses or getattr(module, "is_cross_attention", False) is True:
+    rest = ".".join(parts[first:]).lower()
+    is_cross = any(mark in rest for mark in ("cross", "encoder_attn", "encdec"))
+    if is_cross or getattr(module, "is_cross_attention", False) is True:
         return ".".join([*parts[:first], "cross"])
     return ".".join(parts[:first])
 
 
 def _stack_names(groups: list[str]) -> dict[str, str]:
-    """A name for each stack: "" if it is the only one; "encoder", "decoder", "cross"; else what differs."""
+    """Name each stack: "" for the only one; "encoder", "decoder" or "cross"; otherwise by what differs."""
     if len(groups) == 1:
         return {groups[0]: ""}
     paths = {group: group.split(".") for group in groups}

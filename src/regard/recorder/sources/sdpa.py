@@ -1,8 +1,8 @@
-"""Listening to PyTorch's `scaled_dot_product_attention`.
+"""Intercepts PyTorch's `scaled_dot_product_attention`. Every source that hears this function uses this file.
 
-While a capture is open, the function is replaced by `listened_to`, which computes the same bits: it runs the
-same kernel, through the operator that also returns the row log-sum-exp where there is one, and hands the call
-to whoever listens in the current context. Code outside of that context notices nothing.
+While a capture is open, the function is replaced by `observed_attention`, which returns the same bits: it
+runs the same kernel, through the operator that also returns the row log-sum-exp if there is one, and passes
+the call to the listeners of the current context. Code outside of that context is not affected.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from regard.attention.backends.problem import prepare
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named import causal
 from regard.override import SharedOverride
-from regard.recorder.attention_call import AttentionCall, Unreadable, dropout_problem
-from regard.recorder.sources.mask_recognition import hidden, read_mask
+from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
+from regard.recorder.sources.mask_recognition import masked_entries, read_mask
 
 aten = torch.ops.aten
 original = functional.scaled_dot_product_attention
 
-Hear = Callable[[AttentionCall | Unreadable], None]
-_listeners: ContextVar[tuple[Hear, ...]] = ContextVar("listeners", default=())
+CallListener = Callable[[AttentionCall | UnreadableCall], None]
+_listeners: ContextVar[tuple[CallListener, ...]] = ContextVar("listeners", default=())
 
 
 @contextmanager
-def listening(*listeners: Hear) -> Iterator[None]:
-    """Inside the block, these and no others hear the calls that this context makes."""
+def listening(*listeners: CallListener) -> Iterator[None]:
+    """Inside the block, these listeners and no others receive the calls that this context makes."""
     before = _listeners.get()
     _listeners.set(listeners)
     try:
@@ -50,46 +50,47 @@ def listening(*listeners: Hear) -> Iterator[None]:
         _listeners.set(before)
 
 
-def current_listeners() -> tuple[Hear, ...]:
+def current_listeners() -> tuple[CallListener, ...]:
+    """Return the listeners of the current context."""
     return _listeners.get()
 
 
-_computing: ContextVar[bool] = ContextVar("computing", default=False)  # inside `listened_to`
-_cover = SharedOverride()
+_computing: ContextVar[bool] = ContextVar("computing", default=False)  # inside `observed_attention`
+_override = SharedOverride()
 
 
 @contextmanager
-def replaced(model: nn.Module) -> Iterator[None]:
-    """While any such block is open, the function is listened to, by every name in the model's code."""
-    with _cover.opened(), ExitStack() as undo:
+def intercepted(model: nn.Module) -> Iterator[None]:
+    """While any such block is open, the function is intercepted under every name in the model's code."""
+    with _override.opened(), ExitStack() as undo:
         for file in (functional, *_files(model)):
-            replace_in(file)
-        # PyTorch's own modules leave their fused kernels where such a mode is on.
+            intercept_in(file)
+        # PyTorch's own modules leave their fused kernels while such a mode is on.
         fused = any(
             isinstance(x, nn.MultiheadAttention | nn.TransformerEncoderLayer) for x in model.modules()
         )
-        if not fused and not any(isinstance(mode, ByAnyName) for mode in _modes()):  # type: ignore[no-untyped-call]
-            undo.enter_context(ByAnyName())
+        if not fused and not any(isinstance(mode, AttentionMode) for mode in _modes()):  # type: ignore[no-untyped-call]
+            undo.enter_context(AttentionMode())
         yield
 
 
-class ByAnyName(TorchFunctionMode):
-    """Hears the function also where its caller holds it in an attribute, a default argument or a table."""
+class AttentionMode(TorchFunctionMode):
+    """Intercepts the function where its caller holds it in an attribute, a default argument or a table."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is original and not _computing.get():
-            return listened_to(*args, **(kwargs or {}))
+            return observed_attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def replace_in(file: ModuleType) -> None:
-    """Listen to the function by the names that it has in a file, too, while a block is open."""
+def intercept_in(file: ModuleType) -> None:
+    """Replace the function under every name that it has in a file, until the last block is left."""
     for name in [name for name, value in vars(file).items() if value is original]:
-        _cover.replace(file, name, lambda _: listened_to)
+        _override.replace(file, name, lambda _: observed_attention)
 
 
 def _files(model: nn.Module) -> Iterator[ModuleType]:
-    """The files in which the model's code stands, and the functions that it calls."""
+    """Yield the files that hold the model's code and the functions that it calls."""
     names = {type(module).__module__ for module in model.modules()}
     for name in list(names):
         values = vars(sys.modules[name]).values() if name in sys.modules else ()
@@ -99,7 +100,7 @@ def _files(model: nn.Module) -> Iterator[ModuleType]:
             yield sys.modules[name]
 
 
-def listened_to(
+def observed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -109,15 +110,15 @@ def listened_to(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention`, heard by those who listen in this context."""
+    """Compute `scaled_dot_product_attention` and pass the call to the listeners of this context."""
     token = _computing.set(True)
     try:
-        return _heard(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return _observed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     finally:
         _computing.reset(token)
 
 
-def _heard(
+def _observed(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -139,12 +140,12 @@ def _heard(
     if not listeners or torch.compiler.is_compiling():
         return run(query, key, value)
     if query.is_nested:
-        for hear in listeners:
-            hear(Unreadable("its queries are a nested tensor"))
+        for listener in listeners:
+            listener(UnreadableCall("its queries are a nested tensor"))
         return run(query, key, value)
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        for hear in listeners:
-            hear(Unreadable("it runs inside a transform of torch.func, which hides its numbers"))
+        for listener in listeners:
+            listener(UnreadableCall("it runs inside a transform of torch.func, which hides its numbers"))
         return run(query, key, value)
     query, key, value = autocast(query, key, value)
     try:
@@ -154,24 +155,26 @@ def _heard(
     if output is None:
         output = run(query, key, value)
     with torch.no_grad(), listening():
-        call = readable(described, query, key, value, output, attn_mask, is_causal, scale, lse)
+        call = read_or_explain(attention_call, query, key, value, output, attn_mask, is_causal, scale, lse)
         if isinstance(call, AttentionCall):
             call = call._replace(problem=dropout_problem(dropout_p))
-        for hear in listeners:
-            hear(call)
+        for listener in listeners:
+            listener(call)
     return output
 
 
-def readable(read: Callable[..., AttentionCall], *args: Any, **kwargs: Any) -> AttentionCall | Unreadable:
-    """What a call says, or why it cannot be read: that is no reason for the model to stop."""
+def read_or_explain(
+    read: Callable[..., AttentionCall], *args: Any, **kwargs: Any
+) -> AttentionCall | UnreadableCall:
+    """Return `read(*args, **kwargs)`, or why it failed, since that must not stop the model."""
     try:
         return read(*args, **kwargs)
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError) as error:
-        return Unreadable(f"{type(error).__name__}: {error}")
+        return UnreadableCall(f"{type(error).__name__}: {error}")
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """q, k and v as PyTorch's own attention takes them where autocast is on."""
+    """Cast q, k and v as PyTorch's own attention does while autocast is on."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors
@@ -188,7 +191,7 @@ def _run_with_lse(
     scale: float | None,
     enable_gqa: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Output and lse from the operator that PyTorch would choose, or nothing where it gives no lse."""
+    """Return output and lse from the operator that PyTorch would choose; (None, None) if it has no lse."""
     if q.ndim != 4 or k.ndim != 4 or dropout or len(q) != len(k) or 0 in (*q.shape, *k.shape):
         return None, None
     choice = SDPBackend(
@@ -197,7 +200,7 @@ def _run_with_lse(
         )
     )
     if q.device.type == "cpu":
-        if choice != SDPBackend.FLASH_ATTENTION:  # compared by ==: PyTorch makes these anew each time
+        if choice != SDPBackend.FLASH_ATTENTION:  # not `is`: PyTorch makes a new object each time
             return None, None
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
@@ -212,11 +215,11 @@ def _run_with_lse(
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
-    # As PyTorch has it: in float64 this is not the same as D ** -0.5.
+    # PyTorch's own formula: in float64 it is not the same number as D ** -0.5.
     return 1.0 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
 
 
-def described(
+def attention_call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -226,18 +229,18 @@ def described(
     scale: float | None,
     lse: Tensor | None = None,
 ) -> AttentionCall:
-    """A call of the function as an `AttentionCall`, whatever its rank; lse is computed unless it is given."""
+    """Return a call of the function as an `AttentionCall`, whatever its rank; compute lse if it is None."""
     q, k, v, out = query.detach(), key.detach(), value.detach(), output.detach()
     lead = leading_shape(q, k)
     q, k, v, out = (four_dimensions(x, lead) for x in (q, k, v, out))
     k, v = equal_heads(k, v)
     T, S = q.shape[2], k.shape[2]
     mask: Mask | None = None
-    keys, blind, finite = S, None, False
+    keys, empty_rows, softly_masked = S, None, False
     if attn_mask is not None:
-        mask, keys, blind, finite = read_mask(whole := _mask_of(attn_mask, query.ndim, lead), T, S)
+        mask, keys, empty_rows, softly_masked = read_mask(whole := _as_4d(attn_mask, query.ndim, lead), T, S)
         if (reach := written_keys(whole, k)) < keys:
-            mask, keys, blind, finite = read_mask(whole[..., :reach], T, reach)
+            mask, keys, empty_rows, softly_masked = read_mask(whole[..., :reach], T, reach)
         k, v = k[:, :, :keys], v[:, :, :keys]
     if is_causal:
         order = causal if k.shape[2] == T else causal.top_left
@@ -246,21 +249,23 @@ def described(
     own_lse = lse is not None
     if lse is None:
         lse = attend(q, k, k, **settings, return_lse=True)[1]
-    elif blind is not None:  # PyTorch's kernels give 0 there
-        lse = lse.masked_fill(blind, -torch.inf)
-    rule = prepare(q, k, k, **settings).mask if mask is None else mask
-    return AttentionCall(q, k, v, out, lse, rule, settings["scale"], own_lse=own_lse, soft_blind=finite)
+    elif empty_rows is not None:  # PyTorch's kernels give 0 there
+        lse = lse.masked_fill(empty_rows, -torch.inf)
+    mask = prepare(q, k, k, **settings).mask if mask is None else mask
+    return AttentionCall(
+        q, k, v, out, lse, mask, settings["scale"], own_lse=own_lse, softly_masked_rows=softly_masked
+    )
 
 
 def leading_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
-    """What stands before (H, T, D) in q and k, with broadcasting."""
+    """Return the dimensions before (H, T, D) of q and k, broadcast."""
     if min(q.ndim, k.ndim) < 4:
         return tuple(q.shape[:-3])
     return tuple(torch.broadcast_shapes(q.shape[:-3], k.shape[:-3]))  # type: ignore[no-untyped-call]
 
 
 def four_dimensions(x: Tensor, lead: tuple[int, ...]) -> Tensor:
-    """(T, D), (B, T, D) of one head, or (…, H, T, D) as (B, H, T, D)."""
+    """Return (T, D), (B, T, D) of one head, or (…, H, T, D) as (B, H, T, D)."""
     if x.ndim == 2:
         return x[None, None]
     if x.ndim == 3:
@@ -273,24 +278,24 @@ def four_dimensions(x: Tensor, lead: tuple[int, ...]) -> Tensor:
 
 
 def equal_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values with equally many heads, where one of them is shared by more queries."""
+    """Repeat the heads of keys or values until both have equally many."""
     heads = max(k.shape[1], v.shape[1])
     k = k.repeat_interleave(heads // k.shape[1], 1) if k.shape[1] < heads else k
     return k, v.repeat_interleave(heads // v.shape[1], 1) if v.shape[1] < heads else v
 
 
 def written_keys(mask: Tensor, k: Tensor) -> int:
-    """How many of the keys have been written: a static cache holds zeros after them, which nobody may see."""
+    """Return how many keys have been written: a static cache holds zeros after them, which are masked."""
     S = k.shape[2]
     if mask.shape[-1] != S or bool(k[:, :, -1:].any()):
         return S
-    seen = (~hidden(mask)).flatten(0, -2).any(0).nonzero()
-    reach = int(seen[-1]) + 1 if len(seen) else S
+    visible = (~masked_entries(mask)).flatten(0, -2).any(0).nonzero()
+    reach = int(visible[-1]) + 1 if len(visible) else S
     return S if bool(k[:, :, reach:].any()) else reach
 
 
-def _mask_of(mask: Tensor, ndim: int, lead: tuple[int, ...]) -> Tensor:
-    """A mask that broadcasts to (…, T, S) as one that broadcasts to (B, H, T, S)."""
+def _as_4d(mask: Tensor, ndim: int, lead: tuple[int, ...]) -> Tensor:
+    """Return a mask that broadcasts to (…, T, S) as one that broadcasts to (B, H, T, S)."""
     if ndim == 3 and mask.ndim == 3:
         return mask[:, None]
     if mask.ndim <= 4:

@@ -1,7 +1,7 @@
-"""An attention for Transformers' models: `model.set_attn_implementation("regard")`.
+"""Regard's attention for Transformers' models: `model.set_attn_implementation("regard")`.
 
-It computes with `attend` and gives a map where Transformers expects weights, so that `output_attentions=True`
-costs no matrix. A capture listens to it as to any other implementation.
+It computes with `attend` and returns a map where Transformers expects weights, so that
+`output_attentions=True` builds no matrix. A capture listens to it as to any other implementation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named import Padding, causal
 from regard.maps import AttentionMap
-from regard.recorder.recording import unwritten
+from regard.recorder.map_preparation import copy_if_written
 from regard.recorder.sources.mask_recognition import as_bias, read_mask
 from regard.recorder.sources.sdpa import autocast
 from regard.recorder.sources.transformers_masks import RuleMask, rule_mask
@@ -41,11 +41,11 @@ IGNORED = frozenset(
         "use_cache",
     )
 )
-"""Arguments that say nothing of the weights, or what the mask says as well."""
+"""Arguments that do not change the weights, or only in a way that the mask shows too."""
 
 
 def register() -> None:
-    """Make the attention known to Transformers."""
+    """Register the attention and its mask function with Transformers."""
     try:
         from transformers.masking_utils import AttentionMaskInterface
         from transformers.modeling_utils import AttentionInterface
@@ -69,14 +69,16 @@ def attention(
     position_bias: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, AttentionMap]:
-    """What a Transformers layer calls: q (B, H, T, D), k and v (B, G, S, ·) to output (B, T, H, E) and a map.
+    """Compute the attention of a Transformers layer: return its output (B, T, H, E) and its map.
 
-    An argument that might change the attention and is not known here is refused by name.
+    `query` is (B, H, T, D), `key` and `value` are (B, G, S, ·); the other arguments are those that
+    Transformers passes. One that might change the attention and is not known here raises a ValueError that
+    names it.
     """
     if unknown := sorted(name for name, x in others.items() if x is not None and name not in IGNORED):
         raise ValueError(
-            f'attn_implementation "regard": {type(module).__name__} passes {", ".join(unknown)}, which it '
-            'does not know and will not ignore: use "sdpa" or "eager", which a capture can listen to'
+            f'attn_implementation "regard": {type(module).__name__} passes {", ".join(unknown)}, which is '
+            'not supported: use "sdpa" or "eager", which a capture can listen to'
         )
     query, key, value = autocast(query, key, value)
     mask, S = _rule(attention_mask, bool(is_causal), query.shape[2], key.shape[2])
@@ -99,15 +101,15 @@ def attention(
         return_lse=True,
     )
     sinks = None if s_aux is None else s_aux.detach()
-    m = AttentionMap(query.detach(), unwritten(key.detach()), lse, mask, scale, softcap, sinks)
+    m = AttentionMap(query.detach(), copy_if_written(key.detach()), lse, mask, scale, softcap, sinks)
     return output.transpose(1, 2).contiguous(), m
 
 
 def _rule(mask: Tensor | None, is_causal: bool, T: int, S: int) -> tuple[Mask, int]:
-    """The mask that a layer was given as a rule, and how many of its keys there are to see."""
+    """Return the mask that a layer received as a rule, and the number of keys that have been written."""
     if mask is None:
-        # As for eager attention, all keys are seen, unless the layer says otherwise; then, as for sdpa, from
-        # the first key on.
+        # As in eager attention, all keys are visible unless the layer is causal; then, as in sdpa, queries
+        # are aligned with the first keys.
         if not is_causal or T == 1:
             return full, S
         return (causal, T) if T <= S else (causal.top_left, S)

@@ -1,9 +1,9 @@
-"""Transformers' masks as rules.
+"""Turns Transformers' mask functions into mask rules.
 
-Transformers describes a mask by a function of (batch, head, query, key) and asks each attention for the
-tensor that it wants of it. This file recognises the functions that Transformers builds with (causal, sliding
-windows, padding, packed sequences, …), gives the same as rules, and checks the answer on a sample. What it
-does not recognise stays the function that it is, asked tile by tile. Nothing T×S is built.
+Transformers describes a mask by a function of (batch, head, query, key), from which each attention builds the
+tensor that it needs. This file recognises the functions that Transformers itself uses (causal, sliding
+window, padding, packed sequences, …), returns equal rules, and checks them on a sample. Any other function is
+kept and evaluated tile by tile. No T×S tensor is built.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import And, Mask, full
+from regard.attention.masks.base import Mask, conjunction, full
 from regard.attention.masks.named import Chunks, Documents, Padding, Window, causal, rule
 from regard.recorder.certificate import sampled_rows
 from regard.recorder.sources.mask_recognition import Origin
@@ -24,8 +24,8 @@ from regard.recorder.sources.mask_recognition import Origin
 Predicate = Callable[..., Any]
 
 
-class Spot(NamedTuple):
-    """Which part of the matrix is asked for: T queries from `q_offset` on, S keys from `kv_offset` on."""
+class MatrixPart(NamedTuple):
+    """A part of the attention matrix: T queries from position `q_offset` on, S keys from `kv_offset` on."""
 
     B: int
     T: int
@@ -35,31 +35,32 @@ class Spot(NamedTuple):
     device: torch.device
 
     def keys(self, table: Tensor, missing: int = 0) -> Tensor:
-        """The columns of a (B, positions) table that belong to the keys here."""
+        """Return the columns of a (B, positions) table for these keys, filled up with `missing`."""
         part = table.to(self.device)[:, self.kv_offset : self.kv_offset + self.S]
         short = self.S - part.shape[1]
         return torch.nn.functional.pad(part, (0, short), value=missing) if short else part
 
 
 class RuleMask(Tensor):
-    """A rule that passes for the boolean (B, 1, T, S) mask that stands between a model and its attention.
+    """A mask rule in the guise of a boolean tensor (B, 1, T, S), which a model passes to its attention.
 
-    It takes no memory. Code that does arithmetic with it gets the dense tensor, which is what it asked for.
+    It takes no memory. Code that computes with it gets the dense tensor.
     """
 
     rule: Mask
     keys: int
-    """How many of the keys there are to see: a static cache holds places for more."""
+    """The number of keys that have been written: a static cache has room for more."""
 
     @staticmethod
-    def made(rule: Mask, shape: Sequence[int], keys: int, device: torch.device) -> RuleMask:
+    def make(rule: Mask, shape: Sequence[int], keys: int, device: torch.device) -> RuleMask:
+        """Make a mask of this shape whose first `keys` keys follow the rule; the others are masked."""
         nothing = torch.zeros((), dtype=torch.bool, device=device).expand(shape)
         mask = nothing.as_subclass(RuleMask)
         mask.rule, mask.keys = rule, keys
         return mask
 
-    def spelled_out(self) -> Tensor:
-        """The dense boolean tensor."""
+    def dense_tensor(self) -> Tensor:
+        """Return the mask as a dense boolean tensor."""
         with torch._C.DisableTorchFunctionSubclass():
             B, H, T, S = self.shape
             allowed = self.rule.tile(range(T), range(self.keys), (B, H, T, self.keys), device=self.device)
@@ -69,28 +70,28 @@ class RuleMask(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _ASKS_ABOUT:
+        if func in _INSPECTIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         first = args[0] if args else None
-        if isinstance(first, RuleMask) and func in _MAY_CHANGE_NOTHING:
+        if isinstance(first, RuleMask) and func in _MAYBE_UNCHANGED:
             with torch._C.DisableTorchFunctionSubclass():
-                # Asked of one entry, or of the view: the result says whether anything but the device changes.
+                # The result for one entry, or for the view, shows whether anything but the device changes.
                 small = first if func in _VIEWS else torch.zeros((), dtype=torch.bool, device=first.device)
                 result = func(small, *args[1:], **kwargs)
             if result.dtype == torch.bool and result.shape == small.shape:
-                return RuleMask.made(first.rule, first.shape, first.keys, result.device)
+                return RuleMask.make(first.rule, first.shape, first.keys, result.device)
         return func(*map(_plain, args), **{name: _plain(x) for name, x in kwargs.items()})
 
 
 def _plain(x: Any) -> Any:
-    """x with the dense tensor for every mask in it, in lists and tuples too."""
+    """Return x with the dense tensor in place of every mask in it, in lists and tuples too."""
     if isinstance(x, RuleMask):
-        return x.spelled_out()
+        return x.dense_tensor()
     return type(x)(map(_plain, x)) if type(x) in (list, tuple) else x
 
 
-_ASKS_ABOUT = {
+_INSPECTIONS = {
     getattr(Tensor, name).__get__
     for name in (
         "shape",
@@ -105,7 +106,7 @@ _ASKS_ABOUT = {
     )
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, Tensor.untyped_storage}
 _VIEWS = {Tensor.__getitem__, Tensor.expand}
-_MAY_CHANGE_NOTHING = _VIEWS | {
+_MAYBE_UNCHANGED = _VIEWS | {
     Tensor.to,
     Tensor.bool,
     Tensor.detach,
@@ -115,7 +116,31 @@ _MAY_CHANGE_NOTHING = _VIEWS | {
 }
 
 
-def rule_mask(
+class MaskRequest(NamedTuple):
+    """The arguments with which Transformers asks for a mask, under the names that it uses.
+
+    Arguments that do not change the mask are accepted by `mask_request` and dropped.
+    """
+
+    part: MatrixPart
+    mask_function: Predicate | None
+    attention_mask: Tensor | None
+    may_skip: bool
+    """Whether the attention accepts None in place of a mask that shows everything."""
+    use_vmap: bool
+
+    def origin(self) -> Origin:
+        """Return the rule of the mask, and the number of keys that it is about."""
+        predicate = self.mask_function or _transformers_function("causal_mask_function")
+        mask, keys = _rule_of(predicate, self.part, self.use_vmap)
+        if self.attention_mask is not None:
+            is_token = self.part._replace(S=keys).keys(self.attention_mask.bool())
+            if not bool(is_token.all()):
+                mask = Padding(is_token) if mask is full else mask & Padding(is_token)
+        return Origin(mask, keys)
+
+
+def mask_request(
     batch_size: int,
     q_length: int | None = None,
     kv_length: int = 0,
@@ -128,143 +153,118 @@ def rule_mask(
     device: torch.device | str | None = None,
     cache_position: Tensor | None = None,
     **others: Any,
-) -> RuleMask | None:
-    """What Transformers calls for a mask: the rule, or None where everything may be seen."""
-    spot = _spot(batch_size, q_length, kv_length, q_offset, kv_offset, device, cache_position)
-    rule, keys = _described(spot, mask_function, attention_mask, use_vmap)
-    # As for eager attention: no mask at all means that every query sees every key, and nothing else.
-    plain = rule.simplified((batch_size, 1, spot.T, keys))
-    if plain is full and keys == kv_length and allow_is_bidirectional_skip:
-        return None
-    return RuleMask.made(rule, (batch_size, 1, spot.T, kv_length), keys, spot.device)
-
-
-def mask_origin(
-    batch_size: int,
-    q_length: int | None = None,
-    kv_length: int = 0,
-    q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
-    mask_function: Predicate | None = None,
-    attention_mask: Tensor | None = None,
-    use_vmap: bool = False,
-    device: torch.device | str | None = None,
-    cache_position: Tensor | None = None,
-    **others: Any,
-) -> Origin:
-    """The rule of the mask that Transformers makes for these arguments."""
-    spot = _spot(batch_size, q_length, kv_length, q_offset, kv_offset, device, cache_position)
-    return _described(spot, mask_function, attention_mask, use_vmap)
-
-
-def _spot(
-    B: int,
-    q_length: int | None,
-    kv_length: int,
-    q_offset: int | Tensor,
-    kv_offset: int,
-    device: torch.device | str | None,
-    cache_position: Tensor | None,
-) -> Spot:
+) -> MaskRequest:
+    """Read the arguments that Transformers passes to a mask function. This is their only signature here."""
     if cache_position is not None:  # before Transformers 5
         q_length, q_offset = len(cache_position), int(cache_position[0])
         device = cache_position.device
     if q_length is None:
         raise TypeError("q_length is missing")
-    return Spot(B, q_length, kv_length, int(q_offset), kv_offset, torch.device(device or "cpu"))
+    part = MatrixPart(
+        batch_size, q_length, kv_length, int(q_offset), kv_offset, torch.device(device or "cpu")
+    )
+    return MaskRequest(part, mask_function, attention_mask, allow_is_bidirectional_skip, use_vmap)
 
 
-def _described(spot: Spot, says: Predicate | None, attention_mask: Tensor | None, use_vmap: bool) -> Origin:
-    rule, keys = _rule_of(says or _function("causal_mask_function"), spot, use_vmap)
-    if attention_mask is not None:
-        real = spot._replace(S=keys).keys(attention_mask.bool())
-        if not bool(real.all()):
-            rule = Padding(real) if rule is full else rule & Padding(real)
-    return Origin(rule, keys)
+def rule_mask(*args: Any, **kwargs: Any) -> RuleMask | None:
+    """Return the mask that Transformers asks for as a rule, or None if every key is visible.
+
+    The arguments are those of `mask_request`.
+    """
+    request = mask_request(*args, **kwargs)
+    B, T, S = request.part[:3]
+    mask, keys = request.origin()
+    # As in eager attention, no mask means that every query sees every key, and nothing else.
+    if request.may_skip and keys == S and mask.simplified((B, 1, T, keys)) is full:
+        return None
+    return RuleMask.make(mask, (B, 1, T, S), keys, request.part.device)
 
 
-def _function(name: str) -> Predicate:
+def mask_origin(*args: Any, **kwargs: Any) -> Origin:
+    """Return the rule of the mask that Transformers makes for the arguments of `mask_request`."""
+    return mask_request(*args, **kwargs).origin()
+
+
+def _transformers_function(name: str) -> Predicate:
     from transformers import masking_utils
 
     function: Predicate = getattr(masking_utils, name)
     return function
 
 
-def _rule_of(says: Predicate, spot: Spot, use_vmap: bool) -> tuple[Mask, int]:
-    """The rule that a function stands for, and how many of the keys it speaks of."""
-    reach = spot.q_offset + spot.T - spot.kv_offset  # the keys up to the last query's own
-    asked = _asked(says, spot, use_vmap)
-    if 0 < reach < spot.S:  # a static cache: whatever lies ahead is not written yet
-        found = recognised(says, spot._replace(S=reach))
-        if found is not None and causal in _parts(found) and _agree(found, reach, asked, spot):
-            return found, reach
-    found = recognised(says, spot)
-    if found is not None and _agree(found, spot.S, asked, spot):
-        return found, spot.S
-    return asked, spot.S
+def _rule_of(predicate: Predicate, part: MatrixPart, use_vmap: bool) -> tuple[Mask, int]:
+    """Return the rule that is equal to a function, and the number of keys that it is about."""
+    reach = part.q_offset + part.T - part.kv_offset  # the number of keys up to the last query's own
+    exact = _predicate_mask(predicate, part, use_vmap)
+    if 0 < reach < part.S:  # a static cache: the keys after the last query are not written yet
+        mask = recognise(predicate, part._replace(S=reach))
+        if mask is not None and causal in mask.conjuncts() and _agree(mask, reach, exact, part):
+            return mask, reach
+    mask = recognise(predicate, part)
+    if mask is not None and _agree(mask, part.S, exact, part):
+        return mask, part.S
+    return exact, part.S
 
 
-def recognised(says: Predicate, spot: Spot) -> Mask | None:
-    """The rule for one of Transformers' own functions, or None."""
-    if getattr(says, "__module__", "") != "transformers.masking_utils":
+def recognise(predicate: Predicate, part: MatrixPart) -> Mask | None:
+    """Return the rule for one of Transformers' own mask functions, or None for any other function."""
+    if getattr(predicate, "__module__", "") != "transformers.masking_utils":
         return None
-    name = says.__qualname__.split(".")[0]
-    closure = says.__closure__ or ()
-    held = dict(zip(says.__code__.co_freevars, (c.cell_contents for c in closure), strict=True))
+    name = predicate.__qualname__.split(".")[0]
+    closure = predicate.__closure__ or ()
+    variables = dict(zip(predicate.__code__.co_freevars, (c.cell_contents for c in closure), strict=True))
     if name in ("and_masks", "or_masks"):
-        parts = [recognised(part, spot) for part in held["mask_functions"]]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
+        masks = [recognise(function, part) for function in variables["mask_functions"]]
+        recognised = [mask for mask in masks if mask is not None]
+        if len(recognised) < len(masks):
             return None
         if name == "or_masks":
-            return functools.reduce(operator.or_, known)
-        narrowing = sorted((part for part in known if part is not full), key=lambda part: part is not causal)
-        return functools.reduce(operator.and_, narrowing) if narrowing else full
+            return functools.reduce(operator.or_, recognised)
+        # Causal comes first, so that equal masks print alike.
+        narrowing = sorted(
+            (mask for mask in recognised if mask is not full), key=lambda mask: mask is not causal
+        )
+        return conjunction(narrowing)
     if name == "bidirectional_mask_function":
         return full
     if name == "padding_mask_function":
-        return Padding(spot.keys(held["padding_mask"].bool()))
+        return Padding(part.keys(variables["padding_mask"].bool()))
     if name == "add_offsets_to_mask_function":
-        q_offset, kv_offset = spot.q_offset + held["q_offset"], spot.kv_offset + held["kv_offset"]
-        return recognised(held["mask_function"], spot._replace(q_offset=q_offset, kv_offset=kv_offset))
-    if spot.q_offset + spot.T != spot.kv_offset + spot.S:
-        return None  # the other rules speak of queries at the end of the keys
+        q_offset, kv_offset = part.q_offset + variables["q_offset"], part.kv_offset + variables["kv_offset"]
+        return recognise(variables["mask_function"], part._replace(q_offset=q_offset, kv_offset=kv_offset))
+    if part.q_offset + part.T != part.kv_offset + part.S:
+        return None  # in the other rules the queries are the last of the positions
     if name == "causal_mask_function":
         return causal
     if name == "sliding_window_overlay":
-        return Window(held["sliding_window"])
+        return Window(variables["sliding_window"])
     if name == "sliding_window_bidirectional_overlay":
-        return Window(held["sliding_window"] + 1, held["sliding_window"])
+        return Window(variables["sliding_window"] + 1, variables["sliding_window"])
     if name == "chunked_overlay":
-        shift = spot.kv_offset - held["left_padding"].to(spot.device).view(-1, 1)
-        if not bool((shift % held["chunk_size"]).any()):
-            return Chunks(held["chunk_size"])
-        return Documents((torch.arange(spot.S, device=spot.device) + shift) // held["chunk_size"])
+        shift = part.kv_offset - variables["left_padding"].to(part.device).view(-1, 1)
+        if not bool((shift % variables["chunk_size"]).any()):
+            return Chunks(variables["chunk_size"])
+        return Documents((torch.arange(part.S, device=part.device) + shift) // variables["chunk_size"])
     if name == "packed_sequence_mask_function":
-        return Documents(spot.keys(held["packed_sequence_mask"]))
+        return Documents(part.keys(variables["packed_sequence_mask"]))
     if name == "blockwise_overlay":
-        ids = spot.keys(held["block_sequence_ids"], missing=-1)
+        ids = part.keys(variables["block_sequence_ids"], missing=-1)
         return Documents(ids) & Padding(ids >= 0)
     return None
 
 
-def _parts(mask: Mask) -> list[Mask]:
-    """The rules that & joins in a mask."""
-    return [*_parts(mask.left), *_parts(mask.right)] if isinstance(mask, And) else [mask]
+def _predicate_mask(predicate: Predicate, part: MatrixPart, use_vmap: bool) -> Mask:
+    """Return the function itself as a mask, evaluated again for every tile."""
 
-
-def _asked(says: Predicate, spot: Spot, use_vmap: bool) -> Mask:
-    """The function itself as a rule, asked anew for every tile."""
-
-    @functools.wraps(says)
-    def predicate(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        q, k = q + (spot.q_offset + spot.T - spot.S), k + spot.kv_offset
+    @functools.wraps(predicate)
+    def shifted(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        q, k = q + (part.q_offset + part.T - part.S), k + part.kv_offset
         if not use_vmap:
-            answer: Tensor = says(b, h, q, k)
-            return answer
+            allowed: Tensor = predicate(b, h, q, k)
+            return allowed
         from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-        each = says
+        each = predicate
         for dims in (
             (None, None, None, 0),
             (None, None, 0, None),
@@ -273,17 +273,17 @@ def _asked(says: Predicate, spot: Spot, use_vmap: bool) -> Mask:
         ):
             each = torch.vmap(each, in_dims=dims)
         with TransformGetItemToIndex():
-            answer = each(b.flatten(), h.flatten(), q.flatten(), k.flatten())
-        return answer
+            allowed = each(b.flatten(), h.flatten(), q.flatten(), k.flatten())
+        return allowed
 
-    return rule(predicate)
+    return rule(shifted)
 
 
-def _agree(found: Mask, keys: int, asked: Mask, spot: Spot) -> bool:
-    """Whether a rule over the first `keys` keys says what the function says, on a sample of entries."""
-    rows, columns = sampled_rows(spot.T, 16), sampled_rows(spot.S, 64)
+def _agree(mask: Mask, keys: int, exact: Mask, part: MatrixPart) -> bool:
+    """Whether a rule over the first `keys` keys is equal to the exact mask on a sample of entries."""
+    rows, columns = sampled_rows(part.T, 16), sampled_rows(part.S, 64)
     near = columns[columns < keys]
-    shape = (spot.B, 1, spot.T)
-    says = asked.tile(rows, columns, (*shape, spot.S), device=spot.device)
-    ours = found.tile(rows, near, (*shape, keys), device=spot.device)
-    return bool((says[..., : len(near)] == ours).all()) and not bool(says[..., len(near) :].any())
+    shape = (part.B, 1, part.T)
+    expected = exact.tile(rows, columns, (*shape, part.S), device=part.device)
+    allowed = mask.tile(rows, near, (*shape, keys), device=part.device)
+    return bool((expected[..., : len(near)] == allowed).all()) and not bool(expected[..., len(near) :].any())

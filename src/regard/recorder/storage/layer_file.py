@@ -1,42 +1,50 @@
-"""One layer of a capture as a file: its map in the format of `regard.maps.storage`, or its summary.
+"""Reads and writes one layer of a capture as a safetensors file: its map, or its summary.
 
-Opening maps the tensors into memory; they come in as they are looked at.
+A map is stored in the format of `regard.maps.storage`, with the layer's values beside it, so that such a file
+also opens as a map. Tensors are memory-mapped: they are read from disk when they are first used.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import Mask
 from regard.attention.masks.named import TensorMask
 from regard.maps import AttentionMap, storage
-from regard.recorder.result import LayerData
+from regard.recorder.layer import LayerData
 from regard.recorder.summary import LayerSummary
+from regard.safetensor_files import read_safetensors, write_safetensors
 
 FORMAT = "regard.Summary 1"
 VALUES = "values"
-WRITTEN_OUT = 1 << 28  # bytes that a rule may take which has to be written out entry by entry
+MAX_MASK_BYTES = 1 << 28  # the largest mask tensor that is written in place of a mask that is a function
 
 
-def write(kept: LayerData, path: Path) -> None:
-    """Write what is kept of a layer to a file, atomically."""
-    beside = {} if kept.values is None else {VALUES: kept.values}
-    if kept.map is not None:
-        storage.save(with_plain_mask(kept.map), path, beside)
-    elif kept.summary is not None:
-        storage.write(path, {**kept.summary._asdict(), **beside}, {"format": FORMAT})
+def write(data: LayerData, path: Path) -> None:
+    """Write the tensors of a layer to a file, atomically."""
+    values = {} if data.values is None else {VALUES: data.values}
+    if data.map is not None:
+        storage.save(with_storable_mask(data.map), path, values)
+    elif data.summary is not None:
+        write_safetensors(path, {**data.summary._asdict(), **values}, {"format": FORMAT})
 
 
 def read(path: Path) -> LayerData:
-    """What a file keeps of a layer; ValueError says what is wrong with it."""
-    metadata, tensors = storage.read(path)
+    """Read the tensors of a layer; a file that is damaged raises a ValueError that says what is wrong."""
+    metadata, tensors = read_safetensors(path, [storage.FORMAT, FORMAT])
     values = tensors.pop(VALUES, None)
-    if metadata.get("format") != FORMAT:
-        return LayerData(_fitting(path, storage.rebuilt(path, metadata, tensors), values), values)
+    if metadata["format"] == FORMAT:
+        return LayerData(values=values, summary=_summary(path, tensors))
+    attention_map = storage.rebuilt(path, metadata, tensors)
+    if values is not None and (values.ndim != 4 or values.shape[:3] != attention_map.k.shape[:3]):
+        shapes = f"values {tuple(values.shape)} do not fit k {tuple(attention_map.k.shape)}"
+        raise ValueError(f"{path} is damaged: {shapes}")
+    return LayerData(attention_map, values)
+
+
+def _summary(path: Path, tensors: dict[str, Tensor]) -> LayerSummary:
     try:
         summary = LayerSummary(**tensors)
     except TypeError as error:
@@ -45,39 +53,23 @@ def read(path: Path) -> LayerData:
     if any(x.ndim < 3 or x.shape[:2] != heads or not x.is_floating_point() for x in summary):
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in summary._asdict().items())
         raise ValueError(f"{path} is damaged: {shapes} do not fit together")
-    return LayerData(values=values, summary=summary)
+    return summary
 
 
-def _fitting(path: Path, map: AttentionMap, values: Tensor | None) -> AttentionMap:
-    if values is not None and (values.ndim != 4 or values.shape[:3] != map.k.shape[:3]):
-        raise ValueError(f"{path} is damaged: values {tuple(values.shape)} do not fit k {tuple(map.k.shape)}")
-    return map
-
-
-def with_plain_mask(map: AttentionMap) -> AttentionMap:
-    """The same map; its mask written out, entry by entry, where a rule in it is a function."""
-    if _plain(map.mask):
-        return map
-    T, S = map.matrix[2:]
-    one = map.mask.tile(
-        range(1), range(1), map.matrix, device=map.device
-    )  # with batch and heads, if it varies
-    if (size := one.numel() * T * S) > WRITTEN_OUT:
+def with_storable_mask(m: AttentionMap) -> AttentionMap:
+    """Return the map, with a tensor in place of its mask if a part of the mask is a function."""
+    if m.mask.is_storable():
+        return m
+    # One entry of the mask shows whether it varies over the batch and the heads, and so its full size.
+    T, S = m.matrix[2:]
+    entry = m.mask.tile(range(1), range(1), m.matrix, device=m.device)
+    if (size := entry.numel() * T * S) > MAX_MASK_BYTES:
         raise ValueError(
-            f"mask: {map.mask} is a function, which a file cannot hold, and written out it could take "
-            f"{size / 2**30:.1f} GiB: combine the named rules (regard.causal, regard.window(n), …) instead"
+            f"mask: {m.mask} is a function, which a file cannot hold, and as a tensor it could take "
+            f"{size / 2**30:.1f} GiB: combine the named masks (regard.causal, regard.window(n), …) instead"
         )
-    allowed = map.mask.tile(range(T), range(S), map.matrix, device=map.device)
-    added = map.mask.bias(range(T), range(S), map.matrix, device=map.device)
-    if added is not None:
-        allowed = torch.where(allowed, added.detach(), -torch.inf)
-    mask = TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape))
-    return AttentionMap(map.q, map.k, map.lse, mask, map.scale, map.softcap, map.sinks, map.axes)
-
-
-def _plain(mask: Mask) -> bool:
-    """Whether a file can hold the rule: one of the named ones, combined."""
-    if type(mask).__name__ not in storage.KINDS:
-        return False
-    parts = [getattr(mask, field.name) for field in dataclasses.fields(mask)]  # type: ignore[arg-type]
-    return all(_plain(part) for part in parts if isinstance(part, Mask))
+    allowed = m.mask.tile(range(T), range(S), m.matrix, device=m.device)  # (1 or B, 1 or H, T, S)
+    bias = m.mask.bias(range(T), range(S), m.matrix, device=m.device)
+    if bias is not None:
+        allowed = torch.where(allowed, bias.detach(), -torch.inf)
+    return m.replaced(mask=TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape)))

@@ -1,46 +1,56 @@
-"""Where the layers of a capture go: into memory as far as it reaches, into a folder, or into a summary."""
+"""The stores of a capture's layers: memory with a check, memory with a budget, and statistics only.
+
+`Folder`, the store that writes to disk, is in `folder`.
+"""
 
 from __future__ import annotations
 
 from os import PathLike
+from typing import TYPE_CHECKING
 
 import torch
 
-from regard.recorder.recording import Memory, Store
-from regard.recorder.result import Capture, Layer
-from regard.recorder.sizes import free_memory, parse_bytes, written
+from regard.recorder.layer import Layer
+from regard.recorder.sizes import format_bytes, free_memory, parse_bytes
 from regard.recorder.storage.folder import Folder
+from regard.recorder.storage.store import MemoryStore, Store
 from regard.recorder.summary import summary_size
+
+if TYPE_CHECKING:
+    from regard.recorder.result import Capture
 
 
 class TooLargeError(ValueError, MemoryError):
-    """A capture that memory cannot hold."""
+    """A capture that does not fit in memory."""
 
 
-def store_for(to: str | PathLike[str] | None, budget: int | str | None, keep: str) -> Store:
-    """What capture's options ask for."""
-    if keep not in ("maps", "statistics"):
-        raise ValueError(f"keep: expected 'maps' or 'statistics', got {keep!r}")
-    if to is not None:
-        store: Store = Folder(to)
+def store_for(folder: str | PathLike[str] | None, budget: int | str | None, store: str) -> Store:
+    """Return the store for the options `folder`, `budget` and `store` of `regard.capture`."""
+    if store not in ("maps", "statistics"):
+        raise ValueError(f"store: expected 'maps' or 'statistics', got {store!r}")
+    inner: Store
+    if folder is not None:
+        inner = Folder(folder)
     elif budget is not None:
-        store = Budgeted(parse_bytes("budget", budget))
+        inner = BudgetStore(parse_bytes("budget", budget))
     else:
-        store = Cautious()
-    return StatisticsStore(store) if keep == "statistics" else store
+        inner = CheckedMemoryStore()
+    return StatisticsStore(inner) if store == "statistics" else inner
 
 
 class StatisticsStore:
-    """Keeps summaries, and no queries and keys."""
+    """Stores the summaries of layers in another store, without their queries and keys."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
 
     def expect(self, layers: int) -> None:
+        """Announce layers to the inner store."""
         self.inner.expect(layers)
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
-        small = Layer(
+        """Store the layer's summary, and its values if it has them."""
+        without_map = Layer(
             layer.number,
             layer.name,
             layer.stack,
@@ -50,23 +60,25 @@ class StatisticsStore:
             layer.values,
             layer.summary,
         )
-        return self.inner.put(small, instead_of)
+        return self.inner.put(without_map, instead_of)
 
     def finish(self, seen: Capture) -> None:
+        """Complete the inner store."""
         self.inner.finish(seen)
 
 
-class Budgeted:
-    """Memory up to a limit; what comes after goes to a temporary folder that lives as long as its layers."""
+class BudgetStore:
+    """Uses at most `limit` bytes of memory, and then a temporary folder that lives as long as its layers."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
         self._folder: Folder | None = None
 
     def expect(self, layers: int) -> None:
-        pass
+        """Do nothing."""
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
+        """Keep the layer in memory if the budget allows it; otherwise write it to the temporary folder."""
         if instead_of is not None and instead_of.in_memory:
             self.used -= instead_of.nbytes
         if self.used + layer.nbytes <= self.limit:
@@ -76,41 +88,49 @@ class Budgeted:
         return self._folder.put(layer, instead_of)
 
     def finish(self, seen: Capture) -> None:
-        pass
+        """Do nothing."""
 
 
-class Cautious(Memory):
-    """Memory, unless the layers that are to come would not fit in what is free."""
+class CheckedMemoryStore(MemoryStore):
+    """Keeps layers in memory, and raises at the first one if all that are expected would not fit."""
 
     def __init__(self) -> None:
-        self._expected = self._layers = 0
+        self._expected = self._stored = 0
 
     def expect(self, layers: int) -> None:
+        """Count the layers to come."""
         self._expected += layers
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
+        """Return the layer as it is, or raise a `TooLargeError` if the expected ones would not fit."""
         if instead_of is None:
-            self._layers += 1
-            if self._layers <= self._expected and layer.in_memory:
-                self._check(layer, self._expected)
+            self._stored += 1
+            if self._stored <= self._expected and layer.in_memory:
+                self._check(layer)
         return layer
 
-    def _check(self, layer: Layer, count: int) -> None:
-        kept = layer.kept()
-        device = (kept.map.q if kept.map is not None else layer.summary.entropy).device
+    def _check(self, layer: Layer) -> None:
+        attention_map = layer.data().map
+        device = (layer.summary.entropy if attention_map is None else attention_map.q).device
         free = free_memory(device)
-        coming = layer.nbytes * (count - self._layers)  # this one is there already
-        if free is not None and coming > free:
-            B, H, T, S = layer.shape
-            raise TooLargeError(refusal(layer.nbytes, count, free, device, summary_size(B, H, T, S)))
+        to_come = layer.nbytes * (self._expected - self._stored)  # this one is in memory already
+        if free is not None and to_come > free:
+            summary = summary_size(*layer.shape)
+            raise TooLargeError(too_large_message(layer.nbytes, self._expected, free, device, summary))
 
 
-def refusal(each: int, count: int, free: int, device: torch.device, summary: int) -> str:
-    """Why a capture is refused, and the ways to make it smaller."""
+def too_large_message(layer: int, count: int, free: int, device: torch.device, summary: int) -> str:
+    """Say why a capture does not fit and which options make it smaller.
+
+    `layer` and `summary` are the bytes of one layer and of its summary, `count` the number of layers, and
+    `free` the free bytes on `device`.
+    """
     return (
-        f"this capture would keep {written(each * count)} ({count} layers of {written(each)}), and "
-        f"{written(free)} are free on {device}. Ways to shrink it: layers=[0] ({written(each)} a layer); "
-        f"heads=[0, 1]; dtype=torch.bfloat16; to=folder, written there as layers run; "
-        f'budget="{written(free // 2).replace(" ", "")}", the rest on disk; '
-        f'keep="statistics" ({written(summary * count)}). regard.capture_size(model, tokens) knows before.'
+        f"this capture would take {format_bytes(layer * count)} ({count} layers of {format_bytes(layer)}), "
+        f"and {format_bytes(free)} are free on {device}. To make it smaller: layers=[0] "
+        f"({format_bytes(layer)} a layer); heads=[0, 1]; dtype=torch.bfloat16; "
+        "folder=…, to write each layer there when it has run; "
+        f'budget="{format_bytes(free // 2).replace(" ", "")}", to write the rest to disk; '
+        f'store="statistics" ({format_bytes(summary * count)}). regard.capture_size(model, tokens) computes '
+        "this in advance."
     )

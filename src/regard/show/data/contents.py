@@ -15,8 +15,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import And, Mask
-from regard.attention.masks.named import Window
 from regard.heads import describe
 from regard.heads.score_words import SCORE_WORDS
 from regard.lru import LRUCache
@@ -100,7 +98,9 @@ class Contents:
     @cached_property
     def meta(self) -> dict[str, Any]:
         """Everything but weights, as plain data: what the page needs before it requests any."""
-        values = all(layer.values is not None for capture in self.texts for layer in capture.layers)
+        values = all(
+            layer.settings.value_width is not None for capture in self.texts for layer in capture.layers
+        )
         return {
             "version": VERSION,
             "model": self.texts[0].model,
@@ -170,7 +170,7 @@ class Contents:
 
     def thumbnail(self, text: int, layer: str | int) -> Thumbnail:
         """Return a layer's thumbnails, one for each head, and the heads' sinks."""
-        key = (text, self.layer(text, layer).key)
+        key = (text, str(self.layer(text, layer).key))
         if key not in self._thumbnails:
             self._thumbnails[key] = thumbnails.thumbnail(self.layer_map(*key))
         return self._thumbnails[key]
@@ -186,22 +186,22 @@ class Contents:
         self._check_text(text)
         if text not in self._heads:
             capture, entry = self.texts[text], slice(self.batch_index, self.batch_index + 1)
-            ids_by_layer = [capture._read_by(layer) for layer in capture.layers]
+            ids_by_layer = [capture.ids_of(layer) for layer in capture.layers]
             # Layers that read the same tokens get the same tensor: `describe` then shares work between them.
             entry_ids = {id(ids): ids[entry] for ids in ids_by_layer if ids is not None}
             table = describe(
                 [self.layer_map(text, layer.key) for layer in capture.layers],
                 [None if ids is None else entry_ids[id(ids)] for ids in ids_by_layer],
-                keys=[layer.key for layer in capture.layers],
+                keys=[str(layer.key) for layer in capture.layers],
                 heads=[layer.heads for layer in capture.layers],
-                real=None if capture.real is None else capture.real[entry],
+                real=None if capture.attention_mask is None else capture.attention_mask[entry],
             )
             self._heads[text] = table.to_data()
         return self._heads[text]
 
     def eviction(self, text: int, layer: str | int) -> dict[str, Any]:
         """Return the attention that evicting keys would lose, for every head of a layer (see `eviction`)."""
-        key = (text, self.layer(text, layer).key)
+        key = (text, str(self.layer(text, layer).key))
         if key not in self._evictions:
             self._evictions[key] = eviction.eviction_loss(self.layer_map(*key))
         return self._evictions[key]
@@ -258,29 +258,27 @@ def _layer(layer: Layer, evidence: Evidence, tokens: list[str], targets: list[st
     `queries_of` and `keys_of` name the list of tokens that each axis shows, `queries_from` and `keys_from`
     the index of its first token in that list, or None if the tokens are not known.
     """
-    m = layer.map  # once: a stored layer opens its file at each access
-    values = layer.values
-    _, H, T, S = m.matrix
-    D, G = m.q.shape[-1], m.k.shape[1]
+    _, H, T, S = layer.shape
+    settings = layer.settings
     decodes = targets is not None and layer.stack in ("decoder", "cross")
     queries = targets if targets is not None and decodes else tokens
     keys = tokens if layer.stack == "cross" else queries
     known = len(queries) >= T and len(keys) >= S and (layer.stack != "cross" or decodes)
     return {
-        "key": layer.key,
+        "key": str(layer.key),
         "name": layer.name,
         "stack": layer.stack,
         "number": layer.number,
         "heads": list(layer.heads),
-        "kv_heads": G,
-        "group": H // G,
-        "width": D,
-        "value_width": None if values is None else values.shape[-1],
-        "scale": m.scale,
-        "softcap": m.softcap,
-        "sinks": m.sinks is not None,
-        "mask": str(m.mask),
-        "window": window_of(m.mask),
+        "kv_heads": settings.kv_heads,
+        "group": H // settings.kv_heads,
+        "width": settings.width,
+        "value_width": settings.value_width,
+        "scale": settings.scale,
+        "softcap": settings.softcap,
+        "sinks": settings.has_sinks,
+        "mask": settings.mask,
+        "window": settings.window,
         "rows": T,
         "cols": S,
         "queries_of": "target_tokens" if queries is targets else "tokens",
@@ -297,21 +295,11 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
         "text": str(evidence),
         "problem": evidence.problem,
         "difference": _finite(evidence.difference),
-        "allowed": _finite(evidence.allowed),
+        "allowed": _finite(evidence.tolerance),
         "row_sums": _finite(evidence.row_sums),
         "rows": evidence.rows,
-        "of": evidence.of,
+        "of": evidence.total_rows,
     }
-
-
-def window_of(mask: Mask) -> int | None:
-    """Return the sliding window's size, 128 for `causal & window(128)`; None for a mask without one."""
-    if isinstance(mask, Window):
-        return mask.size
-    if isinstance(mask, And):
-        sizes = [size for size in (window_of(mask.left), window_of(mask.right)) if size is not None]
-        return min(sizes) if sizes else None
-    return None
 
 
 def _line(m: AttentionMap, name: str, index: int) -> Tensor:

@@ -21,7 +21,7 @@ async function start() {
   try {
     source = await open();
   } catch (error) {
-    const text = `This could not be opened. ${error.message}`;
+    const text = `The page could not be opened. ${error.message}`;
     find("main").replaceChildren(element("p", { class: "empty", text }));
     return;
   }

@@ -510,6 +510,15 @@ interface Shaded {
   top: number;
 }
 
+/** The strongest weights of a row or a column. */
+interface Ranking {
+  best: { token: number; w: number }[];
+  /** Of all weights. */
+  total: number;
+  /** How many tokens have a weight. */
+  seen: number;
+}
+
 /** What the Text view writes: the tokens, and where on them the layer's queries and keys begin. */
 interface WrittenText {
   tokens: string[];
@@ -517,6 +526,27 @@ interface WrittenText {
   keys: number;
   /** Where a second text begins, if one looks at another. */
   second?: number;
+}
+
+/** A name and a value to read beside the map. */
+type Fact = [name: string, value: string];
+
+/** The latest and the first keys that a cache keeps. */
+interface CacheSize {
+  window: number;
+  sinks: number;
+}
+
+/** The parts of a head's card in the gallery. */
+interface HeadCard {
+  card: HTMLLIElement;
+  canvas: HTMLCanvasElement;
+  /** Opens the head in the Map. */
+  button: HTMLButtonElement;
+  /** Takes the head to compare. */
+  take: HTMLButtonElement;
+  lines: HTMLElement;
+  head: HeadScores;
 }
 
 /** A head of a layer on a text. */

@@ -1,16 +1,16 @@
 // @ts-check
-// What a cache saves, measured while the model writes with it and without; and what one that forgets loses.
+// What a KV cache saves, measured while the model generates with it and without; and what eviction loses.
 // It knows the lines that a generation sends (cli/opening.py) and the tables of `eviction.py`.
 
-import { last } from "../common/arrays.js";
-import { chart } from "../common/chart.js";
 import { element } from "../common/dom.js";
-import { bytes, count, milliseconds, some } from "../common/format.js";
-import { visible } from "../common/tokens.js";
-import { drawComputed } from "./computed.js";
-import { policy } from "./policy.js";
+import { some } from "../common/format.js";
+import { GenerationFigures } from "./figures.js";
+import { EvictionPolicy } from "./policy.js";
+import { openingSentence } from "./prompt.js";
 
 const TOKENS = 24;
+/** @type {Record<string, string>} */
+const ENDS = { end: "The model ended the text.", context: "The model’s context is full.", tokens: "" };
 
 /**
  * @param {HTMLElement} root
@@ -18,11 +18,141 @@ const TOKENS = 24;
  * @returns {View}
  */
 export function cache(root, app) {
+  const view = new CacheView(app);
+  root.append(view.box);
+  return { show: (state) => view.show(state), hide: () => view.hide() };
+}
+
+class CacheView {
+  /** @param {App} app */
+  constructor(app) {
+    this.app = app;
+    /** @type {State | null} */
+    this.state = null;
+    /** @type {GenerationStart | null} */
+    this.start = null;
+    /** @type {GenerationStep[]} */
+    this.steps = [];
+    /** @type {AbortController | null} */
+    this.running = null; // what stops it
+    this.form = makeForm(() => this.generate());
+    this.lead = element("p", { class: "lead" });
+    this.said = element("p", { class: "note", role: "status" });
+    this.figures = new GenerationFigures();
+    this.policy = new EvictionPolicy(app, () => this.generated());
+    const parts = [this.lead, this.form.box, this.said, this.figures.box, this.policy.box];
+    this.box = element(
+      "div",
+      { class: "scroll", tabindex: "-1" },
+      element("div", { class: "column" }, ...parts),
+    );
+  }
+
+  /** @returns {Generated | null} */
+  generated() {
+    return this.start && this.steps.length ? { steps: this.steps, start: this.start } : null;
+  }
+
+  async generate() {
+    if (this.running) {
+      this.running.abort();
+      return;
+    }
+    this.running = new AbortController();
+    const { said, form } = this;
+    form.button.textContent = "Stop";
+    this.steps = [];
+    this.start = null;
+    said.textContent = "Running the prompt, with the cache and without it…";
+    this.figures.begin([]);
+    const options = { ...form.values(), ...this.policy.size };
+    try {
+      await this.app.source.generate(options, (line) => this.take(line), this.running.signal);
+    } catch (error) {
+      said.textContent =
+        error.name === "AbortError" ? `Stopped after ${some(this.steps.length, "token")}.` : error.message;
+    } finally {
+      this.running = null;
+      form.button.textContent = "Generate";
+    }
+  }
+
+  /**
+   * Takes one line of a generation.
+   * @param {GenerationLine} line
+   */
+  take({ start, step, end }) {
+    if (start) {
+      this.start = start;
+      this.figures.begin(start.tokens);
+    } else if (step) {
+      this.steps.push(step);
+      this.figures.write(step);
+      this.said.textContent = `Token ${this.steps.length}, with the cache and without it.`;
+      this.draw();
+    } else if (end) {
+      const written = some(this.steps.length, "token");
+      this.said.textContent = `${written} generated, each with the cache and without it. ${ENDS[end.why] ?? ""}`;
+    }
+  }
+
+  draw() {
+    this.figures.show(this.steps, this.start?.layers ?? 0);
+    if (this.state) this.policy.show(this.state);
+  }
+
+  /** @param {State} state */
+  show(state) {
+    const first = this.state === null;
+    this.state = state;
+    const { meta } = this.app;
+    const recorded = meta.generation;
+    const can = meta.can.generate;
+    this.form.box.hidden = !can;
+    if (first) this.form.prompt.value = openingSentence(meta.texts[state.text]);
+    if (!can && recorded && !this.steps.length) recorded.forEach((line) => this.take(line));
+    this.lead.textContent = leadOf(can, Boolean(recorded));
+    if (!can && recorded) this.said.textContent = "";
+    this.draw();
+  }
+
+  hide() {
+    this.running?.abort();
+  }
+}
+
+/**
+ * What the view shows, by what there is to show.
+ * @param {boolean} can whether the model can generate
+ * @param {boolean} recorded whether there is a generation of before
+ */
+function leadOf(can, recorded) {
+  if (can)
+    return (
+      "Let the model continue a text. Every token is computed twice, with the KV cache and without it, " +
+      "and both are measured."
+    );
+  if (recorded)
+    return (
+      "This generation was recorded when the page was saved. Every token was computed twice, with the KV cache " +
+      "and without it, and both were measured."
+    );
+  return (
+    "Generation needs the model: run regard inspect to measure what a KV cache saves. What a cache with eviction " +
+    "would lose is computed from the maps."
+  );
+}
+
+/**
+ * The prompt, the number of tokens and the button.
+ * @param {() => void} submit
+ */
+function makeForm(submit) {
   const prompt = element("textarea", {
     class: "prompt",
     rows: 3,
     maxlength: 20000,
-    "aria-label": "The text to go on with",
+    "aria-label": "Prompt",
     spellcheck: "false",
   });
   const tokens = element("input", {
@@ -31,293 +161,24 @@ export function cache(root, app) {
     min: 1,
     max: 256,
     value: TOKENS,
-    "aria-label": "How many tokens to write",
+    "aria-label": "Number of tokens to generate",
   });
-  const go = element("button", { class: "button strong", type: "button", text: "Generate" });
-  const form = element(
+  const button = element("button", { class: "button strong", type: "button", text: "Generate" });
+  const label = element("span", { class: "quiet small", text: "Tokens" });
+  const fields = element(
     "div",
-    { class: "cache-form" },
-    prompt,
-    element(
-      "div",
-      { class: "fields" },
-      element("label", { class: "field" }, element("span", { class: "quiet small", text: "Tokens" }), tokens),
-      go,
-    ),
+    { class: "fields" },
+    element("label", { class: "field" }, label, tokens),
+    button,
   );
-  const lead = element("p", { class: "lead" });
-  const said = element("p", { class: "note", role: "status" });
-  const written = element("p", { class: "written", "aria-label": "What was written" });
-  const table = element("table", { class: "measured" });
-  const apartness = element("p", { class: "note" });
-  const times = chart(240);
-  const picture = element("canvas", { class: "computed", role: "img" });
-  const [run, read] = [element("i", { class: "run" }), element("i", { class: "read" })];
-  const measured = element(
-    "section",
-    { class: "cache-measured" },
-    written,
-    element(
-      "div",
-      { class: "cache-figures" },
-      element("section", {}, element("h2", { text: "Measured" }), table, apartness),
-      element("section", {}, element("h2", { text: "Time for each token" }), times),
-      element(
-        "section",
-        { class: "whole" },
-        element("h2", { text: "What goes through the model" }),
-        element(
-          "p",
-          { class: "small quiet" },
-          "A line a token written, a column a token of the text: ",
-          element("span", { class: "computed-key" }, run, "computed"),
-          element("span", { class: "computed-key" }, read, "kept in the cache and read"),
-        ),
-        picture,
-      ),
-    ),
-  );
-  const losing = element("section", {
-    class: "cache-policy",
-    "aria-label": "What a cache that forgets would lose",
-  });
-  root.append(
-    element(
-      "div",
-      { class: "scroll", tabindex: "-1" },
-      element("div", { class: "column" }, lead, form, said, measured, losing),
-    ),
-  );
-
-  /** @type {State | null} */
-  let state = null;
-  /** @type {GenerationStart | null} */
-  let start = null;
-  /** @type {GenerationStep[]} */
-  let steps = [];
-  /** @type {AbortController | null} */
-  let running = null; // what stops it
-  const paintComputed = () => {
-    if (!steps.length) return;
-    drawComputed(
-      picture,
-      steps,
-      getComputedStyle(run).backgroundColor,
-      getComputedStyle(read).backgroundColor,
-    );
-  };
-  new ResizeObserver(paintComputed).observe(picture);
-  const lost = policy(losing, app, () => (start && steps.length ? { steps, start } : null));
-
-  async function generate() {
-    if (running) {
-      running.abort();
-      return;
-    }
-    running = new AbortController();
-    go.textContent = "Stop";
-    steps = [];
-    start = null;
-    said.textContent = "The prompt goes through the model, both ways…";
-    written.replaceChildren();
-    const { window, sinks } = lost.chosen();
-    try {
-      await app.source.generate(
-        { text: prompt.value, tokens: Number(tokens.value), window, sinks },
-        take,
-        running.signal,
-      );
-    } catch (error) {
-      said.textContent =
-        error.name === "AbortError" ? `Stopped after ${some(steps.length, "token")}.` : error.message;
-    } finally {
-      running = null;
-      go.textContent = "Generate";
-    }
-  }
-
-  /**
-   * One line of a generation.
-   * @param {GenerationLine} line
-   */
-  function take(line) {
-    if (line.start) {
-      start = line.start;
-      written.replaceChildren(element("span", { class: "quiet", text: start.tokens.map(plain).join("") }));
-    } else if (line.step) {
-      steps.push(line.step);
-      written.append(
-        element("span", {
-          class: "tok new",
-          text: plain(line.step.token),
-          title: both(line.step.seconds),
-        }),
-      );
-      said.textContent = `Token ${steps.length}, measured both ways.`;
-      draw();
-    } else if (line.end) {
-      const why =
-        { end: "The model ended the text.", context: "The model’s context is full.", tokens: "" }[
-          line.end.why
-        ] ?? "";
-      said.textContent = `${some(steps.length, "token")} written, each measured both ways. ${why}`;
-    }
-  }
-
-  function draw() {
-    measured.hidden = !steps.length;
-    if (!steps.length) return;
-    const layers = start?.layers ?? 0;
-    /** @param {(step: GenerationStep) => number} pick */
-    const sum = (pick) => steps.reduce((total, step) => total + pick(step), 0);
-    /** @param {(step: GenerationStep) => number} pick */
-    const middle = (pick) => {
-      const later = steps.length > 1 ? steps.slice(1) : steps; // the first one reads the whole prompt
-      const sorted = later.map(pick).sort((a, b) => a - b);
-      return sorted[Math.floor(sorted.length / 2)];
-    };
-    const latest = last(steps);
-    /**
-     * @param {"computed" | "keys_read" | "seconds"} name
-     * @returns {(step: GenerationStep) => number}
-     */
-    const cached = (name) => (step) => step[name].cached;
-    /**
-     * @param {"computed" | "keys_read" | "seconds"} name
-     * @returns {(step: GenerationStep) => number}
-     */
-    const recomputed = (name) => (step) => step[name].recomputed;
-    /** @type {[string, number, number, (n: number) => string][]} */
-    const rows = [
-      [
-        "Tokens × layers computed",
-        sum(cached("computed")) * layers,
-        sum(recomputed("computed")) * layers,
-        count,
-      ],
-      ["Keys read, all layers and heads", sum(cached("keys_read")), sum(recomputed("keys_read")), count],
-      ["Time for a token (median)", middle(cached("seconds")), middle(recomputed("seconds")), milliseconds],
-      [
-        "Time for the first, with the prompt",
-        steps[0].seconds.cached,
-        steps[0].seconds.recomputed,
-        milliseconds,
-      ],
-      ["Held in memory", latest.cache_bytes, 0, (n) => (n ? bytes(n) : "nothing")],
-    ];
-    const same = steps.filter((step) => step.same).length;
-    const apart = Math.max(...steps.map((step) => step.difference));
-    table.replaceChildren(
-      element(
-        "thead",
-        {},
-        element(
-          "tr",
-          {},
-          ...["", "with the cache", "without", ""].map((text) => element("th", { text, scope: "col" })),
-        ),
-      ),
-      element(
-        "tbody",
-        {},
-        ...rows.map(([title, a, b, say]) =>
-          element(
-            "tr",
-            {},
-            element("th", { text: title, scope: "row" }),
-            element("td", { text: say(a) }),
-            element("td", { text: say(b) }),
-            element("td", {
-              class: "quiet",
-              text: a > 0 && b > 0 && b / a >= 1.05 ? `${(b / a).toFixed(b / a < 10 ? 1 : 0)}× less` : "",
-            }),
-          ),
-        ),
-      ),
-    );
-    const often = same === steps.length ? "every time" : `${same} times of ${steps.length}`;
-    apartness.textContent = `The logits are at most ${apart.toExponential(1)} apart; both ways choose the same token ${often}.`;
-    /**
-     * @param {(step: GenerationStep) => number} pick
-     * @returns {[number, number][]}
-     */
-    const points = (pick) => steps.map((step) => [step.position, pick(step) * 1000]);
-    const high = Math.max(...steps.flatMap((step) => [step.seconds.cached, step.seconds.recomputed])) * 1000;
-    times.draw({
-      label: `The time for each token; for the last ${both(latest.seconds)}`,
-      x: {
-        title: "tokens before it",
-        low: steps[0].position,
-        high: Math.max(latest.position, steps[0].position + 1),
-        say: (x) => (Number.isInteger(x) ? String(x) : ""),
-      },
-      y: { title: "milliseconds", low: 0, high: high * 1.05, say: String },
-      series: [
-        { name: "without", kind: "other", points: points(recomputed("seconds")) },
-        { name: "with", kind: "own", points: points(cached("seconds")) },
-      ],
-    });
-    paintComputed();
-    if (state) lost.show(state);
-  }
-
-  go.addEventListener("click", generate);
+  button.addEventListener("click", submit);
   prompt.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) generate();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit();
   });
-
   return {
-    show(now) {
-      const first = state === null;
-      state = now;
-      const recorded = app.meta.generation;
-      const can = app.meta.can.generate;
-      form.hidden = !can;
-      if (first) prompt.value = opening(app.meta.texts[state.text]);
-      if (!can && recorded && !steps.length) recorded.forEach(take);
-      lead.textContent = can
-        ? "Let the model go on with a text. Every token is computed twice, with the cache and without it, " +
-          "and both are measured."
-        : recorded
-          ? "A generation that was recorded when this page was made: every token was computed twice, with the " +
-            "cache and without it, and both were measured."
-          : "Generating needs the model itself: run regard inspect to see here what a cache saves. What one that " +
-            "forgets would lose is known from the maps.";
-      if (!can && recorded) said.textContent = "";
-      draw();
-      lost.show(state);
-    },
-    hide() {
-      running?.abort();
-    },
+    box: element("div", { class: "cache-form" }, prompt, fields),
+    prompt,
+    button,
+    values: () => ({ text: prompt.value, tokens: Number(tokens.value) }),
   };
-}
-
-/** @param {string} token */
-const plain = (token) =>
-  token
-    .split("\n")
-    .map((line) =>
-      line
-        .split(" ")
-        .map((part) => part && visible(part))
-        .join(" "),
-    )
-    .join("\n");
-
-/** @param {BothWays} seconds */
-const both = ({ cached, recomputed }) =>
-  `${milliseconds(cached)} with the cache, ${milliseconds(recomputed)} without`;
-
-/**
- * The first sentence of a text, to begin with.
- * @param {TextMeta} text
- */
-function opening({ tokens }) {
-  const text = (tokens ?? [])
-    .filter((token) => !/^<[^>]*>$/.test(token))
-    .join("")
-    .trim();
-  const end = text.slice(0, 400).search(/[.!?\n](\s|$)/);
-  return end > 0 ? text.slice(0, end + 1) : text.slice(0, 200);
 }

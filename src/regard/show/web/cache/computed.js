@@ -31,7 +31,7 @@ export function drawComputed(canvas, steps, run, read) {
   WAYS.forEach((way, n) => {
     const top = n * (high + 14);
     context.fillStyle = style.color;
-    context.fillText(way === "cached" ? "With the cache" : "Without", 0, top + 11);
+    context.fillText(way === "cached" ? "With the cache" : "Without the cache", 0, top + 11);
     steps.forEach((step, i) => {
       const y = top + 18 + i * row;
       const through = step.computed[way];
@@ -46,7 +46,7 @@ export function drawComputed(canvas, steps, run, read) {
   const latest = last(steps);
   canvas.setAttribute(
     "aria-label",
-    `At the last step ${latest.computed.cached} token of ${latest.position} goes through the model with the cache, ` +
+    `In the last step the model computes ${latest.computed.cached} of ${latest.position} tokens with the cache, ` +
       `and all ${latest.computed.recomputed} without it`,
   );
 }

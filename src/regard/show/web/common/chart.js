@@ -6,6 +6,7 @@ import { element } from "./dom.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
 const MARGIN = { top: 14, right: 92, bottom: 34, left: 46 };
+const NAME_HEIGHT = 14; // pixels from one name to the next
 
 /**
  * @param {string} name
@@ -47,104 +48,141 @@ function isWhole(point) {
 }
 
 /**
- * A chart that fills its box. `draw({series, x, y, mark, label})`: series are {name, kind, points: [[x, y]…]},
- * drawn in order; `x` and `y` are {title, low, high, say}; `mark` is a place on the x axis.
+ * @typedef {object} ChartFrame a chart's size, and where its values lie in it
+ * @property {number} width
+ * @property {number} height
+ * @property {typeof MARGIN} margin
+ * @property {(x: number) => number} across
+ * @property {(y: number) => number} up
+ */
+
+/**
+ * The frame of a chart in a box of this size.
+ * @param {ChartData} data
+ * @param {number} width
+ * @param {number} height
+ * @returns {ChartFrame}
+ */
+export function chartFrame({ series, x, y }, width, height) {
+  const right = series.some((one) => one.name) ? (width < 420 ? 76 : MARGIN.right) : 14;
+  const margin = { ...MARGIN, right };
+  const [wide, high] = [width - margin.left - margin.right, height - margin.top - margin.bottom];
+  return {
+    width,
+    height,
+    margin,
+    across: (value) => margin.left + ((value - x.low) / (x.high - x.low || 1)) * wide,
+    up: (value) => height - margin.bottom - ((value - y.low) / (y.high - y.low || 1)) * high,
+  };
+}
+
+/**
+ * @param {ChartFrame} frame
+ * @param {ChartData} data
+ */
+function axes({ width, height, margin, across, up }, { x, y }) {
+  const group = svg("g", { class: "chart-axes" });
+  const [left, right, bottom] = [margin.left, width - margin.right, height - margin.bottom];
+  for (const tick of ticks(y.low, y.high)) {
+    group.append(
+      svg("line", { x1: left, x2: right, y1: up(tick), y2: up(tick) }),
+      svg("text", { x: left - 8, y: up(tick) + 4, "text-anchor": "end" }, y.say(tick)),
+    );
+  }
+  for (const tick of ticks(x.low, x.high, Math.max(2, Math.floor((right - left) / 90))))
+    group.append(svg("text", { x: across(tick), y: bottom + 16, "text-anchor": "middle" }, x.say(tick)));
+  group.append(svg("text", { class: "chart-title", x: left, y: height - 5 }, x.title));
+  group.append(svg("text", { class: "chart-title", x: left, y: 9 }, y.title));
+  return group;
+}
+
+/**
+ * The line at a place on the x axis.
+ * @param {ChartFrame} frame
+ * @param {number} mark
+ */
+function markLine({ height, margin, across }, mark) {
+  const [x1, y1, y2] = [across(mark), margin.top, height - margin.bottom];
+  return svg("line", { class: "chart-mark", x1, x2: x1, y1, y2 });
+}
+
+/**
+ * A line through points; a point that stands alone also gets a dot.
+ * @param {ChartFrame} frame
+ * @param {ChartAxis} y
+ * @param {[number, number][]} points
+ * @param {string} kind
+ */
+function curve({ across, up }, y, points, kind) {
+  /** @param {[number, number]} point */
+  const place = ([a, b]) => `${across(a).toFixed(1)} ${up(Math.min(y.high, Math.max(y.low, b))).toFixed(1)}`;
+  const parts = [svg("path", { class: `chart-line ${kind}`, d: `M${points.map(place).join("L")}` })];
+  if (points.length === 1) {
+    const [[a, b]] = points;
+    parts.push(svg("circle", { class: `chart-dot ${kind}`, cx: across(a), cy: up(b), r: 2.5 }));
+  }
+  return parts;
+}
+
+/** @typedef {{ name: string, kind: string, x: number, y: number }} ChartName */
+
+/**
+ * Names at the ends of their lines, from top to bottom, each below the one before.
+ * @param {ChartName[]} names
+ */
+export function spreadNames(names) {
+  const sorted = names.toSorted((a, b) => a.y - b.y);
+  let next = -Infinity;
+  return sorted.map((one) => {
+    const y = Math.max(one.y, next);
+    next = y + NAME_HEIGHT;
+    return { ...one, y };
+  });
+}
+
+/**
+ * @param {ChartData} data
+ * @param {number} width
+ * @param {number} height
+ */
+function drawing(data, width, height) {
+  const { series, y, mark, label } = data;
+  const frame = chartFrame(data, width, height);
+  const box = { width, height, viewBox: `0 0 ${width} ${height}` };
+  const picture = svg("svg", { ...box, role: "img", "aria-label": label });
+  picture.append(axes(frame, data));
+  if (known(mark)) picture.append(markLine(frame, mark));
+  /** @type {ChartName[]} */
+  const names = [];
+  for (const { name, kind, points } of series) {
+    const shown = points.filter(isWhole);
+    if (!shown.length) continue;
+    picture.append(...curve(frame, y, shown, kind));
+    const [endX, endY] = last(shown);
+    if (name) names.push({ name, kind, x: frame.across(endX) + 6, y: frame.up(Math.min(y.high, endY)) });
+  }
+  for (const one of spreadNames(names))
+    picture.append(svg("text", { class: `chart-name ${one.kind}`, x: one.x, y: one.y + 4 }, one.name));
+  return picture;
+}
+
+/**
+ * A chart that fills its box; `draw(data)` shows other data.
  * @param {number} [height]
  */
 export function chart(height = 240) {
   const box = element("div", { class: "chart" });
   box.style.height = `${height}px`;
   /** @type {ChartData | null} */
-  let given = null;
-
-  function paint() {
+  let data = null;
+  const paint = () => {
     const width = box.clientWidth;
-    if (!given || width < 60) return;
-    const { series, x, y, mark, label } = given;
-    const margin = {
-      ...MARGIN,
-      right: series.some((one) => one.name) ? (width < 420 ? 76 : MARGIN.right) : 14,
-    };
-    /** @param {number} value */
-    const across = (value) =>
-      margin.left + ((value - x.low) / (x.high - x.low || 1)) * (width - margin.left - margin.right);
-    /** @param {number} value */
-    const up = (value) =>
-      height -
-      margin.bottom -
-      ((value - y.low) / (y.high - y.low || 1)) * (height - margin.top - margin.bottom);
-    const drawing = svg("svg", {
-      width,
-      height,
-      viewBox: `0 0 ${width} ${height}`,
-      role: "img",
-      "aria-label": label,
-    });
-    const axes = svg("g", { class: "chart-axes" });
-    for (const tick of ticks(y.low, y.high)) {
-      axes.append(
-        svg("line", { x1: margin.left, x2: width - margin.right, y1: up(tick), y2: up(tick) }),
-        svg("text", { x: margin.left - 8, y: up(tick) + 4, "text-anchor": "end" }, y.say(tick)),
-      );
-    }
-    for (const tick of ticks(
-      x.low,
-      x.high,
-      Math.max(2, Math.floor((width - margin.left - margin.right) / 90)),
-    )) {
-      axes.append(
-        svg(
-          "text",
-          { x: across(tick), y: height - margin.bottom + 16, "text-anchor": "middle" },
-          x.say(tick),
-        ),
-      );
-    }
-    axes.append(svg("text", { class: "chart-title", x: margin.left, y: height - 5 }, x.title));
-    axes.append(svg("text", { class: "chart-title", x: margin.left, y: 9 }, y.title));
-    drawing.append(axes);
-    if (mark !== null && mark !== undefined) {
-      drawing.append(
-        svg("line", {
-          class: "chart-mark",
-          x1: across(mark),
-          x2: across(mark),
-          y1: margin.top,
-          y2: height - margin.bottom,
-        }),
-      );
-    }
-    /** @type {{ name: string, kind: string, x: number, y: number }[]} */
-    const names = [];
-    for (const { name, kind, points } of series) {
-      const shown = points.filter(isWhole);
-      if (!shown.length) continue;
-      /** @param {[number, number]} point */
-      const place = ([a, b]) =>
-        `${across(a).toFixed(1)} ${up(Math.min(y.high, Math.max(y.low, b))).toFixed(1)}`;
-      drawing.append(svg("path", { class: `chart-line ${kind}`, d: `M${shown.map(place).join("L")}` }));
-      if (shown.length === 1) {
-        drawing.append(
-          svg("circle", { class: `chart-dot ${kind}`, cx: across(shown[0][0]), cy: up(shown[0][1]), r: 2.5 }),
-        );
-      }
-      if (name)
-        names.push({ name, kind, x: across(last(shown)[0]) + 6, y: up(Math.min(y.high, last(shown)[1])) });
-    }
-    // Names stand at the ends of their lines, and make room for each other.
-    names
-      .sort((a, b) => a.y - b.y)
-      .forEach((one, n) => {
-        if (n) one.y = Math.max(one.y, names[n - 1].y + 14);
-        drawing.append(svg("text", { class: `chart-name ${one.kind}`, x: one.x, y: one.y + 4 }, one.name));
-      });
-    box.replaceChildren(drawing);
-  }
-
+    if (data && width >= 60) box.replaceChildren(drawing(data, width, height));
+  };
   new ResizeObserver(paint).observe(box);
-  /** @param {ChartData} what */
-  const draw = (what) => {
-    given = what;
+  /** @param {ChartData} next */
+  const draw = (next) => {
+    data = next;
     paint();
   };
   return Object.assign(box, { draw });

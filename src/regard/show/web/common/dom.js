@@ -35,10 +35,11 @@ export function element(name, attributes = {}, ...children) {
  * @param {string} name
  * @param {Record<string, string>} options
  * @param {(value: string) => void} choose
+ * @param {string} [hint] a tooltip that explains the options
  * @returns {HTMLFieldSetElement & { value: string }}
  */
-export function choice(legend, name, options, choose) {
-  const box = element("fieldset", { class: "choice" }, element("legend", { text: legend }));
+export function choice(legend, name, options, choose, hint) {
+  const box = element("fieldset", { class: "choice", title: hint }, element("legend", { text: legend }));
   const row = element("div", { class: "options" });
   const inputs = Object.entries(options).map(([value, label]) => {
     const input = element("input", { type: "radio", name, value });

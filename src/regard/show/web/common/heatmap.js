@@ -18,96 +18,104 @@ const WRITTEN = 16; // heads a layer up to which the numbers are written in the 
  * @property {string} [chosen] layer/head
  */
 
+/** @typedef {{ button: HTMLButtonElement, layer: string, head: number }} HeatmapCell */
+
 /**
  * Makes the table. `choose(layer, head)` is called when the reader takes a cell. Fill it with
  * `fill(layers, {top, value(layer, at), say(x), brief(x), chosen})`: layers are {key, heads}, `at` counts heads.
  * @param {string} label
- * @param {(layer: string, head: number) => void} [choose]
+ * @param {(layer: string, head: number) => void} choose
  */
 export function heatmap(label, choose) {
   const table = element("div", { class: "heat", role: "grid", "aria-label": label });
   let shape = "";
-  /** @type {{ button: HTMLButtonElement, layer: string, head: number }[][]} */
-  let cells = []; // rows of {button, layer, head}
-
-  /** @param {HeatmapLayer[]} layers */
-  function build(layers) {
-    const most = Math.max(...layers.map((layer) => layer.heads.length));
-    table.classList.toggle("unwritten", most > WRITTEN);
-    table.style.setProperty("--heads", String(most));
-    cells = layers.map((layer) =>
-      layer.heads.map((head) => {
-        const button = element("button", {
-          class: "heat-cell",
-          type: "button",
-          role: "gridcell",
-          tabindex: "-1",
-        });
-        button.addEventListener("click", () => choose?.(layer.key, head));
-        return { button, layer: layer.key, head };
-      }),
-    );
-    table.replaceChildren(
-      ...layers.map((layer, y) =>
-        element(
-          "div",
-          { class: "heat-row", role: "row" },
-          element("span", {
-            class: "heat-label",
-            role: "rowheader",
-            text: layer.key,
-            title: `Layer ${layer.key}`,
-          }),
-          ...cells[y].map(({ button }) => button),
-        ),
-      ),
-    );
-  }
-
-  table.addEventListener("keydown", (event) => {
-    const move = ARROWS[event.key];
-    if (!move) return;
-    event.preventDefault();
-    const y = cells.findIndex((row) => row.some(({ button }) => button === document.activeElement));
-    if (y < 0) return;
-    const x = cells[y].findIndex(({ button }) => button === document.activeElement);
-    const row = cells[Math.min(cells.length - 1, Math.max(0, y + move[0]))];
-    const next = row[Math.min(row.length - 1, Math.max(0, x + move[1]))].button;
-    for (const { button } of cells.flat()) button.tabIndex = button === next ? 0 : -1;
-    next.focus();
-  });
-
+  /** @type {HeatmapCell[][]} */
+  let cells = [];
+  /** @param {HTMLButtonElement | undefined} button the only one that can be reached with Tab */
+  const reach = (button) => {
+    for (const cell of cells.flat()) cell.button.tabIndex = cell.button === button ? 0 : -1;
+  };
   /**
    * @param {HeatmapLayer[]} layers
    * @param {HeatmapOptions} options
    */
-  const fill = (layers, { top, value, say, brief, chosen = "" }) => {
+  const fill = (layers, options) => {
     const wanted = JSON.stringify(layers.map((layer) => [layer.key, layer.heads]));
-    if (wanted !== shape) build(layers);
+    if (wanted !== shape) cells = build(table, layers, choose);
     shape = wanted;
-    /** @type {HTMLButtonElement | undefined} */
-    let reachable;
-    cells.forEach((row, y) =>
-      row.forEach(({ button, layer, head }, x) => {
-        const found = value(y, x);
-        const t = known(found) ? Math.min(1, Math.max(0, found / top)) : 0;
-        button.style.backgroundColor = known(found) ? css(t) : "";
-        button.style.color = known(found) ? inkOn(t) : "";
-        button.textContent = known(found) ? brief(found) : "";
-        button.classList.toggle("unknown", !known(found));
-        button.setAttribute(
-          "aria-label",
-          `Layer ${layer}, head ${head}: ${known(found) ? say(found) : "no number"}`,
-        );
-        button.title = button.ariaLabel ?? "";
-        const own = `${layer}/${head}` === chosen;
-        button.setAttribute("aria-selected", String(own));
-        if (own) reachable = button;
-        if (button.tabIndex === 0 && !chosen) reachable ??= button;
-      }),
-    );
-    reachable ??= cells[0]?.[0]?.button;
-    for (const { button } of cells.flat()) button.tabIndex = button === reachable ? 0 : -1;
+    cells.forEach((row, y) => row.forEach((cell, x) => paint(cell, options.value(y, x), options)));
+    const all = cells.flat();
+    const chosen = all.find(({ layer, head }) => `${layer}/${head}` === options.chosen);
+    const before = options.chosen ? undefined : all.find(({ button }) => button.tabIndex === 0);
+    reach((chosen ?? before ?? all[0])?.button);
   };
+  table.addEventListener("keydown", (event) => {
+    const move = ARROWS[event.key];
+    if (!move) return;
+    event.preventDefault();
+    const next = cellBesideFocus(cells, move);
+    if (!next) return;
+    reach(next);
+    next.focus();
+  });
   return Object.assign(table, { fill });
+}
+
+/**
+ * Fills a table with a row for each layer.
+ * @param {HTMLElement} table
+ * @param {HeatmapLayer[]} layers
+ * @param {(layer: string, head: number) => void} choose
+ */
+function build(table, layers, choose) {
+  const most = Math.max(...layers.map((layer) => layer.heads.length));
+  table.classList.toggle("unwritten", most > WRITTEN);
+  table.style.setProperty("--heads", String(most));
+  const cells = layers.map(({ key, heads }) =>
+    heads.map((head) => {
+      const attributes = { class: "heat-cell", type: "button", role: "gridcell", tabindex: "-1" };
+      const button = element("button", attributes);
+      button.addEventListener("click", () => choose(key, head));
+      return { button, layer: key, head };
+    }),
+  );
+  const rows = layers.map(({ key }, y) => {
+    const title = { class: "heat-label", role: "rowheader", text: key, title: `Layer ${key}` };
+    const buttons = cells[y].map(({ button }) => button);
+    return element("div", { class: "heat-row", role: "row" }, element("span", title), ...buttons);
+  });
+  table.replaceChildren(...rows);
+  return cells;
+}
+
+/**
+ * @param {HeatmapCell} cell
+ * @param {number | null | undefined} value
+ * @param {HeatmapOptions} options
+ */
+function paint({ button, layer, head }, value, { top, say, brief, chosen }) {
+  const t = known(value) ? Math.min(1, Math.max(0, value / top)) : null;
+  button.style.backgroundColor = t === null ? "" : css(t);
+  button.style.color = t === null ? "" : inkOn(t);
+  button.textContent = known(value) ? brief(value) : "";
+  button.classList.toggle("unknown", t === null);
+  const name = `Layer ${layer}, head ${head}: ${known(value) ? say(value) : "no number"}`;
+  button.setAttribute("aria-label", name);
+  button.title = name;
+  button.setAttribute("aria-selected", String(`${layer}/${head}` === chosen));
+}
+
+/**
+ * The button that an arrow key goes to from the focused one.
+ * @param {HeatmapCell[][]} cells
+ * @param {[number, number]} move rows and columns
+ */
+function cellBesideFocus(cells, [down, right]) {
+  /** @param {HeatmapCell} cell */
+  const focused = ({ button }) => button === document.activeElement;
+  const y = cells.findIndex((row) => row.some(focused));
+  if (y < 0) return null;
+  const row = cells[Math.min(cells.length - 1, Math.max(0, y + down))];
+  const x = cells[y].findIndex(focused) + right;
+  return row[Math.min(row.length - 1, Math.max(0, x))].button;
 }

@@ -14,6 +14,14 @@ export function layerOf(meta, text, key) {
 }
 
 /**
+ * A layer's mask in a word or two: its window, or the first of its rules.
+ * @param {Pick<Layer, "mask" | "window">} layer
+ */
+export function maskName({ mask, window }) {
+  return window ? `window ${window}` : (mask.match(/^\w+/)?.[0] ?? mask);
+}
+
+/**
  * What a layer is called in a list: its key, with what sets it apart.
  * @param {Layer} layer
  */
@@ -34,8 +42,8 @@ export function doubts(layers) {
   const named = doubtful.map((one) => one.key).join(", ");
   const why = doubtful[0].evidence.text.replace(/^not certified: (.)/, (_, first) => first.toUpperCase());
   return (
-    `Layer${doubtful.length > 1 ? "s" : ""} ${named}: not certified, so what is shown there may not be ` +
-    `what the model used. ${why.replace(/[^.]$/, "$&.")}`
+    `Layer${doubtful.length > 1 ? "s" : ""} ${named}: not certified, so these may not be the weights that ` +
+    `the model used. ${why.replace(/[^.]$/, "$&.")}`
   );
 }
 

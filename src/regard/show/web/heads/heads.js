@@ -8,18 +8,10 @@ import { some } from "../common/format.js";
 import { absences, doubts, layerOf } from "../common/layers.js";
 import { theme } from "../common/theme.js";
 import { THUMB } from "../common/tile.js";
-import { compare } from "./compare.js";
-import { endOf, namesOf, scoreLine, SCORES, sentence, words } from "./scores.js";
-
-/**
- * @typedef {object} Card
- * @property {HTMLLIElement} card
- * @property {HTMLCanvasElement} canvas
- * @property {HTMLButtonElement} button
- * @property {HTMLButtonElement} take
- * @property {HTMLElement} lines
- * @property {HeadScores} head
- */
+import { headCard } from "./card.js";
+import { Comparison } from "./compare.js";
+import { filterHeads, galleryTarget, headName, labelOptions, sortHeads } from "./order.js";
+import { endOf, namesOf, SCORES, words } from "./scores.js";
 
 /**
  * @param {HTMLElement} root
@@ -27,272 +19,223 @@ import { endOf, namesOf, scoreLine, SCORES, sentence, words } from "./scores.js"
  * @returns {View}
  */
 export function heads(root, app) {
-  const sort = select("Sort by", (value) => app.set({ sort: value }));
-  const order = choice("Order", "heads-order", { high: "highest first", low: "lowest first" }, (value) =>
-    app.set({ order: value }),
-  );
-  const label = select("Does", (value) => app.set({ label: value }));
-  const layer = select("Layer", (value) => app.set({ layerFilter: value }));
-  const detail = choice("Show", "heads-detail", { scores: "scores", pictures: "pictures" }, (value) =>
-    app.set({ detail: value }),
-  );
-  const number = element("p", { class: "small quiet", "aria-live": "polite" });
-  const both = element("section", { class: "compare", "aria-label": "Two heads side by side" });
-  const warning = element("p", { class: "note heads-warning" });
-  const list = element("ul", { class: "gallery", "aria-label": "Heads" });
-  const keys = element("p", {
-    class: "note",
-    text:
-      "A tick marks what looking at everything alike would score, a hollow one what shuffled tokens give, a thin " +
-      "line the 95% interval. Arrow keys walk, Enter opens a head in the Map, C takes it to compare.",
-  });
-  root.append(
-    element("div", { class: "bar-of-choices" }, sort, order, label, layer, detail, number),
-    element("div", { class: "scroll" }, element("div", { class: "column wide" }, both, warning, list, keys)),
-  );
-  const comparison = compare(both, app);
-  /** @type {Map<string, Card>} */
-  const cards = new Map(); // place → {card, canvas, button, head}
-  /** @type {HeadScores[]} */
-  let found = []; // what is known of every head of the text
-  let text = -1;
-  let painted = ""; // the theme that the pictures are in
-  /** @type {State} */
-  let state;
-  let current = ""; // the card that the keyboard is at
+  const gallery = new Gallery(root, app);
+  return { show: (state) => gallery.show(state), hide() {} };
+}
 
-  /** @param {HeadScores} head */
-  const place = (head) => `${head.layer}/${head.head}`;
-  /** @param {HeadScores} head */
-  const labelsOf = (head) => head.labels ?? (head.label ? [head.label] : []);
+class Gallery {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   */
+  constructor(root, app) {
+    this.root = root;
+    this.app = app;
+    this.state = app.state;
+    this.controls = makeGalleryControls(app);
+    this.warning = element("p", { class: "note heads-warning" });
+    this.list = element("ul", { class: "gallery", "aria-label": "Heads" });
+    /** @type {Map<string, HeadCard>} */
+    this.cards = new Map(); // by the head's name
+    /** @type {HeadScores[]} */
+    this.heads = []; // every head of the text
+    this.text = -1; // that the cards are of
+    this.theme = ""; // that the pictures are in
+    this.current = ""; // the card that the keyboard is at
+    const pair = element("section", { class: "compare", "aria-label": "Two heads side by side" });
+    this.comparison = new Comparison(pair, app);
+    this.open = latest((fresh) => this.fetch(fresh));
+    const column = element("div", { class: "column wide" }, pair, this.warning, this.list, help());
+    root.append(this.controls.bar, element("div", { class: "scroll" }, column));
+    this.listen();
+  }
 
-  const cardOf = (/** @type {string} */ key) => /** @type {Card} */ (cards.get(key));
-
-  const open = latest(async (fresh) => {
-    text = state.text;
-    root.classList.add("waiting");
-    list.replaceChildren(empty("Looking at what every head does…"));
-    number.textContent = "";
-    let known;
-    try {
-      known = await app.source.heads(text);
-    } catch (error) {
-      if (fresh()) list.replaceChildren(empty(`The scores did not come. ${error.message}`));
-      return;
+  /** @param {State} state */
+  show(state) {
+    this.state = state;
+    if (this.text !== state.text || !this.cards.size) this.open();
+    else {
+      this.arrange();
+      this.paint();
     }
-    if (!fresh()) return;
-    root.classList.remove("waiting");
-    found = known;
-    build();
-    arrange();
-    pictures(fresh);
-  });
-
-  function build() {
-    cards.clear();
-    const names = namesOf(found);
-    const ends = Object.fromEntries(names.map((name) => [name, endOf(name, found)]));
-    for (const head of found) {
-      const about = layerOf(app.meta, text, head.layer);
-      const canvas = element("canvas", { width: THUMB, height: THUMB });
-      const button = element("button", { class: "gallery-picture", type: "button", tabindex: "-1" }, canvas);
-      button.setAttribute("aria-label", described(head, about));
-      button.title = "Open in the Map";
-      button.addEventListener("click", () =>
-        app.set({ view: "map", layer: head.layer, head: head.head, x: -1, y: -1, zoom: 0 }),
-      );
-      const take = element("button", {
-        class: "plain take",
-        type: "button",
-        tabindex: "-1",
-        text: "Compare",
-        "aria-pressed": "false",
-      });
-      take.addEventListener("click", () => comparison.toggle({ text, layer: head.layer, head: head.head }));
-      const title = element("h3", { text: `Layer ${head.layer}, head ${head.head}` });
-      const tags = element("p", { class: "tags" });
-      for (const one of labelsOf(head)) tags.append(element("span", { class: "tag", text: words(one) }));
-      if (!about.evidence.certified)
-        tags.append(element("span", { class: "tag bad", text: "not certified", title: about.evidence.text }));
-      const lines = element("div", { class: "score-lines" });
-      for (const name of names)
-        if (head.scores[name]) lines.append(scoreLine(name, head.scores[name], ends[name]));
-      if (!lines.children.length)
-        lines.append(
-          element("p", { class: "small quiet", text: "No scores: the tokens of this layer are not known." }),
-        );
-      const card = element(
-        "li",
-        { class: "card" },
-        button,
-        element(
-          "div",
-          { class: "card-body" },
-          element("div", { class: "card-head" }, title, take),
-          tags,
-          lines,
-        ),
-      );
-      cards.set(place(head), { card, canvas, button, take, lines, head });
+    this.comparison.show(state);
+    for (const { take, head } of this.cards.values()) {
+      const taken = this.comparison.holds({ text: this.text, layer: head.layer, head: head.head });
+      take.setAttribute("aria-pressed", String(taken));
+      take.textContent = taken ? "Comparing" : "Compare";
     }
-    painted = "";
   }
 
   /**
-   * @param {HeadScores} head
-   * @param {Layer} about
+   * Fetches the scores of the text's heads and shows them.
+   * @param {() => boolean} fresh
    */
-  function described(head, about) {
-    const known = Object.entries(head.scores).map(([name, one]) => sentence(name, one));
-    const called = labelsOf(head).map(words).join(", ") || "no label";
-    const proof = about.evidence.certified ? "" : "Its layer is not certified. ";
-    return `Layer ${head.layer}, head ${head.head}: ${called}. ${proof}${known.join(". ")}`;
+  async fetch(fresh) {
+    this.text = this.state.text;
+    this.root.classList.add("waiting");
+    this.list.replaceChildren(empty("Computing the scores of every head…"));
+    this.controls.number.textContent = "";
+    let scores;
+    try {
+      scores = await this.app.source.heads(this.text);
+    } catch (error) {
+      if (fresh()) this.list.replaceChildren(empty(`The scores could not be loaded. ${error.message}`));
+      return;
+    }
+    if (!fresh()) return;
+    this.root.classList.remove("waiting");
+    this.heads = scores;
+    this.build();
+    this.arrange();
+    this.paint(fresh);
+  }
+
+  /** Makes a card for every head. */
+  build() {
+    const { app, text, heads } = this;
+    this.cards.clear();
+    this.theme = "";
+    const ends = Object.fromEntries(namesOf(heads).map((name) => [name, endOf(name, heads)]));
+    for (const scores of heads) {
+      const { layer, head } = scores;
+      const card = headCard(scores, layerOf(app.meta, text, layer), ends);
+      const whole = { x: -1, y: -1, zoom: 0 };
+      card.button.addEventListener("click", () => app.set({ view: "map", layer, head, ...whole }));
+      card.take.addEventListener("click", () => this.comparison.toggle({ text, layer, head }));
+      this.cards.set(headName(scores), card);
+    }
   }
 
   /**
    * Paints the pictures, layer by layer as they come.
    * @param {() => boolean} [fresh]
    */
-  async function pictures(fresh = () => true) {
+  async paint(fresh = () => true) {
+    const { app, text } = this;
     const name = theme();
-    if (painted === name) return;
-    painted = name;
-    for (const about of app.meta.texts[text].layers) {
+    if (this.theme === name) return;
+    this.theme = name;
+    for (const layer of app.meta.texts[text].layers) {
       let thumbs;
       try {
-        thumbs = await app.source.thumbs(text, about.key);
+        thumbs = await app.source.thumbs(text, layer.key);
       } catch (error) {
-        app.status(`The pictures of layer ${about.key} did not come: ${error.message}`);
+        app.status(`The thumbnails of layer ${layer.key} could not be loaded: ${error.message}`);
         continue;
       }
-      if (!fresh() || painted !== name) return;
-      about.heads.forEach((head, at) => {
-        const one = cards.get(`${about.key}/${head}`);
-        if (one)
-          paintThumb(
-            one.canvas,
-            thumbs.pictures.subarray(at * THUMB * THUMB, (at + 1) * THUMB * THUMB),
-            name,
-          );
+      if (!fresh() || this.theme !== name) return;
+      layer.heads.forEach((head, at) => {
+        const card = this.cards.get(`${layer.key}/${head}`);
+        const bytes = thumbs.pictures.subarray(at * THUMB * THUMB, (at + 1) * THUMB * THUMB);
+        if (card) paintThumb(card.canvas, bytes, name);
       });
     }
   }
 
   /** Puts the cards that are asked for in the order that is asked for. */
-  function arrange() {
-    const names = namesOf(found);
-    const by = names.includes(state.sort) ? state.sort : "";
-    const all = [...new Set(found.flatMap(labelsOf))].sort();
-    /** @param {(head: HeadScores) => boolean} test */
-    const count = (test) => found.filter(test).length;
-    sort.fill(
-      [["place", "place in the model"], ...names.map((name) => [name, SCORES[name]?.[0] ?? words(name)])],
-      by || "place",
-    );
-    label.fill(
-      [
-        ["any", "anything"],
-        ...all.map((one) => [one, `${words(one)} (${count((head) => labelsOf(head).includes(one))})`]),
-        ["none", `nothing with a name (${count((head) => !labelsOf(head).length)})`],
-      ],
-      state.label,
-    );
-    layer.fill(
-      [["all", "all"], ...app.meta.texts[text].layers.map((one) => [one.key, one.key])],
-      state.layerFilter,
-    );
-    order.value = state.order;
-    order.hidden = !by;
-    detail.value = state.detail;
-    list.classList.toggle("pictures-only", state.detail === "pictures");
-    let shown = found.filter(
-      (head) =>
-        (state.layerFilter === "all" || head.layer === state.layerFilter) &&
-        (state.label === "any" ||
-          (state.label === "none" ? !labelsOf(head).length : labelsOf(head).includes(state.label))),
-    );
-    if (by) {
-      const sign = state.order === "low" ? 1 : -1;
-      /** @param {HeadScores} head */
-      const value = (head) => head.scores[by]?.value ?? null;
-      shown = shown.toSorted((a, b) => {
-        const [x, y] = [value(a), value(b)];
-        if (x === null || y === null) return Number(x === null) - Number(y === null); // those come last
-        return sign * (x - y);
-      });
-    }
-    const wanted = shown.map((head) => cardOf(place(head)).card);
+  arrange() {
+    const { heads, state, list, cards } = this;
+    const text = this.app.meta.texts[this.text];
+    const by = this.controls.fill(heads, text.layers, state);
+    const shown = sortHeads(filterHeads(heads, state), by, state.order);
+    const names = shown.map(headName);
+    const wanted = names.map((name) => /** @type {HeadCard} */ (cards.get(name)).card);
     const same =
       wanted.length === list.children.length && wanted.every((card, n) => card === list.children[n]);
     if (!same) list.replaceChildren(...wanted); // what stays where it is keeps the focus
+    list.classList.toggle("pictures-only", state.detail === "pictures");
     for (const { lines } of cards.values()) {
       for (const line of lines.children)
         line.classList.toggle("sorted", line.getAttribute("data-name") === by);
     }
-    if (!shown.length) list.append(empty("No head does this here."));
-    number.textContent =
-      shown.length === found.length
-        ? some(found.length, "head")
-        : `${shown.length} of ${some(found.length, "head")}`;
-    const whole = app.meta.texts[text];
-    warning.textContent = [doubts(whole.layers), absences(whole.missing)].join(" ").trim();
-    warning.hidden = !warning.textContent;
-    if (!shown.some((head) => place(head) === current)) current = shown.length ? place(shown[0]) : "";
-    reach();
+    if (!shown.length) list.append(empty("No head matches these filters."));
+    const all = some(heads.length, "head");
+    this.controls.number.textContent = shown.length === heads.length ? all : `${shown.length} of ${all}`;
+    this.warning.textContent = [doubts(text.layers), absences(text.missing)].join(" ").trim();
+    this.warning.hidden = !this.warning.textContent;
+    if (!names.includes(this.current)) this.current = names[0] ?? "";
+    this.reach();
   }
 
   /** Only the card that the keyboard is at can be reached with Tab. */
-  function reach() {
-    for (const [key, { button, take }] of cards) button.tabIndex = take.tabIndex = key === current ? 0 : -1;
+  reach() {
+    for (const [key, { button, take }] of this.cards)
+      button.tabIndex = take.tabIndex = key === this.current ? 0 : -1;
   }
 
-  list.addEventListener("focusin", (event) => {
-    for (const [key, one] of cards) if (one.card.contains(/** @type {Node} */ (event.target))) current = key;
-    reach();
-  });
-  list.addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey) return;
-    const shown = [...list.children].map(
-      (card) => [...cards.entries()].find(([, one]) => one.card === card)?.[0],
-    );
-    const at = shown.indexOf(current);
-    const tops = [...list.querySelectorAll("li")].map((card) => card.offsetTop);
-    const wide = Math.max(1, tops.filter((top) => top === tops[0]).length);
-    /** @type {Record<string, number>} */
-    const places = {
-      ArrowRight: at + 1,
-      ArrowLeft: at - 1,
-      ArrowDown: at + wide,
-      ArrowUp: at - wide,
-      Home: 0,
-      End: shown.length - 1,
-    };
-    const to = places[event.key];
-    if (to !== undefined) {
-      const next = cards.get(shown[Math.min(shown.length - 1, Math.max(0, to))] ?? "");
+  listen() {
+    this.list.addEventListener("focusin", (event) => {
+      const target = /** @type {Node} */ (event.target);
+      for (const [key, { card }] of this.cards) if (card.contains(target)) this.current = key;
+      this.reach();
+    });
+    this.list.addEventListener("keydown", (event) => {
+      if (event.altKey || event.ctrlKey || event.metaKey) return;
+      if (this.press(event.key)) event.preventDefault();
+    });
+  }
+
+  /**
+   * Does what a key asks for; says whether there was something to do.
+   * @param {string} key
+   */
+  press(key) {
+    const items = [...this.list.querySelectorAll("li")];
+    const at = items.findIndex((item) => item === this.cards.get(this.current)?.card);
+    const wide = Math.max(1, items.filter((item) => item.offsetTop === items[0].offsetTop).length);
+    const to = galleryTarget(key, at, wide, items.length);
+    if (to !== null) {
+      const next = [...this.cards.values()].find(({ card }) => card === items[to]);
       next?.button.focus();
       next?.card.scrollIntoView({ block: "nearest" });
-    } else if (event.key.toLowerCase() === "c") {
-      cards.get(current)?.take.click();
-    } else return;
-    event.preventDefault();
-  });
+      return true;
+    }
+    if (key.toLowerCase() !== "c") return false;
+    this.cards.get(this.current)?.take.click();
+    return true;
+  }
+}
 
+/** @param {App} app */
+function makeGalleryControls(app) {
+  const sort = select("Sort by", (value) => app.set({ sort: value }));
+  const orders = { high: "highest first", low: "lowest first" };
+  const order = choice("Order", "heads-order", orders, (value) => app.set({ order: value }));
+  const label = select("Label", (value) => app.set({ label: value }));
+  const layer = select("Layer", (value) => app.set({ layerFilter: value }));
+  const details = { scores: "scores", pictures: "pictures" };
+  const detail = choice("Show", "heads-detail", details, (value) => app.set({ detail: value }));
+  const number = element("p", { class: "small quiet", "aria-live": "polite" });
   return {
-    show(now) {
-      state = now;
-      if (text !== state.text || !cards.size) open();
-      else {
-        arrange();
-        pictures();
-      }
-      comparison.show(state);
-      for (const { take, head } of cards.values()) {
-        const taken = comparison.holds({ text, layer: head.layer, head: head.head });
-        take.setAttribute("aria-pressed", String(taken));
-        take.textContent = taken ? "Comparing" : "Compare";
-      }
+    bar: element("div", { class: "bar-of-choices" }, sort, order, label, layer, detail, number),
+    number, // of heads that are shown
+    /**
+     * Offers what there is; returns the score that the heads are sorted by, or "".
+     * @param {HeadScores[]} heads
+     * @param {Layer[]} layers
+     * @param {State} state
+     */
+    fill(heads, layers, state) {
+      const names = namesOf(heads);
+      const by = names.includes(state.sort) ? state.sort : "";
+      const scores = names.map((name) => [name, SCORES[name]?.[0] ?? words(name)]);
+      sort.fill([["place", "position in the model"], ...scores], by || "place");
+      label.fill(labelOptions(heads), state.label);
+      layer.fill([["all", "all"], ...layers.map((one) => [one.key, one.key])], state.layerFilter);
+      order.value = state.order;
+      order.hidden = !by;
+      detail.value = state.detail;
+      return by;
     },
-    hide() {},
   };
+}
+
+/** What the marks on the bars and the keys mean. */
+function help() {
+  return element("p", {
+    class: "note",
+    text:
+      "The filled tick is the uniform baseline, the hollow tick the score on shuffled tokens, the thin line the 95% " +
+      "interval. Use the arrow keys to move from head to head, Enter to open one in the Map, and C to compare it.",
+  });
 }

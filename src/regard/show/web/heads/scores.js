@@ -1,5 +1,5 @@
 // @ts-check
-// Scores of a head as lines to read: its value as a bar, the null as a tick, the interval as a whisker.
+// Scores of a head as lines to read: its value as a bar, the baselines as ticks, the interval as a whisker.
 // It knows names and numbers; which heads are shown is the gallery's business.
 
 import { known } from "../common/arrays.js";
@@ -60,14 +60,14 @@ export function endOf(name, heads) {
 export function sentence(name, one) {
   const parts = [`${SCORES[name]?.[0] ?? words(name)} ${score(name, one.value)}`];
   if (known(one.low)) parts.push(`95% interval ${score(name, one.low)} to ${score(name, one.high)}`);
-  if (known(one.null)) parts.push(`looking at all alike ${score(name, one.null)}`);
-  if (known(one.shuffled)) parts.push(`shuffled ${score(name, one.shuffled)}`);
+  if (known(one.null)) parts.push(`uniform baseline ${score(name, one.null)}`);
+  if (known(one.shuffled)) parts.push(`shuffled baseline ${score(name, one.shuffled)}`);
   if (known(one.without_sink)) parts.push(`without the sink ${score(name, one.without_sink)}`);
   return parts.join("; ");
 }
 
 /**
- * The bar of a score, with its null and its interval.
+ * The bar of a score, with its baselines and its interval.
  * @param {Score} one
  * @param {number} end
  * @param {string} [kind]

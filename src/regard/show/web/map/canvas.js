@@ -2,222 +2,282 @@
 // The large map: a canvas that is moved, zoomed and pointed at. It joins camera, gestures, pyramid, picture.
 // What it shows it says to those who listen; words and controls around it are the business of `map.js`.
 
-import { makeScale, ramp } from "../common/colours.js";
+import { ramp } from "../common/colours.js";
 import { contextOf, element } from "../common/dom.js";
 import { theme } from "../common/theme.js";
 import { Camera } from "./camera.js";
+import { ColourFit, mapScale } from "./colour_fit.js";
 import { listen } from "./gestures.js";
 import { fitTop } from "./paint.js";
-import { draw, drawingColours, STRIP, STRIP_GAP } from "./picture.js";
+import { draw, drawingColours } from "./picture.js";
+import { boundaryOf, cellAt, cellBeside, mapLayout } from "./place.js";
 import { findSink } from "./sinks.js";
 import { levelFor, TilePyramid } from "./tiles.js";
 
 const MONO = 'ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
 const SANS = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif';
 const STILL = 160; // milliseconds without movement after which the address and the colours follow
+const WHOLE = { x: -1, y: -1, zoom: 0 }; // the state's place of the whole map
+/** @type {Record<string, [number, number]>} */
+const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+/** @typedef {{ thumb: () => HTMLCanvasElement | null, drawn: (scene: Scene) => void }} MapHooks */
 
 /**
- * Fills `root`. `thumb()` gives the small picture of the chosen head or null; `drawn(scene)` is called after
- * every drawing. Returns {canvas, show, hide, plan, scene, pyramid, camera, zoomBy, whole}.
- * @param {HTMLElement} root
- * @param {App} app
- * @param {{ thumb: () => HTMLCanvasElement | null, drawn: (scene: Scene) => void }} hooks
+ * Fills `root`. `hooks.thumb()` gives the thumbnail of the chosen head or null; `hooks.drawn(scene)` is called
+ * after every drawing.
  */
-export function mapCanvas(root, app, { thumb, drawn }) {
-  const canvas = element("canvas", {
-    tabindex: "0",
-    role: "application",
-    "aria-labelledby": "map-title",
-    "aria-describedby": "map-help",
-  });
-  root.append(canvas);
-  const context = contextOf(canvas);
-  const camera = new Camera();
-  const pyramid = new TilePyramid(app.source, arrived, (error) => app.status(error.message));
-  /** @type {State} */
-  let state;
-  /** @type {Layer} */
-  let layer;
-  /** @type {DrawingColours | null} */
-  let colours = null;
-  /** @type {[number, number] | null} */
-  let hover = null; // [px, py] in the picture
-  let planned = 0;
-  let visible = false;
-  let fitted = true; // the whole map is shown, whatever the room
-  let kept = ""; // the place that the state knows
-  /** @type {Sink | null} */
-  let sink = null; // of the head, once it is known
-  let sinkOf = ""; // and whose it is
-  /** @type {{ name: string, top: number, asked: boolean, sure?: boolean }} */
-  let fit = { name: "", top: 1, asked: true }; // where the colours end, for what, and whether to look again
-  /** @type {ReturnType<typeof setTimeout> | undefined} */
-  let timer = 0;
-
-  function plan() {
-    if (!planned && visible) planned = requestAnimationFrame(render);
+export class MapCanvas {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   * @param {Layer} layer
+   * @param {MapHooks} hooks
+   */
+  constructor(root, app, layer, hooks) {
+    this.root = root;
+    this.app = app;
+    this.hooks = hooks;
+    this.state = app.state;
+    this.layer = layer;
+    this.canvas = element("canvas", {
+      tabindex: "0",
+      role: "application",
+      "aria-labelledby": "map-title",
+      "aria-describedby": "map-help",
+    });
+    this.context = contextOf(this.canvas);
+    this.camera = new Camera();
+    this.pyramid = new TilePyramid(
+      app.source,
+      () => this.refresh(),
+      (error) => app.status(error.message),
+    );
+    this.fit = new ColourFit();
+    /** @type {DrawingColours | null} */
+    this.colours = null;
+    /** @type {Point | null} */
+    this.hover = null; // in the picture
+    this.planned = 0; // the drawing that is due
+    this.visible = false;
+    this.whole = true; // the whole map is shown, whatever the room
+    this.kept = ""; // the place that the state knows
+    /** @type {Sink | null} */
+    this.sink = null; // of the head, once it is known
+    this.sinkOf = ""; // and whose it is
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.timer = 0;
+    root.append(this.canvas);
+    listen(this.canvas, this.wishes());
+    new ResizeObserver(() => this.plan()).observe(root);
+    addEventListener("regard-theme", () => {
+      this.colours = null;
+      this.plan();
+    });
   }
 
-  function arrived() {
-    fit.asked = true;
-    plan();
+  /**
+   * @param {State} state
+   * @param {Layer} layer
+   */
+  show(state, layer) {
+    [this.state, this.layer, this.visible] = [state, layer, true];
+    const place = this.placeName(state);
+    if (place !== this.kept) {
+      this.whole = !(state.zoom > 0);
+      if (!this.whole) Object.assign(this.camera, { x: state.x, y: state.y, zoom: state.zoom });
+      this.kept = place;
+    }
+    this.seekSink();
+    this.refresh();
   }
 
-  function render() {
-    planned = 0;
-    if (!visible) return;
-    const now = scene();
-    context.setTransform(1 / now.pixel, 0, 0, 1 / now.pixel, 0, 0);
-    draw(context, now);
-    drawn(now);
+  hide() {
+    this.visible = false;
+    this.hover = null;
   }
 
-  /** The sizes of canvas, gutters and picture, from the room that there is. */
-  function measure() {
-    const box = root.getBoundingClientRect();
-    const narrow = box.width < 560;
-    const pixel = 1 / devicePixelRatio;
-    const labels = narrow ? 74 : 112;
-    const apart = state.sink === "apart" ? STRIP + STRIP_GAP : 0;
-    const gutter = { labels, left: labels + apart, top: narrow ? 74 : 96 };
-    const [w, h] = [Math.round(box.width / pixel), Math.round(box.height / pixel)];
-    if (canvas.width !== w || canvas.height !== h) Object.assign(canvas, { width: w, height: h });
+  /** Draws before the next frame. */
+  plan() {
+    if (!this.planned && this.visible) this.planned = requestAnimationFrame(() => this.render());
+  }
+
+  /** Draws, and lets the colours follow. */
+  refresh() {
+    this.fit.refresh();
+    this.plan();
+  }
+
+  render() {
+    this.planned = 0;
+    if (!this.visible) return;
+    const scene = this.scene();
+    this.context.setTransform(1 / scene.pixel, 0, 0, 1 / scene.pixel, 0, 0);
+    draw(this.context, scene);
+    this.hooks.drawn(scene);
+  }
+
+  /** The sizes of canvas and gutters, from the room that there is; the camera follows. */
+  measure() {
+    const { camera, canvas, layer } = this;
+    const room = this.root.getBoundingClientRect();
+    const layout = mapLayout(room, this.state.sink === "apart", devicePixelRatio);
+    const { gutter, pixel } = layout;
+    const [width, height] = [Math.round(room.width / pixel), Math.round(room.height / pixel)];
+    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     Object.assign(camera, { T: layer.rows, S: layer.cols });
-    camera.width = Math.max(40, box.width - gutter.left - 2);
-    camera.height = Math.max(40, box.height - gutter.top - 2);
-    if (fitted) camera.fit();
+    camera.width = Math.max(40, room.width - gutter.left - 2);
+    camera.height = Math.max(40, room.height - gutter.top - 2);
+    if (this.whole) camera.fit();
     else camera.settle();
-    return { width: box.width, height: box.height, gutter, pixel };
+    return layout;
   }
 
   /**
    * All that a drawing of this moment needs (see `types.d.ts`).
    * @returns {Scene}
    */
-  function scene() {
-    const size = measure();
-    const z = levelFor(camera.zoom / size.pixel, layer.rows, layer.cols);
-    const apart = state.sink === "apart" ? sink : null;
-    pyramid.look({
-      text: state.text,
-      layer: layer.key,
-      head: state.head,
-      T: layer.rows,
-      S: layer.cols,
-      without: apart ? apart.key : null,
-    });
-    const cover = pyramid.cover(camera.frame, z);
+  scene() {
+    const { state, layer, camera, app } = this;
+    const layout = this.measure();
+    const z = levelFor(camera.zoom / layout.pixel, layer.rows, layer.cols);
+    const sink = state.sink === "apart" ? this.sink : null;
+    this.lookAt(sink);
+    const cover = this.pyramid.cover(camera.frame, z);
     /** @type {Scene["restOf"]} */
-    const restOf = ({ z: level, i }) => (apart ? apart.rests(level, i) : null);
-    const scale = scaleFor(z, cover, restOf);
-    const style = [theme(), state.reduce, scale.scale, scale.top, scale.bottom, apart?.key].join(" ");
-    const look = { reduce: state.reduce, scale, pixels: ramp().pixels, style };
-    colours ??= drawingColours(root);
-    const over = hover ? cellAt(...hover, z) : null;
+    const restOf = ({ z: level, i }) => (sink ? sink.rests(level, i) : null);
+    this.colours ??= drawingColours(this.root);
+    const hover = this.hover ? cellAt(camera, layer, this.hover, z) : null;
     return {
-      ...size,
+      ...layout,
       ...cover,
       camera,
       z,
-      look,
+      look: this.look(z, cover, restOf, sink),
       restOf,
-      colours,
+      colours: this.colours,
       meta: app.meta,
       text: state.text,
       state,
       layer,
-      thumb: thumb(),
-      sink: apart,
+      thumb: this.hooks.thumb(),
+      sink,
       boundary: boundaryOf(app.meta.texts[state.text], layer),
-      hover: over,
-      cursor: state.row >= 0 && state.col >= 0 ? { row: state.row, col: state.col, size: 1 } : null,
-      marked: { row: over?.row ?? state.row, col: over?.col ?? state.col },
-      restAt: (row) => (apart ? apart.rest(row, row + 1) : 1),
-      weightAt: (row, col) => {
-        const found = pyramid.cell(row, col);
-        return found && found.z === 0 && found.max >= 0 && !(apart && col === apart.key) ? found.mass : null;
-      },
-      fonts: {
-        token: `11px ${MONO}`,
-        title: `12px ${SANS}`,
-        heading: `15px ${SANS}`,
-        number: `${Math.min(13, Math.max(10, Math.floor(camera.zoom / 3.4)))}px ${MONO}`,
-      },
+      hover,
+      cursor: this.chosen && { ...this.chosen, size: 1 },
+      marked: { row: hover?.row ?? state.row, col: hover?.col ?? state.col },
+      restAt: (row) => (sink ? sink.rest(row, row + 1) : 1),
+      weightAt: (row, col) => this.weightAt(row, col, sink),
+      fonts: fontsFor(camera.zoom),
       measure: 6.7, // pixels of a letter in a token
     };
   }
 
   /**
-   * Where the colours end: at 1, or at what fits what is seen. They hold still while it about fits.
+   * Tells the pyramid which map is looked at.
+   * @param {Sink | null} sink
+   */
+  lookAt(sink) {
+    const { state, layer } = this;
+    this.pyramid.look({
+      text: state.text,
+      layer: layer.key,
+      head: state.head,
+      T: layer.rows,
+      S: layer.cols,
+      without: sink ? sink.key : null,
+    });
+  }
+
+  /**
+   * How the tiles are painted.
    * @param {number} z
    * @param {{ drawn: DrawnTile[], complete: boolean }} cover
    * @param {Scene["restOf"]} restOf
+   * @param {Sink | null} sink
+   * @returns {Look}
    */
-  function scaleFor(z, { drawn: tiles, complete }, restOf) {
-    const name = [pyramid.name, z, state.reduce].join(" ");
-    const due = name !== fit.name || (fit.asked && complete);
-    if (state.colourTop === "fit" && due && tiles.some((one) => one.tile)) {
-      const top = fitTop(tiles, camera.frame, state.reduce, restOf);
-      const near = fit.name === name && fit.sure && top < fit.top * 1.3 && top > fit.top / 1.3;
-      fit = { name, top: near ? fit.top : top, asked: false, sure: complete };
-    }
-    const top = state.colourTop === "fit" ? fit.top : 1;
-    const floor = 10 ** Math.floor(Math.log10(0.3 / layer.cols));
-    return makeScale({ scale: state.scale, top, bottom: Math.min(floor, top / 10) });
+  look(z, cover, restOf, sink) {
+    const { fit, camera, layer } = this;
+    const { reduce, colourTop } = this.state;
+    const fits = colourTop === "fit";
+    if (fits)
+      fit.update([this.pyramid.name, z, reduce].join(" "), cover, () =>
+        fitTop(cover.drawn, camera.frame, reduce, restOf),
+      );
+    const scale = mapScale(this.state.scale, fits ? fit.top : 1, layer.cols);
+    const style = [theme(), reduce, scale.scale, scale.top, scale.bottom, sink?.key].join(" ");
+    return { reduce, scale, pixels: ramp().pixels, style };
   }
 
   /**
-   * The cell under a point of the picture, or null outside of the map.
-   * @param {number} px
-   * @param {number} py
-   * @param {number} z
-   * @returns {Cell | null}
+   * A single weight, if it is there and visible; the sink's own column stands apart.
+   * @param {number} row
+   * @param {number} col
+   * @param {Sink | null} sink
    */
-  function cellAt(px, py, z) {
-    const size = 2 ** z;
-    const [col, row] = camera.at(px, py).map((place) => Math.floor(place / size) * size);
-    if (px < 0 || py < 0 || col < 0 || row < 0 || col >= layer.cols || row >= layer.rows) return null;
-    return { row, col, size };
+  weightAt(row, col, sink) {
+    const cell = this.pyramid.cell(row, col);
+    return cell && cell.z === 0 && cell.max >= 0 && col !== sink?.key ? cell.mass : null;
+  }
+
+  /** The cell that is chosen, if one is. */
+  get chosen() {
+    const { row, col } = this.state;
+    return row >= 0 && col >= 0 ? { row, col } : null;
   }
 
   /** After a movement: draws it, and once it rests remembers it in the address. */
-  function moved() {
-    fitted = camera.isWhole;
-    clearTimeout(timer);
-    timer = setTimeout(() => {
-      const place = fitted ? { x: -1, y: -1, zoom: 0 } : { x: camera.x, y: camera.y, zoom: camera.zoom };
-      kept = nameOf({ ...state, ...place });
-      app.set(place);
-      arrived();
+  moved() {
+    const { camera } = this;
+    this.whole = camera.isWhole;
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => {
+      const place = this.whole ? WHOLE : { x: camera.x, y: camera.y, zoom: camera.zoom };
+      this.kept = this.placeName({ ...this.state, ...place });
+      this.app.set(place);
+      this.refresh();
     }, STILL);
-    plan();
+    this.plan();
   }
 
   /** @param {Pick<State, "text" | "x" | "y" | "zoom">} place */
-  const nameOf = ({ text, x, y, zoom }) => [text, layer.rows, layer.cols, x, y, zoom].join(" ");
+  placeName({ text, x, y, zoom }) {
+    return [text, this.layer.rows, this.layer.cols, x, y, zoom].join(" ");
+  }
+
   /**
+   * From a point of the canvas to one of the picture.
    * @param {number} px
    * @param {number} py
-   * @returns {[number, number]}
+   * @returns {Point}
    */
-  const inPicture = (px, py) => {
-    const { gutter } = measure();
+  inPicture(px, py) {
+    const { gutter } = this.measure();
     return [px - gutter.left, py - gutter.top];
-  };
+  }
 
   /**
    * @param {number} factor
-   * @param {number} [px]
-   * @param {number} [py]
+   * @param {Point} [point] that stays where it is
    */
-  function zoomBy(factor, px = camera.width / 2, py = camera.height / 2) {
-    camera.zoomAt(factor, px, py);
-    moved();
+  zoomBy(factor, [px, py] = [this.camera.width / 2, this.camera.height / 2]) {
+    this.camera.zoomAt(factor, px, py);
+    this.moved();
   }
 
-  function whole() {
-    camera.fit();
-    moved();
+  showWhole() {
+    this.camera.fit();
+    this.moved();
+  }
+
+  /**
+   * @param {number} dx
+   * @param {number} dy
+   */
+  pan(dx, dy) {
+    this.camera.pan(dx, dy);
+    this.moved();
   }
 
   /**
@@ -225,147 +285,112 @@ export function mapCanvas(root, app, { thumb, drawn }) {
    * @param {number} col
    * @param {number} row
    */
-  function closeUp(col, row) {
+  closeUp(col, row) {
+    const { camera } = this;
     Object.assign(camera, { x: col + 0.5, y: row + 0.5, zoom: Math.max(camera.zoom * 2, 40) });
     camera.settle();
-    moved();
+    this.moved();
   }
 
   /**
-   * Moves the chosen cell by one of those that are seen.
+   * Moves the chosen cell by some of those that are seen.
    * @param {number} dx
    * @param {number} dy
    */
-  function step(dx, dy) {
+  step(dx, dy) {
+    const { camera, layer } = this;
     const size = 2 ** levelFor(camera.zoom * devicePixelRatio, layer.rows, layer.cols);
-    const { left, top, right, bottom } = camera.frame;
-    /**
-     * @param {number} first
-     * @param {number} last
-     */
-    const middle = (first, last) => Math.floor((first + last) / 2);
-    const some = state.row >= 0 && state.col >= 0;
-    const col = some ? state.col + dx * size : middle(left, Math.min(layer.cols, right));
-    const row = some ? state.row + dy * size : middle(top, Math.min(layer.rows, bottom));
-    /**
-     * @param {number} value
-     * @param {number} all
-     */
-    const within = (value, all) => Math.min(all - 1, Math.max(0, value));
-    hover = null;
-    app.set({ col: within(col, layer.cols), row: within(row, layer.rows) });
+    this.hover = null;
+    this.app.set(cellBeside(this.chosen, [dx, dy], size, camera.frame, layer));
     const { x, y } = camera;
-    camera.reveal(state.col, state.row);
-    if (camera.x !== x || camera.y !== y) moved();
-    plan();
+    camera.reveal(this.state.col, this.state.row);
+    if (camera.x !== x || camera.y !== y) this.moved();
+    this.plan();
+  }
+
+  /**
+   * What the reader's hand does.
+   * @returns {import("./gestures.js").Wishes}
+   */
+  wishes() {
+    /**
+     * @param {number} px
+     * @param {number} py
+     */
+    const cell = (px, py) => cellAt(this.camera, this.layer, this.inPicture(px, py), 0);
+    return {
+      pan: (dx, dy) => this.pan(dx, dy),
+      zoom: (factor, px, py) => this.zoomBy(factor, this.inPicture(px, py)),
+      hover: (point) => {
+        this.hover = point && this.inPicture(...point);
+        this.plan();
+      },
+      tap: (px, py) => {
+        const { row, col } = cell(px, py) ?? { row: -1, col: -1 };
+        this.canvas.focus({ preventScroll: true });
+        this.app.set({ row, col });
+      },
+      double: (px, py) => {
+        const at = cell(px, py);
+        if (at) this.closeUp(at.col, at.row);
+      },
+      key: (name, event) => this.press(name, event.shiftKey),
+    };
+  }
+
+  /**
+   * Does what a key asks for; says whether there was something to do.
+   * @param {string} key
+   * @param {boolean} shift
+   */
+  press(key, shift) {
+    const { camera, layer, state } = this;
+    const move = MOVES[key];
+    if (move && shift) this.pan((-move[0] * camera.width) / 4, (-move[1] * camera.height) / 4);
+    else if (move) this.step(...move);
+    else if (key === "+" || key === "=") this.zoomAtCursor(1.5);
+    else if (key === "-") this.zoomAtCursor(1 / 1.5);
+    else if (key === "0") this.showWhole();
+    else if (key === "Enter" && state.row >= 0) this.closeUp(state.col, state.row);
+    else if (key === "Enter") this.closeUp(camera.x - 0.5, camera.y - 0.5);
+    else if (key === "Escape") this.app.set({ row: -1, col: -1 });
+    else if (key === "Home") this.step(-layer.cols, 0);
+    else if (key === "End") this.step(layer.cols, 0);
+    else if (key === "PageUp") this.step(0, -10);
+    else if (key === "PageDown") this.step(0, 10);
+    else return false;
+    return true;
   }
 
   /** @param {number} factor */
-  function zoomAtCursor(factor) {
-    const some = state.row >= 0 && state.col >= 0;
-    zoomBy(factor, ...(some ? camera.point(state.col + 0.5, state.row + 0.5) : []));
+  zoomAtCursor(factor) {
+    const { chosen, camera } = this;
+    this.zoomBy(factor, chosen ? camera.point(chosen.col + 0.5, chosen.row + 0.5) : undefined);
   }
-
-  /** @type {Record<string, [number, number]>} */
-  const arrows = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-  /** @type {Record<string, () => void>} */
-  const keys = {
-    "+": () => zoomAtCursor(1.5),
-    "=": () => zoomAtCursor(1.5),
-    "-": () => zoomAtCursor(1 / 1.5),
-    0: whole,
-    Enter: () => (state.row >= 0 ? closeUp(state.col, state.row) : closeUp(camera.x - 0.5, camera.y - 0.5)),
-    Escape: () => app.set({ row: -1, col: -1 }),
-    Home: () => step(-layer.cols, 0),
-    End: () => step(layer.cols, 0),
-    PageUp: () => step(0, -10),
-    PageDown: () => step(0, 10),
-  };
-
-  listen(canvas, {
-    pan(dx, dy) {
-      camera.pan(dx, dy);
-      moved();
-    },
-    zoom: (factor, px, py) => zoomBy(factor, ...inPicture(px, py)),
-    hover(point) {
-      hover = point && inPicture(...point);
-      plan();
-    },
-    tap(px, py) {
-      const cell = cellAt(...inPicture(px, py), 0);
-      canvas.focus({ preventScroll: true });
-      app.set(cell ? { row: cell.row, col: cell.col } : { row: -1, col: -1 });
-    },
-    double(px, py) {
-      const cell = cellAt(...inPicture(px, py), 0);
-      if (cell) closeUp(cell.col, cell.row);
-    },
-    key(name, event) {
-      if (arrows[name] && event.shiftKey) {
-        const [dx, dy] = arrows[name];
-        camera.pan((-dx * camera.width) / 4, (-dy * camera.height) / 4);
-        moved();
-      } else if (arrows[name]) step(...arrows[name]);
-      else keys[name]?.();
-      return name in keys || name in arrows;
-    },
-  });
-  new ResizeObserver(plan).observe(root);
-  addEventListener("regard-theme", () => {
-    colours = null;
-    plan();
-  });
 
   /** Learns where the head's sink is and how much goes there. */
-  async function seekSink() {
+  async seekSink() {
+    const { state, layer } = this;
     const name = [state.text, layer.key, state.head].join(" ");
-    if (state.sink !== "apart" || name === sinkOf) return;
-    sinkOf = name;
-    sink = null;
-    const found = await findSink(app.source, state.text, layer, state.head);
-    if (name !== sinkOf) return;
-    sink = found;
-    arrived();
+    if (state.sink !== "apart" || name === this.sinkOf) return;
+    this.sinkOf = name;
+    this.sink = null;
+    const sink = await findSink(this.app.source, state.text, layer, state.head);
+    if (name !== this.sinkOf) return;
+    this.sink = sink;
+    this.refresh();
   }
-
-  return {
-    canvas,
-    camera,
-    pyramid,
-    plan,
-    scene,
-    whole,
-    zoomBy,
-    /**
-     * @param {State} next
-     * @param {Layer} about
-     */
-    show(next, about) {
-      [state, layer, visible] = [next, about, true];
-      const place = nameOf(state);
-      if (place !== kept) {
-        fitted = !(state.zoom > 0);
-        if (!fitted) Object.assign(camera, { x: state.x, y: state.y, zoom: state.zoom });
-        kept = place;
-      }
-      fit.asked = true;
-      seekSink();
-      plan();
-    },
-    hide() {
-      visible = false;
-      hover = null;
-    },
-  };
 }
 
 /**
- * The first generated token on both axes, if there is one.
- * @param {TextMeta} text
- * @param {Layer} layer
+ * Numbers in cells grow with the cells, within bounds.
+ * @param {number} zoom
  */
-function boundaryOf(text, layer) {
-  if (text.boundary === null || layer.keys_from === null || layer.queries_from === null) return null;
-  return { key: text.boundary - layer.keys_from, query: text.boundary - layer.queries_from };
+function fontsFor(zoom) {
+  return {
+    token: `11px ${MONO}`,
+    title: `12px ${SANS}`,
+    heading: `15px ${SANS}`,
+    number: `${Math.min(13, Math.max(10, Math.floor(zoom / 3.4)))}px ${MONO}`,
+  };
 }

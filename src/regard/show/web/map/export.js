@@ -21,9 +21,9 @@ const SHARP = 3; // pixels of a PNG or PDF for one of the page
 export function exportMenu(app, shown, numbers) {
   /** @type {Record<string, [string, () => Promise<Blob>]>} */
   const kinds = {
-    PNG: ["picture", async () => png(shown())],
-    SVG: ["picture, vectors", async () => svg(shown())],
-    PDF: ["picture", async () => pdf(shown())],
+    PNG: ["bitmap", async () => png(shown())],
+    SVG: ["vectors", async () => svg(shown())],
+    PDF: ["bitmap", async () => pdf(shown())],
     CSV: ["numbers in view", async () => csv(await numbers())],
     NPY: ["numbers in view", async () => npy(await numbers())],
   };
@@ -38,7 +38,7 @@ export function exportMenu(app, shown, numbers) {
       try {
         download(await make(), `${shown().name}.${kind.toLowerCase()}`);
       } catch (error) {
-        app.status(`The ${kind} could not be made: ${error.message}`);
+        app.status(`The ${kind} could not be exported: ${error.message}`);
       }
     });
     list.append(button);

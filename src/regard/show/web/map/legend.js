@@ -29,7 +29,7 @@ export function legend(root) {
   const mask = element("span", { class: "key" });
   mask.append(element("i"), "hidden by the mask");
   const prompt = element("span", { class: "key" });
-  prompt.append(element("i", { class: "dashed" }), "where the prompt ends");
+  prompt.append(element("i", { class: "dashed" }), "end of the prompt");
   const words = element("p", { class: "small quiet" });
   const hidden = element("p", { class: "small", id: "hidden-mass" });
   root.append(bar, mask, prompt, words, hidden);
@@ -60,7 +60,7 @@ export function legend(root) {
         hidden.replaceChildren(
           `Key ${sink.key} `,
           element("span", { class: "token", text: sink.token }),
-          ` stands apart with ${share} of all attention; colours show each query's rest.`,
+          ` receives ${share} of all attention and is drawn separately. The colours show how each query divides the rest.`,
         );
         hidden.dataset.share = String(sink.share);
       }
@@ -90,7 +90,7 @@ export function noteOf(reduce, z) {
   const size = 2 ** z;
   return reduce === "max"
     ? `One cell is the greatest weight of ${size} × ${size}.`
-    : `One cell is ${size} × ${size} weights: summed over keys, averaged over queries.`;
+    : `One cell is ${size} × ${size} weights: attention mass, summed over keys and averaged over queries.`;
 }
 
 /** @param {HTMLCanvasElement} canvas */

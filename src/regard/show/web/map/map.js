@@ -6,13 +6,13 @@ import { badge, choice, element } from "../common/dom.js";
 import { exact } from "../common/format.js";
 import { layerOf } from "../common/layers.js";
 import { short, tokenAt } from "../common/tokens.js";
-import { mapCanvas } from "./canvas.js";
+import { MapCanvas } from "./canvas.js";
 import { exportMenu } from "./export.js";
 import { legend, marksOf, noteOf } from "./legend.js";
 import { NUMBERS } from "./picture.js";
-import { readout } from "./readout.js";
+import { Readout } from "./readout.js";
 import { cellsIn } from "./region.js";
-import { thumbnails } from "./thumbnails.js";
+import { Thumbnails } from "./thumbnails.js";
 
 /**
  * @param {HTMLElement} root
@@ -21,58 +21,88 @@ import { thumbnails } from "./thumbnails.js";
  */
 export function map(root, app) {
   root.classList.add("map");
-  const side = element("aside", { class: "map-side", "aria-label": "Every head" });
-  const main = element("div", { class: "map-main" });
-  const notes = element("aside", { class: "map-notes", "aria-label": "What is read here" });
-  root.append(side, main, notes);
+  const view = new MapView(app);
+  root.append(view.side, view.main, view.notes);
+  return { show: (state) => view.show(state), hide: () => view.large.hide() };
+}
 
-  const title = element("h2", { id: "map-title" });
-  const proof = element("span");
-  const controls = makeControls(app);
-  const space = element("div", { class: "map-stage" });
-  const foot = element("div", { class: "map-foot" });
-  const tip = element("p", { class: "tip", "aria-hidden": "true", hidden: true });
-  const heading = element("div", { class: "map-title" }, title, proof, controls.zooming);
-  main.append(heading, controls.bar, space, foot);
+class MapView {
+  /** @param {App} app */
+  constructor(app) {
+    this.app = app;
+    this.layer = layerOf(app.meta, app.state.text, app.state.layer);
+    this.named = ""; // the layer and head that the words are about
+    this.side = element("aside", { class: "map-side", "aria-label": "Every head" });
+    this.notes = element("aside", { class: "map-notes", "aria-label": "Details" });
+    this.title = element("h2", { id: "map-title" });
+    this.proof = element("span");
+    this.tip = element("p", { class: "tip", "aria-hidden": "true", hidden: true });
+    this.controls = makeControls(app);
+    const space = element("div", { class: "map-stage" });
+    const foot = element("div", { class: "map-foot" });
+    const heading = element("div", { class: "map-title" }, this.title, this.proof, this.controls.zooming);
+    this.main = element("div", { class: "map-main" }, heading, this.controls.bar, space, foot);
+    this.large = new MapCanvas(space, app, this.layer, {
+      thumb: () => this.small.chosen(app.state),
+      drawn: (scene) => this.tell(scene),
+    });
+    this.small = new Thumbnails(this.side, app, () => this.large.plan());
+    this.legend = legend(foot);
+    this.readout = new Readout(this.notes, app);
+    space.append(this.tip);
+    this.notes.append(help());
+    this.controls.zooming.append(this.exports());
+    this.controls.zoom(
+      (factor) => this.large.zoomBy(factor),
+      () => this.large.showWhole(),
+    );
+  }
 
-  const large = mapCanvas(space, app, { thumb: () => small.chosen(app.state), drawn: tell });
-  const small = thumbnails(side, app, large.plan);
-  const bar = legend(foot);
-  const reading = readout(notes, app);
-  space.append(tip);
-  notes.append(help());
-  controls.zooming.append(
-    exportMenu(app, shownNow, () => cellsIn(app, large.scene(), large.pyramid.without)),
-  );
-  controls.zoom(large.zoomBy, large.whole);
-  let layer = layerOf(app.meta, app.state.text, app.state.layer);
-  let named = ""; // the layer and head that the words are about
+  exports() {
+    const { app, large } = this;
+    return exportMenu(
+      app,
+      () => this.shown(),
+      () => cellsIn(app, large.scene(), large.pyramid.without),
+    );
+  }
 
-  /**
-   * @param {State} state
-   * @param {ColourScale} scale
-   */
-  const isClipped = (state, scale) => state.colourTop === "fit" && scale.top < 1;
+  /** @param {State} state */
+  show(state) {
+    this.layer = layerOf(this.app.meta, state.text, state.layer);
+    const { layer } = this;
+    const name = [state.text, layer.key, state.head, this.app.meta.texts.length].join(" ");
+    if (name !== this.named) {
+      this.title.textContent = `Layer ${layer.key}, head ${state.head}`;
+      this.proof.replaceChildren(badge(layer.evidence));
+      this.small.show(state);
+      this.readout.showLayer(layer);
+      this.named = name;
+    }
+    this.controls.show(state);
+    this.readout.showRow(state, layer);
+    this.large.show(state, layer);
+  }
 
   /**
    * Says in words and numbers what the picture shows.
    * @param {Scene} scene
    */
-  function tell(scene) {
-    const { state, sink, look, z } = scene;
-    bar.show({
+  tell(scene) {
+    const { state, sink, look, z, hover, cursor } = scene;
+    const { meta } = this.app;
+    this.legend.show({
       scale: look.scale,
       clipped: isClipped(state, look.scale),
       reduce: state.reduce,
       z,
       boundary: scene.boundary !== null,
-      sink: sink && { ...sink, token: short(tokenAt(app.meta, state.text, layer, "keys", sink.key), 16) },
+      sink: sink && { ...sink, token: short(tokenAt(meta, state.text, this.layer, "keys", sink.key), 16) },
     });
-    const cell = scene.hover ?? scene.cursor;
-    tip.hidden = true;
-    if (!cell) reading.cell(state, layer, null);
-    else if (cell === scene.cursor) chosen(scene, cell);
-    else pointed(scene, cell);
+    this.tip.hidden = true;
+    if (hover) this.tellPointed(scene, hover);
+    else if (cursor) this.tellChosen(scene, cursor);
+    else this.readout.showCell(state, this.layer, null);
   }
 
   /**
@@ -80,12 +110,12 @@ export function map(root, app) {
    * @param {Scene} scene
    * @param {Cell} cell
    */
-  function pointed(scene, cell) {
-    const found = large.pyramid.cell(cell.row, cell.col);
+  tellPointed(scene, cell) {
+    const found = this.large.pyramid.cell(cell.row, cell.col);
     if (!found || 2 ** found.z !== cell.size) return;
     const own = cell.size === 1 && cell.col === scene.sink?.key ? scene.sink : null; // stands apart
     const mass = own ? own.column[cell.row] : found.mass;
-    say(scene, { ...cell, mass, max: own ? Math.max(mass, found.max) : found.max });
+    this.tellCell(scene, { ...cell, mass, max: own ? Math.max(mass, found.max) : found.max });
   }
 
   /**
@@ -93,14 +123,14 @@ export function map(root, app) {
    * @param {Scene} scene
    * @param {Cell} cell
    */
-  async function chosen(scene, cell) {
+  async tellChosen(scene, cell) {
     const { text, layer: key, head, row, col } = scene.state;
-    const weights = await app.source.row(text, key, head, row);
-    const now = app.state;
+    const weights = await this.app.source.row(text, key, head, row);
+    const now = this.app.state;
     if (now.row !== row || now.col !== col || now.layer !== key || now.head !== head) return;
-    const found = large.pyramid.cell(row, col);
+    const found = this.large.pyramid.cell(row, col);
     const unseen = weights[col] === 0 && found && found.z === 0 && found.max < 0;
-    say(scene, { ...cell, mass: weights[col], max: unseen ? -1 : weights[col] });
+    this.tellCell(scene, { ...cell, mass: weights[col], max: unseen ? -1 : weights[col] });
   }
 
   /**
@@ -108,8 +138,9 @@ export function map(root, app) {
    * @param {Scene} scene
    * @param {CellWeights} cell
    */
-  function say(scene, cell) {
-    reading.cell(scene.state, layer, cell);
+  tellCell(scene, cell) {
+    const { tip } = this;
+    this.readout.showCell(scene.state, this.layer, cell);
     const { camera, gutter, width } = scene;
     const side = camera.zoom * cell.size;
     const [x, y] = camera.point(cell.col + cell.size, cell.row);
@@ -124,11 +155,14 @@ export function map(root, app) {
   }
 
   /** What there is to export: the picture of this moment, with its words. */
-  function shownNow() {
-    const scene = large.scene();
+  shown() {
+    const { layer, app } = this;
+    const scene = this.large.scene();
     const { state, sink, look } = scene;
     const percent = sink ? `${(100 * sink.share).toFixed(1)}%` : "";
-    const apart = sink ? ` Key ${sink.key} stands apart with ${percent} of all attention.` : "";
+    const apart = sink
+      ? ` Key ${sink.key} receives ${percent} of all attention and is drawn separately.`
+      : "";
     const doubt = layer.evidence.certified ? "" : " (not certified)";
     const words = {
       title: app.meta.model,
@@ -138,57 +172,81 @@ export function map(root, app) {
     };
     return { scene: { ...scene, hover: null }, words, name: `layer-${layer.key}-head-${state.head}` };
   }
-
-  return {
-    show(state) {
-      layer = layerOf(app.meta, state.text, state.layer);
-      const name = [state.text, layer.key, state.head, app.meta.texts.length].join(" ");
-      if (name !== named) {
-        title.textContent = `Layer ${layer.key}, head ${state.head}`;
-        proof.replaceChildren(badge(layer.evidence));
-        small.show(state);
-        reading.layer(state, layer);
-        named = name;
-      }
-      controls.show(state);
-      reading.row(state, layer);
-      large.show(state, layer);
-    },
-    hide: large.hide,
-  };
 }
 
-/** How the map is moved, in few words. */
+/**
+ * Whether some weights lie above the end of the colours.
+ * @param {State} state
+ * @param {ColourScale} scale
+ */
+function isClipped(state, scale) {
+  return state.colourTop === "fit" && scale.top < 1;
+}
+
+/** How to move the map and to select cells. */
 function help() {
   const list = element("dl", { class: "facts spoken" });
   const lines = [
     ["drag", "move"],
     ["wheel, pinch", "zoom"],
-    ["click", "keep a cell"],
-    ["double click", "go to a cell"],
-    ["arrows", "choose a cell"],
+    ["click", "select a cell"],
+    ["double click", "zoom to a cell"],
+    ["arrows", "select a cell"],
     ["⇧ arrows", "move"],
     ["+ − 0", "zoom, show all"],
-    ["Enter", "go to the cell"],
+    ["Enter", "zoom to the cell"],
   ];
   for (const [hand, does] of lines) {
     list.append(element("dt", { class: "mono", text: hand }), element("dd", { text: does }));
   }
-  const heading = element("h3", { text: "By hand and by key" });
+  const heading = element("h3", { text: "Mouse and keys" });
   return element("div", { class: "notes-block", id: "map-help" }, heading, list);
 }
 
 const NAMES = /** @type {const} */ (["scale", "colourTop", "reduce", "sink"]);
+/** @type {Record<typeof NAMES[number], string>} */
+const HINTS = {
+  scale: "A log scale also shows small weights.",
+  colourTop:
+    "Fit ends the colours at the 99.5th percentile of the cells in view. With 1, colours can be compared between heads.",
+  reduce:
+    "A cell of a long map stands for many weights. Mass is their sum over keys, averaged over queries; max is the greatest.",
+  sink: "Separate draws the key that receives the most attention beside the map. The colours then show the rest.",
+};
 
 /** @param {App} app */
 function makeControls(app) {
-  const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "How the map is drawn" });
+  const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "Map settings" });
   /** @type {Record<typeof NAMES[number], HTMLElement & { value: string }>} */
   const choices = {
-    scale: choice("Scale", "scale", { linear: "linear", log: "log" }, (scale) => app.set({ scale })),
-    colourTop: choice("Up to", "top", { fit: "fit", one: "1" }, (colourTop) => app.set({ colourTop })),
-    reduce: choice("Cells", "reduce", { mass: "mass", max: "max" }, (reduce) => app.set({ reduce })),
-    sink: choice("Sink", "sink", { in: "in place", apart: "apart" }, (sink) => app.set({ sink })),
+    scale: choice(
+      "Scale",
+      "scale",
+      { linear: "linear", log: "log" },
+      (scale) => app.set({ scale }),
+      HINTS.scale,
+    ),
+    colourTop: choice(
+      "Colours end at",
+      "top",
+      { fit: "fit", one: "1" },
+      (colourTop) => app.set({ colourTop }),
+      HINTS.colourTop,
+    ),
+    reduce: choice(
+      "Cells",
+      "reduce",
+      { mass: "mass", max: "max" },
+      (reduce) => app.set({ reduce }),
+      HINTS.reduce,
+    ),
+    sink: choice(
+      "Sink",
+      "sink",
+      { in: "in place", apart: "separate" },
+      (sink) => app.set({ sink }),
+      HINTS.sink,
+    ),
   };
   /**
    * @param {string} text

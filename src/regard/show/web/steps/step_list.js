@@ -21,14 +21,14 @@ export function stepList(context) {
   out.push(
     {
       title: "Query and keys",
-      about: "The query says what this token looks for; each key says what its token has to offer.",
+      about: "The query describes what this token looks for; each key describes what its token offers.",
       shape: `q (${D})   k (${S}, ${D})`,
       body: vectors(context, "k", { name: "q", values: work.q }),
     },
     {
       title: "Scores",
       about:
-        "Multiply the query with a key number by number and add up: the more they point the same way, the higher.",
+        "The score of a key is its dot product with the query: the more the two point the same way, the higher it is.",
       shape: `q · kᵀ → (${S})`,
       body: bars(context, "score"),
     },
@@ -56,7 +56,8 @@ function projection({ work, keys, key, name }, example) {
   const { x, projections } = example;
   return {
     title: "Tokens and matrices",
-    about: "Each token is three numbers; one matrix makes queries of them, another keys, a third values.",
+    about:
+      "Each token is a vector of three numbers. Three matrices project it to a query, a key and a value.",
     shape: `x (${keys.length}, 3)   W (3, 2)`,
     body: [
       element(
@@ -109,8 +110,8 @@ function scaled(context) {
   const root = Math.sqrt(shapes.D);
   if (scale === 1) {
     return {
-      title: "Not divided",
-      about: "Here the scores stay as they are; otherwise they are divided by the square root of the width.",
+      title: "Not scaled",
+      about: "Here the scores are not scaled. Usually they are divided by the square root of the head width.",
       shape: `× 1 → (${shapes.S})`,
       body: bars(context, "scaled"),
     };
@@ -119,7 +120,7 @@ function scaled(context) {
   return {
     title: usual ? "Divided by √d" : "Scaled",
     about: usual
-      ? `Sums of ${shapes.D} products grow with the width, so they are divided by √${shapes.D} = ${number(root, 3)}.`
+      ? `Dot products grow with the head width d = ${shapes.D}, so they are divided by √${shapes.D} = ${number(root, 3)}.`
       : `The model multiplies its scores by ${number(scale, 4)} instead of dividing by √${shapes.D}.`,
     shape: `× ${number(scale, 4)} → (${shapes.S})`,
     body: bars(context, "scaled"),
@@ -138,9 +139,9 @@ function masked(context) {
   return {
     title: added ? "Masked, with a bias" : "Masked",
     about: all
-      ? `The mask (${rule}) lets this token look at all ${some(work.shapes.S, "key")}, so nothing changes.`
-      : `The mask (${rule}) lets it look at ${some(work.visible, "key")} of ${work.shapes.S}; ` +
-        "the others become −∞, which softmax turns into 0.",
+      ? `${work.shapes.S === 1 ? "The only key is" : `All ${work.shapes.S} keys are`} visible under the mask (${rule}), so nothing changes.`
+      : `${work.visible} of ${work.shapes.S} keys ${work.visible === 1 ? "is" : "are"} visible under the mask (${rule}). ` +
+        "The scores of the others become −∞, which softmax turns into 0.",
     shape: `→ (${work.shapes.S})`,
     body: bars(context, (key) => (key.visible ? key.capped + key.added : -Infinity)),
   };
@@ -165,7 +166,7 @@ function softmax(context) {
   return {
     title: "Softmax",
     about:
-      "Each score becomes a power of e, and all are divided by their sum: shares of attention that add up to 1.",
+      "Softmax takes the exponential of every score and divides by their sum, so that the weights add up to 1.",
     shape: `exp(score − lse) → (${work.shapes.S})   lse ${number(work.lse, 4)}`,
     body: [
       element("div", { class: "rows" }, ...rows),
@@ -173,10 +174,10 @@ function softmax(context) {
         sink
           ? [
               Math.abs(context.sum - work.sum) < 1e-3,
-              `The weights sum to ${number(context.sum, 6)}: a learned sink takes the rest.`,
+              `The weights sum to ${number(context.sum, 6)}; the sink logit takes the rest.`,
             ]
           : work.visible === 0
-            ? [true, "It may look at nothing, so all weights are 0."]
+            ? [true, "No key is visible, so all weights are 0."]
             : [
                 sums < 1e-3,
                 `All ${work.shapes.S} weights, added up on this page, sum to ${number(context.sum, 6)}, ` +
@@ -184,7 +185,7 @@ function softmax(context) {
               ],
         [
           off < 2e-3,
-          `exp(score − lse), worked out again on this page, is ${off.toExponential(1)} from the weights shown.`,
+          `exp(score − lse), recomputed on this page, differs from the weights shown by at most ${off.toExponential(1)}.`,
         ],
       ]),
     ],
@@ -199,7 +200,7 @@ function values(context) {
   const { S, E } = context.work.shapes;
   return {
     title: "Values",
-    about: "What each token hands over when it is looked at.",
+    about: "Each key has a value, the vector that a query receives in proportion to its weight.",
     shape: `v (${S}, ${E})`,
     body: vectors(context, "v"),
   };
@@ -266,7 +267,7 @@ function output(context, computed) {
   }
   return {
     title: "Output",
-    about: "Every value times its weight, added up: what this head passes on for this token.",
+    about: "The values, each times its weight, add up to the output of this head for this token.",
     shape: `weights (${work.shapes.S}) · v (${work.shapes.S}, ${work.shapes.E}) → (${work.shapes.E})`,
     body: [
       element("div", { class: "rows" }, ...rows),
@@ -303,9 +304,9 @@ function left({ layer }) {
       element("p", {
         class: "note",
         text: captured
-          ? "The values were left out to keep this file small, so it stops at the weights. " +
-            'seen.save("page.html", values=True) takes them along.'
-          : "The capture did not keep the values, so it stops at the weights. " +
+          ? "The values were left out to keep this file small, so the steps end at the weights. " +
+            'seen.to_html("page.html", values=True) includes them.'
+          : "The capture did not keep the values, so the steps end at the weights. " +
             "regard.capture(model, values=True) keeps them.",
       }),
     ],

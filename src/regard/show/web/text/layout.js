@@ -1,7 +1,6 @@
 // @ts-check
-// Tokens as running text: how one is written, which are the strongest, which stands above or below another.
+// Tokens as running text: how one is written, and which stands above or below another.
 
-import { last } from "../common/arrays.js";
 import { visible } from "../common/tokens.js";
 
 /**
@@ -28,29 +27,6 @@ export function beside(spans, from, step) {
     if (best === from || off < Math.abs(known.left + known.width / 2 - middle)) best = i;
   }
   return best;
-}
-
-/**
- * The tokens with the largest weights, largest first; the sum of all weights, and how many there are.
- * @param {Pick<Shaded, "weights" | "from" | "without">} shaded
- * @param {number} most
- */
-export function strongest({ weights, from, without }, most) {
-  /** @type {{ token: number, w: number }[]} */
-  const best = [];
-  let total = 0;
-  let seen = 0;
-  weights.forEach((w, index) => {
-    const token = index + from;
-    if (!(w > 0) || token === without) return;
-    total += w;
-    seen++;
-    if (best.length === most && w <= last(best).w) return;
-    const place = best.findIndex((one) => one.w < w);
-    best.splice(place < 0 ? best.length : place, 0, { token, w });
-    best.length = Math.min(best.length, most);
-  });
-  return { best, total, seen };
 }
 
 /**

@@ -31,7 +31,7 @@ export function newText(app) {
     if (running) return running.abort();
     running = new AbortController();
     go.textContent = "Stop";
-    said.textContent = "The model begins to read…";
+    said.textContent = "Starting the model…";
     try {
       const text = await app.source.capture(area.value, tell, running.signal);
       dispatchEvent(new Event("regard-texts"));

@@ -10,17 +10,18 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-import left_behind
 import matplotlib
 import pytest
 import torch
 from torch import nn
 
+from tests import global_state
+
 HERE = Path(__file__).parent
 
 
 def test_nothing_is_nothing() -> None:
-    assert left_behind.changes(left_behind.state()) == []
+    assert global_state.changes(global_state.state()) == []
 
 
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
@@ -46,12 +47,12 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
 
 @pytest.mark.parametrize("said", CHANGES)
 def test_what_was_patched_is_named(said: str) -> None:
-    before = left_behind.state()
+    before = global_state.state()
     with pytest.MonkeyPatch.context() as patch:
         CHANGES[said](patch)
-        (found,) = left_behind.changes(before)
+        (found,) = global_state.changes(before)
     assert found.startswith(said)
-    assert left_behind.changes(before) == []
+    assert global_state.changes(before) == []
 
 
 SETTINGS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
@@ -80,46 +81,46 @@ SETTINGS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_flag_that_was_set_is_named(name: str) -> None:
     change, undo = SETTINGS[name]
-    before = left_behind.state()
+    before = global_state.state()
     change()
     try:
-        found = left_behind.changes(before)
+        found = global_state.changes(before)
     finally:
         undo()
     assert f"PyTorch's flags: {name} changed" in found
-    assert left_behind.changes(before) == []
+    assert global_state.changes(before) == []
 
 
 def test_a_hook_on_every_module_is_named() -> None:
-    before = left_behind.state()
+    before = global_state.state()
     hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    found = left_behind.changes(before)
+    found = global_state.changes(before)
     hook.remove()
     assert found == ["hooks on every module: _global_forward_hooks changed"]
 
 
 def test_what_runs_on_is_named_and_what_ends_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, enough = left_behind.state(), threading.Event()
+    before, enough = global_state.state(), threading.Event()
     thread = threading.Thread(target=enough.wait, name="waiting", daemon=True)
     thread.start()
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with monkeypatch.context() as patch:
-        patch.setattr(left_behind, "PATIENCE", 0.0)
-        found = left_behind.changes(before)
+        patch.setattr(global_state, "PATIENCE", 0.0)
+        found = global_state.changes(before)
     assert [line.split()[:2] for line in found] == [
         ["threads:", "waiting"],
         ["processes:", str(process.pid)],
     ]
     soon = threading.Timer(0.2, lambda: (enough.set(), process.communicate()))
     soon.start()
-    assert left_behind.changes(before) == []
+    assert global_state.changes(before) == []
 
 
 def test_a_registered_attention_is_named() -> None:
     attentions = pytest.importorskip("transformers.modeling_utils").AttentionInterface
-    before = left_behind.state()
+    before = global_state.state()
     attentions.register("left behind", print)
-    found = left_behind.changes(before)
+    found = global_state.changes(before)
     del attentions._global_mapping["left behind"]
     assert found == ["Transformers' attentions: left behind was added"]
 
@@ -140,14 +141,25 @@ def test_clean():
 def test_the_test_is_named_and_its_order_can_be_had_again(tmp_path: Path) -> None:
     (tmp_path / "test_leaves.py").write_text(LEAVES)
     said = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "conftest", "-n", "1", "-q", "--randomly-seed=25", tmp_path],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "tests.conftest",
+            "-n",
+            "1",
+            "-q",
+            "--randomly-seed=25",
+            tmp_path,
+        ],
         capture_output=True,
         text=True,
         cwd=tmp_path,
         env={
             **os.environ,
             "PYTEST_ADDOPTS": "",
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
         },
     ).stdout
     assert "1 failed, 1 passed, 1 error" in said

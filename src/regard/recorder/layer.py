@@ -1,0 +1,185 @@
+"""`Layer`: one attention module of a model as it ran, with its map and the evidence for it.
+
+`LayerId` says where the module is in its model, `LayerData` holds the tensors, and `LayerSettings` the few
+numbers that describe a layer without its tensors. Nothing here knows about models or files; a layer that is
+stored in a file is a subclass in `storage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from regard.maps import AttentionMap
+from regard.recorder.certificate import Evidence
+from regard.recorder.summary import LayerSummary, summarise
+
+
+class LayerId(NamedTuple):
+    """The position of an attention module in its model."""
+
+    number: int
+    """Its number in its stack, counted from 0."""
+    name: str
+    """The module's name in the model: `transformer.h.0.attn`."""
+    stack: str = ""
+    """The empty string in a model with one stack; otherwise "encoder", "decoder", "cross" or another name."""
+
+    @property
+    def key(self) -> int | str:
+        """The key of its layer in a capture: 3, or "decoder.3" where the model has several stacks."""
+        return f"{self.stack}.{self.number}" if self.stack else self.number
+
+
+class LayerData(NamedTuple):
+    """The tensors that a capture stores for a layer: its map, or with store="statistics" only a summary."""
+
+    map: AttentionMap | None = None
+    values: Tensor | None = None  # (B, G, S, E)
+    summary: LayerSummary | None = None
+
+    @property
+    def matrix(self) -> tuple[int, int, int, int]:
+        """The shape (B, H, T, S) of the layer's attention matrix."""
+        if self.map is not None:
+            return self.map.matrix
+        if self.summary is None:
+            raise ValueError("layer: expected a map or a summary of one, got neither")
+        B, H, T = self.summary.entropy.shape
+        return B, H, T, self.summary.received.shape[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of all its tensors."""
+        return sum(x.nbytes for x in self if x is not None)
+
+
+class LayerSettings(NamedTuple):
+    """A description of a layer that holds no tensors, so that it can be cached for a layer in a file."""
+
+    mask: str
+    window: int | None
+    scale: float
+    softcap: float | None
+    has_sinks: bool
+    """Whether the layer has sink logits."""
+    kv_heads: int
+    width: int
+    """The width D of its queries and keys."""
+    value_width: int | None
+    """The width E of its values; None if they were not stored."""
+
+    @staticmethod
+    def of(data: LayerData) -> LayerSettings:
+        """Describe a layer whose map is stored."""
+        m, values = data.map, data.values
+        if m is None:
+            raise ValueError("layer: expected a map, got statistics only")
+        return LayerSettings(
+            mask=str(m.mask),
+            window=m.mask.window_size(),
+            scale=m.scale,
+            softcap=m.softcap,
+            has_sinks=m.sinks is not None,
+            kv_heads=m.k.shape[1],
+            width=m.q.shape[-1],
+            value_width=None if values is None else values.shape[-1],
+        )
+
+
+class Layer:
+    """One attention module of a model as it ran.
+
+    - `number`, `name`, `stack`: where it is in the model, as in `LayerId`.
+    - `attention_map`: its map (B, H, T, S), or None where only a summary is stored.
+    - `evidence`: how the map compares with the model's own output.
+    - `heads`: for each head of the map, its number in the model.
+    - `values`: its values (B, G, S, E), if they are stored; `summary`: its statistics, if they are stored.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        stack: str,
+        attention_map: AttentionMap | None,
+        evidence: Evidence,
+        heads: Sequence[int],
+        values: Tensor | None = None,
+        summary: LayerSummary | None = None,
+    ) -> None:
+        self.number = number
+        """Its number in its stack, counted from 0."""
+        self.name = name
+        """The module's name in the model: `transformer.h.0.attn`."""
+        self.stack = stack
+        """The empty string in a model with one stack; otherwise "encoder", "decoder", "cross" or another
+        name.
+
+        "cross" is the attention of a decoder to its encoder."""
+        self.evidence = evidence
+        """How its map compares with the model's own output."""
+        self.heads = tuple(heads)
+        """For each head of the map, its number in the model."""
+        self._data = LayerData(attention_map, values, summary)
+
+    def data(self) -> LayerData:
+        """Return the layer's tensors. A layer in a file reads the file at every call."""
+        return self._data
+
+    @property
+    def settings(self) -> LayerSettings:
+        """Its mask, scale, widths and so on, without any tensor. A layer in a file reads the file once."""
+        return LayerSettings.of(self._with_map(self.data()))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether its tensors are in memory, and not read from a file."""
+        return any(x is not None for x in self._data)
+
+    @property
+    def key(self) -> int | str:
+        """Its key in a capture: 3, or "decoder.3" where the model has several stacks."""
+        return LayerId(self.number, self.name, self.stack).key
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape (B, H, T, S) of its map."""
+        return self._data.matrix
+
+    @property
+    def map(self) -> AttentionMap:
+        """Its attention map (B, H, T, S). A layer that stores statistics only raises a ValueError."""
+        attention_map = self._with_map(self.data()).map
+        assert attention_map is not None
+        return attention_map
+
+    def _with_map(self, data: LayerData) -> LayerData:
+        if data.map is None:
+            raise ValueError(
+                f"layer {self.key}: only its statistics were stored: see seen.layer({self.key!r}).summary; "
+                'for its map, capture again with store="maps", and with folder=… if memory is short'
+            )
+        return data
+
+    @property
+    def summary(self) -> LayerSummary:
+        """Its overview and the statistics of its rows and keys, computed now unless they were stored."""
+        data = self.data()
+        return summarise(self.map) if data.summary is None else data.summary
+
+    @property
+    def values(self) -> Tensor | None:
+        """Its values (B, G, S, E), or None unless the capture was made with `values=True`."""
+        return self.data().values
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the layer takes, in memory or on disk."""
+        return self.data().nbytes
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.shape))
+        return f"Layer({self.key}, {self.name}, {shape}, {self.evidence})"

@@ -1,0 +1,84 @@
+"""Prepares a captured map for being stored: selects heads, changes its dtype and gives it memory of its own.
+
+A model may write to the tensors that its attention used (a static cache does), and they may be views into
+something much larger. The functions here copy such tensors and leave the others alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.inputs import working_dtype
+from regard.maps import AttentionMap, attention_map
+
+
+class SelectedHeads(NamedTuple):
+    """The map of the selected heads."""
+
+    map: AttentionMap  # (B, heads, T, S)
+    heads: tuple[int, ...]
+    """The number of each head in the model."""
+    kv_heads: list[int] | slice
+    """Index of the key/value heads that these heads read, for v (B, G, S, E)."""
+
+
+def select_heads(m: AttentionMap, heads: Sequence[int] | None) -> SelectedHeads:
+    """Select heads of a map (B, H, T, S) by number; None selects all of them."""
+    H, G = m.q.shape[1], m.k.shape[1]
+    if heads is None:
+        return SelectedHeads(m, tuple(range(H)), slice(None))
+    if not heads or not all(0 <= head < H for head in heads):
+        raise ValueError(f"heads: expected numbers from 0 to {H - 1}, got {list(heads)}")
+    # Key/value heads are stored once if equally many selected heads read each, and repeated otherwise.
+    kv_head_of = [head // (H // G) for head in heads]
+    groups = sorted(set(kv_head_of))
+    evenly = kv_head_of == sorted(groups * (len(heads) // len(groups)))
+    kv_heads = groups if evenly else kv_head_of
+    sinks = None if m.sinks is None else m.sinks[heads]
+    selected = AttentionMap(
+        m.q[:, heads],
+        m.k[:, kv_heads],
+        m.lse[:, heads],
+        m.mask.select(slice(None), heads),
+        m.scale,
+        m.softcap,
+        sinks,
+        m.axes,
+    )
+    return SelectedHeads(selected, tuple(heads), kv_heads)
+
+
+def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
+    """Return the map with q and k in another dtype, and the lse that belongs to the rounded q and k."""
+    q, k, lse = m.q.to(dtype), m.k.to(dtype), m.lse.to(working_dtype(dtype))
+    if torch.promote_types(dtype, m.q.dtype) != dtype:  # rounded queries and keys have other scores
+        lse = attention_map(q, k, mask=m.mask, scale=m.scale, softcap=m.softcap, sinks=m.sinks).lse
+    return m.replaced(q=q, k=k, lse=lse)
+
+
+def compact_map(m: AttentionMap) -> AttentionMap:
+    """Return the map with q, k and lse in memory of their own, no larger than they are."""
+    return m.replaced(q=own_memory(m.q), k=own_memory(m.k), lse=own_memory(m.lse))
+
+
+def own_memory(x: Tensor) -> Tensor:
+    """Return x, or a copy if it is a view into something larger or has been written to in place."""
+    alone = x.untyped_storage().nbytes() <= 1.05 * x.nbytes
+    return copy_if_written(x) if alone else x.clone(memory_format=torch.contiguous_format)
+
+
+def copy_if_written(x: Tensor) -> Tensor:
+    """Return x, or a copy if it has been written to in place and may be again, as a static cache is."""
+    return x if write_count(x) == 0 else x.clone()
+
+
+def write_count(x: Tensor) -> int | None:
+    """Return how often a tensor has been written to in place; None if PyTorch does not count that.
+
+    PyTorch does not count writes to tensors that were made in inference mode.
+    """
+    return None if x.is_inference() else x._version

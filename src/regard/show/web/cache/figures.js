@@ -1,0 +1,101 @@
+// @ts-check
+// What a generation wrote and what was measured of it: the text, a table, a chart and a picture.
+
+import { chart } from "../common/chart.js";
+import { element } from "../common/dom.js";
+import { drawComputed } from "./computed.js";
+import { agreement, bothTimes, measurements, timeChart } from "./measurements.js";
+import { plainToken } from "./prompt.js";
+
+/** The figures of one generation. */
+export class GenerationFigures {
+  constructor() {
+    this.written = element("p", { class: "written", "aria-label": "Generated text" });
+    this.table = element("table", { class: "measured" });
+    this.agreement = element("p", { class: "note" });
+    this.times = chart(240);
+    this.picture = element("canvas", { class: "computed", role: "img" });
+    this.run = element("i", { class: "run" });
+    this.read = element("i", { class: "read" });
+    /** @type {GenerationStep[]} */
+    this.steps = [];
+    this.box = element(
+      "section",
+      { class: "cache-measured" },
+      this.written,
+      element(
+        "div",
+        { class: "cache-figures" },
+        element("section", {}, element("h2", { text: "Measurements" }), this.table, this.agreement),
+        element("section", {}, element("h2", { text: "Time per token" }), this.times),
+        this.computed(),
+      ),
+    );
+    new ResizeObserver(() => this.paint()).observe(this.picture);
+  }
+
+  /** The picture of what goes through the model, with its key. */
+  computed() {
+    return element(
+      "section",
+      { class: "whole" },
+      element("h2", { text: "Tokens computed in each step" }),
+      element(
+        "p",
+        { class: "small quiet" },
+        "One row for each generated token, one column for each token of the text: ",
+        element("span", { class: "computed-key" }, this.run, "computed"),
+        element("span", { class: "computed-key" }, this.read, "read from the cache"),
+      ),
+      this.picture,
+    );
+  }
+
+  /**
+   * Begins another text, with these tokens as its prompt.
+   * @param {string[]} tokens
+   */
+  begin(tokens) {
+    const text = tokens.map(plainToken).join("");
+    this.written.replaceChildren(...(text ? [element("span", { class: "quiet", text })] : []));
+  }
+
+  /** @param {GenerationStep} step */
+  write({ token, seconds }) {
+    this.written.append(
+      element("span", { class: "tok new", text: plainToken(token), title: bothTimes(seconds) }),
+    );
+  }
+
+  /**
+   * @param {GenerationStep[]} steps
+   * @param {number} layers
+   */
+  show(steps, layers) {
+    this.steps = steps;
+    this.box.hidden = !steps.length;
+    if (!steps.length) return;
+    const titles = ["", "with the cache", "without it", ""];
+    const head = element("tr", {}, ...titles.map((text) => element("th", { text, scope: "col" })));
+    const rows = measurements(steps, layers).map(({ title, cached, recomputed, gain }) =>
+      element(
+        "tr",
+        {},
+        element("th", { text: title, scope: "row" }),
+        element("td", { text: cached }),
+        element("td", { text: recomputed }),
+        element("td", { class: "quiet", text: gain }),
+      ),
+    );
+    this.table.replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows));
+    this.agreement.textContent = agreement(steps);
+    this.times.draw(timeChart(steps));
+    this.paint();
+  }
+
+  paint() {
+    if (!this.steps.length) return;
+    const [run, read] = [this.run, this.read].map((one) => getComputedStyle(one).backgroundColor);
+    drawComputed(this.picture, this.steps, run, read);
+  }
+}

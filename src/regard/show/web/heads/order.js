@@ -1,0 +1,89 @@
+// @ts-check
+// Which heads the gallery shows, and in which order. It knows scores and labels, not cards.
+
+import { words } from "./scores.js";
+
+/** @typedef {Pick<State, "sort" | "order" | "label" | "layerFilter">} GalleryChoice */
+
+/**
+ * A name for a head of a text.
+ * @param {Pick<HeadScores, "layer" | "head">} head
+ */
+export function headName({ layer, head }) {
+  return `${layer}/${head}`;
+}
+
+/** @param {HeadScores} head */
+export function labelsOf(head) {
+  return head.labels ?? (head.label ? [head.label] : []);
+}
+
+/**
+ * The heads of the chosen layer with the chosen label.
+ * @param {HeadScores[]} heads
+ * @param {Pick<GalleryChoice, "label" | "layerFilter">} choice
+ */
+export function filterHeads(heads, { label, layerFilter }) {
+  /** @param {string[]} labels */
+  const fits = (labels) =>
+    label === "any" || (label === "none" ? labels.length === 0 : labels.includes(label));
+  return heads.filter(
+    (head) => (layerFilter === "all" || head.layer === layerFilter) && fits(labelsOf(head)),
+  );
+}
+
+/**
+ * The heads by a score, those without it last; as they are if `name` is "".
+ * @param {HeadScores[]} heads
+ * @param {string} name
+ * @param {string} order "high" or "low" first
+ */
+export function sortHeads(heads, name, order) {
+  if (!name) return heads;
+  const sign = order === "low" ? 1 : -1;
+  /** @param {HeadScores} head */
+  const value = (head) => head.scores[name]?.value ?? null;
+  return heads.toSorted((a, b) => {
+    const [x, y] = [value(a), value(b)];
+    if (x === null || y === null) return Number(x === null) - Number(y === null);
+    return sign * (x - y);
+  });
+}
+
+/**
+ * The labels to choose from, with how many heads have each, as [value, text].
+ * @param {HeadScores[]} heads
+ * @returns {[string, string][]}
+ */
+export function labelOptions(heads) {
+  const all = [...new Set(heads.flatMap(labelsOf))].sort();
+  /** @param {string} label */
+  const count = (label) => filterHeads(heads, { label, layerFilter: "all" }).length;
+  return [
+    ["any", "any"],
+    .../** @type {[string, string][]} */ (all.map((label) => [label, `${words(label)} (${count(label)})`])),
+    ["none", `no label (${count("none")})`],
+  ];
+}
+
+/**
+ * The place that a key goes to in a gallery of `size` cards, `wide` in a row; null for other keys.
+ * @param {string} key
+ * @param {number} at
+ * @param {number} wide
+ * @param {number} size
+ * @returns {number | null}
+ */
+export function galleryTarget(key, at, wide, size) {
+  /** @type {Record<string, number>} */
+  const places = {
+    ArrowRight: at + 1,
+    ArrowLeft: at - 1,
+    ArrowDown: at + wide,
+    ArrowUp: at - wide,
+    Home: 0,
+    End: size - 1,
+  };
+  if (!Object.hasOwn(places, key)) return null;
+  return Math.min(size - 1, Math.max(0, places[key]));
+}

@@ -1,0 +1,50 @@
+// @ts-check
+// The heads that are compared, as they stand in the address: pair=text/layer/head,text/layer/head.
+
+import { known } from "../common/arrays.js";
+
+/** @param {HeadPlace} head */
+const written = ({ text, layer, head }) => `${text}/${layer}/${head}`;
+
+/** @param {HeadPlace[]} pair */
+export function formatPair(pair) {
+  return pair.map(written).join(",");
+}
+
+/**
+ * The heads that an address names, at most two; those that do not exist are left out.
+ * @param {Meta} meta
+ * @param {string} address
+ * @returns {HeadPlace[]}
+ */
+export function parsePair(meta, address) {
+  /**
+   * @param {string} name
+   * @returns {HeadPlace | null}
+   */
+  const read = (name) => {
+    const [text, layer, head] = name.split("/");
+    const found = meta.texts[Number(text)]?.layers.find((one) => one.key === layer);
+    if (!found?.heads.includes(Number(head))) return null;
+    return { text: Number(text), layer, head: Number(head) };
+  };
+  return address.split(",").filter(Boolean).map(read).filter(known).slice(0, 2);
+}
+
+/**
+ * @param {HeadPlace[]} pair
+ * @param {HeadPlace} head
+ */
+export function isInPair(pair, head) {
+  return pair.some((other) => written(other) === written(head));
+}
+
+/**
+ * The pair with a head taken out if it is in it; else put in, in place of the older one if there are two.
+ * @param {HeadPlace[]} pair
+ * @param {HeadPlace} head
+ */
+export function toggleInPair(pair, head) {
+  const rest = pair.filter((other) => written(other) !== written(head));
+  return rest.length < pair.length ? rest : [...rest.slice(-1), head];
+}

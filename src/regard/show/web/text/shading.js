@@ -1,0 +1,51 @@
+// @ts-check
+// From weights to the shades of tokens. It knows numbers; the tokens themselves are painted elsewhere.
+
+import { makeScale } from "../common/colours.js";
+
+const LEVELS = 64; // shades: a token whose shade stays the same is left alone
+const PLAIN = 0; // the level of a token without a shade
+const UNSEEN = 1; // and of one that gets nothing
+const FIRST = 2; // of the shades
+
+/**
+ * The greatest weight that is shaded, at which the colours end.
+ * @param {Float32Array} weights
+ * @param {number} from the token that the first weight belongs to
+ * @param {number} without the token that is left out, or -1
+ */
+export function shadingTop(weights, from, without) {
+  let top = 0;
+  weights.forEach((w, i) => {
+    if (w > top && i + from !== without) top = w;
+  });
+  return top || 1;
+}
+
+/**
+ * The level of every token; all are plain if nothing is shaded.
+ * @param {Shaded | null} shaded
+ * @param {number} size the number of tokens
+ * @param {string} scale "linear" or "log"
+ */
+export function levels(shaded, size, scale) {
+  const all = new Uint8Array(size);
+  if (!shaded) return all;
+  const { top, weights, from, token: own, without } = shaded;
+  const shade = makeScale({ scale, top, bottom: Math.min(1e-4, top / 10) });
+  for (let token = 0; token < size; token++) {
+    const w = weights[token - from] ?? 0;
+    if (token === without) all[token] = PLAIN;
+    else if (w > 0) all[token] = FIRST + Math.round(shade.at(w) * LEVELS);
+    else all[token] = token === own ? PLAIN : UNSEEN;
+  }
+  return all;
+}
+
+/**
+ * What a level looks like: its place on the colour ramp, or null, and whether the token gets nothing.
+ * @param {number} level
+ */
+export function shadeOf(level) {
+  return { t: level > FIRST ? (level - FIRST) / LEVELS : null, unseen: level === UNSEEN };
+}

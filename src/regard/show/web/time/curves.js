@@ -1,0 +1,140 @@
+// @ts-check
+// What the numbers of a training run look like: which scores there are, their scale, and their curves.
+
+import { known, last } from "../common/arrays.js";
+import { share } from "../common/format.js";
+
+/** @typedef {{ layer: number, head: number }} RunHead */
+/** @typedef {(x: number | null) => string} SayScore */
+
+const FIRST = ["induction", "previous_token", "normalised_entropy"]; // what a run is asked for most
+const UNBOUNDED = ["distance", "entropy"]; // scores that may be greater than 1
+
+/**
+ * The names of the scores in a table, those that are asked for most first.
+ * @param {Record<string, ScoreHistory>} table
+ */
+export function scoreNames(table) {
+  const names = Object.keys(table);
+  return [...FIRST.filter((name) => names.includes(name)), ...names.filter((name) => !FIRST.includes(name))];
+}
+
+/**
+ * The end of a score's scale, from all that any head scores during the run, so that the scale stands still.
+ * @param {string} name
+ * @param {ScoreHistory} history
+ */
+export function historyTop(name, history) {
+  const all = history.heads.flat(2).concat(history.null).filter(known);
+  const most = Math.max(1e-9, ...all);
+  return UNBOUNDED.includes(name) ? most : Math.min(1, Math.ceil(most * 10) / 10);
+}
+
+/**
+ * The head with the highest score at a step; null if none has a score.
+ * @param {(number | null)[][]} scores by layer and head
+ * @returns {(RunHead & { value: number }) | null}
+ */
+export function highestHead(scores) {
+  /** @type {(RunHead & { value: number }) | null} */
+  let best = null;
+  for (const [layer, row] of scores.entries()) {
+    for (const [head, value] of row.entries()) {
+      if (value !== null && (!best || value > best.value)) best = { layer, head, value };
+    }
+  }
+  return best;
+}
+
+/**
+ * The head that an address names as "layer/head"; if there is none, the highest at the end of the run.
+ * @param {string} address
+ * @param {ScoreHistory} history
+ * @returns {RunHead}
+ */
+export function chosenRunHead(address, history) {
+  const [layer, head] = address.split("/").map(Number);
+  const end = last(history.heads);
+  if (end[layer]?.[head] !== undefined) return { layer, head };
+  return highestHead(end) ?? { layer: 0, head: 0 };
+}
+
+/**
+ * A number at each step of a run.
+ * @param {number[]} steps
+ * @param {(at: number) => number | null} value
+ * @returns {[number, number | null][]}
+ */
+export function overRun(steps, value) {
+  return steps.map((step, at) => [step, value(at)]);
+}
+
+/**
+ * The axis of a run's steps.
+ * @param {number[]} steps
+ * @returns {ChartAxis}
+ */
+function stepAxis(steps) {
+  return {
+    title: "step",
+    low: steps[0],
+    high: last(steps) || 1,
+    say: (x) => (x >= 10000 ? `${x / 1000}k` : String(x)),
+  };
+}
+
+/**
+ * The curves of every head, with the chosen one and the uniform baseline in front.
+ * @param {object} what
+ * @param {number[]} what.steps
+ * @param {ScoreHistory} what.history
+ * @param {RunHead} what.chosen
+ * @param {string} what.title of the score
+ * @param {number} what.top
+ * @param {SayScore} what.say
+ * @param {number} what.mark the step that is shown
+ * @returns {ChartData}
+ */
+export function scoreChart({ steps, history, chosen: { layer, head }, title, top, say, mark }) {
+  /**
+   * @param {number} y
+   * @param {number} x
+   */
+  const curve = (y, x) => overRun(steps, (at) => history.heads[at][y][x]);
+  return {
+    label:
+      `${title} of every head over ${last(steps).toLocaleString("en-US")} steps; the chosen head, layer ${layer} ` +
+      `head ${head}, ends at ${say(last(history.heads)[layer][head])}`,
+    mark,
+    x: stepAxis(steps),
+    y: { title, low: 0, high: top, say: (x) => (top > 1 ? String(x) : share(x)) },
+    series: [
+      ...history.heads[0].flatMap((row, y) => row.map((_, x) => ({ kind: "faint", points: curve(y, x) }))),
+      { name: "uniform", kind: "null", points: overRun(steps, (at) => history.null[at]) },
+      { name: `head ${layer}.${head}`, kind: "own", points: curve(layer, head) },
+    ],
+  };
+}
+
+/**
+ * The curves of the training and the validation loss; null if there are none.
+ * @param {TrainingRun} run
+ * @param {number} mark the step that is shown
+ * @returns {ChartData | null}
+ */
+export function lossChart({ steps, loss, validation }, mark) {
+  const training = overRun(loss.steps, (at) => loss.values[at]);
+  const judged = overRun(steps, (at) => validation[at]);
+  const all = [...training, ...judged].map(([, value]) => value).filter(known);
+  if (!all.length) return null;
+  return {
+    label: `Loss over the run: validation ends at ${share(last(validation))} nats`,
+    mark,
+    x: stepAxis(steps),
+    y: { title: "loss, nats per token", low: 0, high: Math.max(...all), say: String },
+    series: [
+      { name: training.length ? "training" : "", kind: "null", points: training },
+      { name: "validation", kind: "own", points: judged },
+    ],
+  };
+}

@@ -1,0 +1,128 @@
+// The Cache view's arithmetic: what a generation measured, and what a bounded cache would lose.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import {
+  cacheSize,
+  generationLoss,
+  lossCurve,
+  lossOf,
+  meanOf,
+  nearestTo,
+} from "../../src/regard/show/web/cache/losses.js";
+import {
+  agreement,
+  gainOf,
+  measurements,
+  medianOf,
+  timeChart,
+} from "../../src/regard/show/web/cache/measurements.js";
+import { openingSentence, plainToken } from "../../src/regard/show/web/cache/prompt.js";
+import { near } from "./helpers.js";
+
+const step = (position, cached, recomputed, parts = {}) => ({
+  position,
+  seconds: { cached, recomputed },
+  computed: { cached: 1, recomputed: position },
+  keys_read: { cached: position, recomputed: (position * (position + 1)) / 2 },
+  cache_bytes: 1024 * position,
+  difference: 1e-6,
+  same: true,
+  lost: [[0.5, 0.25]],
+  ...parts,
+});
+const STEPS = [
+  step(10, 0.1, 0.1, { computed: { cached: 10, recomputed: 10 } }),
+  step(11, 0.002, 0.02, { lost: [[0.25, 0.75]] }),
+  step(12, 0.004, 0.06),
+  step(13, 0.003, 0.04, { same: false, difference: 2e-5 }),
+];
+
+test("the table sums what was computed and takes the median time without the prompt", () => {
+  const [computed, keys, median, first, held] = measurements(STEPS, 2);
+  assert.deepEqual([computed.cached, computed.recomputed], ["26", "92"]);
+  assert.deepEqual([keys.cached, keys.recomputed], ["46", "290"]);
+  assert.deepEqual([median.cached, median.recomputed, median.gain], ["3.0 ms", "40.0 ms", "13× less"]);
+  assert.deepEqual([first.cached, first.gain], ["100 ms", ""]);
+  assert.deepEqual([held.cached, held.recomputed, held.gain], ["13.0 KiB", "none", ""]);
+  assert.deepEqual(medianOf(STEPS.slice(0, 1), "seconds"), { cached: 0.1, recomputed: 0.1 });
+});
+
+test("a gain is said only where there is one", () => {
+  assert.equal(gainOf(1, 1.04), "");
+  assert.equal(gainOf(2, 3), "1.5× less");
+  assert.equal(gainOf(1, 100), "100× less");
+  assert.equal(gainOf(0, 5), "");
+  assert.equal(gainOf(5, 0), "");
+});
+
+test("both ways agree as far as they do", () => {
+  assert.match(agreement(STEPS), /2\.0e-5\. .* in 3 of 4 steps\.$/);
+  assert.match(agreement(STEPS.slice(0, 2)), /in every step\.$/);
+});
+
+test("the chart spans all times, in milliseconds", () => {
+  const { x, y, series } = timeChart(STEPS);
+  assert.deepEqual([x.low, x.high], [10, 13]);
+  near(y.high, 105, 1e-9);
+  assert.deepEqual(series[1].points[2], [12, 4]);
+  assert.equal(timeChart(STEPS.slice(0, 1)).x.high, 11);
+});
+
+test("a prompt is the first sentence, without special tokens", () => {
+  assert.equal(openingSentence({ tokens: ["<|endoftext|>", " The", " end", ".", " More"] }), "The end.");
+  assert.equal(openingSentence({ tokens: ["a".repeat(300)] }).length, 200);
+  assert.equal(openingSentence({ tokens: null }), "");
+  assert.equal(plainToken(" a\n\tb"), " a\n⇥b");
+});
+
+const table = (parts = {}) => ({
+  windows: [16, 32, 64],
+  sinks: [0, 4],
+  lost: [
+    [
+      [0.5, 0.25],
+      [0.25, 0.125],
+      [null, null],
+    ],
+    [
+      [0.75, 0.5],
+      [0.5, 0.25],
+      [null, null],
+    ],
+  ],
+  ahead: false,
+  ...parts,
+});
+
+test("the nearest value that there is; a negative one stands for the usual", () => {
+  assert.equal(nearestTo([16, 32, 64], 40, 64), 32);
+  assert.equal(nearestTo([16, 32, 64], -1, 64), 64);
+  assert.equal(nearestTo([], -1, 64), 64);
+  assert.deepEqual(cacheSize(table(), { cacheWindow: -1, cacheSinks: -1 }), { window: 32, sinks: 4 });
+  assert.deepEqual(cacheSize(table(), { cacheWindow: 17, cacheSinks: 0 }), { window: 16, sinks: 0 });
+  assert.deepEqual(cacheSize(undefined, { cacheWindow: -1, cacheSinks: -1 }), { window: 64, sinks: 4 });
+});
+
+test("the loss of a head, if there is a cache that could evict", () => {
+  assert.equal(lossOf(table(), 1, { window: 32, sinks: 4 }), 0.25);
+  assert.equal(lossOf(table(), 1, { window: 64, sinks: 4 }), null);
+  assert.equal(lossOf(table(), 1, { window: 99, sinks: 4 }), null);
+  assert.equal(lossOf(table({ ahead: true }), 1, { window: 32, sinks: 4 }), null);
+  assert.equal(lossOf(undefined, 1, { window: 32, sinks: 4 }), null);
+});
+
+test("the curve is the mean over all heads of all layers", () => {
+  assert.deepEqual(lossCurve([table(), table()], 0), [
+    [0, 0.625],
+    [1, 0.375],
+    [2, null],
+  ]);
+  assert.equal(meanOf([null, 1, 3]), 2);
+  assert.equal(meanOf([null]), null);
+});
+
+test("a generation's loss is the mean over its steps", () => {
+  near(generationLoss(STEPS, 0, 0), 0.4375, 1e-12);
+  near(generationLoss(STEPS, 0, 1), 0.375, 1e-12);
+});

@@ -1,0 +1,92 @@
+// The gallery of heads: which are shown, in which order, how keys walk, and what an address compares.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { headDescription } from "../../src/regard/show/web/heads/card.js";
+import {
+  filterHeads,
+  galleryTarget,
+  headName,
+  labelOptions,
+  labelsOf,
+  sortHeads,
+} from "../../src/regard/show/web/heads/order.js";
+import { formatPair, isInPair, parsePair, toggleInPair } from "../../src/regard/show/web/heads/pair.js";
+
+const head = (layer, number, labels = [], scores = {}) => ({ layer, head: number, labels, scores });
+const induction = (value) => ({ induction: { value } });
+const HEADS = [
+  head("0", 0, ["sink"], induction(0.1)),
+  head("0", 1, [], induction(null)),
+  head("1", 0, ["induction", "local"], induction(0.7)),
+  head("1", 1, ["local"]),
+  head("1", 2, [], induction(0.3)),
+];
+const names = (heads) => heads.map(headName);
+
+test("labels come as a list, or as one", () => {
+  assert.deepEqual(labelsOf({ labels: ["a", "b"], label: "a" }), ["a", "b"]);
+  assert.deepEqual(labelsOf({ label: "a" }), ["a"]);
+  assert.deepEqual(labelsOf({ label: null }), []);
+});
+
+test("heads are filtered by layer and label", () => {
+  assert.deepEqual(filterHeads(HEADS, { label: "any", layerFilter: "all" }), HEADS);
+  assert.deepEqual(names(filterHeads(HEADS, { label: "local", layerFilter: "all" })), ["1/0", "1/1"]);
+  assert.deepEqual(names(filterHeads(HEADS, { label: "none", layerFilter: "1" })), ["1/2"]);
+  assert.deepEqual(filterHeads(HEADS, { label: "__proto__", layerFilter: "9" }), []);
+});
+
+test("heads without a score come last in both orders", () => {
+  assert.deepEqual(names(sortHeads(HEADS, "induction", "high")), ["1/0", "1/2", "0/0", "0/1", "1/1"]);
+  assert.deepEqual(names(sortHeads(HEADS, "induction", "low")), ["0/0", "1/2", "1/0", "0/1", "1/1"]);
+  assert.equal(sortHeads(HEADS, "", "high"), HEADS);
+});
+
+test("labels are offered with how many heads have them", () => {
+  const options = labelOptions(HEADS);
+  assert.deepEqual(
+    options.map(([value]) => value),
+    ["any", "induction", "local", "sink", "none"],
+  );
+  assert.match(options[2][1], /^local \(2\)$/);
+  assert.match(options[4][1], /\(2\)$/);
+});
+
+test("keys walk through the rows of cards and stay in the gallery", () => {
+  assert.equal(galleryTarget("ArrowDown", 1, 3, 8), 4);
+  assert.equal(galleryTarget("ArrowDown", 6, 3, 8), 7);
+  assert.equal(galleryTarget("ArrowUp", 1, 3, 8), 0);
+  assert.equal(galleryTarget("End", 1, 3, 8), 7);
+  assert.equal(galleryTarget("Enter", 1, 3, 8), null);
+  assert.equal(galleryTarget("toString", 1, 3, 8), null);
+});
+
+test("a description names the head, its labels and whether its layer is certified", () => {
+  const spoken = headDescription(HEADS[2], { certified: false });
+  assert.match(spoken, /^Layer 1, head 0: induction, local\. .*not certified.*induction 0\.70/);
+  assert.match(headDescription(HEADS[4], { certified: true }), /^Layer 1, head 2: no label\. /);
+});
+
+const meta = { texts: [{ layers: [{ key: "0", heads: [0, 3] }] }, { layers: [{ key: "a.1", heads: [1] }] }] };
+const [A, B, C] = [
+  { text: 0, layer: "0", head: 3 },
+  { text: 1, layer: "a.1", head: 1 },
+  { text: 0, layer: "0", head: 0 },
+];
+
+test("a pair is what its address says, without heads that do not exist", () => {
+  assert.equal(formatPair([A, B]), "0/0/3,1/a.1/1");
+  assert.deepEqual(parsePair(meta, formatPair([A, B])), [A, B]);
+  assert.deepEqual(parsePair(meta, "0/0/1,9/x/y,__proto__/0/0,0/0/3"), [A]);
+  assert.deepEqual(parsePair(meta, "0/0/0,0/0/3,1/a.1/1"), [C, A]);
+  assert.deepEqual(parsePair(meta, ""), []);
+});
+
+test("taking a third head lets the oldest go, taking one again lets it go", () => {
+  assert.deepEqual(toggleInPair([], A), [A]);
+  assert.deepEqual(toggleInPair([A, B], C), [B, C]);
+  assert.deepEqual(toggleInPair([A, B], { ...A }), [B]);
+  assert.ok(isInPair([A, B], { ...B }));
+  assert.ok(!isInPair([A], B));
+});

@@ -1,0 +1,189 @@
+// The Map view's arithmetic: colours that hold still, cells under points, thumbnails, and what is read.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Camera } from "../../src/regard/show/web/map/camera.js";
+import { ColourFit, mapScale } from "../../src/regard/show/web/map/colour_fit.js";
+import { cellFacts, layerFacts, precisionNote, strongestKeys } from "../../src/regard/show/web/map/facts.js";
+import { boundaryOf, cellAt, cellBeside, mapLayout } from "../../src/regard/show/web/map/place.js";
+import {
+  captureSummary,
+  gridShare,
+  gridSizes,
+  headBeside,
+} from "../../src/regard/show/web/map/thumbnail_grid.js";
+import { near, numbers } from "./helpers.js";
+
+const cover = (complete = true, tile = {}) => ({ drawn: [{ tile }], complete });
+
+test("colours hold still while they about fit", () => {
+  const fit = new ColourFit();
+  fit.update("head 0", cover(), () => 0.5);
+  assert.equal(fit.top, 0.5);
+  fit.update("head 0", cover(), () => assert.fail("nothing changed"));
+  fit.refresh();
+  fit.update("head 0", cover(), () => 0.6);
+  assert.equal(fit.top, 0.5);
+  fit.refresh();
+  fit.update("head 0", cover(), () => 0.7);
+  assert.equal(fit.top, 0.7);
+  fit.update("head 1", cover(), () => 0.75);
+  assert.equal(fit.top, 0.75); // another head has its own
+});
+
+test("colours wait for tiles, and are fitted again once all are there", () => {
+  const fit = new ColourFit();
+  fit.update("head 0", cover(false, null), () => assert.fail("there is nothing to fit"));
+  fit.update("head 0", cover(false), () => 0.5);
+  fit.refresh();
+  fit.update("head 0", cover(false), () => assert.fail("not all is there"));
+  fit.update("head 0", cover(true), () => 0.55); // near, but the first was a guess
+  assert.equal(fit.top, 0.55);
+});
+
+test("a log scale begins below uniform attention, and spans a decade at least", () => {
+  near(mapScale("log", 1, 600).bottom, 1e-4, 1e-12);
+  near(mapScale("log", 1e-4, 600).bottom, 1e-5, 1e-12);
+  assert.equal(mapScale("linear", 0.5, 600).at(0.25), 0.5);
+});
+
+test("a narrow room has narrow gutters, and a sink apart needs a strip", () => {
+  const wide = mapLayout({ width: 900, height: 700 }, false, 2);
+  assert.deepEqual(wide, {
+    width: 900,
+    height: 700,
+    gutter: { labels: 112, left: 112, top: 96 },
+    pixel: 0.5,
+  });
+  const narrow = mapLayout({ width: 390, height: 700 }, true, 1);
+  assert.equal(narrow.gutter.labels, 74);
+  assert.ok(narrow.gutter.left > 74);
+});
+
+test("the cell under the middle of a cell is that cell", () => {
+  const random = numbers(9);
+  const camera = new Camera();
+  const layer = { rows: 700, cols: 500 };
+  Object.assign(camera, { T: 700, S: 500, width: 800, height: 600 });
+  camera.fit();
+  for (let n = 0; n < 200; n++) {
+    camera.zoomAt(0.5 + random(), 800 * random(), 600 * random());
+    const z = Math.floor(4 * random());
+    const size = 2 ** z;
+    const [row, col] = [700, 500].map((all) => Math.floor((random() * all) / size) * size);
+    const point = camera.point(Math.min(499.5, col + size / 2), Math.min(699.5, row + size / 2));
+    const cell = cellAt(camera, layer, point, z);
+    if (point[0] < 0 || point[1] < 0) assert.equal(cell, null);
+    else assert.deepEqual(cell, { row, col, size });
+  }
+  camera.fit();
+  assert.equal(cellAt(camera, layer, [799, 10], 0), null); // beside the map
+  assert.equal(cellAt(camera, layer, [-1, 10], 0), null);
+});
+
+test("a step goes to the cell beside, or to the middle of what is seen, and stays on the map", () => {
+  const frame = { left: 0, top: 0, right: 900, bottom: 100 };
+  const layer = { rows: 300, cols: 300 };
+  assert.deepEqual(cellBeside(null, [1, 0], 4, frame, layer), { row: 50, col: 150 });
+  assert.deepEqual(cellBeside({ row: 8, col: 8 }, [1, -1], 4, frame, layer), { row: 4, col: 12 });
+  assert.deepEqual(cellBeside({ row: 8, col: 8 }, [300, -300], 4, frame, layer), { row: 0, col: 299 });
+});
+
+test("the prompt's end lies on both axes, where they begin", () => {
+  assert.deepEqual(boundaryOf({ boundary: 9 }, { keys_from: 0, queries_from: 4 }), { key: 9, query: 5 });
+  assert.equal(boundaryOf({ boundary: null }, { keys_from: 0, queries_from: 0 }), null);
+  assert.equal(boundaryOf({ boundary: 9 }, { keys_from: null, queries_from: 0 }), null);
+});
+
+const LAYER = {
+  key: "3",
+  name: "h.3",
+  mask: "causal",
+  scale: 0.125,
+  rows: 600,
+  cols: 1500,
+  heads: [0, 1, 2, 3],
+  group: 2,
+  kv_heads: 2,
+  width: 64,
+  softcap: null,
+  sinks: false,
+};
+const named = (axis, index) => `${axis} ${index}`;
+
+test("a single weight names its query and its key", () => {
+  const cell = { row: 4, col: 2, size: 1, mass: 1 / 3, max: 1 / 3 };
+  const { number, weight, facts, note } = cellFacts(cell, LAYER, named);
+  assert.deepEqual([number, weight, note], ["0.3333", 1 / 3, ""]);
+  assert.deepEqual(facts, [
+    ["query", "queries 4"],
+    ["key", "keys 2"],
+  ]);
+});
+
+test("a pooled cell names its ranges, which end with the map", () => {
+  const cell = { row: 596, col: 1496, size: 8, mass: 0.5, max: 0.25 };
+  assert.deepEqual(
+    cellFacts(cell, LAYER, named).facts.map(([, value]) => value),
+    ["596–599", "1496–1499", "0.25"],
+  );
+});
+
+test("what the mask hides has no weight, and neither has nothing", () => {
+  for (const size of [1, 4]) {
+    const { number, weight, note } = cellFacts({ row: 0, col: 8, size, mass: 0, max: -1 }, LAYER, named);
+    assert.deepEqual([number, weight], ["hidden", null]);
+    assert.match(note, /causal/);
+  }
+  assert.deepEqual(cellFacts(null, LAYER, named).facts, []);
+});
+
+test("the strongest keys of a row, without those that get nothing", () => {
+  assert.deepEqual(strongestKeys(Float32Array.of(0, 0.25, 0.5, 0, 0.125), 2), [2, 1]);
+  assert.deepEqual(strongestKeys(Float32Array.of(0, 0.25, 0), 8), [1]);
+});
+
+test("a layer's numbers", () => {
+  const facts = Object.fromEntries(layerFacts(LAYER));
+  assert.equal(facts["queries × keys"], "600 × 1,500");
+  assert.match(facts.heads, /^4, .*2 key\/value/);
+  assert.equal(facts["soft cap"], undefined);
+  assert.equal(Object.fromEntries(layerFacts({ ...LAYER, softcap: 50 }))["soft cap"], "50");
+  assert.equal(layerFacts({ ...LAYER, sinks: true }).length, 7);
+});
+
+test("a saved file's error is rounded up", () => {
+  assert.match(precisionNote({ relative: 0.00231, rows: 8 }), /0\.3%.* 8 /);
+  assert.match(precisionNote({ relative: 0, rows: 8 }), /0\.000[12]%/);
+});
+
+const layers = [
+  { key: "0", heads: [0, 1, 2], group: 1, kv_heads: 3, evidence: { certified: true } },
+  { key: "1", heads: [4, 5], group: 2, kv_heads: 1, evidence: { certified: true } },
+];
+
+test("thumbnails fit in one line, within bounds", () => {
+  assert.equal(gridShare(layers), "25%");
+  assert.equal(gridShare([{ heads: Array(12).fill(0) }]), "31%");
+  const { label, thumb } = gridSizes(layers, 300, 4);
+  assert.equal(label, 36);
+  assert.equal(thumb, 56);
+  assert.equal(gridSizes(layers, 200, 4).thumb, Math.floor((200 - 50 - 36 - 4) / 3) - 4);
+  assert.equal(gridSizes(layers, 10, 4).thumb, 20);
+});
+
+test("arrow keys go to the same place of the next layer, as far as there is one", () => {
+  assert.deepEqual(headBeside(layers, { layer: "0", head: 2 }, [1, 0]), { layer: "1", head: 5 });
+  assert.deepEqual(headBeside(layers, { layer: "1", head: 4 }, [0, 1]), { layer: "1", head: 5 });
+  assert.deepEqual(headBeside(layers, { layer: "0", head: 0 }, [-1, -1]), { layer: "0", head: 0 });
+});
+
+test("a capture is certified only if every layer is, and none is missing", () => {
+  assert.equal(captureSummary({ layers, missing: [] }).words, "Certified");
+  const missing = [{ name: "gru", kind: "GRU" }];
+  const incomplete = captureSummary({ layers, missing });
+  assert.deepEqual([incomplete.certified, incomplete.words], [false, "Incomplete"]);
+  assert.match(incomplete.absent, /GRU/);
+  const doubtful = [layers[0], { ...layers[1], evidence: { certified: false } }];
+  assert.equal(captureSummary({ layers: doubtful, missing: [] }).words, "1 of 2 not certified");
+});
