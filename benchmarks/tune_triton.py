@@ -199,7 +199,7 @@ def time_masks() -> None:
             f"mask {name}",
             "lists alone",
             None,
-            lambda m=problem.mask: launch.surveyed(m, (1, HEADS, T, T), 128, 64, q.device).by_row(),
+            lambda m=problem.mask: launch.visible_blocks(m, (1, HEADS, T, T), 128, 64, q.device).by_row(),
             flops(T, 128, True),
         )
 

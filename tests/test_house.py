@@ -57,6 +57,7 @@ NOUNS = {
     "recording",  # the noun: a recording of the attention calls of a forward pass
     "testing",  # regard.testing, named like torch.testing and numpy.testing
     "training",  # the field's noun for the activity, as a folder
+    "wiring",  # the noun: how the weights of a module are wired
     "saved",  # show/saved, the saved page, as a folder
     "simplified",  # stages are named by the tutorials' words for them
     "projected",

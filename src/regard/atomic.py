@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all: an interrupted write leaves what was there before."""
+"""Atomic file writes: an interrupted write leaves the previous file unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary neighbour to write to, which takes the place of `path` if nothing goes wrong."""
+    """Yield a temporary path in the same folder, which replaces `path` if the block raises no exception."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -19,7 +19,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        temporary.chmod(0o666 & ~_umask())  # mkstemp lets only its maker read
+        temporary.chmod(0o666 & ~_umask())  # mkstemp lets only the owner read
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

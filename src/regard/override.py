@@ -1,6 +1,6 @@
-"""Attributes that are replaced for a while: of one object, or of one that several threads share.
+"""Temporary replacement of attributes: of an object, or of modules and classes that several threads share.
 
-Unlike a hook, a replaced method leaves no trace that other code looks for.
+Unlike a hook, a replaced method leaves no trace on the model that other code could check for.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 
 @contextmanager
-def override_attribute(thing: Any, name: str, cover: Any) -> Iterator[None]:
-    """`thing.name` is `cover` inside the block, and after it exactly what it was."""
-    own = vars(thing)  # nn.Module's own __setattr__ has other ideas
+def override_attribute(obj: Any, name: str, value: Any) -> Iterator[None]:
+    """Set `obj.name` to `value` inside the block, and restore it after the block."""
+    own = vars(obj)  # nn.Module.__setattr__ would register modules and parameters
     missing = object()
     before = own.get(name, missing)
-    own[name] = cover
+    own[name] = value
     try:
         yield
     finally:
@@ -28,16 +28,16 @@ def override_attribute(thing: Any, name: str, cover: Any) -> Iterator[None]:
 
 
 class SharedOverride:
-    """Replaces attributes of modules and classes while at least one block is open, in whatever thread."""
+    """Replaces attributes of modules and classes while at least one block is open, in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open = 0
-        self._before: dict[tuple[int, str], tuple[Any, Any]] = {}  # the owner, and what it held itself
+        self._before: dict[tuple[int, str], tuple[Any, Any]] = {}  # the owner, and its own value or None
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """What is replaced stays so until the last block is left."""
+        """Open a block; when the last open block ends, every replaced attribute is restored."""
         with self._lock:
             self._open += 1
         try:
@@ -53,9 +53,9 @@ class SharedOverride:
                             setattr(owner, name, own)
                     self._before.clear()
 
-    def replace(self, owner: Any, name: str, cover: Callable[[Any], Any]) -> None:
-        """`owner.name` becomes `cover(owner.name)`, once, while a block is open."""
+    def replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        """Set `owner.name` to `wrap(owner.name)`, once, while a block is open."""
         with self._lock:
             if self._open and (id(owner), name) not in self._before:
                 self._before[id(owner), name] = (owner, vars(owner).get(name))
-                setattr(owner, name, cover(getattr(owner, name)))
+                setattr(owner, name, wrap(getattr(owner, name)))

@@ -79,10 +79,10 @@ BAD = {
         {"mask": zeros(3, 5).cfloat()},
         "mask: expected booleans .*got torch.complex64",
     ),
-    "mask is a list": ({"mask": [[True]]}, "mask: expected a tensor or a rule, got list"),
+    "mask is a list": ({"mask": [[True]]}, "mask: expected a tensor or a mask, got list"),
     "mask is a function": (
         {"mask": lambda b, h, q, k: q >= k},
-        "mask: expected a tensor or a rule, got function",
+        "mask: expected a tensor or a mask, got function",
     ),
     "mask of another length": (
         {"mask": zeros(3, 4)},

@@ -282,7 +282,7 @@ X = torch.zeros(2, 3, 16)
         (lambda: Attention(16, 4.0), "num_heads: expected a whole number of at least 1, got 4.0"),
         (lambda: Attention(16, 4, head_dim=-1), "head_dim: expected a whole number of at least 1, got -1"),
         (lambda: Attention(16, 4, rotary=Rotary(6)), "rotary: expected a width of at most 4"),
-        (lambda: Attention(16, 4, mask=torch.ones(3, 3)), "mask: expected a rule, such as regard.causal"),
+        (lambda: Attention(16, 4, mask=torch.ones(3, 3)), "mask: expected a mask, such as regard.causal"),
         (lambda: Attention(16, 4, dropout=1.5), "dropout: expected a probability from 0 to 1, got 1.5"),
         (lambda: Attention(16, 4, softcap=0), "softcap: expected a number above 0, or None, got 0"),
         (lambda: Attention(16, 4)(X[0]), r"x: expected \(batch, length, 16\), got \(3, 16\)"),
@@ -301,7 +301,7 @@ X = torch.zeros(2, 3, 16)
         (lambda: Attention(16, 4)(X, cache=KVCache(2)), "at most max_length=2 tokens, got 0 held and 3 new"),
         (
             lambda: Attention(16, 4, rotary=Rotary(4))(X, X, positions=torch.arange(3)),
-            "positions: expected None beside a context",
+            "positions: expected None with a context",
         ),
         (
             lambda: Attention(16, 4, rotary=Rotary(4))(X, positions=torch.arange(4)),

@@ -92,7 +92,7 @@ def test_float32_is_exact_far_out() -> None:
 def test_llama_3_scaling_keeps_fast_pairs_and_slows_slow_ones() -> None:
     scaling = Llama3Scaling(factor=8.0, low=1.0, high=4.0, original_length=8192)
     wavelengths = torch.tensor([8192 / 4.5, 8192 / 4, 8192 / 2.5, 8192.0, 9000.0], dtype=torch.float64)
-    ratio = scaling.scaled(2 * math.pi / wavelengths) * wavelengths / (2 * math.pi)
+    ratio = scaling.scale(2 * math.pi / wavelengths) * wavelengths / (2 * math.pi)
     assert torch.allclose(ratio, torch.tensor([1, 1, 0.5 + 0.5 / 8, 1 / 8, 1 / 8], dtype=torch.float64))
 
 
@@ -112,13 +112,13 @@ def test_tables_are_not_saved_and_follow_the_input() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Rotary(7), "width: expected an even number, since numbers turn in pairs, got 7"),
+        (lambda: Rotary(7), "width: expected an even number, since channels rotate in pairs, got 7"),
         (lambda: Rotary(0), "width: expected a whole number of at least 2, got 0"),
         (lambda: Rotary(4, base=0), "base: expected a number above 0, got 0"),
         (lambda: Rotary(8)(torch.ones(3, 6)), r"x: expected \(…, T, D\) with D at least 8, got \(3, 6\)"),
         (
             lambda: Rotary(4)(torch.ones(2, 1, 3, 4), torch.arange(5)),
-            r"positions: expected \(3,\) or \(2, 3\), one a token, got \(5,\)",
+            r"positions: expected \(3,\) or \(2, 3\), one for each token, got \(5,\)",
         ),
     ],
 )

@@ -15,7 +15,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import regard
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.certificate import window_of
 from regard.recorder.layer import LayerId
 from regard.recorder.recording import Recording
 from regard.recorder.sources import sdpa
@@ -228,13 +227,6 @@ def test_layers_go_by_integers_and_also_by_text(model: nn.Module, ids: Tensor) -
     assert seen.certificate[2] is seen.certificate["2"] is seen.layers[1].evidence
     with pytest.raises(KeyError, match=r"expected one of those captured \(0, 2\), got 1"):
         seen[1]
-
-
-def test_the_smallest_window_of_a_mask_counts() -> None:
-    assert window_of(regard.causal & regard.window(128)) == 128
-    assert window_of(regard.window(9) & regard.causal & regard.window(5)) == 5
-    assert window_of(regard.causal) is None
-    assert window_of(regard.causal | regard.window(4)) is None
 
 
 def test_soft_caps_and_sink_logits_are_shown() -> None:

@@ -1,4 +1,4 @@
-"""The ground floor: attention on tensors. Steps, masks, and the paths that need no matrix."""
+"""Attention on tensors: the readable steps, masks, and backends that never build the T×S matrix."""
 
 from regard.attention import steps
 

@@ -1,4 +1,4 @@
-"""`python -m regard.attention`: a sanity check that anyone can read, on four seeded tokens."""
+"""`python -m regard.attention`: prints the attention weights of four random tokens, as a sanity check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> None:
     print(f"x {tuple(x.shape)}  weights {tuple(steps.weights.shape)}  output {tuple(steps.output.shape)}")
     print(f"row sums {steps.weights.sum(-1).tolist()}")
     for number, weights in enumerate(steps.weights, start=1):
-        print(f"weights of sequence {number}: a token sees itself and what came before")
+        print(f"weights of sequence {number}: a token sees itself and earlier tokens")
         print(weights)
     print(f"nothing above the diagonal: {torch.equal(steps.weights, steps.weights.tril())}")
 

@@ -1,19 +1,75 @@
-"""What the layers ask of the numbers they are made with."""
+"""Checks of single numbers and of argument names, shared by every part of the package.
+
+Each check returns the value or raises an error that names the argument, what was expected and what it got.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PYTORCH_ARGUMENTS = {
+    "attn_mask": "write mask=, which takes a boolean tensor, a float tensor or a mask such as regard.causal",
+    "is_causal": "write mask=regard.causal, or mask=regard.causal.top_left to align it with the first key, "
+    "as PyTorch does",
+    "dropout_p": "write dropout=, or leave it out where nothing is dropped",
+    "enable_gqa": "leave it out: query head h reads key/value head h // (H // G) wherever k has fewer heads",
+}
+"""Arguments that PyTorch's `scaled_dot_product_attention` has and Regard's has not: what to write instead."""
 
 
-def whole(name: str, value: object, least: int = 1) -> int:
-    """`value`, if it is a whole number of at least `least`; otherwise ValueError with the argument's name."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
-    return value
+def check_whole_number(name: str, value: object, least: int = 1, most: int | None = None) -> int:
+    """Return `value` as an int if it is a whole number from `least` to `most`, or raise ValueError.
+
+    Integers of NumPy and PyTorch are whole numbers; booleans and floats are not.
+
+    >>> check_whole_number("heads", 3)
+    3
+    >>> check_whole_number("heads", 2.5)
+    Traceback (most recent call last):
+    ValueError: heads: expected a whole number of at least 1, got 2.5
+    """
+    try:
+        number = least - 1 if _is_boolean(value) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name}: expected a whole number {limits}, got {_shorten(value)}")
+    return number
 
 
-def positive(name: str, value: object) -> float:
-    """`value`, if it is a finite number above 0."""
+def _is_boolean(value: object) -> bool:
+    """Whether it is a boolean of Python, NumPy or PyTorch: `operator.index` takes the first and the last."""
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+
+
+def _shorten(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:60] + "…"
+
+
+def check_positive(name: str, value: object) -> float:
+    """Return `value` as a float if it is a finite number above 0, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"{name}: expected a number above 0, got {value!r}")
     return float(value)
+
+
+def answer_pytorch_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate `function` to answer arguments of PyTorch's attention with a TypeError that names its own."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name in PYTORCH_ARGUMENTS:
+                raise TypeError(f"{function.__name__}() has no argument {name!r}: {PYTORCH_ARGUMENTS[name]}")
+        return function(*args, **kwargs)
+
+    return wrapper

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
+from regard.attention.arguments import answer_pytorch_arguments
 from regard.attention.backends import fused_attention, tiled_attention
 from regard.attention.backends.problem import AttentionProblem, prepare
 from regard.attention.backends.triton import launch
@@ -22,7 +23,7 @@ from regard.attention.masks.base import Mask
 from regard.attention.steps import trace
 
 BACKENDS = ("torch", "triton", "tiled", "steps")
-"""The paths by name, in the order in which `"auto"` asks them."""
+"""The backends by name, in the order in which `"auto"` tries them."""
 
 _forced: ContextVar[str] = ContextVar("backend", default="auto")
 
@@ -59,6 +60,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@answer_pytorch_arguments
 def attend(
     q: Tensor,
     k: Tensor,
@@ -72,11 +74,24 @@ def attend(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of q (B, H, T, D) on k (B, G, S, D) and v (B, G, S, E), with no T×S matrix in memory.
+    """Fused attention of q (B, H, T, D) on k (B, G, S, D) and v (B, G, S, E), without the T×S matrix in
+    memory.
 
-    With `return_lse` the row log-sum-exp (B, H, T) comes beside the output: natural logarithm, float32
-    (float64 for float64), without gradient. `backend` forces a backend;
-    `regard.which_backend` says which one is used.
+    - `mask`: a mask such as `regard.causal`, or a tensor that broadcasts to (B, H, T, S): True is visible,
+    floats
+      are added to the scores. The last query is aligned with the last key.
+    - `scale` multiplies the scores; D ** -0.5 if None.
+    - `softcap` bounds the scores by softcap · tanh(score / softcap).
+    - `sinks` (H,): one more logit for every head, which takes its share of the softmax and has no value.
+    - `dropout`: the probability with which a weight is dropped.
+    - `return_lse`: also return the row log-sum-exp (B, H, T): natural logarithm, float32 (float64 for
+    float64),
+      without gradient.
+    - `backend`: one of "auto", "torch", "triton", "tiled", "steps"; `regard.which_backend` tells what "auto"
+    uses.
+
+    Returns the output (B, H, T, E), or the pair (output, lse). A query that sees no key has zeros and an lse
+    of −inf; NaN in a key that no query sees does not reach the output.
 
     >>> import torch, regard
     >>> q = k = v = torch.randn(1, 2, 5, 8)
@@ -92,16 +107,17 @@ def attend(
 
 
 class Explanation(NamedTuple):
-    """Which path serves an attention, and why not the others."""
+    """The backend that runs a call, and why the others do not."""
 
     backend: str
     refusals: dict[str, str]
+    """For each backend that cannot run the call, the reason."""
 
     def __str__(self) -> str:
-        lines = [f"{name}: no, {why}" for name, why in self.refusals.items()]
-        later = [name for name in BACKENDS if name != self.backend and name not in self.refusals]
+        lines = [f"{name}: no, {reason}" for name, reason in self.refusals.items()]
+        slower = [name for name in BACKENDS if name != self.backend and name not in self.refusals]
         return "\n".join(
-            [*lines, f"{self.backend}: taken", *(f"{name}: could serve, slower" for name in later)]
+            [*lines, f"{self.backend}: taken", *(f"{name}: could serve, slower" for name in slower)]
         )
 
 
@@ -116,7 +132,9 @@ def which_backend(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Explanation:
-    """Which path `attend` takes for these arguments, and why not the faster ones.
+    """The backend that `attend` uses for these arguments, and why not a faster one.
+
+    q, k, v, `mask`, `scale`, `softcap`, `sinks` and `dropout` are as in `attend`.
 
     >>> import torch, regard
     >>> q = k = v = torch.randn(1, 2, 5, 8)
@@ -127,14 +145,14 @@ def which_backend(
     steps: could serve, slower
     """
     problem = prepare(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
-    reasons = {name: why for name in BACKENDS if (why := _refuses(problem, name)) is not None}
+    reasons = {name: why for name in BACKENDS if (why := _unsupported_reason(problem, name)) is not None}
     return Explanation(_choose(problem, "auto"), reasons)
 
 
 @contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Force every `attend` inside the block onto one path: `with regard.backend("tiled"): …`."""
-    token = _forced.set(_known(name))
+    """Force every `attend` inside the block onto the backend `name`: `with regard.backend("tiled"): …`."""
+    token = _forced.set(_check_name(name))
     try:
         yield
     finally:
@@ -142,40 +160,40 @@ def backend(name: str) -> Iterator[None]:
 
 
 def _choose(problem: AttentionProblem, name: str) -> str:
-    name = _known(_wanted() if name == "auto" else name)
+    name = _check_name(_forced_name() if name == "auto" else name)
     if name == "auto":
-        return next(candidate for candidate in BACKENDS if _refuses(problem, candidate) is None)
-    if (why := _refuses(problem, name)) is not None:
-        raise ValueError(f"backend: {name!r} cannot serve this: {why}; backend='auto' finds one that can")
+        return next(candidate for candidate in BACKENDS if _unsupported_reason(problem, candidate) is None)
+    if (reason := _unsupported_reason(problem, name)) is not None:
+        raise ValueError(f"backend: {name!r} cannot serve this: {reason}; backend='auto' finds one that can")
     return name
 
 
-def _wanted() -> str:
-    """The path that `with regard.backend(…)` names; a compiled function keeps that of its first call."""
+def _forced_name() -> str:
+    """The backend that `with regard.backend(…)` names; a compiled function keeps that of its first call."""
     return _forced.get()
 
 
-# What `@torch.compiler.assume_constant_result` does. The decorator itself imports torch._dynamo, which takes
-# as long as the rest of PyTorch.
-_wanted._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# This is what `@torch.compiler.assume_constant_result` does. The decorator itself imports torch._dynamo,
+# which takes as long as the rest of PyTorch.
+_forced_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _known(name: str) -> str:
+def _check_name(name: str) -> str:
     if name not in ("auto", *BACKENDS):
         raise ValueError(f"backend: expected one of 'auto', {', '.join(map(repr, BACKENDS))}, got {name!r}")
     return name
 
 
-def _refuses(problem: AttentionProblem, name: str) -> str | None:
+def _unsupported_reason(problem: AttentionProblem, name: str) -> str | None:
     if name == "steps":
         return None
     if 0 in problem.matrix:
-        return "there is nothing to look at"
+        return "there is nothing to attend to"
     if problem.bias_needs_grad:
         return "the bias needs a gradient"
-    path = fused_attention if name == "torch" else launch if name == "triton" else tiled_attention
-    why: str | None = path.unsupported_reason(problem)
-    return why
+    module = fused_attention if name == "torch" else launch if name == "triton" else tiled_attention
+    reason: str | None = module.unsupported_reason(problem)
+    return reason
 
 
 def _run(problem: AttentionProblem, name: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:

@@ -1,6 +1,6 @@
-"""What every path of attention asks of its arguments, asked once and answered kindly.
+"""Checks the arguments of attention, once for every backend.
 
-Errors name the argument, what was expected and what came. Nothing here computes attention.
+Errors name the argument, what was expected and what it got. Nothing here computes attention.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from regard.attention.masks.named import as_mask
 
 
 class Shape(NamedTuple):
-    """The sizes of one attention: B batch, H query and G key/value heads, T queries, S keys, D and E wide."""
+    """Sizes: batch B, query heads H, key/value heads G, queries T, keys S, key width D, value width E."""
 
-    lead: tuple[int, ...]  # what stands before (T, D) in q: (B, H), or fewer or more
+    lead: tuple[int, ...]  # the dimensions before (T, D) in q: (B, H), or fewer or more
     B: int
     H: int
     G: int
@@ -29,15 +29,16 @@ class Shape(NamedTuple):
 
     @property
     def matrix(self) -> tuple[int, int, int, int]:
+        """The shape of the attention matrix, (B, H, T, S)."""
         return self.B, self.H, self.T, self.S
 
     @property
     def group(self) -> int:
-        """How many query heads read the same key/value head."""
+        """The number of query heads that read the same key/value head."""
         return self.H // self.G if self.G else 1
 
     def fit(self, tile: Tensor) -> Tensor:
-        """A tile of a mask, (rows, cols) or (B, H, rows, cols), ready to broadcast against q's own rank."""
+        """A tile of a mask, (rows, cols) or (B, H, rows, cols), shaped to broadcast with q's rank."""
         if tile.ndim == 2 or len(self.lead) == 2:
             return tile
         if len(self.lead) > 2 and tile.shape[0] != 1:
@@ -46,7 +47,7 @@ class Shape(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Checked arguments: the sizes, the mask as a rule, and the scale as a number."""
+    """Checked arguments: the sizes, the mask as a `Mask`, and the scale as a number."""
 
     shape: Shape
     mask: Mask
@@ -64,12 +65,17 @@ def check_inputs(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Inputs:
-    """Check the arguments of an attention; ValueError says what is wrong with which of them."""
-    given = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
-    for name, x in given.items():
+    """Check the arguments of an attention, which are those of `attend`; v may be absent.
+
+    Raises ValueError that names the argument which is wrong.
+    """
+    tensors = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
+    for name, x in tensors.items():
         _check_tensor(name, x, q)
     if v is None:
         v = k
+
+    # Widths and lengths.
     lead, D = tuple(q.shape[:-2]), q.shape[-1]
     T, S = q.shape[-2], k.shape[-2]
     if k.shape[-1] != D:
@@ -78,6 +84,8 @@ def check_inputs(
         raise ValueError(f"q: expected a width of at least 1, got {tuple(q.shape)}")
     if v.shape[-2] != S:
         raise ValueError(f"v: expected {S} keys, as k has, got {tuple(v.shape)} beside k {tuple(k.shape)}")
+
+    # Batch and heads.
     if tuple(v.shape[:-2]) != tuple(k.shape[:-2]):
         raise ValueError(f"v: expected {tuple(k.shape[:-2])} before (S, E), as k has, got {tuple(v.shape)}")
     if tuple(k.shape[:-3]) != lead[:-1]:
@@ -91,16 +99,18 @@ def check_inputs(
             "query head h reads key/value head h // (H // G)"
         )
     shape = Shape(lead, math.prod(lead[:-1]), H, G, T, S, D, v.shape[-1])
+
+    # The mask and the numbers.
     if isinstance(mask, Tensor) and mask.device != q.device:
         raise ValueError(f"mask: expected it on {q.device}, where q is, got {mask.device}")
-    rule = as_mask(_flat_batch(mask, lead))
-    rule.check(shape.matrix)
+    mask = as_mask(_flatten_batch(mask, lead))
+    mask.check(shape.matrix)
     _check_numbers(shape, q, scale, softcap, sinks, dropout)
-    return Inputs(shape, rule, D**-0.5 if scale is None else float(scale))
+    return Inputs(shape, mask, D**-0.5 if scale is None else float(scale))
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Scores and softmax are computed in float32; float64 stays float64."""
+    """The dtype in which scores and softmax are computed: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -123,8 +133,8 @@ def _check_tensor(name: str, x: Tensor, q: Tensor) -> None:
         )
 
 
-def _flat_batch(mask: Mask | Tensor | None, lead: tuple[int, ...]) -> Mask | Tensor | None:
-    """A mask for several batch dimensions with those made one, as the rules number it."""
+def _flatten_batch(mask: Mask | Tensor | None, lead: tuple[int, ...]) -> Mask | Tensor | None:
+    """A mask tensor with its several batch dimensions flattened into one, as masks number the batch."""
     if not isinstance(mask, Tensor) or len(lead) < 3 or not 4 <= mask.ndim <= len(lead) + 2:
         return mask
     try:

@@ -1,7 +1,8 @@
-"""Attention in the open: every step a line, every intermediate at hand.
+"""Attention step by step: `scaled_dot_product_attention` and `trace`, which returns every intermediate
+tensor.
 
-This is the readable oracle that every faster path is tested against. It builds the T×S matrix, so it is for
-reading, teaching and checking; `attend` gives the same output without the matrix.
+This is the readable oracle that every backend is tested against. It builds the T×S matrix, so it is for
+reading, teaching and checking; `attend` computes the same output without the matrix.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout as drop
 
+from regard.attention.arguments import answer_pytorch_arguments
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.base import Mask
 
 
 class Steps(NamedTuple):
-    """What attention computes, in order. Scores and weights are float32 (float64 for float64 inputs)."""
+    """The intermediate tensors of attention, in order; in float32 (float64 for float64 inputs)."""
 
     scores: Tensor  # (B, H, T, S) how well each query matches each key
-    scaled: Tensor  # (B, H, T, S) times the scale, soft-capped if asked
-    masked: Tensor  # (B, H, T, S) plus the bias, −inf where the query may not look
+    scaled: Tensor  # (B, H, T, S) times the scale, with the soft cap if there is one
+    masked: Tensor  # (B, H, T, S) plus the bias, −inf where the key is hidden
     weights: Tensor  # (B, H, T, S) softmax over the keys
     output: Tensor  # (B, H, T, E) the weighted mean of the values
 
 
+@answer_pytorch_arguments
 def scaled_dot_product_attention(
     q: Tensor,
     k: Tensor,
@@ -37,7 +40,15 @@ def scaled_dot_product_attention(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Attention with its weights: `(output, weights)`, in the dtype of the inputs.
+    """Returns a pair, `(output, weights)`, unlike PyTorch's function of the same name, which has one output.
+
+    Attention of q (B, H, T, D) on k (B, G, S, D) and v (B, G, S, E), with leading dimensions that may be
+    absent or more. `mask` is a mask such as `regard.causal`, or a tensor that broadcasts to (B, H, T, S):
+    True is visible, floats are added to the scores. `scale` multiplies the scores (D ** -0.5 if None);
+    `softcap` bounds them by softcap · tanh(score / softcap); `sinks` (H,) holds one more logit for every
+    head, which takes its share of the softmax; `dropout` is the probability with which a weight is dropped.
+    The output (B, H, T, E) and the weights (B, H, T, S) have the dtype of the inputs. A query that sees no
+    key has zeros.
 
     >>> import torch, regard
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -62,22 +73,29 @@ def trace(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Steps:
-    """Every step of attention, from the scores to the output."""
-    shape, rule, scale = check_inputs(
+    """Every step of attention, from the scores to the output.
+
+    The arguments are those of `scaled_dot_product_attention`.
+    """
+    shape, mask, scale = check_inputs(
         q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout
     )
     dtype, out_dtype = working_dtype(q.dtype), v.dtype
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    if shape.group > 1:  # query head h reads key/value head h // group
+
+    # Grouped heads: query head h reads key/value head h // group.
+    if shape.group > 1:
         k = k.repeat_interleave(shape.group, dim=-3)  # (B, H, S, D)
         v = v.repeat_interleave(shape.group, dim=-3)  # (B, H, S, E)
 
     everything = (slice(0, shape.T), slice(0, shape.S), shape.matrix)
-    allowed = shape.fit(rule.tile(*everything, device=q.device))
-    bias = rule.bias(*everything, device=q.device)
-    # A key that no query may look at never matters, nor does a query that may look at nothing.
+    allowed = shape.fit(mask.tile(*everything, device=q.device))
+    bias = mask.bias(*everything, device=q.device)
+    # NaN in a key that no query sees must not reach the output, nor NaN in a query that sees no key.
     unseen, blind = ~allowed.any(dim=-2).unsqueeze(-1), ~allowed.any(dim=-1).unsqueeze(-1)
-    q, k, v = _tame(q, blind), _tame(k, unseen), _tame(v, unseen)
+    q, k, v = _zero_nonfinite(q, blind), _zero_nonfinite(k, unseen), _zero_nonfinite(v, unseen)
+
+    # softmax(q kᵀ · scale + bias) v
 
     scores = q @ k.mT  # (B, H, T, S)
     scaled = scores * scale
@@ -90,15 +108,16 @@ def trace(
     return Steps(scores, scaled, masked, weights, output.to(out_dtype))
 
 
-def _tame(x: Tensor, idle: Tensor) -> Tensor:
-    """x with 0 for the NaN and Inf in its idle rows: a weight of 0 does not silence them, 0 · NaN is NaN."""
-    return x.masked_fill(idle & ~x.isfinite(), 0.0)
+def _zero_nonfinite(x: Tensor, rows: Tensor) -> Tensor:
+    """x with 0 for NaN and Inf in the marked rows. Their weight is 0, but 0 · NaN is NaN."""
+    return x.masked_fill(rows & ~x.isfinite(), 0.0)
 
 
 def softmax(masked: Tensor, sinks: Tensor | None = None) -> Tensor:
-    """Softmax over the keys, in which a query that may look at nothing gives zeros instead of NaN.
+    """Softmax over the keys of masked scores (B, H, T, S); a row of −inf gives zeros instead of NaN.
 
-    `sinks` adds one more logit to every row of a head, which takes its share of the mass and is then dropped.
+    `sinks` (H,) adds one more logit to every row of a head. It takes its share of the softmax and is then
+    dropped.
     """
     if sinks is not None:
         column = sinks.to(masked.dtype).view(-1, *[1] * min(masked.ndim - 1, 2))  # (H, 1, 1)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
-from regard.attention.arguments import positive, whole
+from regard.attention.arguments import check_positive, check_whole_number
 from regard.layers import Llama3Scaling
 
 Norm = Literal["layer", "rms"]
@@ -73,7 +73,7 @@ class Config:
     def __post_init__(self) -> None:
         # Sizes first: the defaults are computed from them.
         for name in SIZES:
-            whole(name, getattr(self, name))
+            self._set(name, check_whole_number(name, getattr(self, name)))
         self._set_defaults()
         for name, literal in CHOICES:
             if getattr(self, name) not in get_args(literal):
@@ -82,18 +82,22 @@ class Config:
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
-        positive("norm_eps", self.norm_eps)
-        positive("rotary_base", self.rotary_base)
+        check_positive("norm_eps", self.norm_eps)
+        check_positive("rotary_base", self.rotary_base)
         if self.positions == "rotary" and self.head_dim % 2:
             raise ValueError(f"head_dim: expected an even number for rotary positions, got {self.head_dim}")
         if isinstance(self.dropout, bool) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: expected a probability from 0 to below 1, got {self.dropout!r}")
         self._check_windows()
+        self._set("eos_token_id", tuple(check_whole_number("eos_token_id", x, 0) for x in self.eos_token_id))
         for token in self.eos_token_id:
-            if whole("eos_token_id", token, 0) >= self.vocab_size:
+            if token >= self.vocab_size:
                 raise ValueError(
                     f"eos_token_id: expected tokens below vocab_size={self.vocab_size}, got {token}"
                 )
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen
 
     def _set_defaults(self) -> None:
         """Compute the sizes that were left out, and check those that were given."""
@@ -113,8 +117,8 @@ class Config:
                         f"num_heads: expected a divisor of d_model={self.d_model}, got {self.num_heads}; "
                         "or give head_dim, the width of a head"
                     )
-                object.__setattr__(self, name, value)  # the dataclass is frozen
-            whole(name, getattr(self, name))
+                self._set(name, value)
+            self._set(name, check_whole_number(name, getattr(self, name)))
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads: expected a divisor of num_heads={self.num_heads}, got {self.num_kv_heads}"
@@ -125,9 +129,11 @@ class Config:
             raise ValueError(
                 f"window: expected one for each of {self.num_layers} layers, got {len(self.window)}"
             )
-        for window in self.windows:
-            if window is not None:
-                whole("window", window)
+        if isinstance(self.window, tuple):
+            windows = (n if n is None else check_whole_number("window", n) for n in self.window)
+            self._set("window", tuple(windows))
+        elif self.window is not None:
+            self._set("window", check_whole_number("window", self.window))
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.arguments import whole
+from regard.attention.arguments import check_whole_number
 from regard.gpt.sampler import Sampler
 from regard.gpt.tokens import encode_prompt
 
@@ -89,7 +89,7 @@ def _steps(
     model: GPT, prompts: list[list[int]], limit: int, sampler: Sampler, stop: Stop, cached: bool
 ) -> Iterator[list[int | None]]:
     """Check the arguments, then yield the next token of every row, None for a row that has ended."""
-    whole("max_new_tokens", limit, 0)
+    limit = check_whole_number("max_new_tokens", limit, 0)
     longest, context_length = max(map(len, prompts)), model.config.context_length
     if longest > context_length:
         raise ValueError(f"prompt: expected at most context_length={context_length} tokens, got {longest}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regard.attention.arguments import whole
+from regard.attention.arguments import check_whole_number
 
 
 @dataclass
@@ -34,12 +34,12 @@ class Sampler:
         if isinstance(t, bool) or not isinstance(t, int | float) or not 0 <= t < math.inf:
             raise ValueError(f"temperature: expected 0 (greedy) or a number above 0, got {t!r}")
         if self.top_k is not None:
-            whole("top_k", self.top_k)
+            self.top_k = check_whole_number("top_k", self.top_k)
         p = self.top_p
         if p is not None and (isinstance(p, bool) or not isinstance(p, int | float) or not 0 < p <= 1):
             raise ValueError(f"top_p: expected a probability above 0 and up to 1, got {p!r}")
         if self.seed is not None:
-            whole("seed", self.seed, 0)
+            self.seed = check_whole_number("seed", self.seed, 0)
 
     def sample(self, logits: Tensor) -> Tensor:
         """One token (B,) for each row of logits (B, V)."""

@@ -1,4 +1,4 @@
-"""Modules with weights: the attention of a real model, its positions, its norm and its cache."""
+"""Modules with weights: attention as models use it, with rotary positions, RMSNorm and key/value caches."""
 
 from regard.layers.attention import Attention
 from regard.layers.cache import KVCache, SinkCache, WindowCache

@@ -1,8 +1,8 @@
-"""`Attention`: the layer that a real model uses.
+"""`Attention`: the attention layer of a transformer.
 
-One projection makes queries, keys and values; they are normed and turned if the model wants it; the cache
-adds what came before; `attend` does the rest. This file knows weights and their order; the operation is in
-`regard.attention`, positions in `rotary`, memory in `cache`.
+One projection computes queries, keys and values; QK-norm and rotary positions are applied if the model has
+them; the cache adds the keys and values of earlier tokens; `attend` computes the attention. This file knows
+weights and their order; the operation is in `regard.attention`, positions are in `rotary`, memory in `cache`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from regard.attention.arguments import whole
+from regard.attention.arguments import check_whole_number
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named import as_mask
@@ -24,14 +24,16 @@ from regard.layers.rotary import Rotary
 class Attention(nn.Module):
     """Multi-head attention with grouped heads, biases, QK-norm, rotary positions, sinks and a cache.
 
-    - `num_kv_heads`: key/value heads, each read by `num_heads // num_kv_heads` query heads; `head_dim`: their
-      width, `d_model // num_heads` if not given.
+    - `d_model`: the width of the input and the output; `num_heads`: the number of query heads.
+    - `num_kv_heads`: key/value heads, each read by `num_heads // num_kv_heads` query heads; `num_heads` if
+    None.
+      `head_dim`: the width of a head; `d_model // num_heads` if None.
     - `qkv_bias`, `out_bias`: biases of the two projections (GPT-2 has both, Qwen2 the first, Llama neither).
     - `qk_norm`: RMSNorm of each query and key over its head's width (Qwen3), with `norm_eps`.
     - `rotary`: a `Rotary`, which many layers may share. For ALiBi write `mask=causal & alibi(num_heads)`.
-    - `mask`: the layer's own rule, such as `causal & window(4096)`; a call may narrow it.
+    - `mask`: the layer's own mask, such as `causal & window(4096)`; a call may restrict it further.
     - `scale` (`head_dim ** -0.5`), `softcap`, `dropout` (on the weights, in training only): as in `attend`.
-    - `sinks`: a learned logit a head that takes its share of the attention (gpt-oss).
+    - `sinks`: a learned logit for each head that takes its share of the softmax (gpt-oss).
 
     >>> import regard
     >>> layer = Attention(32, 4, num_kv_heads=2, rotary=Rotary(8), mask=regard.causal)
@@ -58,14 +60,17 @@ class Attention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.d_model, self.num_heads = whole("d_model", d_model), whole("num_heads", num_heads)
+        self.d_model = d_model = check_whole_number("d_model", d_model)
+        self.num_heads = num_heads = check_whole_number("num_heads", num_heads)
         if head_dim is None and d_model % num_heads:
             raise ValueError(
                 f"num_heads: expected a divisor of d_model={d_model}, got {num_heads}; "
                 "or give head_dim, the width of a head"
             )
-        self.head_dim = d_model // num_heads if head_dim is None else whole("head_dim", head_dim)
-        self.num_kv_heads = num_heads if num_kv_heads is None else whole("num_kv_heads", num_kv_heads)
+        self.head_dim = d_model // num_heads if head_dim is None else check_whole_number("head_dim", head_dim)
+        if num_kv_heads is None:
+            num_kv_heads = num_heads
+        self.num_kv_heads = check_whole_number("num_kv_heads", num_kv_heads)
         if num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads: expected a divisor of num_heads={num_heads}, got {num_kv_heads}; "
@@ -76,7 +81,7 @@ class Attention(nn.Module):
                 f"rotary: expected a width of at most {self.head_dim}, the head's, got {rotary.width}"
             )
         if mask is not None and not isinstance(mask, Mask):
-            raise ValueError(f"mask: expected a rule, such as regard.causal, got {type(mask).__name__}")
+            raise ValueError(f"mask: expected a mask, such as regard.causal, got {type(mask).__name__}")
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout: expected a probability from 0 to 1, got {dropout!r}")
         if softcap is not None and not softcap > 0:
@@ -100,60 +105,66 @@ class Attention(nn.Module):
         cache: KVCache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Each token of x (B, T, d_model) looks at the tokens of x, or of `context` (B, S, d_model) if given.
+        """Attention of x (B, T, d_model) on itself, or on `context` (B, S, d_model); returns (B, T, d_model).
 
-        `mask` narrows the layer's own rule: who may look, or what is added to the scores. `cache` holds the
-        keys and values of earlier calls: x and `mask` then continue them, and a mask speaks of every token so
-        far, forgotten ones too. An empty context adds nothing to the cache and looks at what it holds.
-        `positions`, (T,) or (B, T), are for rotary only; otherwise tokens count on from the cache's length,
-        and queries stand at the end of the keys. Returns (B, T, d_model).
+        - `mask` restricts the layer's own mask, or adds to the scores.
+        - `cache` holds the keys and values of earlier calls, which x and `mask` continue. A mask then covers
+        every
+          token so far, evicted ones too. An empty context adds nothing to the cache and attends to what it
+          holds.
+        - `positions`, (T,) or (B, T), are for rotary only. By default tokens count on from the cache's
+        length, and
+          the last query is aligned with the last key.
         """
         self._check("x", x)
         if cache is not None and not isinstance(cache, KVCache):
             raise ValueError(f"cache: expected a KVCache for this layer, got {type(cache).__name__}")
-        q, k, v, both = self._project(x, context)  # (B, H, T, D), (B, G, S, D), (B, G, S, D)
+        q, k, v, qk = self._project(x, context)  # (B, H, T, D), (B, G, S, D), (B, G, S, D)
         if self.query_norm is not None and self.key_norm is not None:
-            q, k, both = self.query_norm(q), self.key_norm(k), None
+            q, k, qk = self.query_norm(q), self.key_norm(k), None
         if self.rotary is not None:
-            seen = 0 if cache is None else cache.length
+            start = 0 if cache is None else cache.length
             if positions is not None and context is not None:
-                raise ValueError("positions: expected None beside a context, whose tokens have their own")
-            if both is not None:  # one turn for both: half the work for a single token
-                turned = self.rotary(both, seen if positions is None else positions)
-                q, k = turned[:, : self.num_heads], turned[:, self.num_heads :]
+                raise ValueError(
+                    "positions: expected None with a context, whose tokens have their own positions"
+                )
+            if qk is not None:  # rotated together, which takes half the time for a single token
+                rotated = self.rotary(qk, start if positions is None else positions)
+                q, k = rotated[:, : self.num_heads], rotated[:, self.num_heads :]
             else:
-                q = self.rotary(q, seen + k.shape[2] - q.shape[2] if positions is None else positions)
-                k = self.rotary(k, seen if positions is None else positions)
+                q = self.rotary(q, start + k.shape[2] - q.shape[2] if positions is None else positions)
+                k = self.rotary(k, start if positions is None else positions)
 
-        rule = full if self.mask is None else self.mask
+        # The layer's mask & the call's, on the keys that the cache holds.
+        joint = full if self.mask is None else self.mask
         if mask is not None:
-            rule = as_mask(mask) if rule is full else rule & as_mask(mask)
+            joint = as_mask(mask) if joint is full else joint & as_mask(mask)
         if cache is not None:
-            k, v = cache.update(k, v)
-            rule = mask_on_cached_keys(rule, cache, q.shape[2], k.shape[2])
-        mixed = self.attend(q, k, v, rule)  # (B, H, T, D)
-        merged: Tensor = self.out(mixed.transpose(1, 2).flatten(2))  # (B, T, d_model)
-        return merged
+            k, v = cache.update(k, v)  # (B, G, S, D) each
+            joint = mask_on_cached_keys(joint, cache, q.shape[2], k.shape[2])
+        heads = self.attend(q, k, v, joint)  # (B, H, T, D)
+        output: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # (B, T, d_model)
+        return output
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        """The operation with the layer's settings: the one place where an onlooker sees q, k and the mask."""
+        """`regard.attend` with the layer's settings. Override it to observe q, k, v and the mask."""
         dropout = self.dropout if self.training else 0.0
         return attend(
             q, k, v, mask=mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout
         )
 
     def _project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys and values; and, where they stand side by side in memory, queries and keys in one."""
+        """Queries, keys and values; and queries and keys as one tensor, where they are adjacent in memory."""
         H, G = self.num_heads, self.num_kv_heads
         if context is None:
-            # Split, not sliced: the gradient is then put together by one copy, not by sums with zeros.
+            # Split, not sliced: the gradient is then one copy instead of sums with zeros.
             widths = [H * self.head_dim, G * self.head_dim, G * self.head_dim]
             if self.rotary is None:
                 q, k, v = torch.split(self.qkv(x), widths, -1)
                 return self._heads(q), self._heads(k), self._heads(v), None
-            both, v = torch.split(self.qkv(x), [widths[0] + widths[1], widths[2]], -1)
-            both = self._heads(both)
-            return both[:, :H], both[:, H:], self._heads(v), both
+            qk, v = torch.split(self.qkv(x), [widths[0] + widths[1], widths[2]], -1)
+            qk = self._heads(qk)
+            return qk[:, :H], qk[:, H:], self._heads(v), qk
         self._check("context", context, len(x))
         weight, bias, rows = self.qkv.weight, self.qkv.bias, H * self.head_dim
         q = self._heads(linear(x, weight[:rows], None if bias is None else bias[:rows]))
@@ -173,5 +184,5 @@ class Attention(nn.Module):
             raise ValueError(f"{name}: expected {weight.dtype}, as the weights are, got {x.dtype}")
 
     def extra_repr(self) -> str:
-        rule = "" if self.mask is None else f", mask={self.mask}"
-        return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}{rule}"
+        mask = "" if self.mask is None else f", mask={self.mask}"
+        return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}{mask}"

@@ -1,7 +1,8 @@
-"""Rotary positions: each pair of a head's numbers is turned by an angle that grows with the position.
+"""Rotary position embeddings: each pair of channels of a head is rotated by an angle that grows with the
+position.
 
-The product of a turned query and a turned key depends on their distance only. This file knows the angles and
-the two ways of pairing; what stands at which position is the caller's business.
+The product of a rotated query and a rotated key depends on their distance only. This file knows the angles
+and the two ways of pairing channels; which token stands at which position is up to the caller.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.attention.arguments import positive, whole
+from regard.attention.arguments import check_positive, check_whole_number
 from regard.attention.inputs import working_dtype
 
 
 class Llama3Scaling(NamedTuple):
-    """How Llama 3.1 stretches a context: slow pairs turn `factor` times slower, fast ones stay as they are.
+    """The frequency scaling of Llama 3.1: low frequencies are divided by `factor`, high ones are unchanged.
 
-    Between `low` and `high` turns within the original length, the two are blended.
+    Low means fewer than `low` rotations within `original_length` positions, and high more than `high`; the
+    frequencies between are interpolated.
     """
 
     factor: float = 8.0
@@ -27,21 +29,26 @@ class Llama3Scaling(NamedTuple):
     high: float = 4.0
     original_length: int = 8192
 
-    def scaled(self, frequencies: Tensor) -> Tensor:
-        turns = self.original_length * frequencies / (2 * math.pi)  # within the original length
-        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
-        return frequencies * (kept + (1 - kept) / self.factor)
+    def scale(self, frequencies: Tensor) -> Tensor:
+        """The scaled frequencies, in radians per position."""
+        rotations = self.original_length * frequencies / (2 * math.pi)  # within the original length
+        share = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies * (share + (1 - share) / self.factor)
 
 
 class Rotary(nn.Module):
-    """Turns the first `width` numbers of every head; the rest pass as they are.
+    """Rotates the first `width` channels of every head and leaves the others unchanged.
 
-    `interleaved` pairs neighbours (0 1)(2 3)…, as in the paper, GPT-J and GGUF files of the Llama family;
-    otherwise number i is paired with i + width/2, as in GPT-NeoX and in Transformers' Llama. The two are the
-    same up to the order of the numbers within a head. One module may serve every layer of a model.
+    - `base`: pair i rotates by base ** (−2i / width) radians per position.
+    - `interleaved` pairs neighbours (0 1)(2 3)…, as in the paper, GPT-J and GGUF files of the Llama family;
+      otherwise channel i is paired with i + width/2, as in GPT-NeoX and in Transformers' Llama. The two are
+      the same up to the order of the channels within a head.
+    - `scaling`: the frequency scaling of Llama 3.1, or None.
 
-    >>> turn = Rotary(4, interleaved=True)
-    >>> turn(torch.tensor([[1.0, 0.0, 1.0, 0.0]]), positions=1)
+    One module may serve every layer of a model.
+
+    >>> rotary = Rotary(4, interleaved=True)
+    >>> rotary(torch.tensor([[1.0, 0.0, 1.0, 0.0]]), positions=1)
     tensor([[0.5403, 0.8415, 0.9999, 0.0100]])
     """
 
@@ -54,16 +61,16 @@ class Rotary(nn.Module):
         scaling: Llama3Scaling | None = None,
     ) -> None:
         super().__init__()
-        if whole("width", width, 2) % 2:
-            raise ValueError(f"width: expected an even number, since numbers turn in pairs, got {width}")
-        self.width, self.base = width, positive("base", base)
+        self.width = check_whole_number("width", width, 2)
+        if self.width % 2:
+            raise ValueError(f"width: expected an even number, since channels rotate in pairs, got {width}")
+        self.base = check_positive("base", base)
         self.interleaved, self.scaling = interleaved, scaling
-        # Derived, so never saved: rebuilt where and as long as it is needed, and never in half precision,
-        # which a buffer would be turned into by `.half()`.
+        # Not a buffer: it is derived, so never saved, and `.half()` must not round it.
         self._table: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor, positions: int | Tensor = 0) -> Tensor:
-        """x (…, T, D) turned: from position `positions` on, or at those of a (T,) or (B, T) tensor."""
+        """x (…, T, D) rotated. `positions` is the position of the first token, or a (T,) or (B, T) tensor."""
         if x.ndim < 2 or x.shape[-1] < self.width:
             raise ValueError(f"x: expected (…, T, D) with D at least {self.width}, got {tuple(x.shape)}")
         cos, sin = self.angles(x, positions)  # (T, width) or (B, 1, T, width)
@@ -72,38 +79,39 @@ class Rotary(nn.Module):
             partner = part.view(*part.shape[:-1], self.width // 2, 2).flip(-1).view(part.shape)
         else:
             partner = part.roll(self.width // 2, -1)
-        # Half-precision numbers meet float32 angles: computed in float32, rounded once.
-        turned = torch.addcmul(part * cos, partner, sin).to(x.dtype)
-        return turned if part is x else torch.cat((turned, x[..., self.width :]), -1)
+        # Half-precision channels times float32 angles: computed in float32, rounded once.
+        rotated = torch.addcmul(part * cos, partner, sin).to(x.dtype)
+        return rotated if part is x else torch.cat((rotated, x[..., self.width :]), -1)
 
     def angles(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor]:
-        """What each number and its partner are multiplied by, in float32 (float64 for float64).
+        """The factors of each channel and of its partner, in float32 (float64 for float64).
 
-        A pair (a, b) turns into (a·cos − b·sin, b·cos + a·sin): the sine of each first one is negative.
+        A pair (a, b) becomes (a·cos − b·sin, b·cos + a·sin), so the second factor of each first channel is
+        −sin. `x` and `positions` are as in `forward`.
         """
         T, dtype = x.shape[-2], working_dtype(x.dtype)
         if isinstance(positions, Tensor):
-            return self._turn(self._check_positions(positions, x), dtype)
-        if positions < 0:  # queries that stand before the first key, when there are more of them than keys
-            return self._turn(torch.arange(positions, positions + T, device=x.device), dtype)
-        cos, sin = self._long_enough(positions + T, x.device, dtype)
+            return self._cos_sin(self._check_positions(positions, x), dtype)
+        if positions < 0:  # the first of more queries than keys stand before the first key
+            return self._cos_sin(torch.arange(positions, positions + T, device=x.device), dtype)
+        cos, sin = self._table_of(positions + T, x.device, dtype)
         return cos.narrow(0, positions, T), sin.narrow(0, positions, T)
 
-    def _long_enough(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _table_of(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         table = self._table
         if table is None or len(table[0]) < length or table[0].device != device or table[0].dtype != dtype:
-            # Made outside inference mode, so that a model may generate first and train afterwards.
+            # Computed outside inference mode, so that a model may generate first and train afterwards.
             with torch.inference_mode(False), torch.no_grad():
                 every = torch.arange(max(64, 1 << length.bit_length()), device=device)
-                table = self._table = self._turn(every, dtype)
+                table = self._table = self._cos_sin(every, dtype)
         return table
 
-    def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        exact = torch.float32 if positions.device.type == "mps" else torch.float64  # far positions need it
+    def _cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        exact = torch.float32 if positions.device.type == "mps" else torch.float64  # for far positions
         pairs = torch.arange(0, self.width, 2, device=positions.device, dtype=exact)
         frequencies = self.base ** (-pairs / self.width)
         if self.scaling is not None:
-            frequencies = self.scaling.scaled(frequencies)
+            frequencies = self.scaling.scale(frequencies)
         angles = positions.to(exact).unsqueeze(-1) * frequencies
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)  # (…, width / 2)
         if self.interleaved:
@@ -111,11 +119,13 @@ class Rotary(nn.Module):
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
     def _check_positions(self, positions: Tensor, x: Tensor) -> Tensor:
-        """Positions (T,), or (B, T) as (B, 1, T) to stand beside (B, H, T)."""
+        """Positions (T,), or (B, T) as (B, 1, T), which broadcasts with (B, H, T)."""
         T, B = x.shape[-2], x.shape[0] if x.ndim == 4 else None
         if tuple(positions.shape) not in ((T,), (1, T), (B, T)):
-            wanted = f"({T},)" if B is None else f"({T},) or ({B}, {T})"
-            raise ValueError(f"positions: expected {wanted}, one a token, got {tuple(positions.shape)}")
+            shapes = f"({T},)" if B is None else f"({T},) or ({B}, {T})"
+            raise ValueError(
+                f"positions: expected {shapes}, one for each token, got {tuple(positions.shape)}"
+            )
         return positions if positions.ndim == 1 else positions.unsqueeze(1)
 
     def extra_repr(self) -> str:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import And, Mask, Rows
-from regard.attention.masks.named import Window
+from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
 
 ROWS = 64  # the number of rows that are compared if a map has more
@@ -260,7 +259,7 @@ def examine(
         mask=str(m.mask),
         scale=m.scale,
         softcap=m.softcap,
-        window=window_of(m.mask),
+        window=m.mask.window_size(),
         sinks=m.sinks is not None,
         problem=problem,
         # Kernels in half precision use a fast, less accurate exp.
@@ -308,7 +307,7 @@ def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
         rows=first.rows + second.rows,
         total_rows=first.total_rows + second.total_rows,
         mask=str(mask),
-        window=window_of(mask),
+        window=mask.window_size(),
         problem=first.problem or second.problem,
         weights=max(weight_errors) if len(weight_errors) == 2 else None,
         empty_rows=first.empty_rows + second.empty_rows,
@@ -321,16 +320,6 @@ def sampled_rows(T: int, max_rows: int = ROWS) -> Tensor:
         return torch.arange(T)
     between = torch.randperm(T - 2, generator=torch.Generator().manual_seed(T))[: max_rows - 2] + 1
     return torch.cat([torch.tensor([0, T - 1]), between]).sort().values
-
-
-def window_of(mask: Mask) -> int | None:
-    """Return the size of the sliding window of a mask, the smallest if it has several, or None."""
-    if isinstance(mask, Window):
-        return mask.size
-    if isinstance(mask, And):
-        sizes = [size for part in (mask.left, mask.right) if (size := window_of(part)) is not None]
-        return min(sizes, default=None)
-    return window_of(mask.inner) if isinstance(mask, Rows) else None
 
 
 def _finite_product(weights: Tensor, values: Tensor) -> Tensor:

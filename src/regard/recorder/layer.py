@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard.maps import AttentionMap
-from regard.recorder.certificate import Evidence, window_of
+from regard.recorder.certificate import Evidence
 from regard.recorder.summary import LayerSummary, summarise
 
 
@@ -79,7 +79,7 @@ class LayerSettings(NamedTuple):
             raise ValueError("layer: expected a map, got statistics only")
         return LayerSettings(
             mask=str(m.mask),
-            window=window_of(m.mask),
+            window=m.mask.window_size(),
             scale=m.scale,
             softcap=m.softcap,
             has_sinks=m.sinks is not None,

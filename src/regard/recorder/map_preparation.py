@@ -6,17 +6,13 @@ something much larger. The functions here copy such tensors and leave the others
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.attention.inputs import working_dtype
-from regard.attention.masks.base import And, Mask, Not, Or, Rows
-from regard.attention.masks.named import Alibi, Relative, Rule, TensorMask
 from regard.maps import AttentionMap, attention_map
 
 
@@ -43,37 +39,14 @@ def select_heads(m: AttentionMap, heads: Sequence[int] | None) -> SelectedHeads:
     evenly = kv_head_of == sorted(groups * (len(heads) // len(groups)))
     kv_heads = groups if evenly else kv_head_of
     sinks = None if m.sinks is None else m.sinks[heads]
-    selected = AttentionMap(
-        m.q[:, heads],
-        m.k[:, kv_heads],
-        m.lse[:, heads],
-        select_mask_heads(m.mask, heads),
-        m.scale,
-        m.softcap,
-        sinks,
-        m.axes,
+    selected = m._with(
+        q=m.q[:, heads],
+        k=m.k[:, kv_heads],
+        lse=m.lse[:, heads],
+        mask=m.mask.select(slice(None), heads),
+        sinks=sinks,
     )
     return SelectedHeads(selected, tuple(heads), kv_heads)
-
-
-def select_mask_heads(mask: Mask, heads: Sequence[int]) -> Mask:
-    """Return the mask of some heads only, in the given order and numbered from 0."""
-    if isinstance(mask, And | Or):
-        return type(mask)(select_mask_heads(mask.left, heads), select_mask_heads(mask.right, heads))
-    if isinstance(mask, TensorMask):
-        return mask if mask.tensor.shape[1] == 1 else TensorMask(mask.tensor[:, heads])
-    if isinstance(mask, Alibi):
-        return Alibi(mask.slopes[heads])
-    if isinstance(mask, Relative):
-        return mask if len(mask.table) == 1 else Relative(mask.table[heads], mask.zero)
-    if isinstance(mask, Not | Rows):
-        return replace(mask, inner=select_mask_heads(mask.inner, heads))
-    if isinstance(mask, Rule):
-        predicate, numbers = mask.says, torch.tensor(heads)
-        return Rule(
-            functools.wraps(predicate)(lambda b, h, q, k: predicate(b, numbers.to(h.device)[h], q, k))
-        )
-    return mask
 
 
 def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
@@ -81,12 +54,12 @@ def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
     q, k, lse = m.q.to(dtype), m.k.to(dtype), m.lse.to(working_dtype(dtype))
     if torch.promote_types(dtype, m.q.dtype) != dtype:  # rounded queries and keys have other scores
         lse = attention_map(q, k, mask=m.mask, scale=m.scale, softcap=m.softcap, sinks=m.sinks).lse
-    return m.replaced(q=q, k=k, lse=lse)
+    return m._with(q=q, k=k, lse=lse)
 
 
 def compact_map(m: AttentionMap) -> AttentionMap:
     """Return the map with q, k and lse in memory of their own, no larger than they are."""
-    return m.replaced(q=own_memory(m.q), k=own_memory(m.k), lse=own_memory(m.lse))
+    return m._with(q=own_memory(m.q), k=own_memory(m.k), lse=own_memory(m.lse))
 
 
 def own_memory(x: Tensor) -> Tensor:

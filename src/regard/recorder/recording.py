@@ -19,11 +19,10 @@ from torch import Tensor
 
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named import Padding
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, examine
-from regard.recorder.generation.mask_join import conjuncts, join_masks
+from regard.recorder.generation.mask_join import join_masks
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.generation.strips import Addition, Strip, StripStep
 from regard.recorder.layer import Layer, LayerId
@@ -184,7 +183,9 @@ class Recording:
         q, k, v, output, lse = (x.detach() for x in call[:5])
         lse = lse.to(working_dtype(q.dtype))
         sinks = None if call.sinks is None else call.sinks.detach()
-        m = AttentionMap(q, k, lse, call.mask, call.scale, call.softcap, sinks)
+        m = AttentionMap(
+            q=q, k=k, lse=lse, mask=call.mask, scale=call.scale, softcap=call.softcap, sinks=sinks
+        )
         if self.dtype is not None:
             m = cast_map(m, self.dtype)  # before the comparison, so that the stored map is certified
         evidence = examine(
@@ -308,9 +309,10 @@ class Recording:
     def _mask_of_layers(self, shape: torch.Size) -> Tensor | None:
         """Return the padding (B, T) in the layers' own masks, for models that take no `attention_mask`."""
         for strip in self._strips.values():
-            for part in conjuncts(strip.mask):
-                if isinstance(part, Padding) and part.real.shape == shape:
-                    return part.real.cpu()
+            for conjunct in strip.mask.conjuncts():
+                is_token = conjunct.key_padding(shape[1])  # (B, S)
+                if is_token is not None and is_token.shape == shape:
+                    return is_token.cpu()
         return None
 
     def close(self, missing: Mapping[str, str] | None = None) -> None:

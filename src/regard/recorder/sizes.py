@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from regard.attention.arguments import whole
+from regard.attention.arguments import check_whole_number
 from regard.attention.inputs import working_dtype
 from regard.gpt import Config
 from regard.recorder.layer import LayerId
@@ -115,7 +115,8 @@ def capture_size(
       (the matrices themselves: 9.0 GiB)
     """
     source, target = tokens if isinstance(tokens, tuple) else (tokens, tokens)
-    source, target, B = whole("tokens", source), whole("tokens", target), whole("batch", batch)
+    source, target = check_whole_number("tokens", source), check_whole_number("tokens", target)
+    B = check_whole_number("batch", batch)
     sizes = _selected(model, list(_layer_sizes(model, source, target)), layers)
     model_dtype = _dtype(model)
     value_bytes = model_dtype.itemsize if values else 0

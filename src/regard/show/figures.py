@@ -18,7 +18,7 @@ from regard.heads import uniform
 from regard.maps import AttentionMap
 from regard.recorder import Capture
 from regard.stages.picture import (
-    MOST_NUMBERS,
+    MAX_NUMBERED_SIDE,
     colour_map,
     colour_scale,
     draw_heatmap,
@@ -162,7 +162,7 @@ class FigureCells(NamedTuple):
 
 def _split_heads(m: AttentionMap | Tensor) -> list[AttentionMap | Tensor]:
     """Return a map (T, S) for each head; ValueError for anything that is neither a map nor a matrix."""
-    if isinstance(m, AttentionMap) and m.axes.rows:
+    if isinstance(m, AttentionMap):
         unbatched = m if m.ndim < 4 else m[0] if m.shape[0] == 1 else None
         if unbatched is not None:
             return [unbatched] if unbatched.ndim == 2 else [unbatched[h] for h in range(unbatched.shape[0])]
@@ -197,7 +197,7 @@ def _pool(m: AttentionMap | Tensor, reduce: Reduce, most: int) -> FigureCells:
 def _draw(ax: Any, m: AttentionMap | Tensor, labels: Labels, fontsize: float, most: int) -> Any:
     """Draw one head on axes, pooled to at most `most` cells along each, and return the image."""
     cells = _pool(m, labels.reduce, most)
-    if max(m.shape) <= MOST_NUMBERS:
+    if max(m.shape) <= MAX_NUMBERED_SIDE:
         image = draw_heatmap(
             ax,
             cells.values,
@@ -212,7 +212,7 @@ def _draw(ax: Any, m: AttentionMap | Tensor, labels: Labels, fontsize: float, mo
         norm = colour_scale(float(visible.max()) or 1.0 if visible.numel() else 1.0, labels.log)
         pixels = cells.values.masked_fill(cells.hidden, torch.nan).numpy()
         image = ax.imshow(pixels, cmap=colour_map(), norm=norm, aspect="auto", interpolation="nearest")
-        most_tokens = MOST_TOKENS if most == MOST_CELLS else MOST_NUMBERS
+        most_tokens = MOST_TOKENS if most == MOST_CELLS else MAX_NUMBERED_SIDE
         _set_ticks(ax.xaxis, labels.keys, cells.cols, most_tokens, fontsize=fontsize, rotation=90)
         _set_ticks(ax.yaxis, labels.queries, cells.rows, most_tokens, fontsize=fontsize)
         ax.tick_params(length=2, color="#9a9ba3")
@@ -269,12 +269,12 @@ def _draw_single(m: AttentionMap | Tensor, labels: Labels, ax: Any, title: str, 
         with extra("app", "a figure"):
             import matplotlib.pyplot as plt
 
-        cell = 0.55 if max(T, S) <= MOST_NUMBERS else 0.19
+        cell = 0.55 if max(T, S) <= MAX_NUMBERED_SIDE else 0.19
         width, height = (
             min(max(cell * n, 3.0), 7.0 if n > MOST_TOKENS else cell * MOST_TOKENS) for n in (S, T)
         )
         _, ax = plt.subplots(figsize=(width + 1.8, height + 1.3), layout="constrained")
-    image = _draw(ax, m, labels, 9.0 if max(T, S) <= MOST_NUMBERS else 7.5, MOST_CELLS)
+    image = _draw(ax, m, labels, 9.0 if max(T, S) <= MAX_NUMBERED_SIDE else 7.5, MOST_CELLS)
     _write_title_and_note(ax, title, note, ax.set_title)
     if new_figure:
         _draw_colour_bar(ax.figure, image, ax, labels, pooled=max(T, S) > MOST_CELLS)

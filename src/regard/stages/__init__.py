@@ -1,9 +1,10 @@
-"""The stages: attention from nothing, each file the one before it plus one idea.
+"""The teaching stages: attention built up from nothing, each file the one before it plus one idea.
 
 simplified → trainable → causal → one head → several heads → one big projection → output projection; and
-cross-attention beside them. `python -m regard.stages` walks through all of them on one small example.
+cross-attention. Each file shows softmax(Q Kᵀ / √d) V on its own page. `python -m regard.stages` walks through
+all of them on one small example.
 
-This floor knows tensors and weights. It knows nothing of text, tokenizers or models.
+The stages know tensors and weights. They know nothing of text, tokenizers or models.
 """
 
 from regard.stages.against_pytorch import check_against_pytorch

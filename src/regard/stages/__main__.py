@@ -12,7 +12,7 @@ def main() -> None:
         prog="python -m regard.stages",
         description="Walk through the stages of attention on one small example: shapes, numbers, heatmaps.",
     )
-    parser.add_argument("--save", metavar="FILE", help="also write the picture: figure.png, .svg or .pdf")
+    parser.add_argument("--save", metavar="FILE", help="also write the figure: figure.png, .svg or .pdf")
     arguments = parser.parse_args()
     try:
         walk(arguments.save)

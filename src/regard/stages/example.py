@@ -1,4 +1,4 @@
-"""The running example: six tokens of width 3, and projections to width 2."""
+"""The example of the walkthrough: six tokens of width 3, and projections to width 2."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ WV = torch.tensor([[0.2, 0.5], [0.3, 0.1], [0.4, 0.3]])
 
 
 def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries, keys and values of tokens, (T, 2) each."""
+    """The queries, keys and values of tokens x (T, 3), each (T, 2)."""
     return x @ WQ, x @ WK, x @ WV
 
 
 def multi_head(num_heads: int) -> MultiHeadAttention:
-    """The example's projections as a layer, whose `Linear` holds them the other way round: (d_out, d_in)."""
+    """The example's projections as a layer of `num_heads` heads; `nn.Linear` stores them as (d_out, d_in)."""
     layer = MultiHeadAttention(d_in=3, d_out=2, num_heads=num_heads, dropout=0.0)
     with torch.no_grad():
         for linear, W in ((layer.W_q, WQ), (layer.W_k, WK), (layer.W_v, WV)):

@@ -1,4 +1,4 @@
-"""The stages as one picture of four panels: simplified, trainable, causal and multi-head weights."""
+"""A figure of four panels: the weights of the simplified, trainable, causal and multi-head stages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.stages.simplified import simplified_self_attention
 
 
 def draw_stages() -> Any:
-    """The four panels as a Matplotlib figure."""
+    """Draw the four panels and return the Matplotlib figure."""
     with extra("app", "a figure"):
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -27,7 +27,7 @@ def draw_stages() -> Any:
         (second, "2  Trainable: softmax(Q Kᵀ / √d)", scaled_dot_product_attention(q, k, v)[1], None),
         (
             third,
-            "3  Causal: nobody sees the future",
+            "3  Causal: no token sees the future",
             scaled_dot_product_attention(q, k, v, causal)[1],
             future,
         ),
@@ -41,7 +41,7 @@ def draw_stages() -> Any:
         title = "4  Multi-head: head 1" if number == 1 else "head 2"
         ylabel = "query" if number == 1 else ""
         image = draw_heatmap(ax, weights, TOKENS, TOKENS, hidden=future, title=title, ylabel=ylabel)
-    _colour_key(fourth, image, heads)  # the first token gives all its weight to itself: both scales end at 1
+    _colour_key(fourth, image, heads)  # the first token attends to itself alone, so both scales end at 1
     return figure
 
 

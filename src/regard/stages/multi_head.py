@@ -1,25 +1,29 @@
-"""Stage 6, multi-head attention with one big projection.
+"""Stage 6, multi-head attention with one big projection: softmax(Q Kᵀ / √d) V in every head at once.
 
-New: the projections of all heads are rows of one matrix, so that one large product does the work of many
-small ones; the heads are a dimension of the tensor. The result is the same (`join_heads`).
+New: the projections of all heads are rows of one matrix, so that one large product replaces many small ones,
+and the heads are a dimension of the tensor. The result is the same (`join_heads`).
 """
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from regard.attention.masks.named import causal
-from regard.attention.steps import scaled_dot_product_attention
-from regard.stages.checks import check_dropout, check_sequence, check_size, head_width
+from regard.attention.arguments import check_whole_number
+from regard.attention.masks.named import causal_mask
+from regard.stages.checks import check_dropout, check_sequence, head_width
 from regard.stages.head import Head
 from regard.stages.separate_heads import SeparateHeads
 
 
 class MultiHeadAttention(nn.Module):
-    """Causal multi-head attention: `forward(X) -> out`. `d_out` is the width of all heads together.
+    """Causal multi-head attention: `forward(X) -> out`, (B, T, d_in) in, (B, T, d_out) out.
+
+    `d_out` is the width of all heads together; `dropout` is the probability with which a weight is dropped in
+    training.
 
     >>> layer = MultiHeadAttention(d_in=3, d_out=4, num_heads=2)
     >>> layer(torch.randn(5, 6, 3)).shape
@@ -28,7 +32,7 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, d_in: int, d_out: int, num_heads: int, dropout: float = 0.1) -> None:
         super().__init__()
-        check_size("d_in", d_in)
+        d_in = check_whole_number("d_in", d_in)
         self.d_head = head_width(d_out, num_heads)
         self.num_heads = num_heads
         self.W_q = nn.Linear(d_in, d_out, bias=False)
@@ -37,27 +41,30 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(check_dropout(dropout))
 
     def forward(self, X: Tensor) -> Tensor:
+        """The output (B, T, d_out) of tokens X (B, T, d_in)."""
         return self.attention(X)[0]  # (B, T, d_out)
 
     def attention(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """The heads' outputs side by side, and the weights of each, (B, H, T, T)."""
+        """The concatenated outputs of the heads for X (B, T, d_out), and the weights of each (B, H, T, T)."""
         check_sequence("X", X, self.W_q)
-        q, k, v = (self.split(W(X)) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, d_head)
-        dropout = self.dropout.p if self.training else 0.0
-        out, weights = scaled_dot_product_attention(q, k, v, causal, dropout=dropout)
-        return self.merge(out), weights
+        T = X.shape[-2]
+        q, k, v = (self.split(W(X)) for W in (self.W_q, self.W_k, self.W_v))  # (B, H, T, d_head) each
+        scores = q @ k.mT / math.sqrt(self.d_head)  # (B, H, T, T)
+        scores = scores.masked_fill(~causal_mask(T).to(X.device), -torch.inf)
+        weights = self.dropout(torch.softmax(scores, dim=-1))  # (B, H, T, T)
+        return self.merge(weights @ v), weights  # (B, T, d_out)
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, T, d_out) as heads, (B, H, T, d_head)."""
+        """Projected tokens x (B, T, d_out) as heads (B, H, T, d_head)."""
         return x.reshape(*x.shape[:-1], self.num_heads, self.d_head).transpose(-3, -2)
 
     def merge(self, x: Tensor) -> Tensor:
-        """The heads (B, H, T, d_head) side by side again, (B, T, d_out)."""
+        """Heads x (B, H, T, d_head) concatenated again, (B, T, d_out)."""
         return x.transpose(-3, -2).flatten(-2)
 
 
 def join_heads(separate: SeparateHeads) -> MultiHeadAttention:
-    """The same attention with one big projection: the rows of the heads' weights, one below the other."""
+    """The same attention with one big projection, which stacks the rows of the separate heads' weights."""
     heads = cast(list[Head], list(separate.heads))
     d_in, d_head = heads[0].key.in_features, heads[0].key.out_features
     joined = MultiHeadAttention(d_in, d_head * len(heads), len(heads), heads[0].dropout.p)

@@ -1,4 +1,4 @@
-"""A matrix as a heatmap, on paper and in a terminal, and a figure safely on disk.
+"""Heatmaps of a matrix, as a figure and in a terminal, and atomic saving of figures.
 
 This file knows a matrix and its labels; it does not know what the numbers mean.
 """
@@ -15,14 +15,14 @@ from torch import Tensor
 from regard.atomic import atomic_write
 from regard.extras import extra
 
-# Light for little, dark for much, in even steps of lightness and of colour difference (OKLab), so that the
-# order can be seen with every kind of colour vision and in print.
+# From light (small) to dark (large), in even steps of lightness and of colour difference (OKLab), so that the
+# order is visible with every kind of colour vision and in print.
 RAMP = ("#f3f7ea", "#c6dfc8", "#93c6b6", "#61acae", "#2f90a3", "#167093", "#0e517f", "#123364", "#111845")
 DARK, LIGHT = "#10131a", "#ffffff"
 HIDDEN = "#e4e4e7"
-LOG_RANGE = 1e4  # from the darkest colour of a log scale to the lightest
+LOG_RANGE = 1e4  # the ratio of the largest to the smallest value on a log scale
 SUFFIXES = (".png", ".svg", ".pdf")
-MOST_NUMBERS = 16  # cells of a larger matrix are too small to read a number in
+MAX_NUMBERED_SIDE = 16  # cells of a larger matrix are too small for a number
 
 
 def draw_heatmap(
@@ -38,23 +38,24 @@ def draw_heatmap(
     fontsize: float = 9.0,
     log: bool = False,
 ) -> Any:
-    """Draw a matrix (rows, cols) on Matplotlib axes with a number in each cell; returns the image.
+    """Draw a matrix on Matplotlib axes `ax` with a number in each cell; returns the image.
 
-    Colours run from 0 to the largest value, or with `log` over powers of ten up to it. Cells where `hidden`
-    is True are hatched and hold no number.
+    `rows` and `cols` are the labels of the rows and columns of `matrix`. Colours run from 0 to the largest
+    value, or with `log` over powers of ten up to it. Cells where `hidden` is True are hatched and hold no
+    number.
     """
-    values, hidden = _checked(matrix, rows, cols, hidden)
+    values, hidden = _check_matrix(matrix, rows, cols, hidden)
     norm = colour_scale(_top(values, hidden), log)
     shown = values.masked_fill(hidden, torch.nan).numpy()
     image = ax.imshow(shown, cmap=colour_map(), norm=norm, aspect="auto")
     for i, j in hidden.nonzero().tolist():
         ax.add_patch(_hatched(i, j))
-    if max(values.shape) <= MOST_NUMBERS:
+    if max(values.shape) <= MAX_NUMBERED_SIDE:
         for i, j in (~hidden).nonzero().tolist():
             value = values[i, j].item()
             colour = ink(float(norm(value)))
             ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=fontsize, color=colour)
-    # A token may hold a dollar sign, which is no formula.
+    # A dollar sign in a token does not begin a formula.
     plain = {"fontsize": fontsize, "parse_math": False}
     ax.set_xticks(range(len(cols)), cols, rotation=35, ha="right", rotation_mode="anchor", **plain)
     ax.set_yticks(range(len(rows)), rows, **plain)
@@ -70,7 +71,7 @@ def draw_heatmap(
 
 
 def colour_map() -> Any:
-    """The ramp as Matplotlib takes it; what is not a number is grey."""
+    """The colour ramp as a Matplotlib colormap; NaN is grey."""
     with extra("app", "a figure"):
         from matplotlib.colors import LinearSegmentedColormap
 
@@ -78,7 +79,7 @@ def colour_map() -> Any:
 
 
 def colour_scale(top: float, log: bool = False) -> Any:
-    """From a value to its share of the ramp: evenly from 0, or by powers of ten."""
+    """A Matplotlib norm that maps values to the ramp: linear from 0 to `top`, or logarithmic up to `top`."""
     with extra("app", "a figure"):
         from matplotlib.colors import LogNorm, Normalize
 
@@ -88,19 +89,22 @@ def colour_scale(top: float, log: bool = False) -> Any:
 def print_heatmap(
     console: Any, matrix: Tensor, rows: Sequence[str], cols: Sequence[str], *, hidden: Tensor | None = None
 ) -> None:
-    """Print a matrix on a Rich console: coloured cells in a terminal, plain numbers anywhere else."""
+    """Print a matrix on a Rich console: coloured cells in a terminal, plain numbers elsewhere.
+
+    `rows`, `cols` and `hidden` are as in `draw_heatmap`; hidden cells show a dot.
+    """
     with extra("app", "a heatmap in the terminal"):
         from rich.text import Text
 
-    values, hidden = _checked(matrix, rows, cols, hidden)
+    values, hidden = _check_matrix(matrix, rows, cols, hidden)
     top = _top(values, hidden)
     left = max(map(len, rows), default=0)
     width = max(max(map(len, cols), default=0), len("0.0000")) + 1
     console.print(Text(" " * left + "".join(f"{label:>{width}}" for label in cols), style="dim"))
-    for label, row, dark in zip(rows, values.tolist(), hidden.tolist(), strict=True):
+    for label, row, hidden_row in zip(rows, values.tolist(), hidden.tolist(), strict=True):
         line = Text(f"{label:>{left}}")
-        for value, out_of_sight in zip(row, dark, strict=True):
-            if out_of_sight:
+        for value, is_hidden in zip(row, hidden_row, strict=True):
+            if is_hidden:
                 line.append(f"{'·':>{width}}", style="dim")
             else:
                 line.append(f"{value:{width}.4f}", style=f"{ink(value / top)} on {shade(value / top)}")
@@ -108,7 +112,7 @@ def print_heatmap(
 
 
 def shade(share: float) -> str:
-    """The colour of a cell that holds this share of the largest value, as #rrggbb."""
+    """The colour #rrggbb of a cell whose value is this share of the largest one."""
     at = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
     low = min(int(at), len(RAMP) - 2)
     ends = zip(_channels(RAMP[low]), _channels(RAMP[low + 1]), strict=True)
@@ -120,12 +124,15 @@ def _channels(colour: str) -> tuple[int, int, int]:
 
 
 def ink(share: float) -> str:
-    """The colour of the number in such a cell: dark on the light half, light on the dark half."""
+    """The colour of the number in such a cell: dark on light shades, light on dark shades."""
     return DARK if share < 0.5 else LIGHT
 
 
 def check_figure_path(path: str | Path) -> Path:
-    """A path that a figure can be saved to; raises before any work is done for one that cannot."""
+    """Return `path` if a figure can be saved there.
+
+    Raises ValueError for an unknown suffix and FileNotFoundError for a missing folder.
+    """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"save: expected a file that ends in {', '.join(SUFFIXES)}, got {path.name!r}")
@@ -135,7 +142,7 @@ def check_figure_path(path: str | Path) -> Path:
 
 
 def save_figure(figure: Any, path: str | Path) -> Path:
-    """Write a figure as PNG, SVG or PDF, by the suffix: whole or not at all, the same bytes every time."""
+    """Save a figure as PNG, SVG or PDF, by the suffix of `path`: atomically, always with the same bytes."""
     with extra("app", "a figure"):
         import matplotlib
 
@@ -148,9 +155,10 @@ def save_figure(figure: Any, path: str | Path) -> Path:
     return path
 
 
-def _checked(
+def _check_matrix(
     matrix: Tensor, rows: Sequence[str], cols: Sequence[str], hidden: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    """The matrix in float32 on the CPU and its hidden cells; ValueError if the labels do not fit."""
     values = matrix.detach().float().cpu()
     if tuple(values.shape) != (len(rows), len(cols)):
         raise ValueError(
@@ -161,9 +169,9 @@ def _checked(
 
 
 def _top(values: Tensor, hidden: Tensor) -> float:
-    """The largest value in sight, or 1 if there is none above 0."""
-    seen = values[~hidden]
-    return (seen.max().item() if seen.numel() else 0.0) or 1.0
+    """The largest visible value, or 1 if there is none above 0."""
+    visible = values[~hidden]
+    return (visible.max().item() if visible.numel() else 0.0) or 1.0
 
 
 def _hatched(i: int, j: int) -> Any:

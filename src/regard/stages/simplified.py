@@ -1,7 +1,7 @@
-"""Stage 1, simplified self-attention: no weights to learn.
+"""Stage 1, simplified self-attention: softmax(X Xᵀ) X, with nothing to learn.
 
-Every token scores every token by a dot product, softmax turns the scores of a row into shares of 1, and the
-new token is the mean of all tokens in these shares.
+The score of two tokens is their dot product, softmax turns the scores of a row into weights that sum to 1,
+and the output of a token is the mean of all tokens with these weights.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def simplified_self_attention(X: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax of X Xᵀ, times X: `(out, attn)` for tokens (…, T, d).
+    """softmax(X Xᵀ) X for tokens X (…, T, d): the output (…, T, d) and the attention weights (…, T, T).
 
     >>> X = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> out, attn = simplified_self_attention(X)

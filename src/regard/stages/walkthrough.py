@@ -1,6 +1,6 @@
-"""A walk through the stages in a terminal, on the running example: shapes, numbers, row sums, heatmaps.
+"""A walk through the stages in a terminal, on the example: shapes, numbers, row sums and heatmaps.
 
-This file prints; what it prints is computed by the stages themselves.
+This file prints; the stages compute.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ FUTURE = ~causal_mask(len(TOKENS))
 
 
 def walk(save: str | Path | None = None) -> None:
-    """Print every stage; with `save`, also write the picture of four panels there."""
+    """Print every stage; `save` is a path to which the figure of four panels is also written."""
     with extra("app", "the walk through the stages"):
         from rich.console import Console
 
     if save is not None:
-        save = check_figure_path(save)  # before the walk, not after it
+        save = check_figure_path(save)  # before any work is done
     console = Console(highlight=False, soft_wrap=True)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -48,7 +48,7 @@ def walk(save: str | Path | None = None) -> None:
     check_against_pytorch()
     if save is not None:
         save_figure(draw_stages(), save)
-        console.print(f"\nThe weights of all four stages as a picture: {save}", markup=False)
+        console.print(f"\nThe weights of all four stages as a figure: {save}", markup=False)
 
 
 def _tokens(console: Any) -> None:
@@ -80,7 +80,7 @@ def _trainable(console: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _causal(console: Any, projected: tuple[Tensor, Tensor, Tensor]) -> None:
-    _heading(console, "3. Causal self-attention", "a token sees itself and what came before")
+    _heading(console, "3. Causal self-attention", "a token sees itself and earlier tokens")
     steps: Steps = trace(*projected, causal)
     console.print("Every step for “learns”:")
     for name in ("scores", "scaled", "masked", "weights"):
@@ -88,8 +88,10 @@ def _causal(console: Any, projected: tuple[Tensor, Tensor, Tensor]) -> None:
     _row(console, "output", steps.output[2])
     _weights(console, steps.weights, FUTURE)
     _outputs(console, steps.output)
-    apart = naive_masking(steps.scaled, ~FUTURE) - efficient_masking(steps.scaled, ~FUTURE)
-    console.print(f"Softmax then zero and renormalise, or −inf then softmax: {apart.abs().max():.1e} apart.")
+    difference = naive_masking(steps.scaled, ~FUTURE) - efficient_masking(steps.scaled, ~FUTURE)
+    console.print(
+        f"Softmax then zero and renormalise, or −inf then softmax: {difference.abs().max():.1e} apart."
+    )
 
 
 def _multi_head(console: Any) -> None:
@@ -103,8 +105,8 @@ def _multi_head(console: Any) -> None:
         _weights(console, head, FUTURE)
     _outputs(console, out)
     separate = SeparateHeads(d_in=3, d_out=4, num_heads=2, block_size=6).eval()
-    apart = (separate(X) - join_heads(separate)(X)).abs().max()
-    console.print(f"One big projection or one a head: {apart:.1e} apart.")
+    difference = (separate(X) - join_heads(separate)(X)).abs().max()
+    console.print(f"One big projection or one a head: {difference:.1e} apart.")
     projected = ProjectedMultiHeadAttention(d_model=4, num_heads=2).eval()
     _shapes(console, **{"with W_o": projected(torch.randn(6, 4))})
 
@@ -136,8 +138,8 @@ def _weights(
     console: Any, weights: Tensor, hidden: Tensor | None = None, rows: Sequence[str] = TOKENS
 ) -> None:
     print_heatmap(console, weights, rows, TOKENS, hidden=hidden)
-    off = (weights.sum(-1) - 1).abs().max()
-    console.print(f"Each row sums to 1, give or take {off:.1e}.")
+    error = (weights.sum(-1) - 1).abs().max()
+    console.print(f"Each row sums to 1, give or take {error:.1e}.")
 
 
 def _outputs(console: Any, out: Tensor) -> None:

@@ -10,7 +10,7 @@ import regard
 from regard import causal, chunks, documents, padding, prefix, rule, tensor_mask, window
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import configs, launch, pool, statistics
-from regard.attention.masks.base import Keys, Rows
+from regard.attention.masks.views import Keys, Rows
 from regard.attention.steps import trace
 from tests.attention.backends import interpreter  # noqa: F401 (first: it settles how Triton's kernels are defined)
 

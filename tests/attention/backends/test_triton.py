@@ -15,9 +15,9 @@ import torch
 import regard
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import launch
-from regard.attention.masks.bands import Band, band_of
-from regard.attention.masks.base import Keys, Rows
-from regard.attention.masks.block_lists import blocks_of, survey
+from regard.attention.masks.bands import Band
+from regard.attention.masks.block_lists import cut_into_blocks, find_visible_blocks
+from regard.attention.masks.views import Keys, Rows
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
@@ -53,7 +53,7 @@ def test_refuses_in_a_phrase(monkeypatch):
     assert launch.unsupported_reason(prepare(x, x, x, dropout=0.1)) == "does not do dropout"
     assert "float64" in launch.unsupported_reason(prepare(x.double(), x.double(), x.double()))
     assert "not 300" in launch.unsupported_reason(prepare(x, x, torch.randn(1, 2, 8, 300)))
-    assert "dense(8×8)" in launch.unsupported_reason(prepare(x, x, x, mask=torch.randn(8, 8)))
+    assert "tensor_mask(8×8)" in launch.unsupported_reason(prepare(x, x, x, mask=torch.randn(8, 8)))
     assert launch.unsupported_reason(prepare(x, x, x, mask=regard.causal & regard.alibi(2))) is None
 
 
@@ -74,7 +74,7 @@ def test_refuses_in_a_phrase(monkeypatch):
     ],
 )
 def test_band(mask, band):
-    assert band_of(mask, 6, 10) == band
+    assert mask.band(6, 10) == band
     if band is not None:
         steps = torch.arange(10) - torch.arange(4, 10)[:, None]  # from a query to a key
         allowed = (steps <= (10 if band.ahead is None else band.ahead)) & (
@@ -95,8 +95,8 @@ def test_band(mask, band):
 )
 def test_block_lists_hold_the_mask(mask):
     shape = (2, 3, 20, 37)
-    rows, cols = blocks_of(20, 8, torch.device("cpu")), blocks_of(37, 16, torch.device("cpu"))
-    found = survey(mask, shape, rows[0], *cols)
+    rows, cols = cut_into_blocks(20, 8, torch.device("cpu")), cut_into_blocks(37, 16, torch.device("cpu"))
+    found = find_visible_blocks(mask, shape, rows[0], *cols)
     for lists, turned in ((found.by_row(), False), (found.by_col(), True)):
         rebuilt = torch.zeros(2, 3, 24, 48, dtype=torch.bool)
         for b in range(2):
@@ -116,7 +116,7 @@ def test_block_lists_hold_the_mask(mask):
 def test_block_lists_of_a_sparse_rule_stay_small():
     # 131,072² bits would be 2 GiB; the blocks along the diagonal repeat one tile.
     n = 131_072
-    index = blocks_of(n, 128, torch.device("cpu"))
-    found = survey(regard.chunks(192), (1, 1, n, n), index[0], *index)
+    index = cut_into_blocks(n, 128, torch.device("cpu"))
+    found = find_visible_blocks(regard.chunks(192), (1, 1, n, n), index[0], *index)
     assert len(found.tile) < 4 * n // 128
     assert len(found.tiles) <= 9

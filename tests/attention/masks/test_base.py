@@ -242,8 +242,8 @@ def test_de_morgan_and_friends(data):
         (padding([1, 2, 3, 4, 5]), "padding([1, 2, 3, 4, …])"),
         (padding(torch.ones(2, 5, dtype=torch.bool)), "padding(2×5)"),
         (documents([0, 0, 1]), "documents(1×3)"),
-        (tensor_mask(torch.zeros(3, 4)), "dense(3×4)"),
-        (tensor_mask(torch.zeros(2, 1, 3, 4)), "dense(2×1×3×4)"),
+        (tensor_mask(torch.zeros(3, 4)), "tensor_mask(3×4)"),
+        (tensor_mask(torch.zeros(2, 1, 3, 4)), "tensor_mask(2×1×3×4)"),
         (regard.alibi(8) & causal, "alibi(8) & causal"),
         (rule(lambda b, h, q, k: q > k), "rule(lambda)"),
     ],
@@ -291,7 +291,7 @@ def test_a_nan_in_a_float_mask_is_not_hidden():
 def test_only_rules_join(other):
     for join in (lambda m: causal & m, lambda m: causal | m):
         with pytest.raises(
-            ValueError, match=rf"joins two mask rules, got {type(other).__name__}.*regard.tensor_mask"
+            ValueError, match=rf"joins two masks, got {type(other).__name__}.*regard.tensor_mask"
         ):
             join(other)
 

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import regard
-from regard.attention.masks import memo as memory
-from regard.attention.masks.base import Keys, Rows
+from regard.attention.masks import memo
 from regard.attention.masks.memo import memoize_on_mask
+from regard.attention.masks.views import Keys, Rows
+from regard.lru import LRUCache
 
 
 @pytest.fixture(autouse=True)
 def _empty(monkeypatch):
-    monkeypatch.setattr(memory, "_kept", {})
+    monkeypatch.setattr(memo, "_cache", LRUCache(memo.MAXSIZE))
 
 
 class Counter:
@@ -62,13 +63,13 @@ def test_what_may_change_unseen_is_not_remembered():
 
 def test_tensors_are_not_kept_alive_and_few_results_are():
     make = Counter()
-    for n in range(3 * memory.MOST):
+    for n in range(3 * memo.MAXSIZE):
         memoize_on_mask(regard.window(n + 1), "a", make)
-    assert len(memory._kept) == memory.MOST
-    assert memoize_on_mask(regard.window(3 * memory.MOST), "a", make) == make.made  # the latest are there
+    assert len(memo._cache) == memo.MAXSIZE
+    assert memoize_on_mask(regard.window(3 * memo.MAXSIZE), "a", make) == make.made  # the latest are there
     mask = regard.padding(torch.ones(1, 4, dtype=torch.bool))
     memoize_on_mask(mask, "a", make)
-    (ref,), _ = list(memory._kept.values())[-1]
+    (ref,), _ = list(memo._cache._values.values())[-1]
     del mask
     gc.collect()
     assert ref() is None
@@ -77,10 +78,10 @@ def test_tensors_are_not_kept_alive_and_few_results_are():
 def test_the_lists_of_a_mask_are_made_once(monkeypatch):
     from regard.attention.backends.triton import launch
 
-    calls, real = [], launch.survey
-    monkeypatch.setattr(launch, "survey", lambda *a: calls.append(1) or real(*a))
+    calls, real = [], launch.find_visible_blocks
+    monkeypatch.setattr(launch, "find_visible_blocks", lambda *a: calls.append(1) or real(*a))
     mask, shape, device = regard.causal | regard.prefix(5), (1, 2, 40, 40), torch.device("cpu")
-    first, second = (launch.surveyed(mask, shape, 16, 16, device) for _ in range(2))
+    first, second = (launch.visible_blocks(mask, shape, 16, 16, device) for _ in range(2))
     assert first is second
-    launch.surveyed(mask, (1, 2, 41, 41), 16, 16, device)
+    launch.visible_blocks(mask, (1, 2, 41, 41), 16, 16, device)
     assert len(calls) == 2

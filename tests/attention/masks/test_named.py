@@ -25,19 +25,19 @@ from regard import (
 SHAPES = [(3, 3), (2, 5), (5, 2), (1, 4), (4, 1), (7, 7)]
 
 
-def table(says, T: int, S: int) -> torch.Tensor:
-    """(T, S), where `says(q, k)` gets the query's position: bottom-right, the last query at the last key."""
-    return torch.tensor([[bool(says(i + S - T, j)) for j in range(S)] for i in range(T)])
+def table(predicate, T: int, S: int) -> torch.Tensor:
+    """(T, S) from `predicate(q, k)`, where q is the query's position: the last query is at the last key."""
+    return torch.tensor([[bool(predicate(i + S - T, j)) for j in range(S)] for i in range(T)])
 
 
 def picture(text: str) -> torch.Tensor:
-    """A mask drawn by hand, # for may look."""
+    """A mask drawn by hand, # for visible."""
     return torch.tensor([[c == "#" for c in line] for line in text.split()])
 
 
 @pytest.mark.parametrize(("T", "S"), SHAPES)
 @pytest.mark.parametrize(
-    ("mask", "says"),
+    ("mask", "predicate"),
     [
         (full, lambda q, k: True),
         (causal, lambda q, k: k <= q),
@@ -52,8 +52,8 @@ def picture(text: str) -> torch.Tensor:
         (rule(lambda b, h, q, k: (q * k) % 3 == 1), lambda q, k: (q * k) % 3 == 1),
     ],
 )
-def test_each_rule_by_its_definition(mask, says, T, S):
-    assert torch.equal(mask.to_dense(T, S), table(says, T, S))
+def test_each_rule_by_its_definition(mask, predicate, T, S):
+    assert torch.equal(mask.to_dense(T, S), table(predicate, T, S))
 
 
 def test_causal_aligns_with_the_end_of_the_keys():
@@ -177,7 +177,7 @@ def test_least_sizes():
         (lambda: documents([True]), r"documents: expected whole ids .*got \(1,\) torch.bool"),
         (lambda: documents(3), r"documents: expected whole ids .*got \(\)"),
         (lambda: rule(3), r"rule: expected a function of \(b, h, q, k\), got int"),
-        (lambda: tensor_mask([[True]]), r"mask: expected a tensor or a rule, got list"),
+        (lambda: tensor_mask([[True]]), r"mask: expected a tensor or a mask, got list"),
         (
             lambda: tensor_mask(torch.ones(2, 2).long()),
             r"mask: expected booleans .*got torch.int64: pass \.bool\(\)",
@@ -200,18 +200,18 @@ def test_a_mask_of_zeros_adds_nothing_and_is_no_mistake():
 
 
 @pytest.mark.parametrize(
-    ("says", "came"),
+    ("predicate", "got"),
     [
         (lambda b, h, q, k: q - k, "torch.int64"),
         (lambda b, h, q, k: True, "bool"),
         (lambda b, h, q, k: None, "NoneType"),
     ],
 )
-def test_a_rule_must_answer_with_booleans(says, came):
+def test_a_rule_must_answer_with_booleans(predicate, got):
     with pytest.raises(
-        ValueError, match=rf"rule\(lambda\): expected a boolean tensor from the rule, got {came}"
+        ValueError, match=rf"rule\(lambda\): expected a boolean tensor from the predicate, got {got}"
     ):
-        rule(says).to_dense(3)
+        rule(predicate).to_dense(3)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 1, 3, 3), (1, 1, 1, 1, 1)])
@@ -272,5 +272,5 @@ def test_a_picture_of_more_keys_than_queries_and_on_given_axes():
 
 
 def test_every_rule_is_exported():
-    names = {"alibi", "causal", "causal_mask", "chunks", "dense", "documents", "full", "padding", "prefix"}
-    assert names | {"rule", "window"} <= set(regard.__all__)
+    names = {"alibi", "causal", "causal_mask", "chunks", "documents", "full", "padding", "prefix"}
+    assert names | {"rule", "tensor_mask", "window"} <= set(regard.__all__)

@@ -428,6 +428,6 @@ def test_masks_by_name() -> None:
     assert as_rule(torch.ones(4, 6).tril(2).bool()) is regard.causal
     assert str(as_rule(real[:, None, None])) == "padding(2×4)"
     assert str(as_rule(order & real[:, None, None])) == "causal & padding(2×4)"
-    assert str(as_rule(torch.randn(1, 1, 4, 4))) == "dense(4×4)"
+    assert str(as_rule(torch.randn(1, 1, 4, 4))) == "tensor_mask(4×4)"
     assert str(as_rule(torch.eye(4).bool().expand(2, 3, 4, 4))) == "causal & window(1)"
-    assert str(as_rule(torch.eye(4).bool().flip(0))) == "dense(4×4)"
+    assert str(as_rule(torch.eye(4).bool().flip(0))) == "tensor_mask(4×4)"

@@ -51,6 +51,13 @@ def test_the_start_is_the_head_with_the_highest_induction_score(monkeypatch: pyt
     assert Contents(seen, start="auto").start is None
 
 
+def test_the_window_of_a_mask_is_recognised() -> None:
+    assert (regard.causal & regard.window(128)).window_size() == 128
+    assert (regard.window(9) & regard.causal & regard.window(5)).window_size() == 5
+    assert regard.causal.window_size() is None
+    assert (regard.causal | regard.window(4)).window_size() is None
+
+
 def test_rows_and_columns_are_the_map_s() -> None:
     seen = captured(50)
     contents = Contents(seen)
@@ -134,7 +141,7 @@ def test_the_steps_of_a_row_lead_to_its_output() -> None:
     layer = seen.layers[1]
     m, values = layer.map, layer.values
     assert values is not None
-    torch.testing.assert_close(torch.tensor(steps["output"]), m.apply(values)[0, 3, 25], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.tensor(steps["output"]), (m @ values)[0, 3, 25], atol=1e-5, rtol=1e-4)
     assert steps["sum"] == pytest.approx(1, abs=1e-5)
     assert steps["visible"] == 26
     assert [key["key"] for key in steps["keys"]] == sorted({key["key"] for key in steps["keys"]})

@@ -1,1 +1,1 @@
-"""The ways to compute attention without storing the matrix, and how one of them is chosen."""
+"""Backends: ways to compute attention without storing the T×S matrix. `attend` chooses one for each call."""

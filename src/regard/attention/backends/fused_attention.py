@@ -1,7 +1,7 @@
-"""PyTorch's own fused kernels, wherever they can serve, and the row log-sum-exp from those that return it.
+"""The "torch" backend: PyTorch's fused kernels, with the row log-sum-exp of those that return it.
 
-PyTorch knows best which of its kernels is fastest for given tensors; this file asks it, and only refuses what
-none of them computes as the contract wants it.
+PyTorch chooses which of its kernels is fastest for the tensors; this file asks for that choice, and rejects
+only the calls that none of the kernels computes with the semantics of `attend`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from regard.attention.backends import tiled_attention
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.masks.base import full
 from regard.attention.masks.memo import memoize_on_mask
-from regard.attention.masks.named import Padding, causal
+from regard.attention.masks.named import causal
 
 aten = torch.ops.aten
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 
 
 def unsupported_reason(problem: AttentionProblem) -> str | None:
-    """Why none of PyTorch's fused kernels can serve, or None."""
+    """Why none of PyTorch's fused kernels can run a problem, in a phrase, or None if one can."""
     q, k, v = problem.q, problem.k, problem.v
     if problem.softcap is not None:
         return "its kernels have no softcap"
@@ -36,7 +36,7 @@ def unsupported_reason(problem: AttentionProblem) -> str | None:
         return "its causal mask starts from the first key, and with a cache it should end at the last"
     if problem.dropout and q.device.type == "cpu":
         return "its CPU kernel has no dropout"
-    if not _traced() and kernel(problem) is None:
+    if not _is_compiling() and kernel(problem) is None:
         if v.shape[-1] != q.shape[-1]:
             return f"its kernels want values as wide as keys, and these are {v.shape[-1]} and {q.shape[-1]}"
         return f"it has no fused kernel for {q.dtype} of these sizes on {q.device.type}"
@@ -44,7 +44,7 @@ def unsupported_reason(problem: AttentionProblem) -> str | None:
 
 
 def kernel(problem: AttentionProblem) -> SDPBackend | None:
-    """The fused kernel that PyTorch would choose; None if it would build the matrix."""
+    """The fused kernel that PyTorch would choose, or None if it would build the matrix."""
     p = problem
     chosen = torch._fused_sdp_choice(
         p.q,
@@ -55,50 +55,52 @@ def kernel(problem: AttentionProblem) -> SDPBackend | None:
         scale=p.scale,
         enable_gqa=p.group > 1,
     )
-    name = SDPBackend(chosen)  # compared by ==: PyTorch makes these anew each time
-    # cuDNN plans anew for every length, tens of milliseconds each: with a cache, every step has another.
+    name = SDPBackend(chosen)  # compared by ==: PyTorch creates a new object each time
+    # cuDNN plans for every new length, which takes tens of milliseconds, and with a cache every step has one.
     if name == SDPBackend.CUDNN_ATTENTION and p.q.shape[2] != p.k.shape[2] and _flash_can(p):
         return SDPBackend.FLASH_ATTENTION
     return name if name in FUSED else None
 
 
-def _traced() -> bool:
-    """Whether `torch.compile` is reading along: it cannot ask which kernel, and PyTorch chooses it later."""
+def _is_compiling() -> bool:
+    """Whether `torch.compile` is tracing: it cannot ask for the kernel, which PyTorch then chooses later."""
     return torch.compiler.is_compiling()
 
 
 def _padded_only(p: AttentionProblem) -> bool:
-    """Whether the mask hides padding only, which PyTorch's CPU kernel can be told, and no whole sequence."""
-    if not isinstance(p.mask, Padding) or p.q.device.type != "cpu" or _traced():
+    """Whether the mask hides padding only, which PyTorch's CPU kernel supports, and no whole sequence."""
+    if not p.mask.is_padding or p.q.device.type != "cpu" or _is_compiling():
         return False
-    real = p.mask.real
-    return memoize_on_mask(
-        p.mask, "no empty row", lambda: bool((real > 0).all() if real.ndim == 1 else real.any(-1).all())
-    )
+    return memoize_on_mask(p.mask, "no empty row", lambda: bool(_key_padding(p).any(-1).all()))
 
 
-def _real_keys(p: AttentionProblem, mask: Padding) -> Tensor:
-    """0 for real keys and −inf for padding, (B, 1, 1, S) made to look like (B, H, T, S)."""
+def _key_padding(p: AttentionProblem) -> Tensor:
+    """Which keys are tokens, (B, S), under a mask that hides padding only."""
+    is_token = p.mask.key_padding(p.k.shape[2])
+    assert is_token is not None
+    return is_token.to(p.q.device)
 
-    def make() -> Tensor:
-        real, S = mask.real.to(p.q.device), p.k.shape[2]
-        if real.ndim == 1:
-            real = torch.arange(S, device=real.device) < real.unsqueeze(1)
-        added = p.q.new_zeros(len(real), 1, 1, S).masked_fill_(~real[:, None, None], -torch.inf)
-        return added.expand(p.matrix)
 
-    return memoize_on_mask(mask, (p.matrix, p.q.dtype), make)  # every layer of a model asks for the same
+def _padding_bias(p: AttentionProblem) -> Tensor:
+    """0 for tokens and −inf for padding, (B, 1, 1, S) expanded to (B, H, T, S)."""
+
+    def compute() -> Tensor:
+        is_token = _key_padding(p)  # (B, S)
+        bias = p.q.new_zeros(len(is_token), 1, 1, p.k.shape[2])
+        return bias.masked_fill_(~is_token[:, None, None], -torch.inf).expand(p.matrix)
+
+    return memoize_on_mask(p.mask, (p.matrix, p.q.dtype), compute)  # every layer of a model asks for the same
 
 
 def _flash_can(p: AttentionProblem) -> bool:
     """Whether PyTorch's flash kernel takes these tensors."""
-    asked = torch.backends.cuda.SDPAParams(p.q, p.k, p.v, None, p.dropout, p.mask is causal, p.group > 1)
-    return torch.backends.cuda.can_use_flash_attention(asked)
+    params = torch.backends.cuda.SDPAParams(p.q, p.k, p.v, None, p.dropout, p.mask is causal, p.group > 1)
+    return torch.backends.cuda.can_use_flash_attention(params)
 
 
 def _on_cpu(p: AttentionProblem, return_lse: bool) -> tuple[Tensor, Tensor]:
-    """PyTorch's kernel for CPUs. For half precision its exp is quick and its lse is off by 5e-5."""
-    padding = _real_keys(p, p.mask) if isinstance(p.mask, Padding) else None
+    """PyTorch's CPU kernel. In half precision its lse is off by 5e-5, so it is computed again in float32."""
+    padding = _padding_bias(p) if p.mask.is_padding else None
     output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
         p.q, p.k, p.v, p.dropout, p.mask is causal, attn_mask=padding, scale=p.scale
     )
@@ -111,17 +113,18 @@ def _on_cpu(p: AttentionProblem, return_lse: bool) -> tuple[Tensor, Tensor]:
 def run(
     problem: AttentionProblem, return_lse: bool = True, chosen: SDPBackend | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Output (B, H, T, E) and, if asked, lse (B, H, T), by the kernel that is given or the best one."""
+    """Output (B, H, T, E), and lse (B, H, T) if `return_lse`, by the kernel `chosen` or PyTorch's choice."""
     p = problem
     q, k, v, is_causal = p.q, p.k, p.v, p.mask is causal
-    if isinstance(p.mask, Padding):
+    if p.mask.is_padding:
         output, lse = _on_cpu(p, return_lse)
-        # NaN in padding gets through this kernel, since 0 · NaN is NaN: then the tiles, which leave it out.
+        # NaN in padding reaches the output of this kernel, since 0 · NaN is NaN; the tiled backend leaves it
+        # out.
         if not math.isfinite(output.detach().sum(dtype=torch.float64)):
             output, lse = tiled_attention.run(p)
         return output, lse.detach() if return_lse else None
-    on_cpu = q.device.type == "cpu"  # where there is one kernel, and nothing to ask
-    if chosen is None and not on_cpu and (return_lse or not _traced()):
+    on_cpu = q.device.type == "cpu"  # which has one kernel
+    if chosen is None and not on_cpu and (return_lse or not _is_compiling()):
         chosen = kernel(p)
     if not return_lse and chosen != SDPBackend.FLASH_ATTENTION:
         output = scaled_dot_product_attention(
@@ -135,7 +138,7 @@ def run(
             q, k, v, None, True, p.dropout, is_causal, False, scale=p.scale
         )
     elif chosen == SDPBackend.FLASH_ATTENTION:
-        missing = -q.shape[-1] % 8  # this kernel wants widths that are multiples of 8
+        missing = -q.shape[-1] % 8  # this kernel needs widths that are multiples of 8
         padded = (pad(x, (0, missing)) if missing else x for x in (q, k, v))
         output, lse, *_ = aten._scaled_dot_product_flash_attention(
             *padded, p.dropout, is_causal, False, scale=p.scale

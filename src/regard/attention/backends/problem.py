@@ -1,4 +1,4 @@
-"""One attention, checked and brought to four dimensions: what every fused path is handed."""
+"""`AttentionProblem`: the checked arguments of an attention, as every backend takes them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from regard.attention.masks.named import causal
 
 
 class AttentionProblem(NamedTuple):
+    """The arguments of an attention, checked and in four dimensions."""
+
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, G, S, D)
     v: Tensor  # (B, G, S, E)
-    mask: Mask  # as simple as it gets for these sizes: `full` where everything is allowed
+    mask: Mask  # simplified for these sizes: `full` where every key is visible
     scale: float
     softcap: float | None
     sinks: Tensor | None  # (H,)
@@ -24,22 +26,24 @@ class AttentionProblem(NamedTuple):
 
     @property
     def group(self) -> int:
-        """How many query heads read the same key/value head."""
+        """The number of query heads that read the same key/value head."""
         return self.q.shape[1] // max(self.k.shape[1], 1)
 
     @property
     def matrix(self) -> tuple[int, int, int, int]:
-        """The shape of the matrix that nobody builds, (B, H, T, S)."""
+        """The shape of the attention matrix, which no backend builds, (B, H, T, S)."""
         B, H, T, _ = self.q.shape
         return B, H, T, self.k.shape[2]
 
     @property
     def needs_grad(self) -> bool:
+        """Whether gradients have to flow to q, k, v or sinks."""
         tensors = (self.q, self.k, self.v) if self.sinks is None else (self.q, self.k, self.v, self.sinks)
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
     @property
     def bias_needs_grad(self) -> bool:
+        """Whether gradients have to flow to what the mask adds to the scores."""
         return torch.is_grad_enabled() and self.mask.trainable
 
 
@@ -54,16 +58,16 @@ def prepare(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> AttentionProblem:
-    """Check the arguments of an attention and bring its tensors to (B, heads, length, width)."""
-    shape, rule, scale = check_inputs(
+    """Check the arguments of `attend` and reshape its tensors to (B, heads, length, width)."""
+    shape, mask, scale = check_inputs(
         q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout
     )
     if q.ndim != 4:
         heads = (shape.H, shape.G, shape.G)
         q, k, v = (x.reshape(shape.B, n, *x.shape[-2:]) for x, n in zip((q, k, v), heads, strict=True))
-    # The two rules that need no table to see through come first: this runs on every call.
-    if rule is full or (rule is causal and shape.T == 1):
-        rule = full
-    elif rule is not causal or shape.T != shape.S:
-        rule = rule.simplified(shape.matrix)
-    return AttentionProblem(q, k, v, rule, scale, softcap, sinks, dropout)
+    # The two masks that need no table of blocks come first: this runs on every call.
+    if mask is full or (mask is causal and shape.T == 1):
+        mask = full
+    elif mask is not causal or shape.T != shape.S:
+        mask = mask.simplified(shape.matrix)
+    return AttentionProblem(q, k, v, mask, scale, softcap, sinks, dropout)

@@ -1,15 +1,16 @@
-"""Attention tile by tile, in plain PyTorch: the idea of FlashAttention, to read and to use on any device.
+"""The "tiled" backend: attention tile by tile in plain PyTorch, the algorithm of FlashAttention on any
+device.
 
-A block of queries goes through the keys a block at a time and keeps, for every query,
+A block of queries visits the keys a block at a time and keeps, for every query,
 
     top      the greatest score so far
     total    the sum of exp(score − top) so far
     output   the sum of exp(score − top) · value so far
 
-When a later block holds a greater score, what was summed shrinks by exp(old top − new top). At the end the
-output is divided by the total: softmax, without ever holding a row of it. The backward pass computes each
-tile again from q, k, top and total, which are not added up to a log-sum-exp before: of a large score that
-would lose digits. Memory grows with T, not with T².
+When a later block holds a greater score, both sums are multiplied by exp(old top − new top). At the end the
+output is divided by the total, which completes the softmax without ever holding a row of it. The backward
+pass recomputes each tile from q, k, top and total; their log-sum-exp would lose digits of a large score.
+Memory grows with T, not with T².
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from regard.attention.inputs import working_dtype
 
 
 def unsupported_reason(problem: AttentionProblem) -> str | None:
-    """Why this path cannot serve: there is nothing that it cannot."""
+    """None: this backend runs every problem."""
     return None
 
 
 def run(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, E) and lse (B, H, T)."""
+    """The output (B, H, T, E) and the row log-sum-exp (B, H, T)."""
     seed = int(torch.randint(2**62, (1,))) if problem.dropout else 0
     p = problem
-    # Products are taken in float32 for the half precisions, which autocast would undo.
+    # Products of half-precision inputs are computed in float32, which autocast would undo.
     with torch.autocast(p.q.device.type, enabled=False):
         if not p.needs_grad:
             return forward(p, seed)
@@ -42,15 +43,15 @@ def run(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
 
 
 def forward(problem: AttentionProblem, seed: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """Output and lse, computed in the working dtype or another."""
+    """Output and lse without gradients, computed in `dtype`, or in the working dtype if None."""
     output, top, log_total = online_softmax(problem, seed, dtype)
-    return output, top + log_total  # −inf where nothing was seen
+    return output, top + log_total  # −inf where no key is visible
 
 
 def online_softmax(
     problem: AttentionProblem, seed: int, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output (B, H, T, E); of each row the greatest score and the logarithm of the total (B, H, T)."""
+    """The output (B, H, T, E), and of each row the greatest score and the log of the total (B, H, T)."""
     B, H, T, _ = problem.matrix
     E = problem.v.shape[-1]
     output = problem.q.new_empty(B, H, T, E)
@@ -66,13 +67,13 @@ def online_softmax(
             for column in columns:
                 weights, _, _, _, v = score(part, q, rows, column)
                 new_top = torch.maximum(top, weights.amax(-1, keepdim=True))
-                # A query that has seen nothing yet has top −inf; its weights must come out 0, not NaN.
+                # A query that has seen no key yet has top −inf; its weights must be 0, not NaN.
                 anchor = new_top.clamp(min=torch.finfo(new_top.dtype).min)
                 weights.sub_(anchor).exp_()
                 shrink = (top - anchor).exp_()
                 total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
                 if problem.dropout:
-                    weights.mul_(kept(problem.dropout, seed, n, rows, column.keys, weights))
+                    weights.mul_(dropout_factors(problem.dropout, seed, n, rows, column.keys, weights))
                 sum_.mul_(shrink).baddbmm_(weights, v)
                 top = new_top
             if part.sinks is not None:
@@ -92,7 +93,7 @@ def online_softmax(
 
 
 class Tiled(torch.autograd.Function):
-    """The same with gradients for q, k, v and sinks."""
+    """`online_softmax` with gradients for q, k, v and sinks."""
 
     @staticmethod
     def forward(
@@ -115,9 +116,9 @@ class Tiled(torch.autograd.Function):
 def backward(
     problem: AttentionProblem, seed: int, grad: Tensor, output: Tensor, top: Tensor, log_total: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and sinks. Each tile's weights are computed anew: exp(score − top − log total)."""
+    """Gradients of q, k, v and sinks. Each tile is recomputed as exp(score − top − log total)."""
     dq, dk, dv = (torch.empty_like(x) for x in (problem.q, problem.k, problem.v))
-    # What softmax's gradient subtracts from every entry of a row: the mean of the weights' gradient.
+    # The gradient of softmax subtracts the weighted mean of the weights' gradient from every entry of a row.
     delta = (grad.to(top.dtype) * output).sum(-1)  # (B, H, T)
     empty = top == -torch.inf
     top, log_total = (x.masked_fill(empty, 0.0) for x in (top, log_total))
@@ -138,7 +139,7 @@ def backward(
                 ds = torch.bmm(do, v.mT)
                 dropped = weights
                 if problem.dropout:
-                    keep = kept(problem.dropout, seed, n, rows, column.keys, weights)
+                    keep = dropout_factors(problem.dropout, seed, n, rows, column.keys, weights)
                     dropped = weights * keep
                     ds.mul_(keep)
                 part_dv[:, :, column.keys] += torch.bmm(dropped.mT, do).view(b, G, -1, v.shape[-1])
@@ -156,8 +157,12 @@ def backward(
     return dq, dk, dv, -(share * delta).sum((0, 2)).to(problem.sinks.dtype)
 
 
-def kept(p: float, seed: int, part: int, rows: slice, keys: slice, like: Tensor) -> Tensor:
-    """Which weights of a tile dropout keeps, times 1/(1 − p): the same tile draws the same numbers again."""
+def dropout_factors(p: float, seed: int, part: int, rows: slice, keys: slice, like: Tensor) -> Tensor:
+    """The weights of a tile that dropout keeps, as factors 1 / (1 − p) or 0.
+
+    The random numbers follow from the seed and the place of the tile, so the backward pass draws the same
+    ones.
+    """
     place = (part << 40) + (rows.start << 20) + keys.start
     generator = torch.Generator(device=like.device).manual_seed((seed + place) % 2**63)
     keep = torch.empty_like(like).bernoulli_(1.0 - p, generator=generator)

@@ -1,7 +1,7 @@
-"""The T×S matrix in tiles: which of them to visit, and the masked scores of one.
+"""Tiles of the T×S matrix: which of them to visit, and the masked scores of one.
 
-A tile that no query may look into is never visited, and one that all may look into pays for no mask.
-This file knows scores; softmax and everything after it belong to its callers.
+A tile in which nothing is visible is never visited, and one in which everything is needs no masking. This
+file knows scores; softmax and everything after it belong to its callers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import blocks_between, grid
 
-ROWS, COLS = 256, 512  # of one tile
-TILE_NUMBERS = 1 << 19  # of all the tiles computed together: 2 MiB in float32, which stays in the cache
-GPU_SIDE = 8  # a GPU takes tiles this many times as long on each side, to have enough to do at once
+ROWS, COLS = 256, 512  # the size of one tile
+TILE_NUMBERS = 1 << 19  # scores that are computed together: 2 MiB in float32, which fits the CPU's cache
+GPU_SIDE = 8  # on a GPU, tiles are this many times as long on each side, to keep it busy
 
 
 class TilePart(NamedTuple):
-    """Some sequences and heads of a problem, few enough that a tile of all of them stays in the cache."""
+    """Some sequences and heads of a problem, few enough that one tile of all of them fits the cache."""
 
     batch: slice
     heads: slice
@@ -33,27 +33,27 @@ class TilePart(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A block of keys that a block of queries has to look at; `whole` if it may look at all of them."""
+    """A block of keys that a block of queries visits; `whole` if every key is visible to every query."""
 
     keys: slice
     whole: bool
 
 
 def parts(problem: AttentionProblem, dtype: torch.dtype | None = None) -> Iterator[TilePart]:
-    """The problem cut into few heads at a time, in the dtype that scores are computed in."""
+    """The problem cut into a few heads at a time, in the dtype in which scores are computed."""
     B, _, T, S = problem.matrix
     G, group = problem.k.shape[1], problem.group
     dtype = dtype or working_dtype(problem.q.dtype)
     side = GPU_SIDE if problem.q.is_cuda else 1
     tile = max(1, min(T, ROWS * side)) * max(1, min(S, COLS * side))
-    most = max(1, TILE_NUMBERS * side**2 // (group * tile))
-    sequences, kv_heads = max(1, most // max(G, 1)), min(G, most)
+    max_heads = max(1, TILE_NUMBERS * side**2 // (group * tile))
+    sequences, kv_heads = max(1, max_heads // max(G, 1)), min(G, max_heads)
     for b in range(0, B, sequences):
         for g in range(0, G, max(kv_heads, 1)):
             batch, groups = slice(b, min(b + sequences, B)), slice(g, min(g + kv_heads, G))
             heads = slice(groups.start * group, groups.stop * group)
             q = problem.q[batch, heads].to(dtype)
-            # Keys lie in memory as the product wants them, transposed: a quarter faster on a CPU.
+            # Keys are stored transposed, as the product needs them, which is a quarter faster on a CPU.
             k = problem.k[batch, groups].to(dtype).mT.contiguous().mT
             v = problem.v[batch, groups].to(dtype).contiguous()
             sinks = None if problem.sinks is None else problem.sinks[heads].to(dtype)
@@ -62,7 +62,7 @@ def parts(problem: AttentionProblem, dtype: torch.dtype | None = None) -> Iterat
 
 
 def visits(part: AttentionProblem) -> Iterator[tuple[slice, list[Column]]]:
-    """For each block of queries, the blocks of keys that are not empty for it."""
+    """For each block of queries, the blocks of keys in which it sees anything."""
     _, _, T, S = part.matrix
     side = GPU_SIDE if part.q.is_cuda else 1
     return visits_between(part.mask, [*range(0, T, ROWS * side), T], [*range(0, S, COLS * side), S])
@@ -71,7 +71,7 @@ def visits(part: AttentionProblem) -> Iterator[tuple[slice, list[Column]]]:
 def visits_between(
     mask: Mask, q_edges: list[int], k_edges: list[int]
 ) -> Iterator[tuple[slice, list[Column]]]:
-    """The same for blocks cut at given edges, which start at 0 and end at T and S."""
+    """`visits` for blocks cut at these edges, which start at 0 and end at T and S."""
     queries = [slice(a, b) for a, b in pairwise(q_edges)]
     keys = [slice(a, b) for a, b in pairwise(k_edges)]
     some, every = mask.block_bounds(blocks_between(q_edges, k_edges))
@@ -79,20 +79,23 @@ def visits_between(
     some = some.expand(*some.shape[:-2], *shape).reshape(-1, *shape).any(0)
     every = every.expand(*every.shape[:-2], *shape).reshape(-1, *shape).all(0)
     for rows, any_, all_ in zip(queries, some.tolist(), every.tolist(), strict=True):
-        yield rows, [Column(key, whole) for key, seen, whole in zip(keys, any_, all_, strict=True) if seen]
+        yield (
+            rows,
+            [Column(key, whole) for key, visible, whole in zip(keys, any_, all_, strict=True) if visible],
+        )
 
 
 def fold(x: Tensor, G: int) -> Tensor:
-    """(b, H, R, D) as (b·G, group·R, D): the queries that share a key head stand in one matrix."""
+    """(b, H, R, D) as (b·G, group·R, D): the queries that share a key head in one matrix."""
     b, H, R, D = x.shape
     return x.reshape(b * G, (H // max(G, 1)) * R, D)
 
 
 class Tile(NamedTuple):
-    """The masked scores of a tile, with what was needed to compute them."""
+    """The masked scores of a tile, and the tensors that they were computed from."""
 
     scores: Tensor  # (N, M, C) with N = b·G and M = group·R
-    capped: Tensor | None  # the scores between softcap and mask, which the backward pass asks for
+    capped: Tensor | None  # the scores after softcap and before the mask, for the backward pass
     q: Tensor  # (N, M, D)
     k: Tensor  # (N, C, D)
     v: Tensor  # (N, C, E)
@@ -101,7 +104,10 @@ class Tile(NamedTuple):
 def score(
     part: AttentionProblem, q: Tensor, rows: slice, column: Column, *, keep_capped: bool = False
 ) -> Tile:
-    """The masked scores of a tile: q is folded (N, M, D) and already scaled."""
+    """The masked scores of a tile. q is folded, (N, M, D), and already scaled.
+
+    `keep_capped` also returns the scores between soft cap and mask.
+    """
     b, H = part.q.shape[:2]
     keys = column.keys
     k, v = (x[:, :, keys].flatten(0, 1) for x in (part.k, part.v))  # (N, C, ·)
@@ -118,17 +124,17 @@ def score(
         s.div_(part.softcap).tanh_().mul_(part.softcap)
         capped = s.clone() if keep_capped else None
     matrix = s.view(b, H, rows.stop - rows.start, keys.stop - keys.start)
-    if part.mask.biased and (added := part.mask.score_bias(at)) is not None:
-        matrix.add_(added.detach())
+    if part.mask.biased and (bias := part.mask.score_bias(at)) is not None:
+        matrix.add_(bias.detach())
     if allowed is not None:
         matrix.masked_fill_(~allowed, -torch.inf)
     return Tile(s, capped, q, k, v)
 
 
 def without_idle(allowed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v with zeros for queries that see nothing in the tile and keys that nothing in it sees.
+    """q, k and v with zeros for queries that see no key of the tile and for keys that no query of it sees.
 
-    Their weights are 0, which does not silence what they may hold: 0 · NaN is NaN.
+    Their weights are 0, but 0 · NaN is NaN.
     """
     looks = allowed.any(-1).view(len(q), -1, 1)  # (N, M, 1)
     seen = allowed.any(-2).view(len(k), -1, k.shape[1]).any(1).unsqueeze(-1)  # (N, C, 1)

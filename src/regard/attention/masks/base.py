@@ -1,62 +1,66 @@
-"""What a mask rule is, how it answers for a tile, and how rules combine with `&`, `|` and `~`.
+"""`Mask`: what every mask can be asked, and masks combined with `&`, `|` and `~`.
 
-A rule answers for any tile of the T×S matrix, so the matrix itself is never built, and it can say of a whole
-block at once whether nothing or everything in it is allowed.
+A mask is a predicate of positions. It answers for any tile of the T×S matrix, so the matrix itself is never
+built, and it can tell of a whole block at once whether nothing or everything in it is visible.
 
-Positions come from `grids`; the rules by name (`causal`, `window`, …) are in `masks`.
+Whatever the rest of the package has to know about a mask (its window, its conjuncts, the same mask for other
+heads or for more tokens) is a method of `Mask` with a safe default. A new mask is therefore taught in one
+place: its own class. The masks with a name (`causal`, `window`, …) are in `named`, those that show part of
+another mask in `views`, and positions in `grid`.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from regard.attention.masks.bands import Band
 from regard.attention.masks.grid import Blocks as Blocks
 from regard.attention.masks.grid import Grid as Grid
 from regard.attention.masks.grid import Span, full_shape, one_block
 from regard.attention.masks.grid import grid as grid
 
+Index = slice | Sequence[int] | Tensor
+"""Some sequences of a batch, or some heads: a slice, or their numbers in any order."""
+
 
 class Mask:
-    """A rule that says, for a query and a key, whether the one may look at the other.
+    """Tells, for every query and key, whether the key is visible to the query.
 
-    Some rules also add a number to the score (`dense` of a float tensor, `alibi`): those are `biased`.
+    A mask may also add a number to the score (`tensor_mask` of a float tensor, `alibi`); it is then `biased`.
+
+    A subclass implements `allowed`, and `select` and `shape_error` if it holds tensors. Every other method
+    has a default that is correct for any mask. Write `class MyMask(Mask, stored=True)` for a dataclass of
+    numbers, tensors and masks that saved files may hold.
     """
 
     biased: bool = False
-    trainable: bool = False  # what it adds to the scores wants a gradient
+    """Whether the mask adds numbers to the scores."""
+    trainable: bool = False
+    """Whether what it adds to the scores requires a gradient."""
+    is_causal: bool = False
+    """Whether the mask is `causal` or `causal.top_left`, alone or joined with others by `&`."""
+    is_padding: bool = False
+    """Whether the mask hides padding and nothing else."""
+    translation_invariant: bool = False
+    """Whether visibility and bias depend on the distance between query and key alone."""
+    precedence: int = 3
+    """How tightly its printed form binds: 3 for a name and `~`, 2 for `&`, 1 for `|`."""
+    stored_classes: ClassVar[dict[str, type[Mask]]] = {}
+    """The classes that saved files may hold, by name."""
 
-    def allowed(self, at: Grid) -> Tensor:
-        """May the query look at the key? Boolean, broadcastable to (B, H, rows, cols)."""
-        raise NotImplementedError
+    def __init_subclass__(cls, *, stored: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if stored:
+            Mask.stored_classes[cls.__name__] = cls
 
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        """For each block: may anything in it be allowed; is everything in it allowed.
-
-        A rule that cannot tell without looking at each entry answers (yes, no): always safe.
-        """
-        table = blocks.q_first == blocks.q_first  # (R, 1), all true, wherever the queries stand
-        return table, ~table
-
-    def score_bias(self, at: Grid) -> Tensor | None:
-        """What is added to the scores, broadcastable to (B, H, rows, cols), or None."""
-        return None
-
-    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        """Why this rule cannot serve attention of this shape (B, H None: any), or None if it can."""
-        return None
-
-    def select(self, batch: slice, heads: slice) -> Mask:
-        """The rule for some sequences of the batch and some heads only, numbered from 0 again."""
-        return self
-
-    def simplified(self, shape: tuple[int, ...]) -> Mask:
-        """The same rule for attention of this shape, without the parts that allow everything there."""
-        some_every = self.block_bounds(one_block(*full_shape(shape)[2:]))
-        return full if not self.biased and bool(some_every[1].all()) else self
+    # What users call.
 
     def tile(
         self,
@@ -66,9 +70,10 @@ class Mask:
         *,
         device: torch.device | None = None,
     ) -> Tensor:
-        """The rule for a tile: boolean (rows, cols), or (B, H, rows, cols) if it varies with batch or head.
+        """Visibility in a tile: boolean (rows, cols), or (B, H, rows, cols) if it varies with batch or head.
 
-        `shape` is the attention's (T, S) or (B, H, T, S); without it query i stands at position i.
+        `rows` and `cols` are slices, ranges or 1-D tensors of indices. `shape` is the attention's (T, S) or
+        (B, H, T, S); without it query i stands at position i. `device` is where the result is made.
 
         >>> from regard import causal
         >>> causal.tile(range(2), range(3))
@@ -90,16 +95,20 @@ class Mask:
         *,
         device: torch.device | None = None,
     ) -> Tensor | None:
-        """What the rule adds to the scores of a tile, shaped as `tile` is; None if it adds nothing."""
+        """The numbers added to the scores of a tile, or None if the mask adds none.
+
+        `rows`, `cols`, `shape` and `device`, and the shape of the result, are as in `tile`.
+        """
         self.check(shape)
         at = grid(rows, cols, shape, device)
-        added = self.score_bias(at)
-        return None if added is None else _spread(added, at)
+        bias = self.score_bias(at)
+        return None if bias is None else _spread(bias, at)
 
     def covers(
         self, rows: Span, cols: Span, shape: tuple[int, ...] | None = None
     ) -> Literal["empty", "part", "full"]:
-        """Whether a tile allows nothing, something or everything.
+        """Whether nothing, something or everything in a tile is visible; `rows`, `cols`, `shape` as in
+        `tile`.
 
         >>> from regard import causal
         >>> [causal.covers(range(4, 8), cols) for cols in (range(0, 4), range(4, 8), range(8, 12))]
@@ -111,37 +120,165 @@ class Mask:
         return "full" if bool(tile.all()) else "part"
 
     def to_dense(self, T: int, S: int | None = None) -> Tensor:
-        """The whole rule as a boolean tensor, (T, S) or (B, H, T, S): for small sizes and for looking at."""
+        """The mask of T queries and S keys (T if None) as a boolean tensor, (T, S) or (B, H, T, S)."""
         S = T if S is None else S
         return self.tile(range(T), range(S), (T, S))
 
     def plot(self, T: int, S: int | None = None, *, ax: Any = None) -> Any:
-        """A picture of the rule for T queries and S keys; returns the Matplotlib figure."""
+        """Draw the mask of T queries and S keys (T if None) on Matplotlib axes `ax`, or on new ones.
+
+        Returns the Matplotlib figure.
+        """
         from regard.attention.masks.plot import draw_mask
 
         return draw_mask(self, T, T if S is None else S, ax=ax)
 
     def check(self, shape: tuple[int, ...] | None) -> None:
-        """Raise ValueError if the rule does not fit attention of this shape."""
+        """Raise ValueError if the mask does not fit attention of this shape, (T, S) or (B, H, T, S)."""
         if shape is None:
             return
         _, _, T, S = full_shape(shape)
         B, H = shape[:2] if len(shape) == 4 else (None, None)
-        if (why := self.shape_error(B, H, T, S)) is not None:
-            raise ValueError(f"mask {self}: {why}")
+        if (reason := self.shape_error(B, H, T, S)) is not None:
+            raise ValueError(f"mask {self}: {reason}")
 
     def __and__(self, other: Mask) -> Mask:
+        """`mask & other`: a key is visible if both masks allow it; their biases are added."""
         return And(self, _operand(other, "&"))
 
     def __or__(self, other: Mask) -> Mask:
+        """`mask | other`: a key is visible if at least one of the masks allows it."""
         return Or(self, _operand(other, "|"))
 
     def __invert__(self) -> Mask:
+        """`~mask`: a key is visible if the mask hides it."""
         return Not(self)
+
+    # What a subclass implements.
+
+    def allowed(self, at: Grid) -> Tensor:
+        """Whether each query sees each key of the tile `at`: boolean, broadcastable to (B, H, rows, cols)."""
+        raise NotImplementedError
+
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """For each of the `blocks`: whether anything in it may be visible, and whether everything in it is.
+
+        A mask that cannot tell without looking at each entry answers (True, False), which is always safe.
+        """
+        table = blocks.q_first == blocks.q_first  # (R, 1), all true, wherever the queries stand
+        return table, ~table
+
+    def score_bias(self, at: Grid) -> Tensor | None:
+        """The numbers added to the scores of the tile `at`, broadcastable to (B, H, rows, cols), or None."""
+        return None
+
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        """Why this mask does not fit (B, H, T, S), where B or H may be None for any, or None if it fits."""
+        return None
+
+    def simplified(self, shape: tuple[int, ...]) -> Mask:
+        """The same mask for attention of this shape, without the parts that allow everything there."""
+        _, every = self.block_bounds(one_block(*full_shape(shape)[2:]))
+        return full if not self.biased and bool(every.all()) else self
+
+    # The structure of a mask.
+
+    def children(self) -> tuple[Mask, ...]:
+        """The masks that this one is made of."""
+        return ()
+
+    def with_children(self, *children: Mask) -> Mask:
+        """The same mask made of other children, as many as `children()` returns."""
+        return self
+
+    def conjuncts(self) -> list[Mask]:
+        """The masks that `&` joins in this one, without `full`.
+
+        >>> from regard import causal, full, window
+        >>> (causal & (full & window(8))).conjuncts()
+        [causal, window(8)]
+        """
+        return [self]
+
+    def window_size(self) -> int | None:
+        """How many keys back a query sees, its own included, or None if no window limits that.
+
+        >>> from regard import causal, window
+        >>> (causal & window(8) & window(4)).window_size()
+        4
+        """
+        return None
+
+    def band(self, T: int, S: int) -> Band | None:
+        """The band around the diagonal that the mask is for T queries and S keys, or None if it is not one.
+
+        >>> from regard import causal, prefix, window
+        >>> (causal & window(128)).band(512, 512)
+        Band(behind=127, ahead=0)
+        >>> (causal | prefix(4)).band(512, 512) is None
+        True
+        """
+        return None
+
+    def split_alibi(self) -> tuple[Mask, Tensor | None]:
+        """The mask without its linear bias, and the slopes (H,) of that bias, or None if it has none."""
+        return self, None
+
+    def first_position(self, T: int, S: int) -> int:
+        """The position of the first of T queries among S keys."""
+        return S - T
+
+    def key_padding(self, S: int) -> Tensor | None:
+        """Which of S keys are tokens, boolean (B, S), if `is_padding`; otherwise None."""
+        return None
+
+    def newest_sees(self, n: int) -> bool:
+        """Whether the newest query is certain to see the n latest positions, told without reading tensors."""
+        return False
+
+    def is_storable(self) -> bool:
+        """Whether a saved file can hold the mask: it and its children are of `stored_classes`."""
+        known = self.stored_classes.get(type(self).__name__) is type(self)
+        return known and all(child.is_storable() for child in self.children())
+
+    # The same mask for other sequences, heads or tokens.
+
+    def select(self, batch: Index, heads: Index) -> Mask:
+        """The mask for some sequences of the batch and some heads, numbered from 0 again in this order."""
+        children = self.children()
+        selected = tuple(child.select(batch, heads) for child in children)
+        unchanged = all(new is old for new, old in zip(selected, children, strict=True))
+        return self if unchanged else self.with_children(*selected)
+
+    def restrict(self, other: Mask) -> Mask:
+        """This mask & `other`, where `other` counts positions as before rows or keys were selected."""
+        return self & other
+
+    def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
+        """The mask with T more tokens at the end, both queries and keys, or None if that cannot be told.
+
+        `new` are the conjuncts of the mask that the T new queries had, over S keys.
+        """
+        return None
+
+    def append_document(self, n: int) -> Mask | None:
+        """The mask with n more tokens that see only each other, or None if that cannot be told."""
+        return None
+
+
+def conjunction(masks: Iterable[Mask]) -> Mask:
+    """Masks joined by `&`; `full` if there are none.
+
+    >>> from regard import causal, window
+    >>> conjunction([causal, window(8)]), conjunction([])
+    (causal & window(8), full)
+    """
+    masks = list(masks)
+    return functools.reduce(operator.and_, masks) if masks else full
 
 
 def _spread(answer: Tensor, at: Grid) -> Tensor:
-    """A rule's answer as (rows, cols), or (B, H, rows, cols) where it varies with batch or head."""
+    """An answer as (rows, cols), or as (B, H, rows, cols) where it varies with batch or head."""
     answer = answer.expand(*answer.shape[:-2], at.q.shape[-2], at.k.shape[-1])
     return answer[0, 0] if answer.shape[:-2] == (1, 1) else answer
 
@@ -155,9 +292,31 @@ def _operand(other: Mask, sign: str) -> Mask:
 
 
 @dataclass(frozen=True, repr=False)
-class And(Mask):
+class BinaryMask(Mask):
+    """Two masks joined by an operator."""
+
     left: Mask
     right: Mask
+
+    def children(self) -> tuple[Mask, ...]:
+        return self.left, self.right
+
+    def with_children(self, *children: Mask) -> Mask:
+        return type(self)(*children)
+
+    @property
+    def translation_invariant(self) -> bool:  # type: ignore[override]
+        return self.left.translation_invariant and self.right.translation_invariant
+
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.left.shape_error(B, H, T, S) or self.right.shape_error(B, H, T, S)
+
+
+@dataclass(frozen=True, repr=False)
+class And(BinaryMask, stored=True):
+    """A key is visible if both masks allow it; their biases are added."""
+
+    precedence = 2
 
     @property
     def biased(self) -> bool:  # type: ignore[override]
@@ -166,6 +325,10 @@ class And(Mask):
     @property
     def trainable(self) -> bool:  # type: ignore[override]
         return self.left.trainable or self.right.trainable
+
+    @property
+    def is_causal(self) -> bool:  # type: ignore[override]
+        return self.left.is_causal or self.right.is_causal
 
     def allowed(self, at: Grid) -> Tensor:
         return self.left.allowed(at) & self.right.allowed(at)
@@ -178,29 +341,42 @@ class And(Mask):
         left, right = self.left.score_bias(at), self.right.score_bias(at)
         return right if left is None else left if right is None else left.double() + right
 
-    def select(self, batch: slice, heads: slice) -> Mask:
-        left, right = self.left.select(batch, heads), self.right.select(batch, heads)
-        return self if left is self.left and right is self.right else And(left, right)
-
-    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        return self.left.shape_error(B, H, T, S) or self.right.shape_error(B, H, T, S)
-
     def simplified(self, shape: tuple[int, ...]) -> Mask:
         left, right = self.left.simplified(shape), self.right.simplified(shape)
         return right if left is full else left if right is full else And(left, right)
 
+    def conjuncts(self) -> list[Mask]:
+        return self.left.conjuncts() + self.right.conjuncts()
+
+    def window_size(self) -> int | None:
+        left, right = self.left.window_size(), self.right.window_size()
+        return right if left is None else left if right is None else min(left, right)
+
+    def band(self, T: int, S: int) -> Band | None:
+        left, right = self.left.band(T, S), self.right.band(T, S)
+        return None if left is None or right is None else left & right
+
+    def split_alibi(self) -> tuple[Mask, Tensor | None]:
+        (left, a), (right, b) = self.left.split_alibi(), self.right.split_alibi()
+        slopes = b if a is None else a if b is None else a + b
+        return right if left is full else left if right is full else And(left, right), slopes
+
+    def newest_sees(self, n: int) -> bool:
+        return self.left.newest_sees(n) and self.right.newest_sees(n)
+
     def __repr__(self) -> str:
-        return " & ".join(f"({m})" if isinstance(m, Or) else str(m) for m in (self.left, self.right))
+        return f"{_bracketed(self.left, self)} & {_bracketed(self.right, self)}"
 
 
 @dataclass(frozen=True, repr=False)
-class Or(Mask):
-    left: Mask
-    right: Mask
+class Or(BinaryMask, stored=True):
+    """A key is visible if at least one of two unbiased masks allows it."""
+
+    precedence = 1
 
     def __post_init__(self) -> None:
-        _yes_or_no(self.left, "|")
-        _yes_or_no(self.right, "|")
+        _check_unbiased(self.left, "|")
+        _check_unbiased(self.right, "|")
 
     def allowed(self, at: Grid) -> Tensor:
         return self.left.allowed(at) | self.right.allowed(at)
@@ -209,23 +385,28 @@ class Or(Mask):
         (some, every), (some2, every2) = self.left.block_bounds(blocks), self.right.block_bounds(blocks)
         return some | some2, every | every2
 
-    def select(self, batch: slice, heads: slice) -> Mask:
-        left, right = self.left.select(batch, heads), self.right.select(batch, heads)
-        return self if left is self.left and right is self.right else Or(left, right)
-
-    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        return self.left.shape_error(B, H, T, S) or self.right.shape_error(B, H, T, S)
-
     def __repr__(self) -> str:
         return f"{self.left} | {self.right}"
 
 
 @dataclass(frozen=True, repr=False)
-class Not(Mask):
+class Not(Mask, stored=True):
+    """A key is visible if an unbiased mask hides it."""
+
     inner: Mask
 
     def __post_init__(self) -> None:
-        _yes_or_no(self.inner, "~")
+        _check_unbiased(self.inner, "~")
+
+    def children(self) -> tuple[Mask, ...]:
+        return (self.inner,)
+
+    def with_children(self, *children: Mask) -> Mask:
+        return Not(*children)
+
+    @property
+    def translation_invariant(self) -> bool:  # type: ignore[override]
+        return self.inner.translation_invariant
 
     def allowed(self, at: Grid) -> Tensor:
         return ~self.inner.allowed(at)
@@ -234,115 +415,30 @@ class Not(Mask):
         some, every = self.inner.block_bounds(blocks)
         return ~every, ~some
 
-    def select(self, batch: slice, heads: slice) -> Mask:
-        inner = self.inner.select(batch, heads)
-        return self if inner is self.inner else Not(inner)
-
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         return self.inner.shape_error(B, H, T, S)
 
     def __repr__(self) -> str:
-        return f"~({self.inner})" if isinstance(self.inner, And | Or) else f"~{self.inner}"
+        return f"~{_bracketed(self.inner, self)}"
 
 
-def _yes_or_no(mask: Mask, sign: str) -> None:
+def _bracketed(mask: Mask, outer: Mask) -> str:
+    """The printed form of a mask inside another one, in brackets where they are needed."""
+    return f"({mask})" if mask.precedence < outer.precedence else str(mask)
+
+
+def _check_unbiased(mask: Mask, sign: str) -> None:
     if mask.biased:
         raise ValueError(
-            f"{sign} needs rules that say yes or no, but {mask} adds numbers to the scores: join it with &"
+            f"{sign} needs masks without a bias, but {mask} adds numbers to the scores: join it with &"
         )
 
 
 @dataclass(frozen=True, repr=False)
-class MaskPart(Mask):
-    """Another rule, asked about some of its queries or keys only, numbered from 0 again."""
+class Full(Mask, stored=True):
+    """Every key is visible to every query."""
 
-    inner: Mask
-
-    @property
-    def biased(self) -> bool:  # type: ignore[override]
-        return self.inner.biased
-
-    @property
-    def trainable(self) -> bool:  # type: ignore[override]
-        return self.inner.trainable
-
-    def _moved(self, at: Grid) -> Grid:
-        """The tile where it lies among all."""
-        raise NotImplementedError
-
-    def allowed(self, at: Grid) -> Tensor:
-        return self.inner.allowed(self._moved(at))
-
-    def score_bias(self, at: Grid) -> Tensor | None:
-        return self.inner.score_bias(self._moved(at))
-
-
-def _further(span: slice | Tensor, steps: int) -> slice | Tensor:
-    return slice(span.start + steps, span.stop + steps) if isinstance(span, slice) else span + steps
-
-
-@dataclass(frozen=True, repr=False)
-class Rows(MaskPart):
-    """Another rule's rows from `first` on, out of its `T`: what is left when only some queries are kept."""
-
-    first: int
-    T: int
-
-    def _shift(self, at: Grid | Blocks) -> int:
-        """How far the positions move: query i of these stands at i + first + S − T."""
-        return self.first + at.T - self.T
-
-    def _moved(self, at: Grid) -> Grid:
-        return at._replace(q=at.q + self._shift(at), rows=_further(at.rows, self.first), T=self.T)
-
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        shift = self._shift(blocks)
-        moved = blocks._replace(q_first=blocks.q_first + shift, q_last=blocks.q_last + shift, T=self.T)
-        return self.inner.block_bounds(moved)
-
-    def select(self, batch: slice, heads: slice) -> Mask:
-        return Rows(self.inner.select(batch, heads), self.first, self.T)
-
-    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        if self.first + T > self.T:
-            return f"expected at most {self.T - self.first} queries, got {T}"
-        return self.inner.shape_error(B, H, self.T, S)
-
-    def __repr__(self) -> str:
-        return f"rows of {self.inner}"
-
-
-@dataclass(frozen=True, repr=False)
-class Keys(MaskPart):
-    """Another rule's keys from `first` on, out of its `S`: what is left when only some keys are looked at."""
-
-    first: int
-    S: int
-
-    def _moved(self, at: Grid) -> Grid:
-        cols = _further(at.cols, self.first)
-        return at._replace(q=at.q + self.S - at.S, k=at.k + self.first, cols=cols, S=self.S)
-
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        q_first, q_last = (edge + self.S - blocks.S for edge in (blocks.q_first, blocks.q_last))
-        k_first, k_last = (edge + self.first for edge in (blocks.k_first, blocks.k_last))
-        return self.inner.block_bounds(Blocks(q_first, q_last, k_first, k_last, blocks.T, self.S))
-
-    def select(self, batch: slice, heads: slice) -> Mask:
-        return Keys(self.inner.select(batch, heads), self.first, self.S)
-
-    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        if self.first + S > self.S:
-            return f"expected at most {self.S - self.first} keys, got {S}"
-        return self.inner.shape_error(B, H, T, self.S)
-
-    def __repr__(self) -> str:
-        return f"keys of {self.inner}"
-
-
-@dataclass(frozen=True, repr=False)
-class Full(Mask):
-    """Everyone may look at everyone."""
+    translation_invariant = True
 
     def allowed(self, at: Grid) -> Tensor:
         return (at.q >= at.q) & (at.k >= at.k)
@@ -350,6 +446,15 @@ class Full(Mask):
     def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         table = (blocks.q_first >= blocks.q_first) & (blocks.k_first >= blocks.k_first)
         return table, table
+
+    def conjuncts(self) -> list[Mask]:
+        return []
+
+    def band(self, T: int, S: int) -> Band | None:
+        return Band()
+
+    def newest_sees(self, n: int) -> bool:
+        return True
 
     def __repr__(self) -> str:
         return "full"

@@ -1,7 +1,7 @@
-"""Where a tile or a block of the T×S matrix lies: its indices and edges, which mask rules are asked with.
+"""The indices of a tile and the edges of blocks of the T×S matrix, from which masks compute visibility.
 
-Queries align with the end of the keys: query i stands at position i + S − T, which is what a cache needs.
-This file knows positions; what a rule says of them is in `rules`.
+The last query is aligned with the last key: query i stands at position i + S − T, which is what a cache
+needs. This file knows positions; which of them are visible is in `named` and `views`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FEW_PAIRS = 16  # up to here looking at each pair of edges takes fewer operations
+FEW_PAIRS = 16  # up to this number, a loop over the pairs of edges takes fewer operations
 
 Span = slice | range | Tensor
 """Some rows or columns of the matrix: `slice(0, 128)`, `range(0, 128)` or a tensor of indices."""
@@ -31,7 +31,7 @@ class Grid(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """A table of blocks: first and last query position and first and last key of each, (R, 1) and (1, C)."""
+    """A table of blocks: first and last query position (R, 1) and first and last key (1, C) of each."""
 
     q_first: Tensor
     q_last: Tensor
@@ -63,12 +63,15 @@ def grid(
 def indices(
     name: str, span: Span, length: int | None, device: torch.device | None
 ) -> tuple[Tensor, slice | Tensor]:
-    """The indices that a slice, a range or a tensor names, and the same as a slice where that is possible."""
+    """The indices of a slice, a range or a tensor, and the same as a slice where that is possible.
+
+    `name` is the argument that errors name, and `length` the limit of the indices; None is no limit.
+    """
     if isinstance(span, Tensor):
         if span.ndim != 1 or span.dtype.is_floating_point or span.dtype == torch.bool:
-            raise _no_span(name, f"{tuple(span.shape)} {span.dtype}")
+            raise _span_error(name, f"{tuple(span.shape)} {span.dtype}")
         index = span.to(device=device, dtype=torch.long)
-        if index.is_cpu and len(index):  # looking at the numbers would make the host wait for a GPU
+        if index.is_cpu and len(index):  # reading the numbers would make the host wait for a GPU
             _check_within(name, int(index.min()), int(index.max()), length)
         return index, index
     if isinstance(span, slice):
@@ -76,17 +79,17 @@ def indices(
             raise ValueError(f"{name}: {span} needs the attention's shape=(T, S)")
         span = range(*span.indices(span.stop if length is None else length))
     if not isinstance(span, range):
-        raise _no_span(name, type(span).__name__)
+        raise _span_error(name, type(span).__name__)
     if not len(span):  # torch.arange refuses range(3, 1)
         return torch.arange(0, device=device), slice(0, 0)
-    ends = span[0], span[-1]  # min(span) would walk all of it
+    ends = span[0], span[-1]  # min(span) would iterate over all of it
     _check_within(name, min(ends), max(ends), length)
     index = torch.arange(span.start, span.stop, span.step, device=device)
     return index, slice(span.start, span.stop) if span.step == 1 else index
 
 
-def _no_span(name: str, came: str) -> ValueError:
-    return ValueError(f"{name}: expected a slice, a range or a 1-D tensor of whole indices, got {came}")
+def _span_error(name: str, got: str) -> ValueError:
+    return ValueError(f"{name}: expected a slice, a range or a 1-D tensor of whole indices, got {got}")
 
 
 def _check_within(name: str, least: int, most: int, length: int | None) -> None:
@@ -101,12 +104,12 @@ def one_block(T: int, S: int) -> Blocks:
 
 
 def block_table(T: int, S: int, rows: int, cols: int, device: torch.device | None = None) -> Blocks:
-    """The matrix cut into blocks of rows × cols (smaller at the far edges)."""
+    """The matrix of T queries and S keys cut into blocks of rows × cols, smaller at the far edges."""
     return blocks_between([*range(0, max(T, 1), rows), T], [*range(0, max(S, 1), cols), S], device)
 
 
 def blocks_between(q_edges: list[int], k_edges: list[int], device: torch.device | None = None) -> Blocks:
-    """The matrix cut at the given edges, which start at 0 and end at T and S."""
+    """The matrix cut at these edges, which start at 0 and end at T and S."""
     T, S = q_edges[-1], k_edges[-1]
     q = torch.tensor(q_edges, device=device).view(-1, 1) + S - T
     k = torch.tensor(k_edges, device=device).view(1, -1)
@@ -114,16 +117,16 @@ def blocks_between(q_edges: list[int], k_edges: list[int], device: torch.device 
 
 
 def extremes(values: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and greatest of values[:, first:last + 1] for each pair of edges, (B, number of pairs).
+    """The minimum and maximum of values[:, first:last + 1] for each pair of edges, (B, number of pairs).
 
-    0 where there are no values (T or S is 0).
+    Both are 0 where there are no values (T or S is 0).
     """
     if len(first) <= FEW_PAIRS:
         parts = [values[:, a : b + 1] for a, b in zip(first.tolist(), last.tolist(), strict=True)]
         parts = [part if part.shape[1] else values.new_zeros(len(values), 1) for part in parts]
         return torch.stack([p.amin(-1) for p in parts], -1), torch.stack([p.amax(-1) for p in parts], -1)
-    # A stretch is two stretches of a power of two that overlap, and those of twice the length are two of the
-    # length before: a few operations for any number of pairs.
+    # A sparse table: every range is covered by two overlapping ranges whose length is a power of two, and the
+    # extremes of length 2n follow from two of length n. A few operations serve any number of pairs.
     B, S = values.shape
     least = most = values.new_zeros(B, len(first))
     lengths = last - first + 1
@@ -132,8 +135,8 @@ def extremes(values: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tenso
         if size > 1:
             low = torch.minimum(low[:, : -size // 2], low[:, size // 2 :])
             high = torch.maximum(high[:, : -size // 2], high[:, size // 2 :])
-        ours = (lengths >= size) & (lengths < 2 * size)
+        of_size = (lengths >= size) & (lengths < 2 * size)
         starts, ends = (edge.clamp(0, S - size) for edge in (first, last + 1 - size))
-        least = torch.where(ours, torch.minimum(low[:, starts], low[:, ends]), least)
-        most = torch.where(ours, torch.maximum(high[:, starts], high[:, ends]), most)
+        least = torch.where(of_size, torch.minimum(low[:, starts], low[:, ends]), least)
+        most = torch.where(of_size, torch.maximum(high[:, starts], high[:, ends]), most)
     return least, most

@@ -1,8 +1,9 @@
-"""What was worked out from a mask rule, remembered for as long as the rule says the same.
+"""An LRU cache of values that are derived from a mask, such as block lists and padding biases.
 
-Two rules are the same if they are of the same kinds with the same numbers, and hold the same tensors, alive
-and not written to since. A rule that is a function of your own may answer differently tomorrow: nothing is
-remembered for it, nor for tensors of inference mode, which do not say when they are written to.
+Two masks share an entry if they are of the same classes with the same numbers and hold the same tensors. An
+entry is not used any more once one of the tensors is modified or freed. Nothing is cached for a mask that
+holds a function, which may change its answer, nor for tensors of inference mode, which do not count their
+modifications.
 """
 
 from __future__ import annotations
@@ -14,43 +15,45 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
+from regard.lru import LRUCache
 
-MOST = 8
-"""How many results are kept; the one that was not asked for longest makes room."""
+MAXSIZE = 8
+"""How many values are cached, over all masks."""
 
-Made = TypeVar("Made")
-_kept: dict[Hashable, tuple[list[weakref.ref[Tensor]], Any]] = {}
+V = TypeVar("V")
+_cache: LRUCache[tuple[list[weakref.ref[Tensor]], Any]] = LRUCache(MAXSIZE)
 
 
-def memoize_on_mask(mask: Mask, purpose: Hashable, make: Callable[[], Made]) -> Made:
-    """What `make` gives for this mask and purpose; made only if it is not remembered."""
+def memoize_on_mask(mask: Mask, key: Hashable, compute: Callable[[], V]) -> V:
+    """The value of `compute()` for this mask and `key`, computed only if it is not cached."""
     tensors: list[Tensor] = []
-    said = _described(mask, tensors)
-    if said is None:
-        return make()
-    key = (said, purpose)
-    entry = _kept.pop(key, None)
-    if entry is None or any(ref() is None for ref in entry[0]):  # the id of a tensor that is gone is reused
-        entry = [weakref.ref(tensor) for tensor in tensors], make()
-    _kept[key] = entry
-    while len(_kept) > MOST:
-        _kept.pop(next(iter(_kept)), None)
-    return cast(Made, entry[1])
+    identity = _identity(mask, tensors)
+    if identity is None:
+        return compute()
+
+    def make() -> tuple[list[weakref.ref[Tensor]], Any]:
+        return [weakref.ref(tensor) for tensor in tensors], compute()
+
+    entry = _cache.get((identity, key), make)
+    if any(ref() is None for ref in entry[0]):  # Python gave the id of a freed tensor to a new one
+        _cache.discard((identity, key))
+        entry = _cache.get((identity, key), make)
+    return cast(V, entry[1])
 
 
-def _described(value: Any, tensors: list[Tensor]) -> Hashable | None:
-    """A rule as what it can be told by; None if that cannot be. Its tensors are collected."""
+def _identity(value: Any, tensors: list[Tensor]) -> Hashable | None:
+    """What identifies a mask or one of its fields, or None if nothing does. Its tensors are collected."""
     if isinstance(value, Tensor):
         if value.is_inference():
             return None
         tensors.append(value)
         return id(value), value._version
     if isinstance(value, Mask):
-        names = getattr(value, "__dataclass_fields__", None)
-        if names is None:
+        fields = getattr(value, "__dataclass_fields__", None)
+        if fields is None:
             return None
-        value = (type(value), *(getattr(value, name) for name in names))
+        value = (type(value), *(getattr(value, name) for name in fields))
     if isinstance(value, tuple):
-        parts = tuple(_described(part, tensors) for part in value)
+        parts = tuple(_identity(part, tensors) for part in value)
         return None if None in parts else parts
     return ("value", value) if value is None or isinstance(value, int | float | type) else None

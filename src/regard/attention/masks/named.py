@@ -1,40 +1,51 @@
-"""Who may look at whom: the mask rules by name.
+"""The masks by name: `causal`, `window`, `prefix`, `chunks`, `padding`, `documents`, `rule` and others.
 
     causal & window(128)        causal | prefix(16)        padding([5, 9]) & ~chunks(4)
 
-A rule is not a matrix: it answers for any tile (see `rules`), and prints its own name.
+Each is a class, which says which keys are visible, and a function, which checks its arguments. A mask is not
+a matrix: it answers for any tile (see `base`), and its printed form is the expression that makes it.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from regard.attention.masks.base import Mask, full
+from regard.attention.arguments import check_whole_number
+from regard.attention.masks.bands import Band
+from regard.attention.masks.base import Index, Mask, full
 from regard.attention.masks.grid import Blocks, Grid, extremes
 
-Says = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""A function of index tensors (b, h, q, k) that broadcast, which returns a boolean tensor."""
+SomeMask = TypeVar("SomeMask", bound=Mask)
 
 
 @dataclass(frozen=True, repr=False)
-class Causal(Mask):
-    """A query may look at its own position and at earlier ones.
+class Causal(Mask, stored=True):
+    """A query sees its own position and earlier ones.
 
-    Aligned with the end of the keys. `causal.top_left` counts queries and keys from the same start, as
-    PyTorch does, which differs when there are more keys than queries.
+    The last query is aligned with the last key. `causal.top_left` aligns the first query with the first key,
+    as PyTorch does, which differs when there are more keys than queries.
     """
 
     from_start: bool = False
+    is_causal = True
 
     @property
     def top_left(self) -> Causal:
+        """The causal mask that counts queries and keys from the same start."""
         return Causal(from_start=True)
+
+    @property
+    def translation_invariant(self) -> bool:  # type: ignore[override]
+        return not self.from_start
 
     def _shift(self, at: Grid | Blocks) -> int:
         return at.S - at.T if self.from_start else 0
@@ -50,14 +61,26 @@ class Causal(Mask):
         plain = causal if shape[-1] == shape[-2] else self
         return Mask.simplified(plain, shape)
 
+    def band(self, T: int, S: int) -> Band | None:
+        return Band(ahead=T - S if self.from_start else 0)
+
+    def newest_sees(self, n: int) -> bool:
+        return not self.from_start
+
+    def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
+        return self
+
     def __repr__(self) -> str:
         return "causal.top_left" if self.from_start else "causal"
 
 
 @dataclass(frozen=True, repr=False)
-class Window(Mask):
+class Window(Mask, stored=True):
+    """A query sees the `size` latest keys, its own included, and `ahead` later ones (None: all)."""
+
     size: int
     ahead: int | None = None
+    translation_invariant = True
 
     def allowed(self, at: Grid) -> Tensor:
         near = at.k > at.q - self.size
@@ -70,12 +93,26 @@ class Window(Mask):
             some, every = some & (k_first <= q_last + self.ahead), every & (k_last <= q_first + self.ahead)
         return some, every
 
+    def window_size(self) -> int | None:
+        return self.size
+
+    def band(self, T: int, S: int) -> Band | None:
+        return Band(self.size - 1, self.ahead)
+
+    def newest_sees(self, n: int) -> bool:
+        return n <= self.size
+
+    def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
+        return self
+
     def __repr__(self) -> str:
         return f"window({self.size})" if self.ahead is None else f"window({self.size}, ahead={self.ahead})"
 
 
 @dataclass(frozen=True, repr=False)
-class Prefix(Mask):
+class Prefix(Mask, stored=True):
+    """Every query sees the first `size` keys."""
+
     size: int
 
     def allowed(self, at: Grid) -> Tensor:
@@ -85,12 +122,17 @@ class Prefix(Mask):
         rows = blocks.q_first >= blocks.q_first
         return rows & (blocks.k_first < self.size), rows & (blocks.k_last < self.size)
 
+    def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
+        return self
+
     def __repr__(self) -> str:
         return f"prefix({self.size})"
 
 
 @dataclass(frozen=True, repr=False)
-class Chunks(Mask):
+class Chunks(Mask, stored=True):
+    """A query sees the keys of its own chunk; positions are cut into chunks of `size`."""
+
     size: int
 
     def allowed(self, at: Grid) -> Tensor:
@@ -101,59 +143,89 @@ class Chunks(Mask):
         some = (q_first <= k_last) & (k_first <= q_last)
         return some, some & (q_first == q_last) & (k_first == k_last)
 
+    def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
+        return self
+
     def __repr__(self) -> str:
         return f"chunks({self.size})"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Padding(Mask):
-    real: Tensor  # (B, S) boolean, or (B,) lengths
+class Padding(Mask, stored=True):
+    """Keys that are padding are hidden from every query."""
+
+    lengths_or_mask: Tensor
+    """How many tokens each sequence has, (B,), or which keys are tokens, boolean (B, S)."""
+    is_padding = True
+
+    @property
+    def _by_length(self) -> bool:
+        return self.lengths_or_mask.ndim == 1
+
+    def key_padding(self, S: int) -> Tensor | None:
+        if not self._by_length:
+            return self.lengths_or_mask
+        positions = torch.arange(S, device=self.lengths_or_mask.device)
+        return positions < self.lengths_or_mask.unsqueeze(1)  # (B, S)
 
     def allowed(self, at: Grid) -> Tensor:
-        real = self.real.to(at.k.device)
+        table = self.lengths_or_mask.to(at.k.device)
         rows = at.q >= at.q
-        if real.ndim == 1:
-            return rows & (at.k < real.view(-1, 1, 1, 1))
-        return rows & real[:, None, None, at.cols]
+        if self._by_length:
+            return rows & (at.k < table.view(-1, 1, 1, 1))
+        return rows & table[:, None, None, at.cols]
 
     def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
         rows = blocks.q_first >= blocks.q_first
-        real = self.real.to(blocks.k_first.device)
-        if real.ndim == 1:
-            lengths = real.view(-1, 1, 1, 1)
+        table = self.lengths_or_mask.to(blocks.k_first.device)
+        if self._by_length:
+            lengths = table.view(-1, 1, 1, 1)
             return rows & (blocks.k_first < lengths), rows & (blocks.k_last < lengths)
-        least, most = extremes(real.byte(), blocks.k_first.flatten(), blocks.k_last.flatten())
+        least, most = extremes(table.byte(), blocks.k_first.flatten(), blocks.k_last.flatten())
         return rows & most[:, None, None].bool(), rows & least[:, None, None].bool()
 
     def simplified(self, shape: tuple[int, ...]) -> Mask:
-        # As for any rule, in two operations: a padded batch that is decoded asks for every token and layer.
-        nothing_hidden = self.real.all() if self.real.ndim == 2 else (self.real >= shape[-1]).all()
-        return full if bool(nothing_hidden) else self
+        # The default would do, but a padded batch that is decoded asks this for every token and layer.
+        table = self.lengths_or_mask
+        hides_nothing = (table >= shape[-1]).all() if self._by_length else table.all()
+        return full if bool(hides_nothing) else self
 
-    def select(self, batch: slice, heads: slice) -> Mask:
-        return Padding(_taken(self.real, 0, batch))
+    def select(self, batch: Index, heads: Index) -> Mask:
+        return Padding(_take(self.lengths_or_mask, 0, batch))
+
+    def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
+        if self._by_length:
+            return None
+        is_token = next((mask.key_padding(S) for mask in new if mask.is_padding), None)
+        tail = self.lengths_or_mask.new_ones(1, T) if is_token is None else is_token[:, -T:]
+        return Padding(_append(self.lengths_or_mask, tail))
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        if B is not None and len(self.real) not in (1, B):
-            return f"expected one entry for each of the {B} sequences in the batch, got {len(self.real)}" + (
+        table = self.lengths_or_mask
+        if B is not None and len(table) not in (1, B):
+            return f"expected one entry for each of the {B} sequences in the batch, got {len(table)}" + (
                 "; (X, T, D) is read as X heads of one sequence: add a heads axis with .unsqueeze(1)"
                 if B == 1
                 else ""
             )
-        if self.real.ndim == 2 and self.real.shape[1] != S:
-            return f"expected a mark for each of the {S} keys, got {self.real.shape[1]}"
+        if not self._by_length and table.shape[1] != S:
+            return f"expected a mark for each of the {S} keys, got {table.shape[1]}"
         return None
 
     def __repr__(self) -> str:
-        if self.real.ndim == 2:
-            return f"padding({_by(self.real.shape)})"
-        shown = ", ".join(str(n) for n in self.real[:4].tolist()) + (", …" if len(self.real) > 4 else "")
+        table = self.lengths_or_mask
+        if not self._by_length:
+            return f"padding({_format_shape(table.shape)})"
+        shown = ", ".join(str(n) for n in table[:4].tolist()) + (", …" if len(table) > 4 else "")
         return f"padding([{shown}])"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Documents(Mask):
-    ids: Tensor  # (B, S)
+class Documents(Mask, stored=True):
+    """A query sees the keys of its own document."""
+
+    ids: Tensor
+    """The document of each key, (B, S)."""
 
     def allowed(self, at: Grid) -> Tensor:
         ids = self.ids.to(at.k.device)
@@ -169,8 +241,16 @@ class Documents(Mask):
         some = (q_least <= k_most) & (k_least <= q_most)
         return some, some & (q_least == q_most) & (k_least == k_most)
 
-    def select(self, batch: slice, heads: slice) -> Mask:
-        return Documents(_taken(self.ids, 0, batch))
+    def select(self, batch: Index, heads: Index) -> Mask:
+        return Documents(_take(self.ids, 0, batch))
+
+    def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
+        documents = _of_class(Documents, new)
+        tail = documents[0].ids[:, -T:] if documents else self.ids[:, -1:].expand(-1, T)
+        return Documents(_append(self.ids, tail))
+
+    def append_document(self, n: int) -> Mask | None:
+        return Documents(pad(self.ids, (0, n), value=int(self.ids.max()) + 1))
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if B is not None and len(self.ids) not in (1, B):
@@ -180,41 +260,51 @@ class Documents(Mask):
         return f"expected no more queries than keys, got {T} queries and {S} keys" if T > S else None
 
     def __repr__(self) -> str:
-        return f"documents({_by(self.ids.shape)})"
+        return f"documents({_format_shape(self.ids.shape)})"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Rule(Mask):
-    says: Says
+    """A key is visible if a function of batch, head, query and key says so."""
+
+    predicate: Predicate
 
     def allowed(self, at: Grid) -> Tensor:
-        answer = self.says(at.b, at.h, at.q, at.k)
+        answer = self.predicate(at.b, at.h, at.q, at.k)
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
-            came = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
+            got = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
             raise ValueError(
-                f"mask {self}: expected a boolean tensor from the rule, got {came}: "
+                f"mask {self}: expected a boolean tensor from the predicate, got {got}: "
                 "write it with comparisons and & | ~ (not and, or, not) on its arguments"
             )
-        wanted = (len(at.b), at.h.shape[1], at.q.shape[2], at.k.shape[3])
+        tile = (len(at.b), at.h.shape[1], at.q.shape[2], at.k.shape[3])
         shape = (1,) * (4 - answer.ndim) + tuple(answer.shape)
-        if len(shape) > 4 or any(size not in (1, want) for size, want in zip(shape, wanted, strict=True)):
+        if len(shape) > 4 or any(size not in (1, full) for size, full in zip(shape, tile, strict=True)):
             raise ValueError(
-                f"mask {self}: expected an answer that broadcasts to {wanted}, got {tuple(answer.shape)}"
+                f"mask {self}: expected an answer that broadcasts to {tile}, got {tuple(answer.shape)}"
             )
         return answer.view(shape)
 
-    def select(self, batch: slice, heads: slice) -> Mask:
-        (b0, _, b_step), (h0, _, h_step) = batch.indices(sys.maxsize), heads.indices(sys.maxsize)
-        return Rule(renumbered(self.says, b0, b_step, h0, h_step))
+    def select(self, batch: Index, heads: Index) -> Mask:
+        predicate = self.predicate
+
+        @functools.wraps(predicate)  # the mask keeps its name
+        def renumbered(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return predicate(_original_numbers(b, batch), _original_numbers(h, heads), q, k)
+
+        return Rule(renumbered)
 
     def __repr__(self) -> str:
-        name = getattr(self.says, "__name__", type(self.says).__name__)
+        name = getattr(self.predicate, "__name__", type(self.predicate).__name__)
         return f"rule({name.strip('<>')})"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class TensorMask(Mask):
-    tensor: Tensor  # (B or 1, H or 1, T or 1, S or 1)
+class TensorMask(Mask, stored=True):
+    """A tensor of booleans (True is visible), or of floats that are added to the scores (−inf hides)."""
+
+    tensor: Tensor
+    """(B or 1, H or 1, T or 1, S or 1)."""
 
     @property
     def biased(self) -> bool:  # type: ignore[override]
@@ -231,37 +321,40 @@ class TensorMask(Mask):
 
     def allowed(self, at: Grid) -> Tensor:
         part = self._part(at)
-        return part != -torch.inf if self.biased else part  # NaN is let through, to be seen in the output
+        return part != -torch.inf if self.biased else part  # NaN is visible, so that it shows in the output
 
     def score_bias(self, at: Grid) -> Tensor | None:
         return self._part(at) if self.biased else None
 
-    def select(self, batch: slice, heads: slice) -> Mask:
-        return TensorMask(_taken(_taken(self.tensor, 0, batch), 1, heads))
+    def select(self, batch: Index, heads: Index) -> Mask:
+        return TensorMask(_take(_take(self.tensor, 0, batch), 1, heads))
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        wanted = zip(self.tensor.shape, (B, H, T, S), strict=True)
-        if all(size == 1 or want in (None, size) for size, want in wanted):
+        sizes = zip(self.tensor.shape, (B, H, T, S), strict=True)
+        if all(size == 1 or expected in (None, size) for size, expected in sizes):
             return None
-        expected = (T, S) if B is None else (B, H, T, S)
-        return f"expected a shape that broadcasts to {expected}, got {self._as_given()}"
+        shape = (T, S) if B is None else (B, H, T, S)
+        return f"expected a shape that broadcasts to {shape}, got {self._short_shape()}"
 
-    def _as_given(self) -> tuple[int, ...]:
+    def _short_shape(self) -> tuple[int, ...]:
+        """The shape without leading ones."""
         sizes = tuple(self.tensor.shape)
         while len(sizes) > 2 and sizes[0] == 1:
             sizes = sizes[1:]
         return sizes
 
     def __repr__(self) -> str:
-        return f"dense({_by(self._as_given())})"
+        return f"tensor_mask({_format_shape(self._short_shape())})"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Alibi(Mask):
-    """Every step of distance lowers the score by the head's own slope (Press 2022)."""
+class Alibi(Mask, stored=True):
+    """Every step of distance lowers the score by the slope of the head (Press 2022); every key is visible."""
 
-    slopes: Tensor  # (H,)
+    slopes: Tensor
+    """(H,)."""
     biased = True
+    translation_invariant = True
 
     def allowed(self, at: Grid) -> Tensor:
         return full.allowed(at)
@@ -272,8 +365,11 @@ class Alibi(Mask):
     def score_bias(self, at: Grid) -> Tensor:
         return -self.slopes.to(at.k.device).view(1, -1, 1, 1) * (at.q - at.k).abs()
 
-    def select(self, batch: slice, heads: slice) -> Mask:
-        return Alibi(self.slopes[heads])
+    def split_alibi(self) -> tuple[Mask, Tensor | None]:
+        return full, self.slopes
+
+    def select(self, batch: Index, heads: Index) -> Mask:
+        return Alibi(self.slopes[_on_device(heads, self.slopes)])
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if H in (None, len(self.slopes)):
@@ -285,12 +381,15 @@ class Alibi(Mask):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Relative(Mask):
+class Relative(Mask, stored=True):
     """A number for every head and distance is added to the scores, as in T5: table[h, zero + k − q]."""
 
-    table: Tensor  # (H or 1, distances); the ends stand for what lies beyond
-    zero: int  # where distance 0 is
+    table: Tensor
+    """(H or 1, distances); its first and last column also serve all distances beyond them."""
+    zero: int
+    """The column of distance 0."""
     biased = True
+    translation_invariant = True
 
     @property
     def trainable(self) -> bool:  # type: ignore[override]
@@ -307,8 +406,20 @@ class Relative(Mask):
         heads = at.h if len(self.table) > 1 else torch.zeros_like(at.h[:, :1])
         return self.table.to(at.k.device)[heads, distance]
 
-    def select(self, batch: slice, heads: slice) -> Mask:
-        return self if len(self.table) == 1 else Relative(self.table[heads], self.zero)
+    def select(self, batch: Index, heads: Index) -> Mask:
+        return self if len(self.table) == 1 else Relative(_take(self.table, 0, heads), self.zero)
+
+    def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
+        """The numbers of every distance that one of the two tables has; where both have it, the old ones."""
+        others = _of_class(Relative, new)
+        if len(others) != 1:
+            return None
+        (other,) = others
+        distances, other_distances = self.table.shape[1], other.table.shape[1]
+        before = max(other.zero - self.zero, 0)
+        after = max((other_distances - other.zero) - (distances - self.zero), 0)
+        left, right = other.table[:, :before], other.table[:, other_distances - after :]
+        return Relative(torch.cat([left, self.table, right], 1), self.zero + before)
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if len(self.table) == 1 or H in (None, len(self.table)):
@@ -316,25 +427,39 @@ class Relative(Mask):
         return f"expected numbers for each of the {H} heads, got {len(self.table)}"
 
     def __repr__(self) -> str:
-        return f"relative({_by(self.table.shape)})"
+        return f"relative({_format_shape(self.table.shape)})"
 
 
-def renumbered(says: Says, b0: int, b_step: int, h0: int, h_step: int) -> Says:
-    """A rule over sequences b0, b0 + b_step, … and heads h0, h0 + h_step, …, that keeps its name."""
-
-    @functools.wraps(says)
-    def inner(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return says(b0 + b * b_step, h0 + h * h_step, q, k)
-
-    return inner
+def _of_class(kind: type[SomeMask], masks: Iterable[Mask]) -> list[SomeMask]:
+    return [mask for mask in masks if isinstance(mask, kind)]
 
 
-def _taken(tensor: Tensor, dim: int, part: slice) -> Tensor:
-    """Part of a dimension, unless it is one entry that stands for all."""
-    return tensor if tensor.shape[dim] == 1 else tensor[(slice(None),) * dim + (part,)]
+def _on_device(index: Index, tensor: Tensor) -> Index:
+    return index.to(tensor.device) if isinstance(index, Tensor) else index
 
 
-def _by(shape: Sequence[int]) -> str:
+def _take(tensor: Tensor, dim: int, index: Index) -> Tensor:
+    """Part of a dimension, unless it has one entry, which serves all."""
+    if tensor.shape[dim] == 1:
+        return tensor
+    return tensor[(slice(None),) * dim + (_on_device(index, tensor),)]
+
+
+def _append(table: Tensor, tail: Tensor) -> Tensor:
+    """Two tables (B or 1, n) joined along their last dimension."""
+    B = max(len(table), len(tail))
+    return torch.cat([table.expand(B, -1), tail.to(table.device).expand(B, -1)], 1)
+
+
+def _original_numbers(numbers: Tensor, index: Index) -> Tensor:
+    """The numbers that sequences or heads had before `index` selected some of them."""
+    if not isinstance(index, slice):
+        return torch.as_tensor(index, device=numbers.device)[numbers]
+    step = 1 if index.step is None else index.step
+    return (index.start or 0) + numbers * step
+
+
+def _format_shape(shape: Sequence[int]) -> str:
     return "×".join(str(n) for n in shape)
 
 
@@ -342,7 +467,9 @@ causal = Causal()
 
 
 def window(n: int, ahead: int | None = None) -> Mask:
-    """The n latest keys up to and including the query's own: k > q − n; with `ahead=m` also k ≤ q + m.
+    """A sliding window: a query sees the `n` latest keys, its own included, k > q − n.
+
+    With `ahead=m` it sees at most `m` keys after its own, k ≤ q + m; without, all of them.
 
     >>> (causal & window(2)).to_dense(4).int()
     tensor([[1, 0, 0, 0],
@@ -350,41 +477,46 @@ def window(n: int, ahead: int | None = None) -> Mask:
             [0, 1, 1, 0],
             [0, 0, 1, 1]], dtype=torch.int32)
     """
-    return Window(_count("window(n)", n, 1), None if ahead is None else _count("window(ahead=m)", ahead, 0))
+    size = check_whole_number("window(n)", n)
+    return Window(size, None if ahead is None else check_whole_number("window(ahead=m)", ahead, 0))
 
 
 def prefix(n: int) -> Mask:
-    """The first n keys, for every query; `causal | prefix(n)` is the mask of a prefix language model."""
-    return Prefix(_count("prefix(n)", n, 0))
+    """Every query sees the first `n` keys; `causal | prefix(n)` is the mask of a prefix language model."""
+    return Prefix(check_whole_number("prefix(n)", n, 0))
 
 
 def chunks(n: int) -> Mask:
-    """The keys of the query's own chunk of n."""
-    return Chunks(_count("chunks(n)", n, 1))
+    """A query sees the keys of its own chunk of `n` positions."""
+    return Chunks(check_whole_number("chunks(n)", n))
 
 
-def padding(lengths: Sequence[int] | Tensor) -> Mask:
-    """Only real keys: the first `lengths[b]` of sequence b, or those marked True in a boolean (B, S) tensor.
+def padding(lengths_or_mask: Sequence[int] | Tensor) -> Mask:
+    """Padding is hidden from every query.
+
+    `lengths_or_mask` holds the number of tokens of each sequence, (B,), with the padding after them; or it
+    marks the keys that are tokens with True, boolean (B, S), as the `attention_mask` of Transformers does
+    with 1.
 
     >>> padding([1, 3]).to_dense(3)[:, 0, 0]
     tensor([[ True, False, False],
             [ True,  True,  True]])
     """
-    real = torch.as_tensor(lengths)
-    if real.ndim == 2 and real.dtype == torch.bool:
-        return Padding(real)
-    if real.ndim == 1 and not real.dtype.is_floating_point and real.dtype != torch.bool:
-        if len(real) and int(real.min()) < 0:
-            raise ValueError(f"padding: expected lengths of at least 0, got {int(real.min())}")
-        return Padding(real)
+    table = torch.as_tensor(lengths_or_mask)
+    if table.ndim == 2 and table.dtype == torch.bool:
+        return Padding(table)
+    if table.ndim == 1 and not table.dtype.is_floating_point and table.dtype != torch.bool:
+        if len(table) and int(table.min()) < 0:
+            raise ValueError(f"padding: expected lengths of at least 0, got {int(table.min())}")
+        return Padding(table)
     raise ValueError(
-        "padding: expected whole lengths (B,) or a boolean (B, S) tensor, True for real tokens, "
-        f"got {tuple(real.shape)} {real.dtype}" + (": pass .bool()" if real.ndim == 2 else "")
+        "padding: expected whole lengths (B,) or a boolean (B, S) tensor, True for tokens, "
+        f"got {tuple(table.shape)} {table.dtype}" + (": pass .bool()" if table.ndim == 2 else "")
     )
 
 
 def documents(ids: Sequence[int] | Tensor) -> Mask:
-    """Only keys of the query's own document: `ids` numbers the document of each key, (S,) or (B, S).
+    """A query sees the keys of its own document: `ids` numbers the document of each key, (S,) or (B, S).
 
     >>> documents([0, 0, 1]).to_dense(3).int()
     tensor([[1, 1, 0],
@@ -397,34 +529,37 @@ def documents(ids: Sequence[int] | Tensor) -> Mask:
     return Documents(ids if ids.ndim == 2 else ids[None])
 
 
-def rule(says: Says) -> Mask:
-    """Your own rule: `says(b, h, q, k)` gets index tensors that broadcast and answers with a boolean tensor.
+def rule(predicate: Predicate) -> Mask:
+    """A mask of your own: key k is visible to query q where `predicate(b, h, q, k)` is True.
+
+    The predicate gets four index tensors that broadcast (batch, head, query position, key) and returns a
+    boolean tensor.
 
     >>> rule(lambda b, h, q, k: (q - k) % 2 == 0).to_dense(3).int()
     tensor([[1, 0, 1],
             [0, 1, 0],
             [1, 0, 1]], dtype=torch.int32)
     """
-    if not callable(says):
-        raise ValueError(f"rule: expected a function of (b, h, q, k), got {type(says).__name__}")
-    return Rule(says)
+    if not callable(predicate):
+        raise ValueError(f"rule: expected a function of (b, h, q, k), got {type(predicate).__name__}")
+    return Rule(predicate)
 
 
 def tensor_mask(tensor: Tensor) -> Mask:
-    """A mask as a tensor that broadcasts to (B, H, T, S): booleans say who may look, floats are added."""
+    """A mask from a tensor that broadcasts to (B, H, T, S): True is visible, floats are added to scores."""
     if not isinstance(tensor, Tensor):
-        raise ValueError(f"mask: expected a tensor or a rule, got {type(tensor).__name__}")
+        raise ValueError(f"mask: expected a tensor or a mask, got {type(tensor).__name__}")
     if tensor.ndim > 4:
         raise ValueError(f"mask: expected at most 4 dimensions (B, H, T, S), got {tuple(tensor.shape)}")
     if tensor.dtype != torch.bool and not tensor.dtype.is_floating_point:
         raise ValueError(
-            f"mask: expected booleans (True = may look) or floats (added to the scores), got {tensor.dtype}: "
-            "pass .bool() if 1 means may look"
+            f"mask: expected booleans (True = visible) or floats (added to the scores), got {tensor.dtype}: "
+            "pass .bool() if 1 means visible"
         )
     if tensor.dtype.is_floating_point and tensor.numel() and _looks_boolean(tensor.detach()):
         raise ValueError(
             "mask: a float mask is added to the scores, but this one holds only 0 and 1, which is ambiguous: "
-            "pass .bool() if 1 means may look"
+            "pass .bool() if 1 means visible"
         )
     return TensorMask(tensor.view((1,) * (4 - tensor.ndim) + tensor.shape))
 
@@ -436,39 +571,29 @@ def _looks_boolean(tensor: Tensor) -> bool:
 
 def alibi(heads: int) -> Mask:
     """Attention with linear biases: slopes 2^(−8/H), 2^(−16/H), … as published, for any number of heads."""
-    return Alibi(torch.tensor(alibi_slopes(_count("alibi(heads)", heads, 1))))
+    return Alibi(torch.tensor(alibi_slopes(check_whole_number("alibi(heads)", heads))))
 
 
 def alibi_slopes(heads: int) -> list[float]:
     """The published slopes; between powers of two, every other slope of the next one fills the gap."""
-    whole = 1 << (heads.bit_length() - 1)
-    slopes = [2.0 ** (-8.0 * (i + 1) / whole) for i in range(whole)]
-    return slopes if whole == heads else slopes + alibi_slopes(2 * whole)[::2][: heads - whole]
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    return slopes if power == heads else slopes + alibi_slopes(2 * power)[::2][: heads - power]
 
 
 def causal_mask(n: int) -> Tensor:
-    """The (n, n) boolean mask whose lower triangle may look.
+    """The causal mask of `n` tokens as a boolean tensor (n, n), True in the lower triangle.
 
     >>> causal_mask(3)
     tensor([[ True, False, False],
             [ True,  True, False],
             [ True,  True,  True]])
     """
-    return causal.to_dense(_count("causal_mask(n)", n, 0))
+    return causal.to_dense(check_whole_number("causal_mask(n)", n, 0))
 
 
 def as_mask(mask: Mask | Tensor | None) -> Mask:
-    """Whatever a caller may pass as a mask, as a rule."""
+    """A `mask=` argument as a `Mask`: None is `full`, and a tensor becomes a `tensor_mask`."""
     if mask is None:
         return full
     return mask if isinstance(mask, Mask) else tensor_mask(mask)
-
-
-def _count(name: str, n: int, least: int) -> int:
-    try:
-        whole = operator.index(n)  # an int, or NumPy's or PyTorch's own
-    except TypeError:
-        whole = least - 1
-    if isinstance(n, bool) or whole < least:
-        raise ValueError(f"{name}: expected a whole number of at least {least}, got {n!r}")
-    return whole

@@ -1,34 +1,39 @@
-"""A mask rule as a picture: who may look at whom, dark for yes."""
+"""Draws a mask with Matplotlib: one cell for each query and key, dark where the key is visible."""
 
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import Mask
 from regard.extras import extra
 
-MOST_DRAWN = 4096  # a picture has no use for more rows or columns than this
+if TYPE_CHECKING:
+    from regard.attention.masks.base import Mask
+
+MAX_SIDE = 4096  # a figure has no use for more rows or columns than this
 
 
 def draw_mask(mask: Mask, T: int, S: int, *, ax: Any = None) -> Any:
-    """Draw the rule for T queries and S keys; a rule that varies with batch or head shows its first one."""
+    """Draw the mask of T queries and S keys on `ax`, or on new axes, and return the Matplotlib figure.
+
+    Of a mask that varies with batch or head, the first sequence and head are drawn.
+    """
     with extra("app", "mask.plot"):
         import matplotlib.pyplot as plt
         from matplotlib.colors import ListedColormap
 
-    if not (0 < T <= MOST_DRAWN and 0 < S <= MOST_DRAWN):
-        raise ValueError(f"plot: expected between 1 and {MOST_DRAWN} queries and keys, got {T} and {S}")
+    if not (0 < T <= MAX_SIDE and 0 < S <= MAX_SIDE):
+        raise ValueError(f"plot: expected between 1 and {MAX_SIDE} queries and keys, got {T} and {S}")
     tile = mask.tile(range(T), range(S), (T, S))
     varies = tile.ndim == 4
-    seen: Tensor = tile[0, 0] if varies else tile
+    visible: Tensor = tile[0, 0] if varies else tile
     if ax is None:
         _, ax = plt.subplots(figsize=(4.5, 4.5 * min(max(T / S, 0.4), 1.6) + 0.6), layout="constrained")
     ax.imshow(
-        seen.to(torch.uint8).numpy(),
+        visible.to(torch.uint8).numpy(),
         cmap=ListedColormap(["#eef1f5", "#1f4e79"]),
         vmin=0,
         vmax=1,

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from regard.attention.arguments import positive, whole
+from regard.attention.arguments import check_positive, check_whole_number
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "gradient_accumulation_steps"):
-            whole(name, getattr(self, name))
+            object.__setattr__(self, name, check_whole_number(name, getattr(self, name)))
         for name in ("evaluate_every", "evaluate_tokens", "save_every"):
-            whole(name, getattr(self, name))
+            object.__setattr__(self, name, check_whole_number(name, getattr(self, name)))
         for name in ("warmup_steps", "seed"):
-            whole(name, getattr(self, name), 0)
+            object.__setattr__(self, name, check_whole_number(name, getattr(self, name), 0))
         for name in ("learning_rate", "max_grad_norm"):
-            positive(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected from 0 to below 1, got {getattr(self, name)!r}")
@@ -65,6 +65,6 @@ class TrainingSettings:
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay: expected at least 0, got {self.weight_decay!r}")
         if self.minutes is not None:
-            positive("minutes", self.minutes)
+            check_positive("minutes", self.minutes)
         if self.precision not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"precision: expected 'auto', 'float32' or 'bfloat16', got {self.precision!r}")

@@ -82,10 +82,19 @@ class PiecewiseMask(Mask):
         table = (blocks.q_first == blocks.q_first) & (blocks.k_first == blocks.k_first)
         return table, ~table
 
-    def select(self, batch: slice, heads: slice) -> Mask:
-        """Return the mask of some batch entries and heads."""
-        segments = tuple(x._replace(mask=x.mask.select(batch, heads)) for x in self.segments)
-        return PiecewiseMask(segments, self.whole)
+    def children(self) -> tuple[Mask, ...]:
+        """Return the masks of the segments."""
+        return tuple(segment.mask for segment in self.segments)
+
+    def with_children(self, *children: Mask) -> Mask:
+        """Return the same mask with other masks of its segments."""
+        pairs = zip(self.segments, children, strict=True)
+        return PiecewiseMask(tuple(segment._replace(mask=mask) for segment, mask in pairs), self.whole)
+
+    def window_size(self) -> int | None:
+        """Return the window size that all segments share, or None."""
+        sizes = {mask.window_size() for mask in self.children()}
+        return sizes.pop() if len(sizes) == 1 else None
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         """Return why the mask does not fit a matrix of this shape, or None if it does."""

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import Mask, full
+from regard.attention.masks.base import Mask, conjunction, full
 from regard.attention.masks.named import Chunks, Documents, Padding, Window, causal, rule
 from regard.recorder.certificate import sampled_rows
-from regard.recorder.generation.mask_join import conjuncts
 from regard.recorder.sources.mask_recognition import Origin
 
 Predicate = Callable[..., Any]
@@ -199,7 +198,7 @@ def _rule_of(predicate: Predicate, part: MatrixPart, use_vmap: bool) -> tuple[Ma
     exact = _predicate_mask(predicate, part, use_vmap)
     if 0 < reach < part.S:  # a static cache: the keys after the last query are not written yet
         mask = recognise(predicate, part._replace(S=reach))
-        if mask is not None and causal in conjuncts(mask) and _agree(mask, reach, exact, part):
+        if mask is not None and causal in mask.conjuncts() and _agree(mask, reach, exact, part):
             return mask, reach
     mask = recognise(predicate, part)
     if mask is not None and _agree(mask, part.S, exact, part):
@@ -225,7 +224,7 @@ def recognise(predicate: Predicate, part: MatrixPart) -> Mask | None:
         narrowing = sorted(
             (mask for mask in recognised if mask is not full), key=lambda mask: mask is not causal
         )
-        return functools.reduce(operator.and_, narrowing) if narrowing else full
+        return conjunction(narrowing)
     if name == "bidirectional_mask_function":
         return full
     if name == "padding_mask_function":

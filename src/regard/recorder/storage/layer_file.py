@@ -6,13 +6,11 @@ also opens as a map. Tensors are memory-mapped: they are read from disk when the
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import Mask
 from regard.attention.masks.named import TensorMask
 from regard.maps import AttentionMap, storage
 from regard.recorder.layer import LayerData
@@ -39,7 +37,7 @@ def read(path: Path) -> LayerData:
     values = tensors.pop(VALUES, None)
     if metadata["format"] == FORMAT:
         return LayerData(values=values, summary=_summary(path, tensors))
-    attention_map = storage.rebuilt(path, metadata, tensors)
+    attention_map = AttentionMap.from_data(storage.decode(path, metadata, tensors))
     if values is not None and (values.ndim != 4 or values.shape[:3] != attention_map.k.shape[:3]):
         shapes = f"values {tuple(values.shape)} do not fit k {tuple(attention_map.k.shape)}"
         raise ValueError(f"{path} is damaged: {shapes}")
@@ -60,7 +58,7 @@ def _summary(path: Path, tensors: dict[str, Tensor]) -> LayerSummary:
 
 def with_storable_mask(m: AttentionMap) -> AttentionMap:
     """Return the map, with a tensor in place of its mask if a part of the mask is a function."""
-    if _is_storable(m.mask):
+    if m.mask.is_storable():
         return m
     # One entry of the mask shows whether it varies over the batch and the heads, and so its full size.
     T, S = m.matrix[2:]
@@ -74,12 +72,4 @@ def with_storable_mask(m: AttentionMap) -> AttentionMap:
     bias = m.mask.bias(range(T), range(S), m.matrix, device=m.device)
     if bias is not None:
         allowed = torch.where(allowed, bias.detach(), -torch.inf)
-    return m.replaced(mask=TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape)))
-
-
-def _is_storable(mask: Mask) -> bool:
-    """Whether a file can hold the mask: a named mask, or a combination of them."""
-    if type(mask).__name__ not in storage.KINDS:
-        return False
-    fields = [getattr(mask, field.name) for field in dataclasses.fields(mask)]  # type: ignore[arg-type]
-    return all(_is_storable(part) for part in fields if isinstance(part, Mask))
+    return m._with(mask=TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape)))

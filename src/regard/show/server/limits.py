@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from regard.attention.arguments import check_whole_number
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -64,11 +66,10 @@ def check_number(name: str, value: object, least: int, most: int) -> int:
     """Return `value` as a whole number from `least` to `most`, or refuse the request."""
     if isinstance(value, str) and value.removeprefix("-").isascii() and value.removeprefix("-").isdigit():
         value = int(value) if len(value) < 16 else value
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise RefusedError(
-            400, f"{name}: expected a whole number from {least} to {most}, got {_short(value)}"
-        )
-    return value
+    try:
+        return check_whole_number(name, value, least, most)
+    except ValueError as error:
+        raise RefusedError(400, str(error)) from None
 
 
 def check_text(value: object, limits: Limits) -> str:
@@ -82,8 +83,3 @@ def check_text(value: object, limits: Limits) -> str:
     if any("\ud800" <= letter <= "\udfff" for letter in value):
         raise RefusedError(400, "text: expected whole characters, got half of one (a lone surrogate)")
     return value
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:60] + "…"

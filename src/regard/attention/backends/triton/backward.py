@@ -1,8 +1,8 @@
 """Fused attention in Triton, backward: the gradients of q, k and v, without the T×S matrix.
 
-The weights are made again from q, k and, for each row, the greatest score and the logarithm of the total of
-the online softmax: added up to a log-sum-exp they would lose digits of large scores. One kernel takes a block
-of queries past the keys and sums the gradient of q; another takes a block of keys past the queries, of every
+The weights are recomputed from q, k and, for each row, the greatest score and the logarithm of the total of
+the online softmax; their sum, the log-sum-exp, would lose digits of large scores. One kernel takes a block of
+queries past the keys and sums the gradient of q; another takes a block of keys past the queries, of every
 head that reads them, and sums those of k and v. Nothing is added atomically, so two runs give the same bits.
 """
 
@@ -32,7 +32,7 @@ def prepare_kernel(
     out, grad, tops, level, delta, out_step, grad_step, heads, T,
     E: tl.constexpr, E_PAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """For each query Σ out · grad, and its greatest score; +inf where it saw nothing: its weights are 0."""
+    """Σ out · grad and the greatest score of each query; +inf where it sees no key, so its weights are 0."""
     blocks = tl.cdiv(T, ROWS)
     first = tl.program_id(0) % blocks * ROWS
     head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -204,7 +204,7 @@ def _past_queries(
         if lists is not None:
             first_row = tl.load(lists.block + i) * ROWS
         row = first_row + tl.arange(0, ROWS)
-        # A descriptor gives zeros past the last query by itself.
+        # A tensor descriptor loads zeros past the last query.
         query_seen, grad_seen = row < T, row < T
         if q_tma is not None:
             query_seen = None
@@ -236,7 +236,7 @@ def _past_queries(
 
 @triton.jit
 def _through(product, d_weight, level, log_total, delta, allowed, factor, cap, slope, q, k):
-    """The weights from the products, and the gradient of the products, but for the scale, from theirs."""
+    """The weights, and the gradient of the products (without the scale) from that of the weights."""
     score = product * factor
     if cap is not None:
         bent = tanh(score)
@@ -249,6 +249,6 @@ def _through(product, d_weight, level, log_total, delta, allowed, factor, cap, s
     d_product = weight * (d_weight - delta)
     if cap is not None:
         d_product *= 1.0 - bent * bent
-    if allowed is not None:  # 0 · NaN is NaN, and a value nobody may look at may be NaN
+    if allowed is not None:  # 0 · NaN is NaN, and a hidden value may be NaN
         d_product = tl.where(allowed, d_product, 0.0)
     return weight, d_product

@@ -1,4 +1,4 @@
-"""How big the blocks of each Triton kernel are, and how many warps and stages work on them: a plain table.
+"""The block sizes, warps and stages of each Triton kernel: a plain table.
 
 The figures come from `benchmarks/tune_triton.py`. Nothing is tuned at run time, so no call waits for it and
 two runs give the same bits.
@@ -12,22 +12,24 @@ import torch
 
 
 class KernelConfig(NamedTuple):
+    """The block size of a kernel, and the resources that it is launched with."""
+
     rows: int  # queries in a block
     cols: int  # keys in a block
     warps: int
     stages: int
-    tma: bool = False  # keys and values by the tensor memory accelerator, where their layout allows it
+    tma: bool = False  # load keys and values by the tensor memory accelerator, where their layout allows it
 
 
 def choose(purpose: str, width: int, dtype: torch.dtype) -> KernelConfig:
-    """The blocks for a purpose (a name in `CONFIGS`) at a padded width."""
+    """The configuration for a purpose (a name in `CONFIGS`), a padded width and a dtype."""
     sizes = CONFIGS[purpose, dtype.itemsize]
     return next(config for most, config in sizes if width <= most)
 
 
-# By purpose and bytes an element: (up to this width, config), narrowest first.
+# By purpose and bytes per element: (largest width, config), narrowest first.
 # "queries" and "keys" are the two kernels of the backward pass; "lists" and "lists backward" serve masks that
-# are given as lists of blocks, where both backward kernels share one shape.
+# are not bands, by lists of blocks; both backward kernels then have the same block size.
 CONFIGS: dict[tuple[str, int], list[tuple[int, KernelConfig]]] = {
     ("forward", 2): [
         (64, KernelConfig(64, 64, 4, 3, True)),
@@ -54,4 +56,4 @@ CONFIGS: dict[tuple[str, int], list[tuple[int, KernelConfig]]] = {
 }
 
 PRECISION = "tf32x3"
-"""How float32 products are made: three tf32 products come as near to float32 as PyTorch's own kernels do."""
+"""How float32 products are computed: three tf32 products are as exact as PyTorch's own kernels are."""

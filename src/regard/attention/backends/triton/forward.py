@@ -50,7 +50,7 @@ def forward_kernel(
     if slopes is not None:
         slope = tl.load(slopes + h) * LOG2E
 
-    # A sink is a score that was there before the first key, with no value.
+    # A sink is a score before that of the first key, without a value.
     if sinks is None:
         top, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     else:
@@ -81,11 +81,11 @@ def forward_kernel(
                 start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
             )  # fmt: skip
 
-    # Where nothing was allowed, top is −inf: the lse stays −inf and the output 0.
+    # For a query that sees no key, top is −inf: the lse stays −inf and the output 0.
     total = tl.where(total > 0, total, 1.0)
     at = head.to(tl.int64) * T + row
     tl.store(lse + at, top * LN2 + tl.log(total), mask=row < T)
-    if tops is not None:  # what the backward pass makes the weights from, in base 2
+    if tops is not None:  # the backward pass computes the weights from these, in base 2
         tl.store(tops + at, top, mask=row < T)
         tl.store(log_totals + at, tl.log2(total), mask=row < T)
     result = sums / total[:, None]
@@ -124,7 +124,7 @@ def _pass_over(
             if PARTIAL:
                 score = tl.where(allowed, score, float("-inf"))
             new_top = tl.maximum(top, tl.max(score, 1))
-            # A query that has seen nothing yet has no largest score: −inf − −inf would be NaN.
+            # A query that has seen no key yet has no largest score: −inf − −inf would be NaN.
             level = tl.where(new_top == float("-inf"), 0.0, new_top) if PARTIAL else new_top
             weight = tl.exp2(score - level[:, None])
         else:

@@ -1,4 +1,4 @@
-"""Attention by Triton's kernels: when they can serve, and the step from tensors to kernel and back.
+"""Launches the Triton kernels: which calls they support, and how tensors become kernel arguments.
 
 Triton itself is loaded only when a kernel runs: importing this file needs nothing but PyTorch.
 """
@@ -16,25 +16,26 @@ from torch.autograd.function import once_differentiable
 
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.backends.triton import configs
-from regard.attention.masks.bands import Band, band_of, split_alibi
+from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
-from regard.attention.masks.block_lists import Survey, blocks_of, survey
+from regard.attention.masks.block_lists import VisibleBlocks, cut_into_blocks, find_visible_blocks
 from regard.attention.masks.memo import memoize_on_mask
 
 WIDEST = 256
+"""The largest width of keys and values that the kernels support."""
 
 
 def unsupported_reason(problem: AttentionProblem) -> str | None:
-    """Why Triton cannot serve a problem, in a phrase, or None if it can."""
+    """Why the Triton kernels cannot run a problem, in a phrase, or None if they can."""
     if problem.dropout > 0:
         return "does not do dropout"
     if problem.v.shape[-1] > WIDEST:
         return f"needs widths up to {WIDEST}, not {problem.v.shape[-1]}"
-    return refuses_scores(problem.q, problem.mask)
+    return unsupported_scores_reason(problem.q, problem.mask)
 
 
-def refuses_scores(q: Tensor, mask: Mask) -> str | None:
-    """Why Triton cannot score queries under a mask, or None if it can."""
+def unsupported_scores_reason(q: Tensor, mask: Mask) -> str | None:
+    """Why the Triton kernels cannot score queries under a mask, in a phrase, or None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -43,8 +44,8 @@ def refuses_scores(q: Tensor, mask: Mask) -> str | None:
         return f"needs bfloat16, float16 or float32, not {q.dtype}".replace("torch.", "")
     if q.shape[-1] > WIDEST:
         return f"needs widths up to {WIDEST}, not {q.shape[-1]}"
-    rule, slopes = split_alibi(mask)
-    if rule.biased or (slopes is not None and slopes.requires_grad):
+    unbiased, slopes = mask.split_alibi()
+    if unbiased.biased or (slopes is not None and slopes.requires_grad):
         return f"adds no numbers to the scores but alibi's, and {mask} does"
     return None
 
@@ -60,48 +61,52 @@ def run(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
 
 
 class KernelScores(NamedTuple):
-    """How a kernel turns products of q and k into scores, and which it may use: its arguments on that."""
+    """A kernel's arguments for turning products of q and k into masked scores."""
 
-    negative: bool
+    negative: bool  # whether the scale is negative; kernels take the absolute value and −q
     factor: float  # of the products, in base 2 unless there is a cap
     cap: float | None  # in base 2
-    slopes: Tensor | None
-    band: Band | None
-    rule: Mask
+    slopes: Tensor | None  # (H,) of alibi
+    band: Band | None  # the mask as a band, if it is one
+    mask: Mask  # without alibi
 
 
 def scores_of(
     mask: Mask, scale: float, softcap: float | None, T: int, S: int, device: torch.device
 ) -> KernelScores:
-    rule, slopes = split_alibi(mask)
+    """The kernel arguments for a mask, a scale and a soft cap, for T queries and S keys."""
+    unbiased, slopes = mask.split_alibi()
     if slopes is not None:
         slopes = slopes.to(device, torch.float32).contiguous()
     log2e = math.log2(math.e)
     factor, cap = (abs(scale) * log2e, None) if softcap is None else (abs(scale) / softcap, softcap * log2e)
-    return KernelScores(scale < 0, factor, cap, slopes, band_of(rule, T, S), rule)
+    return KernelScores(scale < 0, factor, cap, slopes, unbiased.band(T, S), unbiased)
 
 
-def surveyed(
-    rule: Mask, shape: tuple[int, int, int, int], rows: int, cols: int, device: torch.device
-) -> Survey:
-    """What a mask allows in blocks of rows × cols."""
+def visible_blocks(
+    mask: Mask, shape: tuple[int, int, int, int], rows: int, cols: int, device: torch.device
+) -> VisibleBlocks:
+    """The visible blocks of a mask, in blocks of rows × cols, cached on the mask."""
     return memoize_on_mask(
-        rule,
+        mask,
         (shape, rows, cols, device),
-        lambda: survey(rule, shape, blocks_of(shape[2], rows, device)[0], *blocks_of(shape[3], cols, device)),
+        lambda: find_visible_blocks(
+            mask, shape, cut_into_blocks(shape[2], rows, device)[0], *cut_into_blocks(shape[3], cols, device)
+        ),
     )
 
 
 class Forward(NamedTuple):
-    """What the forward pass gives; the last two only for a backward pass, in base 2."""
+    """The results of the forward pass; the last two, in base 2, only if a backward pass follows."""
 
     output: Tensor  # (B, H, T, E)
     lse: Tensor  # (B, H, T)
     top: Tensor | None  # (B, H, T) the greatest score of each row
-    log_total: Tensor | None  # (B, H, T) of the sum of its weights relative to that of the greatest
+    log_total: Tensor | None  # (B, H, T) log of the sum of exp(score − top) of each row
 
 
 def forward(problem: AttentionProblem, for_backward: bool = False) -> Forward:
+    """Run the forward kernel; `for_backward` also keeps what the backward kernels need."""
     from regard.attention.backends.triton.forward import forward_kernel
 
     q, k, v = problem.q, problem.k, problem.v
@@ -117,7 +122,7 @@ def forward(problem: AttentionProblem, for_backward: bool = False) -> Forward:
     config = configs.choose("forward" if scores.band else "lists", max(widths), q.dtype)
     lists = None
     if scores.band is None and S > 0:
-        lists = surveyed(scores.rule, problem.matrix, config.rows, config.cols, q.device).by_row()
+        lists = visible_blocks(scores.mask, problem.matrix, config.rows, config.cols, q.device).by_row()
     q = -q if scores.negative else q
     sinks = None if problem.sinks is None else problem.sinks.contiguous()
     forward_kernel[(-(-T // config.rows) * B * H,)](
@@ -156,7 +161,7 @@ class _Attention(torch.autograd.Function):
 def backward(
     problem: AttentionProblem, output: Tensor, top: Tensor, log_total: Tensor, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of q, k, v and sinks, given that of the output."""
+    """The gradients of q, k, v and sinks, from the gradient `grad` (B, H, T, E) of the output."""
     from regard.attention.backends.triton.backward import keys_kernel, prepare_kernel, queries_kernel
 
     q, k, v, sinks = problem.q, problem.k, problem.v, problem.sinks
@@ -175,8 +180,8 @@ def backward(
     row_lists = col_lists = None
     if scores.band is None:
         by_rows = by_cols = configs.choose("lists backward", max(widths), q.dtype)
-        found = surveyed(scores.rule, problem.matrix, by_rows.rows, by_rows.cols, q.device)
-        row_lists, col_lists = found.by_row(), found.by_col()
+        blocks = visible_blocks(scores.mask, problem.matrix, by_rows.rows, by_rows.cols, q.device)
+        row_lists, col_lists = blocks.by_row(), blocks.by_col()
     else:
         by_rows, by_cols = (configs.choose(purpose, max(widths), q.dtype) for purpose in ("queries", "keys"))
     band = scores.band or Band()
@@ -203,26 +208,27 @@ def backward(
     )  # fmt: skip
     sinks_grad = None
     if sinks is not None:
-        # A sink has a weight, too, but no value, so that only Σ out · grad pulls on it.
+        # A sink has a weight but no value, so its gradient is −weight · Σ out · grad.
         share = torch.exp2(sinks.float().view(1, H, 1) * math.log2(math.e) - top - log_total).nan_to_num(0.0)
         sinks_grad = -(share * delta).sum((0, 2)).to(sinks.dtype)
     return q_grad, k_grad, v_grad, sinks_grad
 
 
 def padded(*widths: int) -> list[int]:
-    """Widths as the tensor cores want them: powers of two of at least 16.
+    """Widths rounded up to what the tensor cores need: powers of two of at least 16.
 
-    Partly filled blocks of 32 came out wrong (24 in 32 beside 40 in 64; Triton 3.6 on Hopper): they get 64.
+    Triton 3.6 on Hopper computes wrong numbers in partly filled blocks of 32 (24 in 32 beside 40 in 64), so
+    those are padded to 64.
     """
     powers = [max(16, 1 << (width - 1).bit_length()) for width in widths]
     return [64 if power == 32 and width < 32 else power for power, width in zip(powers, widths, strict=True)]
 
 
 def descriptor(x: Tensor, wanted: bool, rows: int, width: int) -> Any:
-    """A tensor descriptor for blocks of rows × width, or None where unwanted or the layout forbids it."""
+    """A tensor descriptor for blocks of rows × width, or None if unwanted or if the layout forbids it."""
     if not wanted or x.numel() == 0 or x.data_ptr() % 16 or x.stride(-1) != 1:
         return None
-    if x.shape[-1] != width:  # a block wider than the tensor made the hardware fault
+    if x.shape[-1] != width:  # a block wider than the tensor causes a hardware fault
         return None
     if any(step * x.itemsize % 16 or step == 0 for step in x.stride()[:-1]):
         return None

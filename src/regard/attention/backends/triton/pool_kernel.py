@@ -1,8 +1,8 @@
-"""An exact overview of the attention matrix in Triton: its weights pooled into bins, without the T×S matrix.
+"""Pools the attention matrix into bins in Triton, exactly and without the T×S matrix.
 
-One program takes one block of queries past the key blocks it may look at, as the forward pass does, but needs
-no values and no running maximum: the row log-sum-exp is known, so a weight is one product and one
-exponential. Sum and maximum over a bin come out of the same tile.
+One program takes one block of queries past the key blocks it sees, as the forward pass does, but needs no
+values and no running maximum: the row log-sum-exp is known, so a weight is one product and one exponential.
+Sum and maximum over a bin are computed from the same tile.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
@@ -30,10 +30,11 @@ def pool_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block holds ROW_BINS × COL_BINS bins, or a bin is PARTS key blocks wide.
+    """Mass and peak of the bins of a block. A block holds ROW_BINS × COL_BINS bins, or a bin is PARTS blocks
+    wide.
 
-    row_index and col_index say which query and key stands in each place of a block, −1 for none; without them
-    place n holds number n.
+    row_index and col_index hold the query and key in each place of a block, −1 for a gap; without them place
+    n holds index n.
     """
     blocks = tl.cdiv(bin_rows, ROW_BINS)
     block = blocks - 1 - tl.program_id(0) % blocks
@@ -53,7 +54,7 @@ def pool_kernel(
         real = row >= 0
         query = _gather(q, q_step, row, D, D_PAD)
     level = tl.load(lse + head.to(tl.int64) * T + row, mask=real, other=float("-inf"))
-    # A query that saw nothing has no weight anywhere; nor has a place without a query.
+    # A query that sees no key has no weights; nor has a place without a query.
     level = tl.where(level == float("-inf"), float("inf"), level * LOG2E)
     slope = None
     if slopes is not None:
@@ -61,7 +62,7 @@ def pool_kernel(
 
     row_bin = block * ROW_BINS + tl.arange(0, ROW_BINS)
     inside = row_bin < bin_rows
-    own_share = tl.load(share + row_bin, mask=inside, other=0.0)  # one over the queries of the bin
+    own_share = tl.load(share + row_bin, mask=inside, other=0.0)  # 1 / the number of queries in the bin
     at = (head.to(tl.int64) * bin_rows + row_bin)[:, None] * bin_cols + tl.arange(0, COL_BINS)[None, :]
     mass += at
     peak += at
@@ -123,7 +124,7 @@ def _past_keys(
                 )
             weight = tl.where(allowed, weight, 0.0)
 
-        if COLS // COL_BINS == 4:  # the other way compiles to wrong numbers here (Triton 3.6 on Hopper)
+        if COLS // COL_BINS == 4:  # the other branch computes wrong numbers here (Triton 3.6 on Hopper)
             cells = weight.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS)
             part_total = tl.sum(tl.sum(cells, 3), 1) * own_share[:, None]
             part_most = tl.max(tl.max(cells, 3), 1)
@@ -136,7 +137,7 @@ def _past_keys(
             part_most = part_most.reshape(ROW_BINS, COL_BINS)
         if PARTS == 1:
             total, most = part_total, part_most
-        else:  # a bin goes on over the next blocks: what is stored last is the whole of it
+        else:  # a bin spans several blocks: the last store holds all of it
             fresh = block % PARTS == 0
             total = tl.where(fresh, 0.0, total) + part_total
             most = tl.maximum(tl.where(fresh, 0.0, most), part_most)
@@ -149,7 +150,7 @@ def _past_keys(
 
 @triton.jit
 def _gather(at, step, row, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """The rows of one head's (length, WIDTH) by number; zeros for −1."""
+    """Load rows of one head's (length, WIDTH) by index; zeros for −1."""
     col = tl.arange(0, PADDED)[None, :]
     at += row[:, None].to(tl.int64) * step[2] + col * step[3]
     return tl.load(at, mask=(row[:, None] >= 0) & (col < WIDTH), other=0.0)

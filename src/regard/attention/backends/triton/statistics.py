@@ -1,4 +1,4 @@
-"""Entropy and distance of every row of an attention matrix, and what every key receives, by Triton."""
+"""Launches the Triton kernel for statistics: entropy and distance of rows, attention received by keys."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.triton import configs
-from regard.attention.backends.triton.launch import descriptor, padded, refuses_scores, scores_of, surveyed
+from regard.attention.backends.triton.launch import (
+    descriptor,
+    padded,
+    scores_of,
+    unsupported_scores_reason,
+    visible_blocks,
+)
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
 
 
 def unsupported_reason(q: Tensor, k: Tensor, mask: Mask) -> str | None:
-    """Why the kernel cannot serve, in a phrase, or None if it can."""
+    """Why the kernel cannot run, in a phrase, or None if it can."""
     if 0 in q.shape or 0 in k.shape:
         return "needs at least one query and one key"
-    return refuses_scores(q, mask)
+    return unsupported_scores_reason(q, mask)
 
 
 def statistics(
@@ -27,12 +33,13 @@ def statistics(
     softcap: float | None,
     first_position: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the weights exp(score − lse) of q (B, H, T, D) on k (B, G, S, D), in float32:
+    """Statistics of the weights exp(score − lse) of q (B, H, T, D) on k (B, G, S, D), in float32.
 
-    entropy (B, H, T) in nats, distance (B, H, T) from query i at i + first_position back to its keys, and
-    received (B, H, S), to 2⁻⁴⁰. A row with NaN in it makes all that its head's keys receive NaN.
+    Returns the entropy (B, H, T) in nats, the mean distance (B, H, T) from query i at position i +
+    first_position back to its keys, and the attention received by each key (B, H, S), to 2⁻⁴⁰. A NaN in one
+    row makes the received attention of its head NaN.
     """
-    from regard.attention.backends.triton.statistics_kernel import UNITS, lines_kernel
+    from regard.attention.backends.triton.statistics_kernel import UNITS, statistics_kernel
 
     B, H, T, D = q.shape
     G, S = k.shape[1], k.shape[2]
@@ -42,17 +49,17 @@ def statistics(
     config = configs.choose("statistics", width, q.dtype)
     lists = None
     if scores.band is None:
-        lists = surveyed(scores.rule, (B, H, T, S), config.rows, config.cols, q.device).by_row()
+        lists = visible_blocks(scores.mask, (B, H, T, S), config.rows, config.cols, q.device).by_row()
     entropy, distance = torch.empty(2, B, H, T, dtype=torch.float32, device=q.device)
     received = torch.zeros(B, H, S, dtype=torch.int64, device=q.device)
     # Triton launches on the current device.
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
-        lines_kernel[(-(-T // config.rows) * B * H,)](
+        statistics_kernel[(-(-T // config.rows) * B * H,)](
             q, k, descriptor(k, config.tma, config.cols, width), lse.contiguous(),
             entropy, distance, received, scores.slopes, lists, scores.band or Band(),
             q.stride(), k.stride(), H, H // G, T, S, scores.factor, scores.cap, first_position,
             D, width, config.rows, config.cols, configs.PRECISION,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
-    given = received.to(torch.float64).div_(UNITS.value).float()
-    return entropy, distance, given.masked_fill_(entropy.isnan().any(-1, keepdim=True), torch.nan)
+    total = received.to(torch.float64).div_(UNITS.value).float()
+    return entropy, distance, total.masked_fill_(entropy.isnan().any(-1, keepdim=True), torch.nan)

@@ -1,8 +1,9 @@
-"""The rows and columns of the attention matrix in Triton: entropy, distance, and what each key receives.
+"""Row and column statistics of the attention matrix in Triton: entropy, distance, and attention received by
+keys.
 
-One program takes one block of queries past the key blocks it may look at, as the overview does. What belongs
-to a row stays in the program. What a key receives comes from many programs, which add to it in no order: as
-whole numbers of 2⁻⁴⁰, since those add up to the same bits in any order.
+One program takes one block of queries past the key blocks it sees, as pooling does. The sums of a row stay in
+the program. The attention that a key receives comes from many programs, which add to it in no fixed order. It
+is added in integers, units of 2⁻⁴⁰, whose sum has the same bits in any order.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
@@ -23,17 +24,17 @@ from regard.attention.backends.triton.tile import (
     tile_bits,
 )
 
-UNITS = tl.constexpr(2.0**40)  # to a weight of 1
-NOTHING = tl.constexpr(1e30)  # stands for infinity: 0 · 1e30 is 0
+UNITS = tl.constexpr(2.0**40)  # integer units in a weight of 1
+EMPTY_ROW_LSE = tl.constexpr(1e30)  # in place of infinity: 0 · 1e30 is 0, not NaN
 
 
 @triton.jit
-def lines_kernel(
+def statistics_kernel(
     q, k, k_tma, lse, entropy, distance, received, slopes, lists, band,
     q_step, k_step, heads, group, T, S, factor, cap, first_position,
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Query i stands first_position steps after key i; the mask counts it S − T steps after."""
+    """Statistics of a block of queries. Query i is at i + first_position; the mask counts i + S − T."""
     blocks = tl.cdiv(T, ROWS)
     block = blocks - 1 - tl.program_id(0) % blocks
     head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -45,11 +46,11 @@ def lines_kernel(
 
     first_row = block * ROWS
     row = first_row + tl.arange(0, ROWS)
-    real = row < T
-    query = load_rows(q, q_step, first_row, real, D, ROWS, D_PAD)
-    level = tl.load(lse + head * T + row, mask=real, other=float("-inf"))
-    # A query that saw nothing has no weight anywhere; nor has a place without a query.
-    level = tl.where(level == float("-inf"), NOTHING, level * LOG2E)
+    inside = row < T
+    query = load_rows(q, q_step, first_row, inside, D, ROWS, D_PAD)
+    level = tl.load(lse + head * T + row, mask=inside, other=float("-inf"))
+    # A query that sees no key has no weights; nor has a place without a query.
+    level = tl.where(level == float("-inf"), EMPTY_ROW_LSE, level * LOG2E)
     slope = None
     if slopes is not None:
         slope = tl.load(slopes + h) * LOG2E
@@ -76,8 +77,8 @@ def lines_kernel(
                 k_step, b.to(tl.int32), g.to(tl.int32), T, S, factor, cap, slope, first_position,
                 start, stop, part != 1, D, D_PAD, ROWS, COLS, PRECISION,
             )  # fmt: skip
-    tl.store(entropy + head * T + row, -surprise * LN2, mask=real)
-    tl.store(distance + head * T + row, back, mask=real)
+    tl.store(entropy + head * T + row, -surprise * LN2, mask=inside)
+    tl.store(distance + head * T + row, back, mask=inside)
 
 
 @triton.jit
@@ -109,7 +110,7 @@ def _past_keys(
                 allowed = tile_bits(
                     lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
                 )
-            log = tl.where(allowed, log, -NOTHING)  # before anything else: it may be NaN
+            log = tl.where(allowed, log, -EMPTY_ROW_LSE)  # first of all, since a hidden entry may be NaN
         weight = tl.exp2(log)
         surprise += tl.sum(weight * log, 1)
         back += tl.sum(weight * (stands[:, None] - key.to(tl.float32)[None, :]), 1)

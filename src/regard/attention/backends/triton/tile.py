@@ -1,7 +1,7 @@
-"""What every Triton kernel does with one tile: load its rows, score it, and say which entries are allowed.
+"""Operations on one tile that the Triton kernels share: load its rows, score it, and mask it.
 
-Scores are kept in base 2 (times log2 e), since the hardware's exponential is base 2. Options that were not
-asked for arrive as None and cost nothing.
+Scores are in base 2 (times log2 e), since the hardware's exponential is base 2. An option that a call does
+not use is None, and the compiler removes its code.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
@@ -16,7 +16,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def load_rows(at, step, first, seen, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
-    """Rows from `first` on of one head's (length, WIDTH) as a (ROWS, PADDED) tile: zero where not seen."""
+    """Rows from `first` on of a head's (length, WIDTH) as a (ROWS, PADDED) tile, 0 where not `seen`."""
     row, col = tl.arange(0, ROWS), tl.arange(0, PADDED)
     at += first.to(tl.int64) * step[2] + row[:, None] * step[2] + col[None, :] * step[3]
     if seen is not None:
@@ -31,7 +31,7 @@ def load_rows(at, step, first, seen, WIDTH: tl.constexpr, ROWS: tl.constexpr, PA
 def load_block(
     at, step, tma, b, g, first, seen, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr
 ):
-    """The same for head g of sequence b, through its tensor descriptor where there is one and all is seen."""
+    """`load_rows` for head g of sequence b, by its tensor descriptor if it has one and all rows are seen."""
     if tma is not None and seen is None:
         return tma.load([b, g, first.to(tl.int32), 0]).reshape(ROWS, PADDED)
     else:
@@ -40,11 +40,11 @@ def load_block(
 
 @triton.jit
 def store_rows(at, step, first, length, tile, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
-    """A (ROWS, PADDED) tile into the rows from `first` on of one head's (length, WIDTH)."""
+    """Store a (ROWS, PADDED) tile in the rows from `first` on of one head's (length, WIDTH)."""
     row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, PADDED)[None, :]
-    there = (first + row < length) & (col < WIDTH)
+    inside = (first + row < length) & (col < WIDTH)
     at += first.to(tl.int64) * step[2] + row * step[2] + col * step[3]
-    tl.store(at, tile.to(at.dtype.element_ty), mask=there)
+    tl.store(at, tile.to(at.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def scored(product, factor, cap, slope, q, k):
 
 @triton.jit
 def tanh(x):
-    """To float32's precision: 1 − 2 / (e^2x + 1) loses the small x, which a polynomial keeps."""
+    """tanh in float32 precision: 1 − 2 / (e^2x + 1), and a polynomial where that loses digits."""
     y = x * x
     small = -6.104947958455204e-3
     small = small * y + 2.100364117430851e-2
@@ -73,10 +73,10 @@ def tanh(x):
 
 @triton.jit
 def key_blocks(q_first, q_last, S, band, COLS: tl.constexpr):
-    """Which key blocks the queries at positions q_first … q_last need.
+    """The key blocks that the queries at positions q_first … q_last have to visit.
 
-    Blocks first … full_first and full_last … last hold keys that some of them may not look at, or that do not
-    exist; those between are allowed whole.
+    Blocks first … full_first and full_last … last are partial: they hold keys that are hidden from some of
+    the queries, or that do not exist. Blocks full_first … full_last are full.
     """
     first, full_first = 0, 0
     full_last, last = S // COLS, tl.cdiv(S, COLS)
@@ -92,7 +92,7 @@ def key_blocks(q_first, q_last, S, band, COLS: tl.constexpr):
 
 @triton.jit
 def query_blocks(k_first, k_last, T, S, band, ROWS: tl.constexpr):
-    """Which query blocks the keys k_first … k_last are needed by, in the same four parts."""
+    """The query blocks that have to visit the keys k_first … k_last, with the edges that `key_blocks` has."""
     first, full_first = 0, 0
     full_last, last = tl.cdiv(T, ROWS), tl.cdiv(T, ROWS)  # queries past the last are harmless
     shift = S - T
@@ -109,7 +109,7 @@ def query_blocks(k_first, k_last, T, S, band, ROWS: tl.constexpr):
 
 @triton.jit
 def in_band(q, k, S, band):
-    """May the queries at positions q look at the keys k? Both broadcast."""
+    """Whether the queries at positions q see the keys k. Both broadcast."""
     allowed = k < S
     if band.ahead is not None:
         allowed = allowed & (k <= q + band.ahead)
@@ -120,7 +120,7 @@ def in_band(q, k, S, band):
 
 @triton.jit
 def seen_in_band(k, q_first, q_last, S, band):
-    """Which keys may be looked at by any of the queries at positions q_first … q_last?"""
+    """Whether each key is visible to any of the queries at positions q_first … q_last."""
     seen = k < S
     if band.ahead is not None:
         seen = seen & (k <= q_last + band.ahead)
@@ -139,6 +139,6 @@ def tile_bits(lists, entry, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def list_of(lists, b, h, block):
-    """Where the list of a block begins, where its partial blocks begin, and where it ends."""
+    """The entries at which the list of a block begins, its partial blocks begin, and it ends."""
     at = b * lists.batch_step + h * lists.head_step + block
     return tl.load(lists.first + at), tl.load(lists.split + at), tl.load(lists.first + at + 1)

@@ -1,0 +1,187 @@
+"""Masks that show part of another mask: some of its rows, some of its keys, or its visibility without its
+bias.
+
+A view numbers queries and keys from 0 again and translates every question into the positions of the mask
+inside. This file knows positions; which rows a map selects and which keys a cache holds is decided by the
+callers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks.bands import Band
+from regard.attention.masks.base import Blocks, Grid, Mask
+
+
+@dataclass(frozen=True, repr=False)
+class MaskView(Mask):
+    """Another mask, of which only some queries or keys are used; those are numbered from 0 again."""
+
+    inner: Mask
+
+    @property
+    def biased(self) -> bool:  # type: ignore[override]
+        return self.inner.biased
+
+    @property
+    def trainable(self) -> bool:  # type: ignore[override]
+        return self.inner.trainable
+
+    @property
+    def is_causal(self) -> bool:  # type: ignore[override]
+        return self.inner.is_causal
+
+    def _move(self, at: Grid) -> Grid:
+        """The tile in the positions of the mask inside."""
+        return at
+
+    def _move_blocks(self, blocks: Blocks) -> Blocks:
+        """The blocks in the positions of the mask inside."""
+        return blocks
+
+    def allowed(self, at: Grid) -> Tensor:
+        return self.inner.allowed(self._move(at))
+
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        return self.inner.block_bounds(self._move_blocks(blocks))
+
+    def score_bias(self, at: Grid) -> Tensor | None:
+        return self.inner.score_bias(self._move(at))
+
+    def children(self) -> tuple[Mask, ...]:
+        return (self.inner,)
+
+    def with_children(self, *children: Mask) -> Mask:
+        return replace(self, inner=children[0])
+
+    def restrict(self, other: Mask) -> Mask:
+        return self.with_children(self.inner.restrict(other))
+
+    def window_size(self) -> int | None:
+        return self.inner.window_size()
+
+
+def _shift(span: slice | Tensor, steps: int) -> slice | Tensor:
+    return slice(span.start + steps, span.stop + steps) if isinstance(span, slice) else span + steps
+
+
+@dataclass(frozen=True, repr=False)
+class Rows(MaskView, stored=True):
+    """The queries of another mask from `first` on, out of its `T`: a map of which only some rows are kept."""
+
+    first: int
+    T: int
+
+    def _steps(self, at: Grid | Blocks) -> int:
+        """How far positions move: query i of these stands at i + first + S − T."""
+        return self.first + at.T - self.T
+
+    def _move(self, at: Grid) -> Grid:
+        return at._replace(q=at.q + self._steps(at), rows=_shift(at.rows, self.first), T=self.T)
+
+    def _move_blocks(self, blocks: Blocks) -> Blocks:
+        steps = self._steps(blocks)
+        return blocks._replace(q_first=blocks.q_first + steps, q_last=blocks.q_last + steps, T=self.T)
+
+    def band(self, T: int, S: int) -> Band | None:
+        band = self.inner.band(self.T, S)
+        return None if band is None else band.shifted(self.first + T - self.T)
+
+    def first_position(self, T: int, S: int) -> int:
+        return self.first + self.inner.first_position(self.T, S)
+
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        if self.first + T > self.T:
+            return f"expected at most {self.T - self.first} queries, got {T}"
+        return self.inner.shape_error(B, H, self.T, S)
+
+    def __repr__(self) -> str:
+        return f"rows of {self.inner}"
+
+
+@dataclass(frozen=True, repr=False)
+class Keys(MaskView):
+    """The keys of another mask from `first` on, out of its `S`: a map of which only some keys are used."""
+
+    first: int
+    S: int
+
+    def _move(self, at: Grid) -> Grid:
+        cols = _shift(at.cols, self.first)
+        return at._replace(q=at.q + self.S - at.S, k=at.k + self.first, cols=cols, S=self.S)
+
+    def _move_blocks(self, blocks: Blocks) -> Blocks:
+        q_first, q_last = (edge + self.S - blocks.S for edge in (blocks.q_first, blocks.q_last))
+        k_first, k_last = (edge + self.first for edge in (blocks.k_first, blocks.k_last))
+        return Blocks(q_first, q_last, k_first, k_last, blocks.T, self.S)
+
+    def band(self, T: int, S: int) -> Band | None:
+        band = self.inner.band(T, self.S)
+        return None if band is None else band.shifted(self.S - S - self.first)
+
+    def first_position(self, T: int, S: int) -> int:
+        return self.inner.first_position(T, self.S) - self.first
+
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        if self.first + S > self.S:
+            return f"expected at most {self.S - self.first} keys, got {S}"
+        return self.inner.shape_error(B, H, T, self.S)
+
+    def __repr__(self) -> str:
+        return f"keys of {self.inner}"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class CachedKeysMask(MaskView):
+    """Another mask over the keys that a cache holds, after it evicted `gap` keys that followed the `first`
+    ones.
+
+    The mask inside uses absolute positions. Once a cache evicts keys, the index of a key in the cache is no
+    longer its position.
+    """
+
+    first: int
+    gap: int
+
+    def _positions(self, k: Tensor) -> Tensor:
+        return torch.where(k < self.first, k, k + self.gap)
+
+    def _move(self, at: Grid) -> Grid:
+        k = self._positions(at.k)
+        return at._replace(q=at.q + self.gap, k=k, cols=k.flatten(), S=at.S + self.gap)
+
+    def _move_blocks(self, blocks: Blocks) -> Blocks:
+        # A block across the gap counts as if it still held the evicted keys, which is on the safe side.
+        k_first, k_last = self._positions(blocks.k_first), self._positions(blocks.k_last)
+        q_first, q_last = blocks.q_first + self.gap, blocks.q_last + self.gap
+        return Blocks(q_first, q_last, k_first, k_last, blocks.T, blocks.S + self.gap)
+
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.inner.shape_error(B, H, T, S + self.gap)
+
+    def __repr__(self) -> str:
+        return f"cached({self.inner})"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class MaskOnly(MaskView):
+    """The visibility of another mask, without the numbers that it adds to the scores."""
+
+    biased = False
+    trainable = False
+
+    def score_bias(self, at: Grid) -> Tensor | None:
+        return None
+
+    def first_position(self, T: int, S: int) -> int:
+        return self.inner.first_position(T, S)
+
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.inner.shape_error(B, H, T, S)
+
+    def __repr__(self) -> str:
+        return f"visible({self.inner})"

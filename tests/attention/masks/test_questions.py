@@ -1,0 +1,238 @@
+"""Questions about a mask are methods of `Mask`: their answers, and that nobody asks by class instead."""
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard import alibi, causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
+from regard.attention.masks.bands import Band
+from regard.attention.masks.base import Grid, Mask, conjunction
+from regard.attention.masks.description import describe_mask, rebuild_mask
+from regard.attention.masks.named import Relative
+from regard.attention.masks.views import CachedKeysMask, Keys, MaskOnly, Rows
+from regard.recorder.generation.piecewise_mask import CallSizes, PiecewiseMask, Segment
+
+SOURCE = Path(regard.__file__).parent
+B, H, T, S = 3, 4, 5, 5
+BY_HEAD = rule(lambda b, h, q, k: (b + h + q + k) % 3 > 0)
+LEAVES = {
+    "rule": BY_HEAD,
+    "padding": padding([5, 2, 4]),
+    "marks": padding(torch.arange(15).view(3, 5) % 4 > 0),
+    "documents": documents(torch.arange(15).view(3, 5) % 2),
+    "tensor": tensor_mask(torch.randn(B, H, T, S)),
+    "alibi": alibi(H),
+    "relative": Relative(torch.randn(H, 9), 4),
+}
+
+
+def views_of(mask: Mask) -> dict[str, Mask]:
+    """The mask by itself and inside what joins masks; and every view, each for attention of (B, H, T, S)."""
+
+    def varied(rows: int, cols: int) -> Mask:
+        return tensor_mask(torch.randn(B, H, rows, cols)) & BY_HEAD & alibi(H)
+
+    pieces = (
+        Segment(varied(3, 3), CallSizes(3, 3), 0, 0),
+        Segment(varied(2, S), CallSizes(2, S), 3, 0),
+    )
+    views = {
+        "itself": mask,
+        "and": causal & mask,
+        "mask only": MaskOnly(mask),
+        "rows": Rows(varied(T + 2, S), 1, T + 2),
+        "keys": Keys(varied(T, S + 3), 2, S + 3),
+        "rows and keys": Keys(Rows(varied(T + 2, S + 3), 2, T + 2), 3, S + 3),
+        "cached keys": CachedKeysMask(varied(T, S + 3), 1, 3),
+        "pieces": PiecewiseMask(pieces, CallSizes(T, S)),
+    }
+    return views if mask.biased else views | {"not": ~mask, "or": mask | prefix(1)}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize(
+    ("batch", "heads"),
+    [
+        (slice(1, 3), slice(0, 4, 2)),
+        ([2, 0], [3, 3, 1]),
+        (torch.tensor([1, 1, 0]), torch.tensor([2])),
+        (slice(None), [1, 0, 3, 2]),
+    ],
+)
+def test_every_mask_and_every_wrapper_selects_sequences_and_heads(name, batch, heads):
+    for view, mask in views_of(LEAVES[name]).items():
+        everything = (slice(None), slice(None), (B, H, T, S))
+        expected = mask.tile(*everything).expand(B, H, T, S)[batch][:, heads]
+        selected = mask.select(batch, heads)
+        part = (slice(None), slice(None), tuple(expected.shape))
+        assert torch.equal(selected.tile(*part).expand(expected.shape), expected), view
+        bias = mask.bias(*everything)
+        assert (bias is None) == (selected.bias(*part) is None), view
+        if bias is not None:
+            expected_bias = bias.expand(B, H, T, S)[batch][:, heads]
+            torch.testing.assert_close(selected.bias(*part).expand(expected_bias.shape), expected_bias)
+
+
+def test_conjuncts_are_what_and_joins():
+    a, b, c = window(3), padding([1]), causal | prefix(1)
+    assert ((a & full) & (b & c)).conjuncts() == [a, b, c]
+    assert full.conjuncts() == (full & full).conjuncts() == []
+    assert c.conjuncts() == [c]
+    assert conjunction([a, b, c]).conjuncts() == [a, b, c]
+    assert conjunction([]) is full
+
+
+@pytest.mark.parametrize(
+    ("mask", "size"),
+    [
+        (causal & window(8) & window(4), 4),
+        (window(4) & (causal & window(8)), 4),
+        (causal, None),
+        (causal | window(4), None),
+        (~window(4), None),
+        (Rows(causal & window(6), 2, 9), 6),
+        (Keys(causal & window(6), 2, 9), 6),
+        (CachedKeysMask(causal & window(6), 0, 3), 6),
+        (MaskOnly(causal & window(6) & alibi(2)), 6),
+    ],
+    ids=str,
+)
+def test_the_window_of_a_mask_is_its_smallest(mask, size):
+    assert mask.window_size() == size
+
+
+def test_a_joined_mask_has_a_window_if_its_pieces_agree():
+    def pieces(*sizes):
+        return PiecewiseMask(
+            tuple(Segment(causal & window(n), CallSizes(2, 4), 2 * i, 0) for i, n in enumerate(sizes)),
+            CallSizes(4, 4),
+        )
+
+    assert pieces(3, 3).window_size() == 3
+    assert pieces(3, 2).window_size() is None
+
+
+@pytest.mark.parametrize(
+    ("mask", "T", "S", "position"),
+    [
+        (causal, 3, 8, 5),
+        (Rows(causal, 2, 10), 3, 10, 2),
+        (Rows(Rows(causal, 2, 10), 1, 3), 2, 10, 3),
+        (Keys(Rows(causal, 2, 10), 2, 10), 3, 4, 0),
+        (MaskOnly(Rows(causal, 2, 10)), 3, 10, 2),
+    ],
+    ids=str,
+)
+def test_where_the_first_query_stands(mask, T, S, position):
+    assert mask.first_position(T, S) == position
+    rows = mask.tile(range(T), range(S), (T, S))
+    assert rows[0].sum() == position + 1, "the first query of a causal mask sees the keys up to its own"
+
+
+def test_properties_of_masks():
+    assert causal.is_causal
+    assert (window(3) & causal.top_left).is_causal
+    assert not window(3).is_causal
+    assert not (causal | prefix(1)).is_causal
+    assert padding([1]).is_padding
+    assert not (padding([1]) & causal).is_padding
+    assert padding([1, 3]).key_padding(3).tolist() == [[True, False, False], [True, True, True]]
+    assert causal.key_padding(3) is None
+    for mask in (causal, window(3, 1), alibi(2), causal & window(3), ~causal, causal | window(2)):
+        assert mask.translation_invariant
+        for other in (causal.top_left, prefix(2), chunks(2), padding([3]), mask & chunks(2)):
+            assert not other.translation_invariant
+
+
+@pytest.mark.parametrize("mask", [causal, window(3), causal.top_left, prefix(9), full, causal & window(2)])
+def test_what_the_newest_query_is_certain_to_see(mask):
+    for n in range(1, 7):
+        if mask.newest_sees(n):
+            assert mask.to_dense(1, n).all()
+    assert causal.newest_sees(100)
+    assert window(3).newest_sees(3)
+    assert not window(3).newest_sees(4)
+
+
+def test_a_view_is_restricted_where_its_rows_stood():
+    rows = Rows(causal, 2, 6)
+    expected = (causal & window(2)).to_dense(6)[2:5]
+    assert torch.equal(rows.restrict(window(2)).tile(range(3), range(6), (3, 6)), expected)
+    assert causal.restrict(window(2)) == causal & window(2)
+
+
+def test_a_new_mask_is_taught_in_one_place():
+    """A class of one's own with the safe defaults works in every wrapper, in kernels' bounds and in files."""
+
+    @dataclass(frozen=True, repr=False)
+    class Diagonal(Mask, stored=True):
+        offset: int
+
+        def allowed(self, at: Grid) -> torch.Tensor:
+            return at.k == at.q + self.offset
+
+        def __repr__(self) -> str:
+            return f"diagonal({self.offset})"
+
+    try:
+        mask = causal & Diagonal(-1)
+        x = torch.randn(1, 2, 6, 4)
+        output, weights = regard.scaled_dot_product_attention(x, x, x, mask=mask)
+        torch.testing.assert_close(regard.attend(x, x, x, mask=mask), output)
+        attention = regard.attention_map(x, x, mask=mask)[:, :, 2:5]
+        torch.testing.assert_close(attention.to_dense(), weights[:, :, 2:5])
+        assert mask.select([0], [1, 0]) is mask
+        assert (mask.window_size(), mask.band(6, 6)) == (None, None)
+        tensors: dict[str, torch.Tensor] = {}
+        assert rebuild_mask(describe_mask(mask, tensors), tensors) == mask
+    finally:
+        del Mask.stored_classes["Diagonal"]
+
+
+def test_bands():
+    assert (causal & window(128)).band(512, 512) == Band(127, 0)
+    assert full.band(2, 3) == Band()
+    assert padding([1]).band(2, 3) is None
+
+
+def mask_classes(trees: dict[Path, ast.Module]) -> dict[str, Path]:
+    """Every class below `Mask` in the package, with the file that defines it."""
+    classes: dict[str, Path] = {"Mask": SOURCE / "attention" / "masks" / "base.py"}
+    found = True
+    while found:
+        found = False
+        for path, tree in trees.items():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef) and node.name not in classes:
+                    bases = {getattr(base, "id", None) or getattr(base, "attr", None) for base in node.bases}
+                    if bases & classes.keys():
+                        classes[node.name], found = path, True
+    return classes
+
+
+def test_nobody_switches_on_the_class_of_a_mask():
+    """`isinstance(x, Mask)` asks whether x is a mask at all; anything finer is a method of `Mask`."""
+    trees = {path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+    classes = mask_classes(trees)
+    assert {"Causal", "And", "Rows", "PiecewiseMask", "MaskOnly"} <= classes.keys()
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            names: set[str] = set()
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
+                names = {getattr(x, "id", "") or getattr(x, "attr", "") for x in ast.walk(node.args[1])}
+            elif isinstance(node, ast.MatchClass):
+                names = {getattr(node.cls, "id", "") or getattr(node.cls, "attr", "")}
+            elsewhere = {name for name in names & classes.keys() - {"Mask"} if classes[name] != path}
+            assert not elsewhere, f"{path}:{node.lineno} tests for {elsewhere}: give Mask a method instead"
+
+
+def test_each_question_has_one_definition():
+    """Functions that once answered the same question twice, and differently, do not come back."""
+    gone = {"window_of", "parts_of", "mask_of_heads", "band_of", "split_alibi", "reordered"}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            assert getattr(node, "name", "") not in gone, f"{path} defines {node.name}, which Mask answers"

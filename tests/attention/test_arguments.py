@@ -1,0 +1,149 @@
+"""One check of whole numbers for every public argument, and answers to PyTorch's argument names."""
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard import stages
+from regard.attention.arguments import PYTORCH_ARGUMENTS, check_positive, check_whole_number
+from regard.gpt import Config
+from regard.gpt.sampler import Sampler
+from regard.gpt.training.settings import TrainingSettings
+from regard.heads.repeated_tokens import repeated
+from regard.layers import Attention, KVCache, RMSNorm, Rotary, SinkCache, WindowCache
+from regard.show.server.limits import RefusedError, check_number
+
+SOURCE = Path(regard.__file__).parent
+X = torch.randn(1, 2, 6, 4)
+SIZES = (16, 8, 2, 2, 4)  # vocabulary, context, layers, heads, width
+CALLERS: dict[str, Callable[[Any], object]] = {
+    "window": regard.window,
+    "window(ahead)": lambda n: regard.window(2, ahead=n),
+    "prefix": regard.prefix,
+    "chunks": regard.chunks,
+    "alibi": regard.alibi,
+    "causal_mask": regard.causal_mask,
+    "KVCache": KVCache,
+    "WindowCache": WindowCache,
+    "SinkCache(first)": lambda n: SinkCache(n, 4),
+    "SinkCache(size)": lambda n: SinkCache(1, n),
+    "RMSNorm": RMSNorm,
+    "Rotary": Rotary,
+    "Attention(d_model)": lambda n: Attention(n, 2),
+    "Attention(num_heads)": lambda n: Attention(8, n),
+    "Attention(num_kv_heads)": lambda n: Attention(8, 4, num_kv_heads=n),
+    "Attention(head_dim)": lambda n: Attention(8, 4, head_dim=n),
+    "SelfAttention": stages.SelfAttention,
+    "CausalSelfAttention": lambda n: stages.CausalSelfAttention(8, n),
+    "CrossAttention": lambda n: stages.CrossAttention(8, n),
+    "Head": lambda n: stages.Head(8, 4, n),
+    "SeparateHeads": lambda n: stages.SeparateHeads(8, 8, n, 6),
+    "MultiHeadAttention": lambda n: stages.MultiHeadAttention(8, 8, n),
+    "ProjectedMultiHeadAttention": lambda n: stages.ProjectedMultiHeadAttention(8, n),
+    "pool(rows)": lambda n: regard.attention_map(X, X).pool(n, 2),
+    "pool(cols)": lambda n: regard.attention_map(X, X).pool(2, n),
+    "topk": lambda n: regard.attention_map(X, X).top(n),
+    "repeated": lambda n: repeated(50, tokens=n),
+    "Config(layers)": lambda n: Config(16, 8, n, 2, 4),
+    "Config(window)": lambda n: Config(*SIZES, window=n),
+    "TrainingSettings(steps)": lambda n: TrainingSettings(steps=n),
+    "TrainingSettings(seed)": lambda n: TrainingSettings(seed=n),
+    "Sampler(top_k)": lambda n: Sampler(1.0, top_k=n),
+    "Sampler(seed)": lambda n: Sampler(1.0, seed=n),
+    "capture_size": lambda n: regard.capture_size(Config(*SIZES), n),
+    "the server": lambda n: check_number("tokens", n, 1, 8),
+}
+
+
+@pytest.mark.parametrize("name", CALLERS)
+@pytest.mark.parametrize("n", [4, np.int64(4), np.int32(4), torch.tensor(4)], ids=lambda n: type(n).__name__)
+def test_every_integer_is_a_whole_number(name, n):
+    CALLERS[name](n)
+
+
+@pytest.mark.parametrize("name", CALLERS)
+@pytest.mark.parametrize(
+    "wrong", [True, 2.5, np.float64(4), np.bool_(True), torch.tensor(True), [4]], ids=str
+)
+def test_nothing_else_is(name, wrong):
+    with pytest.raises((ValueError, RefusedError), match="expected a whole number"):
+        CALLERS[name](wrong)
+
+
+def test_the_check_itself():
+    assert check_whole_number("n", np.int64(3)) == 3
+    assert type(check_whole_number("n", np.int64(3))) is int
+    for value, limits in ((0, {}), (-1, {"least": 0}), (9, {"least": 0, "most": 8})):
+        with pytest.raises(ValueError, match=f"n: expected a whole number .*, got {value}"):
+            check_whole_number("n", value, **limits)
+    with pytest.raises(ValueError, match=r"from 0 to 8, got 'x+…"):
+        check_whole_number("n", "x" * 1000, 0, 8)
+    with pytest.raises(ValueError, match="eps: expected a number above 0, got True"):
+        check_positive("eps", True)
+
+
+def test_numbers_are_stored_as_plain_integers():
+    layer = Attention(np.int64(8), np.int64(4), num_kv_heads=np.int64(2), head_dim=np.int64(2))
+    sizes = (layer.d_model, layer.num_heads, layer.num_kv_heads, layer.head_dim)
+    assert {type(size) for size in (*sizes, KVCache(np.int64(4)).max_length)} == {int}
+    config = Config(*map(np.int64, SIZES), window=(np.int64(4), None))
+    assert config == Config(*SIZES, window=(4, None))
+    assert {type(size) for size in dataclasses.astuple(config)[:8]} == {int}
+
+
+def test_there_is_one_check_of_whole_numbers():
+    """No other function raises the sentence, and none has a name of a check that was joined into this one."""
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        if path.name != "arguments.py":
+            assert "expected a whole number" not in text, f"{path}: use check_whole_number"
+        for node in ast.parse(text).body:
+            assert getattr(node, "name", "") not in ("whole", "check_size"), path
+
+
+FUNCTIONS = {
+    "attend": lambda **other: regard.attend(X, X, X, **other),
+    "scaled_dot_product_attention": lambda **other: regard.scaled_dot_product_attention(X, X, X, **other),
+    "attention_map": lambda **other: regard.attention_map(X, X, **other),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("argument", "advice"),
+    [
+        ({"attn_mask": torch.ones(6, 6).bool()}, "write mask="),
+        ({"is_causal": True}, "write mask=regard.causal"),
+        ({"dropout_p": 0.1}, "write dropout="),
+        ({"enable_gqa": True}, "leave it out"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_arguments_of_pytorch_are_answered_with_what_to_write(function, argument, advice):
+    (name,) = argument
+    with pytest.raises(TypeError, match=rf"^{function}\(\) has no argument '{name}': {advice}"):
+        FUNCTIONS[function](**argument)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mistyped'"):
+        FUNCTIONS[function](mistyped=1)
+
+
+def test_every_argument_of_pytorch_is_known_or_answered():
+    theirs = {"query", "key", "value", *PYTORCH_ARGUMENTS, "scale"}
+    text = torch.nn.functional.scaled_dot_product_attention.__doc__ or ""
+    signature = text[text.index("(") + 1 : text.index(")")]
+    assert {part.split("=")[0].split(":")[0].strip(" *\n") for part in signature.split(",")} <= theirs | {""}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_signatures_stay_readable(function):
+    parameters = inspect.signature(getattr(regard, function)).parameters
+    assert {"q", "k", "mask", "scale", "softcap", "sinks"} <= parameters.keys()
+    assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values())
