@@ -5,11 +5,13 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from regard.recorder import Capture
+from regard.show.saved.bundle import write
 from regard.show.server.background import BackgroundServer
 from tests.captures import HOSTILE, captured
 
@@ -104,12 +106,20 @@ def test_a_name_that_was_pointed_at_this_machine_is_refused(
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[str]:
-    """A page of somebody else's."""
+def requests() -> list[str]:
+    """The paths that were asked for `elsewhere`."""
+    return []
+
+
+@pytest.fixture
+def elsewhere(requests: list[str]) -> Iterator[str]:
+    """A page of somebody else's, which anybody may read."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            requests.append(self.path)
             self.send_response(200)
+            self.send_header("access-control-allow-origin", "*")
             self.send_header("content-type", "text/html")
             self.end_headers()
             self.wfile.write(b"<!doctype html><title>elsewhere</title>")
@@ -182,3 +192,53 @@ def test_with_a_secret_in_the_address_the_page_works(
     assert answer is not None
     assert answer.status == 403
     assert page.problems.pop().startswith("error: Failed to load resource")  # type: ignore[attr-defined]
+
+
+# Each way to run other code, or to reach anybody. It waits for a task of its own: what the test runs at once
+# may do more than the page's scripts.
+ATTEMPTS = """(elsewhere) => new Promise((resolve) => setTimeout(async () => {
+  const blob = (text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+  const opened = (made) => new Promise((done, failed) => Object.assign(made, {
+    onopen: done, onload: done, onerror: failed, onmessage: ({ data }) => data === "done" ? done() : failed(),
+  }));
+  const request = new XMLHttpRequest();
+  request.open("GET", `${elsewhere}xhr`);
+  const report = `fetch("${elsewhere}nested").then(() => postMessage("done"), () => postMessage("failed"))`;
+  const attempts = {
+    eval: () => (0, eval)("1"),
+    function: () => new Function("return 1")(),
+    wasm: () => WebAssembly.compile(new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0])),
+    fetch: () => fetch(`${elsewhere}fetch`),
+    fetchWithoutCors: () => fetch(`${elsewhere}opaque`, { mode: "no-cors" }),
+    xhr: () => (request.send(), opened(request)),
+    socket: () => opened(new WebSocket(`${elsewhere.replace("http", "ws")}socket`)),
+    events: () => opened(new EventSource(`${elsewhere}events`)),
+    module: () => import(`${elsewhere}module`),
+    moduleOfBlob: () => import(blob("self.taken = true")),
+    remoteWorker: () => opened(new Worker(`${elsewhere}worker`)),
+    nestedWorker: () => opened(new Worker(blob(report))),
+  };
+  if (self.importScripts) {
+    attempts.script = () => importScripts(`${elsewhere}script`);
+    attempts.scriptOfBlob = () => importScripts(blob("self.taken = true"));
+  }
+  const worked = [];
+  for (const [name, attempt] of Object.entries(attempts)) {
+    try { await attempt(); worked.push(name); } catch {}
+  }
+  resolve({ worked, tried: Object.keys(attempts).length, taken: self.taken ?? false });
+}))"""
+
+
+@pytest.mark.parametrize("where", ["page", "worker"])
+def test_a_saved_page_and_its_worker_run_no_other_code_and_reach_nobody(
+    page: Page, tmp_path: Path, elsewhere: str, requests: list[str], where: str
+) -> None:
+    page.goto(write(captured(), tmp_path / "page.html").as_uri())
+    expect(page.locator(".map-stage canvas")).to_be_visible()
+    if not page.workers:
+        page.wait_for_event("worker")
+    found = (page if where == "page" else page.workers[0]).evaluate(ATTEMPTS, elsewhere)
+    assert found == {"worked": [], "tried": 12 if where == "page" else 14, "taken": False}
+    assert requests == []
+    page.problems.clear()  # type: ignore[attr-defined]  # the console reports what was refused

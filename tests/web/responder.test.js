@@ -162,6 +162,6 @@ test("if the worker dies, nobody waits for ever", async (t) => {
   const { weights, port, close } = opened();
   t.after(close);
   const row = weights.ask("row", { ...place, index: 0 });
-  port.onerror({ message: "out of memory" });
+  port.dispatchEvent(Object.assign(new Event("error"), { message: "out of memory" }));
   await assert.rejects(row, /The computation failed\. out of memory/);
 });

@@ -31,10 +31,21 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
     return bundle_texts
 
 
-def test_every_module_of_the_page_is_in_the_script() -> None:
-    script = bundle.bundle_modules("main")
-    for name in MODULES:
-        assert f"const {bundle._variable(name.removesuffix('.js'))} = " in script, name
+def bundled(entry: str) -> set[str]:
+    """The modules in the script of an entry."""
+    script = bundle.bundle_modules(entry)
+    return {name for name in MODULES if f"const {bundle._variable(name.removesuffix('.js'))} = " in script}
+
+
+def test_every_module_of_the_page_is_in_a_script() -> None:
+    assert bundled("main") == set(MODULES) - {"source/worker.js"}
+
+
+def test_the_worker_has_the_arithmetic_and_knows_no_page() -> None:
+    assert {"source/weights.js", "source/eviction.js", "source/row_steps.js"} <= bundled("source/worker")
+    for name in bundled("source/worker"):
+        text = (bundle.FOLDER / name).read_text("utf-8")
+        assert not re.search(r"\b(document|window|location|navigator)\.", text), name
 
 
 def test_every_exported_name_exists_once() -> None:

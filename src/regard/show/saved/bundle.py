@@ -1,8 +1,9 @@
 """The saved page: style, script and data bundled into a single HTML file.
 
 The file requests nothing from anywhere: everything is inside it, and its Content-Security-Policy allows
-nothing else. The script of the page's worker stands in it as text: the page starts it from a blob, which
-inherits that policy. This file knows HTML and how the page's modules import each other; `pack` knows the data.
+nothing else. The script of the page's worker stands in it as text; the page starts it from a blob, which
+inherits that policy. This file knows HTML and how the page's modules import each other; `pack` knows the
+data.
 """
 
 from __future__ import annotations

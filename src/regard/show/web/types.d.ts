@@ -366,7 +366,8 @@ type Head = import("./source/weights.js").Head;
 interface Port {
   postMessage(message: ToWorker | FromWorker, transfer?: Transferable[]): void;
   onmessage: ((event: MessageEvent) => void) | null;
-  onerror?: ((event: ErrorEvent) => void) | null;
+  /** Of a worker that cannot start or that fails; a channel has no such event. */
+  addEventListener(type: "error", listener: (event: ErrorEvent) => void): void;
 }
 
 /** What a long computation awaits between its parts, to let others go first; it throws to stop it. */

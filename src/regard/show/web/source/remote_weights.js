@@ -15,7 +15,7 @@ export class RemoteWeights {
     /** @type {Map<number, { resolve: (answer: any) => void, reject: (error: Error) => void }>} */
     this.waiting = new Map();
     port.onmessage = ({ data: message }) => this.receive(message);
-    port.onerror = (event) => this.fail(event.message);
+    port.addEventListener("error", (event) => this.fail(event.message));
     this.send({ kind: "open", ...data });
   }
 

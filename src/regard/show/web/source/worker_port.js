@@ -30,7 +30,7 @@ async function startWorker() {
     const worker = new Worker(address);
     await new Promise((ready, failed) => {
       worker.onmessage = ready;
-      worker.onerror = failed; // such as a policy that forbids it
+      worker.addEventListener("error", failed); // as where a policy forbids it
     });
     return worker;
   } finally {

@@ -1,0 +1,150 @@
+"""A saved page computes in a worker, so that the page never waits; without one it computes by itself."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import BrowserContext, FrameLocator, Page, expect
+
+from regard.recorder import Capture
+from tests.captures import captured
+
+ARITHMETIC = {"products", "weigh", "evictionOf", "rowSteps", "prepare"}
+WORKER = "worker-src blob:"
+PLACE = "#layer=1&head=2&row=400&col=390"
+# Lists questions to the worker, their answers and frames, in order; the root element says what was answered.
+WATCH = """
+self.happened = [];
+const post = Worker.prototype.postMessage;
+Worker.prototype.postMessage = function (message, ...rest) {
+  if (message.kind === "ask") {
+    happened.push(`${message.name} asked`);
+    this.addEventListener("message", ({ data }) => {
+      if (data.id !== message.id || data.kind !== "answer") return;
+      happened.push(`${message.name} answered`);
+      document.documentElement.setAttribute(`data-${message.name}`, "answered");
+    });
+  }
+  return post.call(this, message, ...rest);
+};
+const frame = () => (happened.push("frame"), requestAnimationFrame(frame));
+requestAnimationFrame(frame);
+"""
+
+
+@pytest.fixture(scope="module")
+def seen() -> Capture:
+    return captured(700, width=16)
+
+
+@pytest.fixture
+def functions(context: BrowserContext, page: Page) -> Callable[[], set[str]]:
+    """The names of the functions that ran on the page's own thread so far. The browser counts every call."""
+    session = context.new_cdp_session(page)
+    session.send("Profiler.enable")
+    session.send("Profiler.startPreciseCoverage", {"callCount": True, "detailed": False})
+    counts: dict[str, int] = {}
+
+    def ran() -> set[str]:
+        taken: dict[str, Any] = session.send("Profiler.takePreciseCoverage")
+        for script in taken["result"]:
+            for function in script["functions"]:
+                count = function["ranges"][0]["count"]
+                counts[function["functionName"]] = counts.get(function["functionName"], 0) + count
+        return {name for name, count in counts.items() if count}
+
+    return ran
+
+
+def read_a_cell(page: Page | FrameLocator, seen: Capture) -> None:
+    """Waits for the weight of layer 1, head 2, row 400, column 390, and compares it."""
+    expect(page.locator("#weight")).to_have_text(re.compile(r"\d"))
+    shown = float(re.sub(r"[^\d.e−-]", "", page.locator("#weight").inner_text()).replace("−", "-"))
+    assert shown == pytest.approx(float(seen[1, 2][0, 400, 390]), rel=1e-2, abs=1e-9)
+
+
+def test_no_arithmetic_runs_on_the_thread_of_the_page(
+    page: Page, saved: Callable[..., str], seen: Capture, functions: Callable[[], set[str]]
+) -> None:
+    page.add_init_script(WATCH)
+    page.goto(saved(seen) + PLACE)
+    read_a_cell(page, seen)
+    assert len(page.workers) == 1
+    for view, question in (("map", "tile"), ("text", "row"), ("steps", "steps"), ("cache", "eviction")):
+        page.locator(f"#tab-{view}").click()
+        expect(page.locator(f"html[data-{question}]")).to_have_count(1, timeout=20_000)
+    ran = functions()
+    assert {"openSaved", "startWorker", "painted"} <= ran  # the page is what was counted
+    assert ran & ARITHMETIC == set()
+
+
+def test_the_page_draws_frames_while_a_tile_is_computed(
+    page: Page, saved: Callable[..., str], seen: Capture
+) -> None:
+    page.add_init_script(WATCH)
+    page.goto(saved(captured(3000, layers=1, heads=1, kv_heads=1, width=64)))
+    expect(page.locator("html[data-tile]")).to_have_count(1, timeout=20_000)
+    happened: list[str] = page.evaluate("happened")
+    asked, answered = happened.index("tile asked"), happened.index("tile answered")
+    assert happened[asked:answered].count("frame") >= 2
+
+
+@pytest.mark.parametrize("why", ["forbidden by a policy", "no such thing"])
+def test_without_a_worker_the_page_computes_by_itself(
+    page: Page,
+    saved: Callable[..., str],
+    tmp_path: Path,
+    seen: Capture,
+    functions: Callable[[], set[str]],
+    why: str,
+) -> None:
+    address = saved(seen)
+    path = tmp_path / "page.html"
+    if why == "no such thing":
+        page.add_init_script("delete self.Worker")
+    else:
+        text = path.read_text("utf-8")
+        assert text.count(WORKER) == 1
+        path.write_text(text.replace(WORKER, "worker-src 'none'"), encoding="utf-8")
+    page.goto(address + PLACE)
+    read_a_cell(page, seen)
+    page.locator("#tab-steps").click()
+    expect(page.locator("#view-steps")).to_contain_text("700")
+    assert page.workers == []
+    assert {"products", "weigh", "rowSteps"} <= functions()
+    if why != "no such thing":
+        (problem,) = page.problems  # type: ignore[attr-defined]  # the console reports the refusal
+        assert "Creating a worker" in problem
+        page.problems.clear()  # type: ignore[attr-defined]
+
+
+def test_there_is_a_worker_in_a_sandboxed_frame_too(
+    page: Page, saved: Callable[..., str], tmp_path: Path, seen: Capture
+) -> None:
+    saved(seen)
+    path = tmp_path / "page.html"
+    text = html.escape(path.read_text("utf-8"))
+    frame = f'<iframe sandbox="allow-scripts" style="width:1200px;height:700px" srcdoc="{text}"></iframe>'
+    path.write_text(f"<!doctype html><title>viewer</title>{frame}", "utf-8")
+    page.goto(path.as_uri())
+    inside = page.frame_locator("iframe")
+    inside.locator(".map-stage canvas").click(position={"x": 130, "y": 300})  # a cell near the first key
+    expect(inside.locator("#weight")).to_have_text(re.compile(r"\d"))
+    assert len(page.workers) == 1
+
+
+def test_what_goes_wrong_in_the_worker_is_said_on_the_page(
+    page: Page, saved: Callable[..., str], tmp_path: Path
+) -> None:
+    address = saved()
+    path = tmp_path / "page.html"
+    text = re.sub(r'<script [^>]*id="mask-0">[^<]*</script>', "", path.read_text("utf-8"))
+    path.write_text(text, encoding="utf-8")
+    page.goto(address)
+    expect(page.locator("#status")).to_contain_text('The file holds no block "mask-0"')
+    page.problems.clear()  # type: ignore[attr-defined]  # the status says so
