@@ -159,8 +159,8 @@ def by_definition(A: Tensor, v: Tensor) -> Numbers:
         "entropy": torch.special.entr(A).sum(-1),
         "distance": (A * back).sum(-1),
         "received": A.sum(-2),
-        "top": A.topk(3).values,
-        "apply": A @ values,
+        "topk": A.topk(3).values,
+        "product": A @ values,
         "mass": (A * (back < 5)).sum(-1),
         "diagonal": A.diagonal(dim1=-2, dim2=-1),
     }
@@ -182,7 +182,7 @@ def by_map(m: AttentionMap, v: Tensor) -> Numbers:
     return {
         "dense": m.to_dense(),
         "rows": m.tile(slice(5, 23)),
-        "row": m[0, 1, T // 2].to_dense(),
+        "row": m[0, 1, T // 2],
         "tile": m[:, :, REGION[0], REGION[1]],
         "pool mass": pool.mass,  # type: ignore[union-attr]
         "pool max": pool.max,  # type: ignore[union-attr]
@@ -191,8 +191,8 @@ def by_map(m: AttentionMap, v: Tensor) -> Numbers:
         "entropy": statistics.entropy,
         "distance": statistics.distance,
         "received": statistics.received,
-        "top": m.topk(3).weights,
-        "apply": m.apply(v),
+        "topk": m.topk(3).values,
+        "product": m @ v,
         "mass": m.mass(regard.window(5)),
         "diagonal": m.diagonal(),
     }

@@ -72,7 +72,7 @@ def test_what_forgetting_loses_is_the_library_s(page: Page, opened: Callable[...
     expect(page.locator(".cache-policy .heat-cell")).to_have_count(8)
     said = page.locator(".cache-policy [aria-live]")
     expect(said).to_contain_text("4 first keys and the latest 16")
-    table = describe(seen.maps, seen.ids, kept=(4, 16))
+    table = describe(seen.maps, seen.ids, policy=(4, 16))
     mean = sum(row.scores["eviction"].value for row in table) / len(table)
     average = re.search(r"would lose ([\d.]+) on average", said.inner_text())
     assert average is not None

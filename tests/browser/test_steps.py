@@ -76,7 +76,7 @@ def test_a_soft_cap_and_a_learned_sink(page: Page, opened: Callable[..., str]) -
     q, k, v = (3 * torch.randn(1, 2, 12, 8) for _ in range(3))
     sinks = torch.tensor([0.5, -1.0])
     m = regard.attention_map(q, k, mask=regard.causal, softcap=2.0, sinks=sinks)
-    layer = Layer(0, "h.0", "", m, examine(m, v, m.apply(v)), (0, 1), v)
+    layer = Layer(0, "h.0", "", m, examine(m, v, m @ v), (0, 1), v)
     seen = Capture([layer], "capped", torch.arange(12)[None], [[f" t{i}" for i in range(12)]])
     page.goto(opened(seen) + "#view=steps&head=1&row=11")
     expect(page.get_by_role("heading", name="Capped")).to_be_visible()
@@ -93,7 +93,7 @@ def test_one_text_that_looks_at_another(page: Page, opened: Callable[..., str]) 
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
     m = regard.attention_map(q, k)
-    seen = Capture([Layer(0, "cross.0", "cross", m, examine(m, v, m.apply(v)), (0, 1), v)], "crossed")
+    seen = Capture([Layer(0, "cross.0", "cross", m, examine(m, v, m @ v), (0, 1), v)], "crossed")
     seen.tokens, seen.target_tokens = [["k0", "k1", "k2", "k3", "k4"]], [["q0", "q1", "q2", "q3", "q4", "q5"]]
     page.goto(opened(seen) + "#view=steps&row=3")
     expect(page.locator("#view-steps .checks").first).to_contain_text(

@@ -52,10 +52,10 @@ def test_long_texts_are_read_in_windows_and_files_written(folder: Path, tmp_path
     assert "(3 texts, 96 tokens)" in shown
     rows = json.loads((tmp_path / "heads.json").read_text())
     assert [(row["layer"], row["head"], row["kv_head"]) for row in rows[4:]] == [
-        ("1", 0, 0),
-        ("1", 1, 0),
-        ("1", 2, 1),
-        ("1", 3, 1),
+        (1, 0, 0),
+        (1, 1, 0),
+        (1, 2, 1),
+        (1, 3, 1),
     ]
     assert "induction_on_repeats" in rows[0]["scores"]
     assert rows[0]["scores"]["itself"]["shuffled"] is not None

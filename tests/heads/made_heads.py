@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard import causal, weights
+from regard import attention_map, causal
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
 
@@ -17,7 +17,7 @@ def looking_at(
     T = len(places)
     scores = torch.zeros(T, T).scatter_(1, places.view(-1, 1), strength) + noise * torch.randn(T, T)
     # The keys are one-hot, so that the queries hold the scores themselves.
-    return weights(scores.view(1, 1, T, T), torch.eye(T).view(1, 1, T, T), mask=mask, scale=1.0)
+    return attention_map(scores.view(1, 1, T, T), torch.eye(T).view(1, 1, T, T), mask=mask, scale=1.0)
 
 
 def repeats(period: int, T: int) -> Tensor:

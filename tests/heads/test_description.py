@@ -32,7 +32,9 @@ def without(a: Tensor, key: int) -> Tensor:
     return (rest / left).where(left > 1e-9, torch.nan)  # next to nothing left beside the sink
 
 
-def by_definition(a: Tensor, ids: Tensor, seen: Tensor, near: int, kept: tuple[int, int]) -> dict[str, float]:
+def by_definition(
+    a: Tensor, ids: Tensor, seen: Tensor, near: int, policy: tuple[int, int]
+) -> dict[str, float]:
     """The scores of one head, a (T, T), by loops; `seen` says who may look at whom."""
     T, x = len(a), ids.tolist()
     rows: dict[str, list[float]] = {name: [] for name in ("duplicate", "induction", "eviction", "local")}
@@ -41,7 +43,7 @@ def by_definition(a: Tensor, ids: Tensor, seen: Tensor, near: int, kept: tuple[i
             continue
         copies = [k for k in range(q) if x[k] == x[q] and seen[q, k]]
         after = [p + 1 for p in range(q) if x[p] == x[q] and p + 1 < q and seen[q, p + 1]]
-        lost = [k for k in range(T) if seen[q, k] and k >= kept[0] and k <= q - kept[1]]
+        lost = [k for k in range(T) if seen[q, k] and k >= policy[0] and k <= q - policy[1]]
         for name, places in (("duplicate", copies), ("induction", after), ("eviction", lost)):
             if places:
                 rows[name].append(sum(a[q, k].item() for k in places))
@@ -55,29 +57,29 @@ def by_definition(a: Tensor, ids: Tensor, seen: Tensor, near: int, kept: tuple[i
     tokens=st.sampled_from([1, 3, 10]),
     mask=st.sampled_from(["causal", "window", "alibi"]),
     near=st.integers(1, 9),
-    kept=st.tuples(st.integers(0, 4), st.integers(1, 9)),
+    policy=st.tuples(st.integers(0, 4), st.integers(1, 9)),
     seed=st.integers(0, 999),
 )
 def test_scores_nulls_and_the_rest_are_their_definitions(
-    T: int, tokens: int, mask: str, near: int, kept: tuple[int, int], seed: int
+    T: int, tokens: int, mask: str, near: int, policy: tuple[int, int], seed: int
 ) -> None:
     torch.manual_seed(seed)
     rule = {"causal": causal, "window": causal & window(7), "alibi": causal & alibi(4)}[mask]
     q, k = torch.randn(1, 4, T, 4, dtype=torch.float64), torch.randn(1, 2, T, 4, dtype=torch.float64)
     k[:, :, 1] += 2 * q[:, ::2].mean(2)  # a key that many look at
     ids = torch.randint(0, tokens, (1, T))
-    map = attention_map(3 * q, k, mask=rule)
-    table = describe([map], ids, near=near, kept=kept)
+    m = attention_map(3 * q, k, mask=rule)
+    table = describe([m], ids, near=near, policy=policy)
     seen = (causal & window(7) if mask == "window" else causal).to_dense(T)
     flat = seen.double() / seen.sum(-1, keepdim=True)
     for row in table:
-        a = map.to_dense()[0, row.head]
+        a = m.to_dense()[0, row.head]
         assert row.kv_head == row.head // 2
-        wanted, null = (by_definition(x, ids[0], seen, near, kept) for x in (a, flat))
+        wanted, null = (by_definition(x, ids[0], seen, near, policy) for x in (a, flat))
         key = row.sink_key
         sink = key is not None and row.scores["sink"].value > 0.3
         rest = (
-            by_definition(without(a, key), ids[0], seen, near, kept) if sink and key is not None else wanted
+            by_definition(without(a, key), ids[0], seen, near, policy) if sink and key is not None else wanted
         )
         for name, value in wanted.items():
             if math.isnan(value):
@@ -96,10 +98,10 @@ def test_entropy_and_distance_without_the_sink() -> None:
     torch.manual_seed(0)
     scores = torch.randn(1, 1, T, T, dtype=torch.float64)
     scores[..., 2] += 4
-    map = attention_map(scores, torch.eye(T, dtype=torch.float64).view(1, 1, T, T), mask=causal, scale=1.0)
-    row = describe([map], torch.arange(T)[None])[0, 0]
+    m = attention_map(scores, torch.eye(T, dtype=torch.float64).view(1, 1, T, T), mask=causal, scale=1.0)
+    row = describe([m], torch.arange(T)[None])[0, 0]
     assert row.sink_key == 2
-    a = map.to_dense()[0, 0]
+    a = m.to_dense()[0, 0]
     changed = torch.cat([a[:2], without(a, 2)[2:]])
     entropy = -torch.special.xlogy(changed, changed).sum(-1)
     back = torch.arange(T).view(-1, 1) - torch.arange(T)
@@ -114,18 +116,18 @@ def test_padding_does_not_count(side: str) -> None:
     T, room = 40, 12
     q, k = torch.randn(1, 4, T, 8), torch.randn(1, 2, T, 8)
     ids = torch.randint(0, 6, (1, T))
-    alone = describe([attention_map(q, k, mask=causal)], ids, kept=(3, 5))
+    alone = describe([attention_map(q, k, mask=causal)], ids, policy=(3, 5))
 
     def padded(x: Tensor, fill: float, dim: int) -> Tensor:
         more = x.new_full((*x.shape[:dim], room, *x.shape[dim + 1 :]), fill)
         return torch.cat([more, x] if side == "left" else [x, more], dim)
 
-    real = padded(torch.ones(1, T, dtype=torch.bool), False, 1)
-    rule = causal & padding(real)
-    # The log-sum-exp of what is real; that of padding is anything.
+    is_token = padded(torch.ones(1, T, dtype=torch.bool), False, 1)
+    rule = causal & padding(is_token)
+    # The log-sum-exp of the text; that of padding is anything.
     lse = padded(attention_map(q, k, mask=causal).lse, 0.5, 2)
-    map = attention_map(padded(q, math.nan, 2), padded(k, math.nan, 2), mask=rule, lse=lse)
-    table = describe([map], padded(ids, 3, 1), real=real, kept=(3, 5))
+    m = attention_map(padded(q, math.nan, 2), padded(k, math.nan, 2), mask=rule, lse=lse)
+    table = describe([m], padded(ids, 3, 1), attention_mask=is_token, policy=(3, 5))
     assert table.tokens == T
     shift = room if side == "left" else 0
     for row, other in zip(table, alone, strict=True):
@@ -161,11 +163,11 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     torch.manual_seed(0)
     T, texts, draws, heads = 24, 6, 20, 20
     scores = torch.randn(texts * draws, heads, T, T)
-    map = attention_map(scores, torch.eye(T).expand(texts * draws, heads, T, T), mask=causal, scale=1.0)
-    truth = map.diagonal(-1).mean().item()
+    m = attention_map(scores, torch.eye(T).expand(texts * draws, heads, T, T), mask=causal, scale=1.0)
+    truth = m.diagonal(-1).mean().item()
     held = 0
     for i in range(draws):
-        some = map[i * texts : (i + 1) * texts]
+        some = m[i * texts : (i + 1) * texts]
         for row in describe([some], torch.arange(T).expand(texts, T)):
             score = row.scores["previous_token"]
             held += score.low <= truth <= score.high
@@ -200,15 +202,15 @@ def test_the_last_queries_of_a_text_score_as_they_do_in_the_whole() -> None:
 def test_tokens_shuffled_by_label_and_by_the_model() -> None:
     torch.manual_seed(0)
     ids = repeats(20, 100)
-    map = looking_at(inducing(ids))
-    by_label = describe([map], ids)
+    m = looking_at(inducing(ids))
+    by_label = describe([m], ids)
     assert by_label.shuffled == "labels"
     score = by_label[0, 0].scores["induction"]
     assert score.value == pytest.approx(1)
     assert score.shuffled < 0.2
     assert math.isnan(by_label[0, 0].scores["previous_token"].shuffled)
     mixed = ids[:, torch.randperm(100)]
-    by_model = describe([map], ids, shuffled=([looking_at(inducing(mixed))], mixed))
+    by_model = describe([m], ids, shuffled=([looking_at(inducing(mixed))], mixed))
     assert by_model.shuffled == "text"
     # What finds copies in any text finds them in a shuffled one: that is no reason against the label.
     assert by_model[0, 0].scores["induction"].shuffled == pytest.approx(1)
@@ -220,7 +222,7 @@ def test_known_statistics_give_the_same_table() -> None:
     ids = torch.randint(0, 40, (1, 60))
     maps = model.maps(ids)
     table = describe(maps, ids)
-    known = describe(maps, ids, statistics=[map.summary(8, 8) for map in maps])
+    known = describe(maps, ids, statistics=[m.summary(8, 8) for m in maps])
     for row, other in zip(table, known, strict=True):
         assert row.labels == other.labels
         for name, score in row.scores.items():
@@ -234,7 +236,7 @@ def test_study_reads_texts_shuffled_texts_and_repeats() -> None:
         seen.append(ids)
         T = ids.shape[1]
         rows = [looking_at(inducing(row[None])) for row in ids]
-        q, k = torch.cat([map.q for map in rows]), torch.cat([map.k for map in rows])
+        q, k = torch.cat([m.q for m in rows]), torch.cat([m.k for m in rows])
         return [
             attention_map(q, k, mask=causal, scale=1.0),
             *(looking_at(previous(T)) for _ in range(len(ids) == 1)),
@@ -269,12 +271,12 @@ def test_a_capture_has_its_heads() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     q = torch.zeros(2, 1, 4, 2)
-    map = attention_map(q, q, mask=causal)
+    m = attention_map(q, q, mask=causal)
     with pytest.raises(ValueError, match=r"ids: expected whole numbers \(2, 4\)"):
-        describe([map], torch.zeros(3, 4, dtype=torch.long))
+        describe([m], torch.zeros(3, 4, dtype=torch.long))
     with pytest.raises(ValueError, match=r"ids: expected \(2, 4\), a token for each key"):
-        describe([map], torch.zeros(2, 5, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"real: expected booleans \(2, 4\)"):
-        describe([map], torch.zeros(2, 4, dtype=torch.long), real=torch.ones(2, 4))
+        describe([m], torch.zeros(2, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"attention_mask: expected booleans \(2, 4\)"):
+        describe([m], torch.zeros(2, 4, dtype=torch.long), attention_mask=torch.ones(2, 4))
     with pytest.raises(ValueError, match=r"maps: expected \(B, H, T, S\) each"):
-        describe([map[0]], torch.zeros(2, 4, dtype=torch.long))
+        describe([m[0]], torch.zeros(2, 4, dtype=torch.long))

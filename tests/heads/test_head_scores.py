@@ -70,14 +70,14 @@ def test_scores_are_their_definitions(
     H, G = heads
     q, k = torch.randn(2, H, T, 4, dtype=torch.float64), torch.randn(2, G, T, 4, dtype=torch.float64)
     ids = torch.randint(0, tokens, (2, T))
-    map = attention_map(3 * q, k, mask=causal & alibi(H) if biased else causal)
-    found, wanted = scores(map, ids, near=near), by_definition(map.to_dense(), ids, near)
+    m = attention_map(3 * q, k, mask=causal & alibi(H) if biased else causal)
+    found, wanted = scores(m, ids, near=near), by_definition(m.to_dense(), ids, near)
     for name in HeadScores._fields:
         torch.testing.assert_close(getattr(found, name), getattr(wanted, name), equal_nan=True, msg=name)
-    # The null is the same definition, for a head that looks at everything alike.
+    # The null is the same definition, of uniform attention.
     flat = torch.ones(T, T, dtype=torch.float64).tril()
     flat = (flat / flat.sum(-1, keepdim=True)).expand(2, H, T, T)
-    null, wanted = scores(uniform(map), ids, near=near), by_definition(flat, ids, near)
+    null, wanted = scores(uniform(m), ids, near=near), by_definition(flat, ids, near)
     for name in HeadScores._fields:
         torch.testing.assert_close(getattr(null, name), getattr(wanted, name), equal_nan=True, msg=name)
 
@@ -127,8 +127,8 @@ def test_what_a_window_hides_is_no_occasion() -> None:
 
 def test_bad_input_is_named() -> None:
     q = torch.zeros(1, 1, 4, 2)
-    map = attention_map(q, q, mask=causal)
-    with pytest.raises(ValueError, match=r"map: expected \(B, H, T, T\)"):
-        scores(map[0], torch.zeros(1, 4, dtype=torch.long))
+    m = attention_map(q, q, mask=causal)
+    with pytest.raises(ValueError, match=r"m: expected \(B, H, T, T\)"):
+        scores(m[0], torch.zeros(1, 4, dtype=torch.long))
     with pytest.raises(ValueError, match=r"ids: expected whole numbers \(1, 4\)"):
-        scores(map, torch.zeros(4, dtype=torch.long))
+        scores(m, torch.zeros(4, dtype=torch.long))

@@ -70,11 +70,11 @@ def test_a_head_with_a_sink_is_called_by_what_it_does_with_the_rest() -> None:
     T = 100
     half = looking_at(previous(T)).to_dense()[0, 0] * 0.45 + 0.45 * looking_at(sinking(0, T)).to_dense()[0, 0]
     scores = (half + 0.1 / T).log()
-    map = attention_map(scores.view(1, 1, T, T), torch.eye(T).view(1, 1, T, T), mask=causal, scale=1.0)
-    row = describe([map], torch.arange(T)[None])[0, 0]
+    m = attention_map(scores.view(1, 1, T, T), torch.eye(T).view(1, 1, T, T), mask=causal, scale=1.0)
+    row = describe([m], torch.arange(T)[None])[0, 0]
     assert row.labels[:2] == ("previous_token", "sink")
     assert row.sink_key == 0
-    a = map.to_dense()[0, 0, 1:]  # the first query sees only the sink
+    a = m.to_dense()[0, 0, 1:]  # the first query sees only the sink
     score = row.scores["previous_token"]
     assert score.value == pytest.approx(a.diagonal().mean().item(), abs=1e-5)
     a[:, 0] = 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import causal, weights
+from regard import attention_map, causal
 from regard.heads import probe, repeated
 from regard.maps import AttentionMap
 
@@ -38,8 +38,8 @@ def test_a_head_that_looks_after_the_last_copy_scores_one_and_its_null_does_not(
         T = ids.shape[1]
         keys = torch.eye(T).expand(len(ids), 1, T, T)
         after = torch.arange(T).sub(24).clamp(min=0)
-        inducing = weights(300.0 * keys[:, :, after], keys, mask=causal, scale=1.0)
-        idle = weights(0 * keys, keys, mask=causal)
+        inducing = attention_map(300.0 * keys[:, :, after], keys, mask=causal, scale=1.0)
+        idle = attention_map(0 * keys, keys, mask=causal)
         return [idle, inducing]
 
     found, nulls = probe(maps, repeated(1000, start=0))

@@ -16,7 +16,7 @@ import torch
 from regard.gpt import GPT, Config
 from regard.heads import HeadTable, describe
 from regard.heads.corpus import batches
-from regard.heads.survey import Reader, survey
+from regard.heads.survey import SurveyModel, survey
 from regard.processes import Processes
 
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
@@ -37,12 +37,12 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reader() -> Reader:
+def reader() -> SurveyModel:
     torch.manual_seed(1)
     model = GPT(
         Config(vocab_size=64, context_length=64, num_layers=2, num_heads=4, d_model=16, num_kv_heads=2)
     ).eval()
-    return Reader("small", model.maps, letters, 0, "weights")
+    return SurveyModel("small", model.maps, letters, 0, "weights")
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def test_windows_hold_the_corpus_in_order(corpus: Path) -> None:
     assert (rows[:, 0] == 0).all()
     whole = len(text) // 32 * 32
     assert rows[:, 1:].flatten().tolist() == text[:whole]
-    assert found[-1].read <= corpus.stat().st_size
-    assert sum(len(batch.ids) for batch in batches(corpus, letters, 33, 2, most=5)) == 5
+    assert found[-1].bytes_read <= corpus.stat().st_size
+    assert sum(len(batch.ids) for batch in batches(corpus, letters, 33, 2, max_windows=5)) == 5
 
 
 def test_a_short_corpus_is_one_window(tmp_path: Path) -> None:
@@ -86,7 +86,9 @@ def test_what_is_no_text(tmp_path: Path, content: bytes, message: str) -> None:
         list(batches(tmp_path / "bad", letters, 8, 1))
 
 
-def test_a_survey_is_what_describe_says_of_all_windows(corpus: Path, reader: Reader, tmp_path: Path) -> None:
+def test_a_survey_is_what_describe_says_of_all_windows(
+    corpus: Path, reader: SurveyModel, tmp_path: Path
+) -> None:
     table = survey(reader, corpus, tmp_path / "out.json", ranks=RANKS, length=32, batch=3)
     texts = [(list(reader.run(ids)), ids) for ids, _ in batches(corpus, letters, 32, 3, start=0)]
     wanted = describe(texts)
@@ -101,7 +103,7 @@ class KilledError(Exception):
 
 @pytest.mark.parametrize("after", [1, 2, 5])
 def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
-    corpus: Path, reader: Reader, tmp_path: Path, after: int
+    corpus: Path, reader: SurveyModel, tmp_path: Path, after: int
 ) -> None:
     whole = survey(reader, corpus, tmp_path / "whole.csv", ranks=RANKS, length=32)
     seen = []
@@ -112,7 +114,7 @@ def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
             raise KilledError
 
     with pytest.raises(KilledError):
-        survey(reader, corpus, tmp_path / "cut.csv", ranks=RANKS, length=32, save_every=0, tell=stop)
+        survey(reader, corpus, tmp_path / "cut.csv", ranks=RANKS, length=32, save_every=0, report=stop)
     assert not (tmp_path / "cut.csv").exists()
     begun = []
     table = survey(
@@ -121,7 +123,7 @@ def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
         tmp_path / "cut.csv",
         ranks=RANKS,
         length=32,
-        tell=lambda state, _: begun.append(state.batches),
+        report=lambda state, _: begun.append(state.batches),
     )
     assert begun[0] == after + 1
     assert table.to_json() == whole.to_json()
@@ -129,14 +131,14 @@ def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "cut.csv", "whole.csv"]
 
 
-def test_another_survey_is_not_continued(corpus: Path, reader: Reader, tmp_path: Path) -> None:
+def test_another_survey_is_not_continued(corpus: Path, reader: SurveyModel, tmp_path: Path) -> None:
     def stop(state: object, read: int) -> None:
         if state.batches > 2:  # type: ignore[attr-defined]
             raise KilledError
 
     out = tmp_path / "out.csv"
     with pytest.raises(KilledError):
-        survey(reader, corpus, out, ranks=RANKS, length=32, save_every=0, tell=stop)
+        survey(reader, corpus, out, ranks=RANKS, length=32, save_every=0, report=stop)
     with pytest.raises(ValueError, match="another length"):
         survey(reader, corpus, out, ranks=RANKS, length=16)
     corpus.write_text(corpus.read_text() + "more")
@@ -149,7 +151,9 @@ def test_another_survey_is_not_continued(corpus: Path, reader: Reader, tmp_path:
     assert out.exists()
 
 
-def test_where_it_cannot_write_is_said_before_the_work(corpus: Path, reader: Reader, tmp_path: Path) -> None:
+def test_where_it_cannot_write_is_said_before_the_work(
+    corpus: Path, reader: SurveyModel, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=r"\.json, \.csv or \.parquet"):
         survey(reader, corpus, tmp_path / "out.txt", ranks=RANKS)
     with pytest.raises(ValueError, match="folder that exists"):
@@ -185,7 +189,7 @@ def test_two_processes_and_one_write_the_same_survey(folder: Path, corpus: Path,
         assert done.returncode == 0, done.stderr
         assert "8 heads over" in done.stderr
     assert outs[1].read_bytes() == outs[2].read_bytes()
-    assert outs[1].read_text().startswith("layer,head,kv_head,label,")
+    assert outs[1].read_text().startswith("stack,layer,head,kv_head,label,")
 
 
 def test_killed_at_random_it_resumes_to_the_same_survey(folder: Path, corpus: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def table() -> HeadTable:
     torch.manual_seed(0)
     ids = repeats(15, 60)
     made = [looking_at(x) for x in (inducing(ids), previous(60), sinking(4, 60), torch.arange(60))]
-    q = torch.cat([map.q for map in made], 1)
+    q = torch.cat([m.q for m in made], 1)
     same = attention_map(q, made[0].k, mask=causal, scale=1.0)  # four query heads, one key/value head
     grouped = attention_map(q, made[0].k.expand(1, 2, 60, 60), mask=causal, scale=1.0)
     idle = attention_map(0 * q, made[0].k, mask=causal)
@@ -60,8 +60,31 @@ def test_best_where_and_sorted(table: HeadTable) -> None:
     assert values == sorted(values, reverse=True)
     with pytest.raises(ValueError, match="name: expected one of previous_token"):
         table.best("inductoin")
-    with pytest.raises(KeyError, match="expected a layer and a head"):
+    with pytest.raises(KeyError, match=r"expected a layer \(0, 1, 2\) and a head"):
         table[9, 0]
+    assert table.best("normalized entropy", 1).rows == table.best("normalised_entropy", 1).rows
+
+
+def test_layers_are_numbers_and_stacks_have_names() -> None:
+    q = torch.randn(1, 1, 6, 4)
+    m = attention_map(q, q, mask=causal)
+    many = describe([m] * 12, torch.arange(6)[None])
+    assert (many[10, 0].layer, many[10, 0].stack, many[10, 0].key) == (10, "", "10")
+    assert many["10", 0] is many[10, 0]
+    frame = many.to_pandas().sort_values("layer", ascending=False)
+    assert frame["layer"].tolist() == list(range(11, -1, -1))
+    stacks = describe([m] * 3, keys=["encoder.0", "decoder.0", "cross.0"])
+    assert [(row.stack, row.layer) for row in stacks] == [("encoder", 0), ("decoder", 0), ("cross", 0)]
+    assert stacks["decoder.0", 0].place == "decoder.0.0"
+    assert [row.key for row in stacks.where(layer="cross.0")] == ["cross.0"]
+    assert len(stacks.where(layer=0)) == 3
+    assert stacks.to_pandas()["stack"].tolist() == ["encoder", "decoder", "cross"]
+    assert [row.key for row in HeadTable.from_json(stacks.to_json())] == [row.key for row in stacks]
+    assert "decoder.0" in str(stacks)
+    with pytest.raises(KeyError, match=r"expected a layer \(encoder\.0, decoder\.0, cross\.0\)"):
+        stacks[0, 0]
+    with pytest.raises(ValueError, match=r"keys: expected the number of a layer.*got 'last'"):
+        describe([m], keys=["last"])
 
 
 def test_data_frames(table: HeadTable) -> None:

@@ -77,11 +77,11 @@ def test_a_region_is_the_same_part_of_the_dense_matrix(name: str, region: Any) -
 
 def test_a_region_costs_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     tiles: list[Any] = []
-    real = head_pass.HeadPass._log_weights
+    log_weights = head_pass.HeadPass._log_weights
     monkeypatch.setattr(
         head_pass.HeadPass,
         "_log_weights",
-        lambda self, tile, *rest, **out: (tiles.append(tile), real(self, tile, *rest, **out)),
+        lambda self, tile, *rest, **out: (tiles.append(tile), log_weights(self, tile, *rest, **out)),
     )
     q = torch.randn(1, 1, 4096, 8)
     m = regard.attention_map(q, q, mask=regard.causal, lse=torch.zeros(1, 1, 4096))

@@ -49,12 +49,10 @@ def _close(found: Any, expected: torch.Tensor, atol: float = 1e-12) -> None:
 
 
 @given(drawn=maps())
-def test_dense_and_lse_and_apply(drawn: Any) -> None:
+def test_dense_and_lse_and_product(drawn: Any) -> None:
     m, A, (x, right) = drawn
     _close(m.to_dense(), A)
-    _close(m.apply(x.v), right.output)
-    assert m.verify(x.v, right.output) < 1e-12
-    assert m.verify(x.v, right.output + 0.5) > 0.4
+    _close(m @ x.v, right.output)
     assert (m.to_dense()[A == 0] == 0).all()  # what may not be seen is 0 exactly
 
 
@@ -68,8 +66,72 @@ def test_indexes_like_a_tensor(drawn: Any, pick: Any) -> None:
         index.append(pick.draw(st.sampled_from([start, start - size, span, slice(None)])))
     part = m[tuple(index)]
     _close(part.to_dense() if isinstance(part, regard.AttentionMap) else part, A[tuple(index)])
-    if len(index) < 4:
-        assert isinstance(part, regard.AttentionMap)  # without keys named, a smaller map
+    names_row = len(index) > 2 and isinstance(index[2], int)
+    names_keys = len(index) > 3 and index[3] != slice(None)
+    assert isinstance(part, torch.Tensor) == (names_row or names_keys)
+
+
+def test_one_row_a_list_of_rows_or_any_keys_are_a_tensor() -> None:
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8)
+    m = regard.attention_map(q, k, mask=regard.causal)
+    A = m.to_dense()
+    for index in (
+        (0, 3, 2),
+        (0, slice(None), -1),
+        (..., 1, slice(None)),
+        (0, 3, [1, 4]),
+        (0, 3, slice(1, 3), slice(0, 6)),  # all the keys, but named
+        (..., slice(2, 4)),
+        (..., 5),
+        (1, 2, 3, 4),
+    ):
+        found = m[index]
+        assert isinstance(found, torch.Tensor)
+        assert torch.allclose(found, A[index], atol=1e-6)
+    for index in (
+        0,
+        (0, 1),
+        (slice(None), slice(1, 3)),
+        (0, 1, slice(2, 3)),
+        (..., slice(1, 4), slice(None)),
+    ):
+        assert isinstance(m[index], regard.AttentionMap)
+        assert m[index].shape == A[index].shape
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 2, 6, 3), (2, 4, 6, 3), (6, 3), (1, 1, 6, 3), (4, 6, 3), (2, 1, 6, 3), (1, 4, 6, 3)],
+    ids=str,
+)
+def test_the_product_broadcasts_as_that_of_a_tensor(shape: tuple[int, ...], monkeypatch: Any) -> None:
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8)
+    m = regard.attention_map(q, k, mask=regard.causal)
+    A, v = m.to_dense(), torch.randn(shape)
+    expected = A @ (v.repeat_interleave(2, 1) if shape == (2, 2, 6, 3) else v)  # a head a key/value head
+    monkeypatch.setattr(regard.AttentionMap, "to_dense", None)  # the matrix is never built
+    for found in (m @ v, torch.matmul(m, v)):
+        assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_torch_functions_that_a_map_has_no_way_of_its_own_for_are_right() -> None:
+    q = torch.randn(3, 5, 4)
+    m = regard.attention_map(q, q, mask=regard.causal)
+    A, left, vector, deep = m.to_dense(), torch.randn(7, 5), torch.randn(5), torch.randn(2, 3, 5, 4)
+    assert torch.allclose(left @ m, left @ A, atol=1e-6)
+    assert torch.allclose(torch.matmul(m, vector), A @ vector, atol=1e-6)
+    assert torch.allclose(torch.matmul(m, deep), A @ deep, atol=1e-6)
+    assert torch.allclose(torch.einsum("hqk,hkd->hqd", m, q), A @ q, atol=1e-6)
+
+
+def test_gradients_of_the_product_flow_to_the_values() -> None:
+    q, k = torch.randn(2, 5, 8), torch.randn(1, 6, 8)
+    m = regard.attention_map(10 * q, k, mask=regard.causal)  # one head or both in float64
+    v = torch.randn(1, 6, 3, requires_grad=True)
+    weight = torch.randn(2, 5, 3)
+    (found,) = torch.autograd.grad((m @ v * weight).sum(), v)
+    (expected,) = torch.autograd.grad((m.to_dense() @ v * weight).sum(), v)
+    assert torch.allclose(found, expected, atol=1e-5)
 
 
 @given(drawn=maps())
@@ -100,14 +162,17 @@ def test_mass_under_any_rule(drawn: Any, pick: Any) -> None:
 
 
 @given(drawn=maps(), n=st.integers(1, 6))
-def test_top(drawn: Any, n: int) -> None:
+def test_topk(drawn: Any, n: int) -> None:
     m, A, _ = drawn
     n = min(n, A.shape[-1])
     top = m.topk(n)
-    _close(top.weights, A.topk(n).values)
-    seen = top.keys >= 0
-    assert torch.equal(seen, top.weights > 0)
-    assert torch.allclose(A.gather(-1, top.keys.clamp(min=0))[seen], top.weights[seen], atol=1e-12)
+    values, indices = top
+    assert values is top.values
+    assert indices is top.indices
+    _close(values, A.topk(n).values)
+    seen = indices >= 0
+    assert torch.equal(seen, values > 0)
+    assert torch.allclose(A.gather(-1, indices.clamp(min=0))[seen], values[seen], atol=1e-12)
 
 
 @given(drawn=maps(), pick=st.data())
@@ -122,11 +187,12 @@ def test_some_rows_are_a_map_of_their_own(drawn: Any, pick: Any) -> None:
     _close(part.distance(), (rows * back).sum(-1))
     _close(part.received(), rows.sum(-2))
     _close(part.mass(regard.window(2)), (rows * (back < 2)).sum(-1))
-    one = m[0, 0, a]
-    assert one.shape == (S,)
-    _close(one.to_dense(), A[0, 0, a])
-    _close(one.topk(1).weights, A[0, 0, a].topk(1).values)
-    _close(one.entropy(), torch.special.entr(A[0, 0, a]).sum())
+    _close(m[0, 0, a], A[0, 0, a])
+    one = m[0, 0, a : a + 1]
+    assert one.shape == (1, S)
+    _close(one.to_dense(), A[0, 0, a : a + 1])
+    _close(one.topk(1).values, A[0, 0, a : a + 1].topk(1).values)
+    _close(one.entropy(), torch.special.entr(A[0, 0, a : a + 1]).sum(-1))
 
 
 def _pooled(A: torch.Tensor, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -239,8 +305,8 @@ def test_rows_that_see_nothing_are_zero_everywhere() -> None:
     assert m.lse[0, 0, -1] == -torch.inf
     assert m.entropy()[0, 0, -1] == 0
     assert m.pool(6, 6)[0, 0, -1].abs().sum() == 0
-    assert torch.equal(m.topk(2).keys[0, 0, -1], torch.tensor([-1, -1]))
-    assert m.apply(q)[0, 0, -1].abs().sum() == 0
+    assert torch.equal(m.topk(2).indices[0, 0, -1], torch.tensor([-1, -1]))
+    assert (m @ q)[0, 0, -1].abs().sum() == 0
 
 
 def test_nan_in_keys_that_nobody_sees() -> None:
@@ -288,8 +354,7 @@ def test_given_lse_is_used() -> None:
     assert torch.allclose(m.to_dense().sum(-1), torch.ones(1, 2, 5))
     wrong = regard.attention_map(q, q, mask=regard.causal, lse=lse + 1)
     assert torch.allclose(wrong.to_dense().sum(-1), torch.full((1, 2, 5), 0.3679), atol=1e-4)
-    assert wrong.verify(q, output) > 0.1  # a wrong lse cannot pass for the truth
-    assert (wrong.apply(q) - output).abs().max() > 0.1
+    assert (wrong @ q - output).abs().max() > 0.1  # a wrong lse cannot pass for the truth
 
 
 @pytest.mark.parametrize(
@@ -302,13 +367,12 @@ def test_given_lse_is_used() -> None:
         (lambda m: m.pool(2, 2, region=slice(2)), r"region: expected \(slice of rows, slice of keys\)"),
         (lambda m: m.pool(1, 1, region=(slice(4, 4), slice(2))), r"region: expected some of 6 rows"),
         (lambda m: m.pool(1, 1, region=(slice(4), slice(0, 6, 2))), r"region: expected some of 6 keys"),
-        (lambda m: m[0, 0, 2].pool(1, 1), r"pool: expected a map with rows, got one row"),
-        (lambda m: m.topk(7), r"n: expected a whole number from 1 to 6, got 7"),
+        (lambda m: m.topk(7), r"k: expected a whole number from 1 to 6, got 7"),
         (lambda m: m.mass(torch.ones(6, 6)), r"rule: expected a mask rule.*got Tensor"),
         (lambda m: m.mass(regard.alibi(2)), r"rule: expected a rule that says yes or no"),
         (lambda m: m.mass(regard.padding([1, 2, 3])), r"one entry for each of the 1 sequences"),
-        (lambda m: m.apply(torch.ones(1, 2, 5, 4)), r"v: expected \(1, 2, 6, E\), got \(1, 2, 5, 4\)"),
-        (lambda m: m.verify(m.q, m.q[:, :, :3]), r"output: expected \(1, 2, 6, 'E'\)"),
+        (lambda m: m @ torch.ones(1, 2, 5, 4), r"v: expected \(1, 2, 6, E\), got \(1, 2, 5, 4\)"),
+        (lambda m: m @ 3, r"v: expected \(1, 2, 6, E\), got int"),
         (lambda m: m[0.5], r"index: expected a number or slice for batch, got float"),
         (lambda m: m[0, ::2], r"batch and heads take a number or a slice without a step"),
         (lambda m: m.to_dense(limit=100), r"would take .* GiB.*\.pool\(256, 256\)"),

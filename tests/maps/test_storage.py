@@ -106,10 +106,10 @@ def test_a_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
     [
         "{}",
         "[1]",
-        '{"mask": {"kind": "Path"}, "scale": 1, "softcap": null, "axes": [1, 1, 1]}',
+        '{"mask": {"kind": "Path"}, "scale": 1, "softcap": null, "axes": [1, 1]}',
         '{"mask": {"kind": "Padding", "real": {"tensor": "gone"}}, "scale": 1, "softcap": null, "axes": [1]}',
-        '{"mask": {"kind": "Window", "size": 2, "other": 3}, "scale": 1, "softcap": null, "axes": [1, 1, 1]}',
-        '{"mask": {"kind": "Full"}, "scale": "x", "softcap": null, "axes": [1, 1, 1]}',
+        '{"mask": {"kind": "Window", "size": 2, "other": 3}, "scale": 1, "softcap": null, "axes": [1, 1]}',
+        '{"mask": {"kind": "Full"}, "scale": "x", "softcap": null, "axes": [1, 1]}',
     ],
 )
 def test_a_damaged_description_is_refused_by_name(tmp_path: Path, described: str) -> None:

@@ -119,9 +119,9 @@ def _studied(
         model.boundary,
         shuffle=shuffle,
         probe=probe,
-        longest=model.context,
+        max_length=model.context,
         model=model.title,
-        tell=lambda doing: status.update(f"{model.title}: {doing}"),
+        report=lambda message: status.update(f"{model.title}: {message}"),
     )
     return table, list(doubts.values())
 
@@ -165,6 +165,6 @@ def _print(screen: Any, table: HeadTable, every: bool, label: str | None) -> Non
             strongest.append(f"  {words(name) + on:<22}", style="default")
             strongest.append(f"{number(score.value):>5}", style="bold")
             strongest.append(
-                f"  layer {row.layer} head {row.head}  (alike {number(score.null)})\n", style="dim not bold"
+                f"  layer {row.key} head {row.head}  (uniform {number(score.null)})\n", style="dim not bold"
             )
     screen.print(strongest, end="")

@@ -15,7 +15,7 @@ import typer
 from regard.cli.options import Device, ModelName
 
 if TYPE_CHECKING:
-    from regard.heads.survey import State
+    from regard.heads.survey import SurveyProgress
 
 
 def survey(
@@ -60,7 +60,7 @@ def survey(
       torchrun --nproc-per-node 4 --no-python regard survey corpus.txt --out survey.parquet
     """
     from regard.cli.model import Model
-    from regard.heads.survey import Reader
+    from regard.heads.survey import SurveyModel
     from regard.heads.survey import survey as run
     from regard.processes import process_group
 
@@ -71,7 +71,9 @@ def survey(
         raise ValueError(f"corpus: expected a text file, got {corpus}, which is not there")
     with process_group(device) as ranks:
         opened = Model.open(model).to(ranks.device)
-        reader = Reader(opened.title, opened.maps, opened.encode, opened.start, opened.digest(), ranks.device)
+        reader = SurveyModel(
+            opened.title, opened.maps, opened.encode, opened.start, opened.digest(), ranks.device
+        )
         try:
             with _bar(corpus.stat().st_size, windows, ranks.is_main) as tell:
                 table = run(
@@ -81,11 +83,11 @@ def survey(
                     ranks=ranks,
                     length=min(length, opened.context or length),
                     batch=batch,
-                    most=windows,
+                    max_windows=windows,
                     threads=threads,
                     save_every=save_every,
                     fresh=fresh,
-                    tell=tell,
+                    report=tell,
                 )
         except KeyboardInterrupt:
             if ranks.is_main:
@@ -102,7 +104,7 @@ def survey(
 
 
 @contextmanager
-def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[State, int], None]]:
+def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[SurveyProgress, int], None]]:
     """A bar in a terminal, over the corpus or as many windows as were asked for; elsewhere nothing."""
     if not shown or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda state, read: None
@@ -119,7 +121,7 @@ def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[State, 
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("survey", total=1.0, windows=0)
 
-        def tell(state: State, read: int) -> None:
+        def tell(state: SurveyProgress, read: int) -> None:
             share = max(read / size, state.windows / most if most else 0.0)
             bar.update(task, completed=share, windows=state.windows)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
 from regard.gpt.map_hooks import LayerInputs, record_layer_inputs
+from regard.heads.eviction import eviction_loss
 from regard.layers import KVCache
 
 if TYPE_CHECKING:
@@ -136,10 +137,10 @@ def _keys_read(model: GPT, T: int, queries: int) -> int:
 
 
 def _evicted_attention(inputs: LayerInputs, cache: KVCache, window: int, sinks: int) -> list[float]:
-    """For each head, the attention of the newest token on keys that are neither first nor latest."""
-    weights = inputs.attention_map()[0, :, -1].to_dense()  # (H, S)
-    S = inputs.k.shape[2]
-    positions = torch.arange(cache.length - S, cache.length, device=inputs.k.device)
-    evicted = (positions >= sinks) & (positions < cache.length - window)
-    sums: list[float] = weights[:, evicted].sum(-1).tolist()
-    return sums
+    """The eviction loss of the newest token, for each head."""
+    weights = inputs.attention_map()[0, :, -1].unsqueeze(1)  # (H, 1, S)
+    position = torch.tensor([cache.length - 1], device=weights.device)
+    first_key = cache.length - weights.shape[-1]  # a cache may hold the latest keys only
+    windows = torch.tensor([window], device=weights.device)
+    loss: list[float] = eviction_loss(weights, position, windows, sinks, first_key).flatten().tolist()
+    return loss

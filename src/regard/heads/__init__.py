@@ -1,4 +1,4 @@
-"""What heads do: scores of their behaviour, beside what a head that looks everywhere alike would score."""
+"""Head behaviour: scores of every head, each with the baseline of uniform attention, and labels."""
 
 from regard.heads.description import describe, study
 from regard.heads.head_scores import HeadScores, scores

@@ -1,7 +1,7 @@
-"""A corpus as a stream of windows of tokens: read piece by piece, never whole in memory.
+"""A corpus as a stream of windows of tokens: read chunk by chunk, never whole in memory.
 
-What is in which window depends on the file, the tokenizer and the length of a window alone, so every process
-of a survey, and every resumed one, sees the same windows in the same order.
+The windows depend on the file, the tokenizer and the length of a window alone, so every process of a survey,
+and every resumed one, reads the same windows in the same order.
 """
 
 from __future__ import annotations
@@ -15,60 +15,66 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PIECE = 1 << 14  # characters that are encoded at a time, and on to the end of the line
+CHUNK = 1 << 14  # characters that are encoded at a time, extended to the end of the line
 Encode = Callable[[str], list[int]]
 
 
 class Batch(NamedTuple):
-    """Some windows, and about how many bytes of the corpus they reach to."""
+    """Some windows, and the approximate number of bytes of the corpus up to their end."""
 
     ids: Tensor  # (windows, T)
-    read: int
+    bytes_read: int
 
 
 def batches(
-    corpus: Path, encode: Encode, length: int, batch: int, start: int | None = None, most: int | None = None
+    corpus: Path,
+    encode: Encode,
+    length: int,
+    batch: int,
+    start: int | None = None,
+    max_windows: int | None = None,
 ) -> Iterator[Batch]:
-    """Windows of `length` tokens, side by side, `batch` at a time, at most `most` in all.
+    """Consecutive windows of `length` tokens, `batch` at a time, at most `max_windows` in all.
 
-    `start`, if any, takes the first place of each. What is left at the end and fills no window is left out,
-    unless it is all there is.
+    `start`, if any, is the first token of each. Tokens at the end that fill no window are left out, unless
+    the text is shorter than one.
     """
-    windows = islice(_windows(corpus, encode, length, start), most)
-    while some := list(islice(windows, batch)):
-        yield Batch(torch.tensor([ids for ids, _ in some]), some[-1][1])
+    windows = islice(_windows(corpus, encode, length, start), max_windows)
+    while group := list(islice(windows, batch)):
+        yield Batch(torch.tensor([ids for ids, _ in group]), group[-1][1])
 
 
 def _windows(corpus: Path, encode: Encode, length: int, start: int | None) -> Iterator[tuple[list[int], int]]:
+    """Windows one by one, each with the approximate number of bytes up to its end."""
     lead = [] if start is None else [start]
     room = length - len(lead)
-    held: list[int] = []
+    pending: list[int] = []  # tokens that fill no window yet
     size = tokens = used = 0
-    for piece in pieces(corpus):
-        found = encode(piece)
-        held += found
-        size, tokens = size + len(piece.encode()), tokens + len(found)
-        while len(held) >= room:
+    for chunk in read_chunks(corpus):
+        ids = encode(chunk)
+        pending += ids
+        size, tokens = size + len(chunk.encode()), tokens + len(ids)
+        while len(pending) >= room:
             used += room
-            yield lead + held[:room], size * used // tokens
-            held = held[room:]
-    if not used and held:
-        yield lead + held, size
+            yield lead + pending[:room], size * used // tokens
+            pending = pending[room:]
+    if not used and pending:
+        yield lead + pending, size
 
 
-def pieces(corpus: Path) -> Iterator[str]:
-    """The text of a file in parts that end with a line; ValueError says what is wrong with it."""
+def read_chunks(corpus: Path) -> Iterator[str]:
+    """The text of a file in chunks that end with a line; ValueError if it is no text file."""
     if not corpus.is_file():
         raise ValueError(f"corpus: expected a text file, got {corpus}, which is not there")
     empty = True
     try:
         with corpus.open(encoding="utf-8-sig") as opened:
-            while piece := opened.read(PIECE):
-                piece += opened.readline()
-                if "\0" in piece:
+            while chunk := opened.read(CHUNK):
+                chunk += opened.readline()
+                if "\0" in chunk:
                     raise ValueError(f"corpus: expected text, but {corpus} holds zero bytes: is it binary?")
-                empty = empty and not piece.strip()
-                yield piece
+                empty = empty and not chunk.strip()
+                yield chunk
     except UnicodeDecodeError as error:
         raise ValueError(f"corpus: expected UTF-8 text, but {corpus} is not: {error.reason}") from None
     if empty:
@@ -76,6 +82,6 @@ def pieces(corpus: Path) -> Iterator[str]:
 
 
 def digest(corpus: Path) -> str:
-    """What a corpus is recognised by."""
+    """The SHA-256 of the file."""
     with corpus.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

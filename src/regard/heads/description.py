@@ -1,7 +1,7 @@
 """`describe`: the table of heads from maps and tokens; `study`: the same from a model and texts.
 
-`study` lets the model read each text, the text shuffled, and random tokens repeated. One text at a time, one
-layer at a time: beside a model's own maps of one text, only sums are kept.
+`study` runs the model on each text, on the text shuffled, and on random tokens repeated. It takes one text
+and one layer at a time: beside the model's own maps of one text, only sums are kept.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.heads.labels import REPEATS, labels
-from regard.heads.measurement import Ids, measure, total
-from regard.heads.query_scores import KEPT, NAMES, NEAR, KnownStatistics, Options
+from regard.heads.labels import REPEATS, earned_labels
+from regard.heads.measurement import Ids, add_up, measure
+from regard.heads.query_scores import NAMES, NEAR, POLICY, KnownStatistics, Options
 from regard.heads.repeated_tokens import repeated
 from regard.heads.running_sums import Estimate, RunningSums
-from regard.heads.table import HeadRow, HeadTable, Score
+from regard.heads.table import HeadRow, HeadTable, Score, split_key
 from regard.maps import AttentionMap
 
 ON_REPEATS = ("induction", "previous_token", "duplicate")
 Maps = Iterable[AttentionMap]
-Run = Callable[[Tensor], Maps]
+RunModel = Callable[[Tensor], Maps]
 
 
-class LayerMaps(NamedTuple):
-    """What the rows of a layer are called."""
+class LayerHeads(NamedTuple):
+    """The key of a layer ("3" or "decoder.3"), and the numbers of its heads and of their key/value heads."""
 
-    key: int | str
+    key: str
     heads: Sequence[int]
     kv_heads: Sequence[int]
 
@@ -42,22 +42,23 @@ def describe(
     keys: Sequence[int | str] | None = None,
     heads: Sequence[Sequence[int]] | None = None,
     group: int | None = None,
-    real: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     shuffled: tuple[Maps, Tensor] | Sequence[tuple[Maps, Tensor]] | None = None,
     statistics: Iterable[KnownStatistics] | None = None,
     near: int = NEAR,
-    kept: tuple[int, int] = KEPT,
+    policy: tuple[int, int] = POLICY,
     model: str = "",
 ) -> HeadTable:
-    """What every head does, from the maps (B, H, T, S) of all layers and the tokens ids (B, S) they read.
+    """Describe every head, from the maps (B, H, T, S) of all layers and their tokens ids (B, S).
 
-    Several texts are a batch, or a list of (maps, ids). `ids` may be a list, one a layer, where layers read
-    different tokens, as an encoder and a decoder do. `real`, boolean (B, S), says which tokens are text and
-    not padding. `keys` names the layers; those that begin with "cross" look at another text. Where a map
-    holds only some heads, `heads` are their numbers in the model, and `group` of them share a key/value head.
-    `shuffled` is what the same model does with shuffled texts, as (maps, ids). `statistics` are those of each
-    map, if they are known already, as from `map.summary(…)`. `near` tokens count as local; `kept` is the
-    cache policy that eviction judges: so many first and so many latest keys.
+    Several texts are a batch, or a list of (maps, ids). `ids` may be a list with those of each layer, where
+    layers read different tokens, as an encoder and a decoder do. `attention_mask`, boolean (B, S), is False
+    for padding. `keys` are the layers' keys, such as "3" or "decoder.3"; those of the stack "cross" attend to
+    another text. Where a map holds only some heads, `heads` are their numbers in the model, and `group` of
+    them share a key/value head. `shuffled` are the maps and ids of the same model on shuffled texts.
+    `statistics` are those of each map, if they are known already, as from `m.summary(…)`. `near` tokens count
+    as local; `policy` is the cache policy of the eviction score: numbers of first and of latest keys that are
+    kept. `model` is a name for the table.
 
     >>> import regard
     >>> q = torch.zeros(1, 2, 12, 4)
@@ -65,26 +66,31 @@ def describe(
     >>> table[0, 1].label, round(table[0, 1].scores["induction"].value, 3)
     (None, 0.176)
     """
-    options = Options(near, kept)
     texts = _as_texts(maps, ids)
-    count = sum(_batch(some) for some, _ in texts)
-    measured = partial(measure, real=real, crossed=_crossed(keys), options=options)
-    tallies, layers, tokens = [], [], 0
-    for some, read in texts:
-        found = list(measured(some, read, known=statistics, single=count == 1))
-        tallies.append([tally for tally, _ in found])
-        layers = [name_layer(i, map, keys, heads, group) for i, (_, map) in enumerate(found)]
-        tokens += _tokens(found[0][1], real) if found else 0
-    other = None
+    num_texts = sum(_batch_size(text_maps) for text_maps, _ in texts)
+    measure_text = partial(
+        measure, is_token=attention_mask, crossed=_are_crossed(keys), options=Options(near, policy)
+    )
+    # Measure every text, layer by layer.
+    sums: list[list[RunningSums]] = []
+    layers: list[LayerHeads] = []
+    tokens = 0
+    for text_maps, text_ids in texts:
+        measured = list(measure_text(text_maps, text_ids, statistics=statistics, single=num_texts == 1))
+        sums.append([layer.sums for layer in measured])
+        layers = [name_layer(i, layer.map, keys, heads, group) for i, layer in enumerate(measured)]
+        tokens += _count_tokens(measured[0].map, attention_mask) if measured else 0
+    # The same for the shuffled texts.
+    shuffled_sums = None
     if shuffled is not None:
         pairs = [shuffled] if isinstance(shuffled, tuple) else list(shuffled)
-        other = total((x for x, _ in measured(some, read)) for some, read in pairs)
-    return assemble(layers, total(tallies), shuffled=other, texts=count, tokens=tokens, model=model)
+        shuffled_sums = add_up((layer.sums for layer in measure_text(*pair)) for pair in pairs)
+    return assemble(layers, add_up(sums), shuffled=shuffled_sums, texts=num_texts, tokens=tokens, model=model)
 
 
 @torch.no_grad()
 def study(
-    run: Run,
+    run: RunModel,
     texts: Tensor | Sequence[Tensor],
     vocab_size: int,
     start: int | None = None,
@@ -92,47 +98,52 @@ def study(
     shuffle: bool = True,
     probe: bool = True,
     draws: int = 10,
-    longest: int | None = None,
+    max_length: int | None = None,
     seed: int = 0,
     keys: Sequence[int | str] | None = None,
     near: int = NEAR,
-    kept: tuple[int, int] = KEPT,
+    policy: tuple[int, int] = POLICY,
     model: str = "",
-    tell: Callable[[str], None] = lambda doing: None,
+    report: Callable[[str], None] = lambda message: None,
 ) -> HeadTable:
-    """What the heads of a model do with texts, with the texts shuffled, and with random tokens repeated.
+    """Describe the heads of a model on texts, on the texts shuffled, and on random tokens repeated.
 
     `run(ids)` gives the maps of every layer for tokens (B, T), as `GPT.maps` does. `texts` are ids (B, T), or
-    a list of ids (T,) or (1, T) of any length; `start` is the token that stands before every text, if there
-    is one, and stays there when a text is shuffled. Scores on random tokens end in `_on_repeats`; `longest`
-    is the most tokens that the model can read. `tell` hears what is being done.
+    a list of ids (T,) or (1, T) of any length; `vocab_size` is that of the model, `start` the token before
+    every text, if there is one, which stays in its place when a text is shuffled. `shuffle=False` and
+    `probe=False` leave out the shuffled texts and the repeated tokens. Scores on repeated tokens, of which
+    there are `draws` texts, end in `_on_repeats`; `max_length` is the context length of the model, `seed`
+    that of the shuffling and of the draws. `report` is called with a message at each step. `keys`, `near`,
+    `policy` and `model` are those of `describe`.
     """
     batches = _as_batches(texts)
-    options = Options(near, kept)
+    options = Options(near, policy)
     single = sum(map(len, batches)) == 1
     generator = torch.Generator().manual_seed(seed)
-    layers: list[LayerMaps] = []
+    layers: list[LayerHeads] = []
 
-    def tallied(ids: Tensor, single: bool = False) -> list[RunningSums]:
-        found = list(measure(run(ids), ids, crossed=_crossed(keys), options=options, single=single))
-        layers[:] = [name_layer(i, map, keys) for i, (_, map) in enumerate(found)]
-        return [tally for tally, _ in found]
+    def measure_ids(ids: Tensor, single: bool = False) -> list[RunningSums]:
+        measured = list(measure(run(ids), ids, crossed=_are_crossed(keys), options=options, single=single))
+        layers[:] = [name_layer(i, layer.map, keys) for i, layer in enumerate(measured)]
+        return [layer.sums for layer in measured]
 
+    # The texts, and each of them shuffled.
     sums: list[RunningSums] = []
     shuffled: list[RunningSums] | None = None
     for number, ids in enumerate(batches):
-        tell(f"reading text {number + 1} of {len(batches)}" if len(batches) > 1 else "reading the text")
-        sums = total([sums, tallied(ids, single)]) if sums else tallied(ids, single)
+        report(f"reading text {number + 1} of {len(batches)}" if len(batches) > 1 else "reading the text")
+        sums = add_up([sums, measure_ids(ids, single)]) if sums else measure_ids(ids, single)
         if shuffle:
-            tell("reading it shuffled")
-            mixed = tallied(_mixed(ids, start, generator))
-            shuffled = total([shuffled, mixed]) if shuffled else mixed
+            report("reading it shuffled")
+            shuffled_sums = measure_ids(_shuffle(ids, start, generator))
+            shuffled = add_up([shuffled, shuffled_sums]) if shuffled else shuffled_sums
+    # Random tokens, repeated.
     repeats = None
     if probe:
-        tell("reading random tokens, repeated")
-        room = min(25, vocab_size - 2, (longest - 1) // 4 if longest else 25)
+        report("reading random tokens, repeated")
+        room = min(25, vocab_size - 2, (max_length - 1) // 4 if max_length else 25)
         ids = repeated(vocab_size, start=start, tokens=max(room, 1), draws=draws, seed=seed)
-        repeats = tallied(ids.to(batches[0].device))
+        repeats = measure_ids(ids.to(batches[0].device))
     return assemble(
         layers,
         sums,
@@ -145,8 +156,8 @@ def study(
 
 
 def assemble(
-    layers: Sequence[LayerMaps],
-    tallies: Sequence[RunningSums],
+    layers: Sequence[LayerHeads],
+    sums: Sequence[RunningSums],
     *,
     shuffled: Sequence[RunningSums] | None = None,
     repeats: Sequence[RunningSums] | None = None,
@@ -154,72 +165,84 @@ def assemble(
     tokens: int = 0,
     model: str = "",
 ) -> HeadTable:
-    """The table of tallies, one a layer: of texts, and of shuffled texts and random repeats if any."""
+    """Make the table from the running sums of every layer: of texts, shuffled texts and random repeats."""
     rows = []
-    for place, (layer, tally) in enumerate(zip(layers, tallies, strict=True)):
+    for number, (layer, layer_sums) in enumerate(zip(layers, sums, strict=True)):
+        stack, layer_number = split_key(layer.key)
         for i, (head, kv_head) in enumerate(zip(layer.heads, layer.kv_heads, strict=True)):
-            found = {name: tally.estimate(name, i) for name in NAMES}
+            estimates = {name: layer_sums.estimate(name, i) for name in NAMES}
             if repeats is not None:
-                found |= {f"{name}{REPEATS}": repeats[place].estimate(name, i) for name in ON_REPEATS}
-            found = {name: x for name, x in found.items() if x.queries}
-            mixed = {} if shuffled is None else {name: shuffled[place].estimate(name, i) for name in NAMES}
-            scores = {name: _score(x, mixed.get(name), shuffled is not None) for name, x in found.items()}
-            rows.append(HeadRow(layer.key, head, kv_head, labels(found), tally.sink_key(i), scores))
+                estimates |= {f"{name}{REPEATS}": repeats[number].estimate(name, i) for name in ON_REPEATS}
+            estimates = {name: x for name, x in estimates.items() if x.queries}
+            of_shuffled = {}
+            if shuffled is not None:
+                of_shuffled = {name: shuffled[number].estimate(name, i) for name in NAMES}
+            scores = {
+                name: _score(x, of_shuffled.get(name), shuffled is not None) for name, x in estimates.items()
+            }
+            labels, sink_key = earned_labels(estimates), layer_sums.sink_key(i)
+            rows.append(HeadRow(layer_number, head, kv_head, labels, sink_key, scores, stack))
     how: Literal["text", "labels"] = "labels" if shuffled is None else "text"
     return HeadTable(rows, texts, tokens, how, model)
 
 
-def _score(found: Estimate, mixed: Estimate | None, by_model: bool) -> Score:
-    """A score beside what it is with shuffled tokens: read by the model if it was asked, else by label."""
-    shuffled = found.labels if not by_model else math.nan if mixed is None else mixed.value
-    return Score(found.value, found.null, shuffled, found.low, found.high, found.rest)
+def _score(estimate: Estimate, of_shuffled: Estimate | None, by_model: bool) -> Score:
+    """A score with its value on shuffled tokens: those that the model read, else relabelled ones."""
+    shuffled = estimate.relabelled
+    if by_model:
+        shuffled = math.nan if of_shuffled is None else of_shuffled.value
+    return Score(estimate.value, estimate.null, shuffled, estimate.low, estimate.high, estimate.without_sink)
 
 
 def name_layer(
     number: int,
-    map: AttentionMap,
+    m: AttentionMap,
     keys: Sequence[int | str] | None = None,
     heads: Sequence[Sequence[int]] | None = None,
     group: int | None = None,
-) -> LayerMaps:
-    H, G = map.q.shape[1], map.k.shape[1]
+) -> LayerHeads:
+    """The key and the head numbers of a layer, by default counted from 0; see `describe`."""
+    H, G = m.q.shape[1], m.k.shape[1]
     numbers = range(H) if heads is None else heads[number]
     group = group or H // G
-    return LayerMaps(number if keys is None else keys[number], numbers, [h // group for h in numbers])
+    return LayerHeads(str(number if keys is None else keys[number]), numbers, [h // group for h in numbers])
 
 
-def _crossed(keys: Sequence[int | str] | None) -> list[bool] | None:
+def _are_crossed(keys: Sequence[int | str] | None) -> list[bool] | None:
+    """Which layers attend to another text."""
     return None if keys is None else [str(key).startswith("cross") for key in keys]
 
 
 def _as_texts(maps: Any, ids: Ids) -> list[tuple[list[AttentionMap], Ids]]:
-    given = list(maps)
-    if given and all(isinstance(text, tuple) for text in given):
+    """The arguments of `describe` as a list of texts, each with its maps and ids."""
+    items = list(maps)
+    if items and all(isinstance(item, tuple) for item in items):
         if ids is not None:
             raise ValueError("ids: expected them beside each text's maps, as a list of (maps, ids)")
-        return [(list(some), read) for some, read in given]
-    return [(given, ids)]
+        return [(list(text_maps), text_ids) for text_maps, text_ids in items]
+    return [(items, ids)]
 
 
-def _batch(maps: Sequence[AttentionMap]) -> int:
+def _batch_size(maps: Sequence[AttentionMap]) -> int:
     return maps[0].matrix[0] if maps else 0
 
 
-def _tokens(map: AttentionMap, real: Tensor | None) -> int:
-    return map.matrix[0] * map.matrix[2] if real is None else int(real.sum())
+def _count_tokens(m: AttentionMap, attention_mask: Tensor | None) -> int:
+    return m.matrix[0] * m.matrix[2] if attention_mask is None else int(attention_mask.sum())
 
 
 def _as_batches(texts: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """Texts as a list of batches (B, T)."""
     if isinstance(texts, Tensor):
         texts = [texts]
-    found = [ids[None] if ids.ndim == 1 else ids for ids in texts]
-    if not found or any(ids.ndim != 2 or not ids.numel() for ids in found):
+    batches = [ids[None] if ids.ndim == 1 else ids for ids in texts]
+    if not batches or any(ids.ndim != 2 or not ids.numel() for ids in batches):
         raise ValueError("texts: expected tokens (B, T), or a list of (T,) each, got none or empty ones")
-    return found
+    return batches
 
 
-def _mixed(ids: Tensor, start: int | None, generator: torch.Generator) -> Tensor:
-    """Every text in another order, a start token kept in its place."""
+def _shuffle(ids: Tensor, start: int | None, generator: torch.Generator) -> Tensor:
+    """Every text (B, T) in random order, a start token kept in its place."""
     rows = []
     for row in ids:
         kept = 1 if start is not None and int(row[0]) == start else 0

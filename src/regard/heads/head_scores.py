@@ -1,8 +1,8 @@
-"""What each head does with a text: scores from its attention map and the tokens that it read.
+"""The scores of every head on a text, from its attention map and the tokens.
 
-A score is the mean of a reading over the queries that have an occasion; the readings are in `reading`. The
-null of a score is the same score of `uniform(map)`, which looks at all it may see alike. This file knows maps
-and tokens; it does not know models.
+A score is the mean of its per-query values (`query_scores.py`) over the queries for which it is defined. The
+null of a score, its baseline, is the same score of `uniform(m)`, uniform attention to the visible keys. This
+file knows maps and tokens; it does not know models.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.heads.query_scores import Options, QueryScore, Text
+from regard.heads.query_scores import NEAR, Options, QueryScore, TextScorer
 from regard.maps import AttentionMap
 
 
 class HeadScores(NamedTuple):
-    """One number for each text and head, (B, H). NaN where a text gives no occasion."""
+    """One number for each text and head, (B, H). NaN where a score is defined for no query."""
 
     previous_token: Tensor
     """Mean of A[q, q − 1]."""
@@ -26,58 +26,63 @@ class HeadScores(NamedTuple):
     duplicate: Tensor
     """Mass on earlier copies of the query's own token, over the queries that have one."""
     induction: Tensor
-    """Prefix matching: mass on what came after earlier copies, over the queries that have such a place."""
+    """Prefix matching: mass on the tokens after earlier copies, over the queries that have such a token."""
     sink: Tensor
-    """The most that one key gets, on average over the queries that see it: above 0.3 it is a sink.
+    """The mean weight on the sink key, over the queries that see it: above 0.3 it is a sink.
 
-    A key counts if 16 queries see it, or more than half of them in a short text: what fewer do is chance.
+    The sink key is the key with the largest mean weight among those that 16 queries see, or more than half of
+    them in a short text.
     """
     local: Tensor
-    """Mass within the latest tokens, the query's own among them."""
+    """Mass on the latest tokens, the query's own among them."""
     distance: Tensor
-    """How many tokens back it looks, on average."""
+    """Mean distance from the query to the keys, in tokens."""
     entropy: Tensor
     """In nats."""
     normalised_entropy: Tensor
-    """Entropy divided by that of looking everywhere alike: from 0, one key, to 1, all that can be seen."""
+    """Entropy divided by that of uniform attention: from 0, one key, to 1, all visible keys."""
 
 
 @torch.no_grad()
-def scores(map: AttentionMap, ids: Tensor, *, near: int = 8) -> HeadScores:
-    """What the heads of a map (B, H, T, T) do with the tokens ids (B, T); `near` is what counts as local.
+def scores(m: AttentionMap, ids: Tensor, *, near: int = NEAR) -> HeadScores:
+    """The scores of the heads of a map m (B, H, T, T) on tokens ids (B, T).
+
+    `near` is the number of latest tokens that count as local.
 
     >>> import regard
     >>> q = torch.zeros(1, 1, 6, 2)
-    >>> found = scores(regard.attention_map(q, q, mask=regard.causal), torch.tensor([[5, 7, 9, 5, 7, 9]]))
-    >>> round(float(found.induction), 4)  # each of the last three looks at one place of 4, 5 or 6
+    >>> result = scores(regard.attention_map(q, q, mask=regard.causal), torch.tensor([[5, 7, 9, 5, 7, 9]]))
+    >>> round(float(result.induction), 4)  # each of the last three has one such key among 4, 5 or 6
     0.2056
     """
-    return scores_and_null(map, ids, near=near)[0]
+    return scores_and_null(m, ids, near=near)[0]
 
 
 def scores_and_null(
-    map: AttentionMap, ids: Tensor, *, near: int = 8, alike: Text | None = None
+    m: AttentionMap, ids: Tensor, *, near: int = NEAR, scorer: TextScorer | None = None
 ) -> tuple[HeadScores, HeadScores]:
-    """The scores and what looking at everything alike would score; `alike` is a text that `suits` the map."""
-    _check(map, ids)
-    text = alike or Text(map, ids, options=Options(near))
-    found, _ = text.read(map)
-    shape = map.matrix[:3]
+    """The scores of a map and those of uniform attention; `scorer`, if given, has to fit the map."""
+    _check(m, ids)
+    scorer = scorer or TextScorer(m, ids, options=Options(near))
+    query_scores, _ = scorer.score(m)
+    shape = m.matrix[:3]
     return tuple(  # type: ignore[return-value]
-        HeadScores(**{name: _mean(readings[name], shape) for name in HeadScores._fields})
-        for readings in (found, text.null)
+        HeadScores(**{name: _mean(values[name], shape) for name in HeadScores._fields})
+        for values in (query_scores, scorer.null)
     )
 
 
-def _mean(reading: QueryScore, shape: tuple[int, int, int]) -> Tensor:
-    counted = reading.counted.expand(shape)
-    return torch.where(counted, reading.values.expand(shape), torch.nan).nanmean(-1)
+def _mean(score: QueryScore, shape: tuple[int, int, int]) -> Tensor:
+    """The mean over the queries for which a score is defined, (B, H)."""
+    defined = score.defined.expand(shape)
+    return torch.where(defined, score.values.expand(shape), torch.nan).nanmean(-1)
 
 
-def _check(map: AttentionMap, ids: Tensor) -> None:
-    if map.ndim != 4 or map.shape[2] != map.shape[3]:
-        raise ValueError(f"map: expected (B, H, T, T), a text looking at itself, got {tuple(map.shape)}")
-    wanted = (map.shape[0], map.shape[2])
-    if not isinstance(ids, Tensor) or tuple(ids.shape) != wanted or ids.dtype.is_floating_point:
-        came = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
-        raise ValueError(f"ids: expected whole numbers {wanted}, the tokens that were read, got {came}")
+def _check(m: AttentionMap, ids: Tensor) -> None:
+    """Raise ValueError unless ids are the tokens of a map of self-attention."""
+    if m.ndim != 4 or m.shape[2] != m.shape[3]:
+        raise ValueError(f"m: expected (B, H, T, T), the map of self-attention, got {tuple(m.shape)}")
+    expected = (m.shape[0], m.shape[2])
+    if not isinstance(ids, Tensor) or tuple(ids.shape) != expected or ids.dtype.is_floating_point:
+        got = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(f"ids: expected whole numbers {expected}, the tokens of the text, got {got}")

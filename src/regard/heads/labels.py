@@ -1,14 +1,14 @@
-"""What a head may be called: a label only where a score stands clear of what chance would give.
+"""Labels of heads: a head has a label only if the score is clearly above both of its baselines.
 
-A score earns its label when all of this holds:
-- it is at least its floor: 0.2, for a sink 0.3 (Gu 2024), for local 0.5;
-- the lower end of its interval, taken twice as wide as the 95% that is shown, since many heads are tried, is
-  0.1 or more above its nulls: looking at everything alike and, for scores that ask which tokens are equal,
-  the same attention with the labels of the tokens shuffled;
-- at least six queries had an occasion; where fewer than sixteen had, only 0.8 and more is a label.
+A score earns its label if all of these hold:
+- it is at least the minimum: 0.2, for a sink 0.3 (Gu 2024), for local 0.5;
+- the lower end of its interval, taken twice as wide as the 95% interval that is shown, since many heads are
+  tested, is 0.1 or more above its baselines: uniform attention and, for scores that depend on which tokens
+  are equal, the same attention with the tokens shuffled;
+- it is defined for at least six queries; if for fewer than sixteen, it has to be at least 0.8.
 
-A head that earns several is called by the one that stands highest above its null. A sink and looking at what
-is near count half there: they are what heads do beside their work.
+The first label of a head is the one furthest above its baseline. Sink and local count half there: many heads
+have them beside their main function.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 from regard.heads.running_sums import Estimate
 
-FLOORS = {
+MIN_SCORES = {
     "induction": 0.2,
     "duplicate": 0.2,
     "previous_token": 0.2,
@@ -26,32 +26,34 @@ FLOORS = {
     "sink": 0.3,
     "local": 0.5,
 }
-BESIDE = ("sink", "local")
-REPEATS = "_on_repeats"  # ends the names of scores that were taken on random tokens, repeated
-MARGIN = 0.1
-REACH = 2  # times the 95% interval
-QUERIES = 6
-FEW, SURE = 16, 0.8
+SECONDARY = ("sink", "local")
+REPEATS = "_on_repeats"  # ends the names of scores on random repeated tokens
+MARGIN = 0.1  # above the baselines
+WIDENING = 2  # times the 95% interval
+MIN_QUERIES = 6
+FEW_QUERIES, MIN_SCORE_OF_FEW = 16, 0.8
 
 
-def labels(found: Mapping[str, Estimate]) -> tuple[str, ...]:
-    """The labels that a head earns, the first being what it is called; a probe's scores count as well."""
+def earned_labels(estimates: Mapping[str, Estimate]) -> tuple[str, ...]:
+    """The labels that a head earns by its scores, those on repeated tokens included, the first one first."""
     excess: dict[str, float] = {}
-    for name, score in found.items():
+    for name, score in estimates.items():
         label = name.removesuffix(REPEATS)
-        if label in FLOORS and _clear(score, FLOORS[label]):
-            above = (score.value - _null(score)) * (0.5 if label in BESIDE else 1.0)
+        if label in MIN_SCORES and _is_clear(score, MIN_SCORES[label]):
+            above = (score.value - _baseline(score)) * (0.5 if label in SECONDARY else 1.0)
             excess[label] = max(above, excess.get(label, above))
     return tuple(sorted(excess, key=lambda label: -excess[label]))
 
 
-def _clear(score: Estimate, floor: float) -> bool:
-    if math.isnan(score.low) or score.queries < QUERIES:
+def _is_clear(score: Estimate, minimum: float) -> bool:
+    """Whether a score meets the three conditions."""
+    if math.isnan(score.low) or score.queries < MIN_QUERIES:
         return False
-    least = score.value - REACH * (score.value - score.low)
-    floor = max(floor, SURE) if score.queries < FEW else floor
-    return score.value >= floor and least >= _null(score) + MARGIN
+    low = score.value - WIDENING * (score.value - score.low)
+    minimum = max(minimum, MIN_SCORE_OF_FEW) if score.queries < FEW_QUERIES else minimum
+    return score.value >= minimum and low >= _baseline(score) + MARGIN
 
 
-def _null(score: Estimate) -> float:
-    return max(score.null, -math.inf if math.isnan(score.labels) else score.labels)
+def _baseline(score: Estimate) -> float:
+    """The higher of the two baselines."""
+    return max(score.null, -math.inf if math.isnan(score.relabelled) else score.relabelled)

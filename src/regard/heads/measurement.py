@@ -1,96 +1,116 @@
-"""From the maps of one text, or of a batch of texts, to sums: one tally a layer.
+"""Measures the maps of one text, or of a batch of texts: running sums of the head scores, one set a layer.
 
-One layer at a time; of each only sums are kept. Layers that have the same shape and mask share what the mask
-lets see and the nulls that follow from it.
+One layer is measured at a time, and only sums are kept of it. Layers of the same shape and mask share their
+visible keys and their baselines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.heads.query_scores import KnownStatistics, Options, Text
-from regard.heads.running_sums import BLOCKS, RunningSums, in_pieces
+from regard.heads.query_scores import KnownStatistics, Options, TextScorer
+from regard.heads.running_sums import BLOCKS, RunningSums, sum_pieces
 from regard.heads.without_sink import without_sink
 from regard.maps import AttentionMap
 
 Ids = Tensor | Sequence[Tensor | None] | None
 
 
+class MeasuredLayer(NamedTuple):
+    """The running sums of a layer, and the map that they are of."""
+
+    sums: RunningSums
+    map: AttentionMap
+
+
 @torch.no_grad()
 def measure(
     maps: Iterable[AttentionMap],
     ids: Ids,
-    real: Tensor | None = None,
+    is_token: Tensor | None = None,
     *,
     crossed: Sequence[bool] | None = None,
-    known: Iterable[KnownStatistics] | None = None,
+    statistics: Iterable[KnownStatistics] | None = None,
     options: Options = Options(),  # noqa: B008 (immutable)
     single: bool = False,
-) -> Iterator[tuple[RunningSums, AttentionMap]]:
-    """The tally of every layer, and its map. A `single` text is cut into blocks, for want of other texts.
+) -> Iterator[MeasuredLayer]:
+    """Measure every layer.
 
-    `ids` (B, S) are what all layers read, or a list of what each did; `real` goes with those of its shape.
+    `ids` (B, S) are the tokens of all layers, or a list with those of each; `is_token`, boolean, belongs to
+    ids of its shape. `crossed` says which layers attend to another text; `statistics` are those of every map,
+    if known. A `single` text is cut into blocks, as an interval needs several observations.
     """
-    texts: list[Text] = []
-    statistics = None if known is None else iter(known)
-    for layer, map in enumerate(maps):
-        over = crossed is not None and crossed[layer]
-        read = ids if ids is None or isinstance(ids, Tensor) else ids[layer]
-        apart = over or not (ids is None or isinstance(ids, Tensor))
-        known_real = None if apart and (read is None or real is None or read.shape != real.shape) else real
-        if not over:
-            _check(map, read, known_real)
-        text = next((x for x in texts if x.suits(map, read, over)), None)
-        if text is None:
-            text = Text(map, read, known_real, crossed=over, options=options)
-            texts.append(text)
-        yield _tally(map, text, None if statistics is None else next(statistics), single), map
+    scorers: list[TextScorer] = []
+    known = None if statistics is None else iter(statistics)
+    for number, m in enumerate(maps):
+        # The tokens of this layer, and whether they are padding, if they are of the same text.
+        is_crossed = crossed is not None and crossed[number]
+        one_for_all = ids is None or isinstance(ids, Tensor)
+        layer_ids = ids if ids is None or isinstance(ids, Tensor) else ids[number]
+        layer_is_token = is_token
+        if is_crossed or not one_for_all:
+            same = layer_ids is not None and is_token is not None and layer_ids.shape == is_token.shape
+            layer_is_token = is_token if same else None
+        if not is_crossed:
+            _check(m, layer_ids, layer_is_token)
+        # Layers that have the same text, shape and mask share a scorer.
+        scorer = next((x for x in scorers if x.fits(m, layer_ids, is_crossed)), None)
+        if scorer is None:
+            scorer = TextScorer(m, layer_ids, layer_is_token, crossed=is_crossed, options=options)
+            scorers.append(scorer)
+        yield MeasuredLayer(_measure(m, scorer, None if known is None else next(known), single), m)
 
 
-def _tally(map: AttentionMap, text: Text, known: KnownStatistics | None, single: bool) -> RunningSums:
-    B, H, T, S = map.matrix
-    found, sink_key = text.read(map, known)
-    labels = {} if text.shuffled is None else text.shuffled.read_tokens(map)
+def _measure(
+    m: AttentionMap, scorer: TextScorer, statistics: KnownStatistics | None, single: bool
+) -> RunningSums:
+    """The running sums of one layer."""
+    B, H, T, S = m.matrix
+    scores, sink_key = scorer.score(m, statistics)
+    by_name = {
+        "value": scores,
+        "null": scorer.null,
+        "relabelled": {} if scorer.relabelled is None else scorer.relabelled.token_scores(m),
+        "without_sink": without_sink(scorer, m, scores, sink_key),
+    }
     pieces = max(2, min(BLOCKS, T // 2)) if single else 1
-    read = {
-        "value": found,
-        "null": text.null,
-        "labels": labels,
-        "rest": without_sink(text, map, found, sink_key),
-    }
     sums = {
-        name: in_pieces(part, (B, H, T), pieces, map.device).permute(0, 1, 3, 2, 4).flatten(-2)
-        for name, part in read.items()
+        name: sum_pieces(part, (B, H, T), pieces, m.device).permute(0, 1, 3, 2, 4).flatten(-2)
+        for name, part in by_name.items()
     }
-    hits = torch.zeros(H, S + 1, dtype=torch.int64)
-    hits.scatter_add_(1, sink_key.cpu().mT + 1, torch.ones(H, B, dtype=torch.int64))  # −1 goes to waste
-    return RunningSums.of({name: x.cpu() for name, x in sums.items()}, hits[:, 1:])
+    # Count how often each key was the sink key; a head without one counts at index 0, which is dropped.
+    counts = torch.zeros(H, S + 1, dtype=torch.int64)
+    counts.scatter_add_(1, sink_key.cpu().mT + 1, torch.ones(H, B, dtype=torch.int64))
+    return RunningSums.from_pieces({name: x.cpu() for name, x in sums.items()}, counts[:, 1:])
 
 
-def _check(map: AttentionMap, ids: Tensor | None, real: Tensor | None) -> None:
-    if map.ndim != 4:
-        raise ValueError(f"maps: expected (B, H, T, S) each, got {tuple(map.shape)}")
-    B, _, T, S = map.matrix
+def _check(m: AttentionMap, ids: Tensor | None, is_token: Tensor | None) -> None:
+    """Raise ValueError unless map, tokens and attention mask have shapes that belong together."""
+    if m.ndim != 4:
+        raise ValueError(f"maps: expected (B, H, T, S) each, got {tuple(m.shape)}")
+    B, _, T, S = m.matrix
     if ids is not None:
         if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.dtype.is_floating_point or len(ids) != B:
-            came = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
-            raise ValueError(f"ids: expected whole numbers ({B}, {S}), the tokens that were read, got {came}")
+            got = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
+            raise ValueError(f"ids: expected whole numbers ({B}, {S}), the tokens of the text, got {got}")
         if ids.shape[1] not in (T, S):
             raise ValueError(f"ids: expected ({B}, {S}), a token for each key, got {tuple(ids.shape)}")
-    if real is not None:
-        wanted = (B, S) if ids is None else tuple(ids.shape)
-        if not isinstance(real, Tensor) or real.dtype != torch.bool or tuple(real.shape) != wanted:
-            came = f"{tuple(real.shape)} {real.dtype}" if isinstance(real, Tensor) else type(real).__name__
-            raise ValueError(f"real: expected booleans {wanted}, True for text, got {came}")
+    if is_token is not None:
+        expected = (B, S) if ids is None else tuple(ids.shape)
+        if not isinstance(is_token, Tensor) or is_token.dtype != torch.bool or is_token.shape != expected:
+            is_tensor = isinstance(is_token, Tensor)
+            got = f"{tuple(is_token.shape)} {is_token.dtype}" if is_tensor else type(is_token).__name__
+            raise ValueError(f"attention_mask: expected booleans {expected}, False for padding, got {got}")
 
 
-def total(texts: Iterable[Iterable[RunningSums]]) -> list[RunningSums]:
-    """The tallies of all texts, added layer by layer."""
-    sums: list[RunningSums] = []
+def add_up(texts: Iterable[Iterable[RunningSums]]) -> list[RunningSums]:
+    """The running sums of all texts, added layer by layer."""
+    total: list[RunningSums] = []
     for layers in texts:
-        found = list(layers)
-        sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
-    return sums
+        layer_sums = list(layers)
+        total = [a + b for a, b in zip(total, layer_sums, strict=True)] if total else layer_sums
+    return total

@@ -1,7 +1,7 @@
-"""What every query of every head does: each score as one number a query, with where it has an occasion.
+"""Per-query scores: for every head and query, the value of each score, and for which queries it is defined.
 
-A score of a head is a mean of these, whichever queries are taken together: a text, a block of it, a corpus.
-Everything comes from one pass over the map (entropy, distance, what keys receive), a band beside the
+The score of a head is the mean of these over some queries: those of a text, a block of it, or a corpus.
+Everything comes from one pass over the map (entropy, distance, received attention), a band beside the
 diagonal, a few columns and the pairs of equal tokens; no T×S matrix is built.
 """
 
@@ -14,11 +14,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from regard.heads.equal_tokens import TokenBlock, blocks_of, pairs
-from regard.heads.visibility import Visibility, sight
+from regard.heads.equal_tokens import TokenBlock, copy_mass, find_blocks
+from regard.heads.eviction import eviction_loss_from_sums
+from regard.heads.sink import find_sink_keys
+from regard.heads.visibility import Visibility, find_visibility
 from regard.maps import AttentionMap
 from regard.maps.index import Axes
-from regard.maps.sweep import RowStatistics, first_position
+from regard.maps.sweep import RowStatistics
 
 NAMES = (
     "previous_token",
@@ -32,15 +34,12 @@ NAMES = (
     "normalised_entropy",
     "eviction",
 )
-SINK = 0.3  # a key that gets more than this on average is a sink (Gu 2024)
-SINK_QUERIES = 16  # what fewer give a key is chance: a head that looks at itself gives the last key all
 NEAR = 8  # tokens that count as local, the query's own among them
-KEPT = (4, 64)  # the cache policy that eviction judges: the first and the latest keys
-LEFT = 1e-3  # of a row, beside the sink: less is not worth spreading over the row
+POLICY = (4, 64)  # the cache policy of the eviction score: numbers of first and of latest keys that are kept
 
 
 class KnownStatistics(Protocol):
-    """The statistics of a map (B, H, T, S), from `map.statistics()` or `map.summary(…)`."""
+    """The statistics of a map (B, H, T, S), from `m.statistics()` or `m.summary(…)`."""
 
     @property
     def entropy(self) -> Tensor: ...
@@ -51,211 +50,213 @@ class KnownStatistics(Protocol):
 
 
 class Options(NamedTuple):
+    """The settings of the scores "local" and "eviction"."""
+
     near: int = NEAR
-    kept: tuple[int, int] = KEPT
+    policy: tuple[int, int] = POLICY
 
 
 class QueryScore(NamedTuple):
-    """One score of every query: (B, H, T), or fewer heads where they do not differ, and which count."""
+    """One score of every query, (B, H, T), or (B, 1, T) where heads do not differ."""
 
     values: Tensor
-    counted: Tensor
+    defined: Tensor
+    """The queries that count."""
 
 
-class Text:
-    """The tokens that a map was read from, with what the map's mask lets see: shared by layers alike.
+class TextScorer:
+    """Scores the maps of one text, or of a batch of texts, query by query.
 
+    It holds what layers of the same shape and mask have in common: tokens, visible keys and baselines.
     `ids` (B, S) are the tokens of the keys, the last T of them the queries', or None where there are none;
-    `real`, boolean and shaped alike, says which are text and not padding. A `crossed` map looks from one text
-    at another, so only what needs no common places has a meaning.
+    `is_token`, boolean and of the same shape, is False for padding. A `crossed` map attends from one text to
+    another, so that only scores that compare no positions are defined.
     """
 
     def __init__(
         self,
-        map: AttentionMap,
+        m: AttentionMap,
         ids: Tensor | None,
-        real: Tensor | None = None,
+        is_token: Tensor | None = None,
         *,
         crossed: bool = False,
         options: Options = Options(),  # noqa: B008 (immutable)
     ) -> None:
-        _, _, T, S = map.matrix
-        self.matrix, self.mask, self.device = map.matrix, map.mask, map.device
-        self.options, self.given, self.asked = options, ids, crossed
+        _, _, T, S = m.matrix
+        self.matrix, self.mask, self.device = m.matrix, m.mask, m.device
+        self.options, self._arguments = options, (ids, crossed)
         self.crossed = crossed or (ids is not None and ids.shape[1] != S) or (ids is None and T != S)
-        self.ids = None if ids is None or self.crossed else ids.to(map.device)
-        real = None if real is None or bool(real.all()) else real.to(map.device)
-        self.first = first_position(map)
-        self.real_keys = None if real is None or self.crossed else real  # (B, S)
-        self.real = self._of_queries(real)  # (B, T)
-        self.sight: Visibility = sight(map, self.real)
-        self.null, _ = self._read(self.sight.alike, None)
+        self.ids = None if ids is None or self.crossed else ids.to(m.device)
+        is_token = None if is_token is None or bool(is_token.all()) else is_token.to(m.device)
+        self.first_position = m.first_position
+        self.is_token_key = None if is_token is None or self.crossed else is_token  # (B, S)
+        self.is_token_query = self._select_queries(is_token)  # (B, T)
+        self.visibility: Visibility = find_visibility(m, self.is_token_query)
+        self.null, _ = self._score(self.visibility.uniform, None)
 
-    def _of_queries(self, real: Tensor | None) -> Tensor | None:
+    def _select_queries(self, is_token: Tensor | None) -> Tensor | None:
+        """The part of is_token (B, S) or (B, T) that is of the queries, (B, T)."""
         T = self.matrix[2]
-        if real is None or real.shape[1] == T:
-            return real
-        return None if self.crossed else real[:, self.first : self.first + T]
+        if is_token is None or is_token.shape[1] == T:
+            return is_token
+        return None if self.crossed else is_token[:, self.first_position : self.first_position + T]
 
-    def suits(self, map: AttentionMap, ids: Tensor | None, crossed: bool = False) -> bool:
-        """Whether another map read the same and has the same shape and mask, so that this serves it too."""
-        alike = map.matrix == self.matrix and map.mask == self.mask
-        return alike and ids is self.given and crossed == self.asked
+    def fits(self, m: AttentionMap, ids: Tensor | None, crossed: bool = False) -> bool:
+        """Whether another map of the same tokens has the same shape and mask, so that this can score it."""
+        ids_here, crossed_here = self._arguments
+        same = m.matrix == self.matrix and m.mask == self.mask
+        return same and ids is ids_here and crossed == crossed_here
 
-    def read(
-        self, map: AttentionMap, known: KnownStatistics | None = None
+    def score(
+        self, m: AttentionMap, statistics: KnownStatistics | None = None
     ) -> tuple[dict[str, QueryScore], Tensor]:
-        """Every score that has a meaning, query by query, and the key (B, H) that gets most, −1 for none.
+        """Every score that is defined, query by query, and the sink key (B, H) of every head, −1 for none.
 
-        `known` are the statistics of the map, if someone has them already.
+        `statistics` are those of the map, if they are known already.
         """
-        return self._read(map, self.null, known)
+        return self._score(m, self.null, statistics)
 
-    def _read(
-        self, map: AttentionMap, null: dict[str, QueryScore] | None, known: KnownStatistics | None = None
+    def _score(
+        self, m: AttentionMap, null: dict[str, QueryScore] | None, statistics: KnownStatistics | None = None
     ) -> tuple[dict[str, QueryScore], Tensor]:
-        map = self._silenced(map)
-        if known is None or self.real is not None:  # padding has a part in what someone else has summed up
-            known = map.statistics()
-        found = RowStatistics(known.entropy, known.distance, known.received)
-        keys, looks = self.sight.keys, self._looks()
-        out: dict[str, QueryScore] = {}
-        sink_key, column = self._sink(map, found)
-        seen = columns(self.sight.alike, sink_key) > 0
-        out["sink"] = QueryScore(column, seen & looks & (sink_key >= 0).unsqueeze(-1))
-        out["entropy"] = QueryScore(found.entropy, looks)
-        relative = found.entropy / keys.clamp(min=2).log()
-        out["normalised_entropy"] = QueryScore(relative, looks & (keys > 1))  # one key leaves no choice
+        """The same; without `null` m is the map of uniform attention, which decides where scores count."""
+        m = self._without_padding(m)
+        if statistics is None or self.is_token_query is not None:  # known statistics include padding
+            statistics = m.statistics()
+        stats = RowStatistics(statistics.entropy, statistics.distance, statistics.received)
+        keys, active = self.visibility.keys, self._active_queries()
+        sink_key = self._find_sink_keys(stats)
+        sees_sink = columns(self.visibility.uniform, sink_key) > 0
+        relative = stats.entropy / keys.clamp(min=2).log()
+        scores = {
+            "sink": QueryScore(columns(m, sink_key), sees_sink & active & (sink_key >= 0).unsqueeze(-1)),
+            "entropy": QueryScore(stats.entropy, active),
+            "normalised_entropy": QueryScore(relative, active & (keys > 1)),  # one key leaves no choice
+        }
         if not self.crossed:
-            self._add_places(map, found, null, out)
-            self._add_tokens(map, null, out)
-        return out, sink_key
+            self._add_position_scores(m, stats, null, scores)
+            self._add_token_scores(m, null, scores)
+        return scores, sink_key
 
-    def _silenced(self, map: AttentionMap) -> AttentionMap:
-        """A plain (B, H, T, S) map in which padded queries look at nothing, whatever they hold."""
-        q, lse = map.q, map.lse
-        if self.real is not None:
-            q = q.masked_fill(~self.real[:, None, :, None], 0.0)
-            lse = lse.masked_fill(~self.real[:, None], -torch.inf)
-        known = map.precise if self.real is None else None
-        return map.replaced(q=q, lse=lse, axes=Axes(), precise=known)
+    def _without_padding(self, m: AttentionMap) -> AttentionMap:
+        """The map (B, H, T, S) with all axes, in which padded queries attend to nothing."""
+        if self.is_token_query is None:
+            return m._with(axes=Axes(), precise=m.precise)
+        q = m.q.masked_fill(~self.is_token_query[:, None, :, None], 0.0)
+        return m._with(q=q, lse=m.lse.masked_fill(~self.is_token_query[:, None], -torch.inf), axes=Axes())
 
-    def _looks(self) -> Tensor:
-        """(B, h, T): the queries that are text and see something."""
-        sees = self.sight.keys > 0
-        return sees if self.real is None else sees & self.real[:, None]
+    def _active_queries(self) -> Tensor:
+        """(B, h, T): the queries that are no padding and see some key."""
+        sees = self.visibility.keys > 0
+        return sees if self.is_token_query is None else sees & self.is_token_query[:, None]
 
-    def places(self) -> Tensor:
-        """(T,): where the queries stand among the keys."""
-        return torch.arange(self.matrix[2], device=self.device) + self.first
+    def positions(self) -> Tensor:
+        """(T,): the positions of the queries among the keys."""
+        return torch.arange(self.matrix[2], device=self.device) + self.first_position
 
-    def _sink(self, map: AttentionMap, found: RowStatistics) -> tuple[Tensor, Tensor]:
-        """The key that gets most on average over the queries that see it, −1 if none counts; its column."""
-        queries = self.sight.queries
-        texts = self._looks().sum(-1, keepdim=True)  # (B, h, 1)
-        enough = (queries >= torch.clamp(texts // 2 + 1, max=SINK_QUERIES)) & (queries > 0)
-        if self.real_keys is not None:
-            enough = enough & self.real_keys[:, None]
-        share = (found.received / queries.clamp(min=1)).masked_fill(~enough, -1.0)
-        best, key = share.max(-1)  # (B, H)
-        key = key.masked_fill(best < 0, -1)
-        return key, columns(map, key)
+    def _find_sink_keys(self, stats: RowStatistics) -> Tensor:
+        """(B, H): the sink key of every head, −1 for none."""
+        is_token = None if self.is_token_key is None else self.is_token_key[:, None]
+        num_queries = self._active_queries().sum(-1, keepdim=True)  # (B, h, 1)
+        return find_sink_keys(stats.received, self.visibility.queries, num_queries, is_token).keys
 
-    def _add_places(
+    def _add_position_scores(
         self,
-        map: AttentionMap,
-        found: RowStatistics,
+        m: AttentionMap,
+        stats: RowStatistics,
         null: dict[str, QueryScore] | None,
-        out: dict[str, QueryScore],
+        scores: dict[str, QueryScore],
     ) -> None:
-        looks, places = self._looks(), self.places()
-        near, (first, latest) = self.options.near, self.options.kept
-        band = beside_diagonal(map, self.first, near, latest)
-        before = (places > 0).expand(looks.shape)
-        if self.real_keys is not None:
-            before = before & self.real_keys[:, None, (places - 1).clamp(min=0)]
-        out["previous_token"] = QueryScore(band.previous, looks & before)
-        out["itself"] = QueryScore(band.itself, looks)
-        out["local"] = QueryScore(band.near, looks)
-        out["distance"] = QueryScore(found.distance, looks)
-        if self.sight.ahead:
-            return  # what looks ahead has no cache that could forget
-        lost = self.total(map) - band.latest
-        for key in self.first_keys(first):  # (B,)
-            beyond = key.view(-1, 1, 1) <= places - latest
-            lost = lost - torch.where(beyond, columns(map, key.view(-1, 1)), 0.0)
-        # Looking at all alike it loses whole keys, which tells a loss from rounding.
-        forgets = looks & ((lost * self.sight.keys).round() > 0) if null is None else null["eviction"].counted
-        out["eviction"] = QueryScore(lost.clamp(min=0.0), forgets)
+        """Add the scores that compare the positions of queries and keys."""
+        active, positions = self._active_queries(), self.positions()
+        near, (sinks, window) = self.options.near, self.options.policy
+        band = diagonal_mass(m, near, window)
+        has_previous = (positions > 0).expand(active.shape)
+        if self.is_token_key is not None:
+            has_previous = has_previous & self.is_token_key[:, None, (positions - 1).clamp(min=0)]
+        scores["previous_token"] = QueryScore(band.previous, active & has_previous)
+        scores["itself"] = QueryScore(band.itself, active)
+        scores["local"] = QueryScore(band.near, active)
+        scores["distance"] = QueryScore(stats.distance, active)
+        if self.visibility.later:
+            return  # attention to later tokens has no cache that could evict keys
+        kept = ((key.view(-1, 1, 1), columns(m, key.view(-1, 1))) for key in self.first_keys(sinks))
+        loss = eviction_loss_from_sums(self.row_sums(m), band.latest, kept, positions, window)
+        # Uniform attention loses whole keys, which distinguishes a loss from rounding.
+        loses = (
+            active & ((loss * self.visibility.keys).round() > 0) if null is None else null["eviction"].defined
+        )
+        scores["eviction"] = QueryScore(loss, loses)
 
-    def total(self, map: AttentionMap) -> Tensor:
-        """What the weights of a row sum to: 1, less what a learned sink takes."""
-        if map.sinks is None:
-            return torch.ones_like(map.lse)
-        share = (map.sinks.double().view(-1, 1) - map.precise_lse()).exp()
-        return 1.0 - share.to(map.dtype)
+    def row_sums(self, m: AttentionMap) -> Tensor:
+        """The sum of every row's weights, (B, H, T): 1, less the share of a sink logit."""
+        if m.sinks is None:
+            return torch.ones_like(m.lse)
+        share = (m.sinks.double().view(-1, 1) - m.precise_lse()).exp()
+        return 1.0 - share.to(m.dtype)
 
     def first_keys(self, n: int) -> list[Tensor]:
         """The first n keys of every text that are no padding, (B,) each."""
         B, _, _, S = self.matrix
         n = min(n, S)
-        if self.real_keys is None:
+        if self.is_token_key is None:
             return [torch.full((B,), i, device=self.device) for i in range(n)]
-        order = (~self.real_keys).byte().argsort(dim=1, stable=True)
+        order = (~self.is_token_key).byte().argsort(dim=1, stable=True)
         return list(order[:, :n].unbind(1))
 
     @cached_property
     def _blocks(self) -> list[list[TokenBlock]]:
+        """The blocks of equal tokens of every text."""
         assert self.ids is not None
         _, H, T, _ = self.matrix
-        real = [None] * len(self.ids) if self.real_keys is None else self.real_keys
-        queries = range(self.first, self.first + T)
-        return [blocks_of(text, known, queries, H) for text, known in zip(self.ids, real, strict=True)]
+        is_token = [None] * len(self.ids) if self.is_token_key is None else self.is_token_key
+        queries = range(self.first_position, self.first_position + T)
+        return [find_blocks(*text, queries, H) for text in zip(self.ids, is_token, strict=True)]
 
-    def _add_tokens(
-        self, map: AttentionMap, null: dict[str, QueryScore] | None, out: dict[str, QueryScore]
+    def _add_token_scores(
+        self, m: AttentionMap, null: dict[str, QueryScore] | None, scores: dict[str, QueryScore]
     ) -> None:
+        """Add the scores that depend on which tokens are equal."""
         if self.ids is None:
             return
-        found = pairs(map, self.ids, self._blocks, self.first)
-        for name, mass in (("duplicate", found.copies), ("induction", found.after)):
-            # A query has an occasion where even looking everywhere alike puts something on such a place.
-            has = mass > 0 if null is None else null[name].counted
-            out[name] = QueryScore(mass, has)
+        pairs = copy_mass(m, self.ids, self._blocks)
+        for name, mass in (("duplicate", pairs.copies), ("induction", pairs.after)):
+            # A score is defined where uniform attention gives some mass to such a key.
+            scores[name] = QueryScore(mass, mass > 0 if null is None else null[name].defined)
 
     @cached_property
-    def shuffled(self) -> Text | None:
-        """The same text under shuffled labels: what tokens would have to do with attention by chance."""
+    def relabelled(self) -> TextScorer | None:
+        """A scorer of the same text with its tokens shuffled: the chance level of the token scores."""
         if self.ids is None:
             return None
         generator = torch.Generator().manual_seed(0)
         ids = self.ids.clone()
         for b in range(len(ids)):
-            real = slice(None) if self.real_keys is None else self.real_keys[b]
-            kept = ids[b, real]
-            ids[b, real] = kept[torch.randperm(len(kept), generator=generator).to(kept.device)]
+            text = slice(None) if self.is_token_key is None else self.is_token_key[b]
+            tokens = ids[b, text]
+            ids[b, text] = tokens[torch.randperm(len(tokens), generator=generator).to(tokens.device)]
         other = copy.copy(self)
-        other.__dict__.pop("_blocks", None)  # those of the labels before
+        other.__dict__.pop("_blocks", None)  # those of the tokens as they were
         other.ids, other.null = ids, {}
-        other._add_tokens(other._silenced(self.sight.alike), None, other.null)
+        other._add_token_scores(other._without_padding(self.visibility.uniform), None, other.null)
         return other
 
-    def read_tokens(self, map: AttentionMap) -> dict[str, QueryScore]:
+    def token_scores(self, m: AttentionMap) -> dict[str, QueryScore]:
         """Only the scores that depend on which tokens are equal."""
-        out: dict[str, QueryScore] = {}
-        self._add_tokens(self._silenced(map), self.null, out)
-        return out
+        scores: dict[str, QueryScore] = {}
+        self._add_token_scores(self._without_padding(m), self.null, scores)
+        return scores
 
 
-def columns(map: AttentionMap, keys: Tensor) -> Tensor:
+def columns(m: AttentionMap, keys: Tensor) -> Tensor:
     """The weights of all queries on one key for each text and head, keys (B, H or 1): (B, H, T)."""
-    B, H, T, _ = map.matrix
-    out = map.lse.new_zeros(B, max(H, keys.shape[1]), T)
+    B, H, T, _ = m.matrix
+    weights = m.lse.new_zeros(B, max(H, keys.shape[1]), T)
     for key in sorted(set(keys.flatten().tolist())):
         if key >= 0:
-            column = map.tile(slice(None), slice(key, key + 1))[..., 0]
-            out = torch.where((keys == key).unsqueeze(-1), column, out)
-    return out
+            column = m.tile(slice(None), slice(key, key + 1))[..., 0]
+            weights = torch.where((keys == key).unsqueeze(-1), column, weights)
+    return weights
 
 
 class DiagonalMass(NamedTuple):
@@ -267,20 +268,22 @@ class DiagonalMass(NamedTuple):
     latest: Tensor
 
 
-def beside_diagonal(map: AttentionMap, first: int, near: int, latest: int) -> DiagonalMass:
-    """The weight on a query's own place, on the one before, and on the `near` and `latest` last places."""
-    B, H, T, S = map.matrix
+def diagonal_mass(m: AttentionMap, near: int, latest: int) -> DiagonalMass:
+    """The weight on a query's own position, on the one before, and on the `near` and `latest` last ones."""
+    B, H, T, S = m.matrix
+    first = m.first_position
     reach = max(near, latest, 2)
     step = max(reach, 64)
-    out = DiagonalMass(*(map.lse.new_zeros(B, H, T) for _ in range(4)))
+    masses = DiagonalMass(*(m.lse.new_zeros(B, H, T) for _ in range(4)))
     for i in range(0, T, step):
+        # A tile of some rows, with the keys that any of them needs.
         rows = slice(i, min(i + step, T))
         keys = slice(max(0, first + i - reach + 1), max(0, min(S, first + rows.stop)))
-        tile = map.tile(rows, keys)  # (B, H, rows, keys)
-        back = torch.arange(rows.start + first, rows.stop + first, device=map.device).view(-1, 1)
-        back = back - torch.arange(keys.start, keys.stop, device=map.device)  # how far back each key lies
+        tile = m.tile(rows, keys)  # (B, H, rows, keys)
+        back = torch.arange(rows.start + first, rows.stop + first, device=m.device).view(-1, 1)
+        back = back - torch.arange(keys.start, keys.stop, device=m.device)  # distance to each key
         past = back >= 0
         parts = (back == 0, back == 1, past & (back < near), past & (back < latest))
-        for total, chosen in zip(out, parts, strict=True):
-            total[:, :, rows] = tile.where(chosen, 0.0).sum(-1)
-    return out
+        for mass, part in zip(masses, parts, strict=True):
+            mass[:, :, rows] = tile.where(part, 0.0).sum(-1)
+    return masses

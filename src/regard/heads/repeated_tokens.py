@@ -1,7 +1,8 @@
-"""Random tokens, repeated: the text on which induction shows, since nothing else in it can be foreseen.
+"""Random tokens, repeated: the text for measuring induction, since nothing else in it can be predicted.
 
 As in Olsson 2022: 25 random tokens four times over, after a start token, ten draws. A head that finds the
-earlier copy of the current token and looks at what came next scores high; grammar and meaning cannot help.
+earlier copy of the current token and attends to the token after it scores high; grammar and meaning cannot
+help.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
 from regard.heads.head_scores import HeadScores, scores_and_null
-from regard.heads.query_scores import Text
+from regard.heads.query_scores import TextScorer
 from regard.maps import AttentionMap
 
 
@@ -26,7 +27,10 @@ def repeated(
     draws: int = 10,
     seed: int = 0,
 ) -> Tensor:
-    """Ids (draws, tokens · times), and one more before them if there is a `start` token.
+    """Draw ids (draws, tokens · times), with a `start` token before them if it is not None.
+
+    Each draw is `tokens` different random tokens below `vocab_size`, repeated `times` times; `seed` makes it
+    reproducible.
 
     >>> repeated(50, start=0, tokens=3, times=2, draws=1).shape
     torch.Size([1, 7])
@@ -44,13 +48,16 @@ def repeated(
 def probe(
     maps: Callable[[Tensor], Iterable[AttentionMap]], ids: Tensor
 ) -> tuple[list[HeadScores], list[HeadScores]]:
-    """The scores of every layer on ids (draws, T), and their nulls. `maps` is a model's, as `GPT.maps`."""
-    found, nulls = [], []
-    text: Text | None = None
-    for map in maps(ids):
-        if text is None or not text.suits(map, ids):  # layers that may see the same have the same null
-            text = Text(map, ids)
-        layer, null = scores_and_null(map, ids, alike=text)
-        found.append(layer)
+    """The scores of every layer on ids (draws, T), and their baselines.
+
+    `maps(ids)` gives the maps of every layer, as `GPT.maps` does.
+    """
+    layers, nulls = [], []
+    scorer: TextScorer | None = None
+    for m in maps(ids):
+        if scorer is None or not scorer.fits(m, ids):  # layers with the same mask have the same baseline
+            scorer = TextScorer(m, ids)
+        scores, null = scores_and_null(m, ids, scorer=scorer)
+        layers.append(scores)
         nulls.append(null)
-    return found, nulls
+    return layers, nulls

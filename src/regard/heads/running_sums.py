@@ -1,8 +1,10 @@
-"""Sums that scores are made of: they add up over texts, and a score, its nulls and its interval follow.
+"""Running sums behind the head scores, from which means, baselines and 95% intervals are computed.
 
-A score is a mean over queries, so the sum over queries and their number are enough. The interval treats what
-was read in one piece (a text, or a block of one where there is only one) as one observation: neighbouring
-queries are alike, so their number says little. This file knows sums; it does not know maps.
+The sums of several texts can be added.
+
+A score is a mean over queries, so the sum over queries and their number are enough. The interval treats a
+piece (a text, or a block of a single one) as one observation: neighbouring queries are correlated, so their
+number says little. This file knows sums; it does not know maps.
 """
 
 from __future__ import annotations
@@ -18,37 +20,40 @@ from torch import Tensor
 
 from regard.heads.query_scores import NAMES, QueryScore
 
-BLOCKS = 20  # of a single text
-SUMS = ("value", "null", "labels", "rest")  # each a sum over queries and their number
+BLOCKS = 20  # into which a single text is cut
+SUMS = ("value", "null", "relabelled", "without_sink")  # each a sum over queries and their number
 MOMENTS = ("pieces", "squares", "products", "counts_squared")  # of value and number, over pieces
 
 
 class Estimate(NamedTuple):
-    """A score of one head. NaN where there was no occasion."""
+    """A score of one head. NaN where it is defined for no query."""
 
     value: float
     null: float
-    """The same for looking alike at everything that can be seen."""
-    labels: float
-    """The same with the tokens' labels shuffled, for scores that ask which tokens are equal."""
-    rest: float
-    """The same over the rest of each row, the sink left out."""
+    """The same of uniform attention to the visible keys."""
+    relabelled: float
+    """The same with the tokens shuffled, for scores that depend on which tokens are equal."""
+    without_sink: float
+    """The same of rows renormalised without their sink."""
     low: float
     high: float
+    """The ends of the 95% interval."""
     queries: float
-    """How many had an occasion."""
+    """The number of queries for which the score is defined."""
 
 
 @dataclass
 class RunningSums:
-    """The sums of one layer: (sum, score, head) in float64, and how often which key got most, (H, S)."""
+    """The sums of one layer."""
 
     sums: Tensor
+    """(sum, score, head) in float64."""
     keys: Tensor
+    """(H, S): in how many texts each key was the sink key."""
 
     @classmethod
-    def of(cls, pieces: Mapping[str, Tensor], keys: Tensor) -> RunningSums:
-        """From sums and numbers of pieces, by name of `SUMS`: (2, scores, H, pieces) each."""
+    def from_pieces(cls, pieces: Mapping[str, Tensor], keys: Tensor) -> RunningSums:
+        """Reduce the sums and numbers of pieces, (2, scores, H, pieces) for each name of `SUMS`."""
         value, count = pieces["value"]
         moments = torch.stack(
             [
@@ -63,24 +68,23 @@ class RunningSums:
 
     def __add__(self, other: RunningSums) -> RunningSums:
         longest = max(self.keys.shape[1], other.keys.shape[1])
-        mine, theirs = (
-            torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in (self.keys, other.keys)
-        )
-        return RunningSums(self.sums + other.sums, mine + theirs)
+        keys = (torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in (self.keys, other.keys))
+        return RunningSums(self.sums + other.sums, next(keys) + next(keys))
 
     def sink_key(self, head: int) -> int | None:
-        """The key that got most in most texts."""
+        """The key that was the sink key in most texts, None if there never was one."""
         counts = self.keys[head]
         return int(counts.argmax()) if counts.any() else None
 
     def estimate(self, name: str, head: int) -> Estimate:
+        """A score of one head with its baselines and its interval."""
         names = [*(f"{x}{y}" for x in SUMS for y in ("", "_n")), *MOMENTS]
-        sums = dict(zip(names, self._of(name, head), strict=True))
-        value, null, labels, rest = (_ratio(sums[x], sums[f"{x}_n"]) for x in SUMS)
+        sums = dict(zip(names, self.sums[:, NAMES.index(name), head].tolist(), strict=True))
+        value, null, relabelled, without_sink = (_ratio(sums[x], sums[f"{x}_n"]) for x in SUMS)
         n = sums["pieces"]
         low = high = math.nan
         if n > 1:
-            # The variance of a ratio of sums: every piece's own departure from the common ratio.
+            # The variance of a ratio of sums, from the residual of every piece.
             spread = sums["squares"] - 2 * value * sums["products"] + value**2 * sums["counts_squared"]
             error = math.sqrt(max(spread, 0.0) * n / (n - 1)) / sums["value_n"]
             reach = students_t(int(n) - 1) * error
@@ -89,30 +93,26 @@ class RunningSums:
                 low = max(low, 0.0)
             if name not in ("distance", "entropy"):
                 high = min(high, max(value, 1.0))
-        return Estimate(value, null, labels, rest, low, high, sums["value_n"])
-
-    def _of(self, name: str, head: int) -> list[float]:
-        found: list[float] = self.sums[:, NAMES.index(name), head].tolist()
-        return found
+        return Estimate(value, null, relabelled, without_sink, low, high, sums["value_n"])
 
 
-def in_pieces(
-    readings: Mapping[str, QueryScore], shape: tuple[int, int, int], pieces: int, device: torch.device
+def sum_pieces(
+    scores: Mapping[str, QueryScore], shape: tuple[int, int, int], pieces: int, device: torch.device
 ) -> Tensor:
-    """Sums and numbers of readings (B, H, T) over pieces of texts: (2, scores, B, H, pieces) in float64."""
+    """Sum scores (B, H, T) over pieces of texts, and count: (2, scores, B, H, pieces) in float64."""
     B, H, T = shape
-    out = torch.zeros(2, len(NAMES), B, H, pieces, dtype=torch.float64, device=device)
+    sums = torch.zeros(2, len(NAMES), B, H, pieces, dtype=torch.float64, device=device)
     piece = torch.arange(T, device=device) * pieces // max(T, 1)
-    for name, (values, counted) in readings.items():
-        counted = counted.expand(shape)
-        values = values.expand(shape).double().masked_fill(~counted, 0.0)
-        out[0, NAMES.index(name)].index_add_(-1, piece, values)
-        out[1, NAMES.index(name)].index_add_(-1, piece, counted.double())
-    return out
+    for name, (values, defined) in scores.items():
+        defined = defined.expand(shape)
+        values = values.expand(shape).double().masked_fill(~defined, 0.0)
+        sums[0, NAMES.index(name)].index_add_(-1, piece, values)
+        sums[1, NAMES.index(name)].index_add_(-1, piece, defined.double())
+    return sums
 
 
 def students_t(freedom: int, share: float = 0.95) -> float:
-    """How many standard errors hold the given share on both sides, for so many degrees of freedom.
+    """The two-sided quantile of Student's t distribution, for a confidence level `share`.
 
     >>> [round(students_t(n), 2) for n in (1, 2, 3, 9, 1000)]
     [12.71, 4.3, 3.18, 2.26, 1.96]
@@ -122,7 +122,7 @@ def students_t(freedom: int, share: float = 0.95) -> float:
         return math.tan(math.pi * (p - 0.5))
     if freedom == 2:
         return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
-    z, n = NormalDist().inv_cdf(p), freedom  # then the expansion of Cornish and Fisher
+    z, n = NormalDist().inv_cdf(p), freedom  # in the expansion of Cornish and Fisher
     return (
         z
         + (z**3 + z) / (4 * n)
@@ -133,4 +133,5 @@ def students_t(freedom: int, share: float = 0.95) -> float:
 
 
 def _ratio(total: float, count: float) -> float:
+    """total / count, NaN for 0 / 0."""
     return total / count if count else math.nan

@@ -1,8 +1,8 @@
-"""`survey`: what every head does over a whole corpus, window by window, by one process or many.
+"""`survey`: the table of every head over a whole corpus, window by window, by one process or many.
 
-The sums of each batch of windows are added in the order of the batches, whoever computed them, so the result
-is the same to the last bit for any number of processes, and for a survey that was killed and went on. Each
-process works with a fixed number of threads, because a product's rounding depends on it.
+The sums of each batch of windows are added in the order of the batches, whichever process computed them, so
+the result is the same to the last bit for any number of processes, and for a survey that was killed and
+resumed. Each process works with a fixed number of threads, because the rounding of a product depends on it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, distributed
 
 from regard.heads.corpus import Batch, Encode, batches, digest
-from regard.heads.description import LayerMaps, Run, assemble, name_layer
-from regard.heads.measurement import measure, total
+from regard.heads.description import LayerHeads, RunModel, assemble, name_layer
+from regard.heads.measurement import add_up, measure
 from regard.heads.running_sums import RunningSums
 from regard.heads.table import HeadTable, check_writable
 from regard.safetensor_files import read_safetensors, write_safetensors
@@ -31,136 +31,145 @@ if TYPE_CHECKING:
 FORMAT = "regard.survey 1"
 
 
-class Reader(NamedTuple):
+class SurveyModel(NamedTuple):
     """A model as a survey needs it."""
 
     name: str
-    run: Run
-    """The maps of every layer for ids (B, T)."""
+    run: RunModel
+    """Gives the maps of every layer for ids (B, T)."""
     encode: Encode
-    """The tokens of a text, without a start."""
+    """Gives the tokens of a text, without a start token."""
     start: int | None
-    """The token that stands before a text, if any."""
+    """The token before every text, if any."""
     digest: str
-    """What the weights are recognised by when a survey goes on."""
+    """Identifies the weights when a survey is resumed."""
     device: torch.device = torch.device("cpu")
 
 
-class State(NamedTuple):
-    """How far a survey is."""
+class SurveyProgress(NamedTuple):
+    """The progress of a survey: counts, and the sums so far."""
 
     batches: int
     windows: int
     tokens: int
-    layers: list[LayerMaps]
-    tallies: list[RunningSums]
+    layers: list[LayerHeads]
+    sums: list[RunningSums]
 
 
 def survey(
-    reader: Reader,
+    model: SurveyModel,
     corpus: Path,
     out: Path,
     *,
     ranks: Processes,
     length: int = 1024,
     batch: int = 1,
-    most: int | None = None,
+    max_windows: int | None = None,
     threads: int = 1,
     save_every: float = 20.0,
     fresh: bool = False,
-    tell: Callable[[State, int], None] = lambda state, read: None,
+    report: Callable[[SurveyProgress, int], None] = lambda progress, bytes_read: None,
 ) -> HeadTable:
-    """The table of every head over a corpus, written to `out` (.parquet, .csv or .json).
+    """Describe every head over a corpus, and write the table to `out` (.parquet, .csv or .json).
 
-    A survey that was stopped goes on from `out` + ".partial", unless `fresh`. `tell` hears how far it is,
-    with the bytes of the corpus that have been read.
+    The corpus is read in windows of `length` tokens, `batch` at a time, at most `max_windows` in all, by the
+    processes `ranks` with `threads` threads each. Progress is saved every `save_every` seconds; a survey that
+    was stopped resumes from `out` + ".partial", unless `fresh`. `report` is called with the progress and with
+    the number of bytes of the corpus that have been read.
     """
     check_writable(out)
     partial = out.with_name(out.name + ".partial")
-    who = {
+    settings = {
         "corpus": digest(corpus),
-        "model": reader.digest,
+        "model": model.digest,
         "length": length,
         "batch": batch,
-        "most": most,
+        "max_windows": max_windows,
         "threads": threads,
         "device": ranks.device.type,
         "torch": torch.__version__,
     }
-    began = state = None if fresh else _load(partial, who)
-    ranks.barrier()  # nobody writes before everyone has read
-    stream = batches(corpus, reader.encode, length, batch, reader.start, most)
-    saved = time.monotonic()
+    saved = progress = None if fresh else _load(partial, settings)
+    ranks.barrier()  # no process writes before all have read
+    stream = batches(corpus, model.encode, length, batch, model.start, max_windows)
+    saved_at = time.monotonic()
     with _threads(threads):
         try:
-            for state, read in _rounds(reader, stream, began, ranks):
-                tell(state, read)
-                if ranks.is_main and time.monotonic() - saved > save_every:
-                    _save(partial, state, who)
-                    saved = time.monotonic()
+            for progress, bytes_read in _rounds(model, stream, saved, ranks):
+                report(progress, bytes_read)
+                if ranks.is_main and time.monotonic() - saved_at > save_every:
+                    _save(partial, progress, settings)
+                    saved_at = time.monotonic()
         except KeyboardInterrupt:
-            if ranks.is_main and state is not None:
-                _save(partial, state, who)
+            if ranks.is_main and progress is not None:
+                _save(partial, progress, settings)
             raise
-    if state is None:
+    if progress is None:
         raise ValueError(f"corpus: expected text, but {corpus} has no tokens")
-    table = assemble(state.layers, state.tallies, texts=state.windows, tokens=state.tokens, model=reader.name)
+    table = assemble(
+        progress.layers, progress.sums, texts=progress.windows, tokens=progress.tokens, model=model.name
+    )
     if ranks.is_main:
         table.save(out)
-        for left in (partial, *_unfinished(partial)):
-            left.unlink(missing_ok=True)
+        for file in (partial, *_unfinished_writes(partial)):
+            file.unlink(missing_ok=True)
     ranks.barrier()
     return table
 
 
 def _rounds(
-    reader: Reader, stream: Iterator[Batch], state: State | None, ranks: Processes
-) -> Iterator[tuple[State, int]]:
-    """In each round every process takes a batch, and all their sums are added in the order of the batches."""
-    for _ in islice(stream, state.batches if state else 0):
-        pass
-    spare: list[RunningSums] = []
-    layers: list[LayerMaps] = []
-    while some := list(islice(stream, ranks.world_size)):
+    model: SurveyModel, stream: Iterator[Batch], progress: SurveyProgress | None, ranks: Processes
+) -> Iterator[tuple[SurveyProgress, int]]:
+    """In each round every process takes a batch, and all sums are added in the order of the batches."""
+    for _ in islice(stream, progress.batches if progress else 0):
+        pass  # skip what was done before
+    own: list[RunningSums] = []
+    layers: list[LayerHeads] = []
+    while group := list(islice(stream, ranks.world_size)):
         # With fewer batches than processes the idle ones take the first, only to know the sizes of its sums.
-        if ranks.rank < len(some) or not spare:
-            spare, layers = _batch(reader, some[ranks.rank if ranks.rank < len(some) else 0].ids)
-        for (ids, _), tallies in zip(some, _gathered(spare, ranks), strict=False):  # the idle come last
-            if state is None:
-                state = State(0, 0, 0, layers, [])
-            sums = total([state.tallies, tallies]) if state.tallies else tallies
-            state = State(
-                state.batches + 1, state.windows + len(ids), state.tokens + ids.numel(), state.layers, sums
+        if ranks.rank < len(group) or not own:
+            own, layers = _measure_batch(model, group[ranks.rank if ranks.rank < len(group) else 0].ids)
+        for (ids, _), sums in zip(group, _gather(own, ranks), strict=False):  # idle processes come last
+            if progress is None:
+                progress = SurveyProgress(0, 0, 0, layers, [])
+            progress = SurveyProgress(
+                progress.batches + 1,
+                progress.windows + len(ids),
+                progress.tokens + ids.numel(),
+                progress.layers,
+                add_up([progress.sums, sums]) if progress.sums else sums,
             )
-        if state is not None:
-            yield state, some[-1].read
+        if progress is not None:
+            yield progress, group[-1].bytes_read
 
 
-def _batch(reader: Reader, ids: Tensor) -> tuple[list[RunningSums], list[LayerMaps]]:
-    """The sums of a batch, each window an observation of its own."""
-    ids = ids.to(reader.device)
-    found = list(measure(reader.run(ids), ids))
-    return [tally for tally, _ in found], [name_layer(i, map) for i, (_, map) in enumerate(found)]
+def _measure_batch(model: SurveyModel, ids: Tensor) -> tuple[list[RunningSums], list[LayerHeads]]:
+    """The sums of a batch, in which each window is one observation."""
+    ids = ids.to(model.device)
+    measured = list(measure(model.run(ids), ids))
+    return [x.sums for x in measured], [name_layer(i, x.map) for i, x in enumerate(measured)]
 
 
-def _gathered(tallies: Sequence[RunningSums], ranks: Processes) -> list[list[RunningSums]]:
+def _gather(own: Sequence[RunningSums], ranks: Processes) -> list[list[RunningSums]]:
     """The sums of every process, in the order of their ranks."""
     if ranks.world_size == 1:
-        return [list(tallies)]
-    parts = [x for tally in tallies for x in (tally.sums, tally.keys)]
+        return [list(own)]
+    # All sums of a process as one vector.
+    parts = [x for layer in own for x in (layer.sums, layer.keys)]
     flat = torch.cat([x.double().flatten() for x in parts]).to(ranks.device)  # counts are exact in float64
-    everyone = [torch.empty_like(flat) for _ in range(ranks.world_size)]
-    distributed.all_gather(everyone, flat)
-    found = []
-    for one in everyone:
-        pieces = torch.split(one.cpu(), [x.numel() for x in parts])
-        back = [piece.view(x.shape).to(x.dtype) for piece, x in zip(pieces, parts, strict=True)]
-        found.append([RunningSums(sums, keys) for sums, keys in zip(back[::2], back[1::2], strict=True)])
-    return found
+    vectors = [torch.empty_like(flat) for _ in range(ranks.world_size)]
+    distributed.all_gather(vectors, flat)
+    gathered = []
+    for vector in vectors:
+        pieces = torch.split(vector.cpu(), [x.numel() for x in parts])
+        tensors = [piece.view(x.shape).to(x.dtype) for piece, x in zip(pieces, parts, strict=True)]
+        gathered.append([RunningSums(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)])
+    return gathered
 
 
 @contextmanager
 def _threads(n: int) -> Iterator[None]:
+    """Use n threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:
@@ -169,42 +178,43 @@ def _threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _save(partial: Path, state: State, who: dict[str, Any]) -> None:
-    tensors = {f"sums.{i}": tally.sums for i, tally in enumerate(state.tallies)}
-    tensors |= {f"keys.{i}": tally.keys.contiguous() for i, tally in enumerate(state.tallies)}
-    progress = {
-        "batches": state.batches,
-        "windows": state.windows,
-        "tokens": state.tokens,
-        "layers": [[x.key, list(x.heads), list(x.kv_heads)] for x in state.layers],
+def _save(partial: Path, progress: SurveyProgress, settings: dict[str, Any]) -> None:
+    """Write a progress checkpoint, atomically."""
+    tensors = {f"sums.{i}": layer.sums for i, layer in enumerate(progress.sums)}
+    tensors |= {f"keys.{i}": layer.keys for i, layer in enumerate(progress.sums)}
+    counts = {
+        "batches": progress.batches,
+        "windows": progress.windows,
+        "tokens": progress.tokens,
+        "layers": [[x.key, list(x.heads), list(x.kv_heads)] for x in progress.layers],
     }
-    header = {"format": FORMAT, "who": json.dumps(who), "progress": json.dumps(progress)}
+    header = {"format": FORMAT, "settings": json.dumps(settings), "progress": json.dumps(counts)}
     write_safetensors(partial, tensors, header)
 
 
-def _load(partial: Path, who: dict[str, Any]) -> State | None:
-    """Where a survey stopped; ValueError if what is there is another one's."""
+def _load(partial: Path, settings: dict[str, Any]) -> SurveyProgress | None:
+    """Read a progress checkpoint, if there is one; ValueError if it is of another survey."""
     if not partial.exists():
         return None
     try:
         header, mapped = read_safetensors(partial, [FORMAT])
         tensors = {name: x.clone() for name, x in mapped.items()}  # the next checkpoint replaces the file
-        began, progress = json.loads(header["who"]), json.loads(header["progress"])
-        layers = [LayerMaps(*found) for found in progress["layers"]]
-        tallies = [RunningSums(tensors[f"sums.{i}"], tensors[f"keys.{i}"]) for i in range(len(layers))]
-        state = State(progress["batches"], progress["windows"], progress["tokens"], layers, tallies)
+        old_settings, counts = json.loads(header["settings"]), json.loads(header["progress"])
+        layers = [LayerHeads(*layer) for layer in counts["layers"]]
+        sums = [RunningSums(tensors[f"sums.{i}"], tensors[f"keys.{i}"]) for i in range(len(layers))]
+        progress = SurveyProgress(counts["batches"], counts["windows"], counts["tokens"], layers, sums)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{partial} is no unfinished survey that can be read ({error}): remove it, or begin with --fresh"
         ) from None
-    if other := [name for name in who if who[name] != began.get(name)]:
+    if different := [name for name in settings if settings[name] != old_settings.get(name)]:
         raise ValueError(
-            f"{partial} is of a survey with another {', '.join(other)}: "
-            "go on with the same, write elsewhere, or begin anew with --fresh"
+            f"{partial} is of a survey with another {', '.join(different)}: "
+            "resume with the same settings, write to another file, or start again with --fresh"
         )
-    return state
+    return progress
 
 
-def _unfinished(partial: Path) -> list[Path]:
-    """What a process that was killed while it wrote has left behind."""
+def _unfinished_writes(partial: Path) -> list[Path]:
+    """Temporary files of a process that was killed while it wrote a checkpoint."""
     return list(partial.parent.glob(f".{partial.name}.*"))

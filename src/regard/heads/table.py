@@ -1,4 +1,7 @@
-"""`HeadTable`: what every head of a model does, in rows that print, sort and travel as JSON or DataFrame."""
+"""`HeadTable`: the scores and labels of every head, to print, sort, filter and save.
+
+This file knows rows of numbers; it knows neither maps nor how they are scored.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +19,49 @@ from regard.extras import extra
 
 
 class Score(NamedTuple):
-    """One score of one head; NaN where the text gave no occasion, or no way to tell."""
+    """One score of one head; NaN where it is not defined, or not known."""
 
     value: float
     null: float
-    """Of a head that looks alike at everything it can see."""
+    """Of uniform attention to the visible keys."""
     shuffled: float
     """On shuffled tokens: `HeadTable.shuffled` says how."""
     low: float
     high: float
     """The ends of a 95% interval over texts, or over blocks of a single text."""
     without_sink: float
-    """Over the rest of each row, the sink's column left out."""
+    """Of rows renormalised without the sink's column."""
 
 
 @dataclass(frozen=True)
 class HeadRow:
-    """What one head does. `labels` are those that it earns; the first is what it is called."""
+    """The scores and labels of one head, which the numbers of its layer and head in the model identify."""
 
-    layer: int | str
-    """The layer's number, or "decoder.3" where the model has several stacks."""
+    layer: int
     head: int
     kv_head: int
     labels: tuple[str, ...]
+    """The labels that it earns, the most distinct one first."""
     sink_key: int | None
-    """The key that gets most, in most texts."""
+    """The key that receives the most attention on average, in most texts."""
     scores: dict[str, Score]
+    stack: str = ""
+    """The stack of the layer, "encoder", "decoder" or "cross"; "" where the model has one."""
 
     @property
     def label(self) -> str | None:
+        """The first label, None if the head has none."""
         return self.labels[0] if self.labels else None
+
+    @property
+    def key(self) -> str:
+        """The key of the layer: "3", or "decoder.3" where the model has several stacks."""
+        return f"{self.stack}.{self.layer}" if self.stack else str(self.layer)
 
     @property
     def place(self) -> str:
         """`3.5`: layer 3, head 5."""
-        return f"{self.layer}.{self.head}"
+        return f"{self.key}.{self.head}"
 
 
 @dataclass(frozen=True)
@@ -61,63 +72,69 @@ class HeadTable:
     texts: int = 1
     tokens: int = 0
     shuffled: Literal["text", "labels"] = "labels"
-    """What `Score.shuffled` is of: the model reading a shuffled text, or only the tokens' labels shuffled."""
+    """Whether `Score.shuffled` is of the model reading a shuffled text, or of relabelled tokens only."""
     model: str = ""
 
     def __len__(self) -> int:
+        """The number of heads."""
         return len(self.rows)
 
     def __iter__(self) -> Iterator[HeadRow]:
+        """The rows."""
         return iter(self.rows)
 
     def __getitem__(self, place: int | tuple[int | str, int]) -> HeadRow:
-        """A row by its number, or a head by layer and head: `table[3, 5]`."""
+        """A row by its number, or a head by layer and head: `table[3, 5]`, `table["decoder.3", 5]`."""
         if isinstance(place, int):
             return self.rows[place]
         layer, head = place
         for row in self.rows:
-            if str(row.layer) == str(layer) and row.head == head:
+            if row.key == layer and row.head == head:
                 return row
-        raise KeyError(f"head: expected a layer and a head of the table, got {place!r}")
+        keys = ", ".join(dict.fromkeys(row.key for row in self.rows))
+        raise KeyError(f"head: expected a layer ({keys}) and a head of the table, got {place!r}")
 
     @property
     def names(self) -> list[str]:
-        """The scores that some head has."""
+        """The names of all scores."""
         return list(dict.fromkeys(name for row in self.rows for name in row.scores))
 
     def where(
         self, *, label: str | None = None, layer: int | str | None = None, labelled: bool = False
     ) -> HeadTable:
-        """Only the heads that earn a label, those of a layer, or those that have any label.
+        """Only the heads with a `label`, those of a `layer`, or, if `labelled`, those that have any label.
+
+        A layer is a number, in any stack, or a key such as "decoder.3".
 
         >>> HeadTable([]).where(label="induction")
         HeadTable(0 heads)
         """
-        label = None if label is None else _spelled(label)
+        label = None if label is None else _canonical_name(label)
         return self._with(
             row
             for row in self.rows
             if (label is None or label in row.labels)
-            and (layer is None or str(row.layer) == str(layer))
+            and (layer is None or layer in (row.layer, row.key))
             and (row.labels or not labelled)
         )
 
     def best(self, name: str, n: int = 5) -> HeadTable:
-        """The n heads that score highest, highest first."""
+        """The n heads with the highest score `name`, highest first."""
         return self._with(self.sorted(name).rows[:n])
 
     def sorted(self, name: str) -> HeadTable:
-        """From the highest score to the lowest; heads that have none come last."""
-        name = self._known(name)
+        """The heads from the highest score `name` to the lowest; those without the score come last."""
+        name = self._check_name(name)
 
-        def height(row: HeadRow) -> float:
+        def value(row: HeadRow) -> float:
             value = row.scores[name].value if name in row.scores else math.nan
             return -math.inf if math.isnan(value) else value
 
-        return self._with(sorted(self.rows, key=height, reverse=True))
+        return self._with(sorted(self.rows, key=value, reverse=True))
 
-    def _known(self, name: str) -> str:
-        name = _spelled(name)
+    def _check_name(self, name: str) -> str:
+        """The canonical name of a score; ValueError if no head has it."""
+        name = _canonical_name(name)
         if name not in self.names:
             raise ValueError(f"name: expected one of {', '.join(self.names)}, got {name!r}")
         return name
@@ -126,9 +143,10 @@ class HeadTable:
         return HeadTable(list(rows), self.texts, self.tokens, self.shuffled, self.model)
 
     def to_data(self) -> list[dict[str, Any]]:
-        """Plain data, a row a head; None stands for NaN."""
+        """Plain data, a dictionary for each head; None stands for NaN."""
         return [
             {
+                "stack": row.stack,
                 "layer": row.layer,
                 "head": row.head,
                 "kv_head": row.kv_head,
@@ -137,7 +155,7 @@ class HeadTable:
                 "sink_key": row.sink_key,
                 "shuffled": self.shuffled,
                 "scores": {
-                    name: {part: _plain(x) for part, x in score._asdict().items()}
+                    name: {part: None if math.isnan(x) else x for part, x in score._asdict().items()}
                     for name, score in row.scores.items()
                 },
             }
@@ -145,7 +163,7 @@ class HeadTable:
         ]
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """The rows as JSON text, written to a file as well if one is named.
+        """The rows as JSON text, which is also written to a file if `path` is given.
 
         >>> HeadTable([]).to_json()
         '[]'
@@ -158,30 +176,32 @@ class HeadTable:
 
     @classmethod
     def from_json(cls, text: str | PathLike[str]) -> HeadTable:
-        """The table of a JSON text, or of a file that holds one."""
+        """Read the table from JSON text, or from a file."""
         if not isinstance(text, str) or not text.lstrip().startswith("["):
             text = Path(text).read_text(encoding="utf-8")
         try:
-            given = json.loads(text)
+            data = json.loads(text)
             rows = [
                 HeadRow(
-                    row["layer"],
-                    row["head"],
-                    row["kv_head"],
-                    tuple(row["labels"]),
-                    row["sink_key"],
-                    {name: _score(parts) for name, parts in row["scores"].items()},
+                    layer=row["layer"],
+                    head=row["head"],
+                    kv_head=row["kv_head"],
+                    labels=tuple(row["labels"]),
+                    sink_key=row["sink_key"],
+                    scores={name: _score(parts) for name, parts in row["scores"].items()},
+                    stack=row["stack"],
                 )
-                for row in given
+                for row in data
             ]
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"text: expected the JSON of a table of heads: {error!r}") from None
-        how: Literal["text", "labels"] = "text" if given and given[0].get("shuffled") == "text" else "labels"
+        how: Literal["text", "labels"] = "text" if data and data[0].get("shuffled") == "text" else "labels"
         return cls(rows, shuffled=how)
 
     def columns(self) -> dict[str, list[Any]]:
-        """Column by column: a score's value under its name, its parts under `name_null` and so on."""
-        found: dict[str, list[Any]] = {
+        """The columns by name: a score's value under its name, its parts under `name_null` and so on."""
+        columns: dict[str, list[Any]] = {
+            "stack": [row.stack for row in self.rows],
             "layer": [row.layer for row in self.rows],
             "head": [row.head for row in self.rows],
             "kv_head": [row.kv_head for row in self.rows],
@@ -192,11 +212,11 @@ class HeadTable:
         for name in self.names:
             for part in Score._fields:
                 column = name if part == "value" else f"{name}_{part}"
-                found[column] = [getattr(row.scores.get(name, NOTHING), part) for row in self.rows]
-        return found
+                columns[column] = [getattr(row.scores.get(name, UNDEFINED), part) for row in self.rows]
+        return columns
 
     def to_pandas(self) -> Any:
-        """A DataFrame with a row a head."""
+        """A DataFrame with a row for each head and the columns of `columns()`."""
         try:
             import pandas
         except ImportError:
@@ -204,7 +224,7 @@ class HeadTable:
         return pandas.DataFrame(self.columns()).astype({"sink_key": "Int64"})
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the table, atomically, as what the file's name ends with: .json, .csv or .parquet."""
+        """Write the table to `path`, atomically, in the format of its suffix: .json, .csv or .parquet."""
         path = Path(path)
         check_writable(path)
         if path.suffix == ".json":
@@ -234,11 +254,11 @@ class HeadTable:
         return rendered(self)
 
 
-NOTHING = Score(*[math.nan] * len(Score._fields))
+UNDEFINED = Score(*[math.nan] * len(Score._fields))
 
 
 def check_writable(path: Path) -> None:
-    """ValueError, before any work is done, if a table cannot be written there."""
+    """Raise ValueError, before any work is done, if a table cannot be written to a file."""
     if path.suffix not in (".json", ".csv", ".parquet"):
         raise ValueError(f"expected a file that ends with .json, .csv or .parquet, got {str(path)!r}")
     if not path.parent.is_dir():
@@ -247,27 +267,41 @@ def check_writable(path: Path) -> None:
         _pyarrow()
 
 
+def split_key(key: str) -> tuple[str, int]:
+    """The stack and the number of a layer's key.
+
+    >>> split_key("3"), split_key("decoder.3")
+    (('', 3), ('decoder', 3))
+    """
+    stack, _, number = key.rpartition(".")
+    if not number.isdecimal():
+        raise ValueError(f'keys: expected the number of a layer, as "3" or "decoder.3", got {key!r}')
+    return stack, int(number)
+
+
 def _pyarrow() -> Any:
+    """The module, with an install command if it is missing."""
     with extra("parquet", "a .parquet file"):
         import pyarrow
         import pyarrow.parquet
     return pyarrow
 
 
-def _spelled(name: str) -> str:
-    """A score by the words that people use for it: "previous token", "self"."""
+SYNONYMS = {"self": "itself", "previous": "previous_token", "normalized_entropy": "normalised_entropy"}
+
+
+def _canonical_name(name: str) -> str:
+    """The name of a score from other spellings of it: "previous token", "self", "normalized_entropy"."""
     name = name.strip().lower().replace(" ", "_").replace("-", "_")
-    return {"self": "itself", "previous": "previous_token"}.get(name, name)
-
-
-def _plain(x: float) -> float | None:
-    return None if math.isnan(x) else x
+    return SYNONYMS.get(name, name)
 
 
 def _cell(x: Any) -> Any:
+    """A value as CSV has it."""
     return "" if x is None or (isinstance(x, float) and math.isnan(x)) else x
 
 
 def _score(parts: dict[str, float | None]) -> Score:
-    found = {name: parts.get(name) for name in Score._fields}
-    return Score(**{name: math.nan if x is None else x for name, x in found.items()})
+    """A score from JSON, in which None stands for NaN."""
+    values = {name: parts.get(name) for name in Score._fields}
+    return Score(**{name: math.nan if x is None else x for name, x in values.items()})

@@ -1,6 +1,7 @@
-"""A table of heads for the terminal: what each does, its score beside the nulls, under its key/value head.
+"""A table of heads for the terminal: the labels of each head with their scores and baselines.
 
-Fits 80 columns. Rich draws it; without a terminal it is plain text.
+Heads stand under their key/value head. The table fits 80 columns; Rich draws it, without a terminal as plain
+text.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def rendered(table: HeadTable) -> Any:
         ("does", "left"),
         ("score", "right"),
         ("95%", "left"),
-        ("alike", "right"),
+        ("uniform", "right"),
         (how, "right"),
         ("no sink", "right"),
         ("spread", "right"),
@@ -64,25 +65,25 @@ def rendered(table: HeadTable) -> Any:
         drawn.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
     before: tuple[int | str, int] | None = None
     for row in table:
-        place = (row.layer, row.kv_head)
-        shown = (
-            str(row.layer) if before is None or row.layer != before[0] else "",
-            str(row.kv_head) if place != before else "",
+        # Layer and key/value head are printed where they change.
+        group = (row.key, row.kv_head)
+        numbers = (
+            row.key if before is None or row.key != before[0] else "",
+            str(row.kv_head) if group != before else "",
             str(row.head),
         )
-        if before is not None and row.layer != before[0]:
+        if before is not None and row.key != before[0]:
             drawn.add_row()
-        before = place
+        before = group
         spread = number(row.scores["normalised_entropy"].value) if "normalised_entropy" in row.scores else ""
         if not row.labels:
-            drawn.add_row(*shown, Text("–", style="dim"), *[""] * 5, spread)
+            drawn.add_row(*numbers, Text("–", style="dim"), *[""] * 5, spread)
         for i, name in enumerate(row.labels):
-            at = ("", "", "") if i else shown
-            score, probed = _earned(row, name)
-            said = words(name) + (f" on {row.sink_key}" if name == "sink" else "") + ("*" if probed else "")
+            score, on_repeats = _best_score(row, name)
+            label = words(name) + (f" on {row.sink_key}" if name == "sink" else "")
             drawn.add_row(
-                *at,
-                Text(said, style=COLOURS[name]),
+                *(("", "", "") if i else numbers),
+                Text(label + ("*" if on_repeats else ""), style=COLOURS[name]),
                 Text(number(score.value), style="bold"),
                 f"{number(score.low)}–{number(score.high)}",
                 number(score.null),
@@ -94,19 +95,19 @@ def rendered(table: HeadTable) -> Any:
 
 
 def caption(table: HeadTable) -> str:
-    """What the columns mean, in a few lines."""
+    """An explanation of the columns, in a few lines."""
     shuffled = (
-        "shuffled: the model reads the same tokens in another order"
+        "shuffled: score of the model on the same tokens in random order"
         if table.shuffled == "text"
-        else "relabel: the same attention, the labels of the tokens shuffled"
+        else "relabel: score of the same attention with the tokens shuffled"
     )
     lines = [
-        "alike: looking alike at all that can be seen; 95%: over "
-        + (f"{table.texts} texts" if table.texts > 1 else "blocks of the text"),
+        "uniform: score of uniform attention to the visible keys; 95%: interval over "
+        + (f"{table.texts} texts" if table.texts > 1 else "blocks"),
         shuffled,
-        "no sink: over the rest of each row; spread: entropy, from 0 (one key) to 1 (all)",
+        "no sink: rows renormalised without the sink; spread: normalised entropy, 0 to 1",
     ]
-    if any(_earned(row, name)[1] for row in table for name in row.labels):
+    if any(_best_score(row, name)[1] for row in table for name in row.labels):
         lines.append("*: on random tokens, repeated")
     return "\n".join(lines)
 
@@ -122,12 +123,12 @@ def number(x: float) -> str:
     return f"{x:.3f}".removeprefix("0") if 0.0005 <= x < 0.005 else f"{x:.2f}"
 
 
-def _earned(row: HeadRow, name: str) -> tuple[Score, bool]:
-    """The score that a label stands on, and whether it was taken on random repeats: the higher of the two."""
+def _best_score(row: HeadRow, name: str) -> tuple[Score, bool]:
+    """The score behind a label, on text or on random repeats, whichever is higher, and whether on repeats."""
     scores = row.scores
-    probed = scores.get(name + REPEATS)
-    if probed is None:
+    on_repeats = scores.get(name + REPEATS)
+    if on_repeats is None:
         return scores[name], False
-    if name not in scores or probed.value > scores[name].value:
-        return probed, True
+    if name not in scores or on_repeats.value > scores[name].value:
+        return on_repeats, True
     return scores[name], False

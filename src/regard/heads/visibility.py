@@ -1,7 +1,8 @@
-"""What a mask lets see: how many keys each query, how many queries each key, and looking at all of it alike.
+"""Which keys a mask lets queries see: counts for each query and each key, and the map of uniform attention.
 
-That is what scores are compared with, and what says where a score has an occasion. It is the same for all
-heads that have the same mask, so it is worked out for one head where a mask does not tell heads apart.
+Uniform attention is the baseline of the head scores, and the counts decide for which queries a score is
+defined. Both are the same for all heads with the same mask, so they are computed for one head where a mask
+does not distinguish heads.
 """
 
 from __future__ import annotations
@@ -15,65 +16,70 @@ from regard.attention.backends.tiles import visits_between
 from regard.attention.masks.base import Mask, grid
 from regard.attention.masks.views import MaskOnly
 from regard.maps import AttentionMap, attention_map
-from regard.maps.sweep import first_position
 
-SIDE = 512  # of the tiles that a mask is asked for
+TILE = 512  # rows and keys for which a mask is evaluated at a time
 
 
 @dataclass(frozen=True)
 class Visibility:
-    """What the heads of a map may see; h is 1 where all heads see the same."""
+    """What the heads of a map may see; h is 1 where all heads have the same mask."""
 
-    alike: AttentionMap
-    """(B, h, T, S): looks at everything that it may see alike."""
+    uniform: AttentionMap
+    """(B, h, T, S): uniform attention to the visible keys."""
     keys: Tensor
-    """(B, h, T): how many keys each query sees."""
+    """(B, h, T): the number of keys that each query sees."""
     queries: Tensor
-    """(B, h, S): how many queries see each key; those that are padding do not count."""
-    ahead: bool
+    """(B, h, S): the number of queries that see each key, padding not counted."""
+    later: bool
     """Whether some query sees a later position than its own."""
 
 
-def sight(map: AttentionMap, real: Tensor | None = None) -> Visibility:
-    """What may be seen in a map (B, H, T, S); `real`, boolean (B, T), says which queries are no padding."""
-    B, H, T, S = map.matrix
-    sees: Mask = MaskOnly(map.mask)
-    shape, device, first = map.matrix, map.device, first_position(map)
-    if sees.allowed(grid(range(min(T, 1)), range(min(S, 1)), shape, device)).shape[1] == 1:
-        sees, H, shape = sees.select(slice(0, B), slice(0, 1)), 1, (B, 1, T, S)
-    counted = torch.ones(1, 1, T, device=device) if real is None else real[:, None].to(device, torch.float32)
+def find_visibility(m: AttentionMap, is_token: Tensor | None = None) -> Visibility:
+    """Count the visible keys and queries of a map (B, H, T, S).
+
+    `is_token`, boolean (B, T), is False for queries that are padding.
+    """
+    B, H, T, S = m.matrix
+    mask: Mask = MaskOnly(m.mask)
+    shape, device, first = m.matrix, m.device, m.first_position
+    # One head stands for all if the mask is the same for all.
+    if mask.allowed(grid(range(min(T, 1)), range(min(S, 1)), shape, device)).shape[1] == 1:
+        mask, H, shape = mask.select(slice(0, B), slice(0, 1)), 1, (B, 1, T, S)
+    counted = torch.ones(1, 1, T, device=device)
+    if is_token is not None:
+        counted = is_token[:, None].to(device, torch.float32)
     keys, queries = torch.zeros(B, H, T, device=device), torch.zeros(B, H, S, device=device)
-    ahead = False
-    edges = [*range(0, T, SIDE), T], [*range(0, S, SIDE), S]
-    for rows, columns in visits_between(sees, *edges) if T and S else ():
+    later = False
+    edges = [*range(0, T, TILE), T], [*range(0, S, TILE), S]
+    for rows, columns in visits_between(mask, *edges) if T and S else ():
         positions = torch.arange(rows.start, rows.stop, device=device).view(-1, 1) + first
         for column in columns:
             width = column.keys.stop - column.keys.start
-            if column.whole:
+            if column.whole:  # every query of the tile sees every key
                 keys[..., rows] += width
                 queries[..., column.keys] += counted[..., rows].sum(-1, keepdim=True)
-                ahead = ahead or column.keys.stop - 1 > rows.start + first
+                later = later or column.keys.stop - 1 > rows.start + first
                 continue
-            allowed = sees.allowed(grid(rows, column.keys, shape, device))
+            allowed = mask.allowed(grid(rows, column.keys, shape, device))
             allowed = allowed.expand(B, H, rows.stop - rows.start, width)
             keys[..., rows] += allowed.sum(-1)
             queries[..., column.keys] += torch.einsum(
                 "bhqk,bhq->bhk", allowed.float(), counted[..., rows].expand(B, H, -1)
             )
-            later = torch.arange(column.keys.start, column.keys.stop, device=device) > positions
-            ahead = ahead or bool((allowed & later).any())
-    return Visibility(_alike(map, sees, H, keys), keys, queries, ahead)
+            after = torch.arange(column.keys.start, column.keys.stop, device=device) > positions
+            later = later or bool((allowed & after).any())
+    return Visibility(_uniform(m, mask, H, keys), keys, queries, later)
 
 
-def uniform(map: AttentionMap) -> AttentionMap:
-    """The map of heads that may see the same and look at all of it alike: what scores are compared with."""
-    B, H, T, _ = map.matrix
-    found = sight(map)
-    return _alike(map, MaskOnly(map.mask), H, found.keys.expand(B, H, T))
+def uniform(m: AttentionMap) -> AttentionMap:
+    """The map of uniform attention to the keys that each query of m sees: the baseline of the head scores."""
+    B, H, T, _ = m.matrix
+    return _uniform(m, MaskOnly(m.mask), H, find_visibility(m).keys.expand(B, H, T))
 
 
-def _alike(map: AttentionMap, sees: Mask, H: int, keys: Tensor) -> AttentionMap:
-    B, _, T, S = map.matrix
-    nothing = map.lse.new_zeros(1, 1, 1, 1)
-    q, k = nothing.expand(B, H, T, 1), nothing.expand(B, H, S, 1)
-    return attention_map(q, k, mask=sees, lse=keys.to(map.lse.dtype).log())
+def _uniform(m: AttentionMap, mask: Mask, H: int, keys: Tensor) -> AttentionMap:
+    """Uniform attention of H heads under a mask; `keys` (B, H, T) are the numbers of visible keys."""
+    B, _, T, S = m.matrix
+    zero = m.lse.new_zeros(1, 1, 1, 1)
+    q, k = zero.expand(B, H, T, 1), zero.expand(B, H, S, 1)
+    return attention_map(q, k, mask=mask, lse=keys.to(m.lse.dtype).log())

@@ -1,6 +1,5 @@
-"""The matrix that nobody stores: `AttentionMap`, its statistics, its overviews and its files."""
+"""`AttentionMap`: a matrix of attention weights that is computed on demand instead of stored."""
 
-from regard.maps.map import AttentionMap, attention_map
-from regard.maps.storage import load
+from regard.maps.map import AttentionMap, attention_map, load
 
 __all__ = ["AttentionMap", "attention_map", "load"]

@@ -1,4 +1,7 @@
-"""What an index into a map means: which sequences, heads, rows and keys, and which axes are left."""
+"""Indexing of maps: which sequences, heads, rows and keys an index names, and which axes are left.
+
+This file knows indices and sizes; it does not know maps.
+"""
 
 from __future__ import annotations
 
@@ -8,63 +11,76 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+NAMES = ("batch", "heads", "rows", "keys")
+
 
 class Axes(NamedTuple):
-    """Which axes before the keys a map still shows; one that was indexed with a number is gone."""
+    """Which of the axes before the rows a map still shows; one that was indexed with a number is gone."""
 
     batch: bool = True
     heads: bool = True
-    rows: bool = True
 
     def visible(self, sizes: tuple[int, ...] | torch.Size) -> tuple[int, ...]:
-        return tuple(size for size, there in zip(sizes, self, strict=True) if there)
+        """Keep the sizes (B, H) of the axes that are left."""
+        return tuple(size for size, shown in zip(sizes, self, strict=True) if shown)
 
 
-class Chosen(NamedTuple):
-    """An index, understood."""
+class MapIndex(NamedTuple):
+    """A parsed index into a map."""
 
     batch: slice
     heads: slice
     rows: slice | Tensor
-    keys: slice | Tensor | None  # None: all of them, so what is left is a map
+    keys: slice | Tensor
+    names_keys: bool  # False if the index leaves the keys out, or has `:` for them
+    one_row: bool
     one_key: bool
-    axes: Axes
+    axes: Axes  # that are left
+
+    @property
+    def gives_map(self) -> bool:
+        """Whether the result is a smaller map; naming keys, one row or a list of rows gives a tensor."""
+        return not self.names_keys and not self.one_row and isinstance(self.rows, slice)
 
 
-def parse(index: Any, axes: Axes, matrix: tuple[int, int, int, int]) -> Chosen:
-    """Understand `map[index]`; ValueError or IndexError says what does not fit."""
-    shown = [name for name, there in zip(("batch", "heads", "rows"), axes, strict=True) if there] + ["keys"]
-    given = _spelled_out(index if isinstance(index, tuple) else (index,), len(shown))
-    wanted = dict(zip(shown, given, strict=True))
-    sizes = dict(zip(("batch", "heads", "rows", "keys"), matrix, strict=True))
-    gone = dict.fromkeys(("batch", "heads", "rows"), False)
-    found: dict[str, slice | Tensor] = {}
-    one_key = False
-    for name, size in sizes.items():
-        item = wanted.get(name, slice(None))
+def parse_index(index: Any, axes: Axes, matrix: tuple[int, int, int, int]) -> MapIndex:
+    """Parse `m[index]` for a map of size (B, H, T, S) that shows some axes.
+
+    Raises ValueError for a kind of index that a map does not take, and IndexError for one out of range.
+    """
+    shown = [name for name, there in zip(NAMES, (*axes, True, True), strict=True) if there]
+    items = _expand(index if isinstance(index, tuple) else (index,), len(shown))
+    by_name = dict(zip(shown, items, strict=True))
+    spans: dict[str, slice | Tensor] = {}
+    single: set[str] = set()
+    for name, size in zip(NAMES, matrix, strict=True):
+        item = by_name.get(name, slice(None))
         if isinstance(item, slice):
             start, stop, step = item.indices(size)
-            found[name] = slice(start, max(start, stop)) if step == 1 else torch.arange(start, stop, step)
+            spans[name] = slice(start, max(start, stop)) if step == 1 else torch.arange(start, stop, step)
         elif isinstance(item, Tensor | list | range) and name in ("rows", "keys"):
-            found[name] = _counted(torch.as_tensor(item), size, name)
+            spans[name] = _check_positions(torch.as_tensor(item), size, name)
         else:
-            i = _number(item, size, name)
-            found[name] = slice(i, i + 1)
-            one_key = one_key or name == "keys"
-            gone[name] = True
-    batch, heads = found["batch"], found["heads"]
+            i = _check_position(item, size, name)
+            spans[name] = slice(i, i + 1)
+            single.add(name)
+    batch, heads = spans["batch"], spans["heads"]
     if not (isinstance(batch, slice) and isinstance(heads, slice)):
         raise ValueError("index: batch and heads take a number or a slice without a step")
-    left = Axes(
-        *(there and not gone[name] for name, there in zip(("batch", "heads", "rows"), axes, strict=True))
+    return MapIndex(
+        batch,
+        heads,
+        spans["rows"],
+        spans["keys"],
+        names_keys=by_name["keys"] != slice(None) if isinstance(by_name["keys"], slice) else True,
+        one_row="rows" in single,
+        one_key="keys" in single,
+        axes=Axes(axes.batch and "batch" not in single, axes.heads and "heads" not in single),
     )
-    keys = found["keys"]
-    whole = isinstance(keys, slice) and keys == slice(0, matrix[3]) and not one_key
-    return Chosen(batch, heads, found["rows"], None if whole else keys, one_key, left)
 
 
-def heads_of(k: Tensor, heads: slice, H: int) -> Tensor:
-    """The key heads (B, G, S, D) that some of the H query heads read, so that they group evenly again."""
+def select_kv_heads(k: Tensor, heads: slice, H: int) -> Tensor:
+    """Select the key heads of k (B, G, S, D) that some of the H query heads read, grouped evenly again."""
     group = H // k.shape[1]
     first, count = heads.start, heads.stop - heads.start
     if group == 1 or count == 0:
@@ -76,20 +92,21 @@ def heads_of(k: Tensor, heads: slice, H: int) -> Tensor:
     return k[:, torch.arange(first, heads.stop, device=k.device) // group]
 
 
-def _spelled_out(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
-    """An index with its … and its missing trailing axes written out."""
-    if index.count(...) > 1:
+def _expand(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
+    """Replace … and missing trailing axes of an index by `:`."""
+    dots = [i for i, item in enumerate(index) if item is ...]
+    if len(dots) > 1:
         raise IndexError("index: expected at most one …")
-    if ... not in index:
-        index = (*index, ...)
+    if not dots:
+        index, dots = (*index, ...), [len(index)]
     missing = ndim - (len(index) - 1)
     if missing < 0:
         raise IndexError(f"index: expected at most {ndim} entries for this map, got {len(index) - 1}")
-    at = index.index(...)
-    return index[:at] + (slice(None),) * missing + index[at + 1 :]
+    return index[: dots[0]] + (slice(None),) * missing + index[dots[0] + 1 :]
 
 
-def _number(item: Any, size: int, name: str) -> int:
+def _check_position(item: Any, size: int, name: str) -> int:
+    """An integer index, counted from 0."""
     try:
         i = operator.index(item)
     except TypeError:
@@ -99,7 +116,8 @@ def _number(item: Any, size: int, name: str) -> int:
     return i % size
 
 
-def _counted(index: Tensor, size: int, name: str) -> Tensor:
+def _check_positions(index: Tensor, size: int, name: str) -> Tensor:
+    """A list of integer indices, counted from 0."""
     if index.ndim != 1 or index.dtype.is_floating_point or index.dtype == torch.bool:
         raise ValueError(f"index: expected whole numbers in one dimension for {name}, got {index.dtype}")
     if len(index) and not (-size <= int(index.min()) and int(index.max()) < size):

@@ -1,15 +1,15 @@
-"""`AttentionMap`: every weight of an attention, computed when someone looks.
+"""`AttentionMap`: the attention weights of a layer, computed on demand.
 
-It keeps q, k and the row log-sum-exp; any weight is exp(score(q_i, k_j) − lse_i), exactly. Memory grows with
-T, not with T². This file knows how to index and describe a map; `sweep` and `overview` know how to sum it up.
+A map keeps q, k and the row log-sum-exp; any weight is exp(score(q_i, k_j) − lse_i), exactly. Memory grows
+with T, not with T². This file is the API: it checks arguments, gives results their shape, and knows neither
+tokens nor models. The fields are in `data.py`; `sweep.py`, `overview.py` and `dense_rows.py` compute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
 from os import PathLike
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,17 +19,15 @@ from regard.attention.attend import attend
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
-from regard.attention.masks.views import Keys, Rows
-from regard.maps import overview, precision, sweep
-from regard.maps.index import Axes, heads_of, parse
-from regard.maps.precision import Precise
+from regard.maps import overview, precision, storage, sweep
+from regard.maps.data import MapData
+from regard.maps.dense_rows import NORMALISED, tile_weights
+from regard.maps.index import Axes, parse_index
+from regard.maps.product import expand_values, multiply
 
-NORMALISED = 1 << 21  # weights of whole rows that are divided by their rows' own sums, which costs time
-FIRST = (
-    64  # rows of a matrix that are in any case: under a causal mask they see few keys, each with much weight
-)
-DENSE_LIMIT = 1 << 30  # bytes that `.to_dense()` may take unless told otherwise
-EXACT_NUMBERS = 1 << 18  # weights that are computed in float64 at a time: 2 MiB
+MIN_NORMALISED_ROWS = 64  # first rows of a matrix: under a causal mask they have few keys with large weights
+DENSE_LIMIT = 1 << 30  # bytes that `.to_dense()` may take unless a limit is given
+MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
 @answer_pytorch_arguments
@@ -45,22 +43,23 @@ def attention_map(
 ) -> AttentionMap:
     """The attention weights of q (B, H, T, D) on k (B, G, S, D), as a map that stores no T×S matrix.
 
-    `lse` is the row log-sum-exp if it is known already, as from `attend(..., return_lse=True)`.
+    `mask`, `scale` (by default D^-½), `softcap` and `sinks` (H,) are those of `regard.attend`. `lse` is the
+    row log-sum-exp if it is known already, as from `attend(..., return_lse=True)`.
 
     >>> import torch, regard
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    >>> map = regard.attention_map(x, x, mask=regard.causal)
-    >>> map
+    >>> m = regard.attention_map(x, x, mask=regard.causal)
+    >>> m
     AttentionMap(3×3, causal, float32, 60 bytes)
-    >>> map[1, 0:2]
-    tensor([0.3302, 0.6698])
+    >>> m[1]
+    tensor([0.3302, 0.6698, 0.0000])
     """
     shape, rule, scale = check_inputs(q, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
     if q.ndim > 4:
         raise ValueError(f"q: expected at most 4 dimensions (B, H, T, D), got {tuple(q.shape)}")
     if lse is not None and tuple(lse.shape) != tuple(q.shape[:-1]):
         raise ValueError(f"lse: expected {tuple(q.shape[:-1])}, one number a query, got {tuple(lse.shape)}")
-    axes = Axes(batch=q.ndim == 4, heads=q.ndim >= 3, rows=True)
+    axes = Axes(batch=q.ndim == 4, heads=q.ndim >= 3)
     q = q.detach().reshape(shape.B, shape.H, shape.T, shape.D)
     k = k.detach().reshape(shape.B, shape.G, shape.S, shape.D)
     sinks = None if sinks is None else sinks.detach()
@@ -68,232 +67,106 @@ def attention_map(
         if lse is None:
             lse = attend(q, k, k, mask=rule, scale=scale, softcap=softcap, sinks=sinks, return_lse=True)[1]
     lse = lse.detach().reshape(q.shape[:-1]).to(working_dtype(q.dtype))
-    return AttentionMap(q, k, lse, rule, scale, softcap, sinks, axes)
+    return AttentionMap(q=q, k=k, lse=lse, mask=rule, scale=scale, softcap=softcap, sinks=sinks, axes=axes)
 
 
-class Top(NamedTuple):
-    """The greatest weights of every row, greatest first; key −1 where there are fewer to see."""
-
-    weights: Tensor  # (B, H, T, n)
-    keys: Tensor  # (B, H, T, n)
+def load(path: str | PathLike[str]) -> AttentionMap:
+    """Open a map that was saved with `m.save(path)`. Its tensors are read from the file on use."""
+    return AttentionMap.from_data(storage.load(path))
 
 
-class AttentionMap:
+class TopK(NamedTuple):
+    """The largest weights of every row, largest first, as `torch.topk` gives them."""
+
+    values: Tensor  # (B, H, T, k)
+    indices: Tensor  # (B, H, T, k) the keys; −1 where a row has fewer visible keys
+
+
+class AttentionMap(MapData):
     """Attention weights shaped (B, H, T, S), without the matrix. Made by `regard.attention_map` or a capture.
 
-    Indexes like a tensor: naming heads or rows gives a smaller map, naming keys too gives a tensor.
-    In a torch function a map stands for its dense tensor.
+    A map is indexed like a tensor. Naming heads or a slice of rows gives a smaller map; naming one row, a
+    list of rows, or any keys gives a tensor. `m @ values` is the fused product. Any other torch function
+    takes a map as its dense tensor.
+
+    Its fields are `q` (B, H, T, D), `k` (B, G, S, D) and the row log-sum-exp `lse` (B, H, T); `mask`,
+    `scale`, `softcap` and the sink logits `sinks` (H,); `axes`, which says whether the batch and head axes
+    are left to index; and `precise`, the heads that are computed in float64, found on first use.
     """
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        lse: Tensor,
-        mask: Mask,
-        scale: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        axes: Axes = Axes(),  # noqa: B008 (immutable)
-        precise: Precise | None = None,
-    ) -> None:
-        self.q = q  # (B, H, T, D)
-        self.k = k  # (B, G, S, D)
-        self.lse = lse  # (B, H, T)
-        self.mask = mask
-        self.scale = scale
-        self.softcap = softcap
-        self.sinks = sinks  # (H,), already counted in lse
-        self.axes = axes  # which of batch, heads and rows are still there to index
-        self._precise = precise  # None until someone looks at a weight
-
-    def replaced(self, **fields: Any) -> AttentionMap:
-        """The same map but for some of the constructor's arguments. What depends on them is yours to give."""
-        names = ("q", "k", "lse", "mask", "scale", "softcap", "sinks", "axes")
-        return AttentionMap(**{name: getattr(self, name) for name in names} | fields)
-
-    @property
-    def precise(self) -> Precise:
-        """Which heads are computed in float64, since float32 would lose the digits of their scores."""
-        if self._precise is None:
-            self._precise = precision.precise_of(self)
-        return self._precise
-
-    @property
-    def matrix(self) -> tuple[int, int, int, int]:
-        """(B, H, T, S), also where an axis was indexed away."""
-        B, H, T, _ = self.q.shape
-        return B, H, T, self.k.shape[2]
+    @classmethod
+    def from_data(cls, data: MapData) -> Self:
+        """A map with the fields of `data`, for example with those that a file holds."""
+        return cls(**{name.removeprefix("_"): value for name, value in vars(data).items()})
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((*self.axes.visible(self.matrix[:3]), self.matrix[3]))
+        """(B, H, T, S), without the axes that were indexed away."""
+        return torch.Size((*self.axes.visible(self.matrix[:2]), *self.matrix[2:]))
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions, from 2 to 4."""
         return len(self.shape)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return torch.promote_types(working_dtype(self.q.dtype), self.lse.dtype)
-
-    @property
-    def result_dtype(self) -> torch.dtype:
-        """The dtype that exponentials and sums are taken in; large scores are computed in a wider one."""
-        return working_dtype(self.q.dtype)
-
-    @property
-    def device(self) -> torch.device:
-        return self.q.device
-
-    @property
     def nbytes(self) -> int:
-        """What the map keeps in memory: q, k and lse."""
+        """Bytes of q, k and lse."""
         return sum(x.nbytes for x in (self.q, self.k, self.lse))
 
     def __repr__(self) -> str:
         size = "×".join(str(n) for n in self.shape)
-        kept = f"{self.nbytes / 2**20:.1f} MiB" if self.nbytes >= 1 << 19 else f"{self.nbytes} bytes"
+        memory = f"{self.nbytes / 2**20:.1f} MiB" if self.nbytes >= 1 << 19 else f"{self.nbytes} bytes"
         settings = [str(self.mask)]
         if self.softcap is not None:
             settings.append(f"soft cap {self.softcap:g}")
         if self.sinks is not None:
             settings.append("sink logits")
         dtype = str(self.q.dtype).removeprefix("torch.")
-        return f"AttentionMap({size}, {', '.join(settings)}, {dtype}, {kept})"
+        return f"AttentionMap({size}, {', '.join(settings)}, {dtype}, {memory})"
 
     def __len__(self) -> int:
+        """The size of the first axis."""
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        chosen = parse(index, self.axes, self.matrix)
-        small = self.select(chosen.batch, chosen.heads, chosen.axes)
-        if chosen.keys is None:
-            return small.some_rows(chosen.rows) if isinstance(chosen.rows, slice) else small.tile(chosen.rows)
-        tile = small.tile(chosen.rows, chosen.keys)
-        return tile.squeeze(-1) if chosen.one_key else tile
-
-    def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> AttentionMap:
-        """The map of some sequences and heads; `axes` are those that are left to index."""
-        return self.replaced(
-            q=self.q[batch, heads],
-            k=heads_of(self.k[batch], heads, self.q.shape[1]),
-            lse=self.lse[batch, heads],
-            mask=self.mask.select(batch, heads),
-            sinks=None if self.sinks is None else self.sinks[heads],
-            axes=self.axes if axes is None else axes,
-            precise=self.precise.select(batch, heads),
-        )
-
-    def some_rows(self, rows: slice) -> AttentionMap:
-        """The map of some rows, which still stand where they stood among the keys."""
-        T = self.matrix[2]
-        start, stop, _ = rows.indices(T)
-        if (start, stop) == (0, T):
-            return self
-        return self.replaced(
-            q=self.q[:, :, rows],
-            lse=self.lse[:, :, rows],
-            mask=Rows(self.mask, start, T),
-            precise=self.precise.of_rows(rows),
-        )
-
-    def _within(self, rows: slice, keys: slice) -> AttentionMap:
-        """The map of some rows and some keys alone; its rows need not sum to 1."""
-        some = self.some_rows(rows)
-        S = self.matrix[3]
-        if keys == slice(0, S):
-            return some
-        precision.complete(some, slice(None))  # while all the keys are here
-        mask, k = Keys(some.mask, keys.start, S), self.k[:, :, keys]
-        return some.replaced(k=k, mask=mask, precise=some.precise)
+        """A smaller map, or a tensor if the index names one row, a list of rows, or any keys."""
+        part = parse_index(index, self.axes, self.matrix)
+        m = self.select(part.batch, part.heads, part.axes)
+        if part.gives_map and isinstance(part.rows, slice):
+            return m.select_rows(part.rows)
+        weights = m.tile(part.rows, part.keys)  # (…, rows, keys)
+        weights = weights.squeeze(-1) if part.one_key else weights
+        return weights.squeeze(-1 if part.one_key else -2) if part.one_row else weights
 
     def tile(self, rows: slice | Tensor, keys: slice | Tensor = slice(None)) -> Tensor:
-        """The weights of some rows and some keys, computed now: one product and one exp."""
+        """The weights of some rows and some keys, each a slice or a tensor of indices: (B, H, rows, keys)."""
         at = grid(rows, keys, self.matrix, self.device)
         B, H = self.matrix[:2]
         _refuse_large(B * H * at.q.numel() * at.k.numel() * self.dtype.itemsize, DENSE_LIMIT)
-        return self._shaped(
-            *precision.each(self, lambda share: [share.map._weights(at.rows, at.cols)], at.rows)
-        )
-
-    def _weights(self, rows: slice | Tensor, keys: slice | Tensor) -> Tensor:
-        s = self._scores(rows, keys, self.dtype)
-        weights = s.sub_(sweep.anchored(self.lse[:, :, rows, None])).to(self.result_dtype).exp_()
-        whole = isinstance(keys, slice) and keys == slice(0, self.matrix[3])
-        if whole and weights.numel() <= NORMALISED:
-            sweep.normalise_(self, weights, rows)
-        return weights
-
-    def _scores(self, rows: slice | Tensor, keys: slice | Tensor, dtype: torch.dtype) -> Tensor:
-        """The masked scores of some rows and some keys, (B, H, rows, keys)."""
-        at = grid(rows, keys, self.matrix, self.device)
-        q = self.q[:, :, rows].to(dtype) * self.scale
-        k = self.k[:, :, keys].to(dtype)  # (B, G, keys, D)
-        (B, H, T, D), (_, G, S, _) = q.shape, k.shape
-        # The heads that share a key/value head, one below another: its keys are read once.
-        s = (q.reshape(B, G, H // max(G, 1) * T, D) @ k.mT).view(B, H, T, S)
-        if self.softcap is not None:
-            s.div_(self.softcap).tanh_().mul_(self.softcap)
-        if (added := self.mask.score_bias(at)) is not None:
-            s.add_(added.detach())
-        return s.masked_fill_(~self.mask.allowed(at), -torch.inf)
-
-    @torch.no_grad()
-    def _exact_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole rows in float64 from their scores alone: weights (B, H, rows, S) and their lse (B, H, rows).
-
-        The map's own lse has no part in them, so that it can be compared with what comes out.
-        """
-        B, H, _, S = self.matrix
-        group = H // max(self.k.shape[1], 1)
-        weights = self.q.new_empty(B, H, len(rows), S, dtype=torch.float64)
-        lse = weights.new_empty(B, H, len(rows))
-        # Few heads at a time, so that what is computed of them stays in the cache.
-        step = max(1, EXACT_NUMBERS // max(1, group * len(rows) * S)) * group
-        for b, h in product(range(B), range(0, H, max(step, 1))):
-            batch, heads = slice(b, b + 1), slice(h, min(h + step, H))
-            part = self.select(batch, heads)
-            s = part._scores(rows, slice(0, S), torch.float64)
-            sinks = None if part.sinks is None else part.sinks.double().view(-1, 1, 1)
-            top = s.amax(-1, keepdim=True) if S else s.new_full((*s.shape[:-1], 1), -torch.inf)
-            top = top if sinks is None else torch.maximum(top, sinks)
-            anchor = top.clamp(min=torch.finfo(s.dtype).min)  # −inf − −inf would be NaN
-            total = s.sub_(anchor).exp_().sum(-1, keepdim=True)
-            total = total if sinks is None else total + (sinks - anchor).exp()
-            torch.div(s, total.masked_fill(total == 0, 1.0), out=weights[batch, heads])
-            lse[batch, heads] = (top + total.log()).squeeze(-1)
-        return weights, lse
-
-    def _lse_error(self, rows: Tensor) -> Tensor:
-        """How far the map's lse is from that of its scores in float64, (B, H, rows); 0 if both are −inf."""
-        given, exact = self.lse[:, :, rows].double(), self._exact_rows(rows)[1]
-        return (given - exact).abs().masked_fill_(given == exact, 0.0)
+        (weights,) = precision.compute(self, lambda group: [tile_weights(group.data, at)], at.rows)
+        return self._shaped(weights)
 
     def precise_lse(self, rows: slice | Tensor = slice(None)) -> Tensor:
         """The row log-sum-exp that the weights of some rows are computed with, (B, H, rows) in float64."""
-        out = self.lse[:, :, rows].double()
-        for share in precision.shares(self, rows):
-            out[share.batch, share.heads] = share.map.lse[:, :, rows].double()
-        return out
+        return precision.precise_lse(self, rows)
 
     def _shaped(self, x: Tensor) -> Tensor:
-        """A result (B, H, T, …) without the axes that were indexed away."""
-        return x.reshape((*self.axes.visible(x.shape[:3]), *x.shape[3:]))
+        """A result (B, H, …) without the axes that were indexed away."""
+        return x.reshape((*self.axes.visible(x.shape[:2]), *x.shape[2:]))
 
     def to_dense(self, limit: int = DENSE_LIMIT) -> Tensor:
-        """The whole matrix as a tensor; refused if it would take more than `limit` bytes."""
+        """The whole matrix as a tensor (B, H, T, S); ValueError if it would take more than `limit` bytes."""
         B, H, T, S = self.matrix
         _refuse_large(B * H * T * S * self.dtype.itemsize, limit)
-        out = self.q.new_zeros(B, H, T, S, dtype=self.dtype)
-        for share in precision.shares(self):
-            part = out[share.batch, share.heads]
-            for patch in sweep.patches(share.map):
-                part[patch.batch, patch.heads, patch.rows, patch.keys] = patch.logs.exp_()
-            few = slice(0, max(NORMALISED // max(B * H * S, 1), FIRST))
-            sweep.normalise_(share.map, part[:, :, few], few)
-        return self._shaped(out)
+        dense = self.q.new_zeros(B, H, T, S, dtype=self.dtype)
+        for group in precision.head_groups(self):
+            part = dense[group.batch, group.heads]
+            for tile in sweep.log_tiles(group.data):
+                part[tile.batch, tile.heads, tile.rows, tile.keys] = tile.logs.exp_()
+            few = slice(0, max(NORMALISED // max(B * H * S, 1), MIN_NORMALISED_ROWS))
+            sweep.normalise_rows_(group.data, part[:, :, few], few)
+        return self._shaped(dense)
 
     def pool(
         self,
@@ -305,10 +178,10 @@ class AttentionMap:
     ) -> Tensor | overview.Overview:
         """An exact overview with `rows` × `cols` cells: bins of queries and keys, as equal as can be.
 
-        "mass" sums the weights over the keys of a cell and averages over its queries, so that rows sum to 1;
-        "max" is the greatest weight in it; "both" gives both from one pass, as `.mass` and `.max`.
-        `region=(slice of rows, slice of keys)` looks at that part of the map alone, at that part's cost; what
-        its rows give to other keys is not in the sums.
+        `reduce="mass"` sums the weights over the keys of a cell and averages over its queries, so that rows
+        sum to 1; "max" takes the largest weight of a cell; "both" gives both from one pass, as `.mass` and
+        `.max`. `region=(slice of rows, slice of keys)` pools that part of the map alone, at that part's cost;
+        the weights of its rows on other keys are not in the sums.
 
         >>> import torch, regard
         >>> x = torch.eye(4)
@@ -321,53 +194,40 @@ class AttentionMap:
         """
         if reduce not in ("mass", "max", "both"):
             raise ValueError(f"reduce: expected 'mass', 'max' or 'both', got {reduce!r}")
-        self._check_rows("pool")
-        part = self if region is None else self._within(*overview.spans(region, self.matrix))
-        found = precision.each(part, lambda share: overview.pool(share.map, rows, cols))
-        both = overview.Overview(*map(self._shaped, found))
+        part: MapData = self
+        if region is not None:
+            part = precision.select_region(self, *overview.check_region(region, self.matrix))
+        cells = precision.compute(part, lambda group: overview.pool(group.data, rows, cols))
+        both = overview.Overview(*map(self._shaped, cells))
         return both if reduce == "both" else both.mass if reduce == "mass" else both.max
 
     def summary(self, rows: int, cols: int) -> overview.MapSummary:
         """Both overviews and all statistics: `.mass`, `.max`, `.entropy`, `.distance` and `.received`.
 
-        What `pool(rows, cols, "both")` and `statistics()` give, on a CPU from one pass over the map.
+        They are those of `pool(rows, cols, "both")` and `statistics()`, on a CPU from one pass over the map.
         """
-        self._check_rows("summary")
-        found = overview.MapSummary(
-            *precision.each(self, lambda share: overview.summary(share.map, rows, cols))
-        )
-        mass, most, entropy, distance = (self._shaped(x) for x in found[:4])
-        return overview.MapSummary(mass, most, entropy, distance, self._shaped_keys(found.received))
-
-    def _check_rows(self, what: str) -> None:
-        if not self.axes.rows:
-            raise ValueError(
-                f"{what}: expected a map with rows, got one row: index a slice, map[b, h, i:i+1]"
-            )
+        results = precision.compute(self, lambda group: overview.summary(group.data, rows, cols))
+        return overview.MapSummary(*map(self._shaped, results))
 
     def statistics(self) -> sweep.RowStatistics:
-        """Entropy and distance of every row and what every key receives, from one pass over the map."""
-        entropy, distance, received = precision.each(self, lambda share: overview.statistics(share.map))
-        return sweep.RowStatistics(self._shaped(entropy), self._shaped(distance), self._shaped_keys(received))
+        """`.entropy` and `.distance` of every row and what every key has `.received`, from one pass."""
+        results = precision.compute(self, lambda group: overview.statistics(group.data))
+        return sweep.RowStatistics(*map(self._shaped, results))
 
     def entropy(self) -> Tensor:
-        """−Σ A ln A of every row, in nats: 0 looks at one key, ln n at n keys alike. Shape (B, H, T)."""
+        """−Σ A ln A of every row, in nats, (B, H, T): 0 for one key, ln n for uniform attention to n keys."""
         return self.statistics().entropy
 
     def distance(self) -> Tensor:
-        """How far back every row looks: Σ A · (position of the query − key). Shape (B, H, T)."""
+        """The mean distance of every row, Σ A · (position of the query − key), (B, H, T)."""
         return self.statistics().distance
 
     def received(self) -> Tensor:
-        """The attention that each key gets, summed over the queries. Shape (B, H, S)."""
+        """The attention that each key receives, summed over the queries, (B, H, S)."""
         return self.statistics().received
 
-    def _shaped_keys(self, x: Tensor) -> Tensor:
-        B, H = x.shape[:2]
-        return x.reshape((*self.axes._replace(rows=False).visible((B, H, 1)), *x.shape[2:]))
-
     def mass(self, rule: Mask) -> Tensor:
-        """The share of every row that falls under a mask rule, such as `window(8)` or `prefix(1)`. (B, H, T).
+        """The share of every row under a mask `rule`, such as `window(8)` or `prefix(1)`, (B, H, T).
 
         >>> import torch, regard
         >>> x = torch.zeros(4, 2)
@@ -380,101 +240,68 @@ class AttentionMap:
             raise ValueError(f"rule: expected a rule that says yes or no, but {rule} adds to the scores")
         joint = self.mask.restrict(rule)  # which counts positions as before rows were selected
         joint.check(self.matrix)
-        (mass,) = precision.each(
-            self, lambda share: [sweep.mass(share.map, joint.select(share.batch, share.heads))]
+        (mass,) = precision.compute(
+            self, lambda group: [sweep.mass(group.data, joint.select(group.batch, group.heads))]
         )
         return self._shaped(mass)
 
     def diagonal(self, offset: int = 0) -> Tensor:
         """The weights A[i, i + offset], as `torch.diagonal` numbers them; `offset=-1` is the previous token.
 
-        Takes as many dot products as the diagonal is long.
+        This takes as many dot products as the diagonal is long.
         """
-        self._check_rows("diagonal")
         _, _, T, S = self.matrix
         first = max(0, -offset)
         length = max(0, min(T - first, S - offset - first))
         index = torch.arange(first, first + length, device=self.device)
         rows = slice(first, first + length)
-        return self._shaped(
-            *precision.each(self, lambda share: [sweep.entries(share.map, index, index + offset)], rows)
+        (weights,) = precision.compute(
+            self, lambda group: [sweep.entries(group.data, index, index + offset)], rows
         )
+        return self._shaped(weights)
 
-    def top(self, n: int) -> Top:
-        """The n greatest weights of every row and the keys that they fall on, each (B, H, T, n)."""
-        n = check_whole_number("n", n, 1, max(self.matrix[3], 1))
-        return Top(*map(self._shaped, precision.each(self, lambda share: sweep.top(share.map, n))))
+    def topk(self, k: int) -> TopK:
+        """The k largest weights of every row as `(values, indices)`, each (B, H, T, k).
 
-    def apply(self, v: Tensor) -> Tensor:
-        """The weights times values (B, G, S, E): what the attention gives for them. Shape (B, H, T, E)."""
-        B, _, _, S = self.matrix
-        G = self.k.shape[1]
-        lead = self.axes._replace(rows=False).visible((B, G, 1))
-        if not isinstance(v, Tensor) or tuple(v.shape[:-1]) != (*lead, S):
-            came = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
-            raise ValueError(f"v: expected ({', '.join(map(str, (*lead, S)))}, E), got {came}")
-        v = v.detach().reshape(B, G, S, v.shape[-1])
-        H, T = self.matrix[1:3]
-        output = v.new_empty(B, H, T, v.shape[-1])
-        for share in precision.shares(self):
-            values = heads_of(v[share.batch], share.heads, H)
-            output[share.batch, share.heads] = share.map._mixed(values)
-        return self._shaped(output)
-
-    @torch.no_grad()
-    def _mixed(self, v: Tensor) -> Tensor:
-        """The weights times values (B, G, S, E), in a dtype that loses nothing of q, k or v."""
-        wide = self.lse.dtype if self.lse.dtype == torch.float64 else self.q.dtype
-        dtype = torch.promote_types(wide, v.dtype)
-        output, lse = attend(
-            self.q.to(dtype),
-            self.k.to(dtype),
-            v.to(dtype),
-            mask=self.mask,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            return_lse=True,
-        )
-        # The map's own lse has the last word: it is what every picture of the map is made from.
-        return output * (lse - sweep.anchored(self.lse)).exp_().unsqueeze(-1)
-
-    def verify(self, v: Tensor, output: Tensor, rows: int = 64) -> float:
-        """The largest difference between the map's weights times v and an output, over evenly sampled rows.
-
-        What the rows say of the output that a model really used: small means that the picture is the truth.
+        As in `torch.topk` along the keys, but an index is −1 where a row has fewer than k visible keys.
         """
-        _, _, T, _ = self.matrix
-        if tuple(output.shape[:-1]) != tuple(self.shape[:-1]):
-            raise ValueError(f"output: expected {(*self.shape[:-1], 'E')}, got {tuple(output.shape)}")
-        sampled = torch.linspace(0, T - 1, min(max(rows, 1), T), device=self.device).long()
-        (B, H, _, S), G = self.matrix, self.k.shape[1]
-        values = v.to(self.dtype).reshape(B, G, S, v.shape[-1]).repeat_interleave(H // max(G, 1), dim=1)
-        given = output.to(self.dtype).reshape(B, H, T, output.shape[-1])[:, :, sampled]
-        bare = self.replaced(axes=Axes(), precise=self.precise)
-        worst = 0.0
-        for i in range(0, len(sampled), 16):
-            computed = bare.tile(sampled[i : i + 16]) @ values
-            worst = max(worst, float((computed - given[:, :, i : i + 16]).abs().max()))
-        return worst
+        k = check_whole_number("k", k, 1, max(self.matrix[3], 1))
+        return TopK(*map(self._shaped, precision.compute(self, lambda group: sweep.topk(group.data, k))))
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """The weights times values v (B, G, S, E), by fused attention: the output (B, H, T, E).
+
+        v has a head for each key/value head or for each query head; leading dimensions broadcast as in
+        `torch.matmul`. Gradients flow to v.
+
+        >>> import torch, regard
+        >>> x, v = torch.zeros(4, 2), torch.arange(4.0)[:, None]
+        >>> (regard.attention_map(x, x, mask=regard.causal) @ v).flatten()
+        tensor([0.0000, 0.5000, 1.0000, 1.5000])
+        """
+        if isinstance(v, Tensor) and (values := expand_values(self, v)) is not None:
+            return self._shaped(multiply(self, values))
+        lead = (*self.axes.visible((self.matrix[0], self.k.shape[1])), self.matrix[3])
+        got = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
+        raise ValueError(f"v: expected ({', '.join(map(str, lead))}, E), got {got}")
 
     def to(self, *args: Any, **kwargs: Any) -> AttentionMap:
-        """The map on another device or with q and k in another dtype, as `Tensor.to` takes them."""
+        """The map on another device or with q and k in another dtype; takes the arguments of `Tensor.to`."""
         q, k = self.q.to(*args, **kwargs), self.k.to(*args, **kwargs)
         lse = self.lse.to(device=q.device, dtype=working_dtype(q.dtype))
         sinks = None if self.sinks is None else self.sinks.to(q.device)
-        same = torch.promote_types(q.dtype, self.q.dtype) == q.dtype  # not one number of q and k has changed
-        precise = self.precise.to(q.device) if same else None
-        return self.replaced(q=q, k=k, lse=lse, sinks=sinks, precise=precise)
+        exact = torch.promote_types(q.dtype, self.q.dtype) == q.dtype  # no number of q and k has changed
+        return self._with(
+            q=q, k=k, lse=lse, sinks=sinks, precise=self.precise.to(q.device) if exact else None
+        )
 
     def cpu(self) -> AttentionMap:
+        """The map on the CPU."""
         return self.to("cpu")
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the map to a safetensors file, atomically; `regard.load(path)` opens it again."""
-        from regard.maps.storage import save
-
-        save(self, path)
+        storage.save(self, path)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         array = self.to_dense().cpu().numpy()
@@ -484,17 +311,28 @@ class AttentionMap:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        def dense(x: Any) -> Any:
+        if (
+            func in MATMULS
+            and not kwargs
+            and isinstance(args[0], AttentionMap)
+            and isinstance(args[1], Tensor)
+        ):
+            m, v = args
+            if m.ndim >= v.ndim and expand_values(m, v) is not None:
+                return m @ v
+
+        def to_dense(x: Any) -> Any:
             if isinstance(x, AttentionMap):
                 return x.to_dense()
-            return type(x)(dense(y) for y in x) if type(x) in (list, tuple) else x
+            return type(x)(to_dense(y) for y in x) if type(x) in (list, tuple) else x
 
-        return func(*dense(tuple(args)), **{name: dense(x) for name, x in (kwargs or {}).items()})
+        return func(*to_dense(tuple(args)), **{name: to_dense(x) for name, x in (kwargs or {}).items()})
 
 
 def _refuse_large(size: int, limit: int) -> None:
+    """Raise ValueError if a tensor of `size` bytes would exceed the limit."""
     if size > limit:
         raise ValueError(
             f"this would take {size / 2**30:.1f} GiB, over the limit of {limit / 2**30:.1f} GiB: "
-            "look at .pool(256, 256), at one row map[b, h, i] or at a tile map[b, h, i0:i1, j0:j1] instead"
+            "use .pool(256, 256), one row m[b, h, i] or a tile m[b, h, i0:i1, j0:j1] instead"
         )

@@ -1,139 +1,89 @@
-"""Heads whose scores are too large for float32: which they are, and their weights in float64.
+"""Computes the heads with large scores in float64 and all others in float32.
 
-A weight is exp(score − lse), and the score is computed again, by another kernel than the one that gave lse.
-Float32 knows either to a few units in its last place, so the weight of a score of 1,000 is off by 1e-4, where
-the softmax of eager attention subtracts one rounding error from itself. Heads with such scores are computed
-in float64, from the same q and k, with a row log-sum-exp that is computed in float64 when a row is first
-looked at. All other heads stay in float32 and cost what they did.
+`large_heads.py` finds the heads with large scores. Their weights are computed in float64, from the same q and
+k, with a row log-sum-exp that is computed in float64 when a row is first needed. All other heads stay in
+float32 and cost what they did.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.attention.backends import tiled_attention
 from regard.attention.backends.problem import AttentionProblem
-from regard.attention.masks.base import Blocks, full
-from regard.maps.sweep import first_position
-
-if TYPE_CHECKING:
-    from regard.maps.map import AttentionMap
-
-# A row that spreads its attention over n keys with scores of about 1 has lse = ln n + ½, and its weights are
-# small, and so is their error. Above these limits some key may have most of the weight, and a score whose
-# last digits matter. `benchmarks/exactness.py` shows what a limit does.
-MARGIN = 1.4  # of lse above ln n
-LEAST = 5.5  # of lse, where few keys are visible
-# On a GPU the kernels for half precision are many times as fast as float64, and eager attention, which rounds
-# its scores to half precision, errs a thousand times as much as they do.
-LEAST_FOR_KERNELS = 24.0
+from regard.maps.data import MapData
+from regard.maps.dense_rows import exact_rows
+from regard.maps.large_heads import no_large_heads
 
 
-class Precise(NamedTuple):
-    """Which heads are computed in float64, and what is known of their row log-sum-exp."""
+class HeadGroup(NamedTuple):
+    """Heads of a map that are computed in the same dtype; the lse of a large head is in float64."""
 
-    large: Tensor  # (B, H) booleans, on the CPU
-    lse: Tensor | None  # (B, H, T) float64, NaN where it was not computed yet; None if no head is large
-
-    def select(self, batch: slice, heads: slice) -> Precise:
-        """For some sequences and heads. What is computed there is known here, too: the memory is the same."""
-        large = self.large[batch, heads]
-        return Precise(large, None if self.lse is None or not bool(large.any()) else self.lse[batch, heads])
-
-    def of_rows(self, rows: slice) -> Precise:
-        return self if self.lse is None else self._replace(lse=self.lse[:, :, rows])
-
-    def to(self, device: torch.device) -> Precise:
-        return self if self.lse is None else self._replace(lse=self.lse.to(device))
-
-
-class Share(NamedTuple):
-    """Some heads of a map that are computed alike; a large one's map computes in float64."""
-
-    map: AttentionMap
+    data: MapData
     batch: slice
     heads: slice
 
 
-def none_large(m: AttentionMap) -> Precise:
-    return Precise(torch.zeros(m.matrix[:2], dtype=torch.bool), None)
-
-
-def precise_of(m: AttentionMap) -> Precise:
-    """Which heads of a map have scores too large for its dtype."""
-    if m.dtype == torch.float64 or 0 in m.matrix:
-        return none_large(m)
-    size = m.lse.nan_to_num(0.0, 0.0, 0.0).abs()  # (B, H, T)
-    large = (size > _limits(m)).any(-1).cpu()  # of q and k nothing is read: they may lie in a file
-    if not bool(large.any()):
-        return Precise(large, None)
-    with torch.inference_mode(False):  # it is written to later, perhaps outside of that mode
-        return Precise(large, torch.full(m.lse.shape, torch.nan, dtype=torch.float64, device=m.device))
-
-
-def _limits(m: AttentionMap) -> Tensor | float:
-    """The largest |lse| that float32 serves, for every row (T,) or for all."""
-    S, first = m.matrix[3], first_position(m)
-    if m.device.type == "cuda" and m.q.dtype != torch.float32:
-        return max(LEAST_FOR_KERNELS, math.log(S) + MARGIN)
-    if m.mask is full or _looks_ahead(m, first):
-        return max(LEAST, math.log(S) + MARGIN)
-    visible = torch.arange(first + 1, first + 1 + m.matrix[2], device=m.device).clamp(1, S)
-    return visible.to(m.dtype).log_().add_(MARGIN).clamp_(min=LEAST)
-
-
-def _looks_ahead(m: AttentionMap, first: int) -> bool:
-    """Whether the first query may look at a key after its own place, or the mask cannot tell."""
-    _, _, T, S = m.matrix
-    own = min(max(first, 0), S - 1)
-    if own == S - 1:
-        return True
-    # As a rule of T queries and S keys numbers them, the first query stands at S − T.
-    places = (S - T, S - T, own + 1, S - 1)
-    q_first, q_last, k_first, k_last = (torch.tensor([[n]], device=m.device) for n in places)
-    return bool(m.mask.block_bounds(Blocks(q_first, q_last, k_first, k_last, T, S))[0].any())
-
-
-def shares(m: AttentionMap, rows: slice | Tensor = slice(None)) -> Iterator[Share]:
-    """The map in parts that are computed alike, so that `rows` of it can be looked at."""
+def head_groups(m: MapData, rows: slice | Tensor = slice(None)) -> Iterator[HeadGroup]:
+    """Split a map into groups of heads that are computed in the same dtype, ready to compute `rows`."""
     B, H = m.matrix[:2]
     if not bool(m.precise.large.any()):
-        yield Share(m, slice(0, B), slice(0, H))
+        yield HeadGroup(m, slice(0, B), slice(0, H))
         return
-    complete(m, rows)
+    complete_lse(m, rows)
     for batch, heads, large in _runs(m.precise.large):
         part = m.select(batch, heads)
-        yield Share(_in_float64(part) if large else part, batch, heads)
+        yield HeadGroup(_in_float64(part) if large else part, batch, heads)
 
 
-def each(
-    m: AttentionMap, look: Callable[[Share], Sequence[Tensor]], rows: slice | Tensor = slice(None)
+def compute(
+    m: MapData,
+    function: Callable[[HeadGroup], Sequence[Tensor]],
+    rows: slice | Tensor = slice(None),
 ) -> list[Tensor]:
-    """What `look` finds in every head, (B, H, …) each, in the map's dtype."""
+    """Call a function for every group of heads and join its results, (B, H, …) each, in the map's dtype.
+
+    `rows` are those that the function needs.
+    """
     B, H = m.matrix[:2]
-    out: list[Tensor] = []
-    for share in shares(m, rows):
-        found = look(share)
-        if share.map is m:
-            return list(found)
-        if not out:
-            out = [
+    joined: list[Tensor] = []
+    for group in head_groups(m, rows):
+        results = function(group)
+        if group.data is m:
+            return list(results)
+        if not joined:
+            joined = [
                 x.new_empty(B, H, *x.shape[2:], dtype=m.dtype if x.dtype.is_floating_point else x.dtype)
-                for x in found
+                for x in results
             ]
-        for whole, part in zip(out, found, strict=True):
-            whole[share.batch, share.heads] = part
-    return out
+        for whole, part in zip(joined, results, strict=True):
+            whole[group.batch, group.heads] = part
+    return joined
+
+
+def precise_lse(m: MapData, rows: slice | Tensor) -> Tensor:
+    """The row log-sum-exp that the weights of some rows are computed with, (B, H, rows) in float64."""
+    lse = m.lse[:, :, rows].double()
+    for group in head_groups(m, rows):
+        lse[group.batch, group.heads] = group.data.lse[:, :, rows].double()
+    return lse
+
+
+def select_region(m: MapData, rows: slice, keys: slice) -> MapData:
+    """Select a run of rows and a run of keys; the rows of the result need not sum to 1."""
+    part = m.select_rows(rows)
+    if keys != slice(0, m.matrix[3]):
+        complete_lse(part, slice(None))  # while all the keys are here
+    return part.select_keys(keys)
 
 
 def _runs(large: Tensor) -> Iterator[tuple[slice, slice, bool]]:
-    """Sequences and heads in a row that are large or are not."""
+    """Sequences and neighbouring heads that are all large or all not, with which it is."""
     B, H = large.shape
     if bool(large.all()):
         yield slice(0, B), slice(0, H), True
@@ -144,48 +94,48 @@ def _runs(large: Tensor) -> Iterator[tuple[slice, slice, bool]]:
             yield slice(b, b + 1), slice(numbers[0], numbers[-1] + 1), flag
 
 
-def _in_float64(m: AttentionMap) -> AttentionMap:
+def _in_float64(m: MapData) -> MapData:
+    """The same map with its lse in float64, in which it is then computed."""
     lse = m.precise.lse
     assert lse is not None
-    return m.replaced(lse=lse, precise=none_large(m))
+    return m._with(lse=lse, precise=no_large_heads(*m.matrix[:2]))
 
 
-def complete(m: AttentionMap, rows: slice | Tensor) -> None:
-    """Compute what is not known yet of the log-sum-exp of the large heads in some rows."""
+def complete_lse(m: MapData, rows: slice | Tensor) -> None:
+    """Compute what is missing of the float64 log-sum-exp of the large heads in some rows, in place."""
     for batch, heads, large in _runs(m.precise.large) if m.precise.lse is not None else ():
         if large:
-            _complete(m.select(batch, heads), rows)
+            _complete_lse(m.select(batch, heads), rows)
 
 
 @torch.no_grad()
-def _complete(m: AttentionMap, rows: slice | Tensor) -> None:
+def _complete_lse(m: MapData, rows: slice | Tensor) -> None:
+    """The same for a map all of whose heads are large."""
     lse = m.precise.lse
     assert lse is not None
-    unknown = lse[:, :, rows].isnan().flatten(0, 1).any(0).nonzero().flatten()  # counted in rows
-    if not len(unknown):
+    missing = lse[:, :, rows].isnan().flatten(0, 1).any(0).nonzero().flatten()  # counted in rows
+    if not len(missing):
         return
     if isinstance(rows, slice):
         start = rows.indices(m.matrix[2])[0]
-        rows = slice(start + int(unknown[0]), start + int(unknown[-1]) + 1)
-        part = m.some_rows(rows)
-        problem = AttentionProblem(
-            m.q[:, :, rows], m.k, m.k[..., :0], part.mask, m.scale, m.softcap, m.sinks, 0.0
-        )
+        rows = slice(start + int(missing[0]), start + int(missing[-1]) + 1)
+        mask = m.select_rows(rows).mask
+        problem = AttentionProblem(m.q[:, :, rows], m.k, m.k[..., :0], mask, m.scale, m.softcap, m.sinks, 0.0)
         exact = tiled_attention.forward(problem, 0, torch.float64)[1]
     else:
-        rows = rows[unknown]
-        exact = m._exact_rows(rows)[1]
-    given = m.lse[:, :, rows].double()
-    # A given lse that rounding does not explain is somebody's mistake, and has to show.
-    lse[:, :, rows] = exact.where((exact - given).abs() <= _rounding(m, rows, given), given)
+        rows = rows[missing]
+        exact = exact_rows(m, rows).lse
+    # An lse that differs from the exact one by more than rounding is wrong, and the difference has to show.
+    old = m.lse[:, :, rows].double()
+    lse[:, :, rows] = exact.where((exact - old).abs() <= _lse_tolerance(m, rows, old), old)
 
 
-def _rounding(m: AttentionMap, rows: slice | Tensor, given: Tensor) -> Tensor:
-    """How far from the truth a kernel's row log-sum-exp may be, (B, H, rows)."""
+def _lse_tolerance(m: MapData, rows: slice | Tensor, lse: Tensor) -> Tensor:
+    """The error that rounding in a kernel may add to a row log-sum-exp, (B, H, rows)."""
     q, k = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64) for x in (m.q[:, :, rows], m.k))
     longest = k.nan_to_num_(0.0, 0.0).amax(-1)  # (B, G); padding may hold anything
-    # No score is larger than this, nor is any sum on the way to one.
-    reach = q * longest.repeat_interleave(m.q.shape[1] // m.k.shape[1], 1)[..., None] * abs(m.scale)
-    rounding: Tensor = 8 * torch.finfo(torch.float32).eps * (4.0 + given.abs() + reach)
-    eps = torch.finfo(m.q.dtype).eps  # kernels for half precision have a quick exp
-    return rounding + (eps / 8 if eps > torch.finfo(torch.float32).eps else 0.0)
+    # No score exceeds this bound, nor does any partial sum of one.
+    bound = q * longest.repeat_interleave(m.q.shape[1] // m.k.shape[1], 1)[..., None] * abs(m.scale)
+    tolerance: Tensor = 8 * torch.finfo(torch.float32).eps * (4.0 + lse.abs() + bound)
+    eps = torch.finfo(m.q.dtype).eps  # kernels for half precision use a fast exp
+    return tolerance + (eps / 8 if eps > torch.finfo(torch.float32).eps else 0.0)

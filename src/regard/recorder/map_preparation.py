@@ -39,15 +39,12 @@ def select_heads(m: AttentionMap, heads: Sequence[int] | None) -> SelectedHeads:
     evenly = kv_head_of == sorted(groups * (len(heads) // len(groups)))
     kv_heads = groups if evenly else kv_head_of
     sinks = None if m.sinks is None else m.sinks[heads]
-    selected = AttentionMap(
-        m.q[:, heads],
-        m.k[:, kv_heads],
-        m.lse[:, heads],
-        m.mask.select(slice(None), heads),
-        m.scale,
-        m.softcap,
-        sinks,
-        m.axes,
+    selected = m._with(
+        q=m.q[:, heads],
+        k=m.k[:, kv_heads],
+        lse=m.lse[:, heads],
+        mask=m.mask.select(slice(None), heads),
+        sinks=sinks,
     )
     return SelectedHeads(selected, tuple(heads), kv_heads)
 
@@ -57,12 +54,12 @@ def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
     q, k, lse = m.q.to(dtype), m.k.to(dtype), m.lse.to(working_dtype(dtype))
     if torch.promote_types(dtype, m.q.dtype) != dtype:  # rounded queries and keys have other scores
         lse = attention_map(q, k, mask=m.mask, scale=m.scale, softcap=m.softcap, sinks=m.sinks).lse
-    return m.replaced(q=q, k=k, lse=lse)
+    return m._with(q=q, k=k, lse=lse)
 
 
 def compact_map(m: AttentionMap) -> AttentionMap:
     """Return the map with q, k and lse in memory of their own, no larger than they are."""
-    return m.replaced(q=own_memory(m.q), k=own_memory(m.k), lse=own_memory(m.lse))
+    return m._with(q=own_memory(m.q), k=own_memory(m.k), lse=own_memory(m.lse))
 
 
 def own_memory(x: Tensor) -> Tensor:

@@ -183,7 +183,9 @@ class Recording:
         q, k, v, output, lse = (x.detach() for x in call[:5])
         lse = lse.to(working_dtype(q.dtype))
         sinks = None if call.sinks is None else call.sinks.detach()
-        m = AttentionMap(q, k, lse, call.mask, call.scale, call.softcap, sinks)
+        m = AttentionMap(
+            q=q, k=k, lse=lse, mask=call.mask, scale=call.scale, softcap=call.softcap, sinks=sinks
+        )
         if self.dtype is not None:
             m = cast_map(m, self.dtype)  # before the comparison, so that the stored map is certified
         evidence = examine(

@@ -131,7 +131,7 @@ class Capture:
             [self.ids_of(layer) for layer in self.layers],
             keys=[layer.key for layer in self.layers],
             heads=[layer.heads for layer in self.layers],
-            real=self.attention_mask,
+            attention_mask=self.attention_mask,
             model=self.model,
             **options,
         )

@@ -162,7 +162,7 @@ class FigureCells(NamedTuple):
 
 def _split_heads(m: AttentionMap | Tensor) -> list[AttentionMap | Tensor]:
     """Return a map (T, S) for each head; ValueError for anything that is neither a map nor a matrix."""
-    if isinstance(m, AttentionMap) and m.axes.rows:
+    if isinstance(m, AttentionMap):
         unbatched = m if m.ndim < 4 else m[0] if m.shape[0] == 1 else None
         if unbatched is not None:
             return [unbatched] if unbatched.ndim == 2 else [unbatched[h] for h in range(unbatched.shape[0])]

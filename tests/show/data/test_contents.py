@@ -141,7 +141,7 @@ def test_the_steps_of_a_row_lead_to_its_output() -> None:
     layer = seen.layers[1]
     m, values = layer.map, layer.values
     assert values is not None
-    torch.testing.assert_close(torch.tensor(steps["output"]), m.apply(values)[0, 3, 25], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.tensor(steps["output"]), (m @ values)[0, 3, 25], atol=1e-5, rtol=1e-4)
     assert steps["sum"] == pytest.approx(1, abs=1e-5)
     assert steps["visible"] == 26
     assert [key["key"] for key in steps["keys"]] == sorted({key["key"] for key in steps["keys"]})

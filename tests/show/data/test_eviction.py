@@ -8,7 +8,7 @@ import torch
 import regard
 from regard.heads import describe
 from regard.show.data.contents import Contents
-from regard.show.data.eviction import QUERIES, eviction_loss, windows
+from regard.show.data.eviction import QUERIES, layer_eviction, windows
 from tests.captures import captured
 
 
@@ -18,7 +18,7 @@ def test_it_is_the_mass_on_what_is_forgotten(mask: regard.Mask, rows: int) -> No
     torch.manual_seed(0)
     q, k = torch.randn(1, 4, rows, 8), torch.randn(1, 2, 50, 8)
     m = regard.attention_map(q, k, mask=mask)
-    found, dense = eviction_loss(m), m.to_dense()[0]
+    found, dense = layer_eviction(m), m.to_dense()[0]
     seen = mask.tile(slice(0, rows), slice(0, 50), m.matrix).expand(1, 1, rows, 50)[0, 0]
     places = torch.arange(rows).view(-1, 1) + 50 - rows
     keys = torch.arange(50)
@@ -37,24 +37,24 @@ def test_it_is_the_mass_on_what_is_forgotten(mask: regard.Mask, rows: int) -> No
 def test_it_is_the_score_that_heads_have() -> None:
     seen = captured(100)
     contents = Contents(seen)
-    for row in describe(seen.maps, seen.ids, kept=(4, 24)):
-        found = contents.eviction(0, row.layer)
+    for row in describe(seen.maps, seen.ids, policy=(4, 24)):
+        found = contents.eviction(0, row.key)
         lost = found["lost"][row.head][found["windows"].index(24)][found["sinks"].index(4)]
         assert lost == pytest.approx(row.scores["eviction"].value, rel=1e-4)
 
 
 def test_a_long_text_is_looked_at_here_and_there() -> None:
     m = captured(1000, layers=1, heads=1, kv_heads=1)[0]
-    found = eviction_loss(m)
+    found = layer_eviction(m)
     assert found["queries"] == QUERIES
-    (row,) = describe([m], torch.arange(1000)[None] % 13, kept=(4, 64))
+    (row,) = describe([m], torch.arange(1000)[None] % 13, policy=(4, 64))
     lost = found["lost"][0][found["windows"].index(64)][3]
     assert lost == pytest.approx(row.scores["eviction"].value, rel=0.05)
 
 
 def test_looking_ahead_is_said() -> None:
-    assert eviction_loss(captured(20, mask=regard.full)[0])["ahead"]
-    assert not eviction_loss(captured(20)[0])["ahead"]
+    assert layer_eviction(captured(20, mask=regard.full)[0])["ahead"]
+    assert not layer_eviction(captured(20)[0])["ahead"]
 
 
 def test_the_windows_are_shorter_than_the_text() -> None:

@@ -140,7 +140,7 @@ class Strip:
         layer = self.layer
         first, values = layer.map, layer.values
         if self.order is not None:
-            first = first.replaced(q=first.q[self.order], k=first.k[self.order], lse=first.lse[self.order])
+            first = first._with(q=first.q[self.order], k=first.k[self.order], lse=first.lse[self.order])
             values = None if values is None else values[self.order]
         q, k, lse = (
             torch.cat([x, *(part.to(first.device) for part in parts)], 2)
@@ -148,5 +148,5 @@ class Strip:
         )
         if values is not None:
             values = torch.cat([values, *(part.to(values.device) for part in self.v)], 2)
-        m = first.replaced(q=q, k=k, lse=lse, mask=self.mask)
+        m = first._with(q=q, k=k, lse=lse, mask=self.mask)
         return Layer(layer.number, layer.name, layer.stack, m, self.evidence, layer.heads, values)

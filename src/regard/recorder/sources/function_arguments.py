@@ -142,7 +142,7 @@ def attention_call(
             problem=problem,
         )
         first = first or call
-        m = AttentionMap(q, written_k, lse, mask, **settings)
+        m = AttentionMap(q=q, k=written_k, lse=lse, mask=mask, **settings)
         if problem is not None or examine(m, written_v, output, weights=written_weights).certified:
             return call
     assert first is not None

@@ -101,7 +101,8 @@ def attention(
         return_lse=True,
     )
     sinks = None if s_aux is None else s_aux.detach()
-    m = AttentionMap(query.detach(), copy_if_written(key.detach()), lse, mask, scale, softcap, sinks)
+    q, k = query.detach(), copy_if_written(key.detach())
+    m = AttentionMap(q=q, k=k, lse=lse, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
     return output.transpose(1, 2).contiguous(), m
 
 

@@ -37,7 +37,7 @@ def read(path: Path) -> LayerData:
     values = tensors.pop(VALUES, None)
     if metadata["format"] == FORMAT:
         return LayerData(values=values, summary=_summary(path, tensors))
-    attention_map = storage.rebuilt(path, metadata, tensors)
+    attention_map = AttentionMap.from_data(storage.decode(path, metadata, tensors))
     if values is not None and (values.ndim != 4 or values.shape[:3] != attention_map.k.shape[:3]):
         shapes = f"values {tuple(values.shape)} do not fit k {tuple(attention_map.k.shape)}"
         raise ValueError(f"{path} is damaged: {shapes}")
@@ -72,4 +72,4 @@ def with_storable_mask(m: AttentionMap) -> AttentionMap:
     bias = m.mask.bias(range(T), range(S), m.matrix, device=m.device)
     if bias is not None:
         allowed = torch.where(allowed, bias.detach(), -torch.inf)
-    return m.replaced(mask=TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape)))
+    return m._with(mask=TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape)))

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.maps import AttentionMap, storage
+from regard.maps import AttentionMap
+from regard.maps import load as load_map
 from regard.recorder.certificate import Evidence
 from regard.recorder.result import Capture
 from regard.recorder.storage.folder import FORMAT, INDEX, LAYER_FILE, StoredLayer
@@ -47,7 +48,7 @@ def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
             "path: expected a folder that seen.save(folder) wrote or a file that map.save(file) wrote, "
             f"got {path}, which does not exist"
         )
-    return storage.load(path)
+    return load_map(path)
 
 
 def open_folder(path: Path) -> Capture:

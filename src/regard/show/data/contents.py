@@ -130,7 +130,7 @@ class Contents:
 
         def read() -> AttentionMap:
             m = chosen.map
-            batched = m.replaced(axes=Axes(), precise=m.precise)  # (B, H, T, S)
+            batched = m._with(axes=Axes(), precise=m.precise)  # (B, H, T, S)
             entry: AttentionMap = batched[self.batch_index : self.batch_index + 1]
             return entry
 
@@ -170,10 +170,17 @@ class Contents:
 
     def thumbnail(self, text: int, layer: str | int) -> Thumbnail:
         """Return a layer's thumbnails, one for each head, and the heads' sinks."""
-        key = (text, str(self.layer(text, layer).key))
+        chosen = self.layer(text, layer)
+        key = (text, str(chosen.key))
         if key not in self._thumbnails:
-            self._thumbnails[key] = thumbnails.thumbnail(self.layer_map(*key))
+            self._thumbnails[key] = thumbnails.thumbnail(self.layer_map(*key), self._is_token(text, chosen))
         return self._thumbnails[key]
+
+    def _is_token(self, text: int, layer: Layer) -> Tensor | None:
+        """Return which keys of a layer are tokens and not padding, (S,); None if all are, or not known."""
+        capture = self.texts[text]
+        ids, mask = capture.ids_of(layer), capture.attention_mask
+        return None if mask is None or ids is None or ids.shape != mask.shape else mask[self.batch_index]
 
     def steps(self, text: int, layer: str | int, head: int, row: int) -> dict[str, Any]:
         """Return the whole computation of one query's output, step by step (see `row_steps`)."""
@@ -194,16 +201,19 @@ class Contents:
                 [None if ids is None else entry_ids[id(ids)] for ids in ids_by_layer],
                 keys=[str(layer.key) for layer in capture.layers],
                 heads=[layer.heads for layer in capture.layers],
-                real=None if capture.attention_mask is None else capture.attention_mask[entry],
+                attention_mask=None if capture.attention_mask is None else capture.attention_mask[entry],
             )
-            self._heads[text] = table.to_data()
+            # The page knows a layer by its key.
+            self._heads[text] = [
+                {**data, "layer": row.key} for row, data in zip(table, table.to_data(), strict=True)
+            ]
         return self._heads[text]
 
     def eviction(self, text: int, layer: str | int) -> dict[str, Any]:
         """Return the attention that evicting keys would lose, for every head of a layer (see `eviction`)."""
         key = (text, str(self.layer(text, layer).key))
         if key not in self._evictions:
-            self._evictions[key] = eviction.eviction_loss(self.layer_map(*key))
+            self._evictions[key] = eviction.layer_eviction(self.layer_map(*key))
         return self._evictions[key]
 
     def _strongest_induction_head(self) -> tuple[str, int] | None:

@@ -1,7 +1,8 @@
-"""Thumbnails of a layer: a small picture of every head, and the position of its sink.
+"""Thumbnails of a layer: a small picture of every head, and its sink key.
 
 A picture of 64 × 64 does not need every query of a long text: for each of its rows at most 16 queries are
-sampled, evenly spaced. This file knows maps; it does not know colours.
+sampled, evenly spaced. The sink key is that of the head scores (`heads/sink.py`), over the same queries. This
+file knows maps; it does not know colours.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.attention.masks.base import grid
+from regard.heads.sink import find_sink_keys
 from regard.maps import AttentionMap
 
 SIDE = 64
@@ -29,13 +31,16 @@ class Thumbnail(NamedTuple):
     thumbs: NDArray[np.uint8]
     """(H, 64, 64): 0 where no key is visible, else 1 + 254·√mass."""
     sinks: list[dict[str, float]]
-    """For each head the key that receives the most attention on average, and its share: {"key", "share"}."""
+    """For each head its sink key and that key's mean weight: {"key", "share"}; 0 and 0.0 if it has none."""
     queries: int
     """The number of queries that were sampled."""
 
 
-def thumbnail(m: AttentionMap) -> Thumbnail:
-    """Draw the thumbnails of a map (1, H, T, S) and find each head's sink."""
+def thumbnail(m: AttentionMap, is_token: Tensor | None = None) -> Thumbnail:
+    """Return the thumbnails and the sink keys of a map (1, H, T, S).
+
+    `is_token`, boolean (S,), is False for keys that are padding; padding does not count for sinks.
+    """
     _, H, T, S = m.matrix
     high, wide = min(SIDE, T), min(SIDE, S)
     if not high or not wide or not H:
@@ -47,8 +52,12 @@ def thumbnail(m: AttentionMap) -> Thumbnail:
     edges = torch.tensor([x * S // wide for x in range(1, wide + 1)])  # as `AttentionMap.pool` sets them
     cell = torch.bucketize(torch.arange(S), edges, right=True)
     to_cell = (cell[:, None] == torch.arange(wide)).to(m.lse)  # (S, wide)
+    is_query = torch.ones(T, dtype=torch.bool, device=m.device)  # queries that count for the sink
+    if is_token is not None:
+        is_token = is_token.to(m.device)
+        is_query = is_token[m.first_position : m.first_position + T]
     # Add up weights and visible keys, per cell and per key.
-    mass = visible_mass = received = seen_by = m.lse.new_zeros(())
+    mass = visible_mass = received = seen_by = active = m.lse.new_zeros(())
     for first in range(0, len(rows), step := max(1, CHUNK // (H * S))):
         chunk = slice(first, first + step)
         queries = rows[chunk].to(m.device)
@@ -57,17 +66,19 @@ def thumbnail(m: AttentionMap) -> Thumbnail:
         visible = visible.expand(-1, len(queries), S)
         mass = mass + to_line[:, chunk] @ (weights @ to_cell)
         visible_mass = visible_mass + to_line[:, chunk] @ (visible @ to_cell)
-        received, seen_by = received + weights.sum(1), seen_by + visible.sum(1)
+        counted = is_query[queries, None]  # (rows, 1)
+        received = received + weights.where(counted, 0).sum(1)  # (H, S)
+        seen_by = seen_by + visible.where(counted, 0).sum(1)  # (H or 1, S)
+        active = active + visible.amax(-1, keepdim=True).where(counted, 0).sum(1)  # (H or 1, 1)
     # Draw: the mean mass of each cell, stretched to 64 × 64 if the text is short.
     mass = mass / to_line.sum(1, keepdim=True)  # (H, high, wide)
     picture = (1 + 254 * mass.clamp(0, 1).sqrt()).where(visible_mass > 0, 0)
     source_rows, source_cols = (torch.arange(SIDE) * n // SIDE for n in (high, wide))
     thumbs = picture[:, source_rows][:, :, source_cols].round().to(torch.uint8).cpu().numpy()
-    # A key that few queries see may receive a large share by chance, so the sink is sought among keys that
-    # at least half as many queries see as the most visible key.
-    share = received / seen_by.clamp(min=1)
-    share = share.where(seen_by * 2 >= seen_by.amax(-1, keepdim=True), 0)
-    sinks = [{"key": int(key), "share": float(value)} for value, key in zip(*share.max(-1), strict=True)]
+    keys, shares = find_sink_keys(received, seen_by, active, is_token)
+    sinks = [
+        {"key": int(key), "share": float(share)} for key, share in zip(keys.clamp(min=0), shares, strict=True)
+    ]
     return Thumbnail(thumbs, sinks, len(rows))
 
 

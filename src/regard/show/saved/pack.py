@@ -179,7 +179,7 @@ def _measure_error(m: AttentionMap, arrays: list[Array]) -> tuple[float, float]:
     by_name = {a.name: torch.from_numpy(a.data).float() for a in arrays if a.name != "lse"}
     q, k = (by_name[name] * by_name.get(f"{name}_step", torch.ones(())) for name in ("q", "k"))
     lse = torch.from_numpy(next(a.data for a in arrays if a.name == "lse")).double()
-    packed = AttentionMap(q.double()[None], k.double()[None], lse[None], m.mask, m.scale, m.softcap)
+    packed = m._with(q=q.double()[None], k=k.double()[None], lse=lse[None], sinks=None)
     rows = torch.linspace(0, T - 1, min(T, SAMPLED_ROWS)).round().long()
     relative = absolute = 0.0
     for first in range(0, len(rows), step := max(1, CHUNK // (H * S))):

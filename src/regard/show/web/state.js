@@ -26,7 +26,7 @@ export const DEFAULTS = {
   sink: "in", // or "apart"
 
   // Text
-  direction: "at", // shade what a token looks "at", or what it is looked at "by"
+  direction: "at", // shade what a token attends to ("at"), or what it is attended to "by"
   scope: "head", // weights of a "head", of its "layer" on average, or of "all" layers
 
   // Heads

@@ -1,6 +1,6 @@
 // @ts-check
 // What a KV cache saves, measured while the model generates with it and without; and what eviction loses.
-// It knows the lines that a generation sends (cli/opening.py) and the tables of `eviction.py`.
+// It knows the lines that a generation sends (cli/model.py) and the tables of `eviction.py`.
 
 import { element } from "../common/dom.js";
 import { some } from "../common/format.js";

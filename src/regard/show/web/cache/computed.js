@@ -1,5 +1,5 @@
 // @ts-check
-// Which tokens go through the model at each step, drawn: a line a step, a column a token, both ways.
+// Which tokens go through the model at each step, drawn: a row for each step, a column for each token.
 
 import { last } from "../common/arrays.js";
 import { contextOf } from "../common/dom.js";
@@ -7,7 +7,7 @@ import { contextOf } from "../common/dom.js";
 const WAYS = /** @type {const} */ (["recomputed", "cached"]);
 
 /**
- * Draws both ways into a canvas, what is computed in the colour `run` and what is read in `read`.
+ * Draws the steps without and with the cache: computed tokens in the colour `run`, cached ones in `read`.
  * @param {HTMLCanvasElement} canvas
  * @param {GenerationStep[]} steps
  * @param {string} run

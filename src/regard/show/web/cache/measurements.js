@@ -94,7 +94,7 @@ export function gainOf(cached, recomputed) {
 }
 
 /**
- * Whether both ways give the same, as a sentence.
+ * How closely the outputs with and without the cache agree, as a sentence.
  * @param {GenerationStep[]} steps
  */
 export function agreement(steps) {

@@ -1,0 +1,83 @@
+"""Weights of single rows and tiles as tensors, and whole rows in float64 from their scores alone.
+
+What is computed here fits in memory; `sweep.py` and `overview.py` reduce maps that need not.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks.grid import Grid, grid
+from regard.maps.data import MapData
+from regard.maps.sweep import finite_lse, normalise_rows_
+
+NORMALISED = 1 << 21  # weights of whole rows that are divided by their rows' own sums, which costs time
+EXACT_NUMBERS = 1 << 18  # weights that are computed in float64 at a time: 2 MiB
+
+
+class ExactRows(NamedTuple):
+    """Whole rows in float64, from their scores alone."""
+
+    weights: Tensor  # (B, H, rows, S)
+    lse: Tensor  # (B, H, rows)
+
+
+def tile_weights(m: MapData, at: Grid) -> Tensor:
+    """The weights of the tile `at`, (B, H, rows, keys): one matrix product and one exp.
+
+    `at` may be the grid of a larger batch or of more heads than m has.
+    """
+    B, H, _, S = m.matrix
+    at = at._replace(b=at.b[:B], h=at.h[:, :H])
+    weights = _tile_scores(m, at, m.dtype).sub_(finite_lse(m.lse[:, :, at.rows, None]))
+    weights = weights.to(m.result_dtype).exp_()
+    whole_rows = isinstance(at.cols, slice) and at.cols == slice(0, S)
+    if whole_rows and weights.numel() <= NORMALISED:
+        normalise_rows_(m, weights, at.rows)
+    return weights
+
+
+def _tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:
+    """The masked scores of a tile, (B, H, rows, keys), computed in `dtype`."""
+    q = m.q[:, :, at.rows].to(dtype) * m.scale
+    k = m.k[:, :, at.cols].to(dtype)  # (B, G, keys, D)
+    (B, H, T, D), (_, G, S, _) = q.shape, k.shape
+    # The heads that share a key/value head lie one below another, so that its keys are read once.
+    s = (q.reshape(B, G, H // max(G, 1) * T, D) @ k.mT).view(B, H, T, S)
+    if m.softcap is not None:
+        s.div_(m.softcap).tanh_().mul_(m.softcap)
+    if (bias := m.mask.score_bias(at)) is not None:
+        s.add_(bias.detach())
+    return s.masked_fill_(~m.mask.allowed(at), -torch.inf)
+
+
+@torch.no_grad()
+def exact_rows(m: MapData, rows: Tensor) -> ExactRows:
+    """Compute whole rows in float64 from their scores alone.
+
+    The map's own lse is not used, so that it can be compared with the result.
+    """
+    B, H, _, S = m.matrix
+    group = H // max(m.k.shape[1], 1)
+    weights = m.q.new_empty(B, H, len(rows), S, dtype=torch.float64)
+    lse = weights.new_empty(B, H, len(rows))
+    # Few heads at a time, so that their numbers stay in the cache.
+    step = max(1, EXACT_NUMBERS // max(1, group * len(rows) * S)) * group
+    for b, h in product(range(B), range(0, H, max(step, 1))):
+        batch, heads = slice(b, b + 1), slice(h, min(h + step, H))
+        part = m.select(batch, heads)
+        s = _tile_scores(part, grid(rows, slice(0, S), part.matrix, part.device), torch.float64)
+        sinks = None if part.sinks is None else part.sinks.double().view(-1, 1, 1)
+        # The softmax by its definition: subtract the maximum, exponentiate, divide by the sum.
+        top = s.amax(-1, keepdim=True) if S else s.new_full((*s.shape[:-1], 1), -torch.inf)
+        top = top if sinks is None else torch.maximum(top, sinks)
+        anchor = top.clamp(min=torch.finfo(s.dtype).min)  # −inf − −inf would be NaN
+        total = s.sub_(anchor).exp_().sum(-1, keepdim=True)
+        total = total if sinks is None else total + (sinks - anchor).exp()
+        torch.div(s, total.masked_fill(total == 0, 1.0), out=weights[batch, heads])
+        lse[batch, heads] = (top + total.log()).squeeze(-1)
+    return ExactRows(weights, lse)

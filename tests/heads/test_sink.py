@@ -1,0 +1,68 @@
+"""The sink key has one definition: by loops, and the same in the head table, the Map view and saved pages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from regard.cli.story import STORY
+
+import regard
+from regard.gpt import GPT
+from regard.heads import describe
+from regard.heads.sink import find_sink_keys
+from regard.recorder import Capture
+from regard.show.data.contents import Contents
+from tests.captures import captured
+
+
+@pytest.mark.parametrize("T", [1, 5, 20, 31, 40, 100])
+def test_it_is_the_key_with_the_largest_mean_among_those_that_enough_queries_see(T: int) -> None:
+    torch.manual_seed(T)
+    m = regard.attention_map(3 * torch.randn(1, 6, T, 4), torch.randn(1, 6, T, 4), mask=regard.causal)
+    A, seeing = m.to_dense()[0], torch.arange(T, 0, -1)  # key j is seen by T − j queries
+    found = find_sink_keys(A.sum(1), seeing, torch.tensor([T]))
+    for h in range(6):
+        counts = [j for j in range(T) if T - j >= min(16, T // 2 + 1)]
+        means = {j: A[h, j:, j].mean().item() for j in counts}
+        best = max(means, key=lambda j: means[j])
+        assert found.keys[h] == best
+        assert found.shares[h] == pytest.approx(means[best], abs=1e-6)
+
+
+def test_no_key_is_a_sink_if_none_is_seen_by_enough() -> None:
+    keys, shares = find_sink_keys(torch.ones(3), torch.zeros(3), torch.tensor([0.0]))
+    assert (keys, shares) == (-1, 0)
+    padding = torch.tensor([False, True, True])
+    assert find_sink_keys(torch.tensor([9.0, 1.0, 2.0]), torch.ones(3), torch.ones(1), padding).keys == 2
+
+
+def _same_in_all_views(seen: Capture) -> None:
+    contents = Contents(seen)
+    rows = contents.heads(0)
+    table = seen.heads()
+    assert len(rows) == len(table)
+    for page_row, row in zip(rows, table, strict=True):
+        layer = seen.layer(row.key)
+        on_map = contents.glance(0, row.key).sinks[layer.heads.index(row.head)]
+        assert page_row["sink_key"] == row.sink_key == on_map["key"], row.place
+        assert on_map["share"] == pytest.approx(row.scores["sink"].value, abs=1e-4)
+
+
+def test_the_heads_of_the_model_in_the_box_have_the_same_sink_in_every_view() -> None:
+    model = GPT.from_pretrained("default")
+    _same_in_all_views(regard.capture(model, text=STORY))
+
+
+@pytest.mark.parametrize("T", [7, 30, 200])
+@pytest.mark.parametrize("mask", [regard.causal, regard.full, regard.causal & regard.window(24)], ids=str)
+def test_made_heads_have_the_same_sink_in_every_view(T: int, mask: regard.Mask) -> None:
+    _same_in_all_views(captured(T, mask=mask, seed=T))
+
+
+def test_padding_is_no_sink_in_any_view() -> None:
+    seen = captured(40)
+    seen.real = torch.ones(1, 40, dtype=torch.bool)
+    seen.real[0, :9] = False  # on the left, where the sink of these heads was
+    table = describe(seen.maps, seen.ids, attention_mask=seen.real)
+    assert all(row.sink_key is not None and row.sink_key >= 9 for row in table)
+    _same_in_all_views(seen)

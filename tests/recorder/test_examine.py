@@ -1,0 +1,49 @@
+"""`examine`: a map is certified exactly if its weights times the values are the output that was used."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import regard
+from regard.recorder.certificate import examine
+from tests import strategies, truth
+
+
+@given(n=strategies.sizes(12), pick=st.data(), seed=st.integers(0, 2**20))
+def test_the_right_output_is_certified_and_another_is_not(n: Any, pick: Any, seed: int) -> None:
+    drawn = pick.draw(strategies.masks(n))
+    x = strategies.tensors(n, seed, torch.float64)
+    sinks = x.sinks if pick.draw(st.booleans()) else None
+    softcap = pick.draw(st.sampled_from([None, 1.5]))
+    right = truth.attention(
+        x.q, x.k, x.v, drawn.allowed(), bias=drawn.score_bias(), softcap=softcap, sinks=sinks
+    )
+    m = regard.attention_map(x.q, x.k, mask=drawn.mask, softcap=softcap, sinks=sinks)
+    evidence = examine(m, x.v, right.output, own_lse=True)
+    assert evidence.certified
+    assert evidence.difference < 1e-12
+    sees = (m.lse > -torch.inf).any()  # a row that sees nothing may give anything
+    off = examine(m, x.v, right.output + 0.5, own_lse=True)
+    assert not sees or (not off.certified and off.difference > 0.4)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_wrong_lse_is_not_certified(sinks: bool) -> None:
+    q, v = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
+    options = {"mask": regard.causal, "sinks": torch.randn(2) if sinks else None}
+    output, lse = regard.attend(q, q, v, return_lse=True, **options)
+    assert examine(regard.attention_map(q, q, lse=lse, **options), v, output).certified
+    wrong = examine(regard.attention_map(q, q, lse=lse + 1, **options), v, output)
+    assert not wrong.certified
+    assert wrong.difference > 0.1
+    assert wrong.row_sums > 0.1
+
+
+@pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 3), (3, 0)])
+def test_a_map_without_rows_or_keys_differs_by_nothing(T: int, S: int) -> None:
+    q, k, v = torch.randn(1, 2, T, 4), torch.randn(1, 1, S, 4), torch.randn(1, 1, S, 5)
+    m = regard.attention_map(q, k)
+    assert examine(m, v, torch.zeros(1, 2, T, 5)).difference == 0.0
