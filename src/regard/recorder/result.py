@@ -158,9 +158,9 @@ class Capture:
 
         `options` are those of `regard.show.saved.bundle.write`.
         """
-        from regard.show import viewer
+        from regard.show.saved.bundle import write
 
-        return viewer.page(self, path, **options)
+        return write(self, path, **options)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the capture to a folder, which `regard.load(folder)` opens again.
