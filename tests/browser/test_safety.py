@@ -94,10 +94,10 @@ def test_a_name_that_was_pointed_at_this_machine_is_refused(
     page: Page, serve: Callable[..., BackgroundServer]
 ) -> None:
     running = serve()
-    response = page.goto(f"http://rebound.example:{running.door.port}/")
+    response = page.goto(f"http://rebound.example:{running.bound_address.port}/")
     assert response is not None
     assert response.status == 421
-    response = page.goto(f"http://rebound.example:{running.door.port}/api/meta")
+    response = page.goto(f"http://rebound.example:{running.bound_address.port}/api/meta")
     assert response is not None
     assert response.status == 421
     page.problems.clear()  # type: ignore[attr-defined]  # the console reports the refusals
@@ -172,11 +172,13 @@ def test_with_a_secret_in_the_address_the_page_works(
 ) -> None:
     monkeypatch.setattr("regard.show.server.guard.is_loopback", lambda host: False)
     running = serve()
-    assert running.door.token
+    assert running.bound_address.token
     page.goto(running.address)
     expect(page.locator("#model")).to_have_text("random")
     expect(page.locator("canvas").first).to_be_visible()
-    answer = page.goto(running.address.replace(running.door.token, "x" * len(running.door.token)))
+    answer = page.goto(
+        running.address.replace(running.bound_address.token, "x" * len(running.bound_address.token))
+    )
     assert answer is not None
     assert answer.status == 403
     assert page.problems.pop().startswith("error: Failed to load resource")  # type: ignore[attr-defined]
