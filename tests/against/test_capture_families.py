@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -121,8 +122,12 @@ BOTH: dict[str, tuple[str, dict]] = {
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
 
 
 def build(name: str, settings: dict) -> nn.Module:

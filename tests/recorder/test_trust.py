@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,12 @@ SMALL = {
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
 
 
 def llama(implementation: str = "sdpa", **settings: Any) -> nn.Module:
