@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.attention.masks.named import causal
+from regard.attention.masks.named_masks import causal
 from regard.recorder.context import capture
 
 transformers = pytest.importorskip("transformers")

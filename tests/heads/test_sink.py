@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from regard.cli.story import STORY
 
 import regard
+from regard.cli.demo_text import STORY
 from regard.gpt import GPT
 from regard.heads import describe
 from regard.heads.sink import find_sink_keys
