@@ -125,7 +125,7 @@ def matrix(
 ) -> Tensor:
     """The dense matrix by definition, computed in `dtype` with the scores rounded to `rounded`."""
     (_, _, T, D), S = q.shape, k.shape[2]
-    rule = regard.attention.masks.named.as_mask(arguments["mask"])
+    rule = regard.attention.masks.named_masks.as_mask(arguments["mask"])
     place = (range(T), range(S), (1, H, T, S))
     k = k.repeat_interleave(H // G, 1)
     s = (q.to(dtype) @ k.to(dtype).mT * D**-0.5).to(rounded).to(dtype)

@@ -117,7 +117,7 @@ def _generated(what: str, lines: list[str]) -> list[str]:
 
 def _signature_block(name: str) -> list[str]:
     thing = resolve(name)
-    if not callable(thing):
+    if not callable(thing) or (isinstance(thing, type) and issubclass(thing, Exception)):
         return []
     return ["```python", signature(thing, name), "```"]
 

@@ -43,8 +43,9 @@ def state() -> dict[str, Any]:
     found: dict[str, Any] = {
         "working directory": os.getcwd(),
         "os.environ": {key: value for key, value in os.environ.items() if key not in LEARNED},
-        "sys.path": list(sys.path),
-        "sys.modules": sys.modules.copy(),
+        "sys.path": [path for path in sys.path if "setuptools" not in path],
+        # Transformers replaces its own entry when its models are first used.
+        "sys.modules": {name: module for name, module in sys.modules.items() if name != "transformers"},
         "signals": {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)},
         "threads": {f"{x.name} ({x.ident})": x for x in threading.enumerate() if x.name not in LASTING},
         "processes": children(),

@@ -12,7 +12,7 @@ from regard.version import __version__ as __version__
 if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal to what is imported below
     from regard.attention.attend import attend, backend, which_backend
     from regard.attention.masks.base import Mask, full
-    from regard.attention.masks.named import (
+    from regard.attention.masks.named_masks import (
         alibi,
         causal,
         causal_mask,
@@ -61,7 +61,7 @@ __all__ = [
 _MODULES = {
     "regard.attention.attend": "attend backend which_backend",
     "regard.attention.masks.base": "Mask full",
-    "regard.attention.masks.named": (
+    "regard.attention.masks.named_masks": (
         "alibi causal causal_mask chunks documents padding prefix rule tensor_mask window"
     ),
     "regard.attention.steps": "scaled_dot_product_attention",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.attention.masks.named import causal
+from regard.attention.masks.named_masks import causal
 from regard.recorder.context import capture
 
 transformers = pytest.importorskip("transformers")
@@ -121,8 +122,12 @@ BOTH: dict[str, tuple[str, dict]] = {
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
 
 
 def build(name: str, settings: dict) -> nn.Module:

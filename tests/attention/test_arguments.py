@@ -50,7 +50,7 @@ CALLERS: dict[str, Callable[[Any], object]] = {
     "ProjectedMultiHeadAttention": lambda n: stages.ProjectedMultiHeadAttention(8, n),
     "pool(rows)": lambda n: regard.attention_map(X, X).pool(n, 2),
     "pool(cols)": lambda n: regard.attention_map(X, X).pool(2, n),
-    "topk": lambda n: regard.attention_map(X, X).top(n),
+    "topk": lambda n: regard.attention_map(X, X).topk(n),
     "repeated": lambda n: repeated(50, tokens=n),
     "Config(layers)": lambda n: Config(16, 8, n, 2, 4),
     "Config(window)": lambda n: Config(*SIZES, window=n),

@@ -42,13 +42,15 @@ def test_it_is_the_mass_on_keys_that_are_neither_first_nor_latest(
 
 def test_head_scores_the_cache_view_and_generation_agree() -> None:
     torch.manual_seed(0)
-    gpt = GPT(Config(vocab_size=64, context=48, layers=2, heads=4, width=32, kv_heads=2)).eval()
+    gpt = GPT(
+        Config(vocab_size=64, context_length=48, num_layers=2, num_heads=4, d_model=32, num_kv_heads=2)
+    ).eval()
     with torch.no_grad():
         for block in gpt.blocks:
             block.attention.qkv.weight *= 20
     prompt, window, sinks = torch.randint(0, 64, (30,)).tolist(), 8, 2
     steps = list(compare_with_and_without_cache(gpt, prompt, tokens=6, window=window, sinks=sinks))
-    ids = torch.tensor([prompt + [step.id for step in steps[:-1]]])
+    ids = torch.tensor([prompt + [step.token_id for step in steps[:-1]]])
     maps = gpt.maps(ids)
     table = describe(maps, ids, policy=(sinks, window))
     for layer, m in enumerate(maps):

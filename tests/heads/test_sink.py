@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from regard.cli.story import STORY
 
 import regard
+from regard.cli.demo_text import STORY
 from regard.gpt import GPT
 from regard.heads import describe
 from regard.heads.sink import find_sink_keys
@@ -43,7 +43,7 @@ def _same_in_all_views(seen: Capture) -> None:
     assert len(rows) == len(table)
     for page_row, row in zip(rows, table, strict=True):
         layer = seen.layer(row.key)
-        on_map = contents.glance(0, row.key).sinks[layer.heads.index(row.head)]
+        on_map = contents.thumbnail(0, row.key).sinks[layer.heads.index(row.head)]
         assert page_row["sink_key"] == row.sink_key == on_map["key"], row.place
         assert on_map["share"] == pytest.approx(row.scores["sink"].value, abs=1e-4)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import regard
 from regard import alibi, causal, padding, window
-from regard.attention.masks.named import alibi_slopes
+from regard.attention.masks.named_masks import alibi_slopes
 from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,12 @@ SMALL = {
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
 
 
 def llama(implementation: str = "sdpa", **settings: Any) -> nn.Module:
@@ -428,7 +432,7 @@ def test_what_is_kept_is_what_is_compared() -> None:
     assert seen.certificate[0].tolerance > 1e-3 or not seen.certificate[0].certified
 
 
-class CachedKeysMask(nn.Module):
+class OwnAttention(nn.Module):
     """Holds the function in an attribute, where no name can be replaced."""
 
     def __init__(self) -> None:
@@ -451,7 +455,7 @@ class Exponential(nn.Module):
 
 
 def test_the_function_is_heard_by_any_name() -> None:
-    model, x = nn.Sequential(CachedKeysMask(), nn.ReLU(), CachedKeysMask()), torch.randn(1, 2, 6, 8)
+    model, x = nn.Sequential(OwnAttention(), nn.ReLU(), OwnAttention()), torch.randn(1, 2, 6, 8)
     with regard.capture(model) as seen:
         model(x)
     assert [layer.name for layer in seen.layers] == ["0", "2"]
@@ -461,7 +465,7 @@ def test_the_function_is_heard_by_any_name() -> None:
 
 @pytest.mark.parametrize("kind", [Scan, Exponential])
 def test_siblings_of_another_class_are_looked_at(kind: type[nn.Module]) -> None:
-    model, x = nn.Sequential(CachedKeysMask(), kind(), nn.ReLU(), nn.Linear(8, 8)), torch.randn(1, 2, 6, 8)
+    model, x = nn.Sequential(OwnAttention(), kind(), nn.ReLU(), nn.Linear(8, 8)), torch.randn(1, 2, 6, 8)
     with (
         pytest.warns(UserWarning, match=rf"is missing: {kind.__name__} \(1\)"),
         regard.capture(model) as seen,

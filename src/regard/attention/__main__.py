@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from regard.attention.masks.named import causal
+from regard.attention.masks.named_masks import causal
 from regard.attention.steps import trace
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named import as_mask
+from regard.attention.masks.named_masks import as_mask
 
 
 class Shape(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named import causal as causal_rule
+from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.cases import Cases
 from regard.checker.errors import CheckError
 from regard.checker.oracle.oracle import expected_answer, relative_error

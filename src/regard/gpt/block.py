@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, gelu, silu
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named import causal, window
+from regard.attention.masks.named_masks import causal, window
 from regard.gpt.config import Config
 from regard.layers import Attention, KVCache, RMSNorm, Rotary
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding, linear
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named import as_mask, padding
+from regard.attention.masks.named_masks import as_mask, padding
 from regard.gpt import folder, generation, loader
 from regard.gpt.block import Block, make_norm
 from regard.gpt.config import Config

@@ -89,7 +89,7 @@ class HeadTable:
             return self.rows[place]
         layer, head = place
         for row in self.rows:
-            if row.key == layer and row.head == head:
+            if row.key == str(layer) and row.head == head:
                 return row
         keys = ", ".join(dict.fromkeys(row.key for row in self.rows))
         raise KeyError(f"head: expected a layer ({keys}) and a head of the table, got {place!r}")

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from regard.attention.arguments import check_whole_number
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named import as_mask
+from regard.attention.masks.named_masks import as_mask
 from regard.layers.cache import KVCache
 from regard.layers.cache_mask import mask_on_cached_keys
 from regard.layers.norm import RMSNorm

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named import prefix, window
+from regard.attention.masks.named_masks import prefix, window
 
 Pair = tuple[Tensor, Tensor]
 """Keys (B, G, S, D) and values (B, G, S, E)."""

@@ -8,7 +8,7 @@ translating; `CachedKeysMask` translates.
 from __future__ import annotations
 
 from regard.attention.masks.base import Mask, conjunction
-from regard.attention.masks.named import causal
+from regard.attention.masks.named_masks import causal
 from regard.attention.masks.views import CachedKeysMask
 from regard.layers.cache import KVCache
 

@@ -180,7 +180,7 @@ def capture(
 
 def capture(
     model: nn.Module,
-    *positional: Any,
+    *args: Any,
     inputs: Inputs | None = None,
     text: str | Sequence[str] | None = None,
     tokenizer: Any = None,
@@ -193,7 +193,7 @@ def capture(
     budget: int | str | None = None,
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
-    **unknown: Any,
+    **kwargs: Any,
 ) -> CaptureBlock | Capture:
     """Record the attention of a model while it runs: in a `with` block, or by running the model once.
 
@@ -219,11 +219,13 @@ def capture(
     - `budget`: the memory to use, such as "4GiB"; further layers go to a temporary folder.
     - `adapters`: `{module name: adapter}` for attention that is not recognised; see `docs/capture.md`.
     - `verify`: whether to compare every row with the model's output, and not a sample of 64.
+
+    Any other argument raises a TypeError that says what to write instead.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    if positional or unknown:
-        raise TypeError(_unexpected_message(model, positional, unknown))
+    if args or kwargs:
+        raise TypeError(_unexpected_message(model, args, kwargs))
     if tokenizer is None:
         tokenizer = getattr(model, "tokenizer", None)
     recording = Recording(
@@ -241,9 +243,9 @@ def capture(
     block = CaptureBlock(model, recording, choose_sources(model, adapters), warn=adapters is None)
     if text is None and inputs is None:
         return block
-    args, kwargs = _model_arguments(model, inputs, text, tokenizer)
+    model_args, model_kwargs = _model_arguments(model, inputs, text, tokenizer)
     with torch.no_grad(), block as seen:
-        model(*args, **kwargs)
+        model(*model_args, **model_kwargs)
     return seen
 
 

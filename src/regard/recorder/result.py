@@ -148,7 +148,10 @@ class Capture:
         return viewer.show(self, **options)
 
     def figure(self, layer: int | str, head: int | None = None, **options: Any) -> Any:
-        """Draw a layer, or one of its heads, with Matplotlib; `options` are those of `regard.show.figure`."""
+        """Draw a layer, or one `head` of it, with Matplotlib and return the figure.
+
+        `layer` is its key and `head` a number in the model. `options` are those of `regard.show.figure`.
+        """
         from regard.show.figures import figure
 
         return figure(self, layer, head, **options)
@@ -158,9 +161,9 @@ class Capture:
 
         `options` are those of `regard.show.saved.bundle.write`.
         """
-        from regard.show import viewer
+        from regard.show.saved.bundle import write
 
-        return viewer.page(self, path, **options)
+        return write(self, path, **options)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the capture to a folder, which `regard.load(folder)` opens again.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 import os
 import sys
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,16 +54,6 @@ def show(
     else:
         _servers.append(server)
     return server
-
-
-def page(capture: Capture, path: str | PathLike[str], **options: Any) -> Path:
-    """Write a capture as one HTML file: see `bundle.write`."""
-    from regard.show.saved.bundle import write
-
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"to_html: there is no folder {str(path.parent)!r}: make it first")
-    return write(capture, path, **options)
 
 
 class InlinePage:

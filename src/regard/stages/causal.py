@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.arguments import check_whole_number
-from regard.attention.masks.named import causal_mask
+from regard.attention.masks.named_masks import causal_mask
 from regard.stages.checks import check_sequence
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.attention.masks.named import causal, causal_mask
+from regard.attention.masks.named_masks import causal, causal_mask
 from regard.attention.steps import scaled_dot_product_attention
 from regard.extras import extra
 from regard.stages.example import TOKENS, X, multi_head, project

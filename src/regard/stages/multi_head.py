@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.arguments import check_whole_number
-from regard.attention.masks.named import causal_mask
+from regard.attention.masks.named_masks import causal_mask
 from regard.stages.checks import check_dropout, check_sequence, head_width
 from regard.stages.head import Head
 from regard.stages.separate_heads import SeparateHeads

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from regard.attention.masks.named import causal_mask
+from regard.attention.masks.named_masks import causal_mask
 from regard.stages.checks import check_dropout, check_sequence, head_width
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.masks.named import causal, causal_mask
+from regard.attention.masks.named_masks import causal, causal_mask
 from regard.attention.steps import Steps, trace
 from regard.extras import extra
 from regard.stages.against_pytorch import check_against_pytorch

@@ -188,7 +188,7 @@ def test_pool(case, rows, cols):
     sinks = torch.randn(2).double()
     steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=2.0)
     lse = true_lse(steps.masked, sinks).float()
-    assert pool.unsupported_reason(q, k, regard.attention.masks.named.as_mask(mask), rows, cols) is None
+    assert pool.unsupported_reason(q, k, regard.attention.masks.named_masks.as_mask(mask), rows, cols) is None
     problem = prepare(q, k, k, mask=mask)
     found = pool.pool(q, k, lse, problem.mask, problem.scale, 2.0, rows, cols)
     for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):

@@ -571,11 +571,11 @@ def test_a_capture_whose_files_are_damaged_is_reported_and_the_rest_goes_on(
         path.write_bytes(b"\x00" * 64)
     found = ask(running, "/api/row?text=0&layer=1&head=0&row=3")
     assert found.status == 400
-    assert "is not a whole safetensors file" in found.json["error"]
+    assert "is not a complete safetensors file" in found.json["error"]
     for path in (tmp_path / "capture").glob("*.safetensors"):
         path.unlink()
     found = ask(running, "/api/row?text=0&layer=0&head=0&row=3")
     assert found.status == 400
-    assert "which is not there" in found.json["error"]
+    assert "which does not exist" in found.json["error"]
     assert ask(running, "/api/capture", body={"text": "a b c"}).lines[-1] == {"text": 1}
     assert ask(running, "/api/row?text=1&layer=0&head=0&row=2").status == 200

@@ -17,7 +17,7 @@ from regard.attention.backends import tiled_attention
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.masks.base import full
 from regard.attention.masks.memo import memoize_on_mask
-from regard.attention.masks.named import causal
+from regard.attention.masks.named_masks import causal
 
 aten = torch.ops.aten
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.attention.inputs import check_inputs
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named import causal
+from regard.attention.masks.named_masks import causal
 
 
 class AttentionProblem(NamedTuple):

@@ -11,16 +11,16 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.attention.masks import named as named  # declares its classes, and so does `views`
+from regard.attention.masks import named_masks as named_masks  # declares its classes, and so does `views`
 from regard.attention.masks import views as views
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named import causal
+from regard.attention.masks.named_masks import causal
 
 
 def describe_mask(mask: Mask, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """A mask as data that JSON can hold. Its tensors are added to `tensors`, under new names.
 
-    >>> describe_mask(causal & named.window(4), {})["right"]
+    >>> describe_mask(causal & named_masks.window(4), {})["right"]
     {'kind': 'Window', 'size': 4, 'ahead': None}
     """
     if not mask.is_storable():

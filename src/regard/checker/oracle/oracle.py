@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named import tensor_mask
+from regard.attention.masks.named_masks import tensor_mask
 from regard.attention.steps import trace
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer, CaseSizes, past

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.attention.masks.base import Mask, conjunction, full
-from regard.attention.masks.named import Documents, Padding, causal
+from regard.attention.masks.named_masks import Documents, Padding, causal
 from regard.recorder.certificate import sampled_rows
 from regard.recorder.generation.piecewise_mask import CallSizes, PiecewiseMask, Segment, segments_of
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named import Padding, Window, causal, rule
+from regard.attention.masks.named_masks import Padding, Window, causal, rule
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall, dropout_problem
 from regard.recorder.certificate import examine

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named import as_mask
+from regard.attention.masks.named_masks import as_mask
 from regard.gpt import GPT
 from regard.layers import Attention, KVCache
 from regard.override import override_attribute

@@ -27,7 +27,7 @@ from regard.attention.attend import attend
 from regard.attention.backends import fused_attention
 from regard.attention.backends.problem import prepare
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named import causal
+from regard.attention.masks.named_masks import causal
 from regard.override import SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
 from regard.recorder.sources.mask_recognition import masked_entries, read_mask

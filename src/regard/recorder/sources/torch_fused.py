@@ -15,7 +15,7 @@ from torch.nn.functional import gelu, layer_norm, linear, relu
 
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named import Padding
+from regard.attention.masks.named_masks import Padding
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificate import sampled_rows
 from regard.recorder.sources.mask_recognition import as_rule

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask, conjunction, full
-from regard.attention.masks.named import Chunks, Documents, Padding, Window, causal, rule
+from regard.attention.masks.named_masks import Chunks, Documents, Padding, Window, causal, rule
 from regard.recorder.certificate import sampled_rows
 from regard.recorder.sources.mask_recognition import Origin
 

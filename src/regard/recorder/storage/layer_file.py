@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard.attention.masks.named import TensorMask
+from regard.attention.masks.named_masks import TensorMask
 from regard.maps import AttentionMap, storage
 from regard.recorder.layer import LayerData
 from regard.recorder.summary import LayerSummary

@@ -36,9 +36,10 @@ NUMBERS = (
 
 
 def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
-    """Open what was saved: `map.save(file)` wrote a map, `seen.save(folder)` a capture.
+    """Open what was saved: `path` is a file that `map.save(file)` wrote, or a folder of `seen.save(folder)`.
 
-    The tensors of a map, and the layers of a capture, are read from disk when they are first used.
+    Returns a map or a capture. The tensors of a map, and the layers of a capture, are read from disk when
+    they are first used.
     """
     path = Path(path)
     if path.is_dir():

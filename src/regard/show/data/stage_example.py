@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named import causal
+from regard.attention.masks.named_masks import causal
 from regard.attention.steps import trace
 from regard.maps import attention_map
 from regard.show.data.row_steps import trace_row

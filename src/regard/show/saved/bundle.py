@@ -50,7 +50,7 @@ def write(
     """
     path = Path(path)
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"save: there is no folder {str(path.parent)!r}: make it first")
+        raise FileNotFoundError(f"path: there is no folder {str(path.parent)!r}: make it first")
     contents = captures if isinstance(captures, Contents) else Contents(captures, **options)
     packed = pack(contents, values=values)
     before, after = _shell(contents.meta["model"])
