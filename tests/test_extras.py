@@ -89,7 +89,7 @@ def test_the_server(without: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_page_needs_nothing(without: Any, tmp_path: Path) -> None:
     without("matplotlib", "rich", "starlette", "typer", "uvicorn")
-    captured(6).save(tmp_path / "page.html")
+    captured(6).to_html(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
 
 

@@ -37,7 +37,7 @@ assert seen.certificate.certified
 assert seen[0].shape == (1, 4, 7, 7)
 seen.save(folder / "capture")
 torch.testing.assert_close(regard.load(folder / "capture")[0].to_dense(), seen[0].to_dense())
-seen.save(folder / "page.html")
+seen.to_html(folder / "page.html")
 assert (folder / "page.html").stat().st_size > 10_000
 table = describe([m], torch.randint(9, (1, 12)))
 assert len(table) == 2

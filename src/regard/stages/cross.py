@@ -46,6 +46,8 @@ class CrossAttention(nn.Module):
         k, v = self.W_K(context), self.W_V(context)  # (B, S, d_model) each
         scores = q @ k.mT / math.sqrt(k.shape[-1])  # (B, T, S)
         if mask is not None:
-            scores = scores.masked_fill(~visible_keys(mask, q, k), -torch.inf)
+            visible = visible_keys(mask, q, k)  # (T, S) or (B, T, S)
+            scores = scores.masked_fill(~visible, -torch.inf)
+            v = v.masked_fill(~visible.any(-2).unsqueeze(-1), 0.0)  # padding may hold NaN, and 0 · NaN is NaN
         attn = softmax(scores)  # (B, T, S) each row sums to 1, or is 0 where no key is visible
         return attn @ v, attn  # (B, T, d_model)

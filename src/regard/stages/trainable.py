@@ -37,6 +37,8 @@ class SelfAttention(nn.Module):
         q, k, v = self.W_Q(x), self.W_K(x), self.W_V(x)  # (B, T, d_model) each
         scores = q @ k.mT / math.sqrt(k.shape[-1])  # (B, T, T)
         if mask is not None:
-            scores = scores.masked_fill(~visible_keys(mask, q, k), -torch.inf)
+            visible = visible_keys(mask, q, k)  # (T, T) or (B, T, T)
+            scores = scores.masked_fill(~visible, -torch.inf)
+            v = v.masked_fill(~visible.any(-2).unsqueeze(-1), 0.0)  # padding may hold NaN, and 0 · NaN is NaN
         attn = softmax(scores)  # (B, T, T) each row sums to 1, or is 0 where no key is visible
         return attn @ v, attn  # (B, T, d_model)
