@@ -193,7 +193,7 @@ def _glimpse(contents: Any) -> None:
     print_map(console, contents.head_map(0, layer, head).map[0, 0])
     console.print(
         f"It puts {score['value']:.0%} of its attention on what came after earlier copies of the token; "
-        f"looking at all alike would put {score['null']:.0%} there.\n",
+        f"uniform attention would put {score['null']:.0%} there.\n",
         markup=False,
         soft_wrap=True,
     )
@@ -209,7 +209,7 @@ def _serve(contents: Any, opened: Model | None, host: str, port: int, open_: boo
     running = BackgroundServer(Site(contents, read, generate), host=host, port=port)
     typer.echo(running.address)
     if running.bound_address.token:
-        typer.echo("Whoever has this whole address can read the texts on the page, from other machines too.")
+        typer.echo("Anyone with this whole address can read the texts on the page, from other machines too.")
     typer.echo("Ctrl-C ends it.")
     if open_:
         open_browser(running.address)
@@ -218,7 +218,7 @@ def _serve(contents: Any, opened: Model | None, host: str, port: int, open_: boo
 
 
 def _leave() -> None:
-    """End at once: Python would wait for threads that still compute what nobody waits for any more."""
+    """Exit at once: Python would wait for threads whose results are no longer needed."""
     atexit._run_exitfuncs()  # what was kept in temporary folders goes
     sys.stdout.flush()
     os._exit(0)

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from regard.heads.equal_tokens import TokenBlock, copy_mass, find_blocks
 from regard.heads.eviction import eviction_loss_from_sums
+from regard.heads.induction import TokenBlock, copy_mass, find_blocks
 from regard.heads.sink import find_sink_keys
 from regard.heads.visibility import Visibility, find_visibility
 from regard.maps import AttentionMap

@@ -1,6 +1,6 @@
 """Listens to a model's attention while the model's own implementation computes it.
 
-It hears two things: PyTorch's `scaled_dot_product_attention`, whoever calls it, and the functions of
+It hears two things: PyTorch's `scaled_dot_product_attention`, whichever module calls it, and the functions of
 Transformers' `AttentionInterface`. Nothing in the model is switched or replaced. This file knows which module
 of the model a call belongs to; what a call means is read in `sdpa` and `transformers_interface`.
 """

@@ -6,7 +6,7 @@ import { chart } from "../common/chart.js";
 import { latest, rampBar, slider } from "../common/controls.js";
 import { choice, element } from "../common/dom.js";
 import { bytes, share, some, weight } from "../common/format.js";
-import { heatmap } from "../common/heatmap.js";
+import { headTable } from "../common/head_table.js";
 import { doubts } from "../common/layers.js";
 import { cacheSize, generationLoss, lossCurve, lossOf, meanOf } from "./losses.js";
 
@@ -29,7 +29,7 @@ export class EvictionPolicy {
     this.sinks = slider("First keys kept", (n) => app.set({ cacheSinks: n }));
     const sources = { text: "this text", generation: "the generated text" };
     this.on = choice("Measured on", "policy-on", sources, (value) => app.set({ measuredOn: value }));
-    this.table = heatmap("Eviction loss of every head", (layer, head) =>
+    this.table = headTable("Eviction loss of every head", (layer, head) =>
       app.set({ layer, head, view: "map" }),
     );
     this.ramp = rampBar();

@@ -80,7 +80,7 @@ export function badge(evidence, words = evidence.certified ? "Certified" : "Not 
 }
 
 /**
- * Scrolls `box` until `part` is in sight. scrollIntoView would also change where Tab goes on from.
+ * Scrolls `box` until `part` is visible. scrollIntoView would also change where Tab goes on from.
  * @param {HTMLElement} part
  * @param {HTMLElement} box
  */

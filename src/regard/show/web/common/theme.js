@@ -18,7 +18,7 @@ export function theme() {
 }
 
 /**
- * Makes the switch. Whoever draws colours hears of a change as "regard-theme" on the window.
+ * Makes the switch. A change is announced as the event "regard-theme" on the window.
  * @param {HTMLButtonElement} button
  */
 export function makeTheme(button) {

@@ -2,7 +2,7 @@
 // A picture that stands on its own, for a file: the map as it is shown, under its name, over its colour bar.
 
 import { css } from "../common/colours.js";
-import { draw } from "./picture.js";
+import { draw } from "./heatmap.js";
 
 const TOP = 44;
 const BOTTOM = 52;

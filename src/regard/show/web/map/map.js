@@ -9,7 +9,7 @@ import { short, tokenAt } from "../common/tokens.js";
 import { MapCanvas } from "./canvas.js";
 import { exportMenu } from "./export.js";
 import { legend, marksOf, noteOf } from "./legend.js";
-import { NUMBERS } from "./picture.js";
+import { NUMBERS } from "./heatmap.js";
 import { Readout } from "./readout.js";
 import { cellsIn } from "./region.js";
 import { Thumbnails } from "./thumbnails.js";

@@ -1,7 +1,7 @@
 // @ts-check
 // Places on the large map: its sizes in the room that there is, the cell under a point, the cell beside one.
 
-import { STRIP, STRIP_GAP } from "./picture.js";
+import { STRIP, STRIP_GAP } from "./heatmap.js";
 
 /** @typedef {Pick<Layer, "rows" | "cols">} MapShape */
 /** @typedef {Pick<Scene, "width" | "height" | "gutter" | "pixel">} MapLayout */

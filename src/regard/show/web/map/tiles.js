@@ -127,7 +127,7 @@ export class TilePyramid {
   }
 
   /**
-   * Asks for tiles, nearest first, a few at once; lets go of questions that nobody waits for any more.
+   * Asks for tiles, nearest first, a few at once; aborts requests that are no longer needed.
    * @param {TilePlace[]} missing
    */
   ask(missing) {

@@ -1,5 +1,5 @@
 // @ts-check
-// What a cache that forgets would lose, from the arrays of a saved page. The same as eviction.py makes.
+// The eviction loss of every head, from the arrays of a saved page. It equals what eviction.py computes.
 
 /**
  * Sizes of a window worth trying on S keys: 4, 6, 8, 12, 16, 24 … below S.

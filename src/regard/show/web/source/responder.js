@@ -82,7 +82,7 @@ export class Responder {
 
 /**
  * What a long computation awaits again and again: every few milliseconds it lets messages in, and it throws once
- * nobody wants the answer any more.
+ * the answer is no longer needed.
  * @param {{ stopped: boolean }} task
  * @returns {Pause}
  */
@@ -91,7 +91,7 @@ function pauseOf(task) {
   return async () => {
     if (performance.now() - started < SLICE) return;
     await nextTask();
-    if (task.stopped) throw new Error("Nobody waits for this answer any more.");
+    if (task.stopped) throw new Error("This answer is no longer needed.");
     started = performance.now();
   };
 }

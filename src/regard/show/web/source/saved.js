@@ -11,7 +11,7 @@ import { namedLayer } from "./saved_weights.js";
 const KEPT = 96; // tiles
 
 /**
- * Takes the text of a block out of the page: nobody needs it twice.
+ * Takes the text of a block out of the page: it is needed once only.
  * @param {string} name
  */
 function takeBlock(name) {

@@ -6,7 +6,7 @@ import { chart } from "../common/chart.js";
 import { rampBar, select, slider } from "../common/controls.js";
 import { choice, element } from "../common/dom.js";
 import { count, score, share } from "../common/format.js";
-import { heatmap } from "../common/heatmap.js";
+import { headTable } from "../common/head_table.js";
 import { scoreAbout, scoreTitle } from "../common/score_words.js";
 import { chosenRunHead, highestHead, historyTop, lossChart, scoreChart, scoreNames } from "./curves.js";
 
@@ -44,7 +44,7 @@ class TimeView {
     this.title = element("p", { class: "lead", "aria-live": "polite" });
     this.about = element("p", { class: "note" });
     this.ramp = rampBar();
-    this.table = heatmap("Score of every head at this step", (layer, head) =>
+    this.table = headTable("Score of every head at this step", (layer, head) =>
       app.set({ chosenHead: `${layer}/${head}` }),
     );
     this.lines = chart(300);

@@ -1,4 +1,4 @@
-"""The attention between equal tokens: to earlier copies of a query's token, and to the tokens after them.
+"""Induction and duplicate scores: attention to what followed earlier copies of a token, and to the copies.
 
 Only pairs of equal tokens matter, so positions are sorted by token and cut into blocks that hold all pairs:
 at most T · n weights are computed for blocks of n, instead of T². This file knows tokens and maps.

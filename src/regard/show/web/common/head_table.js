@@ -7,10 +7,10 @@ import { ARROWS, element } from "./dom.js";
 
 const WRITTEN = 16; // heads a layer up to which the numbers are written in the cells
 
-/** @typedef {{ key: string, heads: number[] }} HeatmapLayer */
+/** @typedef {{ key: string, heads: number[] }} HeadTableLayer */
 
 /**
- * @typedef {object} HeatmapOptions
+ * @typedef {object} HeadTableOptions
  * @property {number} top the number at the end of the colours
  * @property {(y: number, x: number) => number | null | undefined} value
  * @property {(value: number) => string} say
@@ -26,7 +26,7 @@ const WRITTEN = 16; // heads a layer up to which the numbers are written in the 
  * @param {string} label
  * @param {(layer: string, head: number) => void} choose
  */
-export function heatmap(label, choose) {
+export function headTable(label, choose) {
   const table = element("div", { class: "heat", role: "grid", "aria-label": label });
   let shape = "";
   /** @type {HeatmapCell[][]} */
@@ -36,8 +36,8 @@ export function heatmap(label, choose) {
     for (const cell of cells.flat()) cell.button.tabIndex = cell.button === button ? 0 : -1;
   };
   /**
-   * @param {HeatmapLayer[]} layers
-   * @param {HeatmapOptions} options
+   * @param {HeadTableLayer[]} layers
+   * @param {HeadTableOptions} options
    */
   const fill = (layers, options) => {
     const wanted = JSON.stringify(layers.map((layer) => [layer.key, layer.heads]));
@@ -64,7 +64,7 @@ export function heatmap(label, choose) {
 /**
  * Fills a table with a row for each layer.
  * @param {HTMLElement} table
- * @param {HeatmapLayer[]} layers
+ * @param {HeadTableLayer[]} layers
  * @param {(layer: string, head: number) => void} choose
  */
 function build(table, layers, choose) {
@@ -91,7 +91,7 @@ function build(table, layers, choose) {
 /**
  * @param {HeatmapCell} cell
  * @param {number | null | undefined} value
- * @param {HeatmapOptions} options
+ * @param {HeadTableOptions} options
  */
 function paint({ button, layer, head }, value, { top, say, brief, chosen }) {
   const t = known(value) ? Math.min(1, Math.max(0, value / top)) : null;

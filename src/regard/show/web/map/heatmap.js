@@ -1,11 +1,11 @@
 // @ts-check
-// The large map as a drawing: tiles, sink, boundary, numbers, cursor, axes. It draws on whatever has a
+// Draws the heatmap of one head: tiles, sink, boundary, numbers, cursor, axes. It draws on whatever has a
 // canvas's methods, so that the screen, a PNG and an SVG all show the same.
 
 import { css, inkOn } from "../common/colours.js";
 import { settings } from "../common/settings.js";
 import { drawAxes } from "./axes.js";
-import { painted } from "./paint.js";
+import { painted } from "./tile_image.js";
 
 export const NUMBERS = 28; // pixels a cell from which its weight is written in it
 export const STRIP = 16; // pixels of a sink that stands apart, and
@@ -65,7 +65,7 @@ export function extent(camera) {
 }
 
 /**
- * What nobody may look at: thin slanted lines, unlike any weight.
+ * The pattern of hidden cells: thin slanted lines, unlike any weight.
  * @param {Drawing} context
  * @param {Scene} scene
  * @param {Size} shown
@@ -143,7 +143,7 @@ function fromThumb(context, camera, thumb, part, place) {
 }
 
 /**
- * The place of a sink that stands apart, so that nobody takes it for a column of zeros.
+ * The place of a sink that stands apart, so that it is not mistaken for a column of zeros.
  * @param {Drawing} context
  * @param {Scene} scene
  * @param {Sink} sink

@@ -5,7 +5,7 @@ import { contextOf } from "../common/dom.js";
 import { settings } from "../common/settings.js";
 
 /**
- * The tile as a canvas of one pixel a cell. Cells that nobody may see stay transparent.
+ * The tile as a canvas of one pixel a cell. Hidden cells stay transparent.
  * `restOf()`: for each row of cells the share of attention that is left when the sink is taken out, or null.
  * @param {PaintedTile} tile
  * @param {Look} look
