@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: help demo test chromium lint bench bench-gpu capture-table reference format clean
 
 help:
-	@echo "make demo       set up, look into the model in the box, write out/inspect.html and out/stages.png"
+	@echo "make demo       set up, look into the included model, write out/inspect.html and out/stages.png"
 	@echo "make test       set up, run every test"
 	@echo "make lint       ruff and mypy; prettier and tsc for the page"
 	@echo "make capture-table  capture against every model type of Transformers; writes docs/transformers.md"

@@ -149,7 +149,7 @@ def main() -> None:
         "padded prompts": PADDED,
         "new tokens": NEW,
     }
-    names = arguments.models or ["small", "smollm2", *(["default"] if loader.BOX.is_dir() else [])]
+    names = arguments.models or ["small", "smollm2", *(["default"] if loader.INCLUDED_MODEL.is_dir() else [])]
     for name in names:
         model = open_model(name)
         figures = {

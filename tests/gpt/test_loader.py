@@ -292,7 +292,7 @@ def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "expected a .gguf file, or the folder of the weights" in refused(tmp_path / "notes.txt")
     for name in (tmp_path / "nothing", "./nothing", "a/b/c", "nothing.gguf"):
         assert "and it is none of these" in refused(name)
-    monkeypatch.setattr(loader, "BOX", tmp_path)
+    monkeypatch.setattr(loader, "INCLUDED_MODEL", tmp_path)
     assert "expected the model of the package" in refused("default")
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
     assert "download it with `regard data smollm2`" in refused("smollm2")

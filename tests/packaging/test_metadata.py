@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 import regard
-from regard.gpt.loader import BOX
+from regard.gpt.loader import INCLUDED_MODEL
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -36,7 +36,7 @@ def test_ci_runs_every_python_that_is_supported() -> None:
 
 def test_the_licence_of_the_model_in_the_box_is_said_everywhere() -> None:
     assert PROJECT["license"] == "Apache-2.0 AND CC-BY-SA-4.0"
-    for path in (BOX / "README.md", ROOT / "NOTICE", ROOT / "README.md"):
+    for path in (INCLUDED_MODEL / "README.md", ROOT / "NOTICE", ROOT / "README.md"):
         assert "CC BY-SA 4.0" in path.read_text(encoding="utf-8"), path
 
 

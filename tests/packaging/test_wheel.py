@@ -132,7 +132,7 @@ def test_what_is_in_it(wheel: Path) -> None:
     packed = {name for name in names if ".dist-info/" not in name}
     assert packed == files, "the wheel holds the files of src and no others"
     box = {
-        f"regard/gpt/box/{name}"
+        f"regard/gpt/included_model/{name}"
         for name in ("model.safetensors", "tokenizer.json", "config.json", "README.md")
     }
     page = {str(path.relative_to(source)) for path in (source / "regard" / "show").rglob("*.js")}

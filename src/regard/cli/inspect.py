@@ -62,7 +62,7 @@ def inspect(
 ) -> None:
     """Show what every head of a model looks at, on a page in the browser or in one file.
 
-    Without arguments, the model in the box reads a built-in text. The page is served to this machine only,
+    Without arguments, the included model reads a built-in text. The page is served to this machine only,
     until Ctrl-C.
 
     \b

@@ -40,7 +40,7 @@ class Model:
 
     @classmethod
     def open(cls, name: str, *, to_generate: bool = False) -> Model:
-        """The model in the box, smollm2, a folder, a .gguf file or a name on the hub.
+        """The included model, smollm2, a folder, a .gguf file or a name on the hub.
 
         A model that `regard.gpt` does not know is opened with Transformers, unless it is `to_generate`.
         """
@@ -52,7 +52,7 @@ class Model:
             if to_generate or "model_type: expected one of" not in str(error):
                 raise
             return cls._open_with_transformers(name, error)
-        return cls.of(model, "The model in the box" if name == "default" else Path(name).name, _run_of(name))
+        return cls.of(model, "The included model" if name == "default" else Path(name).name, _run_of(name))
 
     @classmethod
     def of(cls, model: GPT, title: str, run: Path | None = None) -> Model:
@@ -228,8 +228,8 @@ def _telling_layers(model: nn.Module, tell: ReportProgress) -> Iterator[None]:
 
 
 def _run_of(name: str) -> Path | None:
-    from regard.gpt.loader import BOX
+    from regard.gpt.loader import INCLUDED_MODEL
     from regard.gpt.training.history import has_history
 
-    folder = BOX if name == "default" else Path(name)
+    folder = INCLUDED_MODEL if name == "default" else Path(name)
     return folder if has_history(folder) else None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-MODELS = "The model: default (the one in the box), smollm2, a folder, a .gguf file, or a name on the hub."
+MODELS = "The model: default (the included one), smollm2, a folder, a .gguf file, or a name on the hub."
 
 ModelName = Annotated[str, typer.Option("--model", metavar="NAME", help=MODELS)]
 Texts = Annotated[

