@@ -93,7 +93,7 @@ def map_case(
         "received": m.received,
         "diagonal(-1)": lambda: m.diagonal(-1),
         "mass(window(64))": lambda: m.mass(regard.window(64)),
-        "top(8)": lambda: m.topk(8),
+        "topk(8)": lambda: m.topk(8),
     }
     if device == "cuda" and T > 16384:  # the others run on tiles in PyTorch, which takes minutes
         methods = dict(list(methods.items())[:6])

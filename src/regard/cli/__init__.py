@@ -26,7 +26,7 @@ from regard.version import __version__
 
 EXAMPLES = """\b
 Examples:
-  regard inspect                      see what every head of a model looks at
+  regard inspect                      see what every head of a model attends to
   regard heads                        what every head does, in a table
   regard check file.py:MyAttention    is it right, and if not, what is wrong?
   regard stages                       walk through attention, stage by stage

@@ -1,4 +1,4 @@
-"""`regard inspect`: a page that shows what every head of a model looks at."""
+"""`regard inspect`: a page that shows what every head of a model attends to."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def inspect(
     ] = "127.0.0.1",
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:
-    """Show what every head of a model looks at, on a page in the browser or in one file.
+    """Show what every head of a model attends to, on a page in the browser or in one file.
 
     Without arguments, the included model reads a built-in text. The page is served to this machine only,
     until Ctrl-C.

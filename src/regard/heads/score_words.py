@@ -30,7 +30,9 @@ SCORE_WORDS = (
     ScoreWords("local", "local", "Attention on the last few tokens."),
     ScoreWords("eviction", "eviction", "Attention that is lost when a small cache evicts keys."),
     ScoreWords(
-        "normalised_entropy", "spread", "Entropy as a share of its maximum; uniform attention scores 1."
+        "normalised_entropy",
+        "norm. entropy",
+        "Entropy as a share of its maximum; uniform attention scores 1.",
     ),
     ScoreWords("entropy", "entropy", "Entropy of the attention, in nats."),
     ScoreWords("distance", "distance", "Mean number of tokens between the query and the keys it attends to."),

@@ -60,7 +60,7 @@ def rendered(table: HeadTable) -> Any:
         ("uniform", "right"),
         (how, "right"),
         ("no sink", "right"),
-        ("spread", "right"),
+        (title("normalised_entropy"), "right"),
     ):
         drawn.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
     before: tuple[int | str, int] | None = None
@@ -75,9 +75,11 @@ def rendered(table: HeadTable) -> Any:
         if before is not None and row.key != before[0]:
             drawn.add_row()
         before = group
-        spread = number(row.scores["normalised_entropy"].value) if "normalised_entropy" in row.scores else ""
+        normalised = (
+            number(row.scores["normalised_entropy"].value) if "normalised_entropy" in row.scores else ""
+        )
         if not row.labels:
-            drawn.add_row(*numbers, Text("–", style="dim"), *[""] * 5, spread)
+            drawn.add_row(*numbers, Text("–", style="dim"), *[""] * 5, normalised)
         for i, name in enumerate(row.labels):
             score, on_repeats = _best_score(row, name)
             label = words(name) + (f" on {row.sink_key}" if name == "sink" else "")
@@ -89,7 +91,7 @@ def rendered(table: HeadTable) -> Any:
                 number(score.null),
                 number(score.shuffled),
                 number(score.without_sink) if name != "sink" else "",
-                "" if i else spread,
+                "" if i else normalised,
             )
     return drawn
 
@@ -105,7 +107,7 @@ def caption(table: HeadTable) -> str:
         "uniform: score of uniform attention to the visible keys; 95%: interval over "
         + (f"{table.texts} texts" if table.texts > 1 else "blocks"),
         shuffled,
-        "no sink: rows renormalised without the sink; spread: normalised entropy, 0 to 1",
+        "no sink: rows renormalised without the sink; norm. entropy: entropy as a share of its maximum",
     ]
     if any(_best_score(row, name)[1] for row in table for name in row.labels):
         lines.append("*: on random tokens, repeated")
