@@ -60,7 +60,7 @@ def rendered(table: HeadTable) -> Any:
         ("uniform", "right"),
         (how, "right"),
         ("no sink", "right"),
-        (title("normalised_entropy"), "right"),
+        ("entropy", "right"),
     ):
         drawn.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
     before: tuple[int | str, int] | None = None
@@ -107,7 +107,7 @@ def caption(table: HeadTable) -> str:
         "uniform: score of uniform attention to the visible keys; 95%: interval over "
         + (f"{table.texts} texts" if table.texts > 1 else "blocks"),
         shuffled,
-        "no sink: rows renormalised without the sink; norm. entropy: entropy as a share of its maximum",
+        "no sink: rows renormalised without the sink; entropy: as a share of its maximum",
     ]
     if any(_best_score(row, name)[1] for row in table for name in row.labels):
         lines.append("*: on random tokens, repeated")
