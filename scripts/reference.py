@@ -89,7 +89,9 @@ def _has_star(parts: list[str]) -> bool:
 def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
     """A parameter whose annotation and default print as a reader would write them."""
     default, annotation = parameter.default, parameter.annotation
-    if isinstance(annotation, str):  # annotations are strings here, and would print with quotes
+    # Annotations are strings here, or forward references in a NamedTuple, and would print with quotes.
+    annotation = getattr(annotation, "__forward_arg__", annotation)
+    if isinstance(annotation, str):
         parameter = parameter.replace(annotation=_Printed(annotation))
     if (
         default is inspect.Parameter.empty
@@ -97,7 +99,8 @@ def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
         or isinstance(default, str | int | float | tuple)
     ):
         return parameter
-    return parameter.replace(default=_Printed(f"{default!r}" if len(f"{default!r}") < 40 else "…"))
+    shown = repr(default)
+    return parameter.replace(default=_Printed("…" if len(shown) > 40 or "<" in shown else shown))
 
 
 class _Printed:
@@ -200,7 +203,7 @@ def _commands() -> list[str]:
         for parameter in command.params:
             spelled = ", ".join(f"`{option}`" for option in parameter.opts) or f"`{parameter.name}`"
             if parameter.param_type_name == "argument":
-                spelled = f"`{(parameter.metavar or parameter.name or '').upper()}`"
+                spelled = f"`{parameter.metavar or (parameter.name or '').upper()}`".replace("|", "\\|")
             text = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
             lines.append(f"| {spelled} | {text} |")
     return lines[1:]

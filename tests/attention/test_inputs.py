@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import randn, zeros
@@ -230,3 +231,11 @@ def test_scores_are_computed_in_float32_at_least():
     halves = (torch.float16, torch.bfloat16, torch.float32)
     assert {working_dtype(dtype) for dtype in halves} == {torch.float32}
     assert working_dtype(torch.float64) == torch.float64
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    q = torch.randn(1, 2, 3, 4)
+    expected = regard.attend(q, q, q, scale=0.5, softcap=5.0)
+    assert torch.equal(regard.attend(q, q, q, scale=np.float32(0.5), softcap=np.int64(5)), expected)
+    with pytest.raises(ValueError, match="scale: expected a finite number"):
+        regard.attend(q, q, q, scale=True)

@@ -317,7 +317,7 @@ class TestCachedEqualsUncached:
         gradients = []
         for cached in (False, True):
             cache = make()
-            layer = make_layer("half", 4, 2, causal & cache.rule if cache.rule else causal)
+            layer = make_layer("half", 4, 2, causal & cache.rule if cache.rule is not None else causal)
             torch.manual_seed(7)
             for weight in layer.parameters():
                 torch.nn.init.normal_(weight)

@@ -392,3 +392,13 @@ def test_an_index_out_of_range_is_an_index_error(index: Any) -> None:
     q = torch.randn(1, 2, 6, 4)
     with pytest.raises(IndexError, match="index: expected"):
         regard.attention_map(q, q)[index]
+
+
+def test_a_tensors_method_is_answered_with_what_to_write() -> None:
+    q = torch.randn(1, 2, 4, 8)
+    m = regard.attention_map(q, q)
+    with pytest.raises(AttributeError, match=r"an AttentionMap has no 'mean': write \.to_dense\(\)\.mean"):
+        m.mean()
+    with pytest.raises(AttributeError, match=r"an AttentionMap has no 'nonsense'$"):
+        m.nonsense  # noqa: B018
+    assert not hasattr(m, "__len_hint__")

@@ -9,6 +9,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable
+from numbers import Real
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -18,10 +19,11 @@ PYTORCH_ARGUMENTS = {
     "attn_mask": "write mask=, which takes a boolean tensor, a float tensor or a mask such as regard.causal",
     "is_causal": "write mask=regard.causal, or mask=regard.causal.top_left to align it with the first key, "
     "as PyTorch does",
+    "causal": "write mask=regard.causal",
     "dropout_p": "write dropout=, or leave it out where nothing is dropped",
     "enable_gqa": "leave it out: query head h reads key/value head h // (H // G) wherever k has fewer heads",
 }
-"""Arguments that PyTorch's `scaled_dot_product_attention` has and Regard's has not: what to write instead."""
+"""Arguments of PyTorch's attention and of other libraries that Regard has not: what to write instead."""
 
 
 def check_whole_number(name: str, value: object, least: int = 1, most: int | None = None) -> int:
@@ -55,11 +57,17 @@ def _shorten(value: object) -> str:
     return shown if len(shown) <= 60 else shown[:60] + "…"
 
 
+def is_number(value: object) -> bool:
+    """Whether it is a real number, NumPy's included; booleans are not."""
+    return isinstance(value, Real) and not _is_boolean(value)
+
+
 def check_positive(name: str, value: object) -> float:
     """Return `value` as a float if it is a finite number above 0, or raise ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    number = float(value) if is_number(value) else math.nan  # type: ignore[arg-type]
+    if not 0 < number < math.inf:
         raise ValueError(f"{name}: expected a number above 0, got {value!r}")
-    return float(value)
+    return number
 
 
 def answer_pytorch_arguments(function: Callable[P, R]) -> Callable[P, R]:

@@ -74,21 +74,18 @@ def attend(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Fused attention of q (B, H, T, D) on k (B, G, S, D) and v (B, G, S, E), without the T×S matrix in
-    memory.
+    """Fused attention of q (B, H, T, D) on k (B, G, S, D) and v (B, G, S, E). It stores no T×S matrix.
 
     - `mask`: a mask such as `regard.causal`, or a tensor that broadcasts to (B, H, T, S): True is visible,
-    floats
-      are added to the scores. The last query is aligned with the last key.
+      floats are added to the scores. The last query is aligned with the last key.
     - `scale` multiplies the scores; D ** -0.5 if None.
     - `softcap` bounds the scores by softcap · tanh(score / softcap).
     - `sinks` (H,): one more logit for every head, which takes its share of the softmax and has no value.
     - `dropout`: the probability with which a weight is dropped.
     - `return_lse`: also return the row log-sum-exp (B, H, T): natural logarithm, float32 (float64 for
-    float64),
-      without gradient.
+      float64), without gradient.
     - `backend`: one of "auto", "torch", "triton", "tiled", "steps"; `regard.which_backend` tells what "auto"
-    uses.
+      uses.
 
     Returns the output (B, H, T, E), or the pair (output, lse). A query that sees no key has zeros and an lse
     of −inf; NaN in a key that no query sees does not reach the output.

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.arguments import is_number
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import as_mask
 
@@ -148,11 +149,11 @@ def _flatten_batch(mask: Mask | Tensor | None, lead: tuple[int, ...]) -> Mask | 
 def _check_numbers(
     shape: Shape, q: Tensor, scale: float | None, softcap: float | None, sinks: Tensor | None, dropout: float
 ) -> None:
-    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
+    if scale is not None and not (is_number(scale) and math.isfinite(scale)):
         raise ValueError(f"scale: expected a finite number or None for width ** -0.5, got {scale!r}")
-    if softcap is not None and not (isinstance(softcap, int | float) and 0 < softcap < math.inf):
+    if softcap is not None and not (is_number(softcap) and 0 < softcap < math.inf):
         raise ValueError(f"softcap: expected a number above 0, or None, got {softcap!r}")
-    if not (isinstance(dropout, int | float) and 0 <= dropout <= 1):
+    if not (is_number(dropout) and 0 <= dropout <= 1):
         raise ValueError(f"dropout: expected a probability from 0 to 1, got {dropout!r}")
     if sinks is not None:
         if not isinstance(sinks, Tensor) or not sinks.dtype.is_floating_point:

@@ -41,15 +41,18 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(check.check)
-app.command()(data.data)
-app.command("explain-mistake")(explain_mistake.explain_mistake)
-app.command()(generate.generate)
-app.command()(heads.heads)
-app.command()(inspect.inspect)
-app.command()(stages.stages)
-app.command()(survey.survey)
-app.command()(train.train)
+# The short help is the line of a command in `regard --help`, which would cut a longer one.
+app.command(short_help="Say whether an attention is right, or what is wrong.")(check.check)
+app.command(short_help="Fetch a text or a model from the package index.")(data.data)
+app.command("explain-mistake", short_help="Explain one mistake, with an example that runs.")(
+    explain_mistake.explain_mistake
+)
+app.command(short_help="Continue a text with a small GPT.")(generate.generate)
+app.command(short_help="List what every head of a model does.")(heads.heads)
+app.command(short_help="Show what every head of a model attends to.")(inspect.inspect)
+app.command(short_help="Show the stages of attention, with numbers.")(stages.stages)
+app.command(short_help="Score every head over a whole corpus.")(survey.survey)
+app.command(short_help="Train a small GPT on a text.")(train.train)
 
 
 def _version(asked: bool) -> None:

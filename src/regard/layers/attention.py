@@ -26,8 +26,8 @@ class Attention(nn.Module):
 
     - `d_model`: the width of the input and the output; `num_heads`: the number of query heads.
     - `num_kv_heads`: key/value heads, each read by `num_heads // num_kv_heads` query heads; `num_heads` if
-    None.
-      `head_dim`: the width of a head; `d_model // num_heads` if None.
+      None.
+    - `head_dim`: the width of a head; `d_model // num_heads` if None.
     - `qkv_bias`, `out_bias`: biases of the two projections (GPT-2 has both, Qwen2 the first, Llama neither).
     - `qk_norm`: RMSNorm of each query and key over its head's width (Qwen3), with `norm_eps`.
     - `rotary`: a `Rotary`, which many layers may share. For ALiBi write `mask=causal & alibi(num_heads)`.
@@ -109,12 +109,10 @@ class Attention(nn.Module):
 
         - `mask` restricts the layer's own mask, or adds to the scores.
         - `cache` holds the keys and values of earlier calls, which x and `mask` continue. A mask then covers
-        every
-          token so far, evicted ones too. An empty context adds nothing to the cache and attends to what it
-          holds.
+          every token so far, evicted ones too. An empty context adds nothing to the cache and attends to what
+          it holds.
         - `positions`, (T,) or (B, T), are for rotary only. By default tokens count on from the cache's
-        length, and
-          the last query is aligned with the last key.
+          length, and the last query is aligned with the last key.
         """
         self._check("x", x)
         if cache is not None and not isinstance(cache, KVCache):

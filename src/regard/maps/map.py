@@ -295,6 +295,11 @@ class AttentionMap(MapData):
             q=q, k=k, lse=lse, sinks=sinks, precise=self.precise.to(q.device) if exact else None
         )
 
+    def __getattr__(self, name: str) -> Any:
+        """Only for names that a map does not have: say what a tensor's methods need."""
+        hint = f": write .to_dense().{name}" if hasattr(Tensor, name) and not name.startswith("_") else ""
+        raise AttributeError(f"an AttentionMap has no {name!r}{hint}")
+
     def cpu(self) -> AttentionMap:
         """The map on the CPU."""
         return self.to("cpu")

@@ -51,7 +51,9 @@ def log_tiles(m: MapData, mask: Mask | None = None) -> Iterator[LogTile]:
     B, H, T, S = m.matrix
     if 0 in (B, H, T, S):
         return
-    problem = AttentionProblem(m.q, m.k, m.k[..., :0], mask or m.mask, m.scale, m.softcap, None, 0.0)
+    problem = AttentionProblem(
+        m.q, m.k, m.k[..., :0], m.mask if mask is None else mask, m.scale, m.softcap, None, 0.0
+    )
     for batch, heads, _, part in parts(problem, m.dtype):
         lse = finite_lse(m.lse[batch, heads, :, None])
         if m.softcap is None:  # put −lse into the product

@@ -197,10 +197,10 @@ def capture(
 ) -> CaptureBlock | Capture:
     """Record the attention of a model while it runs: in a `with` block, or by running the model once.
 
-        with regard.capture(model) as seen:                           # a block: run the model as you like
-            model(**inputs)                                           # or model.generate(…)
-        seen = regard.capture(model, inputs={"input_ids": ids})       # a call: runs the model once, no
-        gradients seen = regard.capture(model, text="The cat sat", tokenizer=tokenizer)
+        with regard.capture(model) as seen:  # a block: run the model as you like
+            model(**inputs)
+        seen = regard.capture(model, inputs={"input_ids": ids})  # a call: runs it once, without gradients
+        seen = regard.capture(model, text="The cat sat", tokenizer=tokenizer)
 
     `seen` is a `Capture`: `seen[layer]` is an `AttentionMap`, `seen[layer, head]` that of one head, and
     `seen.certificate` the evidence that they are what the model used. The model computes as it does without
@@ -214,7 +214,8 @@ def capture(
     - `heads`: the numbers of the heads to capture.
     - `values`: whether to store the values too; the page needs them to show each step up to the output.
     - `dtype`: the dtype to store queries and keys in, such as torch.bfloat16.
-    - `store`: "maps", or "statistics" for overviews and row statistics only, which are smaller.
+    - `store`: "maps", or "statistics" for overviews and row statistics only, which are smaller for long
+      texts; weights can then not be looked at.
     - `folder`: a folder that each layer is written to as soon as it has run.
     - `budget`: the memory to use, such as "4GiB"; further layers go to a temporary folder.
     - `adapters`: `{module name: adapter}` for attention that is not recognised; see `docs/capture.md`.

@@ -356,3 +356,18 @@ def test_extremes_of_many_stretches_and_of_few(data, S, pairs):
         part = values[:, a : b + 1] if b >= a else torch.zeros(2, 1, dtype=torch.int64)
         assert torch.equal(least[:, n], part.amin(-1))
         assert torch.equal(most[:, n], part.amax(-1))
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda: causal and window(2),
+        lambda: causal or window(2),
+        lambda: not causal,
+        lambda: bool(causal & full),
+    ],
+)
+def test_and_or_and_not_are_refused(join):
+    """They would choose one of two masks and silently drop the other."""
+    with pytest.raises(TypeError, match=r"join masks with & and \|"):
+        join()

@@ -154,6 +154,10 @@ class Mask:
         """`~mask`: a key is visible if the mask hides it."""
         return Not(self)
 
+    def __bool__(self) -> bool:
+        """Refused: `and`, `or` and `not` would choose one of two masks and drop the other."""
+        raise TypeError("a mask is neither true nor false: join masks with & and |, and write ~ for not")
+
     # What a subclass implements.
 
     def allowed(self, at: Grid) -> Tensor:

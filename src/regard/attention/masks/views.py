@@ -137,8 +137,7 @@ class Keys(MaskView):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CachedKeysMask(MaskView):
-    """Another mask over the keys that a cache holds, after it evicted `gap` keys that followed the `first`
-    ones.
+    """Another mask over the keys of a cache that evicted the `gap` keys after the `first` ones.
 
     The mask inside uses absolute positions. Once a cache evicts keys, the index of a key in the cache is no
     longer its position.

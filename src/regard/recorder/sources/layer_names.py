@@ -47,8 +47,7 @@ def number_in(name: str, default: int) -> int:
 
 @functools.cache
 def called_names(kind: Any) -> frozenset[str]:
-    """Return the names in the code of a class's methods, and in the functions of its own files that they
-    call.
+    """Return the names in the code of a class's methods, and of the functions of its files that they call.
 
     What the base classes of torch and Transformers do for every model is left out. The operator @ counts as
     the name "matmul".

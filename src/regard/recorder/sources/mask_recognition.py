@@ -108,7 +108,8 @@ def as_rule(mask: Tensor, T: int | None = None) -> Mask:
     # Some models mask with the lowest finite number instead of −inf.
     masked = masked_entries(mask)
     allowed = _narrow(~masked)
-    rule = _named_mask(allowed) or TensorMask(allowed)
+    named = _named_mask(allowed)
+    rule = TensorMask(allowed) if named is None else named
     if mask.dtype == torch.bool or bool((masked | (mask == 0)).all()):
         return rule
     bias = _by_distance(mask, masked) if mask.shape[2] > 1 or T == 1 else None

@@ -30,8 +30,9 @@ def pool_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Mass and peak of the bins of a block. A block holds ROW_BINS × COL_BINS bins, or a bin is PARTS blocks
-    wide.
+    """Mass and peak of the bins of a block.
+
+    A block holds ROW_BINS × COL_BINS bins, or a bin is PARTS blocks wide.
 
     row_index and col_index hold the query and key in each place of a block, −1 for a gap; without them place
     n holds index n.
