@@ -145,6 +145,37 @@ def test_safetensors_files_are_opened_in_one_place() -> None:
     assert opening == [SOURCE / "safetensor_files.py"]
 
 
+def files_that_mention(names: set[str]) -> list[str]:
+    """The files whose code, not whose text, has one of these names."""
+    return [
+        str(path.relative_to(SOURCE))
+        for path, tree in TREES.items()
+        if any(
+            getattr(node, "id", getattr(node, "attr", getattr(node, "name", ""))) in names
+            for node in ast.walk(tree)
+        )
+    ]
+
+
+def test_there_is_one_lru_cache() -> None:
+    assert files_that_mention({"OrderedDict", "popitem", "move_to_end", "lru_cache"}) == ["lru.py"]
+
+
+def test_one_file_intercepts_scaled_dot_product_attention() -> None:
+    """Two mechanisms would wrap each other, and the outermost would win."""
+    modes = files_that_mention({"TorchFunctionMode"})  # the checker observes the code that it runs by one
+    assert modes == ["checker/subject/subject.py", "recorder/sources/sdpa.py"]
+    replaced = [
+        str(path.relative_to(SOURCE))
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith((".replace", "override_attribute", "setattr"))
+        and "scaled_dot_product_attention" in ast.unparse(node)
+    ]
+    assert set(replaced) <= {"recorder/sources/sdpa.py"}
+
+
 def test_every_part_has_a_floor() -> None:
     assert {part(path) for path in FILES} == FLOORS.keys()
 
