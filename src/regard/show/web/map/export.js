@@ -1,5 +1,5 @@
 // @ts-check
-// What is shown, as files: PNG, SVG and PDF of the picture, CSV and NPY of its numbers.
+// What is shown, as files: PNG and SVG of the picture, CSV and NPY of its numbers.
 
 import { contextOf, element } from "../common/dom.js";
 import { tokenAt, visible } from "../common/tokens.js";
@@ -7,9 +7,8 @@ import { drawFigure, figureSize } from "./figure.js";
 import { SvgContext } from "./svg.js";
 
 /** @typedef {{ scene: Scene, words: FigureWords, name: string }} Shown what there is to export */
-/** @typedef {string | Uint8Array<ArrayBuffer>} PdfPart */
 
-const SHARP = 3; // pixels of a PNG or PDF for one of the page
+const SHARP = 3; // pixels of a PNG for one of the page
 
 /**
  * A button with a menu. `shown()` gives {scene, words, name}; `numbers()` a promise of
@@ -23,7 +22,6 @@ export function exportMenu(app, shown, numbers) {
   const kinds = {
     PNG: ["bitmap", async () => png(shown())],
     SVG: ["vectors", async () => svg(shown())],
-    PDF: ["bitmap", async () => pdf(shown())],
     CSV: ["numbers in view", async () => csv(await numbers())],
     NPY: ["numbers in view", async () => npy(await numbers())],
   };
@@ -94,71 +92,6 @@ function svg({ scene, words }) {
   const context = new SvgContext(width, height);
   drawFigure(context, scene, words);
   return new Blob([context.toString()], { type: "image/svg+xml" });
-}
-
-/**
- * One page, as large as the picture, with the picture on it.
- * @param {Shown} what
- */
-async function pdf(what) {
-  const canvas = rendered(what);
-  const { width, height } = canvas;
-  const pixels = contextOf(canvas).getImageData(0, 0, width, height).data;
-  const rgb = new Uint8Array(width * height * 3);
-  for (let from = 0, to = 0; from < pixels.length; from += 4) {
-    rgb[to++] = pixels[from];
-    rgb[to++] = pixels[from + 1];
-    rgb[to++] = pixels[from + 2];
-  }
-  const image = new Uint8Array(
-    await new Response(new Blob([rgb]).stream().pipeThrough(new CompressionStream("deflate"))).arrayBuffer(),
-  );
-  const [w, h] = [(width / SHARP) * 0.75, (height / SHARP) * 0.75]; // points
-  const content = `q ${w} 0 0 ${h} 0 0 cm /Map Do Q`;
-  const objects = [
-    ["<< /Type /Catalog /Pages 2 0 R >>"],
-    ["<< /Type /Pages /Kids [3 0 R] /Count 1 >>"],
-    [
-      `<< /Type /Page /Parent 2 0 R /MediaBox [0 0 ${w} ${h}] /Contents 4 0 R `,
-      "/Resources << /XObject << /Map 5 0 R >> >> >>",
-    ],
-    [`<< /Length ${content.length} >>\nstream\n${content}\nendstream`],
-    [
-      `<< /Type /XObject /Subtype /Image /Width ${width} /Height ${height} /ColorSpace /DeviceRGB `,
-      `/BitsPerComponent 8 /Filter /FlateDecode /Length ${image.length} >>\nstream\n`,
-      image,
-      "\nendstream",
-    ],
-  ];
-  return assembled(objects);
-}
-
-/**
- * PDF objects, numbered from 1, with the table of where each begins.
- * @param {PdfPart[][]} objects
- */
-function assembled(objects) {
-  /** @type {PdfPart[]} */
-  const parts = ["%PDF-1.4\n"];
-  /** @type {number[]} */
-  const starts = [];
-  let at = parts[0].length;
-  /** @param {PdfPart} part */
-  const put = (part) => {
-    parts.push(part);
-    at += part.length;
-  };
-  objects.forEach((pieces, number) => {
-    starts.push(at);
-    put(`${number + 1} 0 obj\n`);
-    pieces.forEach(put);
-    put("\nendobj\n");
-  });
-  const table = starts.map((start) => `${String(start).padStart(10, "0")} 00000 n \n`).join("");
-  const size = objects.length + 1;
-  const trailer = `trailer\n<< /Size ${size} /Root 1 0 R >>\nstartxref\n${at}\n%%EOF\n`;
-  const end = `xref\n0 ${size}\n0000000000 65535 f \n${table}${trailer}`;
-  return new Blob([...parts, end], { type: "application/pdf" });
 }
 
 /**
