@@ -147,7 +147,8 @@ def as_bias(bias: Tensor) -> Mask:
         return full
     if bias.shape[2] == 1:
         return TensorMask(bias)
-    return _by_distance(bias, torch.zeros_like(bias, dtype=torch.bool)) or TensorMask(bias)
+    by_distance = _by_distance(bias, torch.zeros_like(bias, dtype=torch.bool))
+    return TensorMask(bias) if by_distance is None else by_distance
 
 
 def _named_mask(allowed: Tensor) -> Mask | None:
