@@ -29,9 +29,7 @@ def test_whatever_a_map_gives_errs_at_most_twice_as_much_as_eager_attention(
         magnitude = 1e6  # q and k have to be finite
     torch.manual_seed(seed)
     found = ratios(kind, option, magnitude, dtype, T, 60, D)
-    # A diagonal is a few dot products, which round in another order than eager attention's matrix product.
-    most = {name: 3 if name == "diagonal" else 2 for name in found}
-    assert all(ratio <= most[name] for name, ratio in found.items()), found
+    assert max(found.values()) <= 2, found
 
 
 @pytest.mark.parametrize("magnitude", [10.0, 1e3, 1e6])
