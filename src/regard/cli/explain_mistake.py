@@ -44,8 +44,7 @@ def explain_mistake(
             )
         )
     console.print("\nAn example that runs (regard explain-mistake NAME --code prints it alone):\n")
-    program = Syntax(example_program(entry), "python", background_color="default")
-    lines = example_program(entry).splitlines()
+    program = example_program(entry)
     # Code is not wrapped: where the terminal is too narrow, or the output is a file, it takes its own width.
-    wide = Console(highlight=False, width=max(console.width, 4 + max(map(len, lines))))
-    wide.print(Padding(program, (0, 0, 0, 2)))
+    wide = Console(highlight=False, width=max(console.width, 4 + max(map(len, program.splitlines()))))
+    wide.print(Padding(Syntax(program, "python", background_color="default"), (0, 0, 0, 2)))
