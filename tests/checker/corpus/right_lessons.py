@@ -226,7 +226,9 @@ class PaddingIsTrue(nn.Module):
 
     def forward(self, x, padding_mask=None):
         B, T, C = x.shape
-        q, k, v = (p(x).view(B, T, self.n_heads, -1).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(x).view(B, T, self.n_heads, -1).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         scores = q @ k.mT / (C // self.n_heads) ** 0.5
         if padding_mask is not None:
             scores = scores.masked_fill(padding_mask[:, None, None], float("-inf"))
@@ -411,7 +413,9 @@ ENTRIES = [
     Entry("a layer behind nn.MultiheadAttention", ProjectsAgain),
     Entry("nn.MultiheadAttention in a module", WrapsTorch),
     Entry("nn.MultiheadAttention", nn.MultiheadAttention(48, 4, batch_first=True)),
-    Entry("nn.MultiheadAttention as a class", nn.MultiheadAttention, {"init": {"embed_dim": 48, "num_heads": 4}}),
+    Entry(
+        "nn.MultiheadAttention as a class", nn.MultiheadAttention, {"init": {"embed_dim": 48, "num_heads": 4}}
+    ),
     Entry("kdim and vdim", nn.MultiheadAttention(48, 4, kdim=20, vdim=20, batch_first=True)),
     Entry("kdim unlike vdim", nn.MultiheadAttention(48, 4, kdim=20, vdim=24, batch_first=True)),
     Entry("lazy layers", Lazy),
