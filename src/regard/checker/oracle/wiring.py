@@ -62,9 +62,7 @@ class Wiring:
         )
         return _split(q, self.heads, view), _split(k, self.groups, view), _split(v, self.groups, view)
 
-    def position(
-        self, q: Tensor, k: Tensor, v: Tensor, rotated: str = "qk"
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def position(self, q: Tensor, k: Tensor, v: Tensor, rotated: str = "qk") -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, normalised and rotated as the module does it.
 
         `rotated` names those that are rotated; another choice than queries and keys is a mistake.
