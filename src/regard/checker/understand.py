@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.cases import Cases
-from regard.checker.errors import CheckError
 from regard.checker.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
+from regard.checker.subject.forms import forms
 from regard.checker.subject.projections import find_wirings
-from regard.checker.subject.subject import Reply, Subject, apply_rotary
+from regard.checker.subject.subject import SEQUENCES, Reply, Subject, apply_rotary
 
 
 @dataclass
@@ -65,7 +65,7 @@ def understand(
         always: fields of every question: a window, a soft cap, a causal flag.
     """
     declared = causal if causal is not None else declared_causality(subject)
-    if subject.layout in ("BTC", "TBC"):
+    if subject.layout in SEQUENCES:
         return _understand_sequences(subject, causal, declared, heads, scale, always)
     return _understand_heads(subject, causal, declared, scale, always)
 
@@ -146,28 +146,49 @@ def _understand_sequences(
         hypotheses = [True]
     wirings = _wirings(subject, heads, scale)
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
-    width, context_width = _widths(subject, wirings)
-    # A length that it takes; or, failing that, one sequence without a batch.
-    reply, dtype, cases = Reply(None, CheckError("not run")), torch.float64, Cases(subject)
-    for limit in (max_length(subject), 5, 4, 3, 2):
-        cases = Cases(subject, width, context_width, limit, always)
+    # A form in which it is right, or at least runs.
+    understandings: list[Understanding] = []
+    for form in forms(subject):
+        cases, reply, dtype = _first_run(form, wirings, always)
+        meant = _with_rotations(form, intents)
+        right = _find_right_intent(reply, cases.plain(), meant)
+        assumptions = [f"inputs {SEQUENCES[form.layout]}, C = {cases.width}"]
+        understandings.append(Understanding(form, cases, meant, right, dtype, reply, assumptions, declared))
+        if right is not None or (reply.error is None and form.tables is None):
+            break
+    best = max(understandings, key=lambda u: (u.right_intent is not None, u.first.error is None))
+    batched = understandings[0].first
+    if best.subject.layout == "TC" and batched.used_dot_t:
+        best.fails_on_batch = best.right_intent is not None
+        return best if best.fails_on_batch else understandings[0]
+    return best
+
+
+def _first_run(
+    subject: Subject, wirings: list[Wiring], always: dict[str, Any]
+) -> tuple[Cases, Reply, torch.dtype]:
+    """Run the code at a length that it takes."""
+    width, context_width, value_width = _widths(subject, wirings)
+    failed: tuple[Cases, Reply, torch.dtype] | None = None
+    for limit in (max_length(subject), None, 5, 4, 3, 2):
+        cases = Cases(subject, width, context_width, limit, always, value_width)
         reply, dtype = _run(subject, cases.plain())
         if reply.error is None:
-            break
-    else:
-        batched = Cases(subject, width, context_width, None, always)
-        reply, dtype = _run(subject, batched.plain())
-        cases = batched
-        single = subject.replaced(layout="TC")
-        if subject.layout == "BTC" and not reply.used_dot_t:
-            alone, dtype_alone = _run(single, Cases(single, width, context_width, None, always).plain())
-            if alone.error is None:
-                subject, reply, dtype = single, alone, dtype_alone
-                cases = Cases(single, width, context_width, None, always)
-    right = _find_right_intent(reply, cases.plain(), intents)
-    shapes = {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)"}[subject.layout]
-    assumptions = [f"inputs {shapes}, C = {width}"]
-    return Understanding(subject, cases, intents, right, dtype, reply, assumptions, declared)
+            return cases, reply, dtype
+        failed = failed or (cases, reply, dtype)
+    assert failed is not None
+    return failed
+
+
+def _with_rotations(subject: Subject, intents: list[Intent]) -> list[Intent]:
+    """Return the interpretations with the rotations that the subject's tables may mean."""
+    if subject.tables is None:
+        return intents
+    return [
+        replace(intent, wiring=replace(intent.wiring, rotate=rotation))
+        for rotation in subject.tables.rotations()
+        for intent in intents
+    ]
 
 
 def _run(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
@@ -251,22 +272,30 @@ def _declared_options(subject: Subject, always: dict[str, Any]) -> dict[str, Any
     return declared
 
 
-def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int]:
-    """Return the widths of the queries' and the keys' inputs."""
+def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int, int]:
+    """Return the widths of the inputs of queries, keys and values."""
     for wiring in wirings:
-        if wiring.query is not None and wiring.key is not None:
-            return wiring.query.weight.shape[0], wiring.key.weight.shape[0]
-    module = subject.module
+        if wiring.query is not None and wiring.key is not None and wiring.value is not None:
+            layers = (wiring.query, wiring.key, wiring.value)
+            widths = [layer.weight.shape[0] for layer in layers]
+            return widths[0], widths[1], widths[2]
+    width = _width(subject.module)
+    return width, width, width
+
+
+def _width(module: nn.Module | None) -> int:
+    """Return the width of a module's input, judging by an attribute or by its first layer."""
     if module is None:
-        return 40, 40
-    for value in [
-        v for name, v in vars(module).items() if vocabulary.size(name) == "width" and isinstance(v, int)
-    ]:
-        return value, value
+        return 40
+    for name, value in vars(module).items():
+        if vocabulary.size(name) == "width" and isinstance(value, int):
+            return value
     for part in module.modules():
         if isinstance(part, nn.Linear):
-            return part.in_features, part.in_features
-    return 48, 48
+            return part.in_features
+        if isinstance(part, nn.Conv1d | nn.Conv2d):
+            return part.in_channels
+    return 48
 
 
 def declared_causality(subject: Subject) -> bool | None:

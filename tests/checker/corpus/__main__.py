@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from regard.checker import CheckError, check
+from regard.checker import check
 from regard.checker.report import Report
 from tests.checker.corpus import Entry, entries
 
@@ -21,8 +21,8 @@ def verdict(entry: Entry) -> tuple[str, str, float]:
     """Return the verdict on an entry, its reason, and the seconds that it took."""
     try:
         report = check(entry.thing, **entry.options)
-    except CheckError as error:
-        return "not run", str(error), 0.0
+    except Exception as error:
+        return "not run", f"{type(error).__name__}: {error}", 0.0
     return report.verdict, reason(report), report.seconds
 
 

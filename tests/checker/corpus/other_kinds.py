@@ -1,4 +1,4 @@
-"""What is not softmax attention, or more than one attention: nothing is decided, and the sentence says why."""
+"""What is not softmax attention, or more than one: nothing is decided, and the sentence says why."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Functions of queries, keys and values: in two to four dimensions, with masks, biases and caps of their own."""
+"""Functions of queries, keys and values, in two to four dimensions, with masks and biases of their own."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Decoders in the style of published language models: rotary positions, grouped heads, caps, sinks, slopes."""
+"""Decoders in the style of published models: rotary positions, grouped heads, caps, sinks, slopes."""
 
 import math
 from dataclasses import dataclass

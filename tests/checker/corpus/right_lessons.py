@@ -10,7 +10,7 @@ from tests.checker.corpus import Entry
 
 
 class ValuesKeysQuery(nn.Module):
-    """Inputs in the order values, keys, query; heads split before the projection of each head is not shared."""
+    """Inputs in the order values, keys, query, and a mask that must be given."""
 
     def __init__(self, embed_size, heads):
         super().__init__()

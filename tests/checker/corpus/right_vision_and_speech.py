@@ -1,4 +1,4 @@
-"""Vision, diffusion and speech: patches, channels first, windows, latents, and encoders with their parts apart."""
+"""Vision, diffusion and speech: patches, channels first, windows, latents, encoders in two parts."""
 
 import math
 
@@ -113,7 +113,7 @@ class ImagesLast(nn.Module):
         self.qkv, self.proj = nn.Linear(dim, dim * 3), nn.Linear(dim, dim)
 
     def forward(self, x):
-        B, H, W, C = x.shape
+        B, H, W, _ = x.shape
         qkv = self.qkv(x).reshape(B, H * W, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.reshape(3, B * self.num_heads, H * W, -1).unbind(0)
         attn = ((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1)

@@ -14,7 +14,7 @@ from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.session import CheckSession
-from regard.checker.subject.subject import MaskForm, Reply
+from regard.checker.subject.subject import SEQUENCES, MaskForm, Reply
 
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
 
@@ -85,7 +85,7 @@ def _observe(session: CheckSession) -> list[Observation]:
         optional.append(cases.plain("grouped heads", G=2, seed=8))
     if not single_length:
         optional.append(cases.plain("cross-attention", T=4, S=7, seed=9))
-    if subject.inputs == "qkv" and subject.layout not in ("BTC", "TBC"):
+    if subject.inputs == "qkv" and subject.layout not in SEQUENCES:
         optional.append(cases.plain("value width", E=13, seed=10))
     for question in questions + optional:
         reply = subject.run(question.to(session.dtype))
@@ -107,6 +107,8 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
         forms = _mask_forms(session)
         replies = [(form, subject.replaced(mask_form=form).run(question.to(session.dtype))) for form in forms]
         ran = [(form, reply) for form, reply in replies if reply.answer is not None]
+        if not ran and (observation := _observe_token_mask(session)) is not None:
+            return [observation]
         if not ran:
             session.add_failure(
                 "mask",
@@ -128,6 +130,24 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
         else:
             session.add_skip("padding", f"it does not take a mask of (B, 1, T, S): {reply.error_line}")
     return masked
+
+
+def _observe_token_mask(session: CheckSession) -> Observation | None:
+    """Run the subject with a mask (B, S) of tokens, in the convention in which it is right if there is one."""
+    subject, question = session.subject, with_explicit_mask(session, session.cases.padded(seed=12))
+    stated = session.options.get("true_means")
+    best: tuple[float, MaskForm, Observation] | None = None
+    for form in [MaskForm(kind, 1) for kind in ([stated] if stated else ["look", "zero-one"])]:
+        reply = subject.replaced(mask_form=form).run(question.to(session.dtype))
+        if reply.answer is not None:
+            observation = Observation(question, reply.answer)
+            error = _error(session, observation)
+            best = (error, form, observation) if best is None or error < best[0] else best
+    if best is None:
+        return None
+    subject.mask_form = best[1]
+    session.understanding.assumptions.append(f"{subject.arguments['mask']}: {best[1]}")
+    return best[2]
 
 
 def with_explicit_mask(session: CheckSession, question: Question) -> Question:

@@ -5,6 +5,7 @@ This file knows how code is called. `subject` calls it, `construct` constructs i
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -77,13 +78,32 @@ def _of_class(cls: type, init: dict[str, Any], true_means: str | None) -> Subjec
     return _of_module(module, cls, init, true_means)
 
 
+def _materialise(module: nn.Module) -> nn.Module:
+    """Give lazy layers their width: run the module once, on inputs of the guessed width."""
+    lazy = any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters())
+    if not lazy:
+        return module
+    positional, _, _, extra = _read_signature(module, type(module).__name__, {})[:4]
+    module = copy.deepcopy(module)
+    inputs = {name: torch.zeros(2, 3, SIZES["width"]) for name in positional}
+    try:
+        with torch.no_grad():
+            module(**inputs, **extra)
+    except Exception as error:
+        raise CheckError(
+            f"{type(module).__name__} has lazy layers and could not be run on x (2, 3, {SIZES['width']}): "
+            f"{type(error).__name__}: {error}; run it once on your own inputs, then pass the instance"
+        ) from error
+    return module
+
+
 def _of_module(
     module: nn.Module, cls: type[nn.Module] | None, init: dict[str, Any], true_means: str | None
 ) -> Subject:
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.Linear | nn.Embedding):
         raise CheckError(f"{type(module).__name__} is not an attention: pass the part of the model that is")
     name = type(module).__name__
-    own, lists = _own_copy(module)
+    own, lists = _own_copy(_materialise(module))
     positional, inputs, arguments, extra = _read_signature(module, name, {})
     bare = not any(True for _ in own.parameters())
     if inputs == "qkv" and bare:
@@ -93,6 +113,8 @@ def _of_module(
     subject = Subject(
         name, own, own, cls, init, arguments, positional, inputs, layout, extra=extra, plain_lists=lists
     )
+    subject.by_name = _needs_names(module, positional)
+    subject.head_width = _declared_head_width(own) if layout == "BHTD" else None
     return _with_conventions(subject, true_means)
 
 
@@ -108,7 +130,42 @@ def _of_function(
     if "heads" in arguments and arguments["heads"] not in extra:
         extra[arguments["heads"]] = SIZES["heads"]
     subject = Subject(name, function, None, None, init, arguments, positional, inputs, layout, extra=extra)
+    subject.by_name, subject.arrays = _needs_names(function, positional), _is_numpy(function)
     return _with_conventions(subject, true_means)
+
+
+def _needs_names(target: Callable[..., Any], positional: list[str]) -> bool:
+    """Return whether the tensors must be passed by name: they are not the first arguments, in this order."""
+    parameters = arguments_of(target)
+    keyword_only = any(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in positional)
+    return keyword_only or list(parameters)[: len(positional)] != positional
+
+
+def _is_numpy(function: Callable[..., Any]) -> bool:
+    """Return whether a function computes with NumPy and not with PyTorch, judging by the modules it names."""
+    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    modules = (
+        {getattr(names.get(name), "__name__", "").partition(".")[0] for name in code.co_names}
+        if code
+        else set()
+    )
+    return "numpy" in modules and "torch" not in modules
+
+
+def _declared_head_width(module: nn.Module) -> int | None:
+    """Return the width of a head that a module without weights was made for, if an attribute says it."""
+    for name, value in vars(module).items():
+        meaning = vocabulary.size(name)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = float(value)
+        if type(value) not in (int, float) or value <= 0:
+            continue
+        width = {"head_width": value, "temperature": value**2}.get(meaning or "")
+        if vocabulary.argument(name) == "scale":
+            width = value**2 if value > 1 else value**-2
+        if width is not None and abs(width - round(width)) < 1e-6 * width and 1 < round(width) <= 1024:
+            return round(width)
+    return None
 
 
 def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
@@ -172,9 +229,11 @@ def _read_signature(
             continue
         if meaning is not None and meaning not in ("query", "key", "value", "x"):
             arguments.setdefault(meaning, key)
-        if key in required and meaning in _NEUTRAL:
+        if meaning == "dropout" and parameters[key].default is None:
+            extra[key] = None  # a module, or nothing
+        elif key in required and meaning in _NEUTRAL:
             extra[key] = _NEUTRAL[meaning]
-        elif key in required and meaning not in ("heads", "rotary"):
+        elif key in required and meaning not in ("heads", "rotary", "cos", "sin"):
             call = ", ".join([*positional, f"{key}=…"])
             raise CheckError(
                 f"{name} needs `{key}`, whose meaning cannot be guessed: pass a function that supplies it, "
@@ -186,17 +245,20 @@ def _read_signature(
 def _first_tensors(
     order: list[str], required: list[str], meanings: dict[str, str | None]
 ) -> tuple[str, list[str]]:
-    """Return the kind of inputs ("qkv", "context" or "x") and the names of their parameters."""
+    """Return the kind of inputs ("qkv", "context" or "x") and their parameters, queries first."""
+    named = {meanings[key]: key for key in reversed(order)}
+    if {"query", "key", "value"} <= named.keys():
+        return "qkv", [named[role] for role in ("query", "key", "value")]
     three = order[:3]
-    if [meanings[key] for key in three] == ["query", "key", "value"]:
-        return "qkv", three
     if len(required) >= 3 and all(
         meanings[key] in (None, "query", "key", "value", "x", "context") for key in three
     ):
         return "qkv", three
-    if len(order) > 1 and order[1] in required and meanings[order[1]] in ("context", "x", "key"):
-        return "context", order[:2]
-    return "x", order[:1]
+    first = next((key for key in order if meanings[key] in ("x", "query")), order[0])
+    others = [key for key in required if key != first and meanings[key] in ("context", "x", "key", "value")]
+    if others:
+        return "context", [first, others[0]]
+    return "x", [first]
 
 
 def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
