@@ -459,20 +459,20 @@ class MistralWindow(nn.Module):
         )
 
 
-class UndeclaredWindow(MistralWindow):
+class WindowInside(nn.Module):
     """The window is a number in the forward pass."""
 
-    def __init__(self, config):
-        super().__init__(config)
-        del self.window
+    def __init__(self, n_embd, n_head):
+        super().__init__()
+        self.n_head = n_head
+        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
 
-    @property
-    def window(self):
-        return 4
-
-    @window.deleter
-    def window(self):
-        pass
+    def forward(self, x):
+        T = x.shape[1]
+        q, k, v = (t.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for t in self.c_attn(x).chunk(3, -1))
+        near = torch.ones(T, T, dtype=torch.bool).tril() & torch.ones(T, T, dtype=torch.bool).triu(-3)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=near)
+        return self.c_proj(mixed.transpose(1, 2).flatten(2))
 
 
 class MiniStyle(nn.Module):
@@ -519,6 +519,6 @@ ENTRIES = [
     Entry("BLOOM slopes", BloomSlopes),
     Entry("sink logits", SinkLogits),
     Entry("Mistral window", MistralWindow),
-    Entry("window in the forward pass", UndeclaredWindow),
+    Entry("window in the forward pass", WindowInside),
     Entry("scale on both sides", MiniStyle),
 ]

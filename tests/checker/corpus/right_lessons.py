@@ -235,7 +235,7 @@ class PaddingIsTrue(nn.Module):
         return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
 
 
-class CausalByArgument(nn.Module):
+class Selectable(nn.Module):
     """causal=True is an argument of the constructor."""
 
     def __init__(self, dim, heads=8, causal=False):
@@ -422,8 +422,10 @@ ENTRIES = [
     Entry("one sequence", OneSequence),
     Entry("mask (B, S) of tokens", PaddingOfTokens),
     Entry("padding mask, True is padding", PaddingIsTrue),
-    Entry("causal=True of the constructor", CausalByArgument, {"init": {"causal": True}}),
-    Entry("dim= and heads= of the constructor", CausalByArgument, {"init": {"dim": 64, "heads": 8}}),
+    Entry("causal=True of the constructor", Selectable, {"init": {"causal": True}}),
+    Entry("dim= and heads= of the constructor", Selectable, {"init": {"dim": 64, "heads": 8}}),
+    Entry("dim= and heads= as options", Selectable, {"dim": 64, "heads": 8}),
+    Entry("causal=True as an option", Selectable, {"causal": True}),
     Entry("dropout is None", DropoutIsAModule),
     Entry("dropout is a module", DropoutIsAModule, {"init": {"dropout": nn.Dropout(0.2)}}),
     Entry("fused parameter (3, H, C, D)", FusedParameter),

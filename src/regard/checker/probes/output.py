@@ -133,7 +133,7 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
 
 
 def _observe_token_mask(session: CheckSession) -> Observation | None:
-    """Run the subject with a mask (B, S) of tokens, in the convention in which it is right if there is one."""
+    """Run the subject with a mask (B, S) of tokens, in the convention in which it is right if any."""
     subject, question = session.subject, with_explicit_mask(session, session.cases.padded(seed=12))
     stated = session.options.get("true_means")
     best: tuple[float, MaskForm, Observation] | None = None

@@ -160,10 +160,12 @@ def _declared_head_width(module: nn.Module) -> int | None:
             value = float(value)
         if type(value) not in (int, float) or value <= 0:
             continue
-        width = {"head_width": value, "temperature": value**2}.get(meaning or "")
-        if vocabulary.argument(name) == "scale":
-            width = value**2 if value > 1 else value**-2
-        if width is not None and abs(width - round(width)) < 1e-6 * width and 1 < round(width) <= 1024:
+        width = 0.0
+        if meaning == "head_width":
+            width = float(value)
+        elif meaning == "temperature" or vocabulary.argument(name) == "scale":
+            width = float(value**2 if value > 1 else value**-2)
+        if 1 < round(width) <= 1024 and abs(width - round(width)) < 1e-6 * width:
             return round(width)
     return None
 
@@ -263,7 +265,7 @@ def _first_tensors(
 
 def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
     """Set the conventions of PyTorch's and Transformers' own modules, or those that the caller stated."""
-    if isinstance(subject.module, nn.MultiheadAttention):
+    if isinstance(subject.module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
         subject.arguments.pop("causal", None)  # there only a hint that goes with a mask
         subject.mask_form = MaskForm("hide", 2)
     elif subject.is_transformers:

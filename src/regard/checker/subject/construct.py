@@ -150,7 +150,7 @@ def _guess(cls: type, name: str, parameter: inspect.Parameter, sizes: dict[str, 
         return None
     if default not in (None, parameter.empty) and (type(default) not in (int, float)):
         return None
-    kind = annotated_class(cls.__init__, name)
+    kind = annotated_class(cls, name)
     if kind is not None and issubclass(kind, nn.Module):
         return nn.Dropout(sizes["dropout"]) if meaning == "dropout" else None
     return sizes.get(meaning)
@@ -160,7 +160,7 @@ def _config(cls: type, name: str, init: dict[str, Any], sizes: dict[str, Any]) -
     """Return a small configuration for an argument called `config`, of its annotated class if it has one."""
     if name not in ("config", "cfg", "args", "conf", "hparams", "params", "model_args"):
         return None
-    kind = _transformers_config(cls) or annotated_class(cls.__init__, name)
+    kind = _transformers_config(cls) or annotated_class(cls, name)
     if kind is not None and not issubclass(kind, dict):
         return _construct_config(kind, init, sizes)
     return GuessedConfig(sizes, init)
@@ -219,8 +219,12 @@ class GuessedConfig(SimpleNamespace):
 
 
 def annotated_class(function: Callable[..., Any], argument: str) -> type | None:
-    """Return the class in an argument's annotation, ignoring `None`; None if there is no class."""
+    """Return the class in an argument's annotation, ignoring `None`; None if there is no class.
+
+    The arguments of a class are those of its constructor.
+    """
     try:
+        function = vars(function).get("__init__", function) if isinstance(function, type) else function
         hint = typing.get_type_hints(function).get(argument)
     except Exception:  # the annotations cannot be resolved
         return None

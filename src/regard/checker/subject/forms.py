@@ -36,11 +36,8 @@ def forms(subject: Subject) -> Iterator[Subject]:
 
 def _head_width(module: nn.Module | None) -> int:
     """Return the width of a head: what the module says, or its width divided by its heads."""
-    sizes = (
-        {vocabulary.size(name): value for name, value in vars(module).items() if type(value) is int}
-        if module
-        else {}
-    )
+    attributes = {} if module is None else vars(module)
+    sizes = {vocabulary.size(name): int(value) for name, value in attributes.items() if type(value) is int}
     if "head_width" in sizes:
         return sizes["head_width"]
-    return sizes.get("width", SIZES["width"]) // sizes.get("heads", SIZES["heads"])
+    return sizes.get("width", int(SIZES["width"])) // sizes.get("heads", int(SIZES["heads"]))

@@ -206,16 +206,15 @@ class Subject:
     def _shaped(self, x: Tensor) -> Tensor:
         """Return a tensor of a question in the subject's layout."""
         if self.layout in ("BCHW", "BHWC"):
-            image = x.unflatten(1, _grid(x.shape[1]))  # (B, H, W, C)
+            image = x.reshape(x.shape[0], *_grid(x.shape[1]), -1)  # (B, H, W, C)
             return image if self.layout == "BHWC" else image.permute(0, 3, 1, 2)
-        return {
-            "TBC": lambda: x.transpose(0, 1),
-            "BCT": lambda: x.transpose(1, 2),
-            "TC": lambda: x[0],
-            "BTHD": lambda: x.transpose(1, 2),
-            "BTD": lambda: x[:, 0],
-            "TD": lambda: x[0, 0],
-        }.get(self.layout, lambda: x)()
+        if self.layout == "TBC":
+            return x.transpose(0, 1)
+        if self.layout in ("BCT", "BTHD"):
+            return x.transpose(1, 2)
+        if self.layout == "TC":
+            return x[0]
+        return x[:, 0] if self.layout == "BTD" else x[0, 0] if self.layout == "TD" else x
 
     def _keywords(self, question: Question) -> dict[str, Any]:
         """Return the keyword arguments that express a question's options."""
@@ -286,7 +285,9 @@ class Subject:
         for i, t in enumerate(tensors):
             if i == index or not t.dtype.is_floating_point:
                 continue
-            if t.shape[-2:] == (T, S) and weights is None:
+            if (
+                t.shape[-2:] == (T, S) and weights is None and not bool((t < 0).any())
+            ):  # scores may be negative
                 weights = t.reshape(B, -1, T, S) if t.numel() % (B * T * S) == 0 else None
             elif t.shape[-1:] == (T,) and t.numel() == B * (H or 1) * T and lse is None:
                 lse = t.reshape(B, H or 1, T)
@@ -394,15 +395,22 @@ def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a function, or of a module's forward pass."""
     if target is F.scaled_dot_product_attention:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        optional = {name: inspect.Parameter(name, kind, default=None) for name in list(_SDPA.values())[3:]}
+        defaults = {"dropout_p": 0.0}
+        optional = {
+            name: inspect.Parameter(name, kind, default=defaults.get(name))
+            for name in list(_SDPA.values())[3:]
+        }
         return {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")} | optional
     function = target.forward if isinstance(target, nn.Module) else target
     function = getattr(function, "_init_fn", function)  # of an operator made by torch.library.custom_op
     try:
         parameters = dict(inspect.signature(function).parameters)
-        if any(p.kind is not p.VAR_POSITIONAL and p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        if (
+            any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
+            or not parameters
+        ):
             return parameters
-        raise ValueError("only *args")
+        raise ValueError("it names no argument")
     except (TypeError, ValueError):
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         return {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")}
