@@ -7,6 +7,7 @@ is right under one of them.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,9 +22,9 @@ from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
-from regard.checker.subject.forms import forms
+from regard.checker.subject.forms import forms, is_certain, with_open_masks
 from regard.checker.subject.projections import find_wirings
-from regard.checker.subject.subject import SEQUENCES, Reply, Subject, apply_rotary
+from regard.checker.subject.subject import SEQUENCES, OutputShapeError, Reply, Subject, apply_rotary
 
 
 @dataclass
@@ -86,12 +87,12 @@ def _understand_heads(
     intents = [Intent(Wiring(scale=scale), c) for c in _causal_hypotheses(subject, causal, declared)]
     tried: dict[str, tuple[Reply, Intent | None, torch.dtype]] = {}
     # A layout in which the output is right.
-    for layout in ("BHTD", "BTHD", "BTD", "TD"):
-        candidate = subject.replaced(layout=layout)
+    for form, layout in itertools.product(with_open_masks(subject), ("BHTD", "BTHD", "BTD", "TD")):
+        candidate = form.replaced(layout=layout)
         cases = Cases(candidate, always=always)
         reply, dtype = _run(candidate, cases.plain())
         right = _find_right_intent(reply, cases.plain(), intents)
-        tried[layout] = reply, right, dtype
+        tried.setdefault(layout, (reply, right, dtype))
         if right is not None and not (layout == "TD" and _ran(tried, "BHTD", "BTD")):
             understanding = _of_heads(candidate, cases, intents, right, dtype, reply, declared)
             understanding.fails_on_batch = any(
@@ -154,14 +155,22 @@ def _understand_sequences(
         right = _find_right_intent(reply, cases.plain(), meant)
         assumptions = [f"inputs {SEQUENCES[form.layout]}, C = {cases.width}"]
         understandings.append(Understanding(form, cases, meant, right, dtype, reply, assumptions, declared))
-        if right is not None or (reply.error is None and form.tables is None):
+        if right is not None or (reply.error is None and is_certain(form)):
             break
-    best = max(understandings, key=lambda u: (u.right_intent is not None, u.first.error is None))
+    best = max(understandings, key=_success)
     batched = understandings[0].first
     if best.subject.layout == "TC" and batched.used_dot_t:
         best.fails_on_batch = best.right_intent is not None
         return best if best.fails_on_batch else understandings[0]
     return best
+
+
+def _success(understanding: Understanding) -> int:
+    """Return how far the code came in this form: it is right, it ran, it returned something, or it failed."""
+    error = understanding.first.error
+    if understanding.right_intent is not None:
+        return 3
+    return 2 if error is None else int(isinstance(error, OutputShapeError))
 
 
 def _first_run(
@@ -174,7 +183,8 @@ def _first_run(
         cases = Cases(subject, width, context_width, limit, always, value_width)
         reply, dtype = _run(subject, cases.plain())
         if reply.error is None:
-            return cases, reply, dtype
+            other = _run(subject, cases.plain(T=cases.plain().q.shape[1] - 2))[0] if limit != 2 else reply
+            return (cases if other.error is None else replace(cases, fixed_length=True)), reply, dtype
         failed = failed or (cases, reply, dtype)
     assert failed is not None
     return failed

@@ -110,9 +110,10 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
         if not ran and (observation := _observe_token_mask(session)) is not None:
             return [observation]
         if not ran:
-            session.add_failure(
+            session.add_untried(
                 "mask",
-                f"it takes no usual form of a mask; a boolean (T, S) raised {replies[0][1].error_line}",
+                f"`{subject.arguments['mask']}` takes no usual form of a mask: pass a function that makes it "
+                f"of a boolean (T, S), which raised {replies[0][1].error_line}",
             )
             return masked
         form, reply = _best_form(session, question, ran, observations)
@@ -163,7 +164,7 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
     subject = session.subject
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
-    ranks = {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(subject.layout, [2, 4])
+    ranks = {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(subject.layout, [2, 4, 3])
     ranks = [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else ranks
     return [MaskForm(kind, rank) for kind in kinds for rank in ranks]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -84,7 +85,7 @@ def _materialise(module: nn.Module) -> nn.Module:
     if not lazy:
         return module
     positional, _, _, extra = _read_signature(module, type(module).__name__, {})[:4]
-    module = copy.deepcopy(module)
+    lazy_module, module = module, copy.deepcopy(module)
     inputs = {name: torch.zeros(2, 3, SIZES["width"]) for name in positional}
     try:
         with torch.no_grad():
@@ -94,6 +95,9 @@ def _materialise(module: nn.Module) -> nn.Module:
             f"{type(module).__name__} has lazy layers and could not be run on x (2, 3, {SIZES['width']}): "
             f"{type(error).__name__}: {error}; run it once on your own inputs, then pass the instance"
         ) from error
+    for part, before in zip(module.modules(), lazy_module.modules(), strict=True):
+        for attribute in [name for name, value in vars(part).items() if isinstance(value, Tensor)]:
+            setattr(part, attribute, getattr(before, attribute, None))  # not what this call left behind
     return module
 
 
@@ -109,7 +113,7 @@ def _of_module(
     if inputs == "qkv" and bare:
         layout = "BHTD"  # a function in the form of a module: `understand` finds the shapes that it takes
     else:
-        layout = "TBC" if getattr(module, "batch_first", True) is False else "BTC"
+        layout = "TBC" if _is_time_first(module) else "BTC"
     subject = Subject(
         name, own, own, cls, init, arguments, positional, inputs, layout, extra=extra, plain_lists=lists
     )
@@ -131,7 +135,31 @@ def _of_function(
         extra[arguments["heads"]] = SIZES["heads"]
     subject = Subject(name, function, None, None, init, arguments, positional, inputs, layout, extra=extra)
     subject.by_name, subject.arrays = _needs_names(function, positional), _is_numpy(function)
+    widths = [
+        init[key] for key in init if vocabulary.argument(key) == "head_width" and type(init[key]) is int
+    ]
+    subject.head_width = widths[0] if widths else None
     return _with_conventions(subject, true_means)
+
+
+_TIME_FIRST = re.compile(
+    r"""
+    \b(T|L|\w*seq\w*|\w*len\w*|time\w*)\s*,\s*  # a length, then a batch, then anything
+    (B|N|b|bs|bsz|batch|batch_size|bz)\s*(,\s*\*?\w+\s*){0,2}
+    =\s*\w+\.(shape|size\(\))""",
+    re.VERBOSE,
+)
+
+
+def _is_time_first(module: nn.Module) -> bool:
+    """Return whether a module says that it takes (T, B, C): by `batch_first`, or by its names of sizes."""
+    stated = getattr(module, "batch_first", None)
+    if isinstance(stated, bool):
+        return not stated
+    try:
+        return _TIME_FIRST.search(inspect.getsource(type(module).forward)) is not None
+    except (OSError, TypeError):
+        return False
 
 
 def _needs_names(target: Callable[..., Any], positional: list[str]) -> bool:
@@ -153,8 +181,13 @@ def _is_numpy(function: Callable[..., Any]) -> bool:
 
 
 def _declared_head_width(module: nn.Module) -> int | None:
-    """Return the width of a head that a module without weights was made for, if an attribute says it."""
-    for name, value in vars(module).items():
+    """Return the width of a head that a module without weights is for, if it says it."""
+    code, values = (
+        getattr(type(module).forward, "__code__", None),
+        getattr(type(module).forward, "__globals__", {}),
+    )
+    constants = {name: values.get(name) for name in code.co_names} if code else {}
+    for name, value in {**constants, **vars(module)}.items():
         meaning = vocabulary.size(name)
         if isinstance(value, Tensor) and value.numel() == 1:
             value = float(value)
@@ -235,7 +268,7 @@ def _read_signature(
             extra[key] = None  # a module, or nothing
         elif key in required and meaning in _NEUTRAL:
             extra[key] = _NEUTRAL[meaning]
-        elif key in required and meaning not in ("heads", "rotary", "cos", "sin"):
+        elif key in required and meaning not in ("heads", "rotary", "cos", "sin", "head_width"):
             call = ", ".join([*positional, f"{key}=…"])
             raise CheckError(
                 f"{name} needs `{key}`, whose meaning cannot be guessed: pass a function that supplies it, "
@@ -273,11 +306,25 @@ def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
         if "rotary" in subject.arguments:
             subject.rotary = _rotary_table(int(getattr(subject.module, "head_dim", 0)) or SIZES["head_width"])
         subject.arguments.pop("causal", None)
+    elif true_means is None and _says_true_hides(subject):
+        subject.mask_form, subject.mask_stated = MaskForm("hide", 2), True
     elif true_means is not None:
         if true_means not in ("look", "hide"):
             raise ValueError(f'true_means: expected "look" or "hide", got {true_means!r}')
-        subject.mask_form = MaskForm(true_means, 2)
+        subject.mask_form, subject.mask_stated = MaskForm(true_means, 2), True
     return subject
+
+
+_TRUE_HIDES = re.compile(
+    r"\bTrue`*\s*(indicates|means|marks|=|is|are|for|:)?\s*(masked|masking|hidden|padding|padded|ignored)\b"
+)
+
+
+def _says_true_hides(subject: Subject) -> bool:
+    """Return whether the docstrings say that True in a mask hides: "True indicates masking"."""
+    target = subject.target
+    things = (type(target), type(target).forward) if isinstance(target, nn.Module) else (target,)
+    return any(_TRUE_HIDES.search(str(thing.__doc__ or "")) for thing in things)
 
 
 def _rotary_table(D: int) -> Callable[[int, torch.dtype], tuple[Tensor, Tensor]]:

@@ -32,6 +32,7 @@ SIZES: dict[str, Any] = {
     "window": 3,
     "softcap": 2.0,
     "layer": 0,
+    "layers": 2,
     "batch": 2,
     "temperature": 12**0.5,
     "vocabulary": 64,
@@ -177,7 +178,7 @@ def _transformers_config(cls: type) -> type | None:
 
 
 # The sizes that are small in a configuration whatever its defaults are.
-_SMALL = ("width", "heads", "groups", "length", "head_width", "dropout", "vocabulary", "batch")
+_SMALL = ("width", "heads", "groups", "length", "head_width", "dropout", "vocabulary", "batch", "layers")
 
 
 def _construct_config(kind: type, init: dict[str, Any], sizes: dict[str, Any]) -> Any:
@@ -208,6 +209,8 @@ class GuessedConfig(SimpleNamespace):
             return self.__dict__["_sizes"][meaning]
         if name.endswith("bias") or meaning == "causal":
             return True
+        if name in ("transformer", "attention", "attn", "model"):
+            return self  # a part of the configuration
         raise AttributeError(f"config.{name} cannot be guessed: pass it with --with {name}=…")
 
     def __getitem__(self, name: str) -> Any:

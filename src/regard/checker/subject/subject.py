@@ -78,6 +78,10 @@ class MaskForm:
         return mask.to(dtype) if self.kind == "zero-one" else mask
 
 
+class OutputShapeError(RuntimeError):
+    """The code ran, and returned no tensor of the shape of an output."""
+
+
 class CallMonitor(TorchFunctionMode):
     """Intercepts PyTorch calls while the code runs: it disables dropout and notices `.T` on a batch.
 
@@ -141,6 +145,8 @@ class Subject:
     mask_form: MaskForm = field(default_factory=MaskForm)
     extra: dict[str, Any] = field(default_factory=dict)  # arguments that are always passed
     rotary: Callable[[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
+    mask_stated: bool = False  # whether the caller stated the convention of its masks
+    open_mask: bool = False  # whether a mask that hides nothing is passed if a question has none
     tables: RotaryTables | None = None  # rotary tables that are passed as arguments
     by_name: bool = False  # whether the tensors are passed by name, since their order is another
     arrays: bool = False  # whether it takes and returns NumPy arrays
@@ -241,6 +247,11 @@ class Subject:
             keywords[names["rotary"]] = self.rotary(T, question.dtype)
         if self.tables is not None:
             keywords |= self.tables.make(T, question.dtype)
+        if "head_width" in names and names["head_width"] not in keywords:
+            keywords[names["head_width"]] = question.q.shape[-1]
+        if self.open_mask and "mask" in names:
+            visible = torch.ones(T, question.k.shape[-2], dtype=torch.bool)
+            keywords[names["mask"]] = self.mask_form.encode(visible, question.dtype, B)
         if question.mask is not None and "mask" in names:
             keywords[names["mask"]] = self.mask_form.encode(question.mask, question.dtype, B)
         if question.padding is not None and "padding" in names:
@@ -274,8 +285,10 @@ class Subject:
         H = question.q.shape[1] if question.q.ndim == 4 else None
         outputs = [(i, x) for i, t in enumerate(tensors) if (x := self._as_output(t, question)) is not None]
         if not outputs:
-            wanted = "(B, H, T, E)" if self.layout == "BHTD" else f"({self.layout})"
-            raise RuntimeError(
+            wanted = (
+                "(B, H, T, E)" if self.layout == "BHTD" else SEQUENCES.get(self.layout, f"({self.layout})")
+            )
+            raise OutputShapeError(
                 f"returned {', '.join(str(tuple(t.shape)) for t in tensors)}; expected an output {wanted} "
                 f"for {question.shapes()}"
             )

@@ -16,8 +16,8 @@ _ARGUMENTS = {
         latents target features feats x_in inputs_embeds data""",
     "context": """
         context memory encoder_hidden_states encoder_output encoder_out cond y kv other source xa mem enc
-        encoder_outputs key_value key_value_states kv_states ctx enc_out enc_output encoder_states x_kv
-        kv_x""",
+        inputs_kv encoder_outputs key_value key_value_states kv_states ctx enc_out enc_output encoder_states
+        x_kv kv_x""",
     "padding": """
         key_padding_mask padding_mask pad_mask src_key_padding_mask lengths valid_lens valid_len seq_lens
         src_lengths key_lengths""",
@@ -49,6 +49,7 @@ _ARGUMENTS = {
         position_embeddings cos_sin freqs_cis freq_cis freqs_complex freqs pos_cis rope rope_cache rotary
         rotary_emb rotary_pos_emb rotary_freqs rope_freqs""",
     "grouped": "enable_gqa",
+    "head_width": "d_k dk head_dim d_head",
 }
 _SIZES = {
     "width": """
@@ -56,13 +57,14 @@ _SIZES = {
         width model_dim embed_size d_embed emb_dim hidden_dim d hidden embedding_size num_hiddens
         in_features channels embd_dim input_size query_dim n_state dmodel d_emb C dim_in in_channels n_feat
         num_channels in_planes n_channels d_model_size model_size feature_dim size dim_model embeddings_dim
-        model_width hid_dim in_ch ch num_feats units n_units n_dim ndim embed_dims""",
+        model_width model_dimension emb hid_dim in_ch ch num_feats units n_units n_dim ndim embed_dims""",
     "out_width": "d_out out_dim output_dim out_features output_size dim_out inner_dim attn_dim out_channels",
     "context_width": """
         d_context context_dim kdim vdim cross_dim kv_dim encoder_dim cross_attention_dim dim_context""",
     "heads": """
         num_heads n_heads n_head nhead heads num_attention_heads nheads num_head head_num h head_count
-        H n_attention_heads attn_heads attention_heads no_of_heads heads_num num_attn_heads""",
+        H n_attention_heads attn_heads attention_heads no_of_heads heads_num num_attn_heads
+        number_of_heads""",
     "groups": """
         num_kv_heads n_kv_heads num_key_value_heads n_kv_head kv_heads num_groups num_kv_groups
         n_groups num_query_groups kv_head_num G""",
@@ -79,11 +81,12 @@ _SIZES = {
         dropout dropout_p attn_dropout p_drop dropout_rate attn_pdrop attention_dropout drop
         resid_dropout resid_pdrop attn_drop proj_drop drop_rate attention_probs_dropout_prob drop_prob
         p attention_dropout_prob hidden_dropout_prob attn_p resid_p proj_p attention_dropout_rate
-        dropout_prob prob_dropout drop_p""",
+        dropout_prob prob_dropout drop_p dropout_probability""",
     "causal": "causal is_causal masked use_mask is_decoder autoregressive",
     "window": "window window_size sliding_window local_window",
     "softcap": "softcap soft_cap logit_softcapping attn_logit_softcapping logit_cap",
     "layer": "layer_idx layer_id layer_index layer",
+    "layers": "n_layer n_layers num_layers num_hidden_layers depth",
     "batch": "batch_size B",
 }
 
@@ -114,7 +117,8 @@ _PROJECTIONS = {
         o out out_proj o_proj wo w_o proj c_proj to_out dense out_linear fc_out output linear_out
         final_linear unifyheads projection output_proj output_projection proj_out fc output_linear w_out
         wout linear_o output_layer out_layer attn_out final combine o_linear proj_o outputs
-        out_projection final_projection""",
+        out_projection final_projection fc_o w_concat out_projection_net unify_heads linear_final out_lin
+        to_output w_output merge""",
 }
 _PROJECTION_OF = _table(_PROJECTIONS)
 
