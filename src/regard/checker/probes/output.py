@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, explain_parts
 from regard.checker.intent import TOLERANCE, Intent, Observation
@@ -164,9 +165,16 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
     subject = session.subject
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
+    if not settled and any(isinstance(part, nn.MultiheadAttention) for part in _parts(session)):
+        kinds.insert(1, "hide")  # it may pass its mask on to PyTorch's layer, in which True hides
     ranks = {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(subject.layout, [2, 4, 3])
     ranks = [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else ranks
     return [MaskForm(kind, rank) for kind in kinds for rank in ranks]
+
+
+def _parts(session: CheckSession) -> list[nn.Module]:
+    """Return the modules in the subject, itself included; none for a function."""
+    return [] if session.module is None else list(session.module.modules())
 
 
 def _best_form(
@@ -180,9 +188,9 @@ def _best_form(
     Code that accepts a boolean mask must be right with it; only code that adds its mask to the scores may
     want floats.
     """
-    boolean = [(form, reply) for form, reply in ran if form.kind == "look"]
+    boolean = [(form, reply) for form, reply in ran if form.kind in ("look", "hide")]
     applied = [(form, reply) for form, reply in boolean if not _adds_mask(session, question, reply)]
-    others = [(form, reply) for form, reply in ran if form.kind != "look"]
+    others = [(form, reply) for form, reply in ran if form.kind not in ("look", "hide")]
     for form, reply in [*boolean, *(others if not applied else [])]:
         if session.understanding.right_intent is not None:
             if _error(session, Observation(question, _answer_of(reply))) < TOLERANCE:

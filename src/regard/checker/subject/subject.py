@@ -249,6 +249,8 @@ class Subject:
             keywords |= self.tables.make(T, question.dtype)
         if "head_width" in names and names["head_width"] not in keywords:
             keywords[names["head_width"]] = question.q.shape[-1]
+        if {"rows", "columns"} <= names.keys():
+            keywords[names["rows"]], keywords[names["columns"]] = _grid(T)
         if self.open_mask and "mask" in names:
             visible = torch.ones(T, question.k.shape[-2], dtype=torch.bool)
             keywords[names["mask"]] = self.mask_form.encode(visible, question.dtype, B)

@@ -50,13 +50,15 @@ _ARGUMENTS = {
         rotary_emb rotary_pos_emb rotary_freqs rope_freqs""",
     "grouped": "enable_gqa",
     "head_width": "d_k dk head_dim d_head",
+    "rows": "H height",
+    "columns": "W width",
 }
 _SIZES = {
     "width": """
         d_model n_embd embed_dim hidden_size dim d_in in_dim input_dim emb_size embedding_dim n_embed
         width model_dim embed_size d_embed emb_dim hidden_dim d hidden embedding_size num_hiddens
         in_features channels embd_dim input_size query_dim n_state dmodel d_emb C dim_in in_channels n_feat
-        num_channels in_planes n_channels d_model_size model_size feature_dim size dim_model embeddings_dim
+        num_channels in_planes n_channels d_model_size model_size feature_dim dim_model embeddings_dim
         model_width model_dimension emb hid_dim in_ch ch num_feats units n_units n_dim ndim embed_dims""",
     "out_width": "d_out out_dim output_dim out_features output_size dim_out inner_dim attn_dim out_channels",
     "context_width": """
