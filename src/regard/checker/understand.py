@@ -154,13 +154,24 @@ def _understand_sequences(
         hypotheses = [True]
     wirings = _wirings(subject, heads, scale)
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
-    form, cases, reply, dtype, fails_on_batch = _find_form(subject, wirings, intents, always)
-    intents = _with_rotations(form, intents)
-    understanding = _interpret(form, cases, intents, dtype, reply, declared)
-    understanding.fails_on_batch = fails_on_batch
+    # A form in which it is right, or at least runs.
+    tried: list[Understanding] = []
+    for form in forms(subject):
+        cases, reply, dtype = _first_run(form, wirings, always)
+        meant = _with_rotations(form, intents)
+        right = _find_right_intent(reply, cases.plain(), meant)
+        tried.append(Understanding(form, form, cases, meant, right, dtype, reply, [], declared))
+        if right is not None or (reply.error is None and is_certain(form)):
+            break
+    best = max(tried, key=_success)
+    dot_t = best.subject.layout == "TC" and tried[0].first.used_dot_t
+    if dot_t and best.right_intent is None:
+        best = tried[0]
+    understanding = _interpret(best.subject, best.cases, best.intents, best.dtype, best.first, declared)
+    understanding.fails_on_batch = dot_t and best.right_intent is not None
     if understanding.right_intent is None and subject.module is not None:
         observed = _interpret_observed(understanding, hypotheses, heads, scale)
-        if observed is not None and not intents and observed.right_intent is None:
+        if observed is not None and not understanding.intents and observed.right_intent is None:
             return observed
         if observed is not None and observed.right_intent is not None and observed.roles == (0, 1, 2):
             return observed
@@ -168,31 +179,12 @@ def _understand_sequences(
     return understanding
 
 
-def _find_form(
-    subject: Subject, wirings: list[Wiring], intents: list[Intent], always: dict[str, Any]
-) -> tuple[Subject, Cases, Reply, torch.dtype, bool]:
-    """Return the form in which the code is right or at least runs, how it ran, and if .T fails a batch."""
-    tried: list[tuple[int, Subject, Cases, Reply, torch.dtype]] = []
-    for form in forms(subject):
-        cases, reply, dtype = _first_run(form, wirings, always)
-        right = _find_right_intent(reply, cases.plain(), _with_rotations(form, intents))
-        tried.append((_success(reply, right), form, cases, reply, dtype))
-        if right is not None or (reply.error is None and is_certain(form)):
-            break
-    best = max(tried, key=lambda attempt: attempt[0])
-    dot_t = best[1].layout == "TC" and tried[0][3].used_dot_t
-    success, form, cases, reply, dtype = best if not dot_t or best[0] == RIGHT else tried[0]
-    return form, cases, reply, dtype, dot_t and success == RIGHT
-
-
-RIGHT = 3
-
-
-def _success(reply: Reply, right: Intent | None) -> int:
-    """Return how far the code came: it failed, it returned something, it ran, or it is right."""
-    if right is not None:
-        return RIGHT
-    return 2 if reply.error is None else int(isinstance(reply.error, OutputShapeError))
+def _success(understanding: Understanding) -> int:
+    """Return how far the code came in this form: it is right, it ran, it returned something, or it failed."""
+    error = understanding.first.error
+    if understanding.right_intent is not None:
+        return 3
+    return 2 if error is None else int(isinstance(error, OutputShapeError))
 
 
 def _first_run(

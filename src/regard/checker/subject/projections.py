@@ -276,7 +276,7 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
     recognised: list[str] = []
     for path, part in module.named_modules():
         if (match := _NORM.search(path)) is not None:
-            extras["query_norm" if match.group(2).startswith("q") else "key_norm"] = part
+            extras["query_norm" if match.group(2).startswith("q") else "key_norm"] = _in_double(part)
             recognised.append(path)
         elif path and _ROTARY.search(f"{path} {type(part).__name__}") and (rotate := _rotation(part)):
             extras["rotate"] = rotate
@@ -300,6 +300,11 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
     return extras
 
 
+def _in_double(part: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a function that calls a part of the float64 copy, whatever the precision of its input."""
+    return lambda x: part(x.double()).to(x.dtype)
+
+
 def _positional(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield buffers and attributes named after positions: rotary tables, slopes, relative biases."""
     pattern = re.compile(
@@ -321,8 +326,8 @@ def _rotation(part: nn.Module) -> Callable[[Tensor, int], Tensor] | None:
 
     def rotate(x: Tensor, start: int) -> Tensor:
         before = torch.zeros(*x.shape[:2], start, x.shape[-1], dtype=x.dtype)
-        rotated: Tensor = part(torch.cat([before, x], 2))
-        return rotated[:, :, start:]
+        rotated: Tensor = part(torch.cat([before, x], 2).double())
+        return rotated[:, :, start:].to(x.dtype)
 
     for width in (getattr(part, "width", None), getattr(part, "dim", None), 8):
         try:
