@@ -26,7 +26,7 @@ class Cases:
     max_length: int | None = None
     always: dict[str, Any] = field(default_factory=dict)  # softcap, window, rule: part of the module itself
     value_width: int | None = None
-    fixed_length: bool = False  # it takes sequences of `max_length` only, or of 7
+    fixed_length: int | None = None  # the only length that it takes
 
     def plain(
         self,
@@ -46,9 +46,9 @@ class Cases:
 
         `name` is for the report, the letters are sizes, `seed` draws the inputs and `size` scales them.
         """
-        T = 7 if self.fixed_length else T
         T = T if self.max_length is None else min(T, self.max_length)
-        S = T if S is None else S if self.max_length is None else min(S, self.max_length)
+        T = self.fixed_length or T
+        S = T if S is None or self.fixed_length else S if self.max_length is None else min(S, self.max_length)
         layout, inputs = self.subject.layout, self.subject.inputs
         if layout in ("BCHW", "BHWC"):
             T = S = max(2, T - T % 2)  # images of more than one row

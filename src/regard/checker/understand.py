@@ -8,6 +8,7 @@ is right under one of them.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -190,18 +191,37 @@ def _success(understanding: Understanding) -> int:
 def _first_run(
     subject: Subject, wirings: list[Wiring], always: dict[str, Any]
 ) -> tuple[Cases, Reply, torch.dtype]:
-    """Run the code at a length that it takes."""
-    width, context_width, value_width = _widths(subject, wirings)
+    """Run the code at a width and a length that it takes."""
+    attempts = list(_cases(subject, wirings, always))
     failed: tuple[Cases, Reply, torch.dtype] | None = None
-    for limit in (max_length(subject), None, 5, 4, 3, 2):
-        cases = Cases(subject, width, context_width, limit, always, value_width)
+    for cases in attempts if is_certain(subject) else attempts[:1]:
         reply, dtype = _run(subject, cases.plain())
         if reply.error is None:
-            other = _run(subject, cases.plain(T=cases.plain().q.shape[1] - 2))[0] if limit != 2 else reply
-            return (cases if other.error is None else replace(cases, fixed_length=True)), reply, dtype
+            return _with_fixed_length(cases), reply, dtype
         failed = failed or (cases, reply, dtype)
     assert failed is not None
     return failed
+
+
+def _cases(subject: Subject, wirings: list[Wiring], always: dict[str, Any]) -> Iterator[Cases]:
+    """Yield cases of the widths and lengths that the code may take, most plausible first."""
+    widths = _widths(subject, wirings)
+    limit = max_length(subject)
+    for length in (limit, None, 5, 4, 3, 2):
+        yield Cases(subject, widths[0], widths[1], length, always, widths[2])
+    heads = wirings[0].heads if wirings else 1
+    if heads > 1:  # projections of one head that all heads share
+        q, k, v = (width * heads for width in widths)
+        yield Cases(subject, q, k, limit, always, v)
+    if limit is not None and subject.module is not None and not _holds_causal_mask(subject.module):
+        yield Cases(subject, widths[0], widths[1], limit, always, widths[2], fixed_length=limit)
+
+
+def _with_fixed_length(cases: Cases) -> Cases:
+    """Return the cases, with a fixed length if the code does not take a shorter sequence."""
+    T = cases.plain().k.shape[-2]
+    shorter = _run(cases.subject, cases.plain(T=max(1, T - 2)))[0]
+    return cases if shorter.error is None else replace(cases, fixed_length=T)
 
 
 def _with_rotations(subject: Subject, intents: list[Intent]) -> list[Intent]:
@@ -210,8 +230,8 @@ def _with_rotations(subject: Subject, intents: list[Intent]) -> list[Intent]:
         return intents
     return [
         replace(intent, wiring=replace(intent.wiring, rotate=rotation))
-        for rotation in subject.tables.rotations()
         for intent in intents
+        for rotation in subject.tables.rotations()
     ]
 
 
@@ -430,16 +450,18 @@ def declared_causality(subject: Subject) -> bool | None:
         for name, value in vars(module).items():
             if vocabulary.size(name) == "causal" and isinstance(value, bool):
                 return value
-        tensors = [
-            *module.named_buffers(),
-            *((n, v) for n, v in vars(module).items() if isinstance(v, Tensor)),
-        ]
-        if any(is_triangular(tensor) for _, tensor in tensors):
+        if _holds_causal_mask(module):
             return True
     if "mask" in subject.arguments or "causal" in subject.arguments:
         return None  # then the docstring describes an option
     doc = (type(module).__dict__.get("__doc__") if module is not None else subject.target.__doc__) or ""
     return vocabulary.says_causal(doc) if len(doc) < 4000 else None
+
+
+def _holds_causal_mask(module: nn.Module) -> bool:
+    """Return whether a buffer or an attribute of the module is a causal mask."""
+    tensors = [*module.buffers(), *(value for value in vars(module).values() if isinstance(value, Tensor))]
+    return any(is_triangular(tensor) for tensor in tensors)
 
 
 def max_length(subject: Subject) -> int | None:

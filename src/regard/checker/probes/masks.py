@@ -105,9 +105,6 @@ def _with_nan_padding(question: Question) -> Question:
 def _bias(session: CheckSession, intent: Intent) -> None:
     """Check that finite numbers in a mask, if the code takes them, are added after the scale."""
     question = with_explicit_mask(session, session.cases.biased(seed=52))
-    if session.subject.mask_form.rank == 4 and question.bias is not None and session.module is not None:
-        B, T, S = question.q.shape[0], *question.bias.shape
-        question = replace(question, bias=question.bias.expand(B, 1, T, S))
     reply = session.compared.run(_to_dtype(question, session.dtype))
     if reply.answer is None:
         return

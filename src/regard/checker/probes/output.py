@@ -79,6 +79,8 @@ def _check_shared_projection(session: CheckSession) -> None:
 def _observe(session: CheckSession) -> list[Observation]:
     """Run the subject on every question that its arguments allow."""
     cases, subject = session.cases, session.compared
+    if cases.fixed_length is not None:
+        session.add_skip("other lengths", f"it takes sequences of {cases.fixed_length} tokens only")
     observations = [Observation(cases.plain(), _answer_of(_first_reply(session)))]
     right = session.understanding.right_intent
     single_length = subject.inputs == "x" or (right is not None and right.causal)

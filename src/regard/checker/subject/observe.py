@@ -191,7 +191,8 @@ class ObservedSubject(Subject):
     def _observe(self, question: Question) -> list[Tensor]:
         assert self.core is not None
         items = []
-        for item in _items(question):
+        # Queries, keys and values do not depend on a mask.
+        for item in _items(replace(question, mask=None, padding=None, bias=None)):
             reply, nodes = _watch(self, item, {})
             if reply.answer is None:
                 raise RuntimeError(reply.error_line)

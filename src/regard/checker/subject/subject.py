@@ -60,15 +60,20 @@ class MaskForm:
         }[self.kind]
         return f"{convention}, {('', '(B, S)', '(T, S)', '(B, T, S)', '(B, 1, T, S)')[self.rank]}"
 
+    def spread(self, mask: Tensor, batch: int) -> Tensor:
+        """Return a mask or bias (T, S) or (B, 1, T, S) with as many dimensions as this convention has."""
+        if mask.ndim == 4 and self.rank < 4:
+            return mask[:, 0] if self.rank == 3 else mask[0, 0]
+        if mask.ndim == 2 and self.rank > 2:
+            return mask.expand(batch, 1, *mask.shape) if self.rank == 4 else mask.expand(batch, *mask.shape)
+        return mask
+
     def encode(self, mask: Tensor, dtype: torch.dtype, batch: int) -> Tensor:
         """Encode a mask (T, S) or (B, 1, T, S), in which True means visible, in this convention.
 
         `dtype` is that of a float mask, `batch` the batch size.
         """
-        if mask.ndim == 4 and self.rank < 4:
-            mask = mask[:, 0] if self.rank == 3 else mask[0, 0]
-        elif mask.ndim == 2 and self.rank > 2:
-            mask = mask.expand(batch, 1, *mask.shape) if self.rank == 4 else mask.expand(batch, *mask.shape)
+        mask = self.spread(mask, batch)
         if self.kind == "hide":
             return ~mask
         if self.kind == "added":
@@ -267,7 +272,8 @@ class Subject:
             rank = self.mask_form.rank if self.mask_form.rank != 2 else 3 if self.layout == "BTD" else 4
             keywords[names["mask"]] = replace(self.mask_form, rank=rank).encode(spread, question.dtype, B)
         if question.bias is not None:
-            keywords[names.get("bias", names.get("mask", ""))] = question.bias
+            ranked = self.mask_form.spread(question.bias, B) if "bias" not in names else question.bias
+            keywords[names.get("bias", names.get("mask", ""))] = ranked
         return keywords
 
     def _encode_padding(self, is_token: Tensor) -> Tensor:

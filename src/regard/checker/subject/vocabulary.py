@@ -132,7 +132,7 @@ def projection(path: str) -> str | None:
         bare = re.sub(r"_(weight|linear|layer|lin|fc|w|matrix|net|map|transform)$", "", part).strip("_")
         if (fused_or_out := _PROJECTION_OF.get(part) or _PROJECTION_OF.get(bare)) is not None:
             return fused_or_out
-        word = re.sub(r"^(w|b|to|linear|fc|proj|lin|weight|weights|layer)_?(?=[qkv])", "", bare)
+        word = re.sub(r"^(w|b|c|to|linear|fc|proj|lin|weight|weights|layer)_?(?=[qkv])", "", bare)
         word = re.sub(r"_?(proj|projection|s|_states)$", "", word)
         for role in ("query", "key", "value"):
             if word in (role[0], role, {"query": "querie"}.get(role, role)):
