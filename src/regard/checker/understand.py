@@ -259,7 +259,7 @@ def _interpret(
 def _more_observations(subject: Subject, cases: Cases, dtype: torch.dtype) -> list[Observation]:
     """Run the code on another size and on a longer sequence; what it does not take is left out."""
     found = []
-    for question in (cases.plain(B=3, T=5, D=6, H=2, seed=3), cases.plain(B=1, T=40, seed=92)):
+    for question in (cases.plain(B=3, T=5, D=6, H=3, seed=3), cases.plain(B=1, T=40, seed=92)):
         reply = subject.run(question.to(dtype))
         if reply.answer is not None:
             found.append(Observation(question, reply.answer))

@@ -27,7 +27,8 @@ def expected_answer(question: Question, wiring: Wiring, *, dtype: torch.dtype = 
     mask = _build_mask(question, q, k)
     if wiring.bias is not None:
         mask = mask & tensor_mask(wiring.bias(q.shape[1], q.shape[2], k.shape[2]).to(q.dtype))
-    steps = trace(q, k, v, mask, scale=wiring.scale, softcap=question.softcap, sinks=wiring.sinks)
+    sinks = None if wiring.sinks is None else wiring.sinks.expand(q.shape[1])
+    steps = trace(q, k, v, mask, scale=wiring.scale, softcap=question.softcap, sinks=sinks)
     empty = (steps.masked == -torch.inf).all(-1, keepdim=True)
     output, free = wiring.finish(steps.output, empty)
     return Answer(output, steps.weights, torch.logsumexp(steps.masked, -1), free)

@@ -219,9 +219,10 @@ def _adds_mask(session: CheckSession, question: Question, reply: Reply) -> bool:
         return True
     assert question.mask is not None
     added = intent.apply(replace(question, mask=None, bias=question.mask.double()))
+    projected = intent.wiring.project(question)
     variants = (CORRECT, replace(CORRECT, masking="scaled"))
     return any(
-        relative_error(_answer_of(reply), variant.answer(added, intent.wiring)) < TOLERANCE
+        relative_error(_answer_of(reply), variant.answer(added, intent.wiring, projected)) < TOLERANCE
         for variant in variants
     )
 
@@ -281,6 +282,16 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         matches = explain_parts(observations, intents, session.source)
     if not matches and not session.mixed and _is_undecided(session, wrong, unknown):
         return
+    if matches and matches[0].names == ("inverted-mask",) and _is_convention(session, wrong):
+        name = session.subject.arguments["mask"]
+        session.undecided = (
+            f"True in `{name}` hides, and only you know whether it should: say true_means='hide', or "
+            "'look' if that is a mistake"
+        )
+        form = replace(session.compared.mask_form, kind="hide")
+        session.compared.mask_form = session.subject.mask_form = form
+        _record_results(session, observations, {})
+        return
     _record_results(session, observations, wrong)
     for match in matches[:1] if matches and len(matches[0].names) > 1 else matches[:3]:
         session.add_match(match)
@@ -291,6 +302,12 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
             session.add_diagnosis("precision-lost", evidence, worst)
         else:
             session.example = _smallest_failure(session, observations, intents[0])
+
+
+def _is_convention(session: CheckSession, wrong: dict[str, float]) -> bool:
+    """Return whether an inverted mask may be a convention: an argument of which nothing is said."""
+    stated = session.options.get("true_means") is not None
+    return "mask" in session.subject.arguments and not stated and wrong.keys() <= {"mask", "padding"}
 
 
 def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[Match]:

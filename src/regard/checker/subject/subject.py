@@ -166,7 +166,7 @@ class Subject:
         if self.module is None:
             return None
         if dtype not in self._copies:
-            self._copies[dtype] = copy_module(self.module).to(dtype).eval()
+            self._copies[dtype] = in_dtype(copy_module(self.module), dtype).eval()
         return self._copies[dtype]
 
     def replaced(self, **changes: Any) -> Subject:
@@ -357,6 +357,17 @@ def _from_arrays(result: Any) -> Any:
         if type(result).__module__ == "numpy" and hasattr(result, "shape")
         else result
     )
+
+
+def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert a module's floating-point tensors; complex ones stay complex, which `.to(dtype)` would undo."""
+    wide = torch.complex128 if dtype == torch.float64 else torch.complex64
+
+    def convert(x: Tensor) -> Tensor:
+        return x.to(wide) if x.is_complex() else x.to(dtype) if x.is_floating_point() else x
+
+    converted: nn.Module = module._apply(convert)  # type: ignore[no-untyped-call]
+    return converted
 
 
 def copy_module(module: nn.Module) -> nn.Module:
