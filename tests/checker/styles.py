@@ -55,5 +55,5 @@ def _load(name: str, source: str, thing: str) -> Any:
     module = types.ModuleType(file)
     module.__file__ = file
     sys.modules[file] = module
-    exec(compile(text, file, "exec"), module.__dict__)
+    exec(compile(text, file, "exec", dont_inherit=True), module.__dict__)
     return getattr(module, thing)
