@@ -164,7 +164,7 @@ def test_unknown_parts_leave_the_comparison_out_and_the_rest_in():
             return super().forward(x) * torch.sigmoid(self.gate)
 
     report = check(Gated())
-    assert report.ok
+    assert report.verdict == "undecided"
     assert "gate" in by_name(report.skipped)["output"].detail
     assert "batch" in by_name(report.passed)
 
@@ -199,16 +199,16 @@ def test_strict_counts_warnings():
     report = check(load(saved, "CausalHead"))
     assert report.ok
     assert [d.name for d in report.diagnoses] == ["persistent-mask"]
-    assert "1 warning" in report.verdict
+    assert "1 warning" in report.summary
     assert not check(load(saved, "CausalHead"), strict=True).ok
 
 
 def test_the_report_as_text_json_and_table():
     report = check(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v)
-    assert "WRONG" in report.verdict
+    assert "WRONG" in report.summary
     assert "no-scale" in str(report)
     assert report.diagnoses[0].fix in str(report)
-    assert repr(report) == f"Report({report.verdict})"
+    assert repr(report) == f"Report({report.summary})"
     assert "\n" not in repr(report)
     data = json.loads(report.to_json())
     assert data["ok"] is False

@@ -123,6 +123,5 @@ def test_a_block_around_attention_is_not_judged_by_its_output():
     from transformers.models.bert.modeling_bert import BertAttention
 
     report = check(BertAttention(BertConfig(hidden_size=48, num_attention_heads=4)))
-    assert report.ok
     assert "LayerNorm" in next(c.detail for c in report.skipped if c.name == "output")
-    assert "could not be compared" in report.verdict
+    assert report.verdict == "undecided"

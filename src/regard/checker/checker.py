@@ -30,6 +30,7 @@ from regard.checker.understand import Understanding, understand
 def check(
     thing: Any,
     *,
+    init: dict[str, Any] | None = None,
     causal: bool | None = None,
     window: int | None = None,
     softcap: float | None = None,
@@ -37,42 +38,54 @@ def check(
     heads: int | None = None,
     true_means: str | None = None,
     cached: Callable[..., Any] | None = None,
+    oracle: Any = None,
+    gradients: bool = True,
+    device: str = "cpu",
     strict: bool = False,
     **arguments: Any,
 ) -> Report:
     """Check any attention: a function of `(q, k, v)`, a module on `x`, or a class of modules.
 
     The code's output, gradients and behaviour are compared with the float64 oracle, and a mistake is named.
+    The report's `verdict` is "right", "wrong" or "undecided".
 
     Arguments:
         thing: the function, module or class.
+        init: arguments of the class's constructor, or further arguments of the function.
         causal: whether it should be causal. By default the code's own declaration counts (its name, a
             triangular buffer), or else its behaviour; the report says what was assumed.
-        window, softcap, scale, heads: what the code promises, if its arguments do not show it.
+        window, softcap, scale, heads: what the code promises, if its arguments do not show it. If the class
+            or function has a parameter of this name, the value is passed there too; so is `causal`.
         true_means: "look" or "hide", the meaning of True in its boolean masks; "look" by default.
         cached: a function that continues a sequence, `step(module, x, cache) -> (output, cache)`, called
             first with `cache=None`. It is needed only if the module's own interface cannot be guessed.
-        strict: whether warnings count as failures.
-        arguments: arguments of the class's constructor, or of the function.
+        oracle: your own slow version, a function, module or class, which is then compared with instead of
+            the checker's own attention. Modules get the same weights if their names agree.
+        gradients: whether to compare gradients; False for code without a backward pass.
+        device: where the code runs, "cpu" or "cuda".
+        strict: whether warnings count as failures, and whether what was not tried prevents "right".
+        arguments: further entries of `init`, for names that `check` itself does not have.
 
     Raises `CheckError`, a ValueError of one line, if the thing cannot be called at all.
 
     >>> import torch, regard
     >>> report = regard.check(lambda q, k, v: torch.softmax(q @ k.mT, dim=-1) @ v)
-    >>> report.ok, report.diagnoses[0].name
-    (False, 'no-scale')
+    >>> report.verdict, report.diagnoses[0].name
+    ('wrong', 'no-scale')
     """
     started = time.perf_counter()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        init = add_promises(thing, arguments, window=window, softcap=softcap)
-        subject = adapt(thing, init, true_means)
+        promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
+        given = {**(init or {}), **arguments}
+        subject = adapt(thing, add_promises(thing, given, promises), true_means)
         always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
-        if "causal" in subject.arguments and subject.arguments["causal"] not in arguments:
+        if "causal" in subject.arguments and subject.arguments["causal"] not in given:
             always["flag"] = causal is True
         understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
-        session = CheckSession(understanding, {"causal": causal, "true_means": true_means, "cached": cached})
+        options = {"causal": causal, "true_means": true_means, "cached": cached, "gradients": gradients}
+        session = CheckSession(understanding, options)
         _run_probes(session)
     report = Report(
         _describe(understanding),
@@ -81,6 +94,7 @@ def check(
         sorted(session.diagnoses, key=lambda diagnosis: diagnosis.warning),
         session.example,
         strict=strict,
+        undecided=session.undecided,
     )
     report.seconds = time.perf_counter() - started
     return report

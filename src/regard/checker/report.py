@@ -1,6 +1,8 @@
 """The result of a check: a verdict, the checks that passed and failed, and the diagnosis with its fix.
 
-A report is data. `regard.cli` shows it in a terminal; here it becomes text, JSON and a notebook's table.
+The verdict is "right" only if the output was compared and agrees, "wrong" only if something is known to be
+wrong, and "undecided" otherwise. A report is data. `regard.cli` shows it in a terminal; here it becomes
+text, JSON and a notebook's table.
 """
 
 from __future__ import annotations
@@ -12,12 +14,18 @@ import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-MARKS = {"passed": "✓", "failed": "✗", "warning": "!", "skipped": "–"}
+MARKS = {"passed": "✓", "failed": "✗", "warning": "!", "skipped": "–", "untried": "?"}
+WORDS = {"skipped": "skipped", "untried": "not tried:"}
+COLOURS = {"right": "#2e7d32", "wrong": "#c62828", "undecided": "#b26a00"}
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check and its outcome: its status is "passed", "failed", "warning" or "skipped"."""
+    """One check and its outcome.
+
+    The status is "passed", "failed", "warning", "skipped" (the code does not offer it) or "untried" (it can
+    be tried if the caller says how, as the detail says).
+    """
 
     name: str
     status: str
@@ -39,6 +47,9 @@ class Diagnosis:
     warning: bool = False  # whether it does not fail the check
 
 
+REPORT_FIELDS = ("subject", "assumptions", "example", "seconds", "strict", "undecided")
+
+
 @dataclass
 class Report:
     """The result of `regard.check`.
@@ -53,45 +64,67 @@ class Report:
     example: str = ""  # the smallest failing case, if no mistake explains it
     seconds: float = 0.0
     strict: bool = False
+    undecided: str = ""  # why there is no verdict and what it would take, if so
+
+    @property
+    def verdict(self) -> str:
+        """ "right", "wrong" or "undecided"."""
+        if self.failures:
+            return "wrong"
+        compared = any(check.name == "output" for check in self.passed)
+        if self.undecided or not compared or (self.strict and self.untried):
+            return "undecided"
+        return "right"
 
     @property
     def ok(self) -> bool:
-        """Whether the attention is right: nothing failed and, if strict, there is no warning."""
-        return not self.failures
+        """Whether the verdict is "right": the output was compared and agrees, and nothing else is wrong."""
+        return self.verdict == "right"
 
     @property
     def failures(self) -> list[Check]:
         """The checks that failed; with `strict`, warnings too."""
-        failing = ("failed", "warning") if self.strict else ("failed",)
-        return [check for check in self.checks if check.status in failing]
+        return self._with_status("failed", *(("warning",) if self.strict else ()))
 
     @property
     def warnings(self) -> list[Check]:
         """The checks with a warning."""
-        return [check for check in self.checks if check.status == "warning"]
+        return self._with_status("warning")
 
     @property
     def passed(self) -> list[Check]:
         """The checks that passed."""
-        return [check for check in self.checks if check.status == "passed"]
+        return self._with_status("passed")
 
     @property
     def skipped(self) -> list[Check]:
-        """The checks that could not be made; their detail says why."""
-        return [check for check in self.checks if check.status == "skipped"]
+        """The checks that were not made; their detail says why, or how to have them made."""
+        return self._with_status("untried", "skipped")
 
     @property
-    def verdict(self) -> str:
-        """The outcome in one line."""
-        if not self.ok:
+    def untried(self) -> list[Check]:
+        """The checks that were not made but can be, if the caller says how."""
+        return self._with_status("untried")
+
+    def _with_status(self, *statuses: str) -> list[Check]:
+        return [check for status in statuses for check in self.checks if check.status == status]
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one line."""
+        if self.verdict == "wrong":
             return f"{self.subject} is WRONG: {_count(len(self.failures), 'check')} failed"
-        if any(check.name == "output" for check in self.skipped):
-            return (
-                f"{self.subject}: nothing wrong was found in {_count(len(self.passed), 'check')}, "
-                "but its output could not be compared"
-            )
+        if self.verdict == "undecided":
+            return f"{self.subject} is UNDECIDED: {self.undecided or self._what_is_missing()}"
         warned = f", with {_count(len(self.warnings), 'warning')}" if self.warnings else ""
-        return f"{self.subject} is right{warned}: {_count(len(self.passed), 'check')} passed"
+        names = " and ".join(dict.fromkeys(check.name for check in self.untried))
+        untried = f", but the {names} {'was' if ' and ' not in names else 'were'} not tried" if names else ""
+        return f"{self.subject} is right{warned}{untried}: {_count(len(self.passed), 'check')} passed"
+
+    def _what_is_missing(self) -> str:
+        if any(check.name == "output" for check in self.passed):
+            return f"strict, and the {self.untried[0].name} was not tried"
+        return "its output was not compared"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data that JSON can hold."""
@@ -99,12 +132,12 @@ class Report:
         for diagnosis in data["diagnoses"]:
             error = diagnosis["error"]
             diagnosis["error"] = error if error is None or math.isfinite(error) else None
-        return {"ok": self.ok, "verdict": self.verdict} | data
+        return {"verdict": self.verdict, "ok": self.ok, "summary": self.summary} | data
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
         """Return the report that `to_dict` made `data` of."""
-        fields = {key: data[key] for key in ("subject", "assumptions", "example", "seconds", "strict")}
+        fields = {key: data[key] for key in REPORT_FIELDS}
         checks = [Check(**check) for check in data["checks"]]
         return cls(**fields, checks=checks, diagnoses=[Diagnosis(**d) for d in data["diagnoses"]])
 
@@ -113,9 +146,9 @@ class Report:
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
 
     def __str__(self) -> str:
-        lines = [self.verdict]
+        lines = _wrap("", self.summary)
         if self.assumptions:
-            lines.append(f"  assumed  {'; '.join(self.assumptions)}")
+            lines += _wrap("  assumed  ", "; ".join(self.assumptions))
         for check in (*self.failures, *(c for c in self.warnings if c not in self.failures)):
             lines += _wrap(f"  {MARKS[check.status]} ", str(check))
         for diagnosis in self.diagnoses:
@@ -128,11 +161,11 @@ class Report:
         if self.passed:
             lines += _wrap("  ✓ ", ", ".join(check.name for check in self.passed))
         for check in self.skipped:
-            lines += _wrap("  – skipped ", str(check))
+            lines += _wrap(f"  {MARKS[check.status]} {WORDS[check.status]} ", str(check))
         return "\n".join([*lines, f"  {self.seconds:.1f} s"])
 
     def __repr__(self) -> str:
-        return f"Report({self.verdict})"
+        return f"Report({self.summary})"
 
     def _repr_html_(self) -> str:
         rows = [
@@ -146,8 +179,7 @@ class Report:
             for d in self.diagnoses
         )
         example = f"<pre>{html.escape(self.example)}</pre>" if self.example else ""
-        colour = "#2e7d32" if self.ok else "#c62828"
-        verdict = f"<p style='color:{colour}'><b>{html.escape(self.verdict)}</b></p>"
+        verdict = f"<p style='color:{COLOURS[self.verdict]}'><b>{html.escape(self.summary)}</b></p>"
         return f"{verdict}{diagnoses}{example}<table>{''.join(rows)}</table>"
 
 

@@ -45,6 +45,7 @@ class CheckSession:
     mixed: str = ""  # how the items of a batch depend on each other, in a sentence, if they do
     example: str = ""  # the smallest failing case
     notes: list[str] = field(default_factory=list)  # further assumptions for the report
+    undecided: str = ""  # why there can be no verdict, if so
 
     @property
     def subject(self) -> Subject:
@@ -90,6 +91,10 @@ class CheckSession:
     def add_skip(self, name: str, reason: str) -> None:
         """Record a check that could not be made."""
         self.checks.append(Check(name, "skipped", reason))
+
+    def add_untried(self, name: str, how: str) -> None:
+        """Record a check that was not made; `how` says what the caller can do to have it made."""
+        self.checks.append(Check(name, "untried", how))
 
     def add_failure(self, name: str, detail: str) -> None:
         """Record a check that failed, without a diagnosis."""

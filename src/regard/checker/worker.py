@@ -44,7 +44,9 @@ def main() -> None:
     try:
         thing = locate(request["spec"])
         write_line(phase="checking")
-        write_line(report=check(thing, **request["options"]).to_dict())
+        options = request["options"]
+        options |= {name: locate(options[name]) for name in ("cached", "oracle") if options.get(name)}
+        write_line(report=check(thing, **options).to_dict())
     except CheckError as error:
         write_line(error=str(error))
     except (Exception, SystemExit) as error:

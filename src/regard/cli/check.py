@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from regard.checker.report import Report
 
 
+EXIT_CODES = {"right": 0, "wrong": 1, "undecided": 3}  # 2: it could not be run
+
+
 def check(
     target: Annotated[
         list[str] | None,
@@ -45,7 +48,21 @@ def check(
         str | None,
         typer.Option(metavar="look|hide", help="Whether True in its boolean masks means look or hide."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Count warnings as failures.")] = False,
+    cached: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:step", help="How a sequence is continued: step(module, x, cache)."),
+    ] = None,
+    oracle: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:Name", help="Your own slow version, to compare with instead."),
+    ] = None,
+    gradients: Annotated[
+        bool, typer.Option("--gradients/--no-gradients", help="Whether to compare gradients.")
+    ] = True,
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where its code runs.")] = "cpu",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Count warnings as failures, and leave nothing untried.")
+    ] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit for its code.")] = 60.0,
     memory: Annotated[float, typer.Option(metavar="GB", help="Memory limit for its code.")] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -53,7 +70,7 @@ def check(
 ) -> None:
     """Check an attention function, module or class: a verdict, and what is wrong.
 
-    It runs in a process of its own. Exit code: 0 right, 1 wrong, 2 it could not be checked.
+    It runs in a process of its own. Exit code: 0 right, 1 wrong, 2 it could not be run, 3 undecided.
 
     \b
     Examples:
@@ -73,9 +90,9 @@ def check(
             raise CheckError(
                 f"expected one thing to check, as path/to/file.py:Name, got {', '.join(places) or 'none'}"
             )
-        options: dict[str, Any] = _arguments(
-            [*(with_ or []), *(word for word in target or [] if "=" in word)]
-        )
+        options: dict[str, Any] = {
+            "init": _arguments([*(with_ or []), *(word for word in target or [] if "=" in word)])
+        }
         asked: dict[str, Any] = {
             "causal": causal,
             "window": window,
@@ -83,14 +100,15 @@ def check(
             "scale": scale,
             "heads": heads,
         }
-        asked |= {"true_means": true_means, "strict": strict}
+        asked |= {"true_means": true_means, "cached": cached, "oracle": oracle, "device": device}
+        asked |= {"gradients": gradients, "strict": strict}
         options |= {name: value for name, value in asked.items() if value is not None}
         from regard.checker.sandbox import check_in_process
 
         report = check_in_process(places[0], options, timeout=timeout, memory=memory)
     except CheckError as error:
         if as_json:
-            typer.echo(json.dumps({"ok": None, "error": str(error)}, ensure_ascii=False))
+            typer.echo(json.dumps({"verdict": None, "ok": None, "error": str(error)}, ensure_ascii=False))
         else:
             typer.echo(f"regard: {error}", err=True)
         raise typer.Exit(2) from None
@@ -98,7 +116,7 @@ def check(
         typer.echo(report.to_json())
     else:
         print_report(report)
-    raise typer.Exit(0 if report.ok else 1)
+    raise typer.Exit(EXIT_CODES[report.verdict])
 
 
 def _arguments(words: list[str]) -> dict[str, Any]:
@@ -126,15 +144,16 @@ def print_report(report: Report) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from regard.checker.report import MARKS
+    from regard.checker.report import MARKS, WORDS
 
     console = Console(highlight=False)
-    colours = {"passed": "green", "failed": "red", "warning": "yellow", "skipped": "dim"}
+    colours = {"passed": "green", "failed": "red", "warning": "yellow", "skipped": "dim", "untried": "yellow"}
+    verdicts = {"right": "bold green", "wrong": "bold red", "undecided": "bold yellow"}
 
     def line(mark: str, text: str, style: str, indent: int = 2) -> None:
         console.print(Padding(Text.assemble((f"{mark} ", style), text), (0, 0, 0, indent)))
 
-    console.print(Text(report.verdict, style="bold green" if report.ok else "bold red"))
+    console.print(Text(report.summary, style=verdicts[report.verdict]))
     if report.assumptions:
         console.print(Padding(Text("assumed " + "; ".join(report.assumptions), style="dim"), (0, 0, 0, 2)))
     for check in [*(c for c in report.checks if c.status == "failed"), *report.warnings]:
@@ -152,7 +171,7 @@ def print_report(report: Report) -> None:
     if report.passed:
         line(MARKS["passed"], ", ".join(check.name for check in report.passed), "green")
     for check in report.skipped:
-        line(MARKS["skipped"], f"skipped {check}", "dim")
+        line(MARKS[check.status], f"{WORDS[check.status]} {check}", colours[check.status])
     console.print(Padding(Text(f"{report.seconds:.1f} s", style="dim"), (0, 0, 0, 2)))
 
 

@@ -58,7 +58,7 @@ def build(cls: type[nn.Module], init: dict[str, Any], sizes: dict[str, Any] | No
         shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())[:160]
         raise CheckError(
             f"{cls.__name__}({shown}) raised {type(error).__name__}: {_first_line(error)}; "
-            f"pass its arguments: --with name=value, or check({cls.__name__}, name=value)"
+            f"pass its arguments: --with name=value, or check({cls.__name__}, init={{…}})"
         ) from error
 
 
@@ -82,7 +82,7 @@ def constructor_arguments(cls: type, init: dict[str, Any], sizes: dict[str, Any]
         elif parameter.default is parameter.empty:
             raise CheckError(
                 f"{cls.__name__} needs `{name}`, which cannot be guessed: pass it with --with {name}=…, "
-                f"or check({cls.__name__}, {name}=…)"
+                f"or check({cls.__name__}, init={{{name!r}: …}})"
             )
     unknown = [name for name in init if name not in used]
     if unknown and takes_any:
@@ -93,24 +93,25 @@ def constructor_arguments(cls: type, init: dict[str, Any], sizes: dict[str, Any]
     return arguments
 
 
-def add_promises(thing: Any, init: dict[str, Any], **promises: Any) -> dict[str, Any]:
-    """Return the constructor arguments of a class, completed by what the caller promised of it.
+def add_promises(thing: Any, init: dict[str, Any], promises: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a class or function, completed by what the caller promised of it.
 
-    `promises` are sizes such as `window=3`; each is passed to the parameter that has this meaning, if there
-    is one and the caller has not given it. Anything but a class keeps `init`.
+    `promises` are options of `check` such as `window=3`. A name that both sides know goes to both; a class
+    also gets them under a name of the same meaning (`heads=8` as `num_heads`).
     """
     completed = dict(init)
-    if isinstance(thing, type):
-        for meaning, value in promises.items():
-            for name in _parameters(thing):
-                if vocabulary.size(name) == meaning and value is not None:
-                    completed.setdefault(name, value)
+    parameters = _parameters(thing) if callable(thing) else {}
+    for meaning, value in promises.items():
+        for name in parameters if value is not None else ():
+            same = name == meaning or vocabulary.size(name) == meaning
+            if same if isinstance(thing, type) else name == meaning == "heads":
+                completed.setdefault(name, value)
     return completed
 
 
-def _parameters(cls: type) -> dict[str, inspect.Parameter]:
+def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
-        return dict(inspect.signature(cls).parameters)
+        return dict(inspect.signature(target).parameters)
     except (TypeError, ValueError):
         return {}
 
