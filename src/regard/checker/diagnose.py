@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from regard.checker.catalogue import CATALOGUE
+from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant, CaseSizes, Scale
-from regard.checker.understand import TOLERANCE, Intent, Observation
 
 
 @dataclass(frozen=True)

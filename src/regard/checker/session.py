@@ -12,9 +12,10 @@ from torch import nn
 from regard.checker.cases import Cases
 from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import Match
+from regard.checker.intent import Intent
 from regard.checker.report import Check, Diagnosis
 from regard.checker.subject.subject import Subject
-from regard.checker.understand import Intent, Understanding
+from regard.checker.understand import Understanding
 
 # The checks that compare the output with the oracle's.
 OUTPUT_CHECKS = (

@@ -17,35 +17,13 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.cases import Cases
 from regard.checker.errors import CheckError
+from regard.checker.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import Answer
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.projections import find_wirings
 from regard.checker.subject.subject import Reply, Subject, apply_rotary
-
-TOLERANCE = 2e-5  # relative; far above rounding, far below any mistake
-
-
-@dataclass(frozen=True)
-class Intent:
-    """One interpretation of the code: its wiring, and whether it is causal by itself."""
-
-    wiring: Wiring
-    causal: bool
-
-    def apply(self, question: Question) -> Question:
-        """Return the question with this interpretation's causality; a flag in the question decides."""
-        return replace(question, causal=self.causal if question.flag is None else question.flag)
-
-
-@dataclass(frozen=True)
-class Observation:
-    """A question and the subject's answer."""
-
-    question: Question
-    answer: Answer
 
 
 @dataclass

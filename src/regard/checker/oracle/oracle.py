@@ -23,8 +23,10 @@ def expected_answer(question: Question, wiring: Wiring, *, dtype: torch.dtype = 
     """
     question = question.to(dtype)
     q, k, v = wiring.project(question)
-    q, k = wiring.position(q, k, question)
+    q, k, v = wiring.position(q, k, v)
     mask = _build_mask(question, q, k)
+    if wiring.bias is not None:
+        mask = mask & tensor_mask(wiring.bias(q.shape[1], q.shape[2], k.shape[2]).to(q.dtype))
     steps = trace(q, k, v, mask, scale=wiring.scale, softcap=question.softcap, sinks=wiring.sinks)
     empty = (steps.masked == -torch.inf).all(-1, keepdim=True)
     output, free = wiring.finish(steps.output, empty)

@@ -61,6 +61,7 @@ class AttentionVariant:
     roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) is used as each of them
     split: str = "transpose"  # or "view": heads split without a transpose
     merge: str = "transpose"  # or "view"
+    rotated: str = "qk"  # which of q, k and v get rotary positions
     groups: str = "interleave"  # or "tile"
     scale: Scale = root
     causal: Rule = past
@@ -86,7 +87,7 @@ class AttentionVariant:
         # Project, split and position.
         projected = projected or wiring.project(question, view=self.split == "view")
         q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
-        q, k = wiring.position(q, k, question)
+        q, k, v = wiring.position(q, k, v, self.rotated)
         B, H, T, D = q.shape
         n = CaseSizes(B, H, k.shape[1], T, k.shape[2], D, wiring.width or H * D)
         if n.G < H:
@@ -101,6 +102,8 @@ class AttentionVariant:
         allowed = self._allowed(question, n, q.device)
         if self.softcap == "before" and question.softcap is not None:
             scaled = question.softcap * torch.tanh(scaled / question.softcap)
+        if wiring.bias is not None:
+            scaled = scaled + wiring.bias(H, n.T, n.S).to(scaled)
         masked = scaled if question.bias is None else scaled + question.bias.to(scaled)
         if self.masking == "scaled" and question.bias is not None:
             masked = scaled + question.bias.to(scaled) * scale

@@ -45,6 +45,7 @@ class Wiring:
     key_norm: Callable[[Tensor], Tensor] | None = None
     rotate: Callable[[Tensor, int], Tensor] | None = None  # (x (B, H, T, D), first position)
     sinks: Tensor | None = None  # (H,), one sink logit per head
+    bias: Callable[[int, int, int], Tensor] | None = None  # (H, T, S) -> what is added to the scaled scores
     unknown: tuple[str, ...] = field(default=())  # parts of the module that the oracle cannot reproduce
 
     def project(self, question: Question, *, view: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,13 +62,18 @@ class Wiring:
         )
         return _split(q, self.heads, view), _split(k, self.groups, view), _split(v, self.groups, view)
 
-    def position(self, q: Tensor, k: Tensor, question: Question) -> tuple[Tensor, Tensor]:
-        """Return queries and keys normalised and rotated, if the module does so."""
+    def position(self, q: Tensor, k: Tensor, v: Tensor, rotated: str = "qk") -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, normalised and rotated as the module does it.
+
+        `rotated` names those that are rotated; another choice than queries and keys is a mistake.
+        """
         q = q if self.query_norm is None else self.query_norm(q)
         k = k if self.key_norm is None else self.key_norm(k)
         if self.rotate is not None:
-            q, k = self.rotate(q, k.shape[2] - q.shape[2]), self.rotate(k, 0)
-        return q, k
+            q = self.rotate(q, k.shape[2] - q.shape[2]) if "q" in rotated else q
+            k = self.rotate(k, 0) if "k" in rotated else k
+            v = self.rotate(v, 0) if "v" in rotated else v
+        return q, k, v
 
     def finish(
         self, mixed: Tensor, free: Tensor | None, *, view: bool = False, skip: bool = False

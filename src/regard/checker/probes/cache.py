@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.catalogue import get_mistake
+from regard.checker.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, AttentionVariant
 from regard.checker.session import CheckSession
 from regard.checker.subject.construct import annotated_class
-from regard.checker.understand import TOLERANCE, Intent
 
 # Continues a sequence: step(module, x, cache) -> (output, cache).
 Step = Callable[[nn.Module, Tensor, Any], tuple[Any, Any]]

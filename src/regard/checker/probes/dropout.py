@@ -11,13 +11,13 @@ import re
 import torch
 from torch import Tensor, nn
 
+from regard.checker.intent import Intent
 from regard.checker.oracle.oracle import expected_answer
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.subject import copy_module
-from regard.checker.understand import Intent
 
 P = 0.5
 _OUTPUT_DROPOUT = re.compile(r"resid|proj|out(?!$)|hidden", re.I)  # names of dropout meant for the output

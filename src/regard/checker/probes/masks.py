@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 
 from regard.checker.catalogue import get_mistake
+from regard.checker.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant
 from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
-from regard.checker.understand import TOLERANCE, Intent
 
 
 def probe_masks(session: CheckSession) -> None:

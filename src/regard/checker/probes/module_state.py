@@ -8,12 +8,13 @@ import torch
 
 from regard.checker.cases import Cases
 from regard.checker.errors import CheckError
+from regard.checker.intent import TOLERANCE
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import build
 from regard.checker.subject.subject import copy_module
-from regard.checker.understand import TOLERANCE, max_length, plain_tensors
+from regard.checker.understand import max_length, plain_tensors
 
 
 def probe_module_state(session: CheckSession) -> None:

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.checker.catalogue import get_mistake
+from regard.checker.intent import Intent
 from regard.checker.oracle.oracle import expected_answer, relative_difference, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
-from regard.checker.understand import Intent
 
 LIMIT = 10.0  # times PyTorch's own error at the same dtype
 _FLOAT32 = torch.float32
@@ -47,7 +47,8 @@ def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: t
     with torch.no_grad():
         plain = CORRECT.answer(interpreted, intent.wiring)
         error = relative_error(plain, expected)
-        if interpreted.softcap is None and intent.wiring.sinks is None and interpreted.rule is None:
+        wiring = intent.wiring
+        if interpreted.softcap is wiring.sinks is interpreted.rule is wiring.bias is None:
             error = max(error, relative_error(_fused_answer(interpreted, intent, plain), expected))
     return max(error, torch.finfo(dtype).eps / 2)
 
@@ -56,11 +57,12 @@ def _fused_answer(question: Question, intent: Intent, plain: Answer) -> Answer:
     """Return the answer of PyTorch's fused attention; the mask is read off the plain answer's weights."""
     wiring = intent.wiring
     q, k, v = wiring.project(question)
-    q, k = wiring.position(q, k, question)
+    q, k, v = wiring.position(q, k, v)
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    allowed = None if plain.weights is None else plain.weights > 0
-    causal = allowed if question.causal or question.mask is not None else None
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=causal, scale=wiring.scale)
+    assert plain.weights is not None
+    allowed = plain.weights > 0
+    mask = None if bool(allowed.all()) else allowed
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=wiring.scale)
     return Answer(wiring.finish(mixed, None)[0])
 
 

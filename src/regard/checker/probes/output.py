@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, explain_parts
+from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.session import CheckSession
 from regard.checker.subject.subject import MaskForm, Reply
-from regard.checker.understand import TOLERANCE, Intent, Observation
 
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
 
