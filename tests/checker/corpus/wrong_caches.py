@@ -368,10 +368,10 @@ ENTRIES = [
     # One slot more than was written: a key of zeros, or of an earlier text.
     LLAMA.wrong(
         "one slot too many",
-        ("self.cache_k[:bsz, :start_pos], xk], 1)", "self.cache_k[:bsz, :start_pos], xk, self.cache_k[:bsz, -1:]], 1)"),
-        ("self.cache_v[:bsz, :start_pos], xv], 1)", "self.cache_v[:bsz, :start_pos], xv, self.cache_v[:bsz, -1:]], 1)"),
-        ("torch.hstack([torch.zeros(seqlen, start_pos), mask])", "torch.hstack([torch.zeros(seqlen, start_pos), mask, torch.zeros(seqlen, 1)])"),
-        mistakes=("empty-slot-read", "no-mask"),
+        ("self.cache_k[:bsz, :start_pos], xk], 1)", "self.cache_k[:bsz, :start_pos], xk, self.cache_k[:bsz, -1:][:, : start_pos > 0]], 1)"),
+        ("self.cache_v[:bsz, :start_pos], xv], 1)", "self.cache_v[:bsz, :start_pos], xv, self.cache_v[:bsz, -1:][:, : start_pos > 0]], 1)"),
+        ("torch.hstack([torch.zeros(seqlen, start_pos), mask])", "torch.hstack([torch.zeros(seqlen, start_pos), mask, torch.zeros(seqlen, int(start_pos > 0))])"),
+        mistakes=("empty-slot-read",),
     ),
     LLAMA.wrong(
         "one slot too few",
@@ -430,7 +430,7 @@ ENTRIES = [
         "pointer moves first",
         ("            start = self.ptr_current_pos\n", "            self.ptr_current_pos += num_tokens_Q\n            start = self.ptr_current_pos\n"),
         ("            self.ptr_current_pos += num_tokens_Q\n        else", "        else"),
-        mistakes=("cache-mask-off", "no-mask", "one-token-ahead", "square-mask-sliced-by-columns"),
+        mistakes=("square-mask-sliced-by-columns",),
     ),
     BOOK_CACHE.wrong(
         "cache replaced",
@@ -441,8 +441,8 @@ ENTRIES = [
     ),
     SLOTS.right(),
     SLOTS.wrong("written one slot on", ("k_out[:, :, input_pos] = k_val", "k_out[:, :, input_pos + 1] = k_val"), ("v_out[:, :, input_pos] = v_val", "v_out[:, :, input_pos + 1] = v_val"), mistakes=("cache-slot-off-by-one",)),
-    SLOTS.wrong("values are not cached", ("        v_out[:, :, input_pos] = v_val\n", ""), mistakes=("cache-values-lost", "cache-roles-swapped")),
-    SLOTS.wrong("every slot visible", ("mask = causal[input_pos][:, : k.shape[2]]", "mask = None"), mistakes=("empty-slot-read", "no-mask")),
+    SLOTS.wrong("values are not cached", ("        v_out[:, :, input_pos] = v_val\n", ""), mistakes=("cache-half-written",)),
+    SLOTS.wrong("every slot visible", ("mask = causal[input_pos][:, : k.shape[2]]", "mask = None"), mistakes=("empty-slot-read",)),
     OBJECT.right(),
     OBJECT.wrong("positions restart", ("start = 0 if cache is None else len(cache)", "start = 0"), mistakes=("positions-restart",)),
     OBJECT.wrong("positions one ahead", ("else len(cache)\n", "else len(cache) + (len(cache) > 0)\n"), mistakes=("position-off-by-one",)),
@@ -461,7 +461,7 @@ ENTRIES = [
     OBJECT.wrong(
         "queries rotated from 0, keys by the cache",
         ("        q = apply_rotary(q, cos[start:], sin[start:])", "        q = apply_rotary(q, cos[:T], sin[:T])"),
-        mistakes=("query-positions-restart", "positions-restart"),
+        mistakes=("positions-restart",),
     ),
     OBJECT.wrong("is_causal with a cache", ("tril(diagonal=S - T)", "tril()"), mistakes=("top-left-causal",)),
     STREAM.right(),

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from regard.checker.errors import CheckError
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
+from regard.checker.subject import vocabulary
 
 _DOT_T = torch.Tensor.T  # the property itself
 _SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "causal": "is_causal"}
@@ -143,6 +144,14 @@ class Subject:
             self._copies[dtype] = copy_module(self.module).to(dtype).eval()
         return self._copies[dtype]
 
+    def _runnable(self, dtype: torch.dtype) -> nn.Module | None:
+        """Return the module to run: a new copy each time, if it may keep a cache from call to call."""
+        module = self.module_as(dtype)
+        stateful = module is not None and any(
+            vocabulary.is_cache(name) for part in module.modules() for name in (*vars(part), *part._buffers)
+        )
+        return copy_module(module) if module is not None and stateful else module
+
     def replaced(self, **changes: Any) -> Subject:
         """Return the subject with some fields changed."""
         return replace(self, _copies=self._copies, **changes)
@@ -158,7 +167,7 @@ class Subject:
 
         `module` is run instead of the subject's own copy. `dropout` leaves dropout enabled.
         """
-        target = self.target if self.module is None else (module or self.module_as(question.dtype))
+        target = self.target if self.module is None else (module or self._runnable(question.dtype))
         assert target is not None
         monitor = CallMonitor(dropout)
         try:

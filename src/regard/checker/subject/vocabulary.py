@@ -23,7 +23,9 @@ _ARGUMENTS = {
         cache kv_cache past past_kv past_key_value past_key_values layer_past past_kvs kvcache
         layer_cache""",
     "use_cache": "use_cache return_cache",
-    "start": "start_pos start_position offset cache_position pos_offset position_offset",
+    "start": """
+        start_pos start_position offset cache_position pos_offset position_offset input_pos start_idx
+        past_length past_len cache_len cur_pos""",
     "dropout": "dropout dropout_p p_drop drop_p attn_dropout p drop",
     "training": "training train is_training",
     "scale": "scale scaling softmax_scale sm_scale",
@@ -112,6 +114,16 @@ def projection(path: str) -> str | None:
             if word in (role[0], role, {"query": "querie"}.get(role, role)):
                 return role
     return None
+
+
+_CACHE = re.compile(
+    r"(^|_)(cache|caches|cached|past|kvcache)(_|$)|(^|_)(prev|old|stored)_(k|v|keys|values)$", re.I
+)
+
+
+def is_cache(name: str) -> bool:
+    """Return whether an attribute is named like a cache of keys and values: `cache_k`, `past_keys`."""
+    return _CACHE.search(name) is not None
 
 
 def says_causal(text: str) -> bool | None:
