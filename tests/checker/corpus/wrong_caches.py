@@ -2,7 +2,7 @@
 
 from tests.checker.styles import Style
 
-_ROTATE = '''
+_ROTATE = """
 def precompute(D, length, theta=10000.0):
     inverse = theta ** (-torch.arange(0, D, 2).double() / D)
     angles = torch.outer(torch.arange(length).double(), inverse)
@@ -16,7 +16,7 @@ def rotate_half(x):
 
 def apply_rotary(x, cos, sin):
     return x * cos.to(x.dtype) + rotate_half(x) * sin.to(x.dtype)
-'''
+"""
 
 # start_pos as an argument, the cache in buffers of the module, as the reference code of Llama has it.
 LLAMA = Style(
@@ -340,16 +340,24 @@ ENTRIES = [
     ),
     LLAMA.wrong(
         "positions one behind",
-        ("        cos = self.cos[start_pos", "        first = max(start_pos - 1, 0)\n        cos = self.cos[first"),
-        ("start_pos + seqlen, None]\n        sin = self.sin[start_pos : start_pos + seqlen, None]",
-         "first + seqlen, None]\n        sin = self.sin[first : first + seqlen, None]"),
+        (
+            "        cos = self.cos[start_pos",
+            "        first = max(start_pos - 1, 0)\n        cos = self.cos[first",
+        ),
+        (
+            "start_pos + seqlen, None]\n        sin = self.sin[start_pos : start_pos + seqlen, None]",
+            "first + seqlen, None]\n        sin = self.sin[first : first + seqlen, None]",
+        ),
         mistakes=("position-off-by-one",),
     ),
     # zeros(seqlen, start_pos) is on the wrong side: the new tokens' columns are the first ones.
     LLAMA.wrong(
-    # The future is hidden among the cached keys, and the new keys are hidden altogether.
+        # The future is hidden among the cached keys, and the new keys are hidden altogether.
         "mask on the wrong side",
-        ("torch.hstack([torch.zeros(seqlen, start_pos), mask])", 'torch.hstack([mask, torch.full((seqlen, start_pos), float("-inf"))])'),
+        (
+            "torch.hstack([torch.zeros(seqlen, start_pos), mask])",
+            'torch.hstack([mask, torch.full((seqlen, start_pos), float("-inf"))])',
+        ),
         mistakes=("top-left-causal",),
     ),
     LLAMA.wrong(
@@ -368,9 +376,18 @@ ENTRIES = [
     # One slot more than was written: a key of zeros, or of an earlier text.
     LLAMA.wrong(
         "one slot too many",
-        ("self.cache_k[:bsz, :start_pos], xk], 1)", "self.cache_k[:bsz, :start_pos], xk, self.cache_k[:bsz, -1:][:, : start_pos > 0]], 1)"),
-        ("self.cache_v[:bsz, :start_pos], xv], 1)", "self.cache_v[:bsz, :start_pos], xv, self.cache_v[:bsz, -1:][:, : start_pos > 0]], 1)"),
-        ("torch.hstack([torch.zeros(seqlen, start_pos), mask])", "torch.hstack([torch.zeros(seqlen, start_pos), mask, torch.zeros(seqlen, int(start_pos > 0))])"),
+        (
+            "self.cache_k[:bsz, :start_pos], xk], 1)",
+            "self.cache_k[:bsz, :start_pos], xk, self.cache_k[:bsz, -1:][:, : start_pos > 0]], 1)",
+        ),
+        (
+            "self.cache_v[:bsz, :start_pos], xv], 1)",
+            "self.cache_v[:bsz, :start_pos], xv, self.cache_v[:bsz, -1:][:, : start_pos > 0]], 1)",
+        ),
+        (
+            "torch.hstack([torch.zeros(seqlen, start_pos), mask])",
+            "torch.hstack([torch.zeros(seqlen, start_pos), mask, torch.zeros(seqlen, int(start_pos > 0))])",
+        ),
         mistakes=("empty-slot-read",),
     ),
     LLAMA.wrong(
@@ -383,24 +400,43 @@ ENTRIES = [
     # Keys are rotated when they are written and again when they are read.
     LLAMA.wrong(
         "keys rotated again when read",
-        ("        keys, values = repeat_kv(keys",
-         "        if start_pos > 0:\n"
-         "            keys = apply_rotary(keys, self.cos[: start_pos + seqlen, None], self.sin[: start_pos + seqlen, None])\n"
-         "        keys, values = repeat_kv(keys"),
+        (
+            "        keys, values = repeat_kv(keys",
+            "        if start_pos > 0:\n"
+            "            keys = apply_rotary(keys, self.cos[: start_pos + seqlen, None], self.sin[: start_pos + seqlen, None])\n"
+            "        keys, values = repeat_kv(keys",
+        ),
         mistakes=("keys-rotated-twice",),
     ),
-    LLAMA.wrong("values rotated", ("        self.cache_k[:bsz, start", "        xv = apply_rotary(xv, cos, sin)\n        self.cache_k[:bsz, start"), mistakes=("values-rotated",)),
+    LLAMA.wrong(
+        "values rotated",
+        (
+            "        self.cache_k[:bsz, start",
+            "        xv = apply_rotary(xv, cos, sin)\n        self.cache_k[:bsz, start",
+        ),
+        mistakes=("values-rotated",),
+    ),
     LLAMA.wrong(
         "keys are not rotated",
-        ("xq, xk = apply_rotary(xq, cos, sin), apply_rotary(xk, cos, sin)", "xq = apply_rotary(xq, cos, sin)"),
+        (
+            "xq, xk = apply_rotary(xq, cos, sin), apply_rotary(xk, cos, sin)",
+            "xq = apply_rotary(xq, cos, sin)",
+        ),
         mistakes=("one-side-rotated",),
     ),
-    LLAMA.wrong("groups tiled", ("x.repeat_interleave(times, dim=2)", "x.repeat(1, 1, times, 1)"), mistakes=("grouped-heads-tiled",)),
+    LLAMA.wrong(
+        "groups tiled",
+        ("x.repeat_interleave(times, dim=2)", "x.repeat(1, 1, times, 1)"),
+        mistakes=("grouped-heads-tiled",),
+    ),
     PAST.right(),
     PAST.wrong("top-left mask", ("[ns - nd : ns, :ns]", "[:nd, :ns]"), mistakes=("top-left-causal",)),
     PAST.wrong(
         "past values lost",
-        ("            value = torch.cat((past_value, value), dim=-2)\n", "            value = torch.cat((past_key, value), dim=-2)\n"),
+        (
+            "            value = torch.cat((past_value, value), dim=-2)\n",
+            "            value = torch.cat((past_key, value), dim=-2)\n",
+        ),
         mistakes=("cache-roles-swapped",),
     ),
     PAST.wrong(
@@ -412,23 +448,46 @@ ENTRIES = [
     # `present` holds only the new keys, so the third piece does not see the first.
     PAST.wrong(
         "only the last piece is kept",
-        ("        if layer_past is not None:\n", "        present = torch.stack((key, value))\n        if layer_past is not None:\n"),
-        ("            value = torch.cat((past_value, value), dim=-2)\n        present = torch.stack((key, value))\n",
-         "            value = torch.cat((past_value, value), dim=-2)\n"),
+        (
+            "        if layer_past is not None:\n",
+            "        present = torch.stack((key, value))\n        if layer_past is not None:\n",
+        ),
+        (
+            "            value = torch.cat((past_value, value), dim=-2)\n        present = torch.stack((key, value))\n",
+            "            value = torch.cat((past_value, value), dim=-2)\n",
+        ),
         mistakes=("cache-overwritten",),
     ),
-    PAST.wrong("past ignored", ("if layer_past is not None:", "if layer_past is not None and False:"), mistakes=("cache-ignored",)),
+    PAST.wrong(
+        "past ignored",
+        ("if layer_past is not None:", "if layer_past is not None and False:"),
+        mistakes=("cache-ignored",),
+    ),
     PAST.wrong(
         "new tokens do not see each other's past",
-        ("b = torch.ones(ns, ns, dtype=torch.bool).tril()[ns - nd : ns, :ns]", "b = torch.ones(nd, ns, dtype=torch.bool) if ns > nd else torch.ones(nd, ns, dtype=torch.bool).tril()"),
+        (
+            "b = torch.ones(ns, ns, dtype=torch.bool).tril()[ns - nd : ns, :ns]",
+            "b = torch.ones(nd, ns, dtype=torch.bool) if ns > nd else torch.ones(nd, ns, dtype=torch.bool).tril()",
+        ),
         mistakes=("square-mask-sliced-by-columns",),
     ),
     BOOK_CACHE.right(),
-    BOOK_CACHE.wrong("reset forgets nothing", ("        self.cache_k, self.cache_v = None, None\n        self.ptr", "        self.ptr"), mistakes=("stale-cache",)),
-    BOOK_CACHE.wrong("pointer never moves", ("            self.ptr_current_pos += num_tokens_Q\n", ""), mistakes=("top-left-causal",)),
+    BOOK_CACHE.wrong(
+        "reset forgets nothing",
+        ("        self.cache_k, self.cache_v = None, None\n        self.ptr", "        self.ptr"),
+        mistakes=("stale-cache",),
+    ),
+    BOOK_CACHE.wrong(
+        "pointer never moves",
+        ("            self.ptr_current_pos += num_tokens_Q\n", ""),
+        mistakes=("top-left-causal",),
+    ),
     BOOK_CACHE.wrong(
         "pointer moves first",
-        ("            start = self.ptr_current_pos\n", "            self.ptr_current_pos += num_tokens_Q\n            start = self.ptr_current_pos\n"),
+        (
+            "            start = self.ptr_current_pos\n",
+            "            self.ptr_current_pos += num_tokens_Q\n            start = self.ptr_current_pos\n",
+        ),
         ("            self.ptr_current_pos += num_tokens_Q\n        else", "        else"),
         mistakes=("square-mask-sliced-by-columns",),
     ),
@@ -440,42 +499,101 @@ ENTRIES = [
         mistakes=("cache-ignored",),
     ),
     SLOTS.right(),
-    SLOTS.wrong("written one slot on", ("k_out[:, :, input_pos] = k_val", "k_out[:, :, input_pos + 1] = k_val"), ("v_out[:, :, input_pos] = v_val", "v_out[:, :, input_pos + 1] = v_val"), mistakes=("cache-slot-off-by-one",)),
-    SLOTS.wrong("values are not cached", ("        v_out[:, :, input_pos] = v_val\n", ""), mistakes=("cache-half-written",)),
-    SLOTS.wrong("every slot visible", ("mask = causal[input_pos][:, : k.shape[2]]", "mask = None"), mistakes=("empty-slot-read",)),
+    SLOTS.wrong(
+        "written one slot on",
+        ("k_out[:, :, input_pos] = k_val", "k_out[:, :, input_pos + 1] = k_val"),
+        ("v_out[:, :, input_pos] = v_val", "v_out[:, :, input_pos + 1] = v_val"),
+        mistakes=("cache-slot-off-by-one",),
+    ),
+    SLOTS.wrong(
+        "values are not cached",
+        ("        v_out[:, :, input_pos] = v_val\n", ""),
+        mistakes=("cache-half-written",),
+    ),
+    SLOTS.wrong(
+        "every slot visible",
+        ("mask = causal[input_pos][:, : k.shape[2]]", "mask = None"),
+        mistakes=("empty-slot-read",),
+    ),
     OBJECT.right(),
-    OBJECT.wrong("positions restart", ("start = 0 if cache is None else len(cache)", "start = 0"), mistakes=("positions-restart",)),
-    OBJECT.wrong("positions one ahead", ("else len(cache)\n", "else len(cache) + (len(cache) > 0)\n"), mistakes=("position-off-by-one",)),
+    OBJECT.wrong(
+        "positions restart",
+        ("start = 0 if cache is None else len(cache)", "start = 0"),
+        mistakes=("positions-restart",),
+    ),
+    OBJECT.wrong(
+        "positions one ahead",
+        ("else len(cache)\n", "else len(cache) + (len(cache) > 0)\n"),
+        mistakes=("position-off-by-one",),
+    ),
     # The keys are cached before the rotation and the whole is rotated from the new tokens' first position.
     OBJECT.wrong(
         "cached keys rotated by the new positions",
-        (_OBJECT_ROTATE,
-         "        q = apply_rotary(q, cos[start:], sin[start:])\n"
-         "        if cache is not None:\n"
-         "            k, v = cache.update(k, v)\n"
-         "        k = apply_rotary(k, cos[: k.shape[2]], sin[: k.shape[2]])\n"
-         "        if cache is not None:\n"
-         "            cache.keys = k\n"),
+        (
+            _OBJECT_ROTATE,
+            "        q = apply_rotary(q, cos[start:], sin[start:])\n"
+            "        if cache is not None:\n"
+            "            k, v = cache.update(k, v)\n"
+            "        k = apply_rotary(k, cos[: k.shape[2]], sin[: k.shape[2]])\n"
+            "        if cache is not None:\n"
+            "            cache.keys = k\n",
+        ),
         mistakes=("keys-rotated-twice",),
     ),
     OBJECT.wrong(
         "queries rotated from 0, keys by the cache",
-        ("        q = apply_rotary(q, cos[start:], sin[start:])", "        q = apply_rotary(q, cos[:T], sin[:T])"),
+        (
+            "        q = apply_rotary(q, cos[start:], sin[start:])",
+            "        q = apply_rotary(q, cos[:T], sin[:T])",
+        ),
         mistakes=("positions-restart",),
     ),
     OBJECT.wrong("is_causal with a cache", ("tril(diagonal=S - T)", "tril()"), mistakes=("top-left-causal",)),
     STREAM.right(),
-    STREAM.wrong("the new token does not see itself",
-        ("        self.past_keys.append(k)\n        self.past_values.append(v)\n        k, v = torch.cat(self.past_keys, 2), torch.cat(self.past_values, 2)\n",
-         "        new = (k, v)\n        if self.past_keys:\n            k, v = torch.cat(self.past_keys, 2), torch.cat(self.past_values, 2)\n"
-         "        self.past_keys.append(new[0])\n        self.past_values.append(new[1])\n"),
+    STREAM.wrong(
+        "the new token does not see itself",
+        (
+            "        self.past_keys.append(k)\n        self.past_values.append(v)\n        k, v = torch.cat(self.past_keys, 2), torch.cat(self.past_values, 2)\n",
+            "        new = (k, v)\n        if self.past_keys:\n            k, v = torch.cat(self.past_keys, 2), torch.cat(self.past_values, 2)\n"
+            "        self.past_keys.append(new[0])\n        self.past_values.append(new[1])\n",
+        ),
         mistakes=("new-token-unseen",),
     ),
-    STREAM.wrong("queries cached for keys", ("self.past_keys.append(k)", "self.past_keys.append(q)"), mistakes=("cache-roles-swapped",)),
-    STREAM.wrong("is_causal in a step", ("y = F.scaled_dot_product_attention(q, k, v)\n", "y = F.scaled_dot_product_attention(q, k, v, is_causal=True)\n"), mistakes=("top-left-causal",)),
-    STREAM.wrong("reset keeps the values", ("self.past_keys, self.past_values = [], []", "self.past_keys, self.past_values = getattr(self, 'past_keys', []), getattr(self, 'past_values', [])"), mistakes=("stale-cache",)),
+    STREAM.wrong(
+        "queries cached for keys",
+        ("self.past_keys.append(k)", "self.past_keys.append(q)"),
+        mistakes=("cache-roles-swapped",),
+    ),
+    STREAM.wrong(
+        "is_causal in a step",
+        (
+            "y = F.scaled_dot_product_attention(q, k, v)\n",
+            "y = F.scaled_dot_product_attention(q, k, v, is_causal=True)\n",
+        ),
+        mistakes=("top-left-causal",),
+    ),
+    STREAM.wrong(
+        "reset keeps the values",
+        (
+            "self.past_keys, self.past_values = [], []",
+            "self.past_keys, self.past_values = getattr(self, 'past_keys', []), getattr(self, 'past_values', [])",
+        ),
+        mistakes=("stale-cache",),
+    ),
     DICT.right(),
     DICT.wrong("top-left", ("triu(j - i + 1)", "triu(1)"), mistakes=("top-left-causal",)),
-    DICT.wrong("cached in front", ('torch.cat([kv_cache["k"], k], dim=2)', 'torch.cat([k, kv_cache["k"]], dim=2)'), ('torch.cat([kv_cache["v"], v], dim=2)', 'torch.cat([v, kv_cache["v"]], dim=2)'), mistakes=("cache-in-wrong-order",)),
-    DICT.wrong("cache only of the new", ('            kv_cache["k"], kv_cache["v"] = k, v\n', '            kv_cache["k"], kv_cache["v"] = k[:, :, -x.shape[1] :], v[:, :, -x.shape[1] :]\n'), mistakes=("cache-overwritten",)),
+    DICT.wrong(
+        "cached in front",
+        ('torch.cat([kv_cache["k"], k], dim=2)', 'torch.cat([k, kv_cache["k"]], dim=2)'),
+        ('torch.cat([kv_cache["v"], v], dim=2)', 'torch.cat([v, kv_cache["v"]], dim=2)'),
+        mistakes=("cache-in-wrong-order",),
+    ),
+    DICT.wrong(
+        "cache only of the new",
+        (
+            '            kv_cache["k"], kv_cache["v"] = k, v\n',
+            '            kv_cache["k"], kv_cache["v"] = k[:, :, -x.shape[1] :], v[:, :, -x.shape[1] :]\n',
+        ),
+        mistakes=("cache-overwritten",),
+    ),
 ]

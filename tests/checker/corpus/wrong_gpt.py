@@ -156,7 +156,9 @@ ENTRIES = [
         mistakes=("scale-from-model-width",),
     ),
     HEAD.wrong(
-        "softmax over dim=1", ("F.softmax(wei, dim=-1)", "F.softmax(wei, dim=1)"), mistakes=("softmax-over-queries",)
+        "softmax over dim=1",
+        ("F.softmax(wei, dim=-1)", "F.softmax(wei, dim=1)"),
+        mistakes=("softmax-over-queries",),
     ),
     # Weights above the diagonal are set to 0 after the softmax, so rows do not sum to 1.
     HEAD.wrong(
@@ -184,10 +186,15 @@ ENTRIES = [
     HEAD.wrong(
         "scale after softmax",
         (" * k.shape[-1] ** -0.5", ""),
-        ("        wei = F.softmax(wei, dim=-1)\n", "        wei = F.softmax(wei, dim=-1) * k.shape[-1] ** -0.5\n"),
+        (
+            "        wei = F.softmax(wei, dim=-1)\n",
+            "        wei = F.softmax(wei, dim=-1) * k.shape[-1] ** -0.5\n",
+        ),
         mistakes=("scale-after-softmax",),
     ),
-    HEAD.wrong("value never projected", ("v = self.value(x)", "v = self.key(x)"), mistakes=("one-projection",)),
+    HEAD.wrong(
+        "value never projected", ("v = self.value(x)", "v = self.key(x)"), mistakes=("one-projection",)
+    ),
     HEAD.wrong(
         "mask never saved",
         (
@@ -206,8 +213,13 @@ ENTRIES = [
     ),
     NANO.wrong(
         "heads split by view",
-        *((f"{t}.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)", f"{t}.view(B, self.n_head, T, C // self.n_head)")
-          for t in "qkv"),
+        *(
+            (
+                f"{t}.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)",
+                f"{t}.view(B, self.n_head, T, C // self.n_head)",
+            )
+            for t in "qkv"
+        ),
         mistakes=("heads-split-by-view",),
     ),
     NANO.wrong(
@@ -235,7 +247,9 @@ ENTRIES = [
     NANO.wrong("mask registered, not used", (_NANO_MASK, ""), mistakes=("no-mask",)),
     NANO.wrong("mask fills where 1", ("== 0, float", "== 1, float"), mistakes=("inverted-mask",)),
     NANO.wrong(
-        "mask multiplies", (_NANO_MASK, "        att = att * self.bias[:, :, :T, :T]\n"), mistakes=("masked-with-zero",)
+        "mask multiplies",
+        (_NANO_MASK, "        att = att * self.bias[:, :, :T, :T]\n"),
+        mistakes=("masked-with-zero",),
     ),
     NANO.wrong(
         "0 · inf",
@@ -249,11 +263,16 @@ ENTRIES = [
         mistakes=("softmax-overflow",),
     ),
     NANO.wrong(
-        "softmax over heads", (_NANO_SOFTMAX, "        att = F.softmax(att, dim=1)\n"), mistakes=("softmax-over-heads",)
+        "softmax over heads",
+        (_NANO_SOFTMAX, "        att = F.softmax(att, dim=1)\n"),
+        mistakes=("softmax-over-heads",),
     ),
     NANO.wrong(
         "weights without gradient",
-        (_NANO_SOFTMAX, "        att = F.softmax(att, dim=-1)\n        att = torch.tensor(att.tolist(), dtype=att.dtype)\n"),
+        (
+            _NANO_SOFTMAX,
+            "        att = F.softmax(att, dim=-1)\n        att = torch.tensor(att.tolist(), dtype=att.dtype)\n",
+        ),
         mistakes=("weights-detached",),
     ),
     NANO.wrong(
@@ -268,7 +287,9 @@ ENTRIES = [
         mistakes=("dropout-on-scores",),
     ),
     NANO.wrong(
-        "projection skipped", ("self.resid_dropout(self.c_proj(y))", "self.resid_dropout(y)"), mistakes=("output-projection-skipped",)
+        "projection skipped",
+        ("self.resid_dropout(self.c_proj(y))", "self.resid_dropout(y)"),
+        mistakes=("output-projection-skipped",),
     ),
     # Two mistakes together.
     NANO.wrong(
@@ -285,7 +306,11 @@ ENTRIES = [
     ),
     FUSED.right(),
     # F.scaled_dot_product_attention scales by itself.
-    FUSED.wrong("scaled twice", ("(q, k, v, attn", "(q / math.sqrt(q.size(-1)), k, v, attn"), mistakes=("scaled-twice",)),
+    FUSED.wrong(
+        "scaled twice",
+        ("(q, k, v, attn", "(q / math.sqrt(q.size(-1)), k, v, attn"),
+        mistakes=("scaled-twice",),
+    ),
     FUSED.wrong(
         "a mask that hides is passed where True means look",
         (_FUSED_CALL, "F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(T, T).triu(1).bool())"),
@@ -307,28 +332,46 @@ ENTRIES = [
         ("values = self.W_value(x)", "values = self.W_key(x)"),
         mistakes=("key-value-swapped",),
     ),
-    BOOK.wrong("queries and keys swapped", ("queries @ keys.transpose(2, 3)", "keys @ queries.transpose(2, 3)"), mistakes=("query-key-swapped",)),
-    BOOK.wrong("scale of the number of tokens", ("keys.shape[-1] ** 0.5", "keys.shape[-2] ** 0.5"), mistakes=("scale-by-length",)),
-    BOOK.wrong("divided by the width", ("keys.shape[-1] ** 0.5", "keys.shape[-1]"), mistakes=("scaled-by-width",)),
-    BOOK.wrong("divided by 1/√D", ("keys.shape[-1] ** 0.5", "keys.shape[-1] ** -0.5"), mistakes=("scale-multiplied",)),
-    BOOK.wrong("half precision inside", ("queries @ keys.transpose(2, 3)", "(queries.bfloat16() @ keys.bfloat16().transpose(2, 3)).to(x.dtype)"), mistakes=("precision-lost",)),
     BOOK.wrong(
-        "softmax over the batch", ("** 0.5, dim=-1)", "** 0.5, dim=0)"), mistakes=("softmax-over-batch", "batch-items-mixed")
+        "queries and keys swapped",
+        ("queries @ keys.transpose(2, 3)", "keys @ queries.transpose(2, 3)"),
+        mistakes=("query-key-swapped",),
     ),
-    BOOK.wrong("dropout created, not used", ("        attn_weights = self.dropout(attn_weights)\n", ""), mistakes=("dropout-never-acts",)),
+    BOOK.wrong(
+        "scale of the number of tokens",
+        ("keys.shape[-1] ** 0.5", "keys.shape[-2] ** 0.5"),
+        mistakes=("scale-by-length",),
+    ),
+    BOOK.wrong(
+        "divided by the width", ("keys.shape[-1] ** 0.5", "keys.shape[-1]"), mistakes=("scaled-by-width",)
+    ),
+    BOOK.wrong(
+        "divided by 1/√D", ("keys.shape[-1] ** 0.5", "keys.shape[-1] ** -0.5"), mistakes=("scale-multiplied",)
+    ),
+    BOOK.wrong(
+        "half precision inside",
+        (
+            "queries @ keys.transpose(2, 3)",
+            "(queries.bfloat16() @ keys.bfloat16().transpose(2, 3)).to(x.dtype)",
+        ),
+        mistakes=("precision-lost",),
+    ),
+    BOOK.wrong(
+        "softmax over the batch",
+        ("** 0.5, dim=-1)", "** 0.5, dim=0)"),
+        mistakes=("softmax-over-batch", "batch-items-mixed"),
+    ),
+    BOOK.wrong(
+        "dropout created, not used",
+        ("        attn_weights = self.dropout(attn_weights)\n", ""),
+        mistakes=("dropout-never-acts",),
+    ),
     HEADS.right(),
-    HEADS.wrong(
-        "heads in a plain list", ("nn.ModuleList([Head", "list([Head"), mistakes=("plain-list",)
-    ),
+    HEADS.wrong("heads in a plain list", ("nn.ModuleList([Head", "list([Head"), mistakes=("plain-list",)),
     # Every head is the same head.
     HEADS.wrong(
         "the same head each time",
         ("[h(x) for h in self.heads]", "[self.heads[0](x) for _ in self.heads]"),
         mistakes=("one-head-for-all",),
-    ),
-    HEADS.wrong(
-        "heads in reverse",
-        ("[h(x) for h in self.heads]", "[h(x) for h in reversed(self.heads)]"),
-        mistakes=("heads-reordered",),
     ),
 ]

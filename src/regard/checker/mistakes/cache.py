@@ -68,7 +68,12 @@ CACHE_MISTAKES = (
         "slice rows and columns: mask[S - T : S, :S]",
         "`mask[-T:, :S]` of a mask made for the maximum length",
         ({"causal": _all_rows},),
-        ({"causal": _all_rows}, {"causal": _every}, {"causal": _one_more_row}),
+        (
+            {"causal": _all_rows},
+            {"causal": _every},
+            {"causal": _every, "first_causal": _every},
+            {"causal": _one_more_row},
+        ),
         plants=_layer((_ROWS, "        allowed = self.mask[-T:, :S] if S > T else self.mask[:T, :T]\n")),
     ),
     Mistake(
@@ -96,7 +101,6 @@ CACHE_MISTAKES = (
             {"read": "last piece"},
         ),
         plants=_layer(
-            (_CAT, "            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)\n"),
             (_STORE, "        cache, S = (k[:, :, -T:], v[:, :, -T:]), k.shape[2]\n"),
         ),
     ),
@@ -120,7 +124,13 @@ CACHE_MISTAKES = (
         "`cache[:, 1:]` to keep a length, or an end that is one too small",
         cache_changes=({"read": "not the first"}, {"read": "not the last"}),
         plants=_layer(
-            (_CAT, "            k, v = torch.cat([cache[0][:, :, :-1], k], 2), torch.cat([cache[1][:, :, :-1], v], 2)\n")
+            (
+                _STORE,
+                "        cached, cache = cache, (k, v)\n"
+                "        if cached is not None:\n"
+                "            k, v = k[:, :, 1:], v[:, :, 1:]\n"
+                "        S = k.shape[2]\n",
+            )
         ),
     ),
     Mistake(
@@ -131,12 +141,18 @@ CACHE_MISTAKES = (
         "the cache read before it is updated",
         cache_changes=(
             {"read": "not the new"},
-            {"read": "not the new", "causal": _all_rows},
+            {"read": "not the new", "causal": _every},
         ),
         plants=_layer(
             (_CAT, "            new, (k, v) = (k, v), cache\n"),
-            (_STORE, "        S = k.shape[2]\n        cache = (k, v) if cache is None else tuple(torch.cat(pair, 2) for pair in zip(cache, new))\n"),
-            (_ROWS, "        allowed = self.mask[S - T : S, :S] if S == T else torch.ones(T, S, dtype=torch.bool)\n"),
+            (
+                _STORE,
+                "        S = k.shape[2]\n        cache = (k, v) if cache is None else tuple(torch.cat(pair, 2) for pair in zip(cache, new))\n",
+            ),
+            (
+                _ROWS,
+                "        allowed = self.mask[S - T : S, :S] if cache[0].shape[2] == T else torch.ones(T, S, dtype=torch.bool)\n",
+            ),
         ),
     ),
     Mistake(
@@ -147,11 +163,18 @@ CACHE_MISTAKES = (
         "a cache of fixed length, passed to the kernel whole",
         cache_changes=(
             *({"read": "one more", "causal": rule} for rule in (_every, _one_slot_on)),
-            *({"read": "all", "slots": n, "causal": _every} for n in (8, *(2**i for i in range(4, 12)))),
+            *(
+                {"read": "all", "slots": n, "causal": _every, "first_causal": _every}
+                for n in (8, *(2**i for i in range(4, 12)))
+            ),
         ),
         plants=_layer(
-            (_CAT, "            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)\n"),
-            (_ROWS, "        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))\n        allowed = F.pad(self.mask[S - T : S, :S], (0, 1), value=S > T)\n"),
+            (
+                _STORE,
+                _STORE
+                + "        if S > T:\n            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))\n",
+            ),
+            (_ROWS, "        allowed = F.pad(self.mask[S - T : S, :S], (0, k.shape[2] - S), value=True)\n"),
         ),
     ),
     Mistake(
@@ -189,9 +212,14 @@ CACHE_MISTAKES = (
         "cache k as keys and v as values",
         "a pair unpacked in another order than it was packed",
         cache_changes=tuple(
-            {"cached": roles, "new": new} for roles in ((2, 1), (1, 1), (2, 2), (0, 2), (0, 1), (1, 0)) for new in ("slots", "appended")
+            {"cached": roles, "new": new}
+            for roles in ((2, 1), (1, 1), (2, 2), (0, 2), (0, 1), (1, 0))
+            for new in ("slots", "appended")
+        )
+        + ({"swapped": True},),
+        plants=_layer(
+            (_CAT, "            k, v = torch.cat([cache[1], k], 2), torch.cat([cache[0], v], 2)\n")
         ),
-        plants=_layer((_CAT, "            k, v = torch.cat([cache[1], k], 2), torch.cat([cache[0], v], 2)\n")),
     ),
     Mistake(
         "cache-in-wrong-order",
@@ -200,7 +228,9 @@ CACHE_MISTAKES = (
         "torch.cat([cached_k, k], dim=2): the oldest key first",
         "the two arguments of torch.cat exchanged",
         cache_changes=({"new": "in front"}, {"new": "in front", "causal": _top_left}),
-        plants=_layer((_CAT, "            k, v = torch.cat([k, cache[0]], 2), torch.cat([v, cache[1]], 2)\n")),
+        plants=_layer(
+            (_CAT, "            k, v = torch.cat([k, cache[0]], 2), torch.cat([v, cache[1]], 2)\n")
+        ),
     ),
     Mistake(
         "positions-restart",

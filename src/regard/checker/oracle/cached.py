@@ -32,10 +32,12 @@ class CacheVariant:
     read: str = "written"  # which slots are read: see `_read` and `_cached`
     new: str = "slots"  # where the new keys come from: "slots", "appended" after the slots, or "in front"
     causal: Rule = past
+    first_causal: Rule = past  # of the first piece, which has no cache
     query_positions: str = "right"  # a key of POSITIONS
     key_positions: str = "right"
     rotated_again: str = ""  # "read": cached keys are rotated when written and when read; "stored": also kept
     cached: tuple[int, int] = (1, 2)  # which of (query, key, value, zeros) is cached as key and as value
+    swapped: bool = False  # whether each step takes the cached keys for values, and the values for keys
     slots: int = 0  # the length of the cache, at least
 
     def answer(self, question: Question, wiring: Wiring, cut: tuple[int, ...]) -> Tensor:
@@ -54,6 +56,8 @@ class CacheVariant:
             if keys is None or values is None:
                 length = max(self.slots, T + 2)
                 keys, values = (t.new_zeros(B, t.shape[1], length, t.shape[3]) for t in stored)
+            if self.swapped and start:
+                keys, values = values, keys
             old_keys, old_values = keys.clone(), values.clone()
             at = {"start": start, "zero": 0, "next": start + 1, "previous": max(start - 1, 0)}[self.write]
             keys[:, :, at : at + size], values[:, :, at : at + size] = stored
@@ -64,7 +68,7 @@ class CacheVariant:
                 seen_keys = wiring.rotate(seen_keys, 0)
                 if self.rotated_again == "stored":
                     keys[:, :, : start + size] = seen_keys[:, :, : start + size]
-            pieces.append(self._attend(piece, wiring, (q, seen_keys, seen_values)))
+            pieces.append(self._attend(piece, wiring, (q, seen_keys, seen_values), first=start == 0))
             start += size
         return torch.cat(pieces, 1)
 
@@ -114,10 +118,13 @@ class CacheVariant:
             return slots[:, :, : max(start - 1, 0)]
         return before[:, :, :start] if self.read == "before" else slots[:, :, :start]
 
-    def _attend(self, piece: Question, wiring: Wiring, projected: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def _attend(
+        self, piece: Question, wiring: Wiring, projected: tuple[Tensor, Tensor, Tensor], *, first: bool
+    ) -> Tensor:
         """Return the output of attention on queries, keys and values that have their positions already."""
         plain = replace(wiring, rotate=None, query_norm=None, key_norm=None)
-        return replace(CORRECT, causal=self.causal).answer(piece, plain, projected).output
+        rule = self.first_causal if first else self.causal
+        return replace(CORRECT, causal=rule).answer(piece, plain, projected).output
 
 
 CORRECT_CACHE = CacheVariant()

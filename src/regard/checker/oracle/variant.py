@@ -8,13 +8,14 @@ variant with a field or two changed. `answer` runs a variant on a question, in a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.checker.oracle.question import Question
+from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.wiring import Wiring
 
 
@@ -54,14 +55,21 @@ def root(n: CaseSizes) -> float:
     return float(n.D**-0.5)
 
 
+def _along_heads(rotate: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], Tensor]:
+    """Return a rotation whose positions are counted along the heads instead of the tokens: a mistake."""
+    return lambda x, start: rotate(x.transpose(1, 2), 0).transpose(1, 2)
+
+
 @dataclass(frozen=True)
 class AttentionVariant:
     """The decisions of one implementation of attention."""
 
     roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) is used as each of them
     split: str = "transpose"  # or "view": heads split without a transpose
-    merge: str = "transpose"  # or "view"
+    merge: str = "transpose"  # or "view", "interleave" (channel by channel), "first head" (for all of them)
+    normalised: str = "qk"  # which of q and k get their norm
     rotated: str = "qk"  # which of q, k and v get rotary positions
+    rotation: str = "right"  # or "mixed": tables of the other pairing; "heads": positions along the heads
     groups: str = "interleave"  # or "tile"
     scale: Scale = root
     causal: Rule = past
@@ -72,7 +80,8 @@ class AttentionVariant:
     masking: str = "fill"  # how the mask is applied to the scores: see `_mask_scores`
     fill: float = -torch.inf
     axis: int = -1  # of the softmax, among (B, H, T, S)
-    normalise: str = "softmax"  # or "exp": no maximum subtracted; or "renormalise", with masking "after"
+    normalise: str = "softmax"  # see `_normalise`
+    bias: str = "added"  # or "subtracted", of the biases that the module holds
     always: bool = False  # masking runs even if the question has no mask
     inverted: bool = False  # hidden keys are visible, and visible ones hidden
     batch: str = "separate"  # or "together": one long sequence
@@ -87,7 +96,7 @@ class AttentionVariant:
         # Project, split and position.
         projected = projected or wiring.project(question, view=self.split == "view")
         q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
-        q, k, v = wiring.position(q, k, v, self.rotated)
+        q, k, v = self._rewired(wiring).position(q, k, v, self.rotated)
         B, H, T, D = q.shape
         n = CaseSizes(B, H, k.shape[1], T, k.shape[2], D, wiring.width or H * D)
         if n.G < H:
@@ -103,7 +112,8 @@ class AttentionVariant:
         if self.softcap == "before" and question.softcap is not None:
             scaled = question.softcap * torch.tanh(scaled / question.softcap)
         if wiring.bias is not None:
-            scaled = scaled + wiring.bias(H, n.T, n.S).to(scaled)
+            sign = 1 if self.bias == "added" else -1
+            scaled = scaled + sign * wiring.bias(H, n.T, n.S).to(scaled)
         masked = scaled if question.bias is None else scaled + question.bias.to(scaled)
         if self.masking == "scaled" and question.bias is not None:
             masked = scaled + question.bias.to(scaled) * scale
@@ -111,7 +121,7 @@ class AttentionVariant:
             masked = self._mask_scores(masked, allowed, scale)
         if self.softcap == "after" and question.softcap is not None:
             masked = question.softcap * torch.tanh(masked / question.softcap)
-        weights = self._normalise(masked, allowed, wiring.sinks)
+        weights = self._normalise(masked, allowed, wiring.sinks, root(n))
         if self.detach == "weights":
             weights = weights.detach()
         mixed = weights @ v  # (B, H, T, E)
@@ -124,8 +134,32 @@ class AttentionVariant:
         if self.batch == "together":  # back to one sequence per item
             mixed, returned = mixed.view(H, B, T, -1).transpose(0, 1), None
             free = None if free is None else free.view(H, B, T, 1).transpose(0, 1)
+        mixed = self._reorder(mixed)
         output, free = wiring.finish(mixed, free, view=self.merge == "view", skip=self.out == "skip")
         return Answer(output, returned, None, free)
+
+    def _rewired(self, wiring: Wiring) -> Wiring:
+        """Return the wiring with the norms and the rotation of this variant."""
+        rotate = wiring.rotate
+        if rotate is not None and self.rotation == "mixed":
+            if not isinstance(rotate, Rotation):
+                raise ValueError("the tables of this rotation are not known")
+            rotate = replace(rotate, tables="mixed")
+        elif rotate is not None and self.rotation == "heads":
+            rotate = _along_heads(rotate)
+        return replace(
+            wiring,
+            rotate=rotate,
+            query_norm=wiring.query_norm if "q" in self.normalised else None,
+            key_norm=wiring.key_norm if "k" in self.normalised else None,
+        )
+
+    def _reorder(self, mixed: Tensor) -> Tensor:
+        """Return the heads' outputs (B, H, T, E) in the order in which this variant concatenates them."""
+        if self.merge == "interleave":
+            B, H, T, E = mixed.shape
+            return mixed.permute(0, 2, 3, 1).reshape(B, T, H, E).transpose(1, 2)
+        return mixed[:, :1].expand_as(mixed) if self.merge == "first head" else mixed
 
     def _regroup(self, x: Tensor, times: int) -> Tensor:
         return x.repeat(1, times, 1, 1) if self.groups == "tile" else x.repeat_interleave(times, 1)
@@ -168,16 +202,28 @@ class AttentionVariant:
             return scores + (~allowed).to(scores) * -torch.inf
         return scores  # "after": see `_normalise`
 
-    def _normalise(self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None) -> Tensor:
-        """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax."""
+    def _normalise(
+        self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None, scale: float
+    ) -> Tensor:
+        """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax.
+
+        "exp" subtracts no maximum, "none" is no softmax, "twice" is a softmax of the softmax, "scaled"
+        multiplies the weights by the scale, and "renormalise" goes with masking "after".
+        """
         if sinks is not None:
             column = sinks.to(masked).view(-1, 1, 1).expand(*masked.shape[:-1], 1)
             return torch.softmax(torch.cat([masked, column], -1), self.axis)[..., :-1]
         if self.normalise == "exp":
             weights = masked.exp()
             weights = weights / weights.sum(self.axis, keepdim=True)
+        elif self.normalise == "none":
+            weights = masked
         else:
             weights = torch.softmax(masked, self.axis)
+        if self.normalise == "twice":
+            weights = torch.softmax(weights, self.axis)
+        elif self.normalise == "scaled":
+            weights = weights * scale
         if self.masking == "after" and allowed is not None:
             weights = weights * allowed.to(weights)
             if self.normalise == "renormalise":

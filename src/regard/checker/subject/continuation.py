@@ -262,7 +262,9 @@ def _pair_of_caches(module: nn.Module) -> tuple[str, str] | None:
     names = list(inspect.signature(module.forward).parameters)
     found = []
     for letter, word in (("k", "key"), ("v", "value")):
-        pattern = re.compile(rf"^(past|prev|cached?|old)_({letter}|{word}s?)$|^({letter}|{word}s?)_(cache|past)$")
+        pattern = re.compile(
+            rf"^(past|prev|cached?|old)_({letter}|{word}s?)$|^({letter}|{word}s?)_(cache|past)$"
+        )
         found += [name for name in names if pattern.search(name)][:1]
     return (found[0], found[1]) if len(found) == 2 else None
 
@@ -276,7 +278,9 @@ def _split_result(result: Any, x: Tensor) -> tuple[Tensor, Any]:
     rest = [part for part in result[1:] if part is not None]
     caches = [part for part in rest if not isinstance(part, Tensor | float | int)]
     caches = caches or [part for part in rest if isinstance(part, Tensor) and part.ndim >= 5]
-    caches = caches or [part for part in rest if isinstance(part, Tensor) and part.ndim == 4 and len(part) == 2]
+    caches = caches or [
+        part for part in rest if isinstance(part, Tensor) and part.ndim == 4 and len(part) == 2
+    ]
     if not caches and len(rest) == 2 and all(isinstance(part, Tensor) for part in rest):
         caches = [tuple(rest)]
     return _as_sequence(result[0], x), caches[-1] if caches else None
