@@ -174,39 +174,125 @@ class MultiHeadLatentAttention(nn.Module):
 
 ENTRIES = [
     WINDOW.right(),
-    WINDOW.wrong("one key too many", ("i - j < self.window_size", "i - j <= self.window_size"), mistakes=("window-off-by-one",)),
-    WINDOW.wrong("one key too few", ("i - j < self.window_size", "i - j < self.window_size - 1"), mistakes=("window-off-by-one",)),
-    WINDOW.wrong("window forgotten", ("mask = (j <= i) & (i - j < self.window_size)", "mask = j <= i"), mistakes=("window-dropped",)),
+    WINDOW.wrong(
+        "one key too many",
+        ("i - j < self.window_size", "i - j <= self.window_size"),
+        mistakes=("window-off-by-one",),
+    ),
+    WINDOW.wrong(
+        "one key too few",
+        ("i - j < self.window_size", "i - j < self.window_size - 1"),
+        mistakes=("window-off-by-one",),
+    ),
+    WINDOW.wrong(
+        "window forgotten",
+        ("mask = (j <= i) & (i - j < self.window_size)", "mask = j <= i"),
+        mistakes=("window-dropped",),
+    ),
     # The window is on the future's side.
-    WINDOW.wrong("window of the future", ("mask = (j <= i) & (i - j < self.window_size)", "mask = (j >= i) & (j - i < self.window_size)"), mistakes=("transposed-mask",)),
+    WINDOW.wrong(
+        "window of the future",
+        ("mask = (j <= i) & (i - j < self.window_size)", "mask = (j >= i) & (j - i < self.window_size)"),
+        mistakes=(),
+    ),
     SOFTCAP.right(),
-    SOFTCAP.wrong("cap after the mask", ("logits = torch.tanh(logits)", "logits = torch.tanh(logits + torch.full((T, T), float('-inf'), dtype=x.dtype).triu(1))"), ("F.softmax(logits + causal, dim=-1)", "F.softmax(logits, dim=-1)"), mistakes=("softcap-after-mask",)),
-    SOFTCAP.wrong("cap never multiplied back", ("        logits = logits * self.attn_logit_softcapping\n", ""), mistakes=("softcap-not-multiplied",)),
-    SOFTCAP.wrong("cap dropped", ("        logits = logits / self.attn_logit_softcapping\n        logits = torch.tanh(logits)\n        logits = logits * self.attn_logit_softcapping\n", ""), mistakes=("softcap-dropped",)),
+    SOFTCAP.wrong(
+        "cap after the mask",
+        (
+            "logits = torch.tanh(logits)",
+            "logits = torch.tanh(logits + torch.full((T, T), float('-inf'), dtype=x.dtype).triu(1))",
+        ),
+        ("F.softmax(logits + causal, dim=-1)", "F.softmax(logits, dim=-1)"),
+        mistakes=("softcap-after-mask",),
+    ),
+    SOFTCAP.wrong(
+        "cap never multiplied back",
+        ("        logits = logits * self.attn_logit_softcapping\n", ""),
+        mistakes=("softcap-not-multiplied",),
+    ),
+    SOFTCAP.wrong(
+        "cap dropped",
+        (
+            "        logits = logits / self.attn_logit_softcapping\n        logits = torch.tanh(logits)\n        logits = logits * self.attn_logit_softcapping\n",
+            "",
+        ),
+        mistakes=("softcap-dropped",),
+    ),
     SOFTCAP.wrong("no scale under the cap", (" * q.shape[-1] ** -0.5", ""), mistakes=("no-scale",)),
     ALIBI.right(),
     # Far keys are favoured.
     ALIBI.wrong("sign", ("scores = scores + bias", "scores = scores - bias"), mistakes=("alibi-inverted",)),
     ALIBI.wrong("slopes not powers", ("start ** (i + 1)", "start * (i + 1)"), mistakes=("alibi-slopes",)),
     ALIBI.wrong("slopes from exponent 0", ("start ** (i + 1)", "start ** i"), mistakes=("alibi-slopes",)),
-    ALIBI.wrong("scaled with the scores", ("q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])", "(q @ k.transpose(-1, -2) + bias) / math.sqrt(q.shape[-1])"), ("        scores = scores + bias\n", ""), mistakes=("mask-scaled-too", "alibi-slopes")),
+    ALIBI.wrong(
+        "scaled with the scores",
+        (
+            "q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])",
+            "(q @ k.transpose(-1, -2) + bias) / math.sqrt(q.shape[-1])",
+        ),
+        ("        scores = scores + bias\n", ""),
+        mistakes=("mask-scaled-too", "alibi-slopes"),
+    ),
     SINKS.right(),
-    SINKS.wrong("sink lost", ("w = torch.softmax(torch.cat([qk, sinks], dim=-1), dim=-1)[..., :-1]", "w = torch.softmax(qk, dim=-1)"), mistakes=("sink-lost",)),
-    SINKS.wrong("sink of the neighbouring head", ("self.sinks.view(1, -1, 1, 1)", "self.sinks.roll(1).view(1, -1, 1, 1)"), mistakes=("sink-of-another-head",)),
-    SINKS.wrong("first column cut off", ("[..., :-1]", "[..., 1:]"), mistakes=("sink-column-kept",)),
+    SINKS.wrong(
+        "sink lost",
+        (
+            "w = torch.softmax(torch.cat([qk, sinks], dim=-1), dim=-1)[..., :-1]",
+            "w = torch.softmax(qk, dim=-1)",
+        ),
+        mistakes=("sink-dropped",),
+    ),
+    SINKS.wrong(
+        "sink of the neighbouring head",
+        ("self.sinks.view(1, -1, 1, 1)", "self.sinks.roll(1).view(1, -1, 1, 1)"),
+        mistakes=("sink-of-another-head",),
+    ),
+    SINKS.wrong("first column cut off", ("[..., :-1]", "[..., 1:]"), mistakes=()),
     MULTI_QUERY.right(),
-    MULTI_QUERY.wrong("keys and values exchanged", ("k, v = self.to_kv(x)", "v, k = self.to_kv(x)"), mistakes=("key-value-swapped",)),
-    MULTI_QUERY.wrong("scale of the model", ("self.head_dim ** -0.5", "x.shape[-1] ** -0.5"), mistakes=("scale-from-model-width",)),
-    MULTI_QUERY.wrong("softmax over the heads", ("sim.softmax(dim=-1)", "sim.softmax(dim=1)"), mistakes=("softmax-over-heads",)),
-    MULTI_QUERY.wrong("output transposed", ('"b h i j, b j d -> b i h d"', '"b h j i, b j d -> b i h d"'), mistakes=("weights-transposed",)),
+    MULTI_QUERY.wrong(
+        "keys and values exchanged",
+        ("k, v = self.to_kv(x)", "v, k = self.to_kv(x)"),
+        mistakes=("key-value-swapped",),
+    ),
+    MULTI_QUERY.wrong(
+        "scale of the model",
+        ("self.head_dim ** -0.5", "x.shape[-1] ** -0.5"),
+        mistakes=("scale-from-model-width",),
+    ),
+    MULTI_QUERY.wrong(
+        "softmax over the heads",
+        ("sim.softmax(dim=-1)", "sim.softmax(dim=1)"),
+        mistakes=("softmax-over-heads",),
+    ),
+    MULTI_QUERY.wrong(
+        "output transposed",
+        ('"b h i j, b j d -> b i h d"', '"b h j i, b j d -> b i h d"'),
+        mistakes=("softmax-over-queries", "query-key-swapped"),
+    ),
     FUSED_EINSUM.right(),
     FUSED_EINSUM.wrong("no scale", (" / q.shape[-1] ** 0.5", ""), mistakes=("no-scale",)),
-    FUSED_EINSUM.wrong("softmax over queries", ("softmax(dim=-1)", "softmax(dim=-2)"), mistakes=("softmax-over-queries",)),
-    FUSED_EINSUM.wrong("keys are queries", ("        scores = torch.einsum(", "        k = q\n        scores = torch.einsum("), mistakes=("one-projection",)),
-    FUSED_EINSUM.wrong("divided by the width", ("q.shape[-1] ** 0.5", "q.shape[-1]"), mistakes=("scaled-by-width",)),
+    FUSED_EINSUM.wrong(
+        "softmax over queries", ("softmax(dim=-1)", "softmax(dim=-2)"), mistakes=("softmax-over-queries",)
+    ),
+    FUSED_EINSUM.wrong(
+        "keys are queries",
+        ("        scores = torch.einsum(", "        k = q\n        scores = torch.einsum("),
+        mistakes=("one-projection",),
+    ),
+    FUSED_EINSUM.wrong(
+        "divided by the width", ("q.shape[-1] ** 0.5", "q.shape[-1]"), mistakes=("scaled-by-width",)
+    ),
     LATENT.right(),
     LATENT.wrong("no scale", (" / math.sqrt(self.head_dim)", ""), mistakes=("no-scale",)),
-    LATENT.wrong("scale of the latent's width", ("math.sqrt(self.head_dim)", "math.sqrt(latent.shape[-1])"), mistakes=("scale-out-of-step",)),
-    LATENT.wrong("values from the keys' matrix", ("self.v_up(latent)", "self.k_up(latent)"), mistakes=("one-projection",)),
+    LATENT.wrong(
+        "scale of the latent's width",
+        ("math.sqrt(self.head_dim)", "math.sqrt(latent.shape[-1])"),
+        mistakes=("scale-out-of-step",),
+    ),
+    LATENT.wrong(
+        "values from the keys' matrix",
+        ("self.v_up(latent)", "self.k_up(latent)"),
+        mistakes=("one-projection",),
+    ),
     LATENT.wrong("mask inverted", ("triu(1)", "tril()"), mistakes=("inverted-mask",)),
 ]

@@ -150,32 +150,104 @@ ENTRIES = [
     ),
     HALVES.wrong(
         "the values are rotated too",
-        ("        k = k.repeat_interleave(", "        v, _ = apply_rotary_pos_emb(v, v, cos, sin)\n        k = k.repeat_interleave("),
+        (
+            "        k = k.repeat_interleave(",
+            "        v, _ = apply_rotary_pos_emb(v, v, cos, sin)\n        k = k.repeat_interleave(",
+        ),
         mistakes=("values-rotated",),
     ),
     # The last line of rotate_half lost its sign: not a rotation.
-    HALVES.wrong("sign lost in rotate_half", ("torch.cat((-x2, x1), dim=-1)", "torch.cat((x2, x1), dim=-1)"), mistakes=("rotation-sign-lost",)),
-    HALVES.wrong("groups tiled", ("k.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)", "k.repeat(1, self.num_heads // self.num_kv_heads, 1, 1)"), ("v.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)", "v.repeat(1, self.num_heads // self.num_kv_heads, 1, 1)"), mistakes=("grouped-heads-tiled",)),
-    HALVES.wrong("scale of the hidden size", ("math.sqrt(self.head_dim)", "math.sqrt(hidden_states.shape[-1])"), mistakes=("scale-from-model-width",)),
-    HALVES.wrong("mask without the diagonal", ("device=q.device).tril()", "device=q.device).tril(-1)"), mistakes=("missing-diagonal",)),
-    HALVES.wrong("softmax over queries", ("torch.softmax(scores, dim=-1)", "torch.softmax(scores, dim=-2)"), mistakes=("softmax-over-queries",)),
+    HALVES.wrong(
+        "sign lost in rotate_half",
+        ("torch.cat((-x2, x1), dim=-1)", "torch.cat((x2, x1), dim=-1)"),
+        mistakes=("rotation-sign-lost",),
+    ),
+    HALVES.wrong(
+        "groups tiled",
+        (
+            "k.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)",
+            "k.repeat(1, self.num_heads // self.num_kv_heads, 1, 1)",
+        ),
+        (
+            "v.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)",
+            "v.repeat(1, self.num_heads // self.num_kv_heads, 1, 1)",
+        ),
+        mistakes=("grouped-heads-tiled",),
+    ),
+    HALVES.wrong(
+        "scale of the hidden size",
+        ("math.sqrt(self.head_dim)", "math.sqrt(hidden_states.shape[-1])"),
+        mistakes=("scale-from-model-width",),
+    ),
+    HALVES.wrong(
+        "mask without the diagonal",
+        ("device=q.device).tril()", "device=q.device).tril(-1)"),
+        mistakes=("missing-diagonal",),
+    ),
+    HALVES.wrong(
+        "softmax over queries",
+        ("torch.softmax(scores, dim=-1)", "torch.softmax(scores, dim=-2)"),
+        mistakes=("softmax-over-queries",),
+    ),
     COMPLEX.right(),
     # (B, H, T, D) is given where (B, T, H, D) is expected: positions run along the heads.
     COMPLEX.wrong(
         "rotated after the transpose",
         (_TURN, ""),
-        ("        output = F.scaled", "        freqs_cis = freqs_cis[: self.n_heads]\n        xq, xk = apply_rotary_emb(xq, freqs_cis), apply_rotary_emb(xk, freqs_cis)\n        output = F.scaled"),
-        mistakes=("rotated-along-heads",),
+        (
+            "        output = F.scaled",
+            "        freqs_cis = freqs_cis[: self.n_heads]\n        xq, xk = apply_rotary_emb(xq, freqs_cis), apply_rotary_emb(xk, freqs_cis)\n        output = F.scaled",
+        ),
+        mistakes=("positions-cancel",),
     ),
-    COMPLEX.wrong("the values are rotated", (_TURN, _TURN + "        xv = apply_rotary_emb(xv, freqs_cis)\n"), mistakes=("values-rotated",)),
-    COMPLEX.wrong("the keys are not rotated", ("        xk = apply_rotary_emb(xk, freqs_cis)\n", ""), mistakes=("one-side-rotated",)),
+    COMPLEX.wrong(
+        "the values are rotated",
+        (_TURN, _TURN + "        xv = apply_rotary_emb(xv, freqs_cis)\n"),
+        mistakes=("values-rotated",),
+    ),
+    COMPLEX.wrong(
+        "the keys are not rotated",
+        ("        xk = apply_rotary_emb(xk, freqs_cis)\n", ""),
+        mistakes=("one-side-rotated",),
+    ),
     # Keys turn the other way: scores depend on the sum of the positions.
-    COMPLEX.wrong("keys turn the other way", ("xk = apply_rotary_emb(xk, freqs_cis)", "xk = apply_rotary_emb(xk, freqs_cis.conj())"), mistakes=("rotated-against-each-other",)),
-    COMPLEX.wrong("scaled twice", ("(xq, xk, xv, is_causal", "(xq * self.head_dim**-0.5, xk, xv, is_causal"), mistakes=("scaled-twice",)),
+    COMPLEX.wrong(
+        "keys turn the other way",
+        ("xk = apply_rotary_emb(xk, freqs_cis)", "xk = apply_rotary_emb(xk, freqs_cis.conj())"),
+        mistakes=("rotated-against-each-other",),
+    ),
+    COMPLEX.wrong(
+        "scaled twice",
+        ("(xq, xk, xv, is_causal", "(xq * self.head_dim**-0.5, xk, xv, is_causal"),
+        mistakes=("scaled-twice",),
+    ),
     COMPLEX.wrong("not causal", ("is_causal=True", "is_causal=False"), mistakes=("no-mask",)),
-    COMPLEX.wrong("heads merged by view", ("output.transpose(1, 2).reshape", "output.reshape"), mistakes=("heads-merged-by-view",)),
+    COMPLEX.wrong(
+        "heads merged by view",
+        ("output.transpose(1, 2).reshape", "output.reshape"),
+        mistakes=("heads-merged-by-view",),
+    ),
     NORMED.right(),
-    NORMED.wrong("only the queries are normalised", ("self.k_norm(self.k_proj(x).view(B, T, self.num_heads, self.head_dim))", "self.k_proj(x).view(B, T, self.num_heads, self.head_dim)"), mistakes=("one-side-normalised",)),
-    NORMED.wrong("only the keys are normalised", ("self.q_norm(self.q_proj(x).view(B, T, self.num_heads, self.head_dim))", "self.q_proj(x).view(B, T, self.num_heads, self.head_dim)"), mistakes=("one-side-normalised",)),
-    NORMED.wrong("norms exchanged", ("q = self.q_norm", "q = self.k_norm"), ("k = self.k_norm", "k = self.q_norm"), mistakes=("norms-exchanged",)),
+    NORMED.wrong(
+        "only the queries are normalised",
+        (
+            "self.k_norm(self.k_proj(x).view(B, T, self.num_heads, self.head_dim))",
+            "self.k_proj(x).view(B, T, self.num_heads, self.head_dim)",
+        ),
+        mistakes=("one-side-normalised",),
+    ),
+    NORMED.wrong(
+        "only the keys are normalised",
+        (
+            "self.q_norm(self.q_proj(x).view(B, T, self.num_heads, self.head_dim))",
+            "self.q_proj(x).view(B, T, self.num_heads, self.head_dim)",
+        ),
+        mistakes=("one-side-normalised",),
+    ),
+    NORMED.wrong(
+        "norms exchanged",
+        ("q = self.q_norm", "q = self.k_norm"),
+        ("k = self.k_norm", "k = self.q_norm"),
+        mistakes=("one-side-normalised",),
+    ),
 ]

@@ -62,7 +62,11 @@ HEAD_MISTAKES = (
         "torch.cat([head(x) for head in self.heads], dim=-1)",
         "`self.heads[0]` in a loop over the heads, or an index that does not change",
         ({"merge": "first head"},),
-        plants={"layer": (("        out = weights @ v\n", "        out = (weights @ v)[:, :1].expand(-1, H, -1, -1)\n"),)},
+        plants={
+            "layer": (
+                ("        out = weights @ v\n", "        out = (weights @ v)[:, :1].expand(-1, H, -1, -1)\n"),
+            )
+        },
     ),
     Mistake(
         "grouped-heads-tiled",

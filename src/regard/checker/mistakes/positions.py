@@ -47,12 +47,48 @@ POSITION_MISTAKES = (
         ),
     ),
     Mistake(
-        "rotated-along-heads",
-        "with rotary positions counted along the heads instead of the tokens",
-        "Every token has the same position, and every head another one: order is invisible.",
+        "rotation-sign-lost",
+        "with a rotation whose minus is missing: (a cos + b sin, b cos + a sin)",
+        "It is no rotation: lengths change with the position, and scores do not depend on distances.",
+        "a cos − b sin, b cos + a sin; rotate_half is torch.cat([-b, a], -1)",
+        "rotate_half written as torch.cat([b, a], -1)",
+        ({"rotation": "unsigned"},),
+        plants=_rotary("a * cos - b * sin", "a * cos + b * sin"),
+    ),
+    Mistake(
+        "rotated-against-each-other",
+        "with queries and keys rotated in opposite directions",
+        "Scores depend on the sum of two positions instead of their distance.",
+        "rotate queries and keys by the same angles",
+        "a conjugate or a negative sine for one of them",
+        ({"rotation": "opposite"},),
+        plants=_rotary(_ROTATE, "        q, k = rotate(q, start), rotate(k.flip(-1), start).flip(-1)\n"),
+    ),
+    Mistake(
+        "alibi-inverted",
+        "with a bias by distance of the wrong sign: far keys are favoured",
+        "The farther a token is the more it is attended to, and the next tokens are overlooked.",
+        "subtract: scores − slope · distance, where the distance is 0 or more",
+        "the distance taken as query − key and added",
+        ({"bias": "subtracted"},),
+        plants={
+            "layer": (
+                (
+                    "        allowed = self.mask[S - T : S, :S]\n",
+                    "        slopes = 2.0 ** (-8.0 * torch.arange(1, H + 1, device=x.device) / H)\n"
+                    "        distance = torch.arange(S - T, S, device=x.device)[:, None] - torch.arange(S, device=x.device)\n"
+                    "        scores = scores + slopes[:, None, None] * distance\n"
+                    "        allowed = self.mask[S - T : S, :S]\n",
+                ),
+            )
+        },
+    ),
+    Mistake(
+        "positions-cancel",
+        "whose rotary positions have no effect: queries and keys of a head turn by one and the same angle",
+        "Order is invisible: a text and its words shuffled are the same to it.",
         "rotate (B, H, T, D) along T; before the transpose the tokens are on axis 1",
-        "a rotation for (B, T, H, D) that is given (B, H, T, D)",
-        ({"rotation": "heads"},),
+        "a rotation for (B, T, H, D) that is given (B, H, T, D), so that positions count the heads",
         plants=_rotary(
             _ROTATE, "        q, k = (rotate(t.transpose(1, 2), 0).transpose(1, 2) for t in (q, k))\n"
         ),

@@ -55,9 +55,28 @@ def root(n: CaseSizes) -> float:
     return float(n.D**-0.5)
 
 
-def _along_heads(rotate: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], Tensor]:
-    """Return a rotation whose positions are counted along the heads instead of the tokens: a mistake."""
-    return lambda x, start: rotate(x.transpose(1, 2), 0).transpose(1, 2)
+def _known(rotate: Callable[[Tensor, int], Tensor]) -> Rotation:
+    """Return a rotation whose frequencies are known; ValueError if they are not."""
+    if not isinstance(rotate, Rotation):
+        raise ValueError("the frequencies of this rotation are not known")
+    return rotate
+
+
+def _without_sign(rotation: Rotation) -> Callable[[Tensor, int], Tensor]:
+    """Return a rotation in which (a, b) becomes (a cos + b sin, b cos + a sin): a mistake."""
+    back = replace(rotation, frequencies=-rotation.frequencies)
+    n = len(rotation.frequencies)
+
+    def turn(x: Tensor, start: int) -> Tensor:
+        second = torch.arange(x.shape[-1], device=x.device)
+        second = (second % 2 == 1) if rotation.pairing == "interleaved" else (second >= n)
+        flipped = torch.where(second, -x, x)
+        cosines = rotation(x, start) + back(x, start)
+        sines = rotation(flipped, start) - back(flipped, start)
+        turned = (cosines + sines) / 2
+        return torch.cat([turned[..., : 2 * n], x[..., 2 * n :]], -1)
+
+    return turn
 
 
 @dataclass(frozen=True)
@@ -65,18 +84,19 @@ class AttentionVariant:
     """The decisions of one implementation of attention."""
 
     roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) is used as each of them
+    layers: tuple[int, int, int] = (0, 1, 2)  # whose projection each of them goes through
     split: str = "transpose"  # or "view": heads split without a transpose
     merge: str = "transpose"  # or "view", "interleave" (channel by channel), "first head" (for all of them)
-    normalised: str = "qk"  # which of q and k get their norm
+    normalised: str = "qk"  # which of q and k get their norm; "kq" gives each the other's
     rotated: str = "qk"  # which of q, k and v get rotary positions
-    rotation: str = "right"  # or "mixed": tables of the other pairing; "heads": positions along the heads
+    rotation: str = "right"  # or "mixed", "unsigned", "opposite": see `_rewired`
     groups: str = "interleave"  # or "tile"
     scale: Scale = root
     causal: Rule = past
     mask_argument: str = "as given"  # or "inverted", "ignored", "transposed"
-    padding: str = "as given"  # or "inverted", "ignored"
+    padding: str = "as given"  # or "inverted", "ignored", or "queries": padded queries are hidden, not keys
     window: int | None = 0  # how many keys too many are visible; None ignores the window
-    softcap: str = "before"  # or "after" the mask, or "dropped"
+    softcap: str = "before"  # or "after" the mask, "dropped", or "not multiplied" after tanh
     masking: str = "fill"  # how the mask is applied to the scores: see `_mask_scores`
     fill: float = -torch.inf
     axis: int = -1  # of the softmax, among (B, H, T, S)
@@ -94,9 +114,16 @@ class AttentionVariant:
         `projected` is the result of `wiring.project`, if the caller already has it.
         """
         # Project, split and position.
+        if self.layers != (0, 1, 2):
+            layers = (wiring.query, wiring.key, wiring.value)
+            query, key, value = (layers[role] for role in self.layers)
+            wiring, projected = replace(wiring, query=query, key=key, value=value), None
         projected = projected or wiring.project(question, view=self.split == "view")
         q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
         q, k, v = self._rewired(wiring).position(q, k, v, self.rotated)
+        if self.rotation == "opposite" and wiring.rotate is not None:
+            known = _known(wiring.rotate)
+            k = replace(known, frequencies=-2 * known.frequencies)(k, 0)
         B, H, T, D = q.shape
         n = CaseSizes(B, H, k.shape[1], T, k.shape[2], D, wiring.width or H * D)
         if n.G < H:
@@ -111,6 +138,8 @@ class AttentionVariant:
         allowed = self._allowed(question, n, q.device)
         if self.softcap == "before" and question.softcap is not None:
             scaled = question.softcap * torch.tanh(scaled / question.softcap)
+        elif self.softcap == "not multiplied" and question.softcap is not None:
+            scaled = torch.tanh(scaled / question.softcap)
         if wiring.bias is not None:
             sign = 1 if self.bias == "added" else -1
             scaled = scaled + sign * wiring.bias(H, n.T, n.S).to(scaled)
@@ -139,19 +168,23 @@ class AttentionVariant:
         return Answer(output, returned, None, free)
 
     def _rewired(self, wiring: Wiring) -> Wiring:
-        """Return the wiring with the norms and the rotation of this variant."""
+        """Return the wiring with the norms and the rotation of this variant.
+
+        A "mixed" rotation has the tables of the other pairing, an "unsigned" one lost its minus, and an
+        "opposite" one turns keys the other way (see `answer`).
+        """
         rotate = wiring.rotate
         if rotate is not None and self.rotation == "mixed":
-            if not isinstance(rotate, Rotation):
-                raise ValueError("the tables of this rotation are not known")
-            rotate = replace(rotate, tables="mixed")
-        elif rotate is not None and self.rotation == "heads":
-            rotate = _along_heads(rotate)
+            rotate = replace(_known(rotate), tables="mixed")
+        elif rotate is not None and self.rotation == "unsigned":
+            rotate = _without_sign(_known(rotate))
+        norms = (wiring.query_norm, wiring.key_norm)
+        norms = norms[::-1] if self.normalised == "kq" else norms
         return replace(
             wiring,
             rotate=rotate,
-            query_norm=wiring.query_norm if "q" in self.normalised else None,
-            key_norm=wiring.key_norm if "k" in self.normalised else None,
+            query_norm=norms[0] if "q" in self.normalised else None,
+            key_norm=norms[1] if "k" in self.normalised else None,
         )
 
     def _reorder(self, mixed: Tensor) -> Tensor:
@@ -183,8 +216,9 @@ class AttentionVariant:
             mask = ~question.mask if self.mask_argument == "inverted" else question.mask
             allowed = allowed & (mask.mT if self.mask_argument == "transposed" else mask)
         if question.padding is not None and self.padding != "ignored":
-            is_token = question.padding if self.padding == "as given" else ~question.padding
-            allowed = allowed & is_token[:, None, None, :]
+            is_token = ~question.padding if self.padding == "inverted" else question.padding
+            queries = self.padding == "queries"
+            allowed = allowed & (is_token[:, None, :, None] if queries else is_token[:, None, None, :])
         return ~allowed if self.inverted else allowed
 
     def _mask_scores(self, scores: Tensor, allowed: Tensor, scale: float) -> Tensor:

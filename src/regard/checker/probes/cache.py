@@ -182,7 +182,7 @@ def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> b
         session.add_failure("cache", _describe(trial))
         return True
     for trial in trials:
-        if _ignores_cache(session, trial, question):
+        if trial.continuation.explicit and _ignores_cache(session, trial, question):
             _add_mistake(session, trial, get_mistake("cache-ignored"))
             return True
     return False

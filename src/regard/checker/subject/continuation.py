@@ -44,6 +44,7 @@ class Continuation:
     step: Step
     certain: bool = True  # whether nothing but the cache was guessed: no mask, no form of a position
     single: bool = False  # whether it takes one token at a time
+    explicit: bool = True  # whether an argument or a method asks for the cache
 
 
 def has_cache(subject: Subject) -> str:
@@ -76,7 +77,8 @@ def continuations(subject: Subject) -> Iterator[Continuation]:
     if (pair := _pair_of_caches(module)) is not None:
         yield _passing_pair(subject, *pair)
     switch = next((n for n, v in vars(module).items() if v is False and _SWITCH.search(n)), None)
-    on = {names["use_cache"]: True} if "use_cache" in names else {}
+    flags = inspect.signature(module.forward).parameters.values()
+    on = {p.name: True for p in flags if p.default is False and "cache" in p.name}
     for keywords, certain in _positions(subject) if on or switch or _keeps_cache(module) else ():
         yield _cache_inside(subject, "forward", keywords, on, switch, certain)
 
@@ -205,7 +207,8 @@ def _cache_inside(
     if "start" in subject.arguments and method == "forward":
         shown.append(f"{subject.arguments['start']}=…")
     single = _ONE_TOKEN.search(method) is not None
-    return Continuation(f"{method}({', '.join(['x', *shown])})", step, certain, single)
+    explicit = bool(shown or switch or method != "forward")
+    return Continuation(f"{method}({', '.join(['x', *shown])})", step, certain, single, explicit)
 
 
 def _of_method(subject: Subject, method: str) -> Iterator[Continuation]:

@@ -220,9 +220,9 @@ class Subject:
             keywords[names["padding"]] = self._encode_padding(question.padding)
         elif question.padding is not None and "mask" in names:
             spread = question.padding[:, None, None, :].expand(B, 1, T, -1)
-            keywords[names["mask"]] = replace(self.mask_form, rank=3 if self.layout == "BTD" else 4).encode(
-                spread, question.dtype, B
-            )
+            keywords[names["mask"]] = replace(
+                self.mask_form, rank=3 if self.layout == "BTD" or self.mask_form.rank == 3 else 4
+            ).encode(spread, question.dtype, B)
         if question.bias is not None:
             keywords[names.get("bias", names.get("mask", ""))] = question.bias
         return keywords

@@ -22,7 +22,7 @@ _ARGUMENTS = {
     "cache": """
         cache kv_cache past past_kv past_key_value past_key_values layer_past past_kvs kvcache
         layer_cache""",
-    "use_cache": "use_cache return_cache",
+    "use_cache": "use_cache return_cache use_kv_cache use_past",
     "start": """
         start_pos start_position offset cache_position pos_offset position_offset input_pos start_idx
         past_length past_len cache_len cur_pos""",
@@ -44,7 +44,7 @@ _SIZES = {
     "width": """
         d_model n_embd embed_dim hidden_size dim d_in in_dim input_dim emb_size embedding_dim n_embed
         width model_dim embed_size d_embed emb_dim hidden_dim d hidden embedding_size num_hiddens
-        in_features channels embd_dim input_size query_dim n_state dmodel d_emb C""",
+        in_features channels n_channels dim_model feats embd_dim input_size query_dim n_state dmodel d_emb C""",
     "out_width": "d_out out_dim output_dim out_features output_size",
     "context_width": "d_context context_dim kdim vdim cross_dim kv_dim encoder_dim",
     "heads": """
