@@ -11,6 +11,7 @@ from regard.checker.mistakes.masks import MASK_MISTAKES
 from regard.checker.mistakes.mistake import Mistake
 from regard.checker.mistakes.module_state import MODULE_MISTAKES
 from regard.checker.mistakes.numbers import NUMBER_MISTAKES
+from regard.checker.mistakes.positions import POSITION_MISTAKES
 from regard.checker.mistakes.roles import ROLE_MISTAKES
 from regard.checker.mistakes.scale import SCALE_MISTAKES
 from regard.checker.mistakes.softmax import SOFTMAX_MISTAKES
@@ -22,6 +23,7 @@ THEMES: dict[str, tuple[Mistake, ...]] = {
     "cache": CACHE_MISTAKES,
     "heads and batch": HEAD_MISTAKES,
     "query, key and value": ROLE_MISTAKES,
+    "positions": POSITION_MISTAKES,
     "dropout": DROPOUT_MISTAKES,
     "modules": MODULE_MISTAKES,
     "numbers": NUMBER_MISTAKES,

@@ -22,6 +22,7 @@ from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
 from regard.checker.probes.output import probe_output
+from regard.checker.probes.positions import probe_positions
 from regard.checker.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
@@ -151,6 +152,7 @@ PROBES = (
     probe_masks,
     probe_dropout,
     probe_cache,
+    probe_positions,
     probe_module_state,
 )
 

@@ -141,9 +141,12 @@ def _find_approximate(matchers: list[VariantMatcher], singles: list[tuple[str, C
     They must be ten times closer to the code's numbers than correct attention is.
     """
     near: list[Match] = []
+    rights = []
     for matcher in matchers[:2]:
         errors = [matcher.error(CORRECT, observation) for observation in matcher.observations]
-        right = max((error for error in errors if math.isfinite(error)), default=0.0)
+        rights.append(max((error for error in errors if math.isfinite(error)), default=0.0))
+    right = min(rights, default=0.0)
+    for matcher in matchers[:2]:
         for name, change in singles:
             error = matcher.fits(replace(CORRECT, **change), tolerance=min(0.02, right / 10))
             if error is not None:

@@ -23,5 +23,6 @@ class Mistake:
     fix: str
     origin: str  # where it comes from
     changes: tuple[dict[str, Any], ...] = ()  # fields of `AttentionVariant`, for each form of the mistake
+    cache_changes: tuple[dict[str, Any], ...] = ()  # fields of `CacheVariant`, for mistakes of a cache
     warning: bool = False
     plants: dict[str, tuple[Swap, ...]] = field(default_factory=dict)  # by template: see `checker.examples`

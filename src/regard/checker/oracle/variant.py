@@ -8,13 +8,14 @@ variant with a field or two changed. `answer` runs a variant on a question, in a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.checker.oracle.question import Question
+from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.wiring import Wiring
 
 
@@ -54,25 +55,53 @@ def root(n: CaseSizes) -> float:
     return float(n.D**-0.5)
 
 
+def _known(rotate: Callable[[Tensor, int], Tensor]) -> Rotation:
+    """Return a rotation whose frequencies are known; ValueError if they are not."""
+    if not isinstance(rotate, Rotation):
+        raise ValueError("the frequencies of this rotation are not known")
+    return rotate
+
+
+def _without_sign(rotation: Rotation) -> Callable[[Tensor, int], Tensor]:
+    """Return a rotation in which (a, b) becomes (a cos + b sin, b cos + a sin): a mistake."""
+    back = replace(rotation, frequencies=-rotation.frequencies)
+    n = len(rotation.frequencies)
+
+    def turn(x: Tensor, start: int) -> Tensor:
+        second = torch.arange(x.shape[-1], device=x.device)
+        second = (second % 2 == 1) if rotation.pairing == "interleaved" else (second >= n)
+        flipped = torch.where(second, -x, x)
+        cosines = rotation(x, start) + back(x, start)
+        sines = rotation(flipped, start) - back(flipped, start)
+        turned = (cosines + sines) / 2
+        return torch.cat([turned[..., : 2 * n], x[..., 2 * n :]], -1)
+
+    return turn
+
+
 @dataclass(frozen=True)
 class AttentionVariant:
     """The decisions of one implementation of attention."""
 
     roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) is used as each of them
+    layers: tuple[int, int, int] = (0, 1, 2)  # whose projection each of them goes through
     split: str = "transpose"  # or "view": heads split without a transpose
-    merge: str = "transpose"  # or "view"
+    merge: str = "transpose"  # or "view", "interleave" (channel by channel), "first head" (for all of them)
+    normalised: str = "qk"  # which of q and k get their norm; "kq" gives each the other's
     rotated: str = "qk"  # which of q, k and v get rotary positions
+    rotation: str = "right"  # or "mixed", "unsigned", "opposite": see `_rewired`
     groups: str = "interleave"  # or "tile"
     scale: Scale = root
     causal: Rule = past
     mask_argument: str = "as given"  # or "inverted", "ignored", "transposed"
-    padding: str = "as given"  # or "inverted", "ignored"
+    padding: str = "as given"  # or "inverted", "ignored", or "queries": padded queries are hidden, not keys
     window: int | None = 0  # how many keys too many are visible; None ignores the window
-    softcap: str = "before"  # or "after" the mask, or "dropped"
+    softcap: str = "before"  # or "after" the mask, "dropped", or "not multiplied" after tanh
     masking: str = "fill"  # how the mask is applied to the scores: see `_mask_scores`
     fill: float = -torch.inf
     axis: int = -1  # of the softmax, among (B, H, T, S)
-    normalise: str = "softmax"  # or "exp": no maximum subtracted; or "renormalise", with masking "after"
+    normalise: str = "softmax"  # see `_normalise`
+    bias: str = "added"  # or "subtracted", of the biases that the module holds
     always: bool = False  # masking runs even if the question has no mask
     inverted: bool = False  # hidden keys are visible, and visible ones hidden
     batch: str = "separate"  # or "together": one long sequence
@@ -85,9 +114,16 @@ class AttentionVariant:
         `projected` is the result of `wiring.project`, if the caller already has it.
         """
         # Project, split and position.
+        if self.layers != (0, 1, 2):
+            layers = (wiring.query, wiring.key, wiring.value)
+            query, key, value = (layers[role] for role in self.layers)
+            wiring, projected = replace(wiring, query=query, key=key, value=value), None
         projected = projected or wiring.project(question, view=self.split == "view")
         q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
-        q, k, v = wiring.position(q, k, v, self.rotated)
+        q, k, v = self._rewired(wiring).position(q, k, v, self.rotated)
+        if self.rotation == "opposite" and wiring.rotate is not None:
+            known = _known(wiring.rotate)
+            k = replace(known, frequencies=-2 * known.frequencies)(k, 0)
         B, H, T, D = q.shape
         n = CaseSizes(B, H, k.shape[1], T, k.shape[2], D, wiring.width or H * D)
         if n.G < H:
@@ -102,8 +138,11 @@ class AttentionVariant:
         allowed = self._allowed(question, n, q.device)
         if self.softcap == "before" and question.softcap is not None:
             scaled = question.softcap * torch.tanh(scaled / question.softcap)
+        elif self.softcap == "not multiplied" and question.softcap is not None:
+            scaled = torch.tanh(scaled / question.softcap)
         if wiring.bias is not None:
-            scaled = scaled + wiring.bias(H, n.T, n.S).to(scaled)
+            sign = 1 if self.bias == "added" else -1
+            scaled = scaled + sign * wiring.bias(H, n.T, n.S).to(scaled)
         masked = scaled if question.bias is None else scaled + question.bias.to(scaled)
         if self.masking == "scaled" and question.bias is not None:
             masked = scaled + question.bias.to(scaled) * scale
@@ -111,7 +150,7 @@ class AttentionVariant:
             masked = self._mask_scores(masked, allowed, scale)
         if self.softcap == "after" and question.softcap is not None:
             masked = question.softcap * torch.tanh(masked / question.softcap)
-        weights = self._normalise(masked, allowed, wiring.sinks)
+        weights = self._normalise(masked, allowed, wiring.sinks, root(n))
         if self.detach == "weights":
             weights = weights.detach()
         mixed = weights @ v  # (B, H, T, E)
@@ -124,8 +163,36 @@ class AttentionVariant:
         if self.batch == "together":  # back to one sequence per item
             mixed, returned = mixed.view(H, B, T, -1).transpose(0, 1), None
             free = None if free is None else free.view(H, B, T, 1).transpose(0, 1)
+        mixed = self._reorder(mixed)
         output, free = wiring.finish(mixed, free, view=self.merge == "view", skip=self.out == "skip")
         return Answer(output, returned, None, free)
+
+    def _rewired(self, wiring: Wiring) -> Wiring:
+        """Return the wiring with the norms and the rotation of this variant.
+
+        A "mixed" rotation has the tables of the other pairing, an "unsigned" one lost its minus, and an
+        "opposite" one turns keys the other way (see `answer`).
+        """
+        rotate = wiring.rotate
+        if rotate is not None and self.rotation == "mixed":
+            rotate = replace(_known(rotate), tables="mixed")
+        elif rotate is not None and self.rotation == "unsigned":
+            rotate = _without_sign(_known(rotate))
+        norms = (wiring.query_norm, wiring.key_norm)
+        norms = norms[::-1] if self.normalised == "kq" else norms
+        return replace(
+            wiring,
+            rotate=rotate,
+            query_norm=norms[0] if "q" in self.normalised else None,
+            key_norm=norms[1] if "k" in self.normalised else None,
+        )
+
+    def _reorder(self, mixed: Tensor) -> Tensor:
+        """Return the heads' outputs (B, H, T, E) in the order in which this variant concatenates them."""
+        if self.merge == "interleave":
+            B, H, T, E = mixed.shape
+            return mixed.permute(0, 2, 3, 1).reshape(B, T, H, E).transpose(1, 2)
+        return mixed[:, :1].expand_as(mixed) if self.merge == "first head" else mixed
 
     def _regroup(self, x: Tensor, times: int) -> Tensor:
         return x.repeat(1, times, 1, 1) if self.groups == "tile" else x.repeat_interleave(times, 1)
@@ -149,8 +216,9 @@ class AttentionVariant:
             mask = ~question.mask if self.mask_argument == "inverted" else question.mask
             allowed = allowed & (mask.mT if self.mask_argument == "transposed" else mask)
         if question.padding is not None and self.padding != "ignored":
-            is_token = question.padding if self.padding == "as given" else ~question.padding
-            allowed = allowed & is_token[:, None, None, :]
+            is_token = ~question.padding if self.padding == "inverted" else question.padding
+            queries = self.padding == "queries"
+            allowed = allowed & (is_token[:, None, :, None] if queries else is_token[:, None, None, :])
         return ~allowed if self.inverted else allowed
 
     def _mask_scores(self, scores: Tensor, allowed: Tensor, scale: float) -> Tensor:
@@ -168,16 +236,28 @@ class AttentionVariant:
             return scores + (~allowed).to(scores) * -torch.inf
         return scores  # "after": see `_normalise`
 
-    def _normalise(self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None) -> Tensor:
-        """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax."""
+    def _normalise(
+        self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None, scale: float
+    ) -> Tensor:
+        """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax.
+
+        "exp" subtracts no maximum, "none" is no softmax, "twice" is a softmax of the softmax, "scaled"
+        multiplies the weights by the scale, and "renormalise" goes with masking "after".
+        """
         if sinks is not None:
             column = sinks.to(masked).view(-1, 1, 1).expand(*masked.shape[:-1], 1)
             return torch.softmax(torch.cat([masked, column], -1), self.axis)[..., :-1]
         if self.normalise == "exp":
             weights = masked.exp()
             weights = weights / weights.sum(self.axis, keepdim=True)
+        elif self.normalise == "none":
+            weights = masked
         else:
             weights = torch.softmax(masked, self.axis)
+        if self.normalise == "twice":
+            weights = torch.softmax(weights, self.axis)
+        elif self.normalise == "scaled":
+            weights = weights * scale
         if self.masking == "after" and allowed is not None:
             weights = weights * allowed.to(weights)
             if self.normalise == "renormalise":

@@ -112,7 +112,7 @@ def _is_random(session: CheckSession, question: Question, module: nn.Module) -> 
     outputs = []
     for seed in range(3):
         torch.manual_seed(seed)
-        reply = session.subject.run(question, module=module, dropout=True)
+        reply = session.subject.run(question, module=copy_module(module), dropout=True)
         if reply.answer is None:
             return False
         outputs.append(reply.answer.output.detach())
@@ -167,7 +167,7 @@ def _infer_place(session: CheckSession, intent: Intent, question: Question, plac
     outputs = []
     for seed in range(6):
         torch.manual_seed(seed)
-        reply = session.subject.run(question, module=module, dropout=True)
+        reply = session.subject.run(question, module=copy_module(module), dropout=True)
         if reply.answer is None:
             return "unknown"
         outputs.append(reply.answer.output.detach().double())

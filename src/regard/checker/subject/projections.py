@@ -239,12 +239,9 @@ def _unfuse(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
     if total % 3 == 0 and (total // 3) % H == 0:
         D = total // 3 // H
         for order in itertools.permutations(range(3)):
-            parts = _blocks(affine, [H * D] * 3)
-            yield parts[order[0]], parts[order[1]], parts[order[2]]
-        for layout in ((H, 3, D), (H, D, 3)):
-            axis = layout.index(3)
-            index = torch.arange(total).view(layout)
-            for order in itertools.permutations(range(3)):
+            for layout in ((3, H, D), (H, 3, D), (H, D, 3)):
+                index = torch.arange(total).view(layout)
+                axis = layout.index(3)
                 q, k, v = (_pick(affine, index.select(axis, part).flatten()) for part in order)
                 yield q, k, v
     for G in (n for n in range(1, H) if H % n == 0 and total % (H + 2 * n) == 0):

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from regard.checker.errors import CheckError
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
+from regard.checker.subject import vocabulary
 from regard.checker.subject.tables import RotaryTables
 
 # Layouts of whole sequences; the others are of queries, keys and values of heads.
@@ -169,6 +170,14 @@ class Subject:
             self._copies[dtype] = in_dtype(copy_module(self.module), dtype).eval()
         return self._copies[dtype]
 
+    def _runnable(self, dtype: torch.dtype) -> nn.Module | None:
+        """Return the module to run: a new copy each time, if it may keep a cache from call to call."""
+        module = self.module_as(dtype)
+        stateful = module is not None and any(
+            vocabulary.is_cache(name) for part in module.modules() for name in (*vars(part), *part._buffers)
+        )
+        return copy_module(module) if module is not None and stateful else module
+
     def replaced(self, **changes: Any) -> Subject:
         """Return the subject with some fields changed."""
         return replace(self, _copies=self._copies, **changes)
@@ -184,7 +193,7 @@ class Subject:
 
         `module` is run instead of the subject's own copy. `dropout` leaves dropout enabled.
         """
-        target = self.target if self.module is None else (module or self.module_as(question.dtype))
+        target = self.target if self.module is None else (module or self._runnable(question.dtype))
         assert target is not None
         monitor = CallMonitor(dropout)
         try:
