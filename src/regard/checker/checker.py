@@ -80,6 +80,7 @@ def check(
         promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
         given = {**(init or {}), **arguments}
         subject = adapt(thing, add_promises(thing, given, promises), true_means)
+        subject.device = device
         always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
         if "causal" in subject.arguments and subject.arguments["causal"] not in given:
             always["flag"] = causal is True
@@ -113,7 +114,8 @@ def _run_probes(session: CheckSession) -> None:
             "Right on one sequence (T, D); a batch fails, since .T reverses all its dimensions.",
             warning=True,
         )
-    for probe in PROBES:
+    kernel = session.subject.kernel_layout
+    for probe in MASK_PROBES if kernel is not None and kernel.makes_mask else PROBES:
         probe(session)
 
 
@@ -140,6 +142,7 @@ PROBES = (
     probe_cache,
     probe_module_state,
 )
+MASK_PROBES = (probe_batch, probe_output, probe_causality)  # for functions that make masks and do not attend
 
 
 def _describe(understanding: Understanding) -> str:
@@ -159,6 +162,9 @@ def _assumptions(session: CheckSession) -> list[str]:
     """Return what the check assumed of the code, one phrase each."""
     understanding = session.understanding
     assumptions = list(understanding.assumptions)
+    kernel = understanding.subject.kernel_layout
+    if kernel is not None and (kernel.one_query or kernel.kind == "mask interface"):
+        return assumptions + session.notes  # whether it is causal is not for it to say
     if "causal" in understanding.subject.arguments:
         assumptions.append(f"causal if {understanding.subject.arguments['causal']} is True")
     elif (intent := understanding.intent) is not None:

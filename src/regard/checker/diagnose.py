@@ -98,7 +98,7 @@ def diagnose(
         pairs: whether to try every two mistakes together if no single one matches.
     """
     matchers = [VariantMatcher(intent, observations) for intent in _fitting(intents, observations)]
-    singles = [(name, change) for name, m in CATALOGUE.items() for change in m.changes]
+    singles = _single_changes(observations)
     # Single mistakes, then any scale, then approximate matches, then pairs.
     matches = _find_matches(matchers, (((name,), change) for name, change in singles))
     matches = matches or [match for matcher in matchers[:4] for match in _fit_scale(matcher)]
@@ -111,9 +111,10 @@ def diagnose(
     order = list(CATALOGUE)
     unique: dict[tuple[str, ...], Match] = {}
 
-    def complexity(match: Match) -> tuple[int, int, int, int]:
+    def complexity(match: Match) -> tuple[int, bool, int, int, int]:
         return (
             len(match.names),
+            not CATALOGUE[match.names[0]].layouts,  # a mistake of this very layout comes first
             _contradicts_source(match, source),
             match.decisions,
             order.index(match.names[0]),
@@ -122,6 +123,13 @@ def diagnose(
     for match in sorted(matches, key=complexity):
         unique.setdefault(match.names, match)
     return list(unique.values())
+
+
+def _single_changes(observations: list[Observation]) -> list[tuple[str, Change]]:
+    """Return the changes of every mistake that can be made in the layout of the observations."""
+    layout = observations[0].question.layout if observations else ""
+    mistakes = [m for m in CATALOGUE.values() if not m.layouts or layout in m.layouts]
+    return [(m.name, change) for m in mistakes for change in m.changes]
 
 
 def _plausibility(matches: list[Match]) -> tuple[bool, int, int]:

@@ -5,6 +5,7 @@ They are source text, so that `regard explain-mistake` can show the program that
 
 from __future__ import annotations
 
+from regard.checker.kernel_examples import KERNEL_NAMES, KERNEL_TEMPLATES
 from regard.checker.mistakes.mistake import Mistake
 
 FUNCTION = """\
@@ -116,8 +117,8 @@ class CausalAttention(nn.Module):
         return out, cache
 """
 
-TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER}
-NAMES = {"function": "attention", "head": "CausalHead", "layer": "CausalAttention"}
+TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER} | KERNEL_TEMPLATES
+NAMES = {"function": "attention", "head": "CausalHead", "layer": "CausalAttention"} | KERNEL_NAMES
 
 
 def plant_mistake(mistake: Mistake, kind: str) -> str:

@@ -7,6 +7,7 @@ is right under one of them.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,12 +17,14 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.cases import Cases
+from regard.checker.diagnose import diagnose
 from regard.checker.errors import CheckError
-from regard.checker.intent import TOLERANCE, Intent
+from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
+from regard.checker.subject.layouts.layout import KernelLayout
 from regard.checker.subject.projections import find_wirings
 from regard.checker.subject.subject import Reply, Subject, apply_rotary
 
@@ -65,6 +68,8 @@ def understand(
         always: fields of every question: a window, a soft cap, a causal flag.
     """
     declared = causal if causal is not None else declared_causality(subject)
+    if subject.kernel_layouts:
+        return _understand_kernel(subject, causal, declared, scale, always)
     if subject.layout in ("BTC", "TBC"):
         return _understand_sequences(subject, causal, declared, heads, scale, always)
     return _understand_heads(subject, causal, declared, scale, always)
@@ -85,6 +90,11 @@ def _understand_heads(
     """Understand a function on queries, keys and values: try the usual layouts of their dimensions."""
     intents = [Intent(Wiring(scale=scale), c) for c in _causal_hypotheses(subject, causal, declared)]
     tried: dict[str, tuple[Reply, Intent | None, torch.dtype]] = {}
+
+    def explained(layout: str) -> bool:
+        cases = Cases(subject.replaced(layout=layout), always=always)
+        return _is_explained(tried[layout][0], cases.plain(), intents)
+
     # A layout in which the output is right.
     for layout in ("BHTD", "BTHD", "BTD", "TD"):
         candidate = subject.replaced(layout=layout)
@@ -98,8 +108,8 @@ def _understand_heads(
                 other.used_dot_t and other.error is not None for other, _, _ in tried.values()
             )
             return understanding
-    # A layout in which the code at least runs.
-    for layout in ("BHTD", "BTD", "TD"):
+    # A layout in which a mistake explains the numbers, or in which the code at least runs.
+    for layout in sorted(("BHTD", "BTHD", "BTD", "TD"), key=lambda layout: not explained(layout)):
         reply, right, dtype = tried[layout]
         if reply.error is None:
             candidate = subject.replaced(layout=layout)
@@ -109,6 +119,56 @@ def _understand_heads(
     candidate = subject.replaced(layout="BHTD")
     cases = Cases(candidate, always=always)
     return _of_heads(candidate, cases, intents, None, tried["BHTD"][2], reply, declared)
+
+
+# Sizes that a kernel may want: widths that are powers of two, lengths and pages that fill its blocks.
+_KERNEL_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
+_PAGES = (4, 16, 256)
+
+
+def _understand_kernel(
+    subject: Subject, causal: bool | None, declared: bool | None, scale: float | None, always: dict[str, Any]
+) -> Understanding:
+    """Understand a kernel: try the layouts that its arguments allow, in sizes that kernels take."""
+    hypotheses = _causal_hypotheses(subject, causal, declared)
+    if subject.kernel_layouts[0].kind in ("paged", "cache"):
+        hypotheses = sorted(hypotheses, reverse=True)  # with a cache it is causal, unless its numbers say not
+    intents = [Intent(Wiring(scale=scale), c) for c in hypotheses]
+    tried: list[Understanding] = []
+    for layout in subject.kernel_layouts:
+        candidate = subject.replaced(kernel_layout=layout)
+        cases, reply, dtype = _first_run(candidate, layout, always)
+        right = _find_right_intent(reply, cases.plain(), intents)
+        assumptions = [f"inputs {layout.description}"]
+        found = Understanding(candidate, cases, intents, right, dtype, reply, assumptions, declared)
+        if right is not None:
+            return found
+        tried.append(found)
+    ran = [found for found in tried if found.first.error is None]
+    explained = (found for found in ran if _is_explained(found.first, found.cases.plain(), intents))
+    return next(explained, (ran or tried)[0])
+
+
+def _first_run(
+    subject: Subject, layout: KernelLayout, always: dict[str, Any]
+) -> tuple[Cases, Reply, torch.dtype]:
+    """Run a kernel in one layout, in the first sizes that it takes."""
+    pages: list[dict[str, Any]] = [{"page": n} for n in _PAGES] if layout.kind == "paged" else [{}]
+    attempts = []
+    for sizes, page in itertools.product(_KERNEL_SIZES, pages):
+        cases = Cases(subject, always={**always, "layout": layout.kind, **page}, **sizes)
+        reply, dtype = _run(subject, cases.plain())
+        attempts.append((cases, reply, dtype))
+        if reply.error is None:
+            return attempts[-1]
+    return attempts[0]
+
+
+def _is_explained(reply: Reply, question: Question, intents: list[Intent]) -> bool:
+    """Return whether a mistake reproduces a reply."""
+    if reply.answer is None:
+        return False
+    return bool(diagnose([Observation(question, reply.answer)], intents, pairs=False))
 
 
 def _ran(tried: dict[str, tuple[Reply, Intent | None, torch.dtype]], *layouts: str) -> bool:
@@ -205,7 +265,7 @@ def _wirings(subject: Subject, heads: int | None, scale: float | None) -> list[W
         # Tutorials teach attention without weights also without the scale.
         return [plain, replace(plain, scale=1.0)] if module is None and subject.inputs == "x" else [plain]
     declared = scale if scale is not None else _declared_scale(subject)
-    double = subject.module_as(torch.float64)
+    double = subject.module_as(torch.float64, device="cpu")
     assert double is not None
     wirings = find_wirings(double, heads=heads, declared=declared)
     if subject.rotary is not None:

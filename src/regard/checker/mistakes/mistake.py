@@ -24,4 +24,5 @@ class Mistake:
     origin: str  # where it comes from
     changes: tuple[dict[str, Any], ...] = ()  # fields of `AttentionVariant`, for each form of the mistake
     warning: bool = False
+    layouts: tuple[str, ...] = ()  # the layouts of kernels in which it can be made; () for every code
     plants: dict[str, tuple[Swap, ...]] = field(default_factory=dict)  # by template: see `checker.examples`

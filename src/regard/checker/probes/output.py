@@ -13,6 +13,7 @@ from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
+from regard.checker.probes.kernels import kernel_questions, optional_kernel_questions
 from regard.checker.session import CheckSession
 from regard.checker.subject.subject import MaskForm, Reply
 
@@ -81,11 +82,15 @@ def _observe(session: CheckSession) -> list[Observation]:
         questions.append(replace(cases.plain("window", seed=6), window=3, **flag))
     if "softcap" in subject.arguments and session.module is None and "softcap" not in cases.always:
         questions.append(replace(cases.plain("softcap", seed=7), softcap=2.0, **flag))
-    if subject.layout in ("BHTD", "BTHD"):
+    kernel = subject.kernel_layout
+    attends = kernel is None or not kernel.makes_mask
+    if subject.layout in ("BHTD", "BTHD") and attends:
         optional.append(cases.plain("grouped heads", G=2, seed=8))
-    if not single_length:
+    questions += kernel_questions(session, flag)
+    optional += optional_kernel_questions(session, flag)
+    if not single_length and (kernel is None or not kernel.square):
         optional.append(cases.plain("cross-attention", T=4, S=7, seed=9))
-    if subject.inputs == "qkv" and subject.layout not in ("BTC", "TBC"):
+    if subject.inputs == "qkv" and subject.layout not in ("BTC", "TBC") and attends:
         optional.append(cases.plain("value width", E=13, seed=10))
     for question in questions + optional:
         reply = subject.run(question.to(session.dtype))
@@ -141,6 +146,8 @@ def with_explicit_mask(session: CheckSession, question: Question) -> Question:
 def _mask_forms(session: CheckSession) -> list[MaskForm]:
     """Return the conventions of a mask to try: the one that is known, or all usual ones."""
     subject = session.subject
+    if subject.mask_form.kind == "lowest":
+        return [subject.mask_form, MaskForm("look", 4)]
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
     ranks = {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(subject.layout, [2, 4])
@@ -193,7 +200,7 @@ def _warn_if_added(
     """Warn if code that adds its mask to the scores accepts a boolean one, and adds 0 and 1."""
     boolean = next((reply for other, reply in ran if other == MaskForm("look", form.rank)), None)
     if (
-        form.kind != "added"
+        form.kind != "added"  # in Transformers' interface ("lowest") a mask is always added
         or boolean is None
         or session.right_intent is None
         or not _adds_mask(session, question, boolean)

@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from regard.checker.errors import CheckError
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import Answer
+from regard.checker.oracle.answer import Answer
+from regard.checker.subject.layouts.layout import KernelLayout, parameters_of, to_device
 
 _DOT_T = torch.Tensor.T  # the property itself
 _SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "causal": "is_causal"}
@@ -30,7 +31,8 @@ _SDPA |= {"dropout": "dropout_p", "scale": "scale", "grouped": "enable_gqa"}
 class MaskForm:
     """The convention that a subject's mask argument follows.
 
-    `kind` is "look" (boolean, True = may look), "hide" (boolean, True = hidden), "added" (0 and −inf) or
+    `kind` is "look" (boolean, True = may look), "hide" (boolean, True = hidden), "added" (0 and −inf),
+    "lowest" (0 and the lowest number, as Transformers passes it) or
     "zero-one" (1.0 = may look). `rank` is 2 for (T, S), 3 for (B, T, S), 4 for (B, 1, T, S).
     """
 
@@ -42,6 +44,7 @@ class MaskForm:
             "look": "boolean, True = may look",
             "hide": "boolean, True = hidden",
             "added": "float, added to the scores",
+            "lowest": "float, added to the scores, the lowest number hides",
             "zero-one": "float, 1 = may look, 0 = hidden",
         }[self.kind]
         return f"{convention}, {('', '', '(T, S)', '(B, T, S)', '(B, 1, T, S)')[self.rank]}"
@@ -57,8 +60,9 @@ class MaskForm:
             mask = mask.expand(batch, 1, *mask.shape) if self.rank == 4 else mask.expand(batch, *mask.shape)
         if self.kind == "hide":
             return ~mask
-        if self.kind == "added":
-            return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
+        if self.kind in ("added", "lowest"):
+            hidden = -torch.inf if self.kind == "added" else torch.finfo(dtype).min
+            return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, hidden)
         return mask.to(dtype) if self.kind == "zero-one" else mask
 
 
@@ -126,7 +130,10 @@ class Subject:
     extra: dict[str, Any] = field(default_factory=dict)  # arguments that are always passed
     rotary: Callable[[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
     plain_lists: tuple[str, ...] = ()  # lists of modules that are not registered
-    _copies: dict[torch.dtype, nn.Module] = field(default_factory=dict)
+    kernel_layouts: tuple[KernelLayout, ...] = ()  # those that a kernel may take, likeliest first
+    kernel_layout: KernelLayout | None = None  # the one that it takes; None for plain tensors
+    device: str = "cpu"
+    _copies: dict[tuple[torch.dtype, str], nn.Module] = field(default_factory=dict)
 
     @property
     def is_transformers(self) -> bool:
@@ -135,13 +142,17 @@ class Subject:
         theirs = hasattr(module, "config") or type(module).__module__.startswith("transformers.")
         return module is not None and theirs and self.positional[:1] == ["hidden_states"]
 
-    def module_as(self, dtype: torch.dtype) -> nn.Module | None:
-        """Return a copy of the module in this precision and in eval mode; None for a function."""
+    def module_as(self, dtype: torch.dtype, device: str | None = None) -> nn.Module | None:
+        """Return a copy of the module in this precision and in eval mode; None for a function.
+
+        It is on the subject's device unless another one is named.
+        """
         if self.module is None:
             return None
-        if dtype not in self._copies:
-            self._copies[dtype] = copy_module(self.module).to(dtype).eval()
-        return self._copies[dtype]
+        place = dtype, device or self.device
+        if place not in self._copies:
+            self._copies[place] = copy_module(self.module).to(*reversed(place)).eval()
+        return self._copies[place]
 
     def replaced(self, **changes: Any) -> Subject:
         """Return the subject with some fields changed."""
@@ -159,16 +170,27 @@ class Subject:
         `module` is run instead of the subject's own copy. `dropout` leaves dropout enabled.
         """
         target = self.target if self.module is None else (module or self.module_as(question.dtype))
+        target = module.to(self.device) if module is not None else target
         assert target is not None
         monitor = CallMonitor(dropout)
         try:
             with monitor:
-                result = target(*self._inputs(question), **self._keywords(question))
-            return Reply(self.parse_result(result, question), None, monitor.used_dot_t)
+                answer = self._call(target, question)
+            return Reply(answer, None, monitor.used_dot_t)
         except CheckError:
             raise
         except (Exception, SystemExit) as error:
             return Reply(None, error, monitor.used_dot_t)
+
+    def _call(self, target: Callable[..., Any], question: Question) -> Answer:
+        """Call the code on the subject's device; the answer is on the CPU."""
+        keywords = self._keywords(question)
+        if self.kernel_layout is not None:
+            return self.kernel_layout.run(target, question, keywords, self.device)
+        keywords = {name: to_device(value, self.device) for name, value in keywords.items()}
+        result = target(*(to_device(x, self.device) for x in self._inputs(question)), **keywords)
+        answer = self.parse_result(result, question)
+        return Answer(*(to_device(x, "cpu") for x in answer))
 
     def _inputs(self, question: Question) -> list[Tensor]:
         tensors = [question.q] if self.inputs == "x" else [question.q, question.k]
@@ -197,8 +219,12 @@ class Subject:
             keywords[names["training"]] = False
         if "causal" in names and question.flag is not None:
             keywords[names["causal"]] = question.flag
-        if "window" in names and question.window is not None:
-            keywords[names["window"]] = question.window
+        keywords |= self._window(question)
+        if question.splits is not None and "splits" in names:
+            keywords[names["splits"]] = question.splits
+        if "sinks" in names and (question.sinks is not None or self._requires("sinks")):
+            none = question.q.new_full((question.q.shape[1],), -torch.inf)  # takes no share of the softmax
+            keywords[names["sinks"]] = none if question.sinks is None else question.sinks.to(question.dtype)
         if "softcap" in names and question.softcap is not None and self.module is None:
             keywords[names["softcap"]] = question.softcap
         if "grouped" in names and question.k.shape[1] != question.q.shape[1]:
@@ -217,6 +243,34 @@ class Subject:
         if question.bias is not None:
             keywords[names.get("bias", names.get("mask", ""))] = question.bias
         return keywords
+
+    def _window(self, question: Question) -> dict[str, Any]:
+        """Return the arguments for a window: one number, (left, right), or two; −1 is without a bound."""
+        names = self.arguments
+        left = -1 if question.window is None else question.window - 1
+        right = question.ahead if question.ahead is not None else 0 if question.flag and left >= 0 else -1
+        keywords: dict[str, Any] = {}
+        if "window" in names and self.takes_window_pair and max(left, right) >= 0:
+            keywords[names["window"]] = (left, right)
+        elif "window" in names and question.window is not None:
+            keywords[names["window"]] = question.window
+        for meaning, value in (("left window", left), ("right window", right)):
+            if meaning in names and (value >= 0 or self._requires(meaning)):
+                keywords[names[meaning]] = value
+        return keywords
+
+    @property
+    def takes_window_pair(self) -> bool:
+        """Whether its window is (left, right): by its default or its annotation."""
+        parameter = parameters_of(self.target).get(self.arguments.get("window", ""))
+        if parameter is None:
+            return False
+        return isinstance(parameter.default, tuple | list) or "tuple" in str(parameter.annotation).lower()
+
+    def _requires(self, meaning: str) -> bool:
+        """Return whether an argument has no default."""
+        parameter = parameters_of(self.target).get(self.arguments[meaning])
+        return parameter is not None and parameter.default is parameter.empty
 
     def _encode_padding(self, is_token: Tensor) -> Tensor:
         if self.arguments["padding"] == "lengths":

@@ -37,6 +37,7 @@ _ARGUMENTS = {
     "lse": "return_lse with_lse return_softmax_lse",
     "rotary": "position_embeddings",
     "grouped": "enable_gqa",
+    "sinks": "sinks s_aux sink_logits attention_sinks learnable_sink",
 }
 _SIZES = {
     "width": """
