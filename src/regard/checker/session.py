@@ -81,7 +81,7 @@ class CheckSession:
         target = self.subject.target
         code = type(target) if isinstance(target, nn.Module) else getattr(target, "func", target)
         try:
-            return inspect.getsource(code)
+            return inspect.getsource(code) + _source_of_helpers(code)
         except (OSError, TypeError):
             return str(self.options.get("source", ""))
 
@@ -146,3 +146,10 @@ class CheckSession:
                 f"Your output equals attention {entry.what}{together}, to {max(match.error, 1e-16):.0e}"
             )
             self.add_diagnosis(name, f"{evidence}{': ' + match.detail if match.detail else ''}.", match.error)
+
+
+def _source_of_helpers(code: Any) -> str:
+    """Return the source text of the functions of its own file that a function names."""
+    scope, names = getattr(code, "__globals__", {}), getattr(getattr(code, "__code__", None), "co_names", ())
+    helpers = [scope[name] for name in names if inspect.isfunction(scope.get(name))]
+    return "".join("\n" + inspect.getsource(h) for h in helpers if h.__module__ == code.__module__)

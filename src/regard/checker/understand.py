@@ -24,6 +24,7 @@ from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
+from regard.checker.subject.layouts.cache import CACHED_LAYOUTS, PagedLayout
 from regard.checker.subject.layouts.layout import KernelLayout
 from regard.checker.subject.projections import find_wirings
 from regard.checker.subject.subject import Reply, Subject, apply_rotary
@@ -90,11 +91,6 @@ def _understand_heads(
     """Understand a function on queries, keys and values: try the usual layouts of their dimensions."""
     intents = [Intent(Wiring(scale=scale), c) for c in _causal_hypotheses(subject, causal, declared)]
     tried: dict[str, tuple[Reply, Intent | None, torch.dtype]] = {}
-
-    def explained(layout: str) -> bool:
-        cases = Cases(subject.replaced(layout=layout), always=always)
-        return _is_explained(tried[layout][0], cases.plain(), intents)
-
     # A layout in which the output is right.
     for layout in ("BHTD", "BTHD", "BTD", "TD"):
         candidate = subject.replaced(layout=layout)
@@ -108,13 +104,16 @@ def _understand_heads(
                 other.used_dot_t and other.error is not None for other, _, _ in tried.values()
             )
             return understanding
-    # A layout in which a mistake explains the numbers, or in which the code at least runs.
-    for layout in sorted(("BHTD", "BTHD", "BTD", "TD"), key=lambda layout: not explained(layout)):
+    # A layout in which the code at least runs; of two orders of dimensions the more plausible one.
+    ran = []
+    for layout in ("BHTD", "BTHD", "BTD", "TD"):
         reply, right, dtype = tried[layout]
-        if reply.error is None:
+        if reply.error is None and not (ran and layout in ("BTD", "TD")):
             candidate = subject.replaced(layout=layout)
             cases = Cases(candidate, always=always)
-            return _of_heads(candidate, cases, intents, None, dtype, reply, declared)
+            ran.append(_of_heads(candidate, cases, intents, None, dtype, reply, declared))
+    if ran:
+        return ran[0] if len(ran) == 1 else _most_plausible(ran)
     reply = tried["BTD"][0]
     candidate = subject.replaced(layout="BHTD")
     cases = Cases(candidate, always=always)
@@ -131,7 +130,7 @@ def _understand_kernel(
 ) -> Understanding:
     """Understand a kernel: try the layouts that its arguments allow, in sizes that kernels take."""
     hypotheses = _causal_hypotheses(subject, causal, declared)
-    if subject.kernel_layouts[0].kind in ("paged", "cache"):
+    if subject.kernel_layouts[0].kind in CACHED_LAYOUTS:
         hypotheses = sorted(hypotheses, reverse=True)  # with a cache it is causal, unless its numbers say not
     intents = [Intent(Wiring(scale=scale), c) for c in hypotheses]
     tried: list[Understanding] = []
@@ -144,16 +143,32 @@ def _understand_kernel(
         if right is not None:
             return found
         tried.append(found)
+    return _most_plausible(tried)
+
+
+def _most_plausible(tried: list[Understanding]) -> Understanding:
+    """Return the layout in which a mistake explains the numbers, or else the one that is nearest to right.
+
+    Code that runs in several layouts is right in none of them here.
+    """
     ran = [found for found in tried if found.first.error is None]
-    explained = (found for found in ran if _is_explained(found.first, found.cases.plain(), intents))
+    ran.sort(key=lambda found: _smallest_error(found.first, found.cases.plain(), found.intents))
+    explained = (u for u in ran if _is_explained(u.first, u.cases.plain(), u.intents))
     return next(explained, (ran or tried)[0])
+
+
+def _smallest_error(reply: Reply, question: Question, intents: list[Intent]) -> float:
+    """Return how far a reply is from right, in the interpretation that suits it best."""
+    assert reply.answer is not None
+    expected = [expected_answer(intent.apply(question), intent.wiring) for intent in intents]
+    return min(relative_error(reply.answer, answer) for answer in expected)
 
 
 def _first_run(
     subject: Subject, layout: KernelLayout, always: dict[str, Any]
 ) -> tuple[Cases, Reply, torch.dtype]:
     """Run a kernel in one layout, in the first sizes that it takes."""
-    pages: list[dict[str, Any]] = [{"page": n} for n in _PAGES] if layout.kind == "paged" else [{}]
+    pages: list[dict[str, Any]] = [{"page": n} for n in _PAGES] if isinstance(layout, PagedLayout) else [{}]
     attempts = []
     for sizes, page in itertools.product(_KERNEL_SIZES, pages):
         cases = Cases(subject, always={**always, "layout": layout.kind, **page}, **sizes)

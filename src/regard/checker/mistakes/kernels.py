@@ -11,7 +11,6 @@ _SINK = "        sink = sinks.view(-1, 1, 1).expand(q.shape[0], -1, T, 1)\n"
 _JOIN = "        scores = torch.cat([scores, sink], dim=-1)\n"
 _SINK_KINDS = ("flash", "packed", "paged")
 _CHUNKS = (None, 16, 32, 64, 128)
-_RAGGED = ("packed", "paged", "cache")
 
 KERNEL_MISTAKES = (
     Mistake(
@@ -68,7 +67,7 @@ KERNEL_MISTAKES = (
         "pass softcap in both arms, and test them with the same cap",
         "two arms of one function, of which only one got the new argument",
         ({"softcap": "dropped in pages"},),
-        layouts=("paged",),
+        layouts=("paged or not",),
         plants={
             "kv cache": (
                 (
@@ -85,7 +84,7 @@ KERNEL_MISTAKES = (
         "hide positions >= seq_len in the last page",
         "a loop over whole pages without a mask for the last one",
         ({"reach": "page"},),
-        layouts=("paged",),
+        layouts=("paged", "paged or not"),
         plants={
             "paged": (
                 ("key_cache[pages].flatten(0, 1)[:length]", "key_cache[pages].flatten(0, 1)"),

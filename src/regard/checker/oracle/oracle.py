@@ -14,7 +14,7 @@ from regard.attention.steps import trace
 from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.ragged import answer_items
-from regard.checker.oracle.variant import RAGGED_LAYOUTS, CaseSizes, past
+from regard.checker.oracle.variant import CaseSizes, past
 from regard.checker.oracle.wiring import Wiring
 
 
@@ -24,7 +24,7 @@ def expected_answer(question: Question, wiring: Wiring, *, dtype: torch.dtype = 
     Rows without a visible key are marked free: the check of empty rows judges them.
     """
     question = question.to(dtype)
-    if question.layout in RAGGED_LAYOUTS:
+    if question.lengths is not None:
         return answer_items(question, lambda item: expected_answer(item, wiring, dtype=dtype))
     q, k, v = wiring.project(question)
     q, k, v = wiring.position(q, k, v)

@@ -32,7 +32,7 @@ class CaseSizes(NamedTuple):
     C: int
 
 
-RAGGED_LAYOUTS = ("packed", "paged", "cache")  # in which the items of a batch have lengths of their own
+RAGGED_LAYOUTS = ("packed", "paged", "paged or not", "cache")  # in which the items of a batch have lengths of their own
 Projected = tuple[Tensor, Tensor, Tensor]
 Rule = Callable[[Tensor, Tensor, CaseSizes], Tensor]
 Scale = Callable[[CaseSizes], float]
@@ -84,9 +84,10 @@ class AttentionVariant:
 
         `projected` is the result of `wiring.project`, if the caller already has it.
         """
-        if question.layout in RAGGED_LAYOUTS:
-            reach = "all" if self.padding == "ignored" and self.reach == "own" else self.reach
-            together = self.batch == "together"
+        reach = "all" if self.padding == "ignored" and self.reach == "own" else self.reach
+        together, across = self.batch == "together", self.axis == 0
+        alone = question.lengths is not None or reach != "own" or together or across
+        if question.layout in RAGGED_LAYOUTS and alone:
             return answer_items(question, lambda item: self._answer(item, wiring), reach, together=together)
         return self._answer(question, wiring, projected)
 

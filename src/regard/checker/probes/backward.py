@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
+from regard.checker.subject.layouts.cache import CACHED_LAYOUTS
 from regard.checker.subject.subject import Reply
 
 _NO_DERIVATIVE = re.compile(
@@ -47,7 +48,7 @@ def missing_backward(session: CheckSession, question: Question) -> str | None:
 def _why_untracked(session: CheckSession, question: Question) -> str | None:
     """Return why an output does not require gradients; None if only a detach explains it."""
     layout = session.subject.kernel_layout
-    if layout is not None and layout.kind in ("paged", "cache"):
+    if layout is not None and layout.kind in CACHED_LAYOUTS:
         return "it reads from a cache, and its output does not require gradients"
     with FollowInputs() as followed:
         question = question.to(session.dtype).map_inputs(torch.clone)

@@ -22,9 +22,8 @@ def kernel_questions(session: CheckSession, flag: dict[str, Any]) -> list[Questi
         return []
     questions = [*_ragged(session, flag), *_options(session, flag)]
     if session.subject.layout in ("BHTD", "BTHD"):
-        questions += [session.cases.plain("several blocks", B=1, H=2, T=150, D=16, seed=60)]
-        if flag:
-            questions += [replace(question, **flag) for question in questions[-1:]]
+        blocks = session.cases.plain("several blocks", B=1, H=1, T=150, D=16, seed=60)
+        questions.append(replace(blocks, **flag))
     return questions
 
 
@@ -52,7 +51,7 @@ def _ragged(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
     questions = [replace(plain, lengths=(queries, keys))]
     if flag:
         questions.append(replace(questions[0], **flag))
-    if kernel.kind == "paged" and getattr(kernel, "optional", False):
+    if kernel.kind == "paged or not":
         contiguous = cases.plain("without pages", B=3, T=max(queries), S=max(keys), seed=63)
         questions.append(replace(contiguous, page=None))
         if "softcap" in session.subject.arguments:

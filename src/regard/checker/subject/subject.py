@@ -170,7 +170,8 @@ class Subject:
         `module` is run instead of the subject's own copy. `dropout` leaves dropout enabled.
         """
         target = self.target if self.module is None else (module or self.module_as(question.dtype))
-        target = module.to(self.device) if module is not None else target
+        if module is not None and self.device != "cpu":
+            target = module.to(self.device)
         assert target is not None
         monitor = CallMonitor(dropout)
         try:

@@ -14,6 +14,8 @@ from regard.checker.oracle.ragged import to_whole_pages
 from regard.checker.subject.layouts.layout import KernelLayout, find_optional, find_shape, int32
 from regard.checker.subject.layouts.packed import pack, starts, unpack
 
+CACHED_LAYOUTS = ("cache", "paged", "paged or not")
+
 
 @dataclass(frozen=True)
 class CacheLayout(KernelLayout):
@@ -26,8 +28,11 @@ class CacheLayout(KernelLayout):
     queries: str = "BTHD"
     keys: str = "SG"
     single: bool = False
-    kind: ClassVar[str] = "cache"
     ragged: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        return "cache"
 
     @property
     def ragged_queries(self) -> bool:
@@ -88,7 +93,10 @@ class PagedLayout(CacheLayout):
     """Queries on keys in pages, (pages, page size, G, D) or (pages, G, page size, D)."""
 
     optional: bool = False  # the page table may be absent: then the cache is contiguous
-    kind: ClassVar[str] = "paged"
+
+    @property
+    def kind(self) -> str:
+        return "paged or not" if self.optional else "paged"
 
     @property
     def description(self) -> str:

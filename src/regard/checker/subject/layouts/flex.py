@@ -20,8 +20,11 @@ class ModLayout(KernelLayout):
     """A function of the places in the matrix, run on every one of them. The attention is the checker's own."""
 
     scores: bool = False  # it takes the score first, and returns the new one
-    kind: ClassVar[str] = "mod"
     makes_mask: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        return "mod"
 
     @property
     def square(self) -> bool:

@@ -20,9 +20,13 @@ class KernelLayout(ABC):
     """One way to call a kernel. `names` are its arguments by their meaning: {"page table": "block_tables"}."""
 
     names: dict[str, str] = field(default_factory=dict)
-    kind: ClassVar[str] = ""  # the `layout` of its questions
     ragged: ClassVar[bool] = False  # items may have lengths of their own
     makes_mask: ClassVar[bool] = False  # it returns a mask; the attention on it is the checker's own
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The `layout` of its questions."""
 
     @property
     def one_query(self) -> bool:

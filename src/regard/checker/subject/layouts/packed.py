@@ -18,8 +18,11 @@ from regard.checker.subject.layouts.layout import KernelLayout, find_optional, f
 class PackedLayout(KernelLayout):
     """Sequences one after the other, without padding."""
 
-    kind: ClassVar[str] = "packed"
     ragged: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        return "packed"
 
     @property
     def square(self) -> bool:

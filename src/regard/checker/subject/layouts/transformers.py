@@ -24,7 +24,10 @@ class InterfaceLayout(KernelLayout):
     Queries are (B, H, T, D), keys and values (B, G, S, D), the output is (B, T, H, D).
     """
 
-    kind: ClassVar[str] = "interface"
+
+    @property
+    def kind(self) -> str:
+        return "interface"
 
     @property
     def description(self) -> str:
@@ -65,8 +68,11 @@ class MaskInterfaceLayout(KernelLayout):
     The answer is the checker's own attention with that mask.
     """
 
-    kind: ClassVar[str] = "mask interface"
     makes_mask: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        return "mask interface"
 
     @property
     def description(self) -> str:
