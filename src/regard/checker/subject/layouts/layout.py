@@ -73,8 +73,8 @@ class KernelLayout(ABC):
 
 
 def to_device(value: Any, device: str) -> Any:
-    """Move a tensor to a device; other values stay as they are."""
-    return value.to(device) if isinstance(value, Tensor) else value
+    """Move a tensor to a device; other values, and tensors without data, stay as they are."""
+    return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
 
 
 def tensors_in(result: Any) -> list[Tensor]:
