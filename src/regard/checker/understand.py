@@ -26,6 +26,7 @@ from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.layouts.cache import CACHED_LAYOUTS, PagedLayout
 from regard.checker.subject.layouts.layout import KernelLayout
+from regard.checker.known_mods import known_mods
 from regard.checker.subject.projections import find_wirings
 from regard.checker.subject.subject import Reply, Subject, apply_rotary
 
@@ -133,12 +134,14 @@ def _understand_kernel(
     if subject.kernel_layouts[0].kind in CACHED_LAYOUTS:
         hypotheses = sorted(hypotheses, reverse=True)  # with a cache it is causal, unless its numbers say not
     intents = [Intent(Wiring(scale=scale), c) for c in hypotheses]
+    if subject.kernel_layouts[0].kind == "mod" and causal is declared is None and not always:
+        intents += known_mods()
     tried: list[Understanding] = []
     for layout in subject.kernel_layouts:
         candidate = subject.replaced(kernel_layout=layout)
         cases, reply, dtype = _first_run(candidate, layout, always)
         right = _find_right_intent(reply, cases.plain(), intents)
-        assumptions = [f"inputs {layout.description}"]
+        assumptions = [f"inputs {layout.description}", *(right.features if right else ())]
         found = Understanding(candidate, cases, intents, right, dtype, reply, assumptions, declared)
         if right is not None:
             return found

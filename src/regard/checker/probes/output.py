@@ -29,6 +29,10 @@ def probe_output(session: CheckSession) -> None:
             "give them usual names (q_proj, W_k, value, qkv …) or pass the function inside",
         )
         return
+    if _is_undeclared_mod(session):
+        session.undecided = UNDECLARED_MOD
+        session.add_skip("output", "nothing says what this function should do")
+        return
     observations = _observe(session)
     errors = [(observation.question.name, _error(session, observation)) for observation in observations]
     wrong = {name: error for name, error in errors if not error < TOLERANCE}
@@ -37,6 +41,20 @@ def probe_output(session: CheckSession) -> None:
         _record_results(session, observations, wrong)
         return
     _diagnose_output(session, observations, wrong)
+
+
+UNDECLARED_MOD = (
+    "it equals no mask or score that the check knows (causal, windows, prefixes, chunks, soft caps): say what "
+    "it should be with causal=, window= or softcap="
+)
+
+
+def _is_undeclared_mod(session: CheckSession) -> bool:
+    """Return whether this is a mod of FlexAttention that nothing describes and no known rule equals."""
+    kernel, understanding = session.subject.kernel_layout, session.understanding
+    declared = understanding.declared_causal is not None or session.cases.always.keys() & {"window", "softcap"}
+    is_mod = kernel is not None and kernel.kind == "mod"
+    return is_mod and not declared and understanding.right_intent is None
 
 
 def _record_results(session: CheckSession, observations: list[Observation], wrong: dict[str, float]) -> None:
@@ -96,11 +114,17 @@ def _observe(session: CheckSession) -> list[Observation]:
         reply = subject.run(question.to(session.dtype))
         if reply.answer is not None:
             observations.append(Observation(question, reply.answer))
-        elif question in optional:
+        elif question in optional or _refuses(reply):
             session.add_skip(question.name, f"it does not take {question.shapes()}: {reply.error_line}")
         else:
             session.add_failure(question.name, f"{question.shapes()} raised {reply.error_line}")
     return observations + _observe_masks(session, observations)
+
+
+def _refuses(reply: Reply) -> bool:
+    """Return whether the code says that it does not do what was asked, rather than failing at it."""
+    explicit = isinstance(reply.error, NotImplementedError | ValueError)
+    return explicit and re.search(r"support|implement|cannot|only|NYI", str(reply.error)) is not None
 
 
 def _observe_masks(session: CheckSession, observations: list[Observation]) -> list[Observation]:

@@ -61,7 +61,8 @@ class MaskForm:
         if self.kind == "hide":
             return ~mask
         if self.kind in ("added", "lowest"):
-            hidden = -torch.inf if self.kind == "added" else torch.finfo(dtype).min
+            lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
+            hidden = -torch.inf if self.kind == "added" else lowest
             return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, hidden)
         return mask.to(dtype) if self.kind == "zero-one" else mask
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
@@ -73,7 +73,10 @@ class KernelLayout(ABC):
 
 
 def to_device(value: Any, device: str) -> Any:
-    """Move a tensor to a device; other values, and tensors without data, stay as they are."""
+    """Move a tensor or a module to a device; other values, and tensors without data, stay as they are."""
+    if isinstance(value, nn.Module):
+        tensors = {name: x for name, x in vars(value).items() if isinstance(x, Tensor)}
+        value.__dict__.update({name: x.to(device) for name, x in tensors.items()})
     return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
 
 

@@ -105,13 +105,18 @@ def recognize_layouts(
 def _read_from_keywords(
     function: Callable[..., Any], parameters: dict[str, inspect.Parameter]
 ) -> list[str]:
-    """Return the names that a function takes out of its `**kwargs`, read from its source text."""
+    """Return the names that a function takes out of its `**kwargs`, read from its source text.
+
+    A sink logit that it takes from the module it is called with is one of them.
+    """
     rest = next((name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
     try:
         source = inspect.getsource(function) if rest is not None else ""
     except (OSError, TypeError):
         return []
-    return re.findall(rf"\b{rest}(?:\.get\(|\.pop\(|\[)\s*[\"'](\w+)", source)
+    names: list[str] = re.findall(rf"\b{rest}(?:\.get\(|\.pop\(|\[)\s*[\"'](\w+)", source)
+    sinks = ["s_aux"] if "module.sinks" in source else []
+    return [name for name in names if vocabulary.argument(name) != "weights"] + sinks
 
 
 def _by_meaning(order: list[str], meanings: dict[str, str]) -> dict[str, str]:

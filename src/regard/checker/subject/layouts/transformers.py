@@ -34,8 +34,7 @@ class InterfaceLayout(KernelLayout):
         return "those of Transformers' AttentionInterface"
 
     def encode(self, question: Question) -> dict[str, Any]:
-        module = _calling_module(question)
-        return {"module": module, "query": question.q, "key": question.k, "value": question.v}
+        return {"module": _calling_module(question), "query": question.q, "key": question.k, "value": question.v}
 
     def decode(self, tensors: list[Tensor], question: Question) -> Answer:
         B, H, T, E = (*question.q.shape[:3], question.v.shape[-1])
@@ -56,8 +55,8 @@ def _calling_module(question: Question) -> nn.Module:
     module.config = SimpleNamespace(
         num_attention_heads=H, num_key_value_heads=G, head_dim=D, _attn_implementation="checked"
     )
-    if question.sinks is not None:
-        module.sinks = question.sinks
+    none = question.q.new_full((H,), -torch.inf)  # takes no share of the softmax
+    module.sinks = none if question.sinks is None else question.sinks.to(question.dtype)
     return module
 
 
