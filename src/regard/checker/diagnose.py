@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant, CaseSizes, Scale
 
@@ -97,7 +97,9 @@ def diagnose(
         source: the author's source text, or "".
         pairs: whether to try every two mistakes together if no single one matches.
     """
-    matchers = [VariantMatcher(intent, observations) for intent in _fitting(intents, observations)]
+    matchers = [
+        VariantMatcher(intent, observations) for intent in fitting_intents(intents, observations)[:12]
+    ]
     singles = _single_changes(observations)
     # Single mistakes, then any scale, then approximate matches, then pairs.
     matches = _find_matches(matchers, (((name,), change) for name, change in singles))
@@ -208,19 +210,6 @@ def _find_matches(
             if len(matches) == enough:
                 break
     return matches
-
-
-def _fitting(intents: list[Intent], observations: list[Observation]) -> list[Intent]:
-    """Return the interpretations whose output has the right shape, at most eight of them."""
-    fitting = []
-    for intent in intents if observations else []:
-        try:
-            shape = CORRECT.answer(intent.apply(observations[0].question), intent.wiring).output.shape
-        except (RuntimeError, ValueError):
-            continue
-        if shape == observations[0].answer.output.shape:
-            fitting.append(intent)
-    return fitting[:8]
 
 
 def _fit_scale(matcher: VariantMatcher, other: tuple[str, Change] | None = None) -> Iterator[Match]:

@@ -18,17 +18,22 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.cases import Cases
 from regard.checker.diagnose import diagnose
-from regard.checker.errors import CheckError
-from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.hypotheses import add_feature, find_features, head_width, search
+from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
-from regard.checker.subject.layouts.cache import CACHED_LAYOUTS, PagedLayout
-from regard.checker.subject.layouts.layout import KernelLayout
-from regard.checker.known_mods import known_mods
-from regard.checker.subject.projections import find_wirings
-from regard.checker.subject.subject import Reply, Subject, apply_rotary
+from regard.checker.subject.forms import forms, is_certain, with_open_masks
+from regard.checker.subject.observe import (
+    ObservedSubject,
+    describe_core,
+    named_roles,
+    observe_core,
+    observed_wirings,
+)
+from regard.checker.subject.projections import find_wirings, head_counts
+from regard.checker.subject.subject import SEQUENCES, OutputShapeError, Reply, Subject, apply_rotary
 
 
 @dataclass
@@ -36,6 +41,7 @@ class Understanding:
     """A subject, its interpretations, and the assumptions behind them."""
 
     subject: Subject
+    compared: Subject  # whose answers are compared with the oracle's: the subject, or its attention observed
     cases: Cases
     intents: list[Intent]
     right_intent: Intent | None  # the interpretation under which the plain output is right
@@ -43,6 +49,10 @@ class Understanding:
     first: Reply  # the reply to the plain question
     assumptions: list[str] = field(default_factory=list)
     declared_causal: bool | None = None  # what the caller or the code itself declares
+    roles: tuple[int, int, int] | None = (0, 1, 2)  # which of query, key, value, by name, acts as each
+    observed: Understanding | None = (
+        None  # of its own queries, keys and values, if its weights gave no answer
+    )
     fails_on_batch: bool = False  # right on one sequence; a batch fails because of .T
 
     @property
@@ -70,14 +80,12 @@ def understand(
         always: fields of every question: a window, a soft cap, a causal flag.
     """
     declared = causal if causal is not None else declared_causality(subject)
-    if subject.kernel_layouts:
-        return _understand_kernel(subject, causal, declared, scale, always)
-    if subject.layout in ("BTC", "TBC"):
+    if subject.layout in SEQUENCES:
         return _understand_sequences(subject, causal, declared, heads, scale, always)
     return _understand_heads(subject, causal, declared, scale, always)
 
 
-def _causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
+def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
     """Return the possible answers to whether the code is causal by itself."""
     if causal is not None:
         return [causal]
@@ -90,121 +98,66 @@ def _understand_heads(
     subject: Subject, causal: bool | None, declared: bool | None, scale: float | None, always: dict[str, Any]
 ) -> Understanding:
     """Understand a function on queries, keys and values: try the usual layouts of their dimensions."""
-    intents = [Intent(Wiring(scale=scale), c) for c in _causal_hypotheses(subject, causal, declared)]
+    intents = [Intent(Wiring(scale=scale), c) for c in causal_hypotheses(subject, causal, declared)]
     tried: dict[str, tuple[Reply, Intent | None, torch.dtype]] = {}
     # A layout in which the output is right.
-    for layout in ("BHTD", "BTHD", "BTD", "TD"):
-        candidate = subject.replaced(layout=layout)
+    for form, layout in itertools.product(with_open_masks(subject), ("BHTD", "BTHD", "BTD", "TD")):
+        candidate = form.replaced(layout=layout)
         cases = Cases(candidate, always=always)
-        reply, dtype = _run(candidate, cases.plain())
+        reply, dtype = run_once(candidate, cases.plain())
         right = _find_right_intent(reply, cases.plain(), intents)
-        tried[layout] = reply, right, dtype
+        tried.setdefault(layout, (reply, right, dtype))
         if right is not None and not (layout == "TD" and _ran(tried, "BHTD", "BTD")):
-            understanding = _of_heads(candidate, cases, intents, right, dtype, reply, declared)
+            understanding = interpret(candidate, cases, intents, dtype, reply, declared)
             understanding.fails_on_batch = any(
                 other.used_dot_t and other.error is not None for other, _, _ in tried.values()
             )
             return understanding
-    # A layout in which the code at least runs; of two orders of dimensions the more plausible one.
-    ran = []
+    # A layout in which it is right with a feature, or in which the code at least runs.
+    ran: list[Understanding] = []
     for layout in ("BHTD", "BTHD", "BTD", "TD"):
-        reply, right, dtype = tried[layout]
-        if reply.error is None and not (ran and layout in ("BTD", "TD")):
+        reply, _, dtype = tried[layout]
+        if reply.error is None and not (layout == "TD" and ran):
             candidate = subject.replaced(layout=layout)
-            cases = Cases(candidate, always=always)
-            ran.append(_of_heads(candidate, cases, intents, None, dtype, reply, declared))
+            ran.append(interpret(candidate, Cases(candidate, always=always), intents, dtype, reply, declared))
+            if ran[-1].right_intent is not None:
+                return ran[-1]
     if ran:
-        return ran[0] if len(ran) == 1 else _most_plausible(ran)
-    reply = tried["BTD"][0]
+        return most_plausible([u for u in ran if u.subject.layout in ("BHTD", "BTHD")] or ran[:1])
     candidate = subject.replaced(layout="BHTD")
     cases = Cases(candidate, always=always)
-    return _of_heads(candidate, cases, intents, None, tried["BHTD"][2], reply, declared)
+    return Understanding(
+        candidate, candidate, cases, intents, None, tried["BHTD"][2], tried["BTD"][0], [], declared
+    )
 
 
-# Sizes that a kernel may want: widths that are powers of two, lengths and pages that fill its blocks.
-_KERNEL_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
-_PAGES = (4, 16, 256)
-
-
-def _understand_kernel(
-    subject: Subject, causal: bool | None, declared: bool | None, scale: float | None, always: dict[str, Any]
-) -> Understanding:
-    """Understand a kernel: try the layouts that its arguments allow, in sizes that kernels take."""
-    hypotheses = _causal_hypotheses(subject, causal, declared)
-    if subject.kernel_layouts[0].kind in CACHED_LAYOUTS:
-        hypotheses = sorted(hypotheses, reverse=True)  # with a cache it is causal, unless its numbers say not
-    intents = [Intent(Wiring(scale=scale), c) for c in hypotheses]
-    if subject.kernel_layouts[0].kind == "mod" and causal is declared is None and not always:
-        intents += known_mods()
-    tried: list[Understanding] = []
-    for layout in subject.kernel_layouts:
-        candidate = subject.replaced(kernel_layout=layout)
-        cases, reply, dtype = _first_run(candidate, layout, always)
-        right = _find_right_intent(reply, cases.plain(), intents)
-        assumptions = [f"inputs {layout.description}", *(right.features if right else ())]
-        found = Understanding(candidate, cases, intents, right, dtype, reply, assumptions, declared)
-        if right is not None:
-            return found
-        tried.append(found)
-    return _most_plausible(tried)
-
-
-def _most_plausible(tried: list[Understanding]) -> Understanding:
+def most_plausible(tried: list[Understanding]) -> Understanding:
     """Return the layout in which a mistake explains the numbers, or else the one that is nearest to right.
 
-    Code that runs in several layouts is right in none of them here.
+    It is for code that runs in several layouts and is right in none.
     """
-    ran = [found for found in tried if found.first.error is None]
-    ran.sort(key=lambda found: _smallest_error(found.first, found.cases.plain(), found.intents))
-    explained = (u for u in ran if _is_explained(u.first, u.cases.plain(), u.intents))
-    return next(explained, (ran or tried)[0])
+    ran = [found for found in tried if found.first.error is None] if len(tried) > 1 else []
+    ran.sort(key=lambda found: _smallest_error(found))
+    return next((found for found in ran if _is_explained(found)), (ran or tried)[0])
 
 
-def _smallest_error(reply: Reply, question: Question, intents: list[Intent]) -> float:
-    """Return how far a reply is from right, in the interpretation that suits it best."""
-    assert reply.answer is not None
-    expected = [expected_answer(intent.apply(question), intent.wiring) for intent in intents]
-    return min(relative_error(reply.answer, answer) for answer in expected)
+def _is_explained(understanding: Understanding) -> bool:
+    """Return whether a mistake reproduces the reply to the plain question."""
+    answer = understanding.first.answer
+    observations = [] if answer is None else [Observation(understanding.cases.plain(), answer)]
+    return bool(diagnose(observations, understanding.intents, pairs=False))
 
 
-def _first_run(
-    subject: Subject, layout: KernelLayout, always: dict[str, Any]
-) -> tuple[Cases, Reply, torch.dtype]:
-    """Run a kernel in one layout, in the first sizes that it takes."""
-    pages: list[dict[str, Any]] = [{"page": n} for n in _PAGES] if isinstance(layout, PagedLayout) else [{}]
-    attempts = []
-    for sizes, page in itertools.product(_KERNEL_SIZES, pages):
-        cases = Cases(subject, always={**always, "layout": layout.kind, **page}, **sizes)
-        reply, dtype = _run(subject, cases.plain())
-        attempts.append((cases, reply, dtype))
-        if reply.error is None:
-            return attempts[-1]
-    return attempts[0]
-
-
-def _is_explained(reply: Reply, question: Question, intents: list[Intent]) -> bool:
-    """Return whether a mistake reproduces a reply."""
-    if reply.answer is None:
-        return False
-    return bool(diagnose([Observation(question, reply.answer)], intents, pairs=False))
+def _smallest_error(understanding: Understanding) -> float:
+    """Return how far the reply to the plain question is from right, in the interpretation that suits it."""
+    answer, question = understanding.first.answer, understanding.cases.plain()
+    assert answer is not None
+    expected = [expected_answer(intent.apply(question), intent.wiring) for intent in understanding.intents]
+    return min(relative_error(answer, right) for right in expected)
 
 
 def _ran(tried: dict[str, tuple[Reply, Intent | None, torch.dtype]], *layouts: str) -> bool:
     return any(tried[layout][0].error is None for layout in layouts)
-
-
-def _of_heads(
-    subject: Subject,
-    cases: Cases,
-    intents: list[Intent],
-    right: Intent | None,
-    dtype: torch.dtype,
-    reply: Reply,
-    declared: bool | None,
-) -> Understanding:
-    shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
-    assumptions = [f"inputs {shapes[subject.layout]}"]
-    return Understanding(subject, cases, intents, right, dtype, reply, assumptions, declared)
 
 
 def _understand_sequences(
@@ -218,37 +171,155 @@ def _understand_sequences(
     """Understand code on sequences (B, T, C): find its widths, its weights and a length that it takes."""
     # What the module declares of itself, and the interpretations of its weights.
     always = always | _declared_options(subject, always)
-    hypotheses = _causal_hypotheses(subject, causal, declared)
+    hypotheses = causal_hypotheses(subject, causal, declared)
     if isinstance(rule := always.get("rule"), Mask) and rule == causal_rule:
         always.pop("rule")
         hypotheses = [True]
     wirings = _wirings(subject, heads, scale)
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
-    width, context_width = _widths(subject, wirings)
-    # A length that it takes; or, failing that, one sequence without a batch.
-    reply, dtype, cases = Reply(None, CheckError("not run")), torch.float64, Cases(subject)
-    for limit in (max_length(subject), 5, 4, 3, 2):
-        cases = Cases(subject, width, context_width, limit, always)
-        reply, dtype = _run(subject, cases.plain())
-        if reply.error is None:
+    # A form in which it is right, or at least runs.
+    tried: list[Understanding] = []
+    for form in forms(subject):
+        cases, reply, dtype = _first_run(form, wirings, always)
+        meant = _with_rotations(form, intents)
+        right = _find_right_intent(reply, cases.plain(), meant)
+        tried.append(Understanding(form, form, cases, meant, right, dtype, reply, [], declared))
+        if right is not None or (reply.error is None and is_certain(form)):
             break
-    else:
-        batched = Cases(subject, width, context_width, None, always)
-        reply, dtype = _run(subject, batched.plain())
-        cases = batched
-        single = subject.replaced(layout="TC")
-        if subject.layout == "BTC" and not reply.used_dot_t:
-            alone, dtype_alone = _run(single, Cases(single, width, context_width, None, always).plain())
-            if alone.error is None:
-                subject, reply, dtype = single, alone, dtype_alone
-                cases = Cases(single, width, context_width, None, always)
-    right = _find_right_intent(reply, cases.plain(), intents)
-    shapes = {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)"}[subject.layout]
-    assumptions = [f"inputs {shapes}, C = {width}"]
-    return Understanding(subject, cases, intents, right, dtype, reply, assumptions, declared)
+    best = max(tried, key=_success)
+    dot_t = best.subject.layout == "TC" and tried[0].first.used_dot_t
+    if dot_t and best.right_intent is None:
+        best = tried[0]
+    understanding = interpret(best.subject, best.cases, best.intents, best.dtype, best.first, declared)
+    understanding.fails_on_batch = dot_t and best.right_intent is not None
+    if understanding.right_intent is None and subject.module is not None:
+        observed = _interpret_observed(understanding, hypotheses, heads, scale)
+        if observed is not None and not understanding.intents and observed.right_intent is None:
+            return observed
+        if observed is not None and observed.right_intent is not None and observed.roles == (0, 1, 2):
+            return observed
+        understanding.observed = observed
+    return understanding
 
 
-def _run(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
+def _success(understanding: Understanding) -> int:
+    """Return how far the code came in this form: it is right, it ran, it returned something, or it failed."""
+    error = understanding.first.error
+    if understanding.right_intent is not None:
+        return 3
+    return 2 if error is None else int(isinstance(error, OutputShapeError))
+
+
+def _first_run(
+    subject: Subject, wirings: list[Wiring], always: dict[str, Any]
+) -> tuple[Cases, Reply, torch.dtype]:
+    """Run the code at a length that it takes."""
+    width, context_width, value_width = _widths(subject, wirings)
+    failed: tuple[Cases, Reply, torch.dtype] | None = None
+    for limit in (max_length(subject), None, 5, 4, 3, 2):
+        cases = Cases(subject, width, context_width, limit, always, value_width)
+        reply, dtype = run_once(subject, cases.plain())
+        if reply.error is None:
+            other = run_once(subject, cases.plain(T=cases.plain().q.shape[1] - 2))[0] if limit != 2 else reply
+            return (cases if other.error is None else replace(cases, fixed_length=True)), reply, dtype
+        failed = failed or (cases, reply, dtype)
+    assert failed is not None
+    return failed
+
+
+def _with_rotations(subject: Subject, intents: list[Intent]) -> list[Intent]:
+    """Return the interpretations with the rotations that the subject's tables may mean."""
+    if subject.tables is None:
+        return intents
+    return [
+        replace(intent, wiring=replace(intent.wiring, rotate=rotation))
+        for rotation in subject.tables.rotations()
+        for intent in intents
+    ]
+
+
+def interpret(
+    subject: Subject,
+    cases: Cases,
+    intents: list[Intent],
+    dtype: torch.dtype,
+    reply: Reply,
+    declared: bool | None,
+) -> Understanding:
+    """Find the interpretation under which several outputs are right: a plain one, or one with features.
+
+    If there is none, those with an evident feature join the interpretations under which mistakes are sought.
+    """
+    shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
+    shapes |= SEQUENCES
+    width = f", C = {cases.width}" if subject.layout in SEQUENCES else ""
+    kernel = subject.kernel_layout
+    assumptions = [f"inputs {shapes[subject.layout] + width if kernel is None else kernel.description}"]
+    understanding = Understanding(subject, subject, cases, intents, None, dtype, reply, assumptions, declared)
+    if reply.answer is None or not intents:
+        return understanding
+    observations = [Observation(cases.plain(), reply.answer), *_more_observations(subject, cases, dtype)]
+    fitting = fitting_intents(intents, observations)
+    understanding.right_intent = search(observations, fitting, [])
+    if understanding.right_intent is not None or not fitting:
+        return understanding
+    bases = fitting[:8]
+    width_of_head = head_width(bases[0].wiring, cases.plain())
+    longest = max(observation.question.q.shape[-2] for observation in observations)
+    features = [
+        feature
+        for feature in find_features(subject, bases[0].wiring, width_of_head, longest)
+        if not (feature.kind == "cap" and "softcap" in cases.always)
+        and not (feature.kind == "mask" and {"window", "rule"} & cases.always.keys())
+    ]
+    understanding.right_intent = search(observations, bases, features)
+    if understanding.right_intent is None:
+        evident = [f for f in features if f.evident and f.kind in ("rotation", "bias", "sinks", "norm")]
+        more = [add_feature(base, feature) for feature in evident[:12] for base in bases[:2]]
+        understanding.intents = [*fitting, *(intent for intent in more if intent is not None)]
+    return understanding
+
+
+def _more_observations(subject: Subject, cases: Cases, dtype: torch.dtype) -> list[Observation]:
+    """Run the code on another size and on a longer sequence; what it does not take is left out."""
+    found = []
+    for question in (cases.plain(B=3, T=5, D=6, H=2, seed=3), cases.plain(B=1, T=40, seed=92)):
+        reply = subject.run(question.to(dtype))
+        if reply.answer is not None:
+            found.append(Observation(question, reply.answer))
+    return found
+
+
+def _interpret_observed(
+    understanding: Understanding, hypotheses: list[bool], heads: int | None, scale: float | None
+) -> Understanding | None:
+    """Interpret a module by its own queries, keys, values and merged heads; None if they are not found."""
+    subject, dtype = understanding.subject, understanding.dtype
+    if understanding.first.answer is None or subject.module is None:
+        return None
+    named = head_counts(subject.module, heads, None, 64)
+    core = observe_core(subject, understanding.cases, dtype, named[0])
+    if core is None:
+        return None
+    fields = {name: value for name, value in vars(subject).items() if name != "_copies"}
+    observed = ObservedSubject(**fields, _copies=subject._copies, core=core)
+    question = understanding.cases.plain().to(dtype)
+    counts = named if len(named) == 1 else list(range(1, 33))
+    wirings = observed_wirings(
+        observed, question, counts, scale if scale is not None else _declared_scale(subject)
+    )
+    reply = observed.run(question)
+    if reply.answer is None or not wirings:
+        return None
+    intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
+    found = interpret(observed, understanding.cases, intents, dtype, reply, understanding.declared_causal)
+    found.subject, found.first = subject, understanding.first
+    found.roles = named_roles(core, subject.module)
+    found.assumptions = [*understanding.assumptions, describe_core(core)]
+    return found
+
+
+def run_once(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
     """Run the code in float64, or in float32 if it fails in float64."""
     reply = subject.run(question)
     if reply.error is not None:
@@ -329,22 +400,30 @@ def _declared_options(subject: Subject, always: dict[str, Any]) -> dict[str, Any
     return declared
 
 
-def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int]:
-    """Return the widths of the queries' and the keys' inputs."""
+def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int, int]:
+    """Return the widths of the inputs of queries, keys and values."""
     for wiring in wirings:
-        if wiring.query is not None and wiring.key is not None:
-            return wiring.query.weight.shape[0], wiring.key.weight.shape[0]
-    module = subject.module
+        if wiring.query is not None and wiring.key is not None and wiring.value is not None:
+            layers = (wiring.query, wiring.key, wiring.value)
+            widths = [layer.weight.shape[0] for layer in layers]
+            return widths[0], widths[1], widths[2]
+    width = _width(subject.module)
+    return width, width, width
+
+
+def _width(module: nn.Module | None) -> int:
+    """Return the width of a module's input, judging by an attribute or by its first layer."""
     if module is None:
-        return 40, 40
-    for value in [
-        v for name, v in vars(module).items() if vocabulary.size(name) == "width" and isinstance(v, int)
-    ]:
-        return value, value
+        return 40
+    for name, value in vars(module).items():
+        if vocabulary.size(name) == "width" and isinstance(value, int):
+            return value
     for part in module.modules():
         if isinstance(part, nn.Linear):
-            return part.in_features, part.in_features
-    return 48, 48
+            return part.in_features
+        if isinstance(part, nn.Conv1d | nn.Conv2d):
+            return part.in_channels
+    return 48
 
 
 def declared_causality(subject: Subject) -> bool | None:

@@ -1,4 +1,4 @@
-"""Items with lengths of their own, pages, splits and sink logits: the oracle, its variants and the mistakes."""
+"""Items of different lengths, pages, splits and sink logits: the oracle, its variants and the mistakes."""
 
 from dataclasses import replace
 
@@ -32,7 +32,10 @@ QUESTIONS = {
     "blocks": {"sizes": (1, 2, 150)},
     "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=torch.float64)},
     "both sides": {"window": 3, "ahead": 2},
-    "mask": {"mask": torch.rand(9, 9, generator=torch.Generator().manual_seed(0)) < 0.7, "layout": "interface"},
+    "mask": {
+        "mask": torch.rand(9, 9, generator=torch.Generator().manual_seed(0)) < 0.7,
+        "layout": "interface",
+    },
 }
 
 
@@ -46,7 +49,9 @@ def test_an_item_alone_has_the_same_answer():
     case = question(**QUESTIONS["packed, causal"])
     answer = expected_answer(case, Wiring())
     for b, (T, S) in enumerate(zip(*LENGTHS, strict=True)):
-        alone = Question("alone", case.q[b : b + 1, :, :T], case.k[b : b + 1, :, :S], case.v[b : b + 1, :, :S])
+        alone = Question(
+            "alone", case.q[b : b + 1, :, :T], case.k[b : b + 1, :, :S], case.v[b : b + 1, :, :S]
+        )
         expected = expected_answer(replace(alone, causal=True), Wiring())
         torch.testing.assert_close(answer.output[b : b + 1, :, :T], expected.output)
         torch.testing.assert_close(answer.lse[b : b + 1, :, :T], expected.lse)

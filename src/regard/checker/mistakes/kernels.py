@@ -108,9 +108,7 @@ KERNEL_MISTAKES = (
         ({"reach": "next"}, {"reach": "next, beside the mask"}, {"reach": "previous"}, {"reach": "short"}),
         layouts=("packed",),
         plants={
-            "packed": (
-                ("cu_seqlens_k[b], cu_seqlens_k[b + 1]", "cu_seqlens_k[b], cu_seqlens_k[b + 1] + 1"),
-            ),
+            "packed": (("cu_seqlens_k[b], cu_seqlens_k[b + 1]", "cu_seqlens_k[b], cu_seqlens_k[b + 1] + 1"),),
         },
     ),
     Mistake(

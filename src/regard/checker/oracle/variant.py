@@ -32,7 +32,12 @@ class CaseSizes(NamedTuple):
     C: int
 
 
-RAGGED_LAYOUTS = ("packed", "paged", "paged or not", "cache")  # in which the items of a batch have lengths of their own
+RAGGED_LAYOUTS = (
+    "packed",
+    "paged",
+    "paged or not",
+    "cache",
+)  # in which the items of a batch have lengths of their own
 Projected = tuple[Tensor, Tensor, Tensor]
 Rule = Callable[[Tensor, Tensor, CaseSizes], Tensor]
 Scale = Callable[[CaseSizes], float]
@@ -137,7 +142,9 @@ class AttentionVariant:
         if allowed is not None and self.masking != "nan":
             free = (~allowed).all(-1, keepdim=True).expand(*mixed.shape[:-1], 1)
         returned: Tensor | None = weights
-        if self.batch == "together" and question.layout not in RAGGED_LAYOUTS:  # back to one sequence per item
+        if (
+            self.batch == "together" and question.layout not in RAGGED_LAYOUTS
+        ):  # back to one sequence per item
             mixed, returned = mixed.view(H, B, T, -1).transpose(0, 1), None
             free = None if free is None else free.view(H, B, T, 1).transpose(0, 1)
         output, free = wiring.finish(mixed, free, view=self.merge == "view", skip=self.out == "skip")

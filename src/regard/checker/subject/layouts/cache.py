@@ -76,7 +76,12 @@ class CacheLayout(KernelLayout):
     def decode(self, tensors: list[Tensor], question: Question) -> Answer:
         B, H, T, E = (*question.q.shape[:3], question.v.shape[-1])
         lengths = question.all_lengths()[0]
-        shapes = {"BHD": (B, H, E), "BTHD": (B, T, H, E), "BHTD": (B, H, T, E), "packed": (sum(lengths), H, E)}
+        shapes = {
+            "BHD": (B, H, E),
+            "BTHD": (B, T, H, E),
+            "BHTD": (B, H, T, E),
+            "packed": (sum(lengths), H, E),
+        }
         output = find_shape(tensors, shapes[self.queries])
         lse = find_optional(tensors, output, (B, H, T), *([(B, H)] if T == 1 else []))
         whole = {

@@ -96,15 +96,15 @@ def recognize_layouts(
         if meaning in _OPTIONS and name not in init:
             options.setdefault(meaning, name)
     scale = options.pop("scale", None)
-    if scale is not None and (scale not in parameters or parameters[scale].default is inspect.Parameter.empty):
+    if scale is not None and (
+        scale not in parameters or parameters[scale].default is inspect.Parameter.empty
+    ):
         layouts = [replace(layout, names=layout.names | {"scale": scale}) for layout in layouts]
     _refuse_unknown(parameters, {*layouts[0].names.values(), *options.values(), *init})
     return layouts, options
 
 
-def _read_from_keywords(
-    function: Callable[..., Any], parameters: dict[str, inspect.Parameter]
-) -> list[str]:
+def _read_from_keywords(function: Callable[..., Any], parameters: dict[str, inspect.Parameter]) -> list[str]:
     """Return the names that a function takes out of its `**kwargs`, read from its source text.
 
     A sink logit that it takes from the module it is called with is one of them.
@@ -167,7 +167,14 @@ def _candidates(
 
 
 # Names of lengths that belong to a cache. `lengths` beside q, k and v may mean padding, as in plain functions.
-_CACHE_LENGTHS = ("context_lens", "cache_seqlens", "seqused_k", "cache_lens", "context_lengths", "cache_lengths")
+_CACHE_LENGTHS = (
+    "context_lens",
+    "cache_seqlens",
+    "seqused_k",
+    "cache_lens",
+    "context_lengths",
+    "cache_lengths",
+)
 # Several queries come before one, so that code that takes several is tried on several.
 _QUERY_FORMS = (("BTHD", False), ("BHTD", False), ("BHD", False), ("BTHD", True), ("BHTD", True))
 

@@ -24,7 +24,6 @@ class InterfaceLayout(KernelLayout):
     Queries are (B, H, T, D), keys and values (B, G, S, D), the output is (B, T, H, D).
     """
 
-
     @property
     def kind(self) -> str:
         return "interface"
@@ -34,7 +33,12 @@ class InterfaceLayout(KernelLayout):
         return "those of Transformers' AttentionInterface"
 
     def encode(self, question: Question) -> dict[str, Any]:
-        return {"module": _calling_module(question), "query": question.q, "key": question.k, "value": question.v}
+        return {
+            "module": _calling_module(question),
+            "query": question.q,
+            "key": question.k,
+            "value": question.v,
+        }
 
     def decode(self, tensors: list[Tensor], question: Question) -> Answer:
         B, H, T, E = (*question.q.shape[:3], question.v.shape[-1])
