@@ -28,6 +28,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import add_promises
 from regard.checker.understand import Understanding, understand
+from regard.checker.understand_kernel import understand_kernel
 
 
 def check(
@@ -83,10 +84,14 @@ def check(
         promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
         given = {**(init or {}), **arguments}
         subject = adapt(thing, add_promises(thing, given, promises), true_means)
+        subject.device = device
         always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
         if "causal" in subject.arguments and subject.arguments["causal"] not in given:
             always["flag"] = causal is True
-        understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
+        if subject.kernel_layouts:
+            understanding = understand_kernel(subject, causal=causal, scale=scale, always=always)
+        else:
+            understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
         options = {"causal": causal, "true_means": true_means, "cached": cached, "gradients": gradients}
         session = CheckSession(understanding, options)
         _run_probes(session)
@@ -127,7 +132,8 @@ def _run_probes(session: CheckSession) -> None:
             "Right on one sequence (T, D); a batch fails, since .T reverses all its dimensions.",
             warning=True,
         )
-    for probe in PROBES:
+    kernel = session.subject.kernel_layout
+    for probe in MASK_PROBES if kernel is not None and kernel.makes_mask else PROBES:
         probe(session)
 
 
@@ -155,6 +161,7 @@ PROBES = (
     probe_positions,
     probe_module_state,
 )
+MASK_PROBES = (probe_batch, probe_output, probe_causality)  # for functions that make masks and do not attend
 
 
 def _describe(understanding: Understanding) -> str:
@@ -173,6 +180,9 @@ def _assumptions(session: CheckSession) -> list[str]:
     """Return what the check assumed or established of the code, one phrase each."""
     understanding = session.understanding
     assumptions = list(understanding.assumptions)
+    kernel = understanding.subject.kernel_layout
+    if kernel is not None and (kernel.one_query or kernel.kind == "mask interface"):
+        return assumptions + session.notes  # whether it is causal is not for it to say
     if "causal" in understanding.subject.arguments:
         assumptions.append(f"causal if {understanding.subject.arguments['causal']} is True")
     elif session.options["causal"] is not None:

@@ -5,6 +5,7 @@ They are source text, so that `regard explain-mistake` can show the program that
 
 from __future__ import annotations
 
+from regard.checker.kernel_examples import KERNEL_NAMES, KERNEL_TEMPLATES
 from regard.checker.mistakes.mistake import Mistake
 
 FUNCTION = """\
@@ -154,13 +155,13 @@ class CausalRotaryAttention(nn.Module):
         return self.out_proj(out.transpose(1, 2).reshape(B, T, C)), cache
 """
 
-TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER, "rotary": ROTARY}
+TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER, "rotary": ROTARY} | KERNEL_TEMPLATES
 NAMES = {
     "function": "attention",
     "head": "CausalHead",
     "layer": "CausalAttention",
     "rotary": "CausalRotaryAttention",
-}
+} | KERNEL_NAMES
 
 
 def plant_mistake(mistake: Mistake, kind: str) -> str:

@@ -5,6 +5,7 @@ All of them need an output that is right; they judge how accurate it is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,12 +20,14 @@ from regard.checker.oracle.oracle import expected_answer, relative_difference, r
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.oracle.wiring import Wiring
+from regard.checker.probes.backward import missing_backward
 from regard.checker.probes.derivatives import probe_derivatives
 from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
 
 LIMIT = 10.0  # times PyTorch's own error at the same dtype
 _FLOAT32 = torch.float32
+_SAYS_BASE_2 = re.compile(r"base[ _-]?(2|two)|log_?2|exp_?2", re.I)
 
 
 def probe_numbers(session: CheckSession) -> None:
@@ -44,7 +47,7 @@ def probe_numbers(session: CheckSession) -> None:
 
 def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: torch.dtype) -> float:
     """Return PyTorch's error at this dtype: the larger of its plain operations' and its fused attention's."""
-    interpreted = intent.apply(question).to(dtype)
+    interpreted = replace(intent.apply(question).to(dtype), layout="")
     with torch.no_grad():
         plain = CORRECT.answer(interpreted, intent.wiring)
         error = relative_error(plain, expected)
@@ -145,6 +148,12 @@ def _gradients(session: CheckSession, intent: Intent) -> None:
     question = session.cases.plain("gradients", seed=21)
     if "causal" in session.subject.arguments and session.options.get("causal") is None:
         question = replace(question, flag=True)
+    if not session.options.get("gradients", True):
+        session.add_skip("gradients", "as you asked")
+        return
+    if (reason := missing_backward(session, question)) is not None:
+        session.add_skip("gradients", f"it has no backward pass: {reason}")
+        return
     got = _input_gradients(session, question, intent, None)
     if isinstance(got, str):
         session.add_mistake(
@@ -338,6 +347,8 @@ def _judge_lse(session: CheckSession, got: Tensor, expected: Tensor) -> None:
     )
     if error < 2e-5:
         session.add_pass("lse", "natural logarithm")
+    elif base_2 < 2e-5 and _SAYS_BASE_2.search(f"{session.subject.name} {session.subject.target.__doc__}"):
+        session.add_pass("lse", "base 2, as its name or docstring says")
     elif base_2 < 2e-5:
         session.add_mistake(
             "lse",

@@ -15,6 +15,7 @@ from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
+from regard.checker.probes.kernels import kernel_questions, optional_kernel_questions
 from regard.checker.session import CheckSession
 from regard.checker.subject.observe import ObservedSubject
 from regard.checker.subject.subject import SEQUENCES, MaskForm, Reply
@@ -34,6 +35,10 @@ def probe_output(session: CheckSession) -> None:
         session.undecided = f"{reason}; {COMPARE}"
         session.add_skip("output", "there is nothing to compare it with")
         return
+    if _is_undeclared_mod(session):
+        session.undecided = UNDECLARED_MOD
+        session.add_skip("output", "nothing says what this function should do")
+        return
     observations = _observe(session)
     errors = [(observation.question.name, _error(session, observation)) for observation in observations]
     wrong = {name: error for name, error in errors if not error < TOLERANCE}
@@ -44,6 +49,23 @@ def probe_output(session: CheckSession) -> None:
         _record_results(session, observations, wrong)
         return
     _diagnose_output(session, observations, wrong)
+
+
+UNDECLARED_MOD = (
+    "it equals no mask or score that the check knows (causal, windows, prefixes, chunks, soft caps): say what "
+    "it should be with causal=, window= or softcap="
+)
+
+
+def _is_undeclared_mod(session: CheckSession) -> bool:
+    """Return whether this is a mod of FlexAttention that nothing describes and no known rule equals."""
+    kernel, understanding = session.subject.kernel_layout, session.understanding
+    declared = understanding.declared_causal is not None or session.cases.always.keys() & {
+        "window",
+        "softcap",
+    }
+    is_mod = kernel is not None and kernel.kind == "mod"
+    return is_mod and not declared and understanding.right_intent is None
 
 
 def _record_results(session: CheckSession, observations: list[Observation], wrong: dict[str, float]) -> None:
@@ -92,21 +114,31 @@ def _observe(session: CheckSession) -> list[Observation]:
         questions.append(replace(cases.plain("window", seed=6), window=3, **flag))
     if "softcap" in subject.arguments and session.module is None and "softcap" not in cases.always:
         questions.append(replace(cases.plain("softcap", seed=7), softcap=2.0, **flag))
-    if subject.layout in ("BHTD", "BTHD"):
+    kernel = subject.kernel_layout
+    attends = kernel is None or not kernel.makes_mask
+    if subject.layout in ("BHTD", "BTHD") and attends:
         optional.append(cases.plain("grouped heads", G=2, seed=8))
-    if not single_length:
+    questions += kernel_questions(session, flag)
+    optional += optional_kernel_questions(session, flag)
+    if not single_length and (kernel is None or not kernel.square):
         optional.append(cases.plain("cross-attention", T=4, S=7, seed=9))
-    if subject.inputs == "qkv" and subject.layout not in SEQUENCES:
+    if subject.inputs == "qkv" and subject.layout not in SEQUENCES and attends:
         optional.append(cases.plain("value width", E=13, seed=10))
     for question in questions + optional:
         reply = subject.run(question.to(session.dtype))
         if reply.answer is not None:
             observations.append(Observation(question, reply.answer))
-        elif question in optional:
+        elif question in optional or _refuses(reply):
             session.add_skip(question.name, f"it does not take {question.shapes()}: {reply.error_line}")
         else:
             session.add_failure(question.name, f"{question.shapes()} raised {reply.error_line}")
     return observations + _observe_masks(session, observations)
+
+
+def _refuses(reply: Reply) -> bool:
+    """Return whether the code says that it does not do what was asked, rather than failing at it."""
+    explicit = isinstance(reply.error, NotImplementedError | ValueError)
+    return explicit and re.search(r"support|implement|cannot|only|NYI", str(reply.error)) is not None
 
 
 def _first_reply(session: CheckSession) -> Reply:
@@ -180,6 +212,8 @@ def with_explicit_mask(session: CheckSession, question: Question) -> Question:
 def _mask_forms(session: CheckSession) -> list[MaskForm]:
     """Return the conventions of a mask to try: the one that is known, or all usual ones."""
     subject = session.subject
+    if subject.mask_form.kind == "lowest":
+        return [subject.mask_form, MaskForm("look", 4)]
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
     ranks = {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(subject.layout, [2, 4, 3])
@@ -233,7 +267,7 @@ def _warn_if_added(
     """Warn if code that adds its mask to the scores accepts a boolean one, and adds 0 and 1."""
     boolean = next((reply for other, reply in ran if other == MaskForm("look", form.rank)), None)
     if (
-        form.kind != "added"
+        form.kind != "added"  # in Transformers' interface ("lowest") a mask is always added
         or boolean is None
         or session.right_intent is None
         or not _adds_mask(session, question, boolean)

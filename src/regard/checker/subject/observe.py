@@ -270,7 +270,7 @@ def _watch(
     dropout: bool = False,
 ) -> tuple[Reply, list[Node]]:
     """Run a subject's module on one sequence and record its nodes."""
-    module = module or subject.module_as(question.dtype)
+    module = module or subject.runnable(question.dtype)
     assert module is not None
     watch = _Watch(module, changes)
     with torch.enable_grad(), watch:  # without gradients PyTorch would run fused encoders as one operation
