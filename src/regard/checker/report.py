@@ -44,6 +44,7 @@ class Diagnosis:
     effect: str  # the consequence for a model
     fix: str
     error: float | None = None  # the relative difference between the code's numbers and the mistake's
+    distance: float | None = None  # from the right numbers, in tolerances; inf for NaN or an error
     warning: bool = False  # whether it does not fail the check
 
 
@@ -130,8 +131,9 @@ class Report:
         """Return the report as plain data that JSON can hold."""
         data = asdict(self)
         for diagnosis in data["diagnoses"]:
-            error = diagnosis["error"]
-            diagnosis["error"] = error if error is None or math.isfinite(error) else None
+            for name in ("error", "distance"):
+                number = diagnosis[name]
+                diagnosis[name] = number if number is None or math.isfinite(number) else None
         return {"verdict": self.verdict, "ok": self.ok, "summary": self.summary} | data
 
     @classmethod

@@ -39,6 +39,7 @@ DROPOUT_MISTAKES = (
         plants=_both(
             (_DROP, ""), ("        return out", "        out = self.dropout(out)\n        return out")
         ),
+        unseen_because="What counts is which numbers are dropped, and these are drawn at random.",
     ),
     Mistake(
         "dropout-not-rescaled",

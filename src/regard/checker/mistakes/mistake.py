@@ -25,3 +25,4 @@ class Mistake:
     changes: tuple[dict[str, Any], ...] = ()  # fields of `AttentionVariant`, for each form of the mistake
     warning: bool = False
     plants: dict[str, tuple[Swap, ...]] = field(default_factory=dict)  # by template: see `checker.examples`
+    unseen_because: str = ""  # why it has no distance from right numbers, in a sentence, if so

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.checker.catalogue import get_mistake
 from regard.checker.intent import TOLERANCE, Intent
-from regard.checker.oracle.oracle import relative_difference
+from regard.checker.oracle.oracle import describe_difference, relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, AttentionVariant
 from regard.checker.session import CheckSession
@@ -100,7 +100,7 @@ def _compare(
         session.add_pass("cache", f"the same output in all {len(outputs)} ways to split the sequence")
         return
     cut, error = max(wrong.items(), key=lambda item: item[1])
-    detail = f"split as {_describe_cut(cut)}, the output differs by {error:.1g}"
+    detail = f"split as {_describe_cut(cut)}, the output {describe_difference(error)}"
     detail += f" ({len(wrong)} of {len(outputs)} splits differ)"
     intent = session.right_intent
     for name in ("top-left-causal", "square-mask-sliced-by-columns", "cache-ignored", "no-mask"):
@@ -110,6 +110,7 @@ def _compare(
                 detail,
                 name,
                 f"In pieces your output equals attention {get_mistake(name).what}; {detail}.",
+                distance=error / TOLERANCE,
             )
             return
     session.add_failure("cache", detail)

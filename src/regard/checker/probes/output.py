@@ -10,7 +10,7 @@ import torch
 
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, explain_parts
 from regard.checker.intent import TOLERANCE, Intent, Observation
-from regard.checker.oracle.oracle import expected_answer, relative_error
+from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.session import CheckSession
@@ -42,7 +42,7 @@ def _record_results(session: CheckSession, observations: list[Observation], wron
     """Record a pass or a failure for every question; `wrong` holds the errors of those that failed."""
     for name in dict.fromkeys(observation.question.name for observation in observations):
         if name in wrong:
-            session.add_failure(name, _describe_error(wrong[name]))
+            session.add_failure(name, describe_difference(wrong[name]))
         else:
             session.add_pass(name)
 
@@ -245,7 +245,7 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         _record_results(session, observations, wrong)
         worst = max(wrong.values())
         evidence = f"The output is right only to {worst:.0e}, even in float64: precision is lost on the way."
-        session.add_diagnosis("precision-lost", evidence, worst)
+        session.add_diagnosis("precision-lost", evidence, worst, distance=worst / TOLERANCE)
         return
     if not matches and unknown and "output" in wrong:
         session.add_skip(
@@ -253,8 +253,9 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         )
         return
     _record_results(session, observations, wrong)
+    distance = max(wrong.values()) / TOLERANCE
     for match in matches[:1] if matches and len(matches[0].names) > 1 else matches[:3]:
-        session.add_match(match)
+        session.add_match(match, distance)
     if not matches and not session.mixed:
         session.example = _smallest_failure(session, observations, intents[0])
 
@@ -277,14 +278,6 @@ def _unknown(session: CheckSession, intent: Intent) -> str:
     if not names and session.module is not None and (match := _POSITIONS.search(session.source)):
         names = [f"{match.group().strip('.(')!r} in its source"]
     return ", ".join(names)
-
-
-def _describe_error(error: float) -> str:
-    return (
-        "NaN or inf instead of numbers"
-        if error == float("inf")
-        else f"off by {error:.1g} of the largest number"
-    )
 
 
 def _smallest_failure(session: CheckSession, observations: list[Observation], intent: Intent) -> str:
