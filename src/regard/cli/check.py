@@ -67,6 +67,9 @@ def check(
     memory: Annotated[float, typer.Option(metavar="GB", help="Memory limit for its code.")] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     show_list: Annotated[bool, typer.Option("--list", help="Show the catalogue of mistakes.")] = False,
+    visibility: Annotated[
+        bool, typer.Option("--visibility", help="Show which inputs show which mistake, and how clearly.")
+    ] = False,
 ) -> None:
     """Check an attention function, module or class: a verdict, and what is wrong.
 
@@ -81,6 +84,9 @@ def check(
     """
     if show_list:
         _print_catalogue(as_json)
+        return
+    if visibility:
+        _print_visibility(as_json)
         return
     from regard.checker.errors import CheckError
 
@@ -173,6 +179,14 @@ def print_report(report: Report) -> None:
     for check in report.skipped:
         line(MARKS[check.status], f"{WORDS[check.status]} {check}", colours[check.status])
     console.print(Padding(Text(f"{report.seconds:.1f} s", style="dim"), (0, 0, 0, 2)))
+
+
+def _print_visibility(as_json: bool) -> None:
+    """Print the distance of every mistake on the inputs of a check."""
+    from regard.checker.visibility import measure_visibility
+
+    measured = measure_visibility()
+    typer.echo(measured.to_json() if as_json else str(measured))
 
 
 def _print_catalogue(as_json: bool) -> None:

@@ -39,7 +39,7 @@ DROPOUT_MISTAKES = (
         plants=_both(
             (_DROP, ""), ("        return out", "        out = self.dropout(out)\n        return out")
         ),
-        unseen_because="What counts is which numbers are dropped, and these are drawn at random.",
+        unseen_because="Dropout is random: what counts is which numbers it drops.",
     ),
     Mistake(
         "dropout-not-rescaled",

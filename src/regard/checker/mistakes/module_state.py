@@ -37,7 +37,7 @@ MODULE_MISTAKES = (
                 ("self.query(x)", "self.layers[0](x)"),
             )
         },
-        unseen_because="The output is right; parameters() and state_dict miss what the list holds.",
+        unseen_because="The output is right; parameters() and state_dict miss the list.",
     ),
     Mistake(
         "persistent-mask",

@@ -126,6 +126,7 @@ class Subject:
     extra: dict[str, Any] = field(default_factory=dict)  # arguments that are always passed
     rotary: Callable[[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
     plain_lists: tuple[str, ...] = ()  # lists of modules that are not registered
+    asked: list[Question] = field(default_factory=list)  # every question so far
     _copies: dict[torch.dtype, nn.Module] = field(default_factory=dict)
 
     @property
@@ -158,6 +159,7 @@ class Subject:
 
         `module` is run instead of the subject's own copy. `dropout` leaves dropout enabled.
         """
+        self.asked.append(question)
         target = self.target if self.module is None else (module or self.module_as(question.dtype))
         assert target is not None
         monitor = CallMonitor(dropout)
