@@ -225,13 +225,14 @@ class Asked:
     def distance(self, variant: AttentionVariant) -> float:
         """Return how far a variant's answer is from the right one; inf if it cannot be computed.
 
-        Rows in which the variant sees no key do not count: what a program gives there is up to it.
+        A row in which the variant sees no key counts as 0: programs differ in what they give there.
         """
         try:
             with torch.no_grad():
                 answer = variant.answer(self.question, self.wiring)
-            right = self.right if answer.free is None else _freed(self.right, answer.free)
-            return relative_error(answer, right) / self.tolerance
+            if answer.free is not None:
+                answer = Answer(answer.output.masked_fill(answer.free, 0.0))
+            return relative_error(answer, self.right) / self.tolerance
         except (RuntimeError, ValueError, IndexError):
             return math.inf
 
@@ -255,12 +256,6 @@ class Asked:
         """Whether any key is hidden from any query."""
         weights = self.right.weights
         return weights is not None and bool((weights == 0).any())
-
-
-def _freed(right: Answer, free: Tensor) -> Answer:
-    """Return the right answer with further rows free."""
-    rows = free if right.free is None else right.free | free
-    return right._replace(free=rows)
 
 
 def _measure(mistake: Mistake, asked: list[Asked]) -> MistakeDistance:
