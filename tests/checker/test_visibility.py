@@ -27,7 +27,8 @@ def test_every_mistake_is_clear_on_some_input_or_says_why_it_cannot_be(of_the_ch
 
 
 def test_every_form_of_a_mistake_is_seen_on_some_input(of_the_check):
-    assert {m.name: m.unseen_forms for m in of_the_check.mistakes if m.unseen_forms} == {}
+    partly = {m.name: m.unseen_forms for m in of_the_check.mistakes if m.unseen_forms}
+    assert partly.keys() <= {"weights-detached"}, partly  # only its gradients are wrong
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,6 @@ def test_the_table_fits_a_terminal_and_names_every_mistake(of_the_check):
 
 
 WINDOW = "the window of 7 is longer than the text of 7 keys"
-LENGTHS = "all lengths are equal, so nothing is padded"
 
 
 def draw(B=2, H=4, G=4, T=7, S=7, D=10, dtype=torch.float64):
@@ -73,7 +73,6 @@ def draw(B=2, H=4, G=4, T=7, S=7, D=10, dtype=torch.float64):
         ({"B": 1}, {}, "batch-items-mixed", "the batch has one item"),
         ({"H": 1, "G": 1}, {}, "scale-from-model-width", "there is a single head"),
         ({"D": 7}, {}, "scale-by-length", "there are 7 keys, as many as a head is wide"),
-        ({}, {"padding": torch.ones(2, 7).bool()}, "padded-keys-leak", LENGTHS),
         ({}, {"mask": torch.ones(7, 7).bool()}, "no-mask", "no key is hidden"),
         ({}, {"mask": torch.eye(7).bool()}, "transposed-mask", "the mask is symmetric"),
         ({}, {"softcap": 1e6}, "softcap-dropped", "the scores are far below the soft cap"),
@@ -86,6 +85,15 @@ def draw(B=2, H=4, G=4, T=7, S=7, D=10, dtype=torch.float64):
 def test_your_inputs_say_what_they_do_not_show(sizes, options, name, reason):
     unseen = measure_visibility(*draw(**sizes), **options).unseen
     assert unseen.get(name, "").split("; ")[0] == (reason or "")
+
+
+def test_a_form_of_a_mistake_that_is_not_seen_is_named():
+    padded = measure_visibility(*draw(), padding=torch.ones(2, 7).bool())
+    reason = "all lengths are equal, so nothing is padded"
+    assert padded["padded-keys-leak"].unseen_forms == {"padding = ignored": reason}
+    weak = measure_visibility(*draw(), causal=True)["weak-mask-value"]
+    assert weak.seen
+    assert "fill = -100.0" in weak.unseen_forms
 
 
 def test_inputs_without_blind_spots_show_nearly_everything():

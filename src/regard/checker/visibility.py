@@ -11,7 +11,7 @@ import json
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,13 +60,13 @@ class MistakeDistance:
     """How far one mistake is from the right answer, in tolerances.
 
     `distances` has the largest distance on each kind of input, over the forms of the mistake; inf means NaN
-    or an error. `unseen_forms` names the forms that no input shows, and `reason` says why a mistake is not
-    seen at all.
+    or an error. `reason` says why a mistake is not seen at all. `unseen_forms` has the forms that are not
+    seen although the inputs have what they act on, each with its reason.
     """
 
     name: str
     distances: dict[str, float] = field(default_factory=dict)
-    unseen_forms: tuple[str, ...] = ()
+    unseen_forms: dict[str, str] = field(default_factory=dict)
     reason: str = ""
 
     @property
@@ -118,7 +118,7 @@ class Visibility:
                     "distances": {
                         kind: d if math.isfinite(d) else None for kind, d in m.distances.items() if d > 0
                     },
-                    "unseen_forms": list(m.unseen_forms),
+                    "unseen_forms": m.unseen_forms,
                     "reason": m.reason,
                 }
                 for m in self.mistakes
@@ -236,16 +236,13 @@ class Asked:
         except (RuntimeError, ValueError, IndexError):
             return math.inf
 
-    def why_unseen(self, mistake: Mistake) -> str:
-        """Return why a mistake makes no difference here, or "" if it should make one."""
-        reasons = {reason for change in mistake.changes for reason in self.reasons(change)}
-        if len(reasons) > 1 and not self.hides:
-            return "no key is hidden"
-        return "; ".join(sorted(reasons))
-
     def reasons(self, change: dict[str, Any]) -> set[str]:
         """Return the reasons why a change to the variant can make no difference here; none if it can."""
         return {_REASONS[name](self, value) for name, value in change.items() if name in _REASONS} - {""}
+
+    def lacks(self, change: dict[str, Any]) -> bool:
+        """Return whether the question has nothing that a change to the variant could act on."""
+        return any(reason.startswith(("there is no ", "no key is hidden")) for reason in self.reasons(change))
 
     def applies(self, change: dict[str, Any]) -> bool:
         """Return whether a change concerns this question: some concern only modules that split heads."""
@@ -261,22 +258,28 @@ class Asked:
 def _measure(mistake: Mistake, asked: list[Asked]) -> MistakeDistance:
     """Measure the forms of a mistake on some inputs."""
     distances: dict[str, float] = {}
-    unseen = []
+    unseen_forms: dict[str, str] = {}
     for change in mistake.changes:
         variant, largest = replace(CORRECT, **change), 0.0
         for one in (one for one in asked if one.applies(change)):
             distance = one.distance(variant)
             distances[one.kind] = max(distance, distances.get(one.kind, 0.0))
             largest = max(largest, distance)
-        if not largest > 1.0 and not all(one.reasons(change) for one in asked):
-            unseen.append(change)
-    largest, reason = max(distances.values(), default=0.0), ""
-    if mistake.changes and not largest > 1.0:
-        small = (
-            f"it is off by only {largest:.1g} of the tolerance" if largest else "nothing here depends on it"
-        )
-        reason = asked[0].why_unseen(mistake) or small
-    return MistakeDistance(mistake.name, distances, tuple(map(_describe_form, unseen)), reason)
+        if not largest > 1.0 and not all(one.lacks(change) for one in asked):
+            unseen_forms[_describe_form(change)] = _why_unseen(asked[0], [change], largest)
+    largest = max(distances.values(), default=0.0)
+    seen = largest > 1.0 or not mistake.changes
+    reason = "" if seen else _why_unseen(asked[0], mistake.changes, largest)
+    return MistakeDistance(mistake.name, distances, unseen_forms, reason)
+
+
+def _why_unseen(asked: Asked, changes: Iterable[dict[str, Any]], distance: float) -> str:
+    """Return why none of some changes makes a difference beyond the tolerance."""
+    reasons = {reason for change in changes for reason in asked.reasons(change)}
+    if len(reasons) > 1 and not asked.hides:
+        return "no key is hidden"
+    small = f"it is off by only {distance:.1g} of the tolerance" if distance else "nothing here depends on it"
+    return "; ".join(sorted(reasons)) or small
 
 
 def _describe_form(change: dict[str, Any]) -> str:
@@ -513,11 +516,16 @@ def _list(visibility: Visibility) -> list[str]:
     asked, seen = len(visibility.mistakes), len(visibility.seen)
     tolerance = f"with a tolerance of {visibility.tolerance:g}"
     lines = [f"A test on these inputs, {tolerance}, notices {seen} of {asked} mistakes."]
-    names = max(map(len, visibility.unseen), default=0)
-    lines += ["It does not notice"] if visibility.unseen else []
-    lines += [f"  {name:<{names}}  {reason}" for name, reason in visibility.unseen.items()]
-    partly = [m for m in visibility.mistakes if m.seen and m.unseen_forms]
-    for m in partly:
-        forms = "; ".join(m.unseen_forms)
-        lines += textwrap.wrap(f"  {m.name} in some forms: {forms}", WIDTH, subsequent_indent="    ")
+    partly = {
+        f"{m.name} ({form})": reason
+        for m in visibility.mistakes
+        if m.seen
+        for form, reason in m.unseen_forms.items()
+    }
+    unseen = visibility.unseen | partly
+    names = max(map(len, unseen), default=0)
+    lines += ["It does not notice"] if unseen else []
+    for name, reason in unseen.items():
+        start, indent = f"  {name:<{names}}  ", " " * (names + 4)
+        lines += textwrap.wrap(reason, WIDTH, initial_indent=start, subsequent_indent=indent)
     return lines
