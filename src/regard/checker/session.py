@@ -126,7 +126,7 @@ class CheckSession:
             warning: whether it only warns, even if the mistake usually fails the check.
         """
         warning = warning or get_mistake(name).warning
-        self.checks.append(Check(check, "warning" if warning else "failed", detail))
+        self.checks.append(Check(check, "warning" if warning else "failed", detail, name))
         self.add_diagnosis(name, evidence, error, distance=distance, warning=warning)
 
     def add_diagnosis(
