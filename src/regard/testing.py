@@ -32,4 +32,4 @@ def assert_attention(thing: Any, *, allow_undecided: bool = False, **options: An
         raise error.with_traceback(None) from None  # without the frames of the checker
     if report.ok or (allow_undecided and report.verdict == "undecided"):
         return report
-    raise AssertionError(f"\n{report}") from None
+    raise AssertionError(str(report)) from None
