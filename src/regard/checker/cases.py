@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.checker.oracle.question import Question
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.subject import SEQUENCES, Subject
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,11 @@ class Cases:
 
     subject: Subject
     width: int = 40  # C of (B, T, C), for queries
-    context_width: int = 40  # C of (B, S, C), for keys and values
+    context_width: int = 40  # C of (B, S, C), for keys and, unless `value_width` is given, values
     max_length: int | None = None
     always: dict[str, Any] = field(default_factory=dict)  # softcap, window, rule: part of the module itself
+    value_width: int | None = None
+    fixed_length: bool = False  # it takes sequences of `max_length` only, or of 7
 
     def plain(
         self,
@@ -44,15 +46,19 @@ class Cases:
 
         `name` is for the report, the letters are sizes, `seed` draws the inputs and `size` scales them.
         """
+        T = 7 if self.fixed_length else T
         T = T if self.max_length is None else min(T, self.max_length)
         S = T if S is None else S if self.max_length is None else min(S, self.max_length)
         layout, inputs = self.subject.layout, self.subject.inputs
+        if layout in ("BCHW", "BHWC"):
+            T = S = max(2, T - T % 2)  # images of more than one row
+        D = self.subject.head_width or D
         draw = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return size * torch.randn(shape, generator=draw, dtype=torch.float64)
 
-        if layout in ("BTC", "TBC", "TC"):
+        if layout in SEQUENCES:
             B = 1 if layout == "TC" else B
             x = normal(B, T, self.width)
             if inputs == "x":
@@ -61,7 +67,8 @@ class Cases:
                 q = x
                 k = v = normal(B, S, self.context_width)
             else:
-                q, k, v = x, normal(B, S, self.context_width), normal(B, S, self.context_width)
+                k, v = (normal(B, S, C) for C in (self.context_width, self.value_width or self.context_width))
+                q = x
         else:
             H = 1 if layout in ("BTD", "TD") else H
             B = 1 if layout == "TD" else B

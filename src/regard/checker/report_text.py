@@ -25,9 +25,13 @@ class Line(NamedTuple):
 
 
 def report_lines(report: Report, width: int = WIDTH) -> list[Line]:
-    """Return the lines of a report: verdict, failures, mistakes, warnings, and what else was checked."""
+    """Return the lines of a report: verdict, failures, mistakes, warnings, and what else was checked.
+
+    What was assumed matters most for code that is not wrong, and least for code that is.
+    """
     lines = _paragraph("", report.summary, width, report.verdict, whole=True)
-    lines += _failures(report, width)
+    assumed = _paragraph("  assumed ", "; ".join(report.assumptions), width, "skipped")
+    lines += _failures(report, width) if report.verdict == "wrong" else assumed
     for diagnosis in (d for d in report.diagnoses if not d.warning):
         lines += [Line(""), Line(f"  {diagnosis.name}", "failed", 2 + len(diagnosis.name))]
         lines += _paragraph("    ", f"{diagnosis.what} {diagnosis.effect}", width)
@@ -42,8 +46,7 @@ def report_lines(report: Report, width: int = WIDTH) -> list[Line]:
         lines += _paragraph(
             f"  {MARKS[check.status]} ", f"{_WORDS[check.status]}{check}", width, check.status
         )
-    if report.assumptions:
-        lines += _paragraph("  assumed ", "; ".join(report.assumptions), width, "skipped")
+    lines += assumed if report.verdict == "wrong" else []
     return [*lines, Line(f"  {report.seconds:.1f} s", "skipped", WIDTH)]
 
 
@@ -84,6 +87,8 @@ def _paragraph(start: str, text: str, width: int, style: str = "", *, whole: boo
 
     `style` is that of `start`, or of the `whole` text.
     """
+    if not text:
+        return []
     wrapped = textwrap.wrap(
         text,
         width,

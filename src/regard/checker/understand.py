@@ -7,6 +7,7 @@ is right under one of them.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.cases import Cases
-from regard.checker.errors import CheckError
 from regard.checker.hypotheses import add_feature, find_features, head_width, search
 from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import expected_answer, relative_error
@@ -24,6 +24,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
+from regard.checker.subject.forms import forms, is_certain, with_open_masks
 from regard.checker.subject.observe import (
     ObservedSubject,
     describe_core,
@@ -32,7 +33,7 @@ from regard.checker.subject.observe import (
     observed_wirings,
 )
 from regard.checker.subject.projections import find_wirings, head_counts
-from regard.checker.subject.subject import Reply, Subject, apply_rotary
+from regard.checker.subject.subject import SEQUENCES, OutputShapeError, Reply, Subject, apply_rotary
 
 
 @dataclass
@@ -79,7 +80,7 @@ def understand(
         always: fields of every question: a window, a soft cap, a causal flag.
     """
     declared = causal if causal is not None else declared_causality(subject)
-    if subject.layout in ("BTC", "TBC"):
+    if subject.layout in SEQUENCES:
         return _understand_sequences(subject, causal, declared, heads, scale, always)
     return _understand_heads(subject, causal, declared, scale, always)
 
@@ -100,12 +101,12 @@ def _understand_heads(
     intents = [Intent(Wiring(scale=scale), c) for c in _causal_hypotheses(subject, causal, declared)]
     tried: dict[str, tuple[Reply, Intent | None, torch.dtype]] = {}
     # A layout in which the output is right.
-    for layout in ("BHTD", "BTHD", "BTD", "TD"):
-        candidate = subject.replaced(layout=layout)
+    for form, layout in itertools.product(with_open_masks(subject), ("BHTD", "BTHD", "BTD", "TD")):
+        candidate = form.replaced(layout=layout)
         cases = Cases(candidate, always=always)
         reply, dtype = _run(candidate, cases.plain())
         right = _find_right_intent(reply, cases.plain(), intents)
-        tried[layout] = reply, right, dtype
+        tried.setdefault(layout, (reply, right, dtype))
         if right is not None and not (layout == "TD" and _ran(tried, "BHTD", "BTD")):
             understanding = _interpret(candidate, cases, intents, dtype, reply, declared)
             understanding.fails_on_batch = any(
@@ -153,33 +154,65 @@ def _understand_sequences(
         hypotheses = [True]
     wirings = _wirings(subject, heads, scale)
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
-    width, context_width = _widths(subject, wirings)
-    # A length that it takes; or, failing that, one sequence without a batch.
-    reply, dtype, cases = Reply(None, CheckError("not run")), torch.float64, Cases(subject)
-    for limit in (max_length(subject), 5, 4, 3, 2):
-        cases = Cases(subject, width, context_width, limit, always)
-        reply, dtype = _run(subject, cases.plain())
-        if reply.error is None:
+    # A form in which it is right, or at least runs.
+    tried: list[Understanding] = []
+    for form in forms(subject):
+        cases, reply, dtype = _first_run(form, wirings, always)
+        meant = _with_rotations(form, intents)
+        right = _find_right_intent(reply, cases.plain(), meant)
+        tried.append(Understanding(form, form, cases, meant, right, dtype, reply, [], declared))
+        if right is not None or (reply.error is None and is_certain(form)):
             break
-    else:
-        batched = Cases(subject, width, context_width, None, always)
-        reply, dtype = _run(subject, batched.plain())
-        cases = batched
-        single = subject.replaced(layout="TC")
-        if subject.layout == "BTC" and not reply.used_dot_t:
-            alone, dtype_alone = _run(single, Cases(single, width, context_width, None, always).plain())
-            if alone.error is None:
-                subject, reply, dtype = single, alone, dtype_alone
-                cases = Cases(single, width, context_width, None, always)
-    understanding = _interpret(subject, cases, intents, dtype, reply, declared)
+    best = max(tried, key=_success)
+    dot_t = best.subject.layout == "TC" and tried[0].first.used_dot_t
+    if dot_t and best.right_intent is None:
+        best = tried[0]
+    understanding = _interpret(best.subject, best.cases, best.intents, best.dtype, best.first, declared)
+    understanding.fails_on_batch = dot_t and best.right_intent is not None
     if understanding.right_intent is None and subject.module is not None:
         observed = _interpret_observed(understanding, hypotheses, heads, scale)
-        if observed is not None and not intents and observed.right_intent is None:
+        if observed is not None and not understanding.intents and observed.right_intent is None:
             return observed
         if observed is not None and observed.right_intent is not None and observed.roles == (0, 1, 2):
             return observed
         understanding.observed = observed
     return understanding
+
+
+def _success(understanding: Understanding) -> int:
+    """Return how far the code came in this form: it is right, it ran, it returned something, or it failed."""
+    error = understanding.first.error
+    if understanding.right_intent is not None:
+        return 3
+    return 2 if error is None else int(isinstance(error, OutputShapeError))
+
+
+def _first_run(
+    subject: Subject, wirings: list[Wiring], always: dict[str, Any]
+) -> tuple[Cases, Reply, torch.dtype]:
+    """Run the code at a length that it takes."""
+    width, context_width, value_width = _widths(subject, wirings)
+    failed: tuple[Cases, Reply, torch.dtype] | None = None
+    for limit in (max_length(subject), None, 5, 4, 3, 2):
+        cases = Cases(subject, width, context_width, limit, always, value_width)
+        reply, dtype = _run(subject, cases.plain())
+        if reply.error is None:
+            other = _run(subject, cases.plain(T=cases.plain().q.shape[1] - 2))[0] if limit != 2 else reply
+            return (cases if other.error is None else replace(cases, fixed_length=True)), reply, dtype
+        failed = failed or (cases, reply, dtype)
+    assert failed is not None
+    return failed
+
+
+def _with_rotations(subject: Subject, intents: list[Intent]) -> list[Intent]:
+    """Return the interpretations with the rotations that the subject's tables may mean."""
+    if subject.tables is None:
+        return intents
+    return [
+        replace(intent, wiring=replace(intent.wiring, rotate=rotation))
+        for rotation in subject.tables.rotations()
+        for intent in intents
+    ]
 
 
 def _interpret(
@@ -195,8 +228,8 @@ def _interpret(
     If there is none, those with an evident feature join the interpretations under which mistakes are sought.
     """
     shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
-    shapes |= {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)"}
-    width = f", C = {cases.width}" if subject.layout in ("BTC", "TBC", "TC") else ""
+    shapes |= SEQUENCES
+    width = f", C = {cases.width}" if subject.layout in SEQUENCES else ""
     assumptions = [f"inputs {shapes[subject.layout]}{width}"]
     understanding = Understanding(subject, subject, cases, intents, None, dtype, reply, assumptions, declared)
     if reply.answer is None or not intents:
@@ -356,22 +389,30 @@ def _declared_options(subject: Subject, always: dict[str, Any]) -> dict[str, Any
     return declared
 
 
-def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int]:
-    """Return the widths of the queries' and the keys' inputs."""
+def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int, int]:
+    """Return the widths of the inputs of queries, keys and values."""
     for wiring in wirings:
-        if wiring.query is not None and wiring.key is not None:
-            return wiring.query.weight.shape[0], wiring.key.weight.shape[0]
-    module = subject.module
+        if wiring.query is not None and wiring.key is not None and wiring.value is not None:
+            layers = (wiring.query, wiring.key, wiring.value)
+            widths = [layer.weight.shape[0] for layer in layers]
+            return widths[0], widths[1], widths[2]
+    width = _width(subject.module)
+    return width, width, width
+
+
+def _width(module: nn.Module | None) -> int:
+    """Return the width of a module's input, judging by an attribute or by its first layer."""
     if module is None:
-        return 40, 40
-    for value in [
-        v for name, v in vars(module).items() if vocabulary.size(name) == "width" and isinstance(v, int)
-    ]:
-        return value, value
+        return 40
+    for name, value in vars(module).items():
+        if vocabulary.size(name) == "width" and isinstance(value, int):
+            return value
     for part in module.modules():
         if isinstance(part, nn.Linear):
-            return part.in_features, part.in_features
-    return 48, 48
+            return part.in_features
+        if isinstance(part, nn.Conv1d | nn.Conv2d):
+            return part.in_channels
+    return 48
 
 
 def declared_causality(subject: Subject) -> bool | None:

@@ -152,7 +152,7 @@ def _check_place(
         )
     elif on_weights:
         session.add_pass("dropout in training", f"`{on_weights[0]}` acts on the weights, scaled by 1/(1 − p)")
-    elif all(act == "dropout-on-output" for act in where.values()):
+    elif all(act in ("dropout-on-output", "after the projection") for act in where.values()):
         session.add_pass("dropout in training", f"`{next(iter(acting))}` acts on the output of the layer")
     else:
         session.add_skip(
@@ -173,7 +173,7 @@ _EVIDENCE = {
 def _infer_place(
     session: CheckSession, intent: Intent, question: Question, places: list[str]
 ) -> tuple[str, float | None]:
-    """Return where dropout acts: "weights", the name of a mistake, or "unknown".
+    """Return where dropout acts: "weights", "after the projection", the name of a mistake, or "unknown".
 
     With it comes how far the weights are from those that dropout may leave, in tolerances.
     """
@@ -191,7 +191,8 @@ def _infer_place(
         return "dropout-on-scores", math.inf
     ratios = torch.stack([output / eval_answer.output for output in outputs])
     if _consists_of(ratios, (0.0, 1 / (1 - P))):
-        return "dropout-on-output", None
+        place = "dropout-on-output" if intent.wiring.out is None else "after the projection"
+        return place, None
     solved = [_solve_weights(output, question, intent) for output in outputs]
     if any(weights is None for weights in solved):
         return "dropout-on-output" if _before_projection(outputs, question, intent) else "unknown", None
@@ -217,7 +218,7 @@ def _solve_weights(output: Tensor, question: Question, intent: Intent) -> Tensor
     """Solve for the weights (B, H, T, S) that give an output, by least squares; None if no weights do."""
     wiring = intent.wiring
     _, _, v = wiring.project(question.to(torch.float64))
-    v = v.detach().repeat_interleave(wiring.heads // v.shape[1], 1)  # (B, H, S, E)
+    v = v.detach().repeat_interleave(max(1, wiring.heads // v.shape[1]), 1)  # (B, H, S, E)
     B, H, S, E = v.shape
     if wiring.splits:
         by_head = torch.zeros(B, H, S, H, E, dtype=torch.float64)

@@ -63,6 +63,10 @@ def _check_move(session: CheckSession) -> None:
         owner, _, name = place.rpartition(".")
         setattr(dict(moved.named_modules())[owner], name, tensor.to("meta"))
     if session.subject.run(meta_question, module=moved).error is None:
+        # A tensor that an earlier call left behind harms only those who move the module after a call.
+        assert session.module is not None
+        unused = copy_module(session.module).to(torch.float32).to("meta").eval()
+        only_used = session.subject.run(meta_question, module=unused).error is None
         place = plain[0][0]
         session.add_mistake(
             ".to()",
@@ -71,6 +75,7 @@ def _check_move(session: CheckSession) -> None:
             f"`{place}` is a plain tensor: moved to another device, forward raises "
             f"{meta_reply.error_line[:120]}.",
             distance=math.inf,
+            warning=only_used,
         )
 
 
@@ -165,7 +170,7 @@ def _check_other_length(session: CheckSession) -> None:
         longer = build(cls, init, sizes)
         state = session.module.state_dict() if session.module is not None else {}
         shapes = {name: tuple(t.shape) for name, t in longer.state_dict().items()}
-    except CheckError:
+    except (CheckError, RuntimeError):  # RuntimeError: lazy layers have no shape yet
         return
     parameters = {name for name, _ in longer.named_parameters()}
     blocking = [

@@ -17,7 +17,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.session import CheckSession
 from regard.checker.subject.observe import ObservedSubject
-from regard.checker.subject.subject import MaskForm, Reply
+from regard.checker.subject.subject import SEQUENCES, MaskForm, Reply
 from regard.checker.understand import Understanding
 
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
@@ -96,7 +96,7 @@ def _observe(session: CheckSession) -> list[Observation]:
         optional.append(cases.plain("grouped heads", G=2, seed=8))
     if not single_length:
         optional.append(cases.plain("cross-attention", T=4, S=7, seed=9))
-    if subject.inputs == "qkv" and subject.layout not in ("BTC", "TBC"):
+    if subject.inputs == "qkv" and subject.layout not in SEQUENCES:
         optional.append(cases.plain("value width", E=13, seed=10))
     for question in questions + optional:
         reply = subject.run(question.to(session.dtype))
@@ -125,10 +125,13 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
         forms = _mask_forms(session)
         replies = [(form, subject.replaced(mask_form=form).run(question.to(session.dtype))) for form in forms]
         ran = [(form, reply) for form, reply in replies if reply.answer is not None]
+        if not ran and (observation := _observe_token_mask(session)) is not None:
+            return [observation]
         if not ran:
-            session.add_failure(
+            session.add_untried(
                 "mask",
-                f"it takes no usual form of a mask; a boolean (T, S) raised {replies[0][1].error_line}",
+                f"`{subject.arguments['mask']}` takes no usual form of a mask: pass a function that makes it "
+                f"of a boolean (T, S), which raised {replies[0][1].error_line}",
             )
             return masked
         form, reply = _best_form(session, question, ran, observations)
@@ -148,6 +151,24 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
     return masked
 
 
+def _observe_token_mask(session: CheckSession) -> Observation | None:
+    """Run the subject with a mask (B, S) of tokens, in the convention in which it is right if any."""
+    subject, question = session.subject, with_explicit_mask(session, session.cases.padded(seed=12))
+    stated = session.options.get("true_means")
+    best: tuple[float, MaskForm, Observation] | None = None
+    for form in [MaskForm(kind, 1) for kind in ([stated] if stated else ["look", "zero-one"])]:
+        reply = subject.replaced(mask_form=form).run(question.to(session.dtype))
+        if reply.answer is not None:
+            observation = Observation(question, reply.answer)
+            error = _error(session, observation)
+            best = (error, form, observation) if best is None or error < best[0] else best
+    if best is None:
+        return None
+    subject.mask_form = best[1]
+    session.understanding.assumptions.append(f"{subject.arguments['mask']}: {best[1]}")
+    return best[2]
+
+
 def with_explicit_mask(session: CheckSession, question: Question) -> Question:
     """Return the question without the module's own causality, if a mask argument replaces that.
 
@@ -161,7 +182,7 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
     subject = session.subject
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
-    ranks = {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(subject.layout, [2, 4])
+    ranks = {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(subject.layout, [2, 4, 3])
     ranks = [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else ranks
     return [MaskForm(kind, rank) for kind in kinds for rank in ranks]
 

@@ -320,8 +320,9 @@ def _rotation(part: nn.Module) -> Callable[[Tensor, int], Tensor] | None:
     """Return a function that rotates (B, H, T, D) from a first position, if `part` is a rotary module."""
 
     def rotate(x: Tensor, start: int) -> Tensor:
-        rotated: Tensor = part(x, start) if start else part(x)
-        return rotated
+        before = torch.zeros(*x.shape[:2], start, x.shape[-1], dtype=x.dtype)
+        rotated: Tensor = part(torch.cat([before, x], 2))
+        return rotated[:, :, start:]
 
     for width in (getattr(part, "width", None), getattr(part, "dim", None), 8):
         try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +22,17 @@ from torch.overrides import TorchFunctionMode
 from regard.checker.errors import CheckError
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
+from regard.checker.subject.tables import RotaryTables
 
+# Layouts of whole sequences; the others are of queries, keys and values of heads.
+SEQUENCES = {
+    "BTC": "(B, T, C)",
+    "TBC": "(T, B, C)",
+    "TC": "(T, C)",
+    "BCT": "(B, C, T)",
+    "BCHW": "(B, C, H, W)",
+    "BHWC": "(B, H, W, C)",
+}
 _DOT_T = torch.Tensor.T  # the property itself
 _SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "causal": "is_causal"}
 _SDPA |= {"dropout": "dropout_p", "scale": "scale", "grouped": "enable_gqa"}
@@ -31,7 +43,8 @@ class MaskForm:
     """The convention that a subject's mask argument follows.
 
     `kind` is "look" (boolean, True = may look), "hide" (boolean, True = hidden), "added" (0 and −inf) or
-    "zero-one" (1.0 = may look). `rank` is 2 for (T, S), 3 for (B, T, S), 4 for (B, 1, T, S).
+    "zero-one" (1.0 = may look) or "one-zero" (1.0 = hidden). `rank` is 1 for (B, S), a mask of tokens, 2 for
+    (T, S), 3 for (B, T, S), 4 for (B, 1, T, S).
     """
 
     kind: str = "look"
@@ -43,8 +56,9 @@ class MaskForm:
             "hide": "boolean, True = hidden",
             "added": "float, added to the scores",
             "zero-one": "float, 1 = may look, 0 = hidden",
+            "one-zero": "float, 1 = hidden, 0 = may look",
         }[self.kind]
-        return f"{convention}, {('', '', '(T, S)', '(B, T, S)', '(B, 1, T, S)')[self.rank]}"
+        return f"{convention}, {('', '(B, S)', '(T, S)', '(B, T, S)', '(B, 1, T, S)')[self.rank]}"
 
     def encode(self, mask: Tensor, dtype: torch.dtype, batch: int) -> Tensor:
         """Encode a mask (T, S) or (B, 1, T, S), in which True means visible, in this convention.
@@ -59,7 +73,13 @@ class MaskForm:
             return ~mask
         if self.kind == "added":
             return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
+        if self.kind == "one-zero":
+            return (~mask).to(dtype)
         return mask.to(dtype) if self.kind == "zero-one" else mask
+
+
+class OutputShapeError(RuntimeError):
+    """The code ran, and returned no tensor of the shape of an output."""
 
 
 class CallMonitor(TorchFunctionMode):
@@ -121,10 +141,16 @@ class Subject:
     arguments: dict[str, str]  # from a meaning ("mask") to the name of the argument ("attn_mask")
     positional: list[str]  # the names of the tensors that come first
     inputs: str  # "x", "context" (x and context) or "qkv"
-    layout: str  # "BTC", "TBC" or "TC"; for functions on heads "BHTD", "BTHD", "BTD" or "TD"
+    layout: str  # one of `SEQUENCES`; for functions on heads "BHTD", "BTHD", "BTD" or "TD"
     mask_form: MaskForm = field(default_factory=MaskForm)
     extra: dict[str, Any] = field(default_factory=dict)  # arguments that are always passed
     rotary: Callable[[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
+    mask_stated: bool = False  # whether the caller stated the convention of its masks
+    open_mask: bool = False  # whether a mask that hides nothing is passed if a question has none
+    tables: RotaryTables | None = None  # rotary tables that are passed as arguments
+    by_name: bool = False  # whether the tensors are passed by name, since their order is another
+    arrays: bool = False  # whether it takes and returns NumPy arrays
+    head_width: int | None = None  # the only width of a head that is right for it, if it declares one
     plain_lists: tuple[str, ...] = ()  # lists of modules that are not registered
     asked: list[Question] = field(default_factory=list)  # every question so far
     _copies: dict[torch.dtype, nn.Module] = field(default_factory=dict)
@@ -164,8 +190,16 @@ class Subject:
         assert target is not None
         monitor = CallMonitor(dropout)
         try:
+            tensors, keywords = self._inputs(question), self._keywords(question)
+            if self.by_name:
+                tensors, keywords = [], keywords | dict(zip(self.positional, tensors, strict=True))
+            if self.arrays:
+                tensors, keywords = (
+                    [_to_array(x) for x in tensors],
+                    {k: _to_array(x) for k, x in keywords.items()},
+                )
             with monitor:
-                result = target(*self._inputs(question), **self._keywords(question))
+                result = target(*tensors, **keywords)
             return Reply(self.parse_result(result, question), None, monitor.used_dot_t)
         except CheckError:
             raise
@@ -178,8 +212,14 @@ class Subject:
         return [self._shaped(x) for x in tensors]
 
     def _shaped(self, x: Tensor) -> Tensor:
-        if self.layout == "TBC" or self.layout == "BTHD":
-            return x.transpose(0, 1) if self.layout == "TBC" else x.transpose(1, 2)
+        """Return a tensor of a question in the subject's layout."""
+        if self.layout in ("BCHW", "BHWC"):
+            image = x.reshape(x.shape[0], *_grid(x.shape[1]), -1)  # (B, H, W, C)
+            return image if self.layout == "BHWC" else image.permute(0, 3, 1, 2)
+        if self.layout == "TBC":
+            return x.transpose(0, 1)
+        if self.layout in ("BCT", "BTHD"):
+            return x.transpose(1, 2)
         if self.layout == "TC":
             return x[0]
         return x[:, 0] if self.layout == "BTD" else x[0, 0] if self.layout == "TD" else x
@@ -193,7 +233,7 @@ class Subject:
                 keywords[names[meaning]] = True
         if "average" in names:
             keywords[names["average"]] = False
-        if "dropout" in names and self.module is None:
+        if "dropout" in names and self.module is None and names["dropout"] not in keywords:
             keywords[names["dropout"]] = 0.0
         if "training" in names:
             keywords[names["training"]] = False
@@ -207,27 +247,37 @@ class Subject:
             keywords[names["grouped"]] = True
         if self.rotary is not None and "rotary" in names:
             keywords[names["rotary"]] = self.rotary(T, question.dtype)
+        if self.tables is not None:
+            keywords |= self.tables.make(T, question.dtype)
+        if "head_width" in names and names["head_width"] not in keywords:
+            keywords[names["head_width"]] = question.q.shape[-1]
+        if self.open_mask and "mask" in names:
+            visible = torch.ones(T, question.k.shape[-2], dtype=torch.bool)
+            keywords[names["mask"]] = self.mask_form.encode(visible, question.dtype, B)
         if question.mask is not None and "mask" in names:
             keywords[names["mask"]] = self.mask_form.encode(question.mask, question.dtype, B)
         if question.padding is not None and "padding" in names:
             keywords[names["padding"]] = self._encode_padding(question.padding)
         elif question.padding is not None and "mask" in names:
-            spread = question.padding[:, None, None, :].expand(B, 1, T, -1)
-            keywords[names["mask"]] = replace(self.mask_form, rank=3 if self.layout == "BTD" else 4).encode(
-                spread, question.dtype, B
+            spread = (
+                question.padding
+                if self.mask_form.rank == 1
+                else question.padding[:, None, None].expand(B, 1, T, -1)
             )
+            rank = self.mask_form.rank if self.mask_form.rank != 2 else 3 if self.layout == "BTD" else 4
+            keywords[names["mask"]] = replace(self.mask_form, rank=rank).encode(spread, question.dtype, B)
         if question.bias is not None:
             keywords[names.get("bias", names.get("mask", ""))] = question.bias
         return keywords
 
     def _encode_padding(self, is_token: Tensor) -> Tensor:
-        if self.arguments["padding"] == "lengths":
+        if re.search(r"len", self.arguments["padding"]):
             return is_token.sum(-1)
         return ~is_token  # in `key_padding_mask` and similar arguments True means padding
 
     def parse_result(self, result: Any, question: Question) -> Answer:
         """Find the output, the weights and the lse in what the code returned."""
-        tensors = list(_tensors_in(result))
+        tensors = list(_tensors_in(_from_arrays(result) if self.arrays else result))
         if not tensors:
             raise CheckError(
                 f"{self.name} returned {_describe(result)}; expected a tensor, (output, weights) or "
@@ -237,8 +287,10 @@ class Subject:
         H = question.q.shape[1] if question.q.ndim == 4 else None
         outputs = [(i, x) for i, t in enumerate(tensors) if (x := self._as_output(t, question)) is not None]
         if not outputs:
-            wanted = "(B, H, T, E)" if self.layout == "BHTD" else f"({self.layout})"
-            raise RuntimeError(
+            wanted = (
+                "(B, H, T, E)" if self.layout == "BHTD" else SEQUENCES.get(self.layout, f"({self.layout})")
+            )
+            raise OutputShapeError(
                 f"returned {', '.join(str(tuple(t.shape)) for t in tensors)}; expected an output {wanted} "
                 f"for {question.shapes()}"
             )
@@ -248,7 +300,9 @@ class Subject:
         for i, t in enumerate(tensors):
             if i == index or not t.dtype.is_floating_point:
                 continue
-            if t.shape[-2:] == (T, S) and weights is None:
+            if (
+                t.shape[-2:] == (T, S) and weights is None and not bool((t < 0).any())
+            ):  # scores may be negative
                 weights = t.reshape(B, -1, T, S) if t.numel() % (B * T * S) == 0 else None
             elif t.shape[-1:] == (T,) and t.numel() == B * (H or 1) * T and lse is None:
                 lse = t.reshape(B, H or 1, T)
@@ -259,10 +313,9 @@ class Subject:
         if not t.dtype.is_floating_point:
             return None
         B, T, E = question.q.shape[0], question.q.shape[-2], question.v.shape[-1]
-        if self.layout in ("BTC", "TBC", "TC"):
-            x = t.transpose(0, 1) if self.layout == "TBC" and t.ndim == 3 else t
-            x = x[None] if self.layout == "TC" else x
-            return x if x.ndim == 3 and x.shape[:2] == (B, T) else None
+        if self.layout in SEQUENCES:
+            x = _as_sequence(t, self.layout)
+            return x if x is not None and x.shape[:2] == (B, T) else None
         H = question.q.shape[1]
         shapes = {"BHTD": (B, H, T, E), "BTHD": (B, T, H, E), "BTD": (B, T, E), "TD": (T, E)}
         if tuple(t.shape) != shapes[self.layout]:
@@ -270,6 +323,42 @@ class Subject:
         if self.layout == "BTHD":
             return t.transpose(1, 2)
         return t[:, None] if self.layout == "BTD" else t[None, None] if self.layout == "TD" else t
+
+
+def _grid(T: int) -> tuple[int, int]:
+    """Return the height and the width of an image of T pixels, the height as near the root as possible."""
+    height = max(h for h in range(1, math.isqrt(T) + 1) if T % h == 0)
+    return height, T // height
+
+
+def _as_sequence(t: Tensor, layout: str) -> Tensor | None:
+    """Return a tensor of a layout of sequences as (B, T, C), or None if its dimensions do not fit."""
+    if t.ndim != len(layout):
+        return None
+    return {
+        "BTC": lambda: t,
+        "TBC": lambda: t.transpose(0, 1),
+        "TC": lambda: t[None],
+        "BCT": lambda: t.transpose(1, 2),
+        "BCHW": lambda: t.flatten(2).transpose(1, 2),
+        "BHWC": lambda: t.flatten(1, 2),
+    }[layout]()
+
+
+def _to_array(value: Any) -> Any:
+    """Return a tensor as a NumPy array, and anything else as it is."""
+    return value.detach().numpy() if isinstance(value, Tensor) else value
+
+
+def _from_arrays(result: Any) -> Any:
+    """Return NumPy arrays, alone or in a tuple or list, as tensors."""
+    if isinstance(result, list | tuple):
+        return [_from_arrays(part) for part in result]
+    return (
+        torch.from_numpy(result)
+        if type(result).__module__ == "numpy" and hasattr(result, "shape")
+        else result
+    )
 
 
 def copy_module(module: nn.Module) -> nn.Module:
@@ -321,11 +410,22 @@ def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a function, or of a module's forward pass."""
     if target is F.scaled_dot_product_attention:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        optional = {name: inspect.Parameter(name, kind, default=None) for name in list(_SDPA.values())[3:]}
+        defaults = {"dropout_p": 0.0}
+        optional = {
+            name: inspect.Parameter(name, kind, default=defaults.get(name))
+            for name in list(_SDPA.values())[3:]
+        }
         return {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")} | optional
     function = target.forward if isinstance(target, nn.Module) else target
+    function = getattr(function, "_init_fn", function)  # of an operator made by torch.library.custom_op
     try:
-        return dict(inspect.signature(function).parameters)
+        parameters = dict(inspect.signature(function).parameters)
+        if (
+            any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
+            or not parameters
+        ):
+            return parameters
+        raise ValueError("it names no argument")
     except (TypeError, ValueError):
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         return {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")}
