@@ -6,6 +6,7 @@ This file runs the probes and assembles the report; it does not know how a probe
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -130,6 +131,7 @@ def _run_probes(session: CheckSession) -> None:
             "they fail",
             "dot-t-on-a-batch",
             "Right on one sequence (T, D); a batch fails, since .T reverses all its dimensions.",
+            distance=math.inf,
             warning=True,
         )
     kernel = session.subject.kernel_layout
@@ -143,7 +145,9 @@ def _explain_error(session: CheckSession) -> None:
     if first.used_dot_t:
         shapes = session.cases.plain().shapes()
         evidence = f"On {shapes} it raises {first.error_line}, after using .T on more than two axes."
-        session.add_mistake("runs on a batch", first.error_line, "dot-t-on-a-batch", evidence)
+        session.add_mistake(
+            "runs on a batch", first.error_line, "dot-t-on-a-batch", evidence, distance=math.inf
+        )
         return
     raise CheckError(
         f"{session.subject.name} could not be run on {session.cases.plain().shapes()}: {first.error_line}"

@@ -239,7 +239,7 @@ def _fit_scale(matcher: VariantMatcher, other: tuple[str, Change] | None = None)
         a, b = high - golden * (high - low), low + golden * (high - low)
         low, high = (low, b) if error(a) < error(b) else (a, high)
     if (remaining := matcher.fits(variant((low + high) / 2))) is not None:
-        yield Match((*names, "scale-out-of-step"), remaining, _describe_scale(math.exp((low + high) / 2)))
+        yield Match((*names, "constant-scale"), remaining, _describe_scale(math.exp((low + high) / 2)))
 
 
 _GRID = [math.log(0.004) + i * 0.3 for i in range(32)]  # scales from 0.004 to 44

@@ -233,7 +233,7 @@ MASK_MISTAKES = (
         "with hidden scores set to a number that is not low enough",
         "Hidden tokens get weight as soon as the scores grow.",
         "float('-inf'), or torch.finfo(scores.dtype).min",
-        "−100 or −1e4, once chosen to fit float16",
+        "−10 or −100, chosen to be safe in float16",
         tuple({"fill": fill} for fill in _WEAK),
         plants=_fill("scores = scores.masked_fill(~allowed, -10.0)"),
     ),

@@ -27,3 +27,4 @@ class Mistake:
     warning: bool = False
     layouts: tuple[str, ...] = ()  # the layouts of kernels in which it can be made; () for every code
     plants: dict[str, tuple[Swap, ...]] = field(default_factory=dict)  # by template: see `checker.examples`
+    unseen_because: str = ""  # why it has no distance from right numbers, in a sentence, if so

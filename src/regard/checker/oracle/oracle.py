@@ -77,6 +77,20 @@ def relative_error(got: Answer, expected: Answer) -> float:
     return relative_difference(a, b)
 
 
+def describe_difference(error: float) -> str:
+    """Return a relative difference in words."""
+    if error == float("inf"):
+        return "NaN or inf instead of numbers"
+    percent = 100 * error
+    share = f"{error:.0e}" if percent < 0.1 else f"{percent:.1g} %" if percent < 10 else f"{percent:.0f} %"
+    return f"differs by up to {share} of the largest number"
+
+
+def describe_agreement(error: float) -> str:
+    """Return in words how closely two outputs agree."""
+    return "up to rounding" if error < 1e-9 else f"to {error:.0e}"
+
+
 def relative_difference(a: Tensor, b: Tensor) -> float:
     """Return the largest |a − b| relative to the largest |b|; inf unless finite at the same places."""
     finite_a, finite_b = a.isfinite(), b.isfinite()

@@ -12,7 +12,7 @@ from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, explain_parts
 from regard.checker.evidence import against_softmax
 from regard.checker.intent import TOLERANCE, Intent, Observation
-from regard.checker.oracle.oracle import expected_answer, relative_error
+from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.probes.kernels import kernel_questions, optional_kernel_questions
@@ -72,7 +72,7 @@ def _record_results(session: CheckSession, observations: list[Observation], wron
     """Record a pass or a failure for every question; `wrong` holds the errors of those that failed."""
     for name in dict.fromkeys(observation.question.name for observation in observations):
         if name in wrong:
-            session.add_failure(name, _describe_error(wrong[name]))
+            session.add_failure(name, describe_difference(wrong[name]))
         else:
             session.add_pass(name)
 
@@ -327,13 +327,14 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         _record_results(session, observations, {})
         return
     _record_results(session, observations, wrong)
+    distance = max(wrong.values()) / TOLERANCE
     for match in matches[:1] if matches and len(matches[0].names) > 1 else matches[:3]:
-        session.add_match(match)
+        session.add_match(match, distance)
     if not matches and not session.mixed:
         worst = max(wrong.values())
         if worst < 3e-2:
             evidence = f"The output is right only to {worst:.0e}, even in float64: precision is lost."
-            session.add_diagnosis("precision-lost", evidence, worst)
+            session.add_diagnosis("precision-lost", evidence, worst, distance=distance)
         else:
             session.example = _smallest_failure(session, observations, intents[0])
 
@@ -409,14 +410,6 @@ def _unknown(session: CheckSession, intent: Intent) -> str:
     if not names and session.module is not None and (match := _POSITIONS.search(session.source)):
         names = [f"{match.group().strip('.(')!r} in its source"]
     return ", ".join(names)
-
-
-def _describe_error(error: float) -> str:
-    return (
-        "NaN or inf instead of numbers"
-        if error == float("inf")
-        else f"off by {error:.1g} of the largest number"
-    )
 
 
 def _smallest_failure(session: CheckSession, observations: list[Observation], intent: Intent) -> str:

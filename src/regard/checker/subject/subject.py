@@ -158,6 +158,7 @@ class Subject:
     arrays: bool = False  # whether it takes and returns NumPy arrays
     head_width: int | None = None  # the only width of a head that is right for it, if it declares one
     plain_lists: tuple[str, ...] = ()  # lists of modules that are not registered
+    asked: list[Question] = field(default_factory=list)  # every question so far
     kernel_layouts: tuple[KernelLayout, ...] = ()  # those that a kernel may take, likeliest first
     kernel_layout: KernelLayout | None = None  # the one that it takes; None for plain tensors
     device: str = "cpu"
@@ -205,6 +206,7 @@ class Subject:
 
         `module` is run instead of the subject's own copy. `dropout` leaves dropout enabled.
         """
+        self.asked.append(question)
         target = self.target if self.module is None else (module or self.runnable(question.dtype))
         if module is not None and self.device != "cpu":
             target = module.to(self.device)
