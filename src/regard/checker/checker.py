@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
 from regard.checker.probes.output import probe_output
+from regard.checker.reference import compare_with_reference
 from regard.checker.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
@@ -79,16 +81,25 @@ def check(
         torch.manual_seed(0)
         promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
         given = {**(init or {}), **arguments}
+        options = {"causal": causal, "true_means": true_means, "cached": cached, "gradients": gradients}
+        if oracle is not None:
+            own_check = partial(check, init=init, causal=causal, window=window, softcap=softcap, **arguments)
+            session = compare_with_reference(thing, oracle, given, options, promises, own_check)
+            return _assemble(session, started, strict=strict)
         subject = adapt(thing, add_promises(thing, given, promises), true_means)
         always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
         if "causal" in subject.arguments and subject.arguments["causal"] not in given:
             always["flag"] = causal is True
         understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
-        options = {"causal": causal, "true_means": true_means, "cached": cached, "gradients": gradients}
         session = CheckSession(understanding, options)
         _run_probes(session)
+    return _assemble(session, started, strict=strict)
+
+
+def _assemble(session: CheckSession, started: float, *, strict: bool) -> Report:
+    """Return the report of a session that began at `started`."""
     report = Report(
-        _describe(understanding),
+        _describe(session.understanding),
         _assumptions(session),
         session.checks,
         sorted(session.diagnoses, key=lambda diagnosis: diagnosis.warning),

@@ -43,8 +43,9 @@ class Question:
         return self.q.dtype
 
     def to(self, dtype: torch.dtype) -> Question:
-        """Return the question with its inputs in another dtype."""
-        return self.map_inputs(lambda x: x.to(dtype))
+        """Return the question with its inputs and its bias in another dtype."""
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return replace(self.map_inputs(lambda x: x.to(dtype)), bias=bias)
 
     def map_inputs(self, function: Callable[[Tensor], Tensor]) -> Question:
         """Return the question with a function applied to its inputs. One sequence stays one sequence."""
