@@ -48,18 +48,20 @@ def compare_with_reference(
         options: those of `check`.
         promises: what the caller promised of both, such as `window=3`.
         own_check: checks one of the two against the checker's own attention. It is asked only if they
-            differ and the reference is attention that the checker knows; then its diagnosis counts.
+            differ for no reason that shows; its diagnosis counts if it knows the reference as right.
     """
     pair = _make_pair(thing, reference, init, options, promises)
     session = pair.session
     session.notes.append(f"compared with {pair.name}, your reference")
+    if pair.match.note:
+        session.notes.append(pair.match.note)
     for compare in COMPARISONS:
         compare(pair)
     probe_dropout(session)
     probe_cache(session)
     probe_module_state(session)
-    failed = [check for check in session.checks if check.status == "failed"]
-    if failed and pair.match.certain and own_check(reference).ok:
+    failed = any(check.status == "failed" for check in session.checks)
+    if failed and not session.diagnoses and own_check(reference).ok:
         for diagnosis in own_check(thing).diagnoses:
             session.add_diagnosis(diagnosis.name, diagnosis.what, diagnosis.error, warning=diagnosis.warning)
     return session
@@ -97,7 +99,8 @@ def _make_pair(
         flags = [_with_flag(theirs_session.subject, flag) for flag in (False, True)]
         references = [_open_session(flag, theirs_session.cases, options) for flag in flags]
     matches = list(find_matches(subject.module, theirs_session.module))
-    matches += _weights_as_given(thing, reference, subject, theirs_session.subject) if not matches else []
+    if not any(match.certain for match in matches):
+        matches += _weights_as_given(thing, reference, subject, theirs_session.subject)
     pairs = [ReferencePair(call, ref, match) for match in matches for ref in references for call in calls]
     pair = _choose(pairs or [ReferencePair(calls[0], references[0], WeightMatch([], certain=False))])
     if not matches:
@@ -195,7 +198,6 @@ def _weights_as_given(thing: Any, reference: Any, subject: Subject, theirs: Subj
         assert own is not None
         parameters = dict(own.named_parameters())
         copies += [(parameters[name].data, p.detach()) for name, p in given.named_parameters()]
-    forget_copies(theirs)
     return [WeightMatch(copies, certain=False, note="both with the weights that they have")]
 
 

@@ -31,12 +31,13 @@ class WeightMatch:
     note: str = ""
     pairs: list[tuple[str, str]] = field(default_factory=list)
 
-    def apply(self, subject: Subject) -> None:
-        """Copy the weights into the subject's module."""
+    def apply(self, *subjects: Subject) -> None:
+        """Copy the weights into the modules of these subjects."""
         with torch.no_grad():
             for target, source in self.copies:
                 target.copy_(source)
-        forget_copies(subject)
+        for subject in subjects:
+            forget_copies(subject)
 
 
 def forget_copies(subject: Subject) -> None:

@@ -86,8 +86,8 @@ class ReferencePair:
         return max(TOLERANCE, 20 * torch.finfo(self.session.dtype).eps * (self.session.dtype.itemsize == 2))
 
     def share_weights(self) -> None:
-        """Give the code under test the reference's weights."""
-        self.match.apply(self.session.subject)
+        """Give both the same weights."""
+        self.match.apply(self.session.subject, self.reference.subject)
 
     def run(self, trial: Trial) -> Outcome | None:
         """Run both on a trial; None if the reference does not take it, or gives no finite number."""
