@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from regard.checker.distributed import check_on_processes
 from regard.checker.errors import CheckError
 from regard.checker.probes.cache import probe_cache
 from regard.checker.probes.dropout import probe_dropout
@@ -43,6 +44,7 @@ def check(
     oracle: Any = None,
     gradients: bool = True,
     device: str = "cpu",
+    processes: int | None = None,
     strict: bool = False,
     **arguments: Any,
 ) -> Report:
@@ -65,6 +67,9 @@ def check(
             the checker's own attention. Modules get the same weights if their names agree.
         gradients: whether to compare gradients; False for code without a backward pass.
         device: where the code runs, "cpu" or "cuda".
+        processes: how many processes run it together, each on its part of the sequence, for ring attention,
+            Ulysses and the like. Rank r gets the r-th part of consecutive tokens, (B, H, T/n, D) or
+            (B, T/n, H, D), and parameters called `group`, `rank` or `world_size` are filled.
         strict: whether warnings count as failures, and whether what was not tried prevents "right".
         arguments: further entries of `init`, for names that `check` itself does not have.
 
@@ -82,6 +87,9 @@ def check(
         promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
         given = {**(init or {}), **arguments}
         options = {"causal": causal, "true_means": true_means, "cached": cached, "gradients": gradients}
+        if processes is not None:
+            session = check_on_processes(thing, processes, given, options, scale)
+            return _assemble(session, started, strict=strict)
         if oracle is not None:
             own_check = partial(check, init=init, causal=causal, window=window, softcap=softcap, **arguments)
             session = compare_with_reference(thing, oracle, given, options, promises, own_check)
