@@ -130,12 +130,6 @@ def make_trials(subject: Subject, processes: int, options: dict[str, Any]) -> li
     return [{"sizes": size, "flag": flag} for flag in flags for size in sizes]
 
 
-_CONSEQUENCES = (
-    "imed out",
-    "Connection closed",
-    "Connection reset",
-    "Broken pipe",
-)  # of another rank's error
 Answers = dict[str, dict[int, list[Answer]]]
 """The answers of all ranks by layout and trial."""
 
@@ -224,6 +218,12 @@ def _collect(ranks: list[list[dict[str, Any]]], spec: str, count: int) -> Answer
     return complete or _explain_failure(ranks, spec)
 
 
+def is_consequence(error_line: str) -> bool:
+    """Return whether an error says only that another rank did not come, or has gone."""
+    words = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe")
+    return any(word in error_line.lower() for word in words)
+
+
 def _explain_failure(ranks: list[list[dict[str, Any]]], spec: str) -> str:
     """Return the error that came first: others follow when a rank waits for one that failed."""
     errors = [
@@ -232,7 +232,7 @@ def _explain_failure(ranks: list[list[dict[str, Any]]], spec: str) -> str:
         for line in lines
         if line.get("spec") == spec and "error" in line
     ]
-    own = [error for error in errors if not any(word in error for word in _CONSEQUENCES)]
+    own = [error for error in errors if not is_consequence(error)]
     if own:
         return own[0]
     missing = [rank for rank, lines in enumerate(ranks) if {"done": True} not in lines]

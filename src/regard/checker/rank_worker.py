@@ -20,7 +20,7 @@ import torch
 from torch import distributed
 
 from regard.checker.cases import Cases
-from regard.checker.distributed import adapt_for_ranks
+from regard.checker.distributed import adapt_for_ranks, is_consequence
 from regard.checker.subject.locate import locate
 from regard.checker.subject.subject import Subject
 from regard.checker.worker import end_with_parent
@@ -77,7 +77,7 @@ def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: C
                 reply = subject.run(local)
             if reply.answer is None:
                 write_line(layout=subject.layout, error=reply.error_line)
-                return "imed out" not in reply.error_line
+                return not is_consequence(reply.error_line)
             lse = reply.answer.lse
             write_line(
                 layout=subject.layout,
