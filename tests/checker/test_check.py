@@ -42,7 +42,7 @@ class CausalProjected(Projected):
 def test_without_a_word_behaviour_decides(rule):
     report = check(Projected(32, 4, rule))
     assert report.ok, str(report)
-    assert any("judging by its behaviour" in line for line in report.assumptions)
+    assert any("as its output shows" in line for line in report.assumptions)
 
 
 def test_what_the_caller_says_is_binding():
@@ -146,15 +146,25 @@ def test_what_cannot_be_checked_is_answered_in_a_line(thing, options, says):
 
 
 def test_an_unknown_mistake_shows_the_smallest_failing_case():
-    report = check(lambda q, k, v: torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v + 0.37 * v.cumsum(-2))
-    assert not report.ok
+    def odd(q, k, v):
+        return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5 + 0.37 * torch.arange(k.shape[-2]) ** 2, -1) @ v
+
+    report = check(odd)
+    assert report.verdict == "wrong"
     assert report.diagnoses == []
     assert "smallest failing case" in report.example
-    assert "q (1, 1, 1, 10)" in report.example
+    assert "q (1, 1, 2, 10)" in report.example
     assert "expected" in report.example
 
 
-def test_unknown_parts_leave_the_comparison_out_and_the_rest_in():
+def test_what_is_no_softmax_is_undecided_and_says_what_was_measured():
+    report = check(lambda q, k, v: torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v + 0.37 * v.cumsum(-2))
+    assert report.verdict == "undecided"
+    assert "rows of weights sum to between 1.4 and 2.9, not to 1" in report.summary
+    assert "oracle=" in report.summary
+
+
+def test_what_surrounds_the_attention_is_not_compared_and_the_report_says_so():
     class Gated(Projected):
         def __init__(self):
             super().__init__(32, 4)
@@ -164,9 +174,8 @@ def test_unknown_parts_leave_the_comparison_out_and_the_rest_in():
             return super().forward(x) * torch.sigmoid(self.gate)
 
     report = check(Gated())
-    assert report.verdict == "undecided"
-    assert "gate" in by_name(report.skipped)["output"].detail
-    assert "batch" in by_name(report.passed)
+    assert report.ok, str(report)
+    assert "compared from `qkv` to `proj`" in report.assumptions
 
 
 FORWARD = "def forward(self, x, cache=None):"

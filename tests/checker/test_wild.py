@@ -165,7 +165,7 @@ def test_functions_and_small_modules(thing, name):
 
 
 class TurnedInside(Compact):
-    """Rotary positions computed inside forward: right, and not what the oracle knows."""
+    """Rotary positions computed inside forward, which no argument and no buffer shows."""
 
     def weights(self, q, k, C):
         T, D = q.shape[-2:]
@@ -179,8 +179,9 @@ class TurnedInside(Compact):
         return super().weights(turned(q), turned(k), C)
 
 
-def test_positions_of_an_unknown_kind_are_not_called_wrong():
+def test_rotary_positions_are_recognised_by_their_numbers():
     module = TurnedInside()
     del module.p
     report = check(module)
-    assert report.verdict == "undecided", str(report)
+    assert report.ok, str(report)
+    assert any("rotary positions (base 10000" in line for line in report.assumptions)

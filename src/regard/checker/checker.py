@@ -5,9 +5,10 @@ This file runs the probes and assembles the report; it does not know how a probe
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,10 @@ import torch
 
 from regard.checker.distributed import check_on_processes
 from regard.checker.errors import CheckError
+from regard.checker.hypotheses import head_width
 from regard.checker.probes.cache import probe_cache
 from regard.checker.probes.dropout import probe_dropout
-from regard.checker.probes.leaks import probe_batch, probe_causality
+from regard.checker.probes.leaks import find_leak, probe_batch, probe_causality
 from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
@@ -81,7 +83,7 @@ def check(
     ('wrong', 'no-scale')
     """
     started = time.perf_counter()
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _one_thread():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
@@ -117,6 +119,17 @@ def _assemble(session: CheckSession, started: float, *, strict: bool) -> Report:
     )
     report.seconds = time.perf_counter() - started
     return report
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in one thread: the tensors of a check are small, and threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _run_probes(session: CheckSession) -> None:
@@ -164,28 +177,35 @@ PROBES = (
 def _describe(understanding: Understanding) -> str:
     """Return the subject's name with its heads: "Attention (4 heads of 12)"."""
     subject, intent = understanding.subject, understanding.intent
-    if intent is None or not intent.wiring.splits or intent.wiring.query is None:
+    if intent is None or not intent.wiring.splits or subject.module is None:
         return subject.name
     wiring = intent.wiring
-    assert wiring.query is not None
-    D = wiring.query.weight.shape[1] // wiring.heads
+    D = head_width(wiring, understanding.cases.plain())
     shared = f" in {wiring.groups} groups" if wiring.groups != wiring.heads else ""
     heads = "one head" if wiring.heads == 1 else f"{wiring.heads} heads"
-    return f"{subject.name} ({heads} of {D}{shared})"
+    return f"{subject.name} ({heads} of {D}{shared})" if D else subject.name
 
 
 def _assumptions(session: CheckSession) -> list[str]:
-    """Return what the check assumed of the code, one phrase each."""
+    """Return what the check assumed or established of the code, one phrase each."""
     understanding = session.understanding
     assumptions = list(understanding.assumptions)
     if "causal" in understanding.subject.arguments:
         assumptions.append(f"causal if {understanding.subject.arguments['causal']} is True")
-    elif (intent := understanding.intent) is not None:
-        if session.options["causal"] is not None:
-            reason = "as you stated"
-        elif understanding.declared_causal is not None:
-            reason = "as its code declares"
-        else:
-            reason = "judging by its behaviour"
-        assumptions.append(f"{'causal' if intent.causal else 'not causal'}, {reason}")
+    elif session.options["causal"] is not None:
+        assumptions.append(f"{_causal_word(session.options['causal'])}, as you stated")
+    elif understanding.declared_causal is not None:
+        assumptions.append(f"{_causal_word(understanding.declared_causal)}, as its code declares")
+    elif understanding.right_intent is not None:
+        assumptions.append(f"{_causal_word(understanding.causal)}, as its output shows")
+    elif understanding.subject.inputs == "x" and understanding.first.answer is not None:
+        leak = find_leak(session, session.cases.plain("causality", seed=40))
+        if leak is not None:
+            assumptions.append("not causal, as measured" if leak else "causal, as measured")
+    if understanding.right_intent is not None and understanding.right_intent.features:
+        assumptions.append(f"equals attention {' and '.join(understanding.right_intent.features)}")
     return assumptions + session.notes
+
+
+def _causal_word(causal: bool) -> str:
+    return "causal" if causal else "not causal"

@@ -20,6 +20,7 @@ from regard.checker.catalogue import CATALOGUE
 from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant, CaseSizes, Scale
+from regard.checker.understand import fitting_intents
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,9 @@ def diagnose(
         source: the author's source text, or "".
         pairs: whether to try every two mistakes together if no single one matches.
     """
-    matchers = [VariantMatcher(intent, observations) for intent in _fitting(intents, observations)]
+    matchers = [
+        VariantMatcher(intent, observations) for intent in fitting_intents(intents, observations)[:12]
+    ]
     singles = [(name, change) for name, m in CATALOGUE.items() for change in m.changes]
     # Single mistakes, then any scale, then approximate matches, then pairs.
     matches = _find_matches(matchers, (((name,), change) for name, change in singles))
@@ -200,19 +203,6 @@ def _find_matches(
             if len(matches) == enough:
                 break
     return matches
-
-
-def _fitting(intents: list[Intent], observations: list[Observation]) -> list[Intent]:
-    """Return the interpretations whose output has the right shape, at most eight of them."""
-    fitting = []
-    for intent in intents if observations else []:
-        try:
-            shape = CORRECT.answer(intent.apply(observations[0].question), intent.wiring).output.shape
-        except (RuntimeError, ValueError):
-            continue
-        if shape == observations[0].answer.output.shape:
-            fitting.append(intent)
-    return fitting[:8]
 
 
 def _fit_scale(matcher: VariantMatcher, other: tuple[str, Change] | None = None) -> Iterator[Match]:

@@ -273,7 +273,7 @@ def judge(
         shapes = {"BHTD": "(B, H, T/n, D)", "BTHD": "(B, T/n, H, D)"}[layout]
         order = f"on {processes} processes, each with consecutive tokens, {shapes}"
         understanding = Understanding(
-            candidate, cases, intents, None, torch.float64, first, [order], declared
+            candidate, candidate, cases, intents, None, torch.float64, first, [order], declared
         )
         session = CheckSession(understanding, options)
         _compare(session, observations, processes)

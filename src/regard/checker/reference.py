@@ -168,7 +168,7 @@ def _open_session(subject: Subject, cases: Cases, options: dict[str, Any]) -> Ch
     shapes = {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)", "BHTD": "(B, H, T, D)"}
     shapes |= {"BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
     inputs = [f"inputs {shapes[subject.layout]}"]
-    return CheckSession(Understanding(subject, cases, [], None, dtype, first, inputs), options)
+    return CheckSession(Understanding(subject, subject, cases, [], None, dtype, first, inputs), options)
 
 
 def _calls(subject: Subject, reference: Subject, options: dict[str, Any]) -> list[Subject]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import Match
 from regard.checker.intent import Intent
 from regard.checker.report import Check, Diagnosis
+from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
 from regard.checker.understand import Understanding
 
@@ -54,6 +55,11 @@ class CheckSession:
         return self.understanding.subject
 
     @property
+    def compared(self) -> Subject:
+        """What is compared with the oracle: the subject, or the attention observed inside it."""
+        return self.understanding.compared
+
+    @property
     def cases(self) -> Cases:
         """Makes questions for the subject."""
         return self.understanding.cases
@@ -75,15 +81,10 @@ class CheckSession:
         """The module under test; None for a function."""
         return self.subject.module
 
-    @property
+    @cached_property
     def source(self) -> str:
         """The author's source text, or "". It only decides between mistakes that give the same numbers."""
-        target = self.subject.target
-        code = type(target) if isinstance(target, nn.Module) else getattr(target, "func", target)
-        try:
-            return inspect.getsource(code)
-        except (OSError, TypeError):
-            return str(self.options.get("source", ""))
+        return source_of(self.subject)
 
     def add_pass(self, name: str, detail: str = "") -> None:
         """Record a check that passed."""

@@ -17,12 +17,21 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.cases import Cases
 from regard.checker.errors import CheckError
-from regard.checker.intent import TOLERANCE, Intent
+from regard.checker.hypotheses import add_feature, find_features, head_width, search
+from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
-from regard.checker.subject.projections import find_wirings
+from regard.checker.subject.observe import (
+    ObservedSubject,
+    describe_core,
+    named_roles,
+    observe_core,
+    observed_wirings,
+)
+from regard.checker.subject.projections import find_wirings, head_counts
 from regard.checker.subject.subject import Reply, Subject, apply_rotary
 
 
@@ -31,6 +40,7 @@ class Understanding:
     """A subject, its interpretations, and the assumptions behind them."""
 
     subject: Subject
+    compared: Subject  # whose answers are compared with the oracle's: the subject, or its attention observed
     cases: Cases
     intents: list[Intent]
     right_intent: Intent | None  # the interpretation under which the plain output is right
@@ -38,6 +48,10 @@ class Understanding:
     first: Reply  # the reply to the plain question
     assumptions: list[str] = field(default_factory=list)
     declared_causal: bool | None = None  # what the caller or the code itself declares
+    roles: tuple[int, int, int] | None = (0, 1, 2)  # which of query, key, value, by name, acts as each
+    observed: Understanding | None = (
+        None  # of its own queries, keys and values, if its weights gave no answer
+    )
     fails_on_batch: bool = False  # right on one sequence; a batch fails because of .T
 
     @property
@@ -93,40 +107,33 @@ def _understand_heads(
         right = _find_right_intent(reply, cases.plain(), intents)
         tried[layout] = reply, right, dtype
         if right is not None and not (layout == "TD" and _ran(tried, "BHTD", "BTD")):
-            understanding = _of_heads(candidate, cases, intents, right, dtype, reply, declared)
+            understanding = _interpret(candidate, cases, intents, dtype, reply, declared)
             understanding.fails_on_batch = any(
                 other.used_dot_t and other.error is not None for other, _, _ in tried.values()
             )
             return understanding
-    # A layout in which the code at least runs.
-    for layout in ("BHTD", "BTD", "TD"):
-        reply, right, dtype = tried[layout]
-        if reply.error is None:
+    # A layout in which it is right with a feature, or in which the code at least runs.
+    ran: list[Understanding] = []
+    for layout in ("BHTD", "BTHD", "BTD", "TD"):
+        reply, _, dtype = tried[layout]
+        if reply.error is None and not (layout == "TD" and ran):
             candidate = subject.replaced(layout=layout)
-            cases = Cases(candidate, always=always)
-            return _of_heads(candidate, cases, intents, None, dtype, reply, declared)
-    reply = tried["BTD"][0]
+            ran.append(
+                _interpret(candidate, Cases(candidate, always=always), intents, dtype, reply, declared)
+            )
+            if ran[-1].right_intent is not None:
+                return ran[-1]
+    if ran:
+        return ran[0] if ran[0].subject.layout != "BTHD" else ran[-1]
     candidate = subject.replaced(layout="BHTD")
     cases = Cases(candidate, always=always)
-    return _of_heads(candidate, cases, intents, None, tried["BHTD"][2], reply, declared)
+    return Understanding(
+        candidate, candidate, cases, intents, None, tried["BHTD"][2], tried["BTD"][0], [], declared
+    )
 
 
 def _ran(tried: dict[str, tuple[Reply, Intent | None, torch.dtype]], *layouts: str) -> bool:
     return any(tried[layout][0].error is None for layout in layouts)
-
-
-def _of_heads(
-    subject: Subject,
-    cases: Cases,
-    intents: list[Intent],
-    right: Intent | None,
-    dtype: torch.dtype,
-    reply: Reply,
-    declared: bool | None,
-) -> Understanding:
-    shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
-    assumptions = [f"inputs {shapes[subject.layout]}"]
-    return Understanding(subject, cases, intents, right, dtype, reply, assumptions, declared)
 
 
 def _understand_sequences(
@@ -164,10 +171,108 @@ def _understand_sequences(
             if alone.error is None:
                 subject, reply, dtype = single, alone, dtype_alone
                 cases = Cases(single, width, context_width, None, always)
-    right = _find_right_intent(reply, cases.plain(), intents)
-    shapes = {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)"}[subject.layout]
-    assumptions = [f"inputs {shapes}, C = {width}"]
-    return Understanding(subject, cases, intents, right, dtype, reply, assumptions, declared)
+    understanding = _interpret(subject, cases, intents, dtype, reply, declared)
+    if understanding.right_intent is None and subject.module is not None:
+        observed = _interpret_observed(understanding, hypotheses, heads, scale)
+        if observed is not None and not intents and observed.right_intent is None:
+            return observed
+        if observed is not None and observed.right_intent is not None and observed.roles == (0, 1, 2):
+            return observed
+        understanding.observed = observed
+    return understanding
+
+
+def _interpret(
+    subject: Subject,
+    cases: Cases,
+    intents: list[Intent],
+    dtype: torch.dtype,
+    reply: Reply,
+    declared: bool | None,
+) -> Understanding:
+    """Find the interpretation under which several outputs are right: a plain one, or one with features.
+
+    If there is none, those with an evident feature join the interpretations under which mistakes are sought.
+    """
+    shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
+    shapes |= {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)"}
+    width = f", C = {cases.width}" if subject.layout in ("BTC", "TBC", "TC") else ""
+    assumptions = [f"inputs {shapes[subject.layout]}{width}"]
+    understanding = Understanding(subject, subject, cases, intents, None, dtype, reply, assumptions, declared)
+    if reply.answer is None or not intents:
+        return understanding
+    observations = [Observation(cases.plain(), reply.answer), *_more_observations(subject, cases, dtype)]
+    fitting = fitting_intents(intents, observations)
+    understanding.right_intent = search(observations, fitting, [])
+    if understanding.right_intent is not None or not fitting:
+        return understanding
+    bases = fitting[:8]
+    width_of_head = head_width(bases[0].wiring, cases.plain())
+    longest = max(observation.question.q.shape[-2] for observation in observations)
+    features = [
+        feature
+        for feature in find_features(subject, bases[0].wiring, width_of_head, longest)
+        if not (feature.kind == "cap" and "softcap" in cases.always)
+        and not (feature.kind == "mask" and {"window", "rule"} & cases.always.keys())
+    ]
+    understanding.right_intent = search(observations, bases, features)
+    if understanding.right_intent is None:
+        evident = [f for f in features if f.evident and f.kind in ("rotation", "bias", "sinks", "norm")]
+        more = [add_feature(base, feature) for feature in evident[:12] for base in bases[:2]]
+        understanding.intents = [*fitting, *(intent for intent in more if intent is not None)]
+    return understanding
+
+
+def _more_observations(subject: Subject, cases: Cases, dtype: torch.dtype) -> list[Observation]:
+    """Run the code on another size and on a longer sequence; what it does not take is left out."""
+    found = []
+    for question in (cases.plain(B=3, T=5, D=6, H=2, seed=3), cases.plain(B=1, T=40, seed=92)):
+        reply = subject.run(question.to(dtype))
+        if reply.answer is not None:
+            found.append(Observation(question, reply.answer))
+    return found
+
+
+def fitting_intents(intents: list[Intent], observations: list[Observation]) -> list[Intent]:
+    """Return the interpretations whose output has the right shape."""
+    fitting = []
+    for intent in intents if observations else []:
+        try:
+            shape = CORRECT.answer(intent.apply(observations[0].question), intent.wiring).output.shape
+        except (RuntimeError, ValueError, IndexError):
+            continue
+        if shape == observations[0].answer.output.shape:
+            fitting.append(intent)
+    return fitting
+
+
+def _interpret_observed(
+    understanding: Understanding, hypotheses: list[bool], heads: int | None, scale: float | None
+) -> Understanding | None:
+    """Interpret a module by its own queries, keys, values and merged heads; None if they are not found."""
+    subject, dtype = understanding.subject, understanding.dtype
+    if understanding.first.answer is None or subject.module is None:
+        return None
+    named = head_counts(subject.module, heads, None, 64)
+    core = observe_core(subject, understanding.cases, dtype, named[0])
+    if core is None:
+        return None
+    fields = {name: value for name, value in vars(subject).items() if name != "_copies"}
+    observed = ObservedSubject(**fields, _copies=subject._copies, core=core)
+    question = understanding.cases.plain().to(dtype)
+    counts = named if len(named) == 1 else list(range(1, 33))
+    wirings = observed_wirings(
+        observed, question, counts, scale if scale is not None else _declared_scale(subject)
+    )
+    reply = observed.run(question)
+    if reply.answer is None or not wirings:
+        return None
+    intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
+    found = _interpret(observed, understanding.cases, intents, dtype, reply, understanding.declared_causal)
+    found.subject, found.first = subject, understanding.first
+    found.roles = named_roles(core, subject.module)
+    found.assumptions = [*understanding.assumptions, describe_core(core)]
+    return found
 
 
 def _run(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:

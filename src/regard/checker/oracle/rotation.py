@@ -29,7 +29,7 @@ class Rotation:
         part, rest = x[..., : 2 * n], x[..., 2 * n :]
         adjacent = self.pairing == "interleaved"
         if adjacent:
-            a, b = part.unflatten(-1, (n, 2)).unbind(-1)
+            a, b = part.reshape(*part.shape[:-1], n, 2).unbind(-1)
             partner = torch.stack([-b, a], -1).flatten(-2)
         else:
             a, b = part.chunk(2, -1)

@@ -60,7 +60,11 @@ class Wiring:
             x if layer is None else layer(x)
             for x, layer in zip(inputs, (self.query, self.key, self.value), strict=True)
         )
-        return _split(q, self.heads, view), _split(k, self.groups, view), _split(v, self.groups, view)
+        return (
+            split_heads(q, self.heads, view),
+            split_heads(k, self.groups, view),
+            split_heads(v, self.groups, view),
+        )
 
     def position(self, q: Tensor, k: Tensor, v: Tensor, rotated: str = "qk") -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, normalised and rotated as the module does it.
@@ -94,7 +98,7 @@ class Wiring:
         return (merged if self.out is None or skip else self.out(merged)), free
 
 
-def _split(x: Tensor, heads: int, view: bool) -> Tensor:
+def split_heads(x: Tensor, heads: int, view: bool) -> Tensor:
     """Split the heads of (B, T, H·D) into (B, H, T, D)."""
     B, T, width = x.shape
     if view:

@@ -42,7 +42,7 @@ def _empty_rows(session: CheckSession, intent: Intent) -> None:
     mask = question.mask.clone()
     mask[1] = False
     question = replace(question, mask=mask)
-    reply = session.subject.run(question.to(session.dtype))
+    reply = session.compared.run(question.to(session.dtype))
     if reply.answer is None:
         session.add_skip("empty rows", f"a query without a visible key raised {reply.error_line}")
         return
@@ -66,7 +66,9 @@ def _nan_in_padding(session: CheckSession) -> None:
     question = with_explicit_mask(session, session.cases.padded("NaN in padding", seed=51))
     if question.padding is None or subject.layout in ("TD", "TC"):
         return
-    clean, reply = (subject.run(q.to(session.dtype)) for q in (question, _with_nan_padding(question)))
+    clean, reply = (
+        session.compared.run(q.to(session.dtype)) for q in (question, _with_nan_padding(question))
+    )
     if clean.answer is None or reply.answer is None:
         return
     # Only the rows of tokens count.
@@ -106,7 +108,7 @@ def _bias(session: CheckSession, intent: Intent) -> None:
     if session.subject.mask_form.rank == 4 and question.bias is not None and session.module is not None:
         B, T, S = question.q.shape[0], *question.bias.shape
         question = replace(question, bias=question.bias.expand(B, 1, T, S))
-    reply = session.subject.run(question.to(session.dtype))
+    reply = session.compared.run(question.to(session.dtype))
     if reply.answer is None:
         return
     interpreted = intent.apply(question)
@@ -132,7 +134,7 @@ def _alignment(session: CheckSession, intent: Intent) -> None:
     The top-left alignment is only a warning, since a function cannot know whether there is a cache.
     """
     question = replace(session.cases.plain("causal, T < S", T=3, S=7, seed=53), flag=True)
-    reply = session.subject.run(question.to(session.dtype))
+    reply = session.compared.run(question.to(session.dtype))
     if reply.answer is None:
         session.add_skip("causal, T < S", f"{question.shapes()} raised {reply.error_line}")
         return

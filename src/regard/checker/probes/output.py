@@ -9,30 +9,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, explain_parts
+from regard.checker.evidence import against_softmax
 from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.session import CheckSession
+from regard.checker.subject.observe import ObservedSubject
 from regard.checker.subject.subject import MaskForm, Reply
+from regard.checker.understand import Understanding
 
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
+
+
+NO_PROJECTIONS = "queries, keys and values could not be found, neither by their names nor by what they do"
 
 
 def probe_output(session: CheckSession) -> None:
     """Compare the output with the oracle's, with every option that the subject offers."""
     if not session.understanding.intents:
-        session.add_skip(
-            "output",
-            "no projections for query, key and value were found by name and shape, so there is no oracle; "
-            "give them usual names (q_proj, W_k, value, qkv …) or pass the function inside",
-        )
+        evidence = against_softmax(session)
+        reason = f"this is not softmax attention: {evidence}" if evidence else NO_PROJECTIONS
+        session.undecided = f"{reason}; {COMPARE}"
+        session.add_skip("output", "there is nothing to compare it with")
         return
     observations = _observe(session)
     errors = [(observation.question.name, _error(session, observation)) for observation in observations]
     wrong = {name: error for name, error in errors if not error < TOLERANCE}
     if not wrong:
+        if session.mixed:
+            session.add_diagnosis("batch-items-mixed", session.mixed)
         _check_shared_projection(session)
         _record_results(session, observations, wrong)
         return
@@ -51,15 +59,18 @@ def _record_results(session: CheckSession, observations: list[Observation], wron
 def _check_shared_projection(session: CheckSession) -> None:
     """Find one projection used for several roles: the output is right for these weights, but a mistake."""
     intent = session.understanding.right_intent
-    wiring = None if intent is None else intent.wiring
-    if wiring is None or wiring.query is None:
+    if intent is None or session.module is None or session.subject.inputs != "x":
         return
-    query, key, value = wiring.query, wiring.key, wiring.value
+    question = session.cases.plain()
+    with torch.no_grad():
+        query, key, value = intent.wiring.project(question)
+    if not any(True for _ in session.module.parameters()):
+        return
     pairs = [(query, key, "query and key"), (key, value, "key and value"), (query, value, "query and value")]
-    same = [names for first, second, names in pairs if first is second]
+    same = [names for first, second, names in pairs if first.equal(second)]
     if same:
         names = "query, key and value" if len(same) == 3 else same[0]
-        evidence = f"One projection makes {names}: the module has no other."
+        evidence = f"One projection makes {names}."
         session.add_mistake(
             "projections", f"{names} share one", "one-projection", evidence, warning=len(same) < 3
         )
@@ -67,8 +78,8 @@ def _check_shared_projection(session: CheckSession) -> None:
 
 def _observe(session: CheckSession) -> list[Observation]:
     """Run the subject on every question that its arguments allow."""
-    cases, subject = session.cases, session.subject
-    observations = [Observation(cases.plain(), _answer_of(session.understanding.first))]
+    cases, subject = session.cases, session.compared
+    observations = [Observation(cases.plain(), _answer_of(_first_reply(session)))]
     right = session.understanding.right_intent
     single_length = subject.inputs == "x" or (right is not None and right.causal)
     questions = [cases.plain(B=3, T=5, D=6, H=2, seed=3)]
@@ -99,10 +110,17 @@ def _observe(session: CheckSession) -> list[Observation]:
     return observations + _observe_masks(session, observations)
 
 
+def _first_reply(session: CheckSession) -> Reply:
+    """Return the reply to the plain question of what is compared."""
+    if session.compared is session.subject:
+        return session.understanding.first
+    return session.compared.run(session.cases.plain().to(session.dtype))
+
+
 def _observe_masks(session: CheckSession, observations: list[Observation]) -> list[Observation]:
     """Find out which convention the subject's masks follow, then run it with a mask and with padding."""
     masked: list[Observation] = []
-    subject, cases = session.subject, session.cases
+    subject, cases = session.compared, session.cases
     if "mask" in subject.arguments:
         question = with_explicit_mask(session, cases.masked(seed=11))
         forms = _mask_forms(session)
@@ -115,7 +133,7 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
             )
             return masked
         form, reply = _best_form(session, question, ran, observations)
-        subject.mask_form = form
+        subject.mask_form = session.subject.mask_form = form
         session.understanding.assumptions.append(f"{subject.arguments['mask']}: {form}")
         masked.append(Observation(question, _answer_of(reply)))
         _warn_if_added(session, question, form, ran)
@@ -233,44 +251,82 @@ def _error(session: CheckSession, observation: Observation) -> float:
 
 
 def _diagnose_output(session: CheckSession, observations: list[Observation], wrong: dict[str, float]) -> None:
-    """Find the mistakes behind a wrong output, or the smallest failing case."""
-    intents = (
-        [session.understanding.right_intent]
-        if session.understanding.right_intent
-        else session.understanding.intents
-    )
-    small, unknown = max(wrong.values()) < 3e-2, _unknown(session, intents[0])
+    """Find the mistakes behind a wrong output, or say why there is no verdict, or show a failing case."""
+    understanding = session.understanding
+    intents = [understanding.right_intent] if understanding.right_intent else understanding.intents
+    unknown = _unknown(session, intents[0])
     # Pairs of mistakes are tried only if nothing else explains why no single one fits.
-    search = not small and not unknown and not session.mixed
+    search = max(wrong.values()) >= 3e-2 and not unknown and not session.mixed
     matches = diagnose(observations, intents, session.source, pairs=search)
+    if not matches and understanding.observed is not None:
+        matches = _diagnose_observed(session, understanding.observed)
     if not matches and session.mixed:
         matches = _diagnose_single_sequence(session, intents)
         session.add_diagnosis("batch-items-mixed", session.mixed)
     elif not matches:
         matches = explain_parts(observations, intents, session.source)
-    if not matches and small and not session.mixed:
-        _record_results(session, observations, wrong)
-        worst = max(wrong.values())
-        evidence = f"The output is right only to {worst:.0e}, even in float64: precision is lost on the way."
-        session.add_diagnosis("precision-lost", evidence, worst)
-        return
-    if not matches and unknown and "output" in wrong:
-        session.add_skip(
-            "output", f"the oracle cannot reproduce {unknown}, so there is nothing to compare with"
-        )
+    if not matches and not session.mixed and _is_undecided(session, wrong, unknown):
         return
     _record_results(session, observations, wrong)
     for match in matches[:1] if matches and len(matches[0].names) > 1 else matches[:3]:
         session.add_match(match)
     if not matches and not session.mixed:
-        session.example = _smallest_failure(session, observations, intents[0])
+        worst = max(wrong.values())
+        if worst < 3e-2:
+            evidence = f"The output is right only to {worst:.0e}, even in float64: precision is lost."
+            session.add_diagnosis("precision-lost", evidence, worst)
+        else:
+            session.example = _smallest_failure(session, observations, intents[0])
+
+
+def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[Match]:
+    """Find the mistakes between a module's own queries, keys, values and merged heads."""
+    if observed.right_intent is not None:  # right but for the roles that its names promise
+        changed = {"out": "skip"} if observed.roles is None else {"roles": observed.roles}
+        names = [name for name, m in CATALOGUE.items() if any(c == changed for c in m.changes)]
+        return [Match((names[0],), 0.0)] if names else []
+    observations = []
+    for question in (observed.cases.plain(), observed.cases.plain(B=1, T=5, seed=3)):
+        reply = observed.compared.run(question.to(observed.dtype))
+        if reply.answer is not None:
+            observations.append(Observation(question, reply.answer))
+    return diagnose(observations, observed.intents, session.source)
+
+
+def _is_undecided(session: CheckSession, wrong: dict[str, float], unknown: str) -> bool:
+    """Record why there is no verdict, if no mistake explains a wrong output and there is a doubt."""
+    if "output" not in wrong:
+        if not wrong.keys() <= {"mask", "padding"}:
+            return False
+        name = session.subject.arguments.get("mask", session.subject.arguments.get("padding", "mask"))
+        session.undecided = (
+            f"without a mask its output is right, but what `{name}` does is no usual convention; pass a "
+            "function in which True means may look, (T, S) or (B, 1, T, S)"
+        )
+        session.add_skip("mask", f"what `{name}` does could not be found out")
+        session.add_pass("output")
+        return True
+    if max(wrong.values()) < 3e-2 and not unknown:
+        return False  # precision is lost
+    evidence = against_softmax(session)
+    if evidence:
+        session.undecided = f"this is not softmax attention: {evidence}; {COMPARE}"
+    elif unknown:
+        session.undecided = f"the oracle cannot reproduce {unknown}; {COMPARE}"
+    else:
+        return False
+    session.add_skip("output", "there is nothing to compare it with")
+    return True
+
+
+COMPARE = "pass your own slow version to compare with: oracle=my_reference, or --oracle FILE.py:Name"
 
 
 def _diagnose_single_sequence(session: CheckSession, intents: list[Intent]) -> list[Match]:
     """Find the mistakes in a single sequence, for code in which the items of a batch affect each other."""
     observations = []
     for question in (session.cases.plain(B=1, T=7, seed=2), session.cases.plain(B=1, T=5, seed=2)):
-        reply = session.subject.run(question.to(session.dtype))
+        reply = session.compared.run(question.to(session.dtype))
         if reply.answer is not None:
             observations.append(Observation(question, reply.answer))
     if any(VariantMatcher(intent, observations).fits(CORRECT) is not None for intent in intents):
@@ -280,7 +336,11 @@ def _diagnose_single_sequence(session: CheckSession, intents: list[Intent]) -> l
 
 def _unknown(session: CheckSession, intent: Intent) -> str:
     """Name the parts of the module that the oracle cannot reproduce."""
-    names = list(intent.wiring.unknown)[:3]
+    names = [f"`{name}`" for name in intent.wiring.unknown[:3]]
+    observed = session.understanding.observed
+    core = observed.compared.core if observed and isinstance(observed.compared, ObservedSubject) else None
+    if core is not None:
+        names = [f"what `{path}` does to the scores" for path in core.on_scores[:2]] or names
     if not names and session.module is not None and (match := _POSITIONS.search(session.source)):
         names = [f"{match.group().strip('.(')!r} in its source"]
     return ", ".join(names)
@@ -299,7 +359,7 @@ def _smallest_failure(session: CheckSession, observations: list[Observation], in
     sizes = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
     for B, T in sizes:
         question = session.cases.plain(B=B, T=T, H=1, seed=2)
-        reply = session.subject.run(question.to(session.dtype))
+        reply = session.compared.run(question.to(session.dtype))
         if reply.answer is not None:
             observation = Observation(question, reply.answer)
             if _error(session, observation) > TOLERANCE:

@@ -53,7 +53,7 @@ def find_wirings(
     wirings: list[Wiring] = []
     for query, key, value, joined in _candidates(by_role, module, heads):
         for out in _outputs(by_role):
-            for H in _head_counts(module, heads, joined, query):
+            for H in head_counts(module, heads, joined, query.weight.shape[1]):
                 if (wiring := _wire(query, key, value, out, H)) is not None:
                     wirings.append(replace(wiring, scale=declared, **extras))
     return wirings[:96]
@@ -146,7 +146,7 @@ def _candidates(
         return
     if len(by_role.get("qkv", [])) == 1:
         for affine in _affines(by_role["qkv"][0]):
-            for H in _head_counts(module, heads, None, affine):
+            for H in head_counts(module, heads, None, affine.weight.shape[1]):
                 for qkv in _unfuse(affine, H):
                     yield *qkv, None
         return
@@ -215,8 +215,8 @@ def _outputs(by_role: dict[str | None, list[_Weight]]) -> list[Affine | None]:
     return list(_affines(outs[-1])) if outs else [None]
 
 
-def _head_counts(module: nn.Module, heads: int | None, joined: int | None, query: Affine) -> list[int]:
-    """Return the possible numbers of heads: stated, joined from a list, named by an attribute, or any."""
+def head_counts(module: nn.Module, heads: int | None, joined: int | None, width: int) -> list[int]:
+    """Return the possible numbers of heads in a width: stated, joined from a list, named, or any."""
     if heads is not None or joined is not None:
         return [heads or joined or 1]
     named = [
@@ -230,7 +230,6 @@ def _head_counts(module: nn.Module, heads: int | None, joined: int | None, query
     ]
     if named:
         return named[:1]
-    width = query.weight.shape[1]
     return [1] + [n for n in range(2, min(width, 33)) if width % n == 0]
 
 

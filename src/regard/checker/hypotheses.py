@@ -1,0 +1,344 @@
+"""What attention may do beside the plain form: windows, soft caps, ALiBi, sinks, rotary positions, QK-norm …
+
+Code that is not plain attention is not wrong for that. Before it is called wrong, each of these features is
+tried, alone and with another one, on several inputs. Their numbers (a window's size, a cap, rotary
+frequencies) are taken from the code: its attributes, its tensors and the literals of its source.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.attention.masks.named_masks import alibi_slopes, chunks, prefix
+from regard.attention.masks.named_masks import causal as causal_rule
+from regard.attention.masks.named_masks import window as window_rule
+from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.oracle.oracle import relative_error
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.rotation import Rotation
+from regard.checker.oracle.variant import CORRECT
+from regard.checker.oracle.wiring import Wiring
+from regard.checker.subject.source import numbers_of, source_of, tensors_of
+from regard.checker.subject.subject import Subject
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something that attention may do beside the plain form, and how it changes an interpretation."""
+
+    kind: str  # two features of one kind exclude each other
+    words: str  # completes "equals attention …"
+    change: Callable[[Intent], Intent | None]  # None if it does not apply
+    evident: bool = False  # whether the code's own words point to it
+
+
+_WORDS = {
+    "mask": r"window|local|sliding|band|chunk|block|prefix|triu|tril",
+    "cap": r"tanh|cap\b|softcap|clip",
+    "rotation": r"rotary|rope|rotat|\bcos|\bsin|freqs|theta|polar|complex",
+    "bias": r"alibi|slope",
+    "sinks": r"sink|off_by_one|softmax_?1|softmax_?one|quiet|s_aux",
+    "norm": r"norm",
+}
+
+
+def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: int) -> list[Feature]:
+    """Return the features to try for a subject, evident ones first.
+
+    Arguments:
+        subject: the code under test.
+        wiring: its most plausible wiring.
+        head_width: the width of a query head.
+        longest: the longest sequence on which they are tried; a larger window would hide nothing.
+    """
+    source, numbers = source_of(subject), numbers_of(subject)
+    tensors = tensors_of(subject)
+    if subject.module is None and not source:
+        source = " ".join(_WORDS)  # nothing is known of it, so everything is possible
+    found = [
+        *_masks(numbers, longest),
+        *_caps(numbers),
+        *_rotations(numbers, tensors, head_width, source),
+        *_biases(tensors, wiring.heads),
+        *_sinks(tensors, wiring.heads),
+        *_norms(numbers, tensors, wiring.heads),
+    ]
+    held = " ".join([source, *(path for path, _ in tensors)])
+    evident = {kind for kind, words in _WORDS.items() if re.search(words, held, re.I)}
+    found = [replace(feature, evident=feature.kind in evident) for feature in found]
+    return sorted(found, key=lambda feature: not feature.evident)
+
+
+def search(observations: list[Observation], bases: list[Intent], features: list[Feature]) -> Intent | None:
+    """Return the first interpretation that explains all observations.
+
+    The plain interpretations come first, then every feature alone, then two features together, of which one
+    at least is evident.
+
+    Arguments:
+        observations: questions with the code's answers.
+        bases: the plain interpretations, most plausible first.
+        features: what to try.
+    """
+    fit = Fit(observations)
+    for base in bases:
+        if fit(base, base):
+            return base
+    for feature in features:
+        for base in bases:
+            if (intent := add_feature(base, feature)) is not None and fit(intent, base):
+                return intent
+    for first, second in itertools.combinations(features, 2):
+        if first.kind == second.kind or not (first.evident and second.evident):
+            continue
+        for base in bases[:4]:
+            once = add_feature(base, first)
+            twice = None if once is None else add_feature(once, second)
+            if twice is not None and fit(twice, base):
+                return twice
+    return None
+
+
+def add_feature(base: Intent, feature: Feature) -> Intent | None:
+    """Return an interpretation with one more feature, or None if the feature does not apply to it."""
+    changed = feature.change(base)
+    return None if changed is None else replace(changed, features=(*base.features, feature.words))
+
+
+class Fit:
+    """Says whether an interpretation explains the observations; each base is projected once."""
+
+    def __init__(self, observations: list[Observation]) -> None:
+        self.observations = observations
+        self._projected: dict[tuple[int, int], Any] = {}
+        self._kept: list[Wiring] = []  # so that no identity is used twice
+
+    def __call__(self, intent: Intent, base: Intent) -> bool:
+        """Return whether `intent`, which differs from `base` by features only, explains all observations."""
+        return all(self._explains(i, intent, base.wiring) for i in range(len(self.observations)))
+
+    def _explains(self, index: int, intent: Intent, wiring: Wiring) -> bool:
+        question, answer = self.observations[index].question, self.observations[index].answer
+        key = (id(wiring), index)
+        try:
+            with torch.no_grad():
+                if key not in self._projected:
+                    self._projected[key] = wiring.project(question)
+                    self._kept.append(wiring)
+                asked: Question = intent.apply(question)
+                predicted = CORRECT.answer(asked, intent.wiring, self._projected[key])
+        except (RuntimeError, ValueError, IndexError, TypeError):  # widths that do not fit
+            return False
+        return relative_error(answer, predicted) < TOLERANCE
+
+
+def _in_window(n: int, base: Intent) -> Intent | None:
+    if base.causal:
+        return replace(base, window=n)
+    return replace(base, rule=window_rule(n, ahead=n - 1))
+
+
+def _in_chunks(n: int, base: Intent) -> Intent | None:
+    return replace(base, rule=chunks(n))
+
+
+def _with_prefix(n: int, base: Intent) -> Intent | None:
+    return replace(base, causal=False, rule=causal_rule | prefix(n)) if base.causal else None
+
+
+def _masks(numbers: list[float], longest: int) -> Iterator[Feature]:
+    named = {int(n) + more for n in numbers if n == int(n) for more in (0, 1)}
+    sizes = [n for n in sorted({2, 3, 4, 5, 6} | named) if 1 < n < longest - 1]
+    for n in sizes:
+        yield Feature("mask", f"in a window of {n}", partial(_in_window, n))
+    for n in sizes:
+        yield Feature("mask", f"in chunks of {n}", partial(_in_chunks, n))
+        yield Feature("mask", f"with a visible prefix of {n}", partial(_with_prefix, n))
+
+
+def _capped(cap: float, base: Intent) -> Intent | None:
+    return replace(base, softcap=cap)
+
+
+def _caps(numbers: list[float]) -> Iterator[Feature]:
+    for cap in sorted({20.0, 30.0, 50.0, *(n for n in numbers if 0.1 <= n <= 1000)}):
+        yield Feature("cap", f"with a soft cap of {cap:g}", partial(_capped, cap))
+
+
+def _rotated(rotation: Rotation, base: Intent) -> Intent | None:
+    return replace(base, wiring=replace(base.wiring, rotate=rotation))
+
+
+def _rotations(
+    numbers: list[float], tensors: list[tuple[str, Tensor]], D: int, source: str
+) -> Iterator[Feature]:
+    """Yield rotary positions: the code's own frequencies, then those of usual bases, in both pairings."""
+    candidates = [*_held_frequencies(tensors, D), *_usual_frequencies(numbers, D, source)]
+    unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
+    for frequencies, words in candidates:
+        unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
+    for frequencies, words in list(unique.values())[:40]:
+        n = len(frequencies)
+        part = "" if 2 * n == D else f" on {2 * n} of {D} channels"
+        for pairing in ("half", "interleaved"):
+            pairs = "channel i with i + n" if pairing == "half" else "neighbours"
+            text = f"with rotary positions ({words}; pairs {pairs}{part})"
+            yield Feature("rotation", text, partial(_rotated, Rotation(frequencies, pairing)))
+
+
+def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tuple[Tensor, str]]:
+    bases = [10000.0, *(n for n in numbers if 50 <= n <= 1e8 and n != 10000)]
+    widths = [D, D // 2, D // 4, *(int(n) for n in numbers if n % 2 == 0 and 2 <= n < D)]
+    widths += [int(D * n) for n in numbers if n < 1]
+    factors = [1.0]
+    if re.search(r"scal|factor|interpol|ntk|yarn", source, re.I):
+        factors += [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (n, 1 / n)]
+    for base, width, factor in itertools.product(bases, dict.fromkeys(widths), factors):
+        if width < 2 or width % 2 or width > D:
+            continue
+        powers = -torch.arange(0, width, 2, dtype=torch.float64) / width
+        scaled = "" if factor == 1 else f", scaled by {factor:g}"
+        yield factor * base**powers, f"base {base:g}{scaled}"
+        if factor != 1 and width > 2:  # the base is scaled instead of the positions
+            yield (
+                (base * factor ** (width / (width - 2))) ** powers,
+                f"base {base:g}, NTK-scaled by {factor:g}",
+            )
+
+
+def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tuple[Tensor, str]]:
+    """Yield the frequencies that a module's tensors hold: directly, as angles, as sines or as rotations."""
+    for path, tensor in tensors:
+        words = f"the frequencies of `{path}`"
+        flat = tensor.squeeze()
+        if flat.ndim == 1 and 1 <= len(flat) <= D // 2 and not flat.is_complex():
+            yield flat.double(), words
+        if flat.ndim != 2 or flat.shape[0] < 2:
+            continue
+        if flat.is_complex():
+            yield flat[1].angle().double(), words
+            continue
+        row, half = flat[1].double(), flat.shape[1] // 2
+        if bool((flat[0] == 0).all()):  # position 0 of angles, or of their sines
+            for angles in (row, row.clamp(-1, 1).asin()):
+                yield from ((angles[part], words) for part in _halves(half, angles))
+        elif bool((flat[0] == 1).all()):
+            angles = row.clamp(-1, 1).acos()
+            yield from ((angles[part], words) for part in _halves(half, angles))
+        elif flat.shape[1] % 2 == 0:  # sines beside cosines
+            for sines in (row[:half], row[half:], row[::2], row[1::2]):
+                yield sines.clamp(-1, 1).asin(), words
+
+
+def _halves(half: int, angles: Tensor) -> list[slice]:
+    """Return the parts of a row of angles that are the frequencies: all, the first half, every second."""
+    everything = [slice(None)]
+    return [*everything, slice(0, half), slice(0, None, 2)] if len(angles) % 2 == 0 else everything
+
+
+def _with_bias(slopes: Tensor, symmetric: bool, base: Intent) -> Intent | None:
+    if base.wiring.heads != len(slopes) and base.wiring.splits:
+        return None
+
+    def bias(H: int, T: int, S: int) -> Tensor:
+        distance = torch.arange(S - T, S)[:, None] - torch.arange(S)  # (T, S), positive for the past
+        distance = distance.abs() if symmetric else distance
+        if len(slopes) != H:
+            raise ValueError(f"{len(slopes)} slopes for {H} heads")
+        return -slopes.double()[:, None, None] * distance
+
+    return replace(base, wiring=replace(base.wiring, bias=bias))
+
+
+def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
+    """Yield ALiBi: the usual slopes, and those that a tensor of the module holds."""
+    for heads in sorted({H, 4, 2}, key=lambda heads: heads != H):
+        slopes = torch.tensor(alibi_slopes(heads), dtype=torch.float64)
+        for symmetric in (False, True):
+            yield Feature("bias", "with ALiBi", partial(_with_bias, slopes, symmetric))
+    for path, tensor in tensors:
+        if tensor.numel() == H and H > 1 and not tensor.is_complex():
+            for slopes, symmetric in itertools.product((tensor.flatten(), -tensor.flatten()), (False, True)):
+                text = f"with a bias by distance, slopes `{path}`"
+                yield Feature("bias", text, partial(_with_bias, slopes, symmetric))
+
+
+def _with_sinks(sinks: Tensor, base: Intent) -> Intent | None:
+    return replace(base, wiring=replace(base.wiring, sinks=sinks))
+
+
+def _sinks(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
+    """Yield sink logits: a tensor of the module, or 0 in every head (a softmax with 1 in its denominator)."""
+    for path, tensor in tensors:
+        if tensor.numel() == H and not tensor.is_complex():
+            yield Feature("sinks", f"with the sink logits `{path}`", partial(_with_sinks, tensor.flatten()))
+    for heads in sorted({H, 4, 2, 1}, key=lambda heads: heads != H):
+        zeros = torch.zeros(heads, dtype=torch.float64)
+        yield Feature("sinks", "with a sink logit of 0 in every head", partial(_with_sinks, zeros))
+
+
+def _unit(x: Tensor) -> Tensor:
+    return F.normalize(x, dim=-1)
+
+
+def _normed(norm: Callable[[Tensor], Tensor], scale: float | Tensor | None, base: Intent) -> Intent | None:
+    """Return an interpretation whose queries and keys are normalised, with a scale of its own."""
+    wiring = base.wiring
+    if wiring.query_norm is not None or wiring.key_norm is not None:
+        return None
+    if isinstance(scale, Tensor):  # one for each head
+        factors = scale
+
+        def scaled(x: Tensor) -> Tensor:
+            return norm(x) * factors.to(x).view(-1, 1, 1)
+
+        return replace(base, wiring=replace(wiring, query_norm=scaled, key_norm=norm, scale=1.0))
+    changed = replace(wiring, query_norm=norm, key_norm=norm)
+    return replace(base, wiring=changed if scale is None else replace(changed, scale=scale))
+
+
+def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
+    """Yield normalised queries and keys: by length, with any scale that the code holds, or by mean square."""
+    scales: list[tuple[float | Tensor | None, str]] = [(None, ""), (1.0, ", scale 1")]
+    scales += [(n, f", scale {n:g}") for n in numbers if 1 < n <= 200]
+    for path, tensor in tensors:
+        if tensor.numel() in (1, H) and not tensor.is_complex():
+            flat = tensor.flatten().double()
+            for values, words in ((flat, path), (flat.exp(), f"exp({path})")):
+                capped = values.clamp(max=100.0)  # as Swin's logit scale
+                held: float | Tensor = float(capped) if len(capped) == 1 else capped
+                scales.append((held, f", scale `{words}`"))
+    for scale, words in scales:
+        text = f"on queries and keys of length 1{words}"
+        yield Feature("norm", text, partial(_normed, _unit, scale))
+    for eps in (1e-6, 1e-5, 1e-8):
+        rms = partial(_mean_square_norm, eps)
+        yield Feature("norm", "on queries and keys of mean square 1", partial(_normed, rms, None))
+    layer: Callable[[Tensor], Tensor] = _layer_norm
+    yield Feature("norm", "on queries and keys after layer norm", partial(_normed, layer, None))
+
+
+def _mean_square_norm(eps: float, x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def _layer_norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:])
+
+
+def head_width(wiring: Wiring, question: Question) -> int:
+    """Return the width of a query head under a wiring; 0 if its shapes do not fit the question."""
+    try:
+        with torch.no_grad():
+            return int(wiring.project(question)[0].shape[-1])
+    except (RuntimeError, ValueError, IndexError):
+        return 0

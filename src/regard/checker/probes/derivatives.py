@@ -1,0 +1,58 @@
+"""Gradients without an oracle: autograd's derivative of the code against the difference of two outputs."""
+
+from __future__ import annotations
+
+import torch
+
+from regard.checker.oracle.question import Question
+from regard.checker.session import CheckSession
+
+_STEP, _LIMIT = 1e-5, 1e-5
+
+
+def probe_derivatives(session: CheckSession) -> None:
+    """Compare the derivative along random directions with central differences, in float64."""
+    if session.dtype != torch.float64:
+        session.add_skip("gradients", "they can be compared with differences only in float64")
+        return
+    question = session.cases.plain("gradients", seed=21)
+    worst = 0.0
+    for seed in range(3):
+        pair = _derivatives(session, question, seed)
+        if isinstance(pair, str):
+            session.add_skip("gradients", pair)
+            return
+        worst = max(worst, abs(pair[0] - pair[1]) / max(abs(pair[1]), 1e-3))
+    if worst < _LIMIT:
+        session.add_pass("gradients", f"equal to differences of outputs, to {worst:.0e}")
+        return
+    detail = f"they differ from the differences of outputs by {worst:.1g}"
+    evidence = (
+        "The output changes with the scores, but its gradient does not say so: it differs by "
+        f"{worst:.1g} from the differences of outputs."
+    )
+    session.add_mistake("gradients", detail, "weights-detached", evidence)
+
+
+def _derivatives(session: CheckSession, question: Question, seed: int) -> tuple[float, float] | str:
+    """Return autograd's derivative along a random direction and the one by differences, or a reason."""
+    draw = torch.Generator().manual_seed(seed)
+    inputs = list({id(x): x for x in (question.q, question.k, question.v)}.values())
+    directions = {id(x): torch.randn(x.shape, generator=draw, dtype=x.dtype) for x in inputs}
+    tracked = {id(x): x.clone().requires_grad_() for x in inputs}
+    reply = session.subject.run(question.map_inputs(lambda x: tracked[id(x)]))
+    if reply.answer is None or not reply.answer.output.requires_grad:
+        return "its output has no gradient" if reply.answer is not None else reply.error_line
+    weights = torch.randn(reply.answer.output.shape, generator=draw, dtype=torch.float64)
+    total = (reply.answer.output * weights).sum()
+    gradients = torch.autograd.grad(total, list(tracked.values()), allow_unused=True)
+    analytic = sum(
+        float((g * directions[key]).sum()) for key, g in zip(tracked, gradients, strict=True) if g is not None
+    )
+    sums = []
+    for step in (_STEP, -_STEP):
+        moved = session.subject.run(question.map_inputs(lambda x, s=step: x + s * directions[id(x)]))  # type: ignore[misc]
+        if moved.answer is None:
+            return moved.error_line
+        sums.append(float((moved.answer.output.detach() * weights).sum()))
+    return analytic, (sums[0] - sums[1]) / (2 * _STEP)
