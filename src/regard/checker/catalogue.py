@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 from regard.checker.mistakes.cache import CACHE_MISTAKES
+from regard.checker.mistakes.distributed import DISTRIBUTED_MISTAKES
 from regard.checker.mistakes.dropout import DROPOUT_MISTAKES
 from regard.checker.mistakes.heads import HEAD_MISTAKES
 from regard.checker.mistakes.kernels import KERNEL_MISTAKES
@@ -29,6 +30,7 @@ THEMES: dict[str, tuple[Mistake, ...]] = {
     "modules": MODULE_MISTAKES,
     "numbers": NUMBER_MISTAKES,
     "kernels": KERNEL_MISTAKES,
+    "several processes": DISTRIBUTED_MISTAKES,
 }
 CATALOGUE: dict[str, Mistake] = {m.name: m for theme in THEMES.values() for m in theme}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -222,24 +222,29 @@ def _fit_scale(matcher: VariantMatcher, other: tuple[str, Change] | None = None)
     """
     names, base = ((), CORRECT) if other is None else ((other[0],), replace(CORRECT, **other[1]))
 
-    def variant(log_scale: float) -> AttentionVariant:
-        return replace(base, scale=lambda n: math.exp(log_scale))
+    def variant(scale: float) -> AttentionVariant:
+        return replace(base, scale=partial(_constant, scale))
 
-    def error(log_scale: float) -> float:
-        return matcher.error(variant(log_scale), matcher.observations[0])
+    scale = minimise_scale(lambda scale: matcher.error(variant(scale), matcher.observations[0]))
+    if scale is not None and (remaining := matcher.fits(variant(scale))) is not None:
+        yield Match((*names, "constant-scale"), remaining, _describe_scale(scale))
 
-    # A coarse grid, then golden-section search between the neighbours of the best point.
-    errors = [error(log_scale) for log_scale in _GRID]
+
+def minimise_scale(error: Callable[[float], float]) -> float | None:
+    """Return the scale, from 0.004 to 44, with the smallest error; None if that is still above 0.5.
+
+    A coarse grid, then golden-section search between the neighbours of its best point.
+    """
+    errors = [error(math.exp(log_scale)) for log_scale in _GRID]
     best = errors.index(min(errors))
     if errors[best] > 0.5:
-        return
+        return None
     low, high = _GRID[max(0, best - 1)], _GRID[min(len(_GRID) - 1, best + 1)]
     golden = (math.sqrt(5) - 1) / 2
     for _ in range(50):
         a, b = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, b) if error(a) < error(b) else (a, high)
-    if (remaining := matcher.fits(variant((low + high) / 2))) is not None:
-        yield Match((*names, "constant-scale"), remaining, _describe_scale(math.exp((low + high) / 2)))
+        low, high = (low, b) if error(math.exp(a)) < error(math.exp(b)) else (a, high)
+    return math.exp((low + high) / 2)
 
 
 _GRID = [math.log(0.004) + i * 0.3 for i in range(32)]  # scales from 0.004 to 44

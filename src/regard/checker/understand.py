@@ -217,7 +217,7 @@ def _first_run(
     width, context_width, value_width = _widths(subject, wirings)
     failed: tuple[Cases, Reply, torch.dtype] | None = None
     for limit in (max_length(subject), None, 5, 4, 3, 2):
-        cases = Cases(subject, width, context_width, limit, always, value_width)
+        cases = Cases(subject, width, context_width, limit, always, value_width=value_width)
         reply, dtype = run_once(subject, cases.plain())
         if reply.error is None:
             other = run_once(subject, cases.plain(T=cases.plain().q.shape[1] - 2))[0] if limit != 2 else reply

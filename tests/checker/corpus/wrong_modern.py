@@ -287,7 +287,7 @@ ENTRIES = [
     LATENT.wrong(
         "scale of the latent's width",
         ("math.sqrt(self.head_dim)", "math.sqrt(latent.shape[-1])"),
-        mistakes=("scale-out-of-step",),
+        mistakes=("constant-scale",),
     ),
     LATENT.wrong(
         "values from the keys' matrix",

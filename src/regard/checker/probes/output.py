@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, explain_parts
@@ -216,9 +217,15 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
         return [subject.mask_form, MaskForm("look", 4)]
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
-    ranks = {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(subject.layout, [2, 4, 3])
-    ranks = [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else ranks
+    ranks = (
+        [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else mask_ranks(subject.layout)
+    )
     return [MaskForm(kind, rank) for kind in kinds for rank in ranks]
+
+
+def mask_ranks(layout: str) -> list[int]:
+    """Return the ranks that a mask usually has for inputs of this layout."""
+    return {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(layout, [2, 4, 3])
 
 
 def _best_form(
@@ -428,15 +435,22 @@ def _smallest_failure(session: CheckSession, observations: list[Observation], in
 
 def _first_difference(observation: Observation, intent: Intent) -> str:
     question = observation.question
-    expected = expected_answer(intent.apply(question), intent.wiring).output.detach()
-    got = observation.answer.output.detach().double()
-    if got.shape != expected.shape:
-        shapes = f"{tuple(got.shape)}, expected {tuple(expected.shape)}"
-        return f"No known mistake: {question.shapes()} gives {shapes}"
-    off = ~torch.isclose(got, expected, rtol=1e-4, atol=1e-5)
-    index = tuple(int(i) for i in off.nonzero()[0]) if bool(off.any()) else (0,) * got.ndim
+    expected = expected_answer(intent.apply(question), intent.wiring).output
     return (
         "No mistake of the catalogue gives these numbers. The smallest failing case:\n"
+        f"{describe_failure(question, observation.answer.output, expected)}"
+    )
+
+
+def describe_failure(question: Question, output: Tensor, expected: Tensor) -> str:
+    """Return the sizes of a question and the first number that is not the expected one, in two lines."""
+    got, expected = output.detach().double(), expected.detach().double()
+    if got.shape != expected.shape:
+        shapes = f"{tuple(got.shape)}, expected {tuple(expected.shape)}"
+        return f"  {question.name}, {question.shapes()}\n  the output has shape {shapes}"
+    off = ~torch.isclose(got, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    index = tuple(int(i) for i in off.nonzero()[0]) if bool(off.any()) else (0,) * got.ndim
+    return (
         f"  {question.name}, {question.shapes()}\n"
         f"  output{list(index)}  expected {expected[index]:.6g}  got {got[index]:.6g}"
         f"  ({int(off.sum())} of {off.numel()} numbers differ)"
