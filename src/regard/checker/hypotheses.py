@@ -183,7 +183,12 @@ def _rotations(
     numbers: list[float], tensors: list[tuple[str, Tensor]], D: int, source: str
 ) -> Iterator[Feature]:
     """Yield rotary positions: the code's own frequencies, then those of usual bases, in both pairings."""
-    candidates = [*_held_frequencies(tensors, D), *_usual_frequencies(numbers, D, source)]
+    held = list(_held_frequencies(tensors, D))
+    candidates = [*held, *_usual_frequencies(numbers, D, source)]
+    for factor in _factors(numbers, source)[1:]:
+        candidates[len(held) : len(held)] = [
+            (factor * f, f"{words}, scaled by {factor:g}") for f, words in held
+        ]
     unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
     for frequencies, words in candidates:
         unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
@@ -200,9 +205,7 @@ def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tu
     bases = [10000.0, *(n for n in numbers if 50 <= n <= 1e8 and n != 10000)]
     widths = [D, D // 2, D // 4, *(int(n) for n in numbers if n % 2 == 0 and 2 <= n < D)]
     widths += [int(D * n) for n in numbers if n < 1]
-    factors = [1.0]
-    if re.search(r"scal|factor|interpol|ntk|yarn", source, re.I):
-        factors += [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (n, 1 / n)]
+    factors = _factors(numbers, source)
     for factor, base, width in itertools.product(factors, bases, dict.fromkeys(widths)):
         if width < 2 or width % 2 or width > D:
             continue
@@ -214,6 +217,13 @@ def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tu
                 (base * factor ** (width / (width - 2))) ** powers,
                 f"base {base:g}, NTK-scaled by {factor:g}",
             )
+
+
+def _factors(numbers: list[float], source: str) -> list[float]:
+    """Return the factors by which positions may be scaled: 1, and the numbers of code that speaks of it."""
+    if not re.search(r"scal|factor|interpol|ntk|yarn", source, re.I):
+        return [1.0]
+    return [1.0, *(f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (n, 1 / n))]
 
 
 def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tuple[Tensor, str]]:

@@ -232,9 +232,8 @@ def _cases(subject: Subject, wirings: list[Wiring], always: dict[str, Any]) -> I
     limit = max_length(subject)
     for length in (limit, None, 5, 4, 3, 2):
         yield Cases(subject, widths[0], widths[1], length, always, value_width=widths[2])
-    heads = wirings[0].heads if wirings else 1
-    if heads > 1:  # projections of one head that all heads share
-        q, k, v = (width * heads for width in widths)
+    for heads in [n for n in head_counts(subject.module, None, None, 1) if n > 1] if subject.module else []:
+        q, k, v = (width * heads for width in widths)  # projections of one head that all heads share
         yield Cases(subject, q, k, limit, always, value_width=v)
     if limit is not None and subject.module is not None and not _holds_causal_mask(subject.module):
         yield Cases(subject, widths[0], widths[1], limit, always, value_width=widths[2], fixed_length=limit)

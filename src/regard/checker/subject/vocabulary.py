@@ -149,9 +149,15 @@ _CACHE = re.compile(
 )
 
 
+_TABLE = re.compile(r"cos|sin|freq|rope|rotary|pos|mask|bias|seq|len", re.I)
+
+
 def is_cache(name: str) -> bool:
-    """Return whether an attribute is named like a cache of keys and values: `cache_k`, `past_keys`."""
-    return _CACHE.search(name) is not None
+    """Return whether an attribute is named like a cache of keys and values: `cache_k`, `past_keys`.
+
+    A table that is computed once, `cos_cached`, is not one.
+    """
+    return _CACHE.search(name) is not None and _TABLE.search(name) is None
 
 
 def says_causal(text: str) -> bool | None:
