@@ -72,7 +72,7 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
         *_masks(numbers, longest),
         *_caps(numbers),
         *_rotations(numbers, tensors, head_width, source),
-        *_biases(tensors, wiring.heads, alibi="alibi" in held.lower()),
+        *_biases(tensors, wiring.heads, alibi=bool(re.search("alibi|slope", held, re.I))),
         *_sinks(tensors, wiring.heads),
         *_norms(numbers, tensors, wiring.heads),
     ]

@@ -84,7 +84,7 @@ class AttentionVariant:
 
     roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) is used as each of them
     layers: tuple[int, int, int] = (0, 1, 2)  # whose projection each of them goes through
-    split: str = "transpose"  # or "view": heads split without a transpose
+    split: str = "transpose"  # or "view", "fused view": heads split without a transpose
     merge: str = "transpose"  # or "view", "interleave" (channel by channel), "first head" (for all of them)
     normalised: str = "qk"  # which of q and k get their norm; "kq" gives each the other's
     rotated: str = "qk"  # which of q, k and v get rotary positions
@@ -132,7 +132,7 @@ class AttentionVariant:
             layers = (wiring.query, wiring.key, wiring.value)
             query, key, value = (layers[role] for role in self.layers)
             wiring, projected = replace(wiring, query=query, key=key, value=value), None
-        projected = projected or wiring.project(question, view=self.split == "view")
+        projected = projected or wiring.project(question, split=self.split)
         q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
         q, k, v = self._rewired(wiring).position(q, k, v, self.rotated)
         if self.rotation == "opposite" and wiring.rotate is not None:

@@ -49,14 +49,16 @@ def _check_move(session: CheckSession) -> None:
     fresh = copy_module(module)
     reply = session.subject.run(question, module=fresh)
     plain = list(plain_tensors(fresh))
-    moved = copy_module(fresh).to("meta")
-    meta_question = question.map_inputs(lambda x: x.to("meta"))
     if reply.answer is None:
         return
+    if not plain:
+        session.add_pass(".to()", "every tensor is a parameter or a buffer")
+        return
+    moved = copy_module(fresh).to("meta")
+    meta_question = question.map_inputs(lambda x: x.to("meta"))
     meta_reply = session.subject.run(meta_question, module=moved)
-    if meta_reply.error is None or not plain:
-        if meta_reply.error is None:
-            session.add_pass(".to()", "everything moves")
+    if meta_reply.error is None:
+        session.add_pass(".to()", "everything moves")
         return
     # If it runs once the plain tensors are moved by hand, these are the reason.
     for place, tensor in plain:

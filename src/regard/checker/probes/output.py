@@ -403,7 +403,7 @@ def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[M
         reply = observed.compared.run(question.to(observed.dtype))
         if reply.answer is not None:
             observations.append(Observation(question, reply.answer))
-    return diagnose(observations, observed.intents, session.source)
+    return diagnose(observations, observed.intents, session.source, pairs=len(observed.intents) <= 4)
 
 
 def _is_undecided(session: CheckSession, wrong: dict[str, float], unknown: str) -> bool:
