@@ -182,7 +182,8 @@ def _rotations(
     numbers: list[float], tensors: list[tuple[str, Tensor]], D: int, source: str
 ) -> Iterator[Feature]:
     """Yield rotary positions: the code's own frequencies, then those of usual bases, in both pairings."""
-    candidates = [*_held_frequencies(tensors, D), *_usual_frequencies(numbers, D, source)]
+    held = [(f, words) for f, words in _held_frequencies(tensors, D) if 2 * len(f) <= D]
+    candidates = [*held, *_usual_frequencies(numbers, D, source)]
     unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
     for frequencies, words in candidates:
         unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
@@ -235,8 +236,9 @@ def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tup
             angles = row.clamp(-1, 1).acos()
             yield from ((angles[part], words) for part in _halves(half, angles))
         elif flat.shape[1] % 2 == 0:  # sines beside cosines
-            for sines in (row[:half], row[half:], row[::2], row[1::2]):
-                yield sines.clamp(-1, 1).asin(), words
+            for a, b in ((row[:half], row[half:]), (row[::2], row[1::2])):
+                if torch.allclose(a**2 + b**2, torch.ones_like(a), atol=1e-4):
+                    yield from ((sines.asin(), words) for sines in (a, b))
 
 
 def _halves(half: int, angles: Tensor) -> list[slice]:
@@ -267,9 +269,9 @@ def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
             yield Feature("bias", "with ALiBi", partial(_with_bias, slopes, symmetric))
     for path, tensor in tensors:
         if tensor.numel() == H and H > 1 and not tensor.is_complex():
-            for slopes, symmetric in itertools.product((tensor.flatten(), -tensor.flatten()), (False, True)):
+            for symmetric in (False, True):  # stored positive or negative, they favour the near
                 text = f"with a bias by distance, slopes `{path}`"
-                yield Feature("bias", text, partial(_with_bias, slopes, symmetric))
+                yield Feature("bias", text, partial(_with_bias, tensor.flatten().abs(), symmetric))
 
 
 def _with_sinks(sinks: Tensor, base: Intent) -> Intent | None:
