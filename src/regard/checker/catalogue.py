@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 
 from regard.checker.mistakes.cache import CACHE_MISTAKES
+from regard.checker.mistakes.distributed import DISTRIBUTED_MISTAKES
 from regard.checker.mistakes.dropout import DROPOUT_MISTAKES
 from regard.checker.mistakes.heads import HEAD_MISTAKES
+from regard.checker.mistakes.kernels import KERNEL_MISTAKES
 from regard.checker.mistakes.masks import MASK_MISTAKES
 from regard.checker.mistakes.mistake import Mistake
 from regard.checker.mistakes.module_state import MODULE_MISTAKES
@@ -27,6 +29,8 @@ THEMES: dict[str, tuple[Mistake, ...]] = {
     "dropout": DROPOUT_MISTAKES,
     "modules": MODULE_MISTAKES,
     "numbers": NUMBER_MISTAKES,
+    "kernels": KERNEL_MISTAKES,
+    "several processes": DISTRIBUTED_MISTAKES,
 }
 CATALOGUE: dict[str, Mistake] = {m.name: m for theme in THEMES.values() for m in theme}
 

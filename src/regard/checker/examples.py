@@ -5,6 +5,10 @@ They are source text, so that `regard explain-mistake` can show the program that
 
 from __future__ import annotations
 
+import types
+from typing import Any
+
+from regard.checker.kernel_examples import KERNEL_NAMES, KERNEL_TEMPLATES
 from regard.checker.mistakes.mistake import Mistake
 
 FUNCTION = """\
@@ -154,13 +158,13 @@ class CausalRotaryAttention(nn.Module):
         return self.out_proj(out.transpose(1, 2).reshape(B, T, C)), cache
 """
 
-TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER, "rotary": ROTARY}
+TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER, "rotary": ROTARY} | KERNEL_TEMPLATES
 NAMES = {
     "function": "attention",
     "head": "CausalHead",
     "layer": "CausalAttention",
     "rotary": "CausalRotaryAttention",
-}
+} | KERNEL_NAMES
 
 
 def plant_mistake(mistake: Mistake, kind: str) -> str:
@@ -171,6 +175,13 @@ def plant_mistake(mistake: Mistake, kind: str) -> str:
             raise ValueError(f"{mistake.name}: the {kind} template has no {old!r}")
         text = text.replace(old, new)
     return text
+
+
+def load_program(source: str, name: str) -> Any:
+    """Return the function or class `name` of a program."""
+    module = types.ModuleType(f"regard_example_{name}")
+    exec(compile(source, f"<{name}>", "exec"), module.__dict__)
+    return getattr(module, name)
 
 
 def example_program(mistake: Mistake) -> str:

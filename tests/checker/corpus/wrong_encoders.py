@@ -292,7 +292,7 @@ ENTRIES = [
     SPEECH.wrong(
         "scale on one side only",
         ("permute(0, 2, 3, 1) * scale", "permute(0, 2, 3, 1)"),
-        mistakes=("scale-on-one-side", "scale-out-of-step"),
+        mistakes=("scale-on-one-side", "constant-scale"),
     ),
     SPEECH.wrong(
         "heads flattened in the wrong order",

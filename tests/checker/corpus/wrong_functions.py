@@ -101,7 +101,7 @@ ENTRIES = [
     PLAIN.wrong(
         "width of the batch axis",
         ("q.size()[-1]", "q.size()[1]"),
-        mistakes=("scale-by-length", "scale-out-of-step", "scale-from-heads"),
+        mistakes=("scale-by-length", "constant-scale", "scale-from-heads"),
     ),
     PLAIN.wrong(
         "softmax without dim on four axes",

@@ -233,7 +233,7 @@ MASK_MISTAKES = (
         "with hidden scores set to a number that is not low enough",
         "Hidden tokens get weight as soon as the scores grow.",
         "float('-inf'), or torch.finfo(scores.dtype).min",
-        "−100 or −1e4, once chosen to fit float16",
+        "−10 or −100, chosen to be safe in float16",
         tuple({"fill": fill} for fill in _WEAK),
         plants=_fill("scores = scores.masked_fill(~allowed, -10.0)"),
     ),
@@ -297,8 +297,13 @@ MASK_MISTAKES = (
         "key.",
         "let a query see the n latest keys, its own included: k > q - n",
         "`>=` where `>` was meant",
-        ({"window": 1}, {"window": -1}),
-        plants={"function": (("(keys > at - window)", "(keys >= at - window)"),)},
+        ({"window": 1}, {"window": -1}, {"ahead": "one more"}, {"ahead": "one less"}),
+        plants={
+            "function": (("(keys > at - window)", "(keys >= at - window)"),),
+            "flash": (("keys >= at - left", "keys > at - left"),),
+            "packed": (("keys >= at - left", "keys > at - left"),),
+            "kv cache": (("keys >= at - left", "keys >= at - left - 1"),),
+        },
     ),
     Mistake(
         "window-dropped",
@@ -307,7 +312,12 @@ MASK_MISTAKES = (
         "mask = causal & window(n)",
         "an argument that one code path passes on and another does not",
         ({"window": None},),
-        plants={"function": (("allowed & (keys > at - window)", "allowed"),)},
+        plants={
+            "function": (("allowed & (keys > at - window)", "allowed"),),
+            "flash": (("allowed & (keys >= at - left)", "allowed"),),
+            "packed": (("allowed & (keys >= at - left)", "allowed"),),
+            "kv cache": (("allowed & (keys >= at - left)", "allowed"),),
+        },
     ),
     Mistake(
         "softcap-not-multiplied",

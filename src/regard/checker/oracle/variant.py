@@ -14,7 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.checker.oracle.answer import Answer as Answer
 from regard.checker.oracle.question import Question
+from regard.checker.oracle.ragged import answer_items
 from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.wiring import Wiring
 
@@ -31,15 +33,12 @@ class CaseSizes(NamedTuple):
     C: int
 
 
-class Answer(NamedTuple):
-    """The result of attention. `free` marks rows (…, T, 1) for which any output is accepted."""
-
-    output: Tensor
-    weights: Tensor | None = None  # (B, H, T, S)
-    lse: Tensor | None = None  # (B, H, T)
-    free: Tensor | None = None
-
-
+RAGGED_LAYOUTS = (
+    "packed",
+    "paged",
+    "paged or not",
+    "cache",
+)  # in which the items of a batch have lengths of their own
 Projected = tuple[Tensor, Tensor, Tensor]
 Rule = Callable[[Tensor, Tensor, CaseSizes], Tensor]
 Scale = Callable[[CaseSizes], float]
@@ -96,7 +95,9 @@ class AttentionVariant:
     mask_argument: str = "as given"  # or "inverted", "ignored", "transposed"
     padding: str = "as given"  # or "inverted", "ignored", or "queries": padded queries are hidden, not keys
     window: int | None = 0  # how many keys too many are visible; None ignores the window
-    softcap: str = "before"  # or "after" the mask, "dropped", or "not multiplied" after tanh
+    ahead: str = "as given"  # or "ignored", "zero", "one more", "one less": later keys that a window shows
+    softcap: str = "before"  # or "after" the mask, "dropped", "dropped in pages", or "not multiplied"
+    sinks: str = "joined"  # or "dropped", "twice", or whose logit each head takes: see `_sink_column`
     masking: str = "fill"  # how the mask is applied to the scores: see `_mask_scores`
     fill: float = -torch.inf
     axis: int = -1  # of the softmax, among (B, H, T, S)
@@ -105,6 +106,10 @@ class AttentionVariant:
     always: bool = False  # masking runs even if the question has no mask
     inverted: bool = False  # hidden keys are visible, and visible ones hidden
     batch: str = "separate"  # or "together": one long sequence
+    reach: str = "own"  # which keys of a ragged batch are read: see `regard.checker.oracle.ragged`
+    chunk: int | None = None  # keys worked on at a time, if `question.splits` does not say
+    stale: str = ""  # "k", "v" or "kv": what is left over from the previous chunk
+    merge_base: float = 1.0  # the logarithm that merges chunks, in units of the one that they are in
     out: str = "project"  # or "skip"
     detach: str = ""  # "weights": no gradient through them
 
@@ -113,6 +118,15 @@ class AttentionVariant:
 
         `projected` is the result of `wiring.project`, if the caller already has it.
         """
+        reach = "all" if self.padding == "ignored" and self.reach == "own" else self.reach
+        together, across = self.batch == "together", self.axis == 0
+        alone = question.lengths is not None or reach != "own" or together or across
+        if question.layout in RAGGED_LAYOUTS and alone:
+            return answer_items(question, lambda item: self._answer(item, wiring), reach, together=together)
+        return self._answer(question, wiring, projected)
+
+    def _answer(self, question: Question, wiring: Wiring, projected: Projected | None = None) -> Answer:
+        """Run this variant on a question whose items are of equal length."""
         # Project, split and position.
         if self.layers != (0, 1, 2):
             layers = (wiring.query, wiring.key, wiring.value)
@@ -125,10 +139,14 @@ class AttentionVariant:
             known = _known(wiring.rotate)
             k = replace(known, frequencies=-2 * known.frequencies)(k, 0)
         B, H, T, D = q.shape
-        n = CaseSizes(B, H, k.shape[1], T, k.shape[2], D, wiring.width or H * D)
+        n = CaseSizes(B, H, k.shape[1], T, k.shape[2] - question.surplus, D, wiring.width or H * D)
         if n.G < H:
             k, v = (self._regroup(x, H // n.G) for x in (k, v))
-        if self.batch == "together":
+        chunk = self._chunk(question, n)
+        if chunk is not None and self.stale:
+            late = _previous_chunk(k.shape[2], chunk)
+            k, v = (x[:, :, late] if role in self.stale else x for x, role in ((k, "k"), (v, "v")))
+        if self.batch == "together" and question.layout not in RAGGED_LAYOUTS:
             q, k, v = (x.transpose(0, 1).flatten(1, 2).unsqueeze(0) for x in (q, k, v))  # (1, H, B·T, D)
             n = n._replace(B=1, T=q.shape[2], S=k.shape[2])
 
@@ -136,7 +154,7 @@ class AttentionVariant:
         scale = wiring.scale if wiring.scale is not None and self.scale is root else self.scale(n)
         scaled = (q @ k.mT) * scale  # (B, H, T, S)
         allowed = self._allowed(question, n, q.device)
-        if self.softcap == "before" and question.softcap is not None:
+        if question.softcap is not None and self._caps_before(question):
             scaled = question.softcap * torch.tanh(scaled / question.softcap)
         elif self.softcap == "not multiplied" and question.softcap is not None:
             scaled = torch.tanh(scaled / question.softcap)
@@ -150,7 +168,10 @@ class AttentionVariant:
             masked = self._mask_scores(masked, allowed, scale)
         if self.softcap == "after" and question.softcap is not None:
             masked = question.softcap * torch.tanh(masked / question.softcap)
-        weights = self._normalise(masked, allowed, wiring.sinks, root(n))
+        sinks = wiring.sinks if question.sinks is None else question.sinks
+        weights = self._normalise(masked, allowed, self._sink_columns(sinks, n), root(n))
+        if chunk is not None and self.merge_base != 1.0:
+            weights = self._remerge(weights, masked, chunk)
         if self.detach == "weights":
             weights = weights.detach()
         mixed = weights @ v  # (B, H, T, E)
@@ -160,7 +181,9 @@ class AttentionVariant:
         if allowed is not None and self.masking != "nan":
             free = (~allowed).all(-1, keepdim=True).expand(*mixed.shape[:-1], 1)
         returned: Tensor | None = weights
-        if self.batch == "together":  # back to one sequence per item
+        if (
+            self.batch == "together" and question.layout not in RAGGED_LAYOUTS
+        ):  # back to one sequence per item
             mixed, returned = mixed.view(H, B, T, -1).transpose(0, 1), None
             free = None if free is None else free.view(H, B, T, 1).transpose(0, 1)
         mixed = self._reorder(mixed)
@@ -197,18 +220,53 @@ class AttentionVariant:
     def _regroup(self, x: Tensor, times: int) -> Tensor:
         return x.repeat(1, times, 1, 1) if self.groups == "tile" else x.repeat_interleave(times, 1)
 
+    def _caps_before(self, question: Question) -> bool:
+        dropped_in_pages = self.softcap == "dropped in pages" and question.page is None
+        return self.softcap == "before" or dropped_in_pages
+
+    def _chunk(self, question: Question, n: CaseSizes) -> int | None:
+        """Return how many keys are worked on at a time; None if all of them."""
+        return self.chunk if question.splits is None else -(-n.S // question.splits)
+
+    def _remerge(self, weights: Tensor, masked: Tensor, chunk: int) -> Tensor:
+        """Weight the chunks of keys by their lse in another base than it is in."""
+        parts = masked.split(chunk, -1)
+        lse = torch.stack([part.logsumexp(-1) for part in parts], -1)  # (B, H, T, chunks)
+        shares = torch.softmax(lse * self.merge_base, -1)
+        merged = [part.softmax(-1).nan_to_num() * shares[..., i : i + 1] for i, part in enumerate(parts)]
+        return torch.cat(merged, -1)
+
+    def _sink_columns(self, sinks: Tensor | None, n: CaseSizes) -> Tensor | None:
+        """Return the sink logits (H, columns) that join the softmax; None if there are none."""
+        if sinks is None or self.sinks == "dropped":
+            return None
+        sinks = sinks.expand(n.H)
+        heads = torch.arange(n.H, device=sinks.device)
+        taken = {
+            "of the group": heads // (n.H // n.G),
+            "of the group, tiled": heads % n.G,
+            "of the next head": (heads + 1) % n.H,
+            "of the previous head": (heads - 1) % n.H,
+            "of the first head": heads * 0,
+        }.get(self.sinks, heads)
+        return sinks[taken][:, None].expand(-1, 2 if self.sinks == "twice" else 1)
+
     def _allowed(self, question: Question, n: CaseSizes, device: torch.device) -> Tensor | None:
         """Return the mask as this variant builds it, or None if the question has none."""
-        masked = question.causal or question.window is not None
+        masked = question.causal or question.window is not None or question.ahead is not None
         masked = masked or self.always or question.rule is not None
         if not masked and question.mask is None and question.padding is None:
             return None
-        q, k = torch.arange(n.T, device=device)[:, None], torch.arange(n.S, device=device)
-        allowed = torch.ones(n.T, n.S, dtype=torch.bool, device=device)[None, None]
+        S = n.S + question.surplus
+        q, k = torch.arange(n.T, device=device)[:, None], torch.arange(S, device=device)
+        allowed = torch.ones(n.T, S, dtype=torch.bool, device=device)[None, None]
         if question.causal:
             allowed = allowed & self.causal(q, k, n)
         if question.window is not None and self.window is not None:
             allowed = allowed & (k > q + n.S - n.T - question.window - self.window)
+        if question.ahead is not None and self.ahead != "ignored":
+            ahead = {"zero": 0, "one more": question.ahead + 1, "one less": question.ahead - 1}
+            allowed = allowed & (k <= q + n.S - n.T + ahead.get(self.ahead, question.ahead))
         if question.rule is not None:
             tile = question.rule.tile(range(n.T), range(n.S), (n.B, n.H, n.T, n.S), device=device)
             allowed = allowed & tile
@@ -245,8 +303,9 @@ class AttentionVariant:
         multiplies the weights by the scale, and "renormalise" goes with masking "after".
         """
         if sinks is not None:
-            column = sinks.to(masked).view(-1, 1, 1).expand(*masked.shape[:-1], 1)
-            return torch.softmax(torch.cat([masked, column], -1), self.axis)[..., :-1]
+            columns = sinks.to(masked)[:, None].expand(*masked.shape[:-1], -1)
+            joined = torch.cat([masked, columns], -1)
+            return torch.softmax(joined, self.axis)[..., : masked.shape[-1]]
         if self.normalise == "exp":
             weights = masked.exp()
             weights = weights / weights.sum(self.axis, keepdim=True)
@@ -263,6 +322,12 @@ class AttentionVariant:
             if self.normalise == "renormalise":
                 weights = weights / weights.sum(self.axis, keepdim=True)
         return weights
+
+
+def _previous_chunk(S: int, chunk: int) -> Tensor:
+    """Return for every key the one in the same place of the previous chunk; the first chunk keeps its own."""
+    keys = torch.arange(S)
+    return torch.where(keys >= chunk, keys - chunk, keys)
 
 
 CORRECT = AttentionVariant()

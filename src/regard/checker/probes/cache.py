@@ -17,7 +17,7 @@ from regard.checker.catalogue import CATALOGUE, get_mistake
 from regard.checker.intent import TOLERANCE, Intent
 from regard.checker.mistakes.mistake import Mistake
 from regard.checker.oracle.cached import CORRECT_CACHE
-from regard.checker.oracle.oracle import relative_difference
+from regard.checker.oracle.oracle import describe_difference, relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.probes.leaks import find_leak
 from regard.checker.session import CheckSession
@@ -164,9 +164,9 @@ def _check_second_sequence(session: CheckSession, trial: _Trial, question: Quest
     if error < TOLERANCE:
         session.add_pass("cache", f"the same output in {ways}, by {trial.continuation.call}")
     else:
-        detail = f"a second sequence differs by {error:.1g} from the same sequence on a new module"
+        detail = f"a second sequence {describe_difference(error)} from the same sequence on a new module"
         evidence = f"After one sequence, {detail}: it still sees the first."
-        session.add_mistake("cache", detail, "stale-cache", evidence)
+        session.add_mistake("cache", detail, "stale-cache", evidence, distance=error / TOLERANCE)
 
 
 def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> bool:
@@ -191,7 +191,8 @@ def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> b
 def _add_mistake(session: CheckSession, trial: _Trial, mistake: Mistake) -> None:
     detail = _describe(trial)
     evidence = f"In pieces your output equals attention {mistake.what}; {detail}."
-    session.add_mistake("cache", detail, mistake.name, evidence)
+    distance = max(trial.errors.values()) / TOLERANCE
+    session.add_mistake("cache", detail, mistake.name, evidence, distance=distance)
 
 
 def _ignores_cache(session: CheckSession, trial: _Trial, question: Question) -> bool:
@@ -209,7 +210,7 @@ def _describe(trial: _Trial) -> str:
     """Say by how much the worst split differs."""
     cut, error = max(trial.errors.items(), key=lambda item: item[1])
     pieces = "one token at a time" if set(cut) == {1} else "split as " + " + ".join(str(n) for n in cut)
-    detail = f"{pieces}, the output differs by {error:.1g}"
+    detail = f"{pieces}, the output {describe_difference(error)}"
     return f"{detail} ({len(trial.errors)} of {len(trial.outputs)} splits differ)"
 
 

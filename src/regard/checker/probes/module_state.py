@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import torch
 
+from regard.checker.catalogue import CATALOGUE
+
 from regard.checker.cases import Cases
 from regard.checker.errors import CheckError
 from regard.checker.intent import TOLERANCE
-from regard.checker.oracle.oracle import expected_answer, relative_error
+from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import build
-from regard.checker.subject.subject import copy_module
+from regard.checker.subject.subject import copy_module, in_dtype
 from regard.checker.understand import max_length, plain_tensors
 
 
@@ -31,10 +35,54 @@ def probe_module_state(session: CheckSession) -> None:
         )
     else:
         session.add_pass("parameters are registered")
+    _check_unused(session)
     _check_move(session)
     _check_state_dict(session)
     _check_lengths(session)
     _check_other_length(session)
+
+
+def _check_unused(session: CheckSession) -> None:
+    """Find a projection, a norm of queries or keys, or sink logits that the output does not depend on.
+
+    Code with an optional context may need them for that, and is left alone.
+    """
+    double = session.subject.module_as(session.dtype)
+    if double is None or "context" in session.subject.arguments:
+        return
+    module = copy_module(double)
+    parameters = {path: p.requires_grad_() for path, p in module.named_parameters() if p.is_floating_point()}
+    question = session.cases.plain("parameters are used", seed=73).to(session.dtype)
+    with torch.enable_grad():
+        reply = session.subject.run(question, module=module)
+        if reply.answer is None or not reply.answer.output.requires_grad:
+            return
+        tensors = list(parameters.values())
+        gradients = torch.autograd.grad(reply.answer.output.sum(), tensors, allow_unused=True)
+    unused = [path for path, g in zip(parameters, gradients, strict=True) if g is None]
+    for path in unused:
+        used = [other for other in parameters if other not in unused]
+        if (name := _mistake_of_unused(path, used)) is not None:
+            evidence = f"The output does not depend on `{path}`: it is created, and not used."
+            session.add_mistake("parameters are used", f"`{path}` is not", name, evidence)
+            return
+
+
+def _mistake_of_unused(path: str, used: list[str]) -> str | None:
+    """Return the mistake of leaving a parameter unused while the others are used; None if it may be meant."""
+    if path.endswith("bias"):
+        return None
+    if re.search(r"(^|[._])sinks?($|[._])", path):
+        return "sink-dropped" if "sink-dropped" in CATALOGUE else None
+    if (norm := re.search(r"(^|\.)(q|k|query|key)_?(norm|ln|layernorm|layer_norm)\b", path)) is not None:
+        letter = {"q": "k", "k": "q", "query": "key", "key": "query"}[norm.group(2)]
+        partner = path.replace(norm.group(2) + "_", letter + "_", 1)
+        return "one-side-normalised" if partner in used else None
+    role = vocabulary.projection(path)
+    roles = {vocabulary.projection(other) for other in used}
+    if role in ("query", "key", "value") and role not in roles and roles & {"query", "key", "value"}:
+        return "one-projection"
+    return "output-projection-skipped" if role == "out" and "out" not in roles else None
 
 
 def _check_move(session: CheckSession) -> None:
@@ -73,6 +121,7 @@ def _check_move(session: CheckSession) -> None:
             "plain-attribute",
             f"`{place}` is a plain tensor: moved to another device, forward raises "
             f"{meta_reply.error_line[:120]}.",
+            distance=math.inf,
             warning=only_used,
         )
 
@@ -87,7 +136,7 @@ def _check_state_dict(session: CheckSession) -> None:
         fresh = build(cls, session.subject.init)
         double = session.subject.module_as(session.dtype)
         assert double is not None
-        fresh = fresh.to(session.dtype).eval()
+        fresh = in_dtype(fresh, session.dtype).eval()
         fresh.load_state_dict(double.state_dict())
     except (CheckError, RuntimeError) as error:
         session.add_failure(
@@ -109,6 +158,7 @@ def _check_state_dict(session: CheckSession) -> None:
             "saved and loaded, it gives another output",
             "plain-attribute",
             f"state_dict does not hold {missing}: a loaded copy gives another output.",
+            distance=relative_error(loaded.answer, saved.answer) / TOLERANCE,
         )
 
 
@@ -133,7 +183,7 @@ def _check_lengths(session: CheckSession) -> None:
             if error < TOLERANCE:
                 session.add_pass(name, f"{T} tokens")
             else:
-                session.add_failure(name, f"{T} tokens: off by {error:.1g}, without an error")
+                session.add_failure(name, f"with {T} tokens it {describe_difference(error)}")
         elif limit == T:
             session.add_failure(name, f"{T} tokens raised {reply.error_line}")
         elif isinstance(reply.error, ValueError | AssertionError | IndexError) and _mentions_length(
@@ -180,6 +230,7 @@ def _check_other_length(session: CheckSession) -> None:
             "persistent-mask",
             f"The state_dict holds `{blocking[0]}` {tuple(state[blocking[0]].shape)}, which does not fit a "
             "module with another maximum length.",
+            distance=math.inf,
         )
     else:
         session.add_pass("weights load at another length")

@@ -273,7 +273,7 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
     recognised: list[str] = []
     for path, part in module.named_modules():
         if (match := _NORM.search(path)) is not None:
-            extras["query_norm" if match.group(2).startswith("q") else "key_norm"] = part
+            extras["query_norm" if match.group(2).startswith("q") else "key_norm"] = _norm_of(part)
             recognised.append(path)
         elif path and _ROTARY.search(f"{path} {type(part).__name__}") and (rotate := _rotation(part)):
             extras["rotate"] = rotate
@@ -295,6 +295,17 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
         others = [path for path in others if path not in nameless and not path.endswith(".bias")]
     extras["unknown"] = tuple(others)
     return extras
+
+
+def _norm_of(part: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a norm that computes in the dtype of its own parameters, whatever it is given."""
+
+    def norm(x: Tensor) -> Tensor:
+        dtype = next((p.dtype for p in part.parameters()), x.dtype)
+        normed: Tensor = part(x.to(dtype))
+        return normed.to(x.dtype)
+
+    return norm
 
 
 def _positional(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -51,6 +51,7 @@ _ARGUMENTS = {
         position_embeddings cos_sin freqs_cis freq_cis freqs_complex freqs pos_cis rope rope_cache rotary
         rotary_emb rotary_pos_emb rotary_freqs rope_freqs""",
     "grouped": "enable_gqa",
+    "sinks": "sinks s_aux sink_logits attention_sinks learnable_sink",
     "head_width": "d_k dk head_dim d_head",
 }
 _SIZES = {
