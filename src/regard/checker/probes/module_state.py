@@ -78,11 +78,26 @@ def _mistake_of_unused(path: str, used: list[str]) -> str | None:
         letter = {"q": "k", "k": "q", "query": "key", "key": "query"}[norm.group(2)]
         partner = path.replace(norm.group(2) + "_", letter + "_", 1)
         return "one-side-normalised" if partner in used else None
+    if any(twin in used for twin in _twins(path)):  # another role's layer was used in its place
+        return "one-projection"
     role = vocabulary.projection(path)
     roles = {vocabulary.projection(other) for other in used}
     if role in ("query", "key", "value") and role not in roles and roles & {"query", "key", "value"}:
         return "one-projection"
     return "output-projection-skipped" if role == "out" and "out" not in roles else None
+
+
+def _twins(path: str) -> list[str]:
+    """Return the names that a parameter of another role would have: `k_up` and `q_up` for `v_up`."""
+    parts = re.split(r"([._])", path)
+    letters, words = ("q", "k", "v"), ("query", "key", "value")
+    return [
+        "".join([*parts[:i], other, *parts[i + 1 :]])
+        for i, part in enumerate(parts)
+        for family in (letters, words)
+        for other in family
+        if part.lower() in family and other != part.lower()
+    ]
 
 
 def _check_move(session: CheckSession) -> None:

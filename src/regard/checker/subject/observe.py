@@ -516,7 +516,7 @@ def observed_wirings(
         if H % G or v % G or H * (v // G) != merged:
             continue
         plain = ObservedWiring(H, G, splits=True, width=question.q.shape[-1], scale=scale, observed=subject)
-        orders = [(False, False), (False, True), (True, True), (True, False)] if H > 1 else [(False, False)]
+        orders = [(False, False), (True, True)] if H > 1 else [(False, False)]
         wirings += [replace(plain, interleaved=a, merged_interleaved=b) for a, b in orders]
     return wirings
 
