@@ -20,6 +20,7 @@ from regard.checker.errors import CheckError
 from regard.checker.hypotheses import head_width
 from regard.checker.probes.cache import probe_cache
 from regard.checker.probes.dropout import probe_dropout
+from regard.checker.probes.inputs import probe_inputs
 from regard.checker.probes.leaks import find_leak, probe_batch, probe_causality
 from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
@@ -181,6 +182,7 @@ def _explain_error(session: CheckSession) -> None:
 PROBES = (
     probe_batch,
     probe_output,
+    probe_inputs,
     probe_causality,
     probe_numbers,
     probe_masks,

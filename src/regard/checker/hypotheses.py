@@ -188,7 +188,8 @@ def _rotations(
 ) -> Iterator[Feature]:
     """Yield rotary positions: the code's own frequencies, then those of usual bases, in both pairings."""
     usual = list(_usual_frequencies(numbers, D, source))
-    candidates = [*usual[:1], *_held_frequencies(tensors, D), *usual[1:]]
+    held = [(f, words) for f, words in _held_frequencies(tensors, D) if 2 * len(f) <= D]
+    candidates = [*usual[:1], *held, *usual[1:]]
     unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
     for frequencies, words in candidates:
         unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
@@ -244,8 +245,9 @@ def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tup
             angles = row.clamp(-1, 1).acos()
             yield from ((angles[part], words) for part in _halves(half, angles))
         elif flat.shape[1] % 2 == 0:  # sines beside cosines
-            for sines in (row[:half], row[half:], row[::2], row[1::2]):
-                yield sines.clamp(-1, 1).asin(), words
+            for a, b in ((row[:half], row[half:]), (row[::2], row[1::2])):
+                if torch.allclose(a**2 + b**2, torch.ones_like(a), atol=1e-4):
+                    yield from ((sines.asin(), words) for sines in (a, b))
 
 
 def _halves(half: int, angles: Tensor) -> list[slice]:
@@ -284,8 +286,10 @@ def _biases(tensors: list[tuple[str, Tensor]], H: int, *, alibi: bool) -> Iterat
         yield Feature("bias", "with ALiBi", partial(_with_bias, slopes_of, symmetric))
     for path, tensor in tensors:
         if tensor.numel() == H and H > 1 and not tensor.is_complex() and not alibi:
-            slopes = tensor.flatten().abs()  # a penalty, whatever sign the code keeps
-            for symmetric in (False, True):
+            # Stored with either sign they favour the near; learned ones may have any.
+            flat = tensor.flatten()
+            signed = [flat.abs()] if bool((flat >= 0).all() | (flat <= 0).all()) else [flat, -flat]
+            for slopes, symmetric in itertools.product(signed, (False, True)):
                 text = f"with a bias by distance, slopes `{path}`"
                 yield Feature("bias", text, partial(_with_bias, partial(_own_slopes, slopes), symmetric))
 

@@ -579,11 +579,9 @@ def observed_wirings(
             continue
         plain = ObservedWiring(H, G, splits=True, width=question.q.shape[-1], scale=scale, observed=subject)
         wirings.append(plain)
-        if H > 1 and subject.core.head_axes:  # an einsum may order its sums by channel, then by head
-            wirings += [
-                replace(plain, interleaved=a, merged_interleaved=b)
-                for a, b in ((False, True), (True, True), (True, False))
-            ]
+        # Channels in another order are consistent if all are; an einsum may order its own sums.
+        orders = [(True, True), (False, True), (True, False)] if subject.core.head_axes else [(True, True)]
+        wirings += [replace(plain, interleaved=a, merged_interleaved=b) for a, b in orders if H > 1]
     return wirings
 
 

@@ -15,7 +15,7 @@ _ARGUMENTS = {
         x input inputs hidden_states hidden inp emb embedding embeddings tokens sequence seq src xs h z X tgt
         latents target features feats x_in inputs_embeds data""",
     "context": """
-        context memory encoder_hidden_states encoder_output encoder_out cond y kv other source xa mem enc
+        context memory encoder_hidden_states encoder_output encoder_out cond y kv other source xa xa mem enc
         inputs_kv encoder_outputs key_value key_value_states kv_states ctx enc_out enc_output encoder_states
         x_kv kv_x""",
     "padding": """
