@@ -20,6 +20,7 @@ from regard.checker.errors import CheckError
 from regard.checker.hypotheses import head_width
 from regard.checker.probes.cache import probe_cache
 from regard.checker.probes.dropout import probe_dropout
+from regard.checker.probes.inputs import probe_inputs
 from regard.checker.probes.leaks import find_leak, probe_batch, probe_causality
 from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
@@ -31,6 +32,7 @@ from regard.checker.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import add_promises
+from regard.checker.subject.parts import attention_parts, model_sentence
 from regard.checker.understand import Understanding, understand
 from regard.checker.understand_kernel import understand_kernel
 
@@ -168,6 +170,10 @@ def _explain_error(session: CheckSession) -> None:
             "runs on a batch", first.error_line, "dot-t-on-a-batch", evidence, distance=math.inf
         )
         return
+    if session.module is not None and (parts := attention_parts(session.module)):
+        session.undecided = model_sentence(parts)
+        session.add_skip("output", "it could not be run")
+        return
     raise CheckError(
         f"{session.subject.name} could not be run on {session.cases.plain().shapes()}: {first.error_line}"
     )
@@ -176,6 +182,7 @@ def _explain_error(session: CheckSession) -> None:
 PROBES = (
     probe_batch,
     probe_output,
+    probe_inputs,
     probe_causality,
     probe_numbers,
     probe_masks,
