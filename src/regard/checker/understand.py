@@ -35,6 +35,9 @@ from regard.checker.subject.observe import (
 from regard.checker.subject.projections import find_wirings, head_counts
 from regard.checker.subject.subject import SEQUENCES, OutputShapeError, Reply, Subject, apply_rotary
 
+# Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks.
+KERNEL_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
+
 
 @dataclass
 class Understanding:
@@ -82,7 +85,12 @@ def understand(
     declared = causal if causal is not None else declared_causality(subject)
     if subject.layout in SEQUENCES:
         return _understand_sequences(subject, causal, declared, heads, scale, always)
-    return _understand_heads(subject, causal, declared, scale, always)
+    attempts = []
+    for sizes in KERNEL_SIZES:
+        attempts.append(_understand_heads(subject, causal, declared, scale, always, sizes))
+        if attempts[-1].first.error is None:
+            return attempts[-1]
+    return attempts[0]
 
 
 def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
@@ -95,7 +103,12 @@ def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | No
 
 
 def _understand_heads(
-    subject: Subject, causal: bool | None, declared: bool | None, scale: float | None, always: dict[str, Any]
+    subject: Subject,
+    causal: bool | None,
+    declared: bool | None,
+    scale: float | None,
+    always: dict[str, Any],
+    sizes: dict[str, Any],
 ) -> Understanding:
     """Understand a function on queries, keys and values: try the usual layouts of their dimensions."""
     intents = [Intent(Wiring(scale=scale), c) for c in causal_hypotheses(subject, causal, declared)]
@@ -103,7 +116,7 @@ def _understand_heads(
     # A layout in which the output is right.
     for form, layout in itertools.product(with_open_masks(subject), ("BHTD", "BTHD", "BTD", "TD")):
         candidate = form.replaced(layout=layout)
-        cases = Cases(candidate, always=always)
+        cases = Cases(candidate, always=always, **sizes)
         reply, dtype = run_once(candidate, cases.plain())
         right = _find_right_intent(reply, cases.plain(), intents)
         tried.setdefault(layout, (reply, right, dtype))
@@ -119,13 +132,17 @@ def _understand_heads(
         reply, _, dtype = tried[layout]
         if reply.error is None and not (layout == "TD" and ran):
             candidate = subject.replaced(layout=layout)
-            ran.append(interpret(candidate, Cases(candidate, always=always), intents, dtype, reply, declared))
+            ran.append(
+                interpret(
+                    candidate, Cases(candidate, always=always, **sizes), intents, dtype, reply, declared
+                )
+            )
             if ran[-1].right_intent is not None:
                 return ran[-1]
     if ran:
         return most_plausible([u for u in ran if u.subject.layout in ("BHTD", "BTHD")] or ran[:1])
     candidate = subject.replaced(layout="BHTD")
-    cases = Cases(candidate, always=always)
+    cases = Cases(candidate, always=always, **sizes)
     return Understanding(
         candidate, candidate, cases, intents, None, tried["BHTD"][2], tried["BTD"][0], [], declared
     )

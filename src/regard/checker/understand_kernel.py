@@ -14,6 +14,7 @@ from regard.checker.subject.layouts.cache import CACHED_LAYOUTS, PagedLayout
 from regard.checker.subject.layouts.layout import KernelLayout
 from regard.checker.subject.subject import Reply, Subject
 from regard.checker.understand import (
+    KERNEL_SIZES,
     Understanding,
     causal_hypotheses,
     declared_causality,
@@ -22,9 +23,7 @@ from regard.checker.understand import (
     run_once,
 )
 
-# Sizes that a kernel may want: widths that are powers of two, lengths and pages that fill its blocks.
-_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
-_PAGES = (4, 16, 256)
+_PAGES = (4, 16, 256)  # sizes of pages that kernels take
 
 
 def understand_kernel(
@@ -58,7 +57,7 @@ def _first_run(
     """Run a kernel in one layout, in the first sizes that it takes."""
     pages: list[dict[str, Any]] = [{"page": n} for n in _PAGES] if isinstance(layout, PagedLayout) else [{}]
     attempts = []
-    for sizes, page in itertools.product(_SIZES, pages):
+    for sizes, page in itertools.product(KERNEL_SIZES, pages):
         cases = Cases(subject, always={**always, "layout": layout.kind, **page}, **sizes)
         reply, dtype = run_once(subject, cases.plain())
         attempts.append((cases, reply, dtype))

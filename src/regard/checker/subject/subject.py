@@ -178,7 +178,7 @@ class Subject:
             return None
         place = dtype, device or self.device
         if place not in self._copies:
-            self._copies[place] = copy_module(self.module).to(*reversed(place)).eval()
+            self._copies[place] = copy_module(self.module).to(place[1], dtype).eval()
         return self._copies[place]
 
     def replaced(self, **changes: Any) -> Subject:
