@@ -7,7 +7,9 @@ is right under one of them.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -154,7 +156,7 @@ def most_plausible(tried: list[Understanding]) -> Understanding:
     It is for code that runs in several layouts and is right in none.
     """
     ran = [found for found in tried if found.first.error is None] if len(tried) > 1 else []
-    ran.sort(key=lambda found: _smallest_error(found))
+    ran.sort(key=_smallest_error)
     return next((found for found in ran if _is_explained(found)), (ran or tried)[0])
 
 
@@ -169,8 +171,11 @@ def _smallest_error(understanding: Understanding) -> float:
     """Return how far the reply to the plain question is from right, in the interpretation that suits it."""
     answer, question = understanding.first.answer, understanding.cases.plain()
     assert answer is not None
-    expected = [expected_answer(intent.apply(question), intent.wiring) for intent in understanding.intents]
-    return min(relative_error(answer, right) for right in expected)
+    errors = []
+    for intent in understanding.intents:
+        with contextlib.suppress(RuntimeError, ValueError):  # sizes that do not fit
+            errors.append(relative_error(answer, expected_answer(intent.apply(question), intent.wiring)))
+    return min(errors, default=math.inf)
 
 
 def _ran(tried: dict[str, tuple[Reply, Intent | None, torch.dtype]], *layouts: str) -> bool:
