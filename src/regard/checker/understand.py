@@ -39,6 +39,7 @@ from regard.checker.subject.subject import SEQUENCES, OutputShapeError, Reply, S
 
 # Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks.
 KERNEL_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
+NEARLY_RIGHT = 3e-2  # relative: only precision is lost
 
 
 @dataclass
@@ -120,7 +121,7 @@ def _understand_heads(
         candidate = form.replaced(layout=layout)
         cases = Cases(candidate, always=always, **sizes)
         reply, dtype = run_once(candidate, cases.plain())
-        right = _find_right_intent(reply, cases.plain(), intents)
+        right = find_right_intent(reply, cases.plain(), intents)
         tried.setdefault(layout, (reply, right, dtype))
         if right is not None and not (layout == "TD" and _ran(tried, "BHTD", "BTD")):
             understanding = interpret(candidate, cases, intents, dtype, reply, declared)
@@ -157,6 +158,8 @@ def most_plausible(tried: list[Understanding]) -> Understanding:
     """
     ran = [found for found in tried if found.first.error is None] if len(tried) > 1 else []
     ran.sort(key=_smallest_error)
+    if ran and _smallest_error(ran[0]) < NEARLY_RIGHT:
+        return ran[0]
     return next((found for found in ran if _is_explained(found)), (ran or tried)[0])
 
 
@@ -204,7 +207,7 @@ def _understand_sequences(
     for form in forms(subject):
         cases, reply, dtype = _first_run(form, wirings, always)
         meant = _with_rotations(form, intents)
-        right = _find_right_intent(reply, cases.plain(), meant)
+        right = find_right_intent(reply, cases.plain(), meant)
         tried.append(Understanding(form, form, cases, meant, right, dtype, reply, [], declared))
         if right is not None or (reply.error is None and is_certain(form)):
             break
@@ -351,7 +354,7 @@ def run_once(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
     return reply, torch.float64
 
 
-def _find_right_intent(reply: Reply, question: Question, intents: list[Intent]) -> Intent | None:
+def find_right_intent(reply: Reply, question: Question, intents: list[Intent]) -> Intent | None:
     """Return the first interpretation under which an answer is right."""
     if reply.answer is None:
         return None

@@ -18,6 +18,7 @@ from regard.checker.understand import (
     Understanding,
     causal_hypotheses,
     declared_causality,
+    find_right_intent,
     interpret,
     most_plausible,
     run_once,
@@ -45,10 +46,12 @@ def understand_kernel(
     for layout in subject.kernel_layouts:
         candidate = subject.replaced(kernel_layout=layout)
         cases, reply, dtype = _first_run(candidate, layout, always)
-        tried.append(interpret(candidate, cases, intents, dtype, reply, declared))
-        if tried[-1].right_intent is not None:
-            return tried[-1]
-    return most_plausible(tried)
+        right = find_right_intent(reply, cases.plain(), intents)
+        tried.append(Understanding(candidate, candidate, cases, intents, right, dtype, reply, [], declared))
+        if right is not None:
+            break
+    best = tried[-1] if tried[-1].right_intent is not None else most_plausible(tried)
+    return interpret(best.subject, best.cases, intents, best.dtype, best.first, declared)
 
 
 def _first_run(
