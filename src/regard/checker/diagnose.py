@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -43,8 +43,36 @@ class VariantMatcher:
         self.intent = intent
         self.observations = [Observation(intent.apply(o.question), o.answer) for o in observations]
         self._projected: dict[tuple[int, str], Any] = {}
-        # Wrong answers come first: they rule out variants soonest.
-        self.observations.sort(key=lambda observation: self.error(CORRECT, observation) < TOLERANCE)
+        # Wrong answers and small questions come first: they rule out variants soonest.
+        self.observations.sort(
+            key=lambda o: (self.error(CORRECT, o) < TOLERANCE, o.question.q.numel() * o.question.k.shape[-2])
+        )
+        self._possible = self._find_possible()
+
+    def _find_possible(self) -> set[str]:
+        """Return the fields of a variant that can make a difference in these questions."""
+        wiring, questions = self.intent.wiring, [o.question for o in self.observations]
+        absent: set[str] = set()
+        if wiring.rotate is None:
+            absent |= {"rotated", "rotation"}
+        if wiring.query_norm is None and wiring.key_norm is None:
+            absent |= {"normalised"}
+        if wiring.bias is None:
+            absent |= {"bias"}
+        if wiring.sinks is None and all(q.sinks is None for q in questions):
+            absent |= {"sinks"}
+        for name in ("window", "softcap", "padding"):
+            if all(getattr(q, name) is None for q in questions):
+                absent |= {name}
+        if all(q.mask is None for q in questions):
+            absent |= {"mask_argument"}
+        if not any(q.causal for q in questions):
+            absent |= {"causal"}
+        return {f.name for f in fields(AttentionVariant)} - absent
+
+    def can_differ(self, change: Change) -> bool:
+        """Return whether a change of fields can make a difference in these questions."""
+        return not self._possible.isdisjoint(change)
 
     def predict(self, variant: AttentionVariant, observation: Observation) -> Answer | None:
         """Return the variant's answer to an observation's question; None if its shapes do not fit."""
@@ -53,8 +81,7 @@ class VariantMatcher:
         try:
             with torch.no_grad():
                 if key not in self._projected:
-                    view = variant.split == "view"
-                    self._projected[key] = self.intent.wiring.project(question, view=view)
+                    self._projected[key] = self.intent.wiring.project(question, split=variant.split)
                 return variant.answer(question, self.intent.wiring, self._projected[key])
         except (RuntimeError, ValueError, IndexError):
             return None
@@ -98,7 +125,7 @@ def diagnose(
         pairs: whether to try every two mistakes together if no single one matches.
     """
     matchers = [
-        VariantMatcher(intent, observations) for intent in fitting_intents(intents, observations)[:12]
+        VariantMatcher(intent, observations) for intent in fitting_intents(intents, observations)[:24]
     ]
     singles = _single_changes(observations)
     # Single mistakes, then any scale, then approximate matches, then pairs.
@@ -148,9 +175,12 @@ def _find_approximate(matchers: list[VariantMatcher], singles: list[tuple[str, C
     They must be ten times closer to the code's numbers than correct attention is.
     """
     near: list[Match] = []
+    rights = []
     for matcher in matchers[:2]:
         errors = [matcher.error(CORRECT, observation) for observation in matcher.observations]
-        right = max((error for error in errors if math.isfinite(error)), default=0.0)
+        rights.append(max((error for error in errors if math.isfinite(error)), default=0.0))
+    right = min(rights, default=0.0)
+    for matcher in matchers[:2]:
         for name, change in singles:
             error = matcher.fits(replace(CORRECT, **change), tolerance=min(0.02, right / 10))
             if error is not None:
@@ -164,10 +194,10 @@ def explain_parts(observations: list[Observation], intents: list[Intent], source
     Those that explain most observations come first. The arguments are those of `diagnose`.
     """
     by_names: dict[tuple[str, ...], list[Match]] = {}
-    for observation in observations:
-        if any(VariantMatcher(intent, [observation]).fits(CORRECT) is not None for intent in intents):
+    for observation in observations[:6]:
+        if any(VariantMatcher(intent, [observation]).fits(CORRECT) is not None for intent in intents[:8]):
             continue
-        for match in diagnose([observation], intents, source, pairs=False)[:2]:
+        for match in diagnose([observation], intents[:8], source, pairs=False)[:2]:
             by_names.setdefault(match.names, []).append(match)
     return [matches[0] for matches in sorted(by_names.values(), key=_plausibility)]
 
@@ -182,6 +212,7 @@ def _pairs(
     """
     first = matcher.observations[0]
     right = matcher.predict(CORRECT, first)
+    singles = [(name, change) for name, change in singles if matcher.can_differ(change)]
     active, alone = [], []
     for _, change in singles:
         answer = matcher.predict(replace(CORRECT, **change), first)
@@ -204,7 +235,7 @@ def _find_matches(
     matches: list[Match] = []
     for names, change in changes:
         variant = replace(CORRECT, **change)
-        errors = (matcher.fits(variant) for matcher in matchers)
+        errors = (matcher.fits(variant) for matcher in matchers if matcher.can_differ(change))
         if (error := next((e for e in errors if e is not None), None)) is not None:
             matches.append(Match(names, error, decisions=len(change)))
             if len(matches) == enough:
@@ -219,24 +250,29 @@ def _fit_scale(matcher: VariantMatcher, other: tuple[str, Change] | None = None)
     """
     names, base = ((), CORRECT) if other is None else ((other[0],), replace(CORRECT, **other[1]))
 
-    def variant(log_scale: float) -> AttentionVariant:
-        return replace(base, scale=lambda n: math.exp(log_scale))
+    def variant(scale: float) -> AttentionVariant:
+        return replace(base, scale=partial(_constant, scale))
 
-    def error(log_scale: float) -> float:
-        return matcher.error(variant(log_scale), matcher.observations[0])
+    scale = minimise_scale(lambda scale: matcher.error(variant(scale), matcher.observations[0]))
+    if scale is not None and (remaining := matcher.fits(variant(scale))) is not None:
+        yield Match((*names, "constant-scale"), remaining, _describe_scale(scale))
 
-    # A coarse grid, then golden-section search between the neighbours of the best point.
-    errors = [error(log_scale) for log_scale in _GRID]
+
+def minimise_scale(error: Callable[[float], float]) -> float | None:
+    """Return the scale, from 0.004 to 44, with the smallest error; None if that is still above 0.5.
+
+    A coarse grid, then golden-section search between the neighbours of its best point.
+    """
+    errors = [error(math.exp(log_scale)) for log_scale in _GRID]
     best = errors.index(min(errors))
     if errors[best] > 0.5:
-        return
+        return None
     low, high = _GRID[max(0, best - 1)], _GRID[min(len(_GRID) - 1, best + 1)]
     golden = (math.sqrt(5) - 1) / 2
     for _ in range(50):
         a, b = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, b) if error(a) < error(b) else (a, high)
-    if (remaining := matcher.fits(variant((low + high) / 2))) is not None:
-        yield Match((*names, "scale-out-of-step"), remaining, _describe_scale(math.exp((low + high) / 2)))
+        low, high = (low, b) if error(math.exp(a)) < error(math.exp(b)) else (a, high)
+    return math.exp((low + high) / 2)
 
 
 _GRID = [math.log(0.004) + i * 0.3 for i in range(32)]  # scales from 0.004 to 44

@@ -47,8 +47,11 @@ _WORDS = {
     "rotation": r"rotary|rope|rotat|\bcos|\bsin|freqs|theta|polar|complex",
     "bias": r"alibi|slope",
     "sinks": r"sink|off_by_one|softmax_?1|softmax_?one|quiet|s_aux",
-    "norm": r"norm",
+    "norm": r"norm|cosine",
 }
+
+
+_LIKELY = 20  # features of one kind that are tried together with others
 
 
 def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: int) -> list[Feature]:
@@ -64,25 +67,25 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
     tensors = tensors_of(subject)
     if subject.module is None and not source:
         source = " ".join(_WORDS)  # nothing is known of it, so everything is possible
+    held = " ".join([source, *(path for path, _ in tensors)])
     found = [
         *_masks(numbers, longest),
         *_caps(numbers),
         *_rotations(numbers, tensors, head_width, source),
-        *_biases(tensors, wiring.heads),
+        *_biases(tensors, wiring.heads, alibi=bool(re.search("alibi|slope", held, re.I))),
         *_sinks(tensors, wiring.heads),
         *_norms(numbers, tensors, wiring.heads),
     ]
-    held = " ".join([source, *(path for path, _ in tensors)])
     evident = {kind for kind, words in _WORDS.items() if re.search(words, held, re.I)}
     found = [replace(feature, evident=feature.kind in evident) for feature in found]
+    found = [feature for feature in found if feature.evident or "normalised queries" not in feature.words]
     return sorted(found, key=lambda feature: not feature.evident)
 
 
 def search(observations: list[Observation], bases: list[Intent], features: list[Feature]) -> Intent | None:
     """Return the first interpretation that explains all observations.
 
-    The plain interpretations come first, then every feature alone, then two features together, of which one
-    at least is evident.
+    The plain interpretations come first, then every feature alone, then the likeliest evident ones in pairs.
 
     Arguments:
         observations: questions with the code's answers.
@@ -97,10 +100,12 @@ def search(observations: list[Observation], bases: list[Intent], features: list[
         for base in bases:
             if (intent := add_feature(base, feature)) is not None and fit(intent, base):
                 return intent
-    for first, second in itertools.combinations(features, 2):
-        if first.kind == second.kind or not (first.evident and second.evident):
+    kinds = {feature.kind for feature in features if feature.evident}
+    likely = [f for kind in sorted(kinds) for f in [f for f in features if f.kind == kind][:_LIKELY]]
+    for first, second in itertools.combinations(likely, 2):
+        if first.kind == second.kind:
             continue
-        for base in bases[:4]:
+        for base in bases[:2]:
             once = add_feature(base, first)
             twice = None if once is None else add_feature(once, second)
             if twice is not None and fit(twice, base):
@@ -182,11 +187,12 @@ def _rotations(
     numbers: list[float], tensors: list[tuple[str, Tensor]], D: int, source: str
 ) -> Iterator[Feature]:
     """Yield rotary positions: the code's own frequencies, then those of usual bases, in both pairings."""
-    candidates = [*_held_frequencies(tensors, D), *_usual_frequencies(numbers, D, source)]
+    usual = list(_usual_frequencies(numbers, D, source))
+    candidates = [*usual[:1], *_held_frequencies(tensors, D), *usual[1:]]
     unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
     for frequencies, words in candidates:
         unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
-    for frequencies, words in list(unique.values())[:40]:
+    for frequencies, words in list(unique.values())[:120]:
         n = len(frequencies)
         part = "" if 2 * n == D else f" on {2 * n} of {D} channels"
         for pairing in ("half", "interleaved"):
@@ -196,23 +202,26 @@ def _rotations(
 
 
 def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tuple[Tensor, str]]:
-    bases = [10000.0, *(n for n in numbers if 50 <= n <= 1e8 and n != 10000)]
+    """Yield the frequencies of base 10,000 and of bases that the code holds, on all or some channels, scaled."""
+    bases = [10000.0, *(n for n in numbers if 500 <= n <= 1e8 and n != 10000)]
     widths = [D, D // 2, D // 4, *(int(n) for n in numbers if n % 2 == 0 and 2 <= n < D)]
-    widths += [int(D * n) for n in numbers if n < 1]
-    factors = [1.0]
-    if re.search(r"scal|factor|interpol|ntk|yarn", source, re.I):
-        factors += [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (n, 1 / n)]
-    for base, width, factor in itertools.product(bases, dict.fromkeys(widths), factors):
-        if width < 2 or width % 2 or width > D:
-            continue
-        powers = -torch.arange(0, width, 2, dtype=torch.float64) / width
-        scaled = "" if factor == 1 else f", scaled by {factor:g}"
-        yield factor * base**powers, f"base {base:g}{scaled}"
-        if factor != 1 and width > 2:  # the base is scaled instead of the positions
-            yield (
-                (base * factor ** (width / (width - 2))) ** powers,
-                f"base {base:g}, NTK-scaled by {factor:g}",
-            )
+    widths = [
+        w for w in dict.fromkeys([*widths, *(int(D * n) for n in numbers if n < 1)]) if w > 1 and w % 2 == 0
+    ]
+    for base, width in itertools.product(bases, widths):
+        yield base ** _powers(width), f"base {base:g}"
+    if not re.search(r"scal|factor|interpol|ntk|yarn", source, re.I):
+        return
+    factors = [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (1 / n, n)]
+    for factor, base in itertools.product(factors, bases[:3]):
+        yield factor * base ** _powers(D), f"base {base:g}, scaled by {factor:g}"
+        if D > 2:  # the base is scaled instead of the positions
+            scaled = base * factor ** (D / (D - 2))
+            yield scaled ** _powers(D), f"base {base:g}, NTK-scaled by {factor:g}"
+
+
+def _powers(width: int) -> Tensor:
+    return -torch.arange(0, width, 2, dtype=torch.float64) / width
 
 
 def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tuple[Tensor, str]]:
@@ -245,31 +254,40 @@ def _halves(half: int, angles: Tensor) -> list[slice]:
     return [*everything, slice(0, half), slice(0, None, 2)] if len(angles) % 2 == 0 else everything
 
 
-def _with_bias(slopes: Tensor, symmetric: bool, base: Intent) -> Intent | None:
-    if base.wiring.heads != len(slopes) and base.wiring.splits:
-        return None
-
+def _with_bias(slopes: Callable[[int], Tensor], symmetric: bool, base: Intent) -> Intent | None:
     def bias(H: int, T: int, S: int) -> Tensor:
         distance = torch.arange(S - T, S)[:, None] - torch.arange(S)  # (T, S), positive for the past
         distance = distance.abs() if symmetric else distance
-        if len(slopes) != H:
-            raise ValueError(f"{len(slopes)} slopes for {H} heads")
-        return -slopes.double()[:, None, None] * distance
+        return -slopes(H)[:, None, None] * distance
 
     return replace(base, wiring=replace(base.wiring, bias=bias))
 
 
-def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
-    """Yield ALiBi: the usual slopes, and those that a tensor of the module holds."""
-    for heads in sorted({H, 4, 2}, key=lambda heads: heads != H):
-        slopes = torch.tensor(alibi_slopes(heads), dtype=torch.float64)
-        for symmetric in (False, True):
-            yield Feature("bias", "with ALiBi", partial(_with_bias, slopes, symmetric))
+def _usual_slopes(H: int) -> Tensor:
+    return torch.tensor(alibi_slopes(H), dtype=torch.float64)
+
+
+def _geometric_slopes(H: int) -> Tensor:
+    """Return 2^(−8h / H), which differs from the paper's slopes unless H is a power of two."""
+    return 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
+
+
+def _own_slopes(slopes: Tensor, H: int) -> Tensor:
+    if len(slopes) != H:
+        raise ValueError(f"{len(slopes)} slopes for {H} heads")
+    return slopes.double()
+
+
+def _biases(tensors: list[tuple[str, Tensor]], H: int, *, alibi: bool) -> Iterator[Feature]:
+    """Yield a bias by distance: ALiBi's slopes or, if the code does not speak of ALiBi, slopes that it holds."""
+    for slopes_of, symmetric in itertools.product((_usual_slopes, _geometric_slopes), (False, True)):
+        yield Feature("bias", "with ALiBi", partial(_with_bias, slopes_of, symmetric))
     for path, tensor in tensors:
-        if tensor.numel() == H and H > 1 and not tensor.is_complex():
-            for slopes, symmetric in itertools.product((tensor.flatten(), -tensor.flatten()), (False, True)):
+        if tensor.numel() == H and H > 1 and not tensor.is_complex() and not alibi:
+            slopes = tensor.flatten().abs()  # a penalty, whatever sign the code keeps
+            for symmetric in (False, True):
                 text = f"with a bias by distance, slopes `{path}`"
-                yield Feature("bias", text, partial(_with_bias, slopes, symmetric))
+                yield Feature("bias", text, partial(_with_bias, partial(_own_slopes, slopes), symmetric))
 
 
 def _with_sinks(sinks: Tensor, base: Intent) -> Intent | None:
@@ -281,9 +299,12 @@ def _sinks(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
     for path, tensor in tensors:
         if tensor.numel() == H and not tensor.is_complex():
             yield Feature("sinks", f"with the sink logits `{path}`", partial(_with_sinks, tensor.flatten()))
-    for heads in sorted({H, 4, 2, 1}, key=lambda heads: heads != H):
-        zeros = torch.zeros(heads, dtype=torch.float64)
-        yield Feature("sinks", "with a sink logit of 0 in every head", partial(_with_sinks, zeros))
+    zero = torch.zeros(1, dtype=torch.float64)
+    yield Feature("sinks", "with a sink logit of 0 in every head", partial(_with_sinks, zero))
+
+
+def _scaled(scale: float, base: Intent) -> Intent | None:
+    return replace(base, wiring=replace(base.wiring, scale=scale))
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -320,6 +341,8 @@ def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int) -> I
     for scale, words in scales:
         text = f"on queries and keys of length 1{words}"
         yield Feature("norm", text, partial(_normed, _unit, scale))
+        if isinstance(scale, float):  # normalised by a layer of its own, so that any scale may be meant
+            yield Feature("norm", f"on normalised queries and keys{words}", partial(_scaled, scale))
     for eps in (1e-6, 1e-5, 1e-8):
         rms = partial(_mean_square_norm, eps)
         yield Feature("norm", "on queries and keys of mean square 1", partial(_normed, rms, None))

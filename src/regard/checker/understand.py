@@ -222,7 +222,7 @@ def _understand_sequences(
         if observed is not None and not understanding.intents and observed.right_intent is None:
             return observed
         if observed is not None and observed.right_intent is not None and observed.roles == (0, 1, 2):
-            return observed
+            return observed  # else its names promise another role, or another input
         understanding.observed = observed
     return understanding
 
@@ -242,7 +242,7 @@ def _first_run(
     width, context_width, value_width = _widths(subject, wirings)
     failed: tuple[Cases, Reply, torch.dtype] | None = None
     for limit in (max_length(subject), None, 5, 4, 3, 2):
-        cases = Cases(subject, width, context_width, limit, always, value_width)
+        cases = Cases(subject, width, context_width, limit, always, value_width=value_width)
         reply, dtype = run_once(subject, cases.plain())
         if reply.error is None:
             other = run_once(subject, cases.plain(T=cases.plain().q.shape[1] - 2))[0] if limit != 2 else reply
@@ -286,7 +286,10 @@ def interpret(
     observations = [Observation(cases.plain(), reply.answer), *_more_observations(subject, cases, dtype)]
     fitting = fitting_intents(intents, observations)
     understanding.right_intent = search(observations, fitting, [])
-    if understanding.right_intent is not None or not fitting:
+    if understanding.right_intent is not None:
+        return understanding
+    if not fitting:
+        understanding.intents = []
         return understanding
     bases = fitting[:8]
     width_of_head = head_width(bases[0].wiring, cases.plain())
@@ -300,7 +303,9 @@ def interpret(
     understanding.right_intent = search(observations, bases, features)
     if understanding.right_intent is None:
         evident = [f for f in features if f.evident and f.kind in ("rotation", "bias", "sinks", "norm")]
-        more = [add_feature(base, feature) for feature in evident[:12] for base in bases[:2]]
+        kinds = {feature.kind for feature in evident}
+        evident = [f for kind in kinds for f in [f for f in evident if f.kind == kind][: 16 // len(kinds)]]
+        more = [add_feature(base, feature) for feature in evident for base in bases[:2]]
         understanding.intents = [*fitting, *(intent for intent in more if intent is not None)]
     return understanding
 
@@ -308,7 +313,7 @@ def interpret(
 def _more_observations(subject: Subject, cases: Cases, dtype: torch.dtype) -> list[Observation]:
     """Run the code on another size and on a longer sequence; what it does not take is left out."""
     found = []
-    for question in (cases.plain(B=3, T=5, D=6, H=2, seed=3), cases.plain(B=1, T=40, seed=92)):
+    for question in (cases.plain(B=3, T=5, D=6, H=3, seed=3), cases.plain(B=1, T=40, seed=92)):
         reply = subject.run(question.to(dtype))
         if reply.answer is not None:
             found.append(Observation(question, reply.answer))
@@ -339,7 +344,7 @@ def _interpret_observed(
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
     found = interpret(observed, understanding.cases, intents, dtype, reply, understanding.declared_causal)
     found.subject, found.first = subject, understanding.first
-    found.roles = named_roles(core, subject.module)
+    found.roles = named_roles(core, subject.module) if not core.crossed else (0, 2, 1)
     found.assumptions = [*understanding.assumptions, describe_core(core)]
     return found
 

@@ -9,6 +9,7 @@ from regard.checker.catalogue import CATALOGUE
 from regard.checker.mistakes.kernels import KERNEL_MISTAKES
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
+from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Affine, Wiring
 
@@ -66,6 +67,7 @@ def test_every_mistake_changes_some_answer(name):
         Affine(normal(16, 20)),
         splits=True,
         width=20,
+        rotate=Rotation(torch.tensor([1.0, 0.1], dtype=torch.float64)),
     )
     x = 90 * normal(2, 6, 20)
     questions = [

@@ -39,6 +39,7 @@ DROPOUT_MISTAKES = (
         plants=_both(
             (_DROP, ""), ("        out = weights @ v\n", "        out = self.dropout(weights @ v)\n")
         ),
+        unseen_because="Dropout is random: what counts is which numbers it drops.",
     ),
     Mistake(
         "dropout-not-rescaled",

@@ -14,7 +14,7 @@ HEAD_MISTAKES = (
         "leak into one another.",
         "q = q.view(B, T, H, D).transpose(1, 2)",
         "multi-head layers in which the shapes happen to fit",
-        ({"split": "view"}, {"split": "view", "merge": "view"}),
+        ({"split": "view"}, {"split": "view", "merge": "view"}, {"split": "fused view"}),
         plants={
             "layer": tuple(
                 (_SPLIT.format(x, n), f"        {x} = {x}.view(B, {n}, T, D)\n")
@@ -35,6 +35,36 @@ HEAD_MISTAKES = (
                     "        out = out.transpose(1, 2).reshape(B, T, C)\n",
                     "        out = out.reshape(B, T, C)\n",
                 ),
+            )
+        },
+    ),
+    Mistake(
+        "heads-interleaved",
+        "with heads merged channel by channel: the first channel of every head, then the second",
+        "The output projection finds the channels in another order than it was trained with; pretrained "
+        "weights give noise.",
+        "out = out.transpose(1, 2).reshape(B, T, H * D)",
+        "`permute(0, 2, 3, 1)`, or rearrange to `b t (d h)`",
+        ({"merge": "interleave"},),
+        plants={
+            "layer": (
+                (
+                    "        out = out.transpose(1, 2).reshape(B, T, C)\n",
+                    "        out = out.permute(0, 2, 3, 1).reshape(B, T, C)\n",
+                ),
+            )
+        },
+    ),
+    Mistake(
+        "one-head-for-all",
+        "in which one head's output is used for all heads",
+        "It has the cost of many heads and can do no more than one.",
+        "torch.cat([head(x) for head in self.heads], dim=-1)",
+        "`self.heads[0]` in a loop over the heads, or an index that does not change",
+        ({"merge": "first head"},),
+        plants={
+            "layer": (
+                ("        out = weights @ v\n", "        out = (weights @ v)[:, :1].expand(-1, H, -1, -1)\n"),
             )
         },
     ),

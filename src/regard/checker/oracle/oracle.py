@@ -32,6 +32,7 @@ def expected_answer(question: Question, wiring: Wiring, *, dtype: torch.dtype = 
     if wiring.bias is not None:
         mask = mask & tensor_mask(wiring.bias(q.shape[1], q.shape[2], k.shape[2]).to(q.dtype))
     sinks = wiring.sinks if question.sinks is None else question.sinks.to(dtype)
+    sinks = None if sinks is None else sinks.expand(q.shape[1])
     steps = trace(q, k, v, mask, scale=wiring.scale, softcap=question.softcap, sinks=sinks)
     empty = (steps.masked == -torch.inf).all(-1, keepdim=True)
     output, free = wiring.finish(steps.output, empty)
@@ -74,6 +75,20 @@ def relative_error(got: Answer, expected: Answer) -> float:
             return 0.0
         a, b = a[keep], b[keep]
     return relative_difference(a, b)
+
+
+def describe_difference(error: float) -> str:
+    """Return a relative difference in words."""
+    if error == float("inf"):
+        return "NaN or inf instead of numbers"
+    percent = 100 * error
+    share = f"{error:.0e}" if percent < 0.1 else f"{percent:.1g} %" if percent < 10 else f"{percent:.0f} %"
+    return f"differs by up to {share} of the largest number"
+
+
+def describe_agreement(error: float) -> str:
+    """Return in words how closely two outputs agree."""
+    return "up to rounding" if error < 1e-9 else f"to {error:.0e}"
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:

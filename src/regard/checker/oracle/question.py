@@ -50,8 +50,9 @@ class Question:
         return self.q.dtype
 
     def to(self, dtype: torch.dtype) -> Question:
-        """Return the question with its inputs in another dtype."""
-        return self.map_inputs(lambda x: x.to(dtype))
+        """Return the question with its inputs and its bias in another dtype."""
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return replace(self.map_inputs(lambda x: x.to(dtype)), bias=bias)
 
     def all_lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the number of queries and of keys of every item."""

@@ -8,7 +8,7 @@ variant with a field or two changed. `answer` runs a variant on a question, in a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.checker.oracle.answer import Answer as Answer
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.ragged import answer_items
+from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.wiring import Wiring
 
 
@@ -53,27 +54,55 @@ def root(n: CaseSizes) -> float:
     return float(n.D**-0.5)
 
 
+def _known(rotate: Callable[[Tensor, int], Tensor]) -> Rotation:
+    """Return a rotation whose frequencies are known; ValueError if they are not."""
+    if not isinstance(rotate, Rotation):
+        raise ValueError("the frequencies of this rotation are not known")
+    return rotate
+
+
+def _without_sign(rotation: Rotation) -> Callable[[Tensor, int], Tensor]:
+    """Return a rotation in which (a, b) becomes (a cos + b sin, b cos + a sin): a mistake."""
+    back = replace(rotation, frequencies=-rotation.frequencies)
+    n = len(rotation.frequencies)
+
+    def turn(x: Tensor, start: int) -> Tensor:
+        second = torch.arange(x.shape[-1], device=x.device)
+        second = (second % 2 == 1) if rotation.pairing == "interleaved" else (second >= n)
+        flipped = torch.where(second, -x, x)
+        cosines = rotation(x, start) + back(x, start)
+        sines = rotation(flipped, start) - back(flipped, start)
+        turned = (cosines + sines) / 2
+        return torch.cat([turned[..., : 2 * n], x[..., 2 * n :]], -1)
+
+    return turn
+
+
 @dataclass(frozen=True)
 class AttentionVariant:
     """The decisions of one implementation of attention."""
 
     roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) is used as each of them
-    split: str = "transpose"  # or "view": heads split without a transpose
-    merge: str = "transpose"  # or "view"
+    layers: tuple[int, int, int] = (0, 1, 2)  # whose projection each of them goes through
+    split: str = "transpose"  # or "view", "fused view": heads split without a transpose
+    merge: str = "transpose"  # or "view", "interleave" (channel by channel), "first head" (for all of them)
+    normalised: str = "qk"  # which of q and k get their norm; "kq" gives each the other's
     rotated: str = "qk"  # which of q, k and v get rotary positions
+    rotation: str = "right"  # or "mixed", "unsigned", "opposite": see `_rewired`
     groups: str = "interleave"  # or "tile"
     scale: Scale = root
     causal: Rule = past
     mask_argument: str = "as given"  # or "inverted", "ignored", "transposed"
-    padding: str = "as given"  # or "inverted", "ignored"
+    padding: str = "as given"  # or "inverted", "ignored", or "queries": padded queries are hidden, not keys
     window: int | None = 0  # how many keys too many are visible; None ignores the window
     ahead: str = "as given"  # or "ignored", "zero", "one more", "one less": later keys that a window shows
-    softcap: str = "before"  # or "after" the mask, "dropped", or "dropped in pages"
+    softcap: str = "before"  # or "after" the mask, "dropped", "dropped in pages", or "not multiplied"
     sinks: str = "joined"  # or "dropped", "twice", or whose logit each head takes: see `_sink_column`
     masking: str = "fill"  # how the mask is applied to the scores: see `_mask_scores`
     fill: float = -torch.inf
     axis: int = -1  # of the softmax, among (B, H, T, S)
-    normalise: str = "softmax"  # or "exp": no maximum subtracted; or "renormalise", with masking "after"
+    normalise: str = "softmax"  # see `_normalise`
+    bias: str = "added"  # or "subtracted", of the biases that the module holds
     always: bool = False  # masking runs even if the question has no mask
     inverted: bool = False  # hidden keys are visible, and visible ones hidden
     batch: str = "separate"  # or "together": one long sequence
@@ -99,9 +128,16 @@ class AttentionVariant:
     def _answer(self, question: Question, wiring: Wiring, projected: Projected | None = None) -> Answer:
         """Run this variant on a question whose items are of equal length."""
         # Project, split and position.
-        projected = projected or wiring.project(question, view=self.split == "view")
+        if self.layers != (0, 1, 2):
+            layers = (wiring.query, wiring.key, wiring.value)
+            query, key, value = (layers[role] for role in self.layers)
+            wiring, projected = replace(wiring, query=query, key=key, value=value), None
+        projected = projected or wiring.project(question, split=self.split)
         q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
-        q, k, v = wiring.position(q, k, v, self.rotated)
+        q, k, v = self._rewired(wiring).position(q, k, v, self.rotated)
+        if self.rotation == "opposite" and wiring.rotate is not None:
+            known = _known(wiring.rotate)
+            k = replace(known, frequencies=-2 * known.frequencies)(k, 0)
         B, H, T, D = q.shape
         n = CaseSizes(B, H, k.shape[1], T, k.shape[2] - question.surplus, D, wiring.width or H * D)
         if n.G < H:
@@ -120,8 +156,11 @@ class AttentionVariant:
         allowed = self._allowed(question, n, q.device)
         if question.softcap is not None and self._caps_before(question):
             scaled = question.softcap * torch.tanh(scaled / question.softcap)
+        elif self.softcap == "not multiplied" and question.softcap is not None:
+            scaled = torch.tanh(scaled / question.softcap)
         if wiring.bias is not None:
-            scaled = scaled + wiring.bias(H, n.T, n.S).to(scaled)
+            sign = 1 if self.bias == "added" else -1
+            scaled = scaled + sign * wiring.bias(H, n.T, n.S).to(scaled)
         masked = scaled if question.bias is None else scaled + question.bias.to(scaled)
         if self.masking == "scaled" and question.bias is not None:
             masked = scaled + question.bias.to(scaled) * scale
@@ -130,7 +169,7 @@ class AttentionVariant:
         if self.softcap == "after" and question.softcap is not None:
             masked = question.softcap * torch.tanh(masked / question.softcap)
         sinks = wiring.sinks if question.sinks is None else question.sinks
-        weights = self._normalise(masked, allowed, self._sink_columns(sinks, n))
+        weights = self._normalise(masked, allowed, self._sink_columns(sinks, n), root(n))
         if chunk is not None and self.merge_base != 1.0:
             weights = self._remerge(weights, masked, chunk)
         if self.detach == "weights":
@@ -147,8 +186,36 @@ class AttentionVariant:
         ):  # back to one sequence per item
             mixed, returned = mixed.view(H, B, T, -1).transpose(0, 1), None
             free = None if free is None else free.view(H, B, T, 1).transpose(0, 1)
+        mixed = self._reorder(mixed)
         output, free = wiring.finish(mixed, free, view=self.merge == "view", skip=self.out == "skip")
         return Answer(output, returned, None, free)
+
+    def _rewired(self, wiring: Wiring) -> Wiring:
+        """Return the wiring with the norms and the rotation of this variant.
+
+        A "mixed" rotation has the tables of the other pairing, an "unsigned" one lost its minus, and an
+        "opposite" one turns keys the other way (see `answer`).
+        """
+        rotate = wiring.rotate
+        if rotate is not None and self.rotation == "mixed":
+            rotate = replace(_known(rotate), tables="mixed")
+        elif rotate is not None and self.rotation == "unsigned":
+            rotate = _without_sign(_known(rotate))
+        norms = (wiring.query_norm, wiring.key_norm)
+        norms = norms[::-1] if self.normalised == "kq" else norms
+        return replace(
+            wiring,
+            rotate=rotate,
+            query_norm=norms[0] if "q" in self.normalised else None,
+            key_norm=norms[1] if "k" in self.normalised else None,
+        )
+
+    def _reorder(self, mixed: Tensor) -> Tensor:
+        """Return the heads' outputs (B, H, T, E) in the order in which this variant concatenates them."""
+        if self.merge == "interleave":
+            B, H, T, E = mixed.shape
+            return mixed.permute(0, 2, 3, 1).reshape(B, T, H, E).transpose(1, 2)
+        return mixed[:, :1].expand_as(mixed) if self.merge == "first head" else mixed
 
     def _regroup(self, x: Tensor, times: int) -> Tensor:
         return x.repeat(1, times, 1, 1) if self.groups == "tile" else x.repeat_interleave(times, 1)
@@ -173,6 +240,7 @@ class AttentionVariant:
         """Return the sink logits (H, columns) that join the softmax; None if there are none."""
         if sinks is None or self.sinks == "dropped":
             return None
+        sinks = sinks.expand(n.H)
         heads = torch.arange(n.H, device=sinks.device)
         taken = {
             "of the group": heads // (n.H // n.G),
@@ -206,8 +274,9 @@ class AttentionVariant:
             mask = ~question.mask if self.mask_argument == "inverted" else question.mask
             allowed = allowed & (mask.mT if self.mask_argument == "transposed" else mask)
         if question.padding is not None and self.padding != "ignored":
-            is_token = question.padding if self.padding == "as given" else ~question.padding
-            allowed = allowed & is_token[:, None, None, :]
+            is_token = ~question.padding if self.padding == "inverted" else question.padding
+            queries = self.padding == "queries"
+            allowed = allowed & (is_token[:, None, :, None] if queries else is_token[:, None, None, :])
         return ~allowed if self.inverted else allowed
 
     def _mask_scores(self, scores: Tensor, allowed: Tensor, scale: float) -> Tensor:
@@ -225,8 +294,14 @@ class AttentionVariant:
             return scores + (~allowed).to(scores) * -torch.inf
         return scores  # "after": see `_normalise`
 
-    def _normalise(self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None) -> Tensor:
-        """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax."""
+    def _normalise(
+        self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None, scale: float
+    ) -> Tensor:
+        """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax.
+
+        "exp" subtracts no maximum, "none" is no softmax, "twice" is a softmax of the softmax, "scaled"
+        multiplies the weights by the scale, and "renormalise" goes with masking "after".
+        """
         if sinks is not None:
             columns = sinks.to(masked)[:, None].expand(*masked.shape[:-1], -1)
             joined = torch.cat([masked, columns], -1)
@@ -234,8 +309,14 @@ class AttentionVariant:
         if self.normalise == "exp":
             weights = masked.exp()
             weights = weights / weights.sum(self.axis, keepdim=True)
+        elif self.normalise == "none":
+            weights = masked
         else:
             weights = torch.softmax(masked, self.axis)
+        if self.normalise == "twice":
+            weights = torch.softmax(weights, self.axis)
+        elif self.normalise == "scaled":
+            weights = weights * scale
         if self.masking == "after" and allowed is not None:
             weights = weights * allowed.to(weights)
             if self.normalise == "renormalise":

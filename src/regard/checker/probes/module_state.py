@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,11 +10,11 @@ import torch
 from regard.checker.cases import Cases
 from regard.checker.errors import CheckError
 from regard.checker.intent import TOLERANCE
-from regard.checker.oracle.oracle import expected_answer, relative_error
+from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import build
-from regard.checker.subject.subject import copy_module
+from regard.checker.subject.subject import copy_module, in_dtype
 from regard.checker.understand import max_length, plain_tensors
 
 
@@ -48,14 +49,16 @@ def _check_move(session: CheckSession) -> None:
     fresh = copy_module(module)
     reply = session.subject.run(question, module=fresh)
     plain = list(plain_tensors(fresh))
-    moved = copy_module(fresh).to("meta")
-    meta_question = question.map_inputs(lambda x: x.to("meta"))
     if reply.answer is None:
         return
+    if not plain:
+        session.add_pass(".to()", "every tensor is a parameter or a buffer")
+        return
+    moved = copy_module(fresh).to("meta")
+    meta_question = question.map_inputs(lambda x: x.to("meta"))
     meta_reply = session.subject.run(meta_question, module=moved)
-    if meta_reply.error is None or not plain:
-        if meta_reply.error is None:
-            session.add_pass(".to()", "everything moves")
+    if meta_reply.error is None:
+        session.add_pass(".to()", "everything moves")
         return
     # If it runs once the plain tensors are moved by hand, these are the reason.
     for place, tensor in plain:
@@ -73,6 +76,7 @@ def _check_move(session: CheckSession) -> None:
             "plain-attribute",
             f"`{place}` is a plain tensor: moved to another device, forward raises "
             f"{meta_reply.error_line[:120]}.",
+            distance=math.inf,
             warning=only_used,
         )
 
@@ -87,7 +91,7 @@ def _check_state_dict(session: CheckSession) -> None:
         fresh = build(cls, session.subject.init)
         double = session.subject.module_as(session.dtype)
         assert double is not None
-        fresh = fresh.to(session.dtype).eval()
+        fresh = in_dtype(fresh, session.dtype).eval()
         fresh.load_state_dict(double.state_dict())
     except (CheckError, RuntimeError) as error:
         session.add_failure(
@@ -109,6 +113,7 @@ def _check_state_dict(session: CheckSession) -> None:
             "saved and loaded, it gives another output",
             "plain-attribute",
             f"state_dict does not hold {missing}: a loaded copy gives another output.",
+            distance=relative_error(loaded.answer, saved.answer) / TOLERANCE,
         )
 
 
@@ -133,7 +138,7 @@ def _check_lengths(session: CheckSession) -> None:
             if error < TOLERANCE:
                 session.add_pass(name, f"{T} tokens")
             else:
-                session.add_failure(name, f"{T} tokens: off by {error:.1g}, without an error")
+                session.add_failure(name, f"with {T} tokens it {describe_difference(error)}")
         elif limit == T:
             session.add_failure(name, f"{T} tokens raised {reply.error_line}")
         elif isinstance(reply.error, ValueError | AssertionError | IndexError) and _mentions_length(
@@ -180,6 +185,7 @@ def _check_other_length(session: CheckSession) -> None:
             "persistent-mask",
             f"The state_dict holds `{blocking[0]}` {tuple(state[blocking[0]].shape)}, which does not fit a "
             "module with another maximum length.",
+            distance=math.inf,
         )
     else:
         session.add_pass("weights load at another length")

@@ -7,17 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, explain_parts
 from regard.checker.evidence import against_softmax
 from regard.checker.intent import TOLERANCE, Intent, Observation
-from regard.checker.oracle.oracle import expected_answer, relative_error
+from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.probes.kernels import kernel_questions, optional_kernel_questions
 from regard.checker.session import CheckSession
 from regard.checker.subject.observe import ObservedSubject
+from regard.checker.subject.parts import attention_parts, model_sentence
 from regard.checker.subject.subject import SEQUENCES, MaskForm, Reply
 from regard.checker.understand import Understanding
 
@@ -39,13 +41,18 @@ def probe_output(session: CheckSession) -> None:
         session.undecided = UNDECLARED_MOD
         session.add_skip("output", "nothing says what this function should do")
         return
+    parts = [] if session.module is None else attention_parts(session.module)
+    if session.understanding.right_intent is None and len(parts) > 1:
+        session.undecided = model_sentence(parts)
+        session.add_skip("output", f"it holds {len(parts)} attentions")
+        return
     observations = _observe(session)
     errors = [(observation.question.name, _error(session, observation)) for observation in observations]
     wrong = {name: error for name, error in errors if not error < TOLERANCE}
     if not wrong:
         if session.mixed:
             session.add_diagnosis("batch-items-mixed", session.mixed)
-        _check_shared_projection(session)
+        _check_parameters(session)
         _record_results(session, observations, wrong)
         return
     _diagnose_output(session, observations, wrong)
@@ -72,28 +79,62 @@ def _record_results(session: CheckSession, observations: list[Observation], wron
     """Record a pass or a failure for every question; `wrong` holds the errors of those that failed."""
     for name in dict.fromkeys(observation.question.name for observation in observations):
         if name in wrong:
-            session.add_failure(name, _describe_error(wrong[name]))
+            session.add_failure(name, describe_difference(wrong[name]))
         else:
             session.add_pass(name)
 
 
-def _check_shared_projection(session: CheckSession) -> None:
-    """Find one projection used for several roles: the output is right for these weights, but a mistake."""
+def _check_parameters(session: CheckSession) -> None:
+    """Find weights that are not used, or used for several roles: right for these weights, but a mistake."""
+    if session.module is None or not any(True for _ in session.module.parameters()):
+        return
+    unused = _unused_parameters(session)
+    sinks = [path for path in unused if "sink" in path]
+    if sinks:
+        evidence = f"No output depends on `{sinks[0]}`."
+        session.add_mistake("sink logits", "not used", "sink-dropped", evidence)
+    elif unused:
+        session.notes.append(f"no output depends on {', '.join(f'`{path}`' for path in unused[:3])}")
+    _check_shared_projection(session, unused)
+
+
+def _unused_parameters(session: CheckSession) -> list[str]:
+    """Return the parameters that have no gradient, though the output has one."""
+    module = session.subject.module_as(session.dtype)
+    reply = session.subject.run(session.cases.plain().to(session.dtype), module=module)
+    if module is None or reply.answer is None or not reply.answer.output.requires_grad:
+        return []
+    named = dict(module.named_parameters())
+    output = reply.answer.output
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    try:
+        gradients = torch.autograd.grad(
+            (output * weights.to(output)).sum(), list(named.values()), allow_unused=True
+        )
+    except RuntimeError:  # without a backward pass nothing is known
+        return []
+    return [path for path, gradient in zip(named, gradients, strict=True) if gradient is None]
+
+
+def _check_shared_projection(session: CheckSession, unused: list[str]) -> None:
+    """Find one projection used for several roles; a failure if all share it, or if another is not used."""
     intent = session.understanding.right_intent
     if intent is None or session.module is None or session.subject.inputs != "x":
         return
     question = session.cases.plain()
     with torch.no_grad():
         query, key, value = intent.wiring.project(question)
-    if not any(True for _ in session.module.parameters()):
-        return
     pairs = [(query, key, "query and key"), (key, value, "key and value"), (query, value, "query and value")]
     same = [names for first, second, names in pairs if first.equal(second)]
     if same:
         names = "query, key and value" if len(same) == 3 else same[0]
         evidence = f"One projection makes {names}."
         session.add_mistake(
-            "projections", f"{names} share one", "one-projection", evidence, warning=len(same) < 3
+            "projections",
+            f"{names} share one",
+            "one-projection",
+            evidence,
+            warning=len(same) < 3 and not unused,
         )
 
 
@@ -216,9 +257,15 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
         return [subject.mask_form, MaskForm("look", 4)]
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
-    ranks = {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(subject.layout, [2, 4, 3])
-    ranks = [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else ranks
+    ranks = (
+        [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else mask_ranks(subject.layout)
+    )
     return [MaskForm(kind, rank) for kind in kinds for rank in ranks]
+
+
+def mask_ranks(layout: str) -> list[int]:
+    """Return the ranks that a mask usually has for inputs of this layout."""
+    return {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(layout, [2, 4, 3])
 
 
 def _best_form(
@@ -253,9 +300,10 @@ def _adds_mask(session: CheckSession, question: Question, reply: Reply) -> bool:
         return True
     assert question.mask is not None
     added = intent.apply(replace(question, mask=None, bias=question.mask.double()))
+    projected = intent.wiring.project(question)
     variants = (CORRECT, replace(CORRECT, masking="scaled"))
     return any(
-        relative_error(_answer_of(reply), variant.answer(added, intent.wiring)) < TOLERANCE
+        relative_error(_answer_of(reply), variant.answer(added, intent.wiring, projected)) < TOLERANCE
         for variant in variants
     )
 
@@ -315,16 +363,33 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         matches = explain_parts(observations, intents, session.source)
     if not matches and not session.mixed and _is_undecided(session, wrong, unknown):
         return
+    if matches and matches[0].names == ("inverted-mask",) and _is_convention(session, wrong):
+        name = session.subject.arguments["mask"]
+        session.undecided = (
+            f"True in `{name}` hides, and only you know whether it should: say true_means='hide', or "
+            "'look' if that is a mistake"
+        )
+        form = replace(session.compared.mask_form, kind="hide")
+        session.compared.mask_form = session.subject.mask_form = form
+        _record_results(session, observations, {})
+        return
     _record_results(session, observations, wrong)
+    distance = max(wrong.values()) / TOLERANCE
     for match in matches[:1] if matches and len(matches[0].names) > 1 else matches[:3]:
-        session.add_match(match)
+        session.add_match(match, distance)
     if not matches and not session.mixed:
         worst = max(wrong.values())
         if worst < 3e-2:
             evidence = f"The output is right only to {worst:.0e}, even in float64: precision is lost."
-            session.add_diagnosis("precision-lost", evidence, worst)
+            session.add_diagnosis("precision-lost", evidence, worst, distance=distance)
         else:
             session.example = _smallest_failure(session, observations, intents[0])
+
+
+def _is_convention(session: CheckSession, wrong: dict[str, float]) -> bool:
+    """Return whether an inverted mask may be a convention: an argument of which nothing is said."""
+    stated = session.options.get("true_means") is not None
+    return "mask" in session.subject.arguments and not stated and wrong.keys() <= {"mask", "padding"}
 
 
 def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[Match]:
@@ -338,7 +403,7 @@ def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[M
         reply = observed.compared.run(question.to(observed.dtype))
         if reply.answer is not None:
             observations.append(Observation(question, reply.answer))
-    return diagnose(observations, observed.intents, session.source)
+    return diagnose(observations, observed.intents, session.source, pairs=len(observed.intents) <= 4)
 
 
 def _is_undecided(session: CheckSession, wrong: dict[str, float], unknown: str) -> bool:
@@ -394,14 +459,6 @@ def _unknown(session: CheckSession, intent: Intent) -> str:
     return ", ".join(names)
 
 
-def _describe_error(error: float) -> str:
-    return (
-        "NaN or inf instead of numbers"
-        if error == float("inf")
-        else f"off by {error:.1g} of the largest number"
-    )
-
-
 def _smallest_failure(session: CheckSession, observations: list[Observation], intent: Intent) -> str:
     """Describe the smallest question that fails, and its first wrong number."""
     sizes = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
@@ -418,15 +475,22 @@ def _smallest_failure(session: CheckSession, observations: list[Observation], in
 
 def _first_difference(observation: Observation, intent: Intent) -> str:
     question = observation.question
-    expected = expected_answer(intent.apply(question), intent.wiring).output.detach()
-    got = observation.answer.output.detach().double()
-    if got.shape != expected.shape:
-        shapes = f"{tuple(got.shape)}, expected {tuple(expected.shape)}"
-        return f"No known mistake: {question.shapes()} gives {shapes}"
-    off = ~torch.isclose(got, expected, rtol=1e-4, atol=1e-5)
-    index = tuple(int(i) for i in off.nonzero()[0]) if bool(off.any()) else (0,) * got.ndim
+    expected = expected_answer(intent.apply(question), intent.wiring).output
     return (
         "No mistake of the catalogue gives these numbers. The smallest failing case:\n"
+        f"{describe_failure(question, observation.answer.output, expected)}"
+    )
+
+
+def describe_failure(question: Question, output: Tensor, expected: Tensor) -> str:
+    """Return the sizes of a question and the first number that is not the expected one, in two lines."""
+    got, expected = output.detach().double(), expected.detach().double()
+    if got.shape != expected.shape:
+        shapes = f"{tuple(got.shape)}, expected {tuple(expected.shape)}"
+        return f"  {question.name}, {question.shapes()}\n  the output has shape {shapes}"
+    off = ~torch.isclose(got, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    index = tuple(int(i) for i in off.nonzero()[0]) if bool(off.any()) else (0,) * got.ndim
+    return (
         f"  {question.name}, {question.shapes()}\n"
         f"  output{list(index)}  expected {expected[index]:.6g}  got {got[index]:.6g}"
         f"  ({int(off.sum())} of {off.numel()} numbers differ)"

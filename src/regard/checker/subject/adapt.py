@@ -236,7 +236,7 @@ def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
             if parameter.dtype.is_floating_point:
                 fresh = torch.randn(parameter.shape, dtype=torch.float64)
                 norm = parameter.ndim == 1 and "norm" in path.lower() and not path.endswith("bias")
-                spread = 0.5 if parameter.ndim < 2 else max(parameter.shape[-2:]) ** -0.5
+                spread = 0.5 if parameter.ndim < 2 else max(parameter.shape) ** -0.5
                 parameter.copy_(1.0 + 0.2 * fresh if norm else spread * fresh)
     return own.eval(), lists
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.checker.cases import Cases
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
-from regard.checker.oracle.wiring import Wiring, split_heads
+from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.subject import Reply, Subject
 
@@ -71,7 +72,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._kept.append(output)
             return result
         given = next(x for x, path in zip(tensors, paths, strict=True) if path is None)
-        path = next(path for path in reversed(paths) if path is not None)
+        held = [(x.ndim, path) for x, path in zip(tensors, paths, strict=True) if path is not None]
+        path = max(held)[1]  # of a weight, rather than of its bias
         if (change := self.changes.get(len(self.nodes))) is not None:
             changed = change(output)
             if isinstance(result, Tensor) and not func._schema.is_mutable:
@@ -97,19 +99,52 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(tuple(value.values()))
 
 
+class Axis(NamedTuple):
+    """The axis of the tokens in a node's tensor; two neighbouring axes in an image."""
+
+    first: int
+    axes: int = 1
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """Return the tensor with one axis of tokens, at `first`."""
+        return tensor if self.axes == 1 else tensor.flatten(self.first, self.first + self.axes - 1)
+
+
 class Place(NamedTuple):
     """Where a role's tensor stands: a node, the axis of its tokens, and its channels (None for all)."""
 
     node: int
-    axis: int
+    axis: Axis
     channels: tuple[int, ...] | None = None
 
     def read(self, tensor: Tensor, length: int) -> Tensor:
         """Return (T, channels) of a node's tensor, which must have this length."""
-        if tensor.ndim <= self.axis or tensor.shape[self.axis] != length:
+        rows = self.axis.flat(tensor) if tensor.ndim >= sum(self.axis) else tensor
+        if rows.ndim <= self.axis.first or rows.shape[self.axis.first] != length:
             raise RuntimeError(f"its forward pass takes another way for {length} tokens")
-        flat = tensor.movedim(self.axis, 0).flatten(1)
+        flat = rows.movedim(self.axis.first, 0).flatten(1)
         return flat if self.channels is None else flat[:, list(self.channels)]
+
+
+Edit = tuple[Place, int | None, Callable[[Tensor], Tensor]]  # where, at which token (None: all), and what
+
+
+def _changes(edits: list[Edit]) -> dict[int, Callable[[Tensor], Tensor]]:
+    """Return the changes of nodes that make all these edits."""
+
+    def change(own: list[Edit], x: Tensor) -> Tensor:
+        changed = x.clone(memory_format=torch.contiguous_format)
+        for place, token, edit in own:
+            rows = place.axis.flat(changed).movedim(place.axis.first, 0)  # a view
+            channels = slice(None) if place.channels is None else list(place.channels)
+            for row in rows if token is None else rows[token : token + 1]:
+                flat = row.flatten()
+                flat[channels] = edit(flat[channels])
+                row.copy_(flat.view(row.shape))
+        return changed
+
+    nodes = {place.node for place, _, _ in edits}
+    return {node: partial(change, [edit for edit in edits if edit[0].node == node]) for node in nodes}
 
 
 def _at(nodes: list[Node], place: Place) -> Node:
@@ -129,6 +164,8 @@ class Core:
     paths: dict[str, tuple[str, ...]]  # the parameters of each role
     surroundings: tuple[str, ...] = ()  # parameters of nodes around the attention
     on_scores: tuple[str, ...] = ()  # parameters that are added to the scores, or multiply them
+    head_axes: bool = False  # whether a weight has an axis of heads, so that their order cannot be a mistake
+    crossed: bool = False  # whether a role is made of another input than the one of its name
 
     @property
     def shared(self) -> list[str]:
@@ -158,25 +195,28 @@ class ObservedSubject(Subject):
             merged.append(torch.cat(parts, -1) if parts else reply.answer.output[0])
         return Reply(Answer(torch.stack(merged)))
 
-    def merged_with_values(self, question: Question, token: int | None, added: float) -> Tensor:
-        """Return the merged heads (T, H·E) of one sequence, with a number added to all values of a token."""
+    def weights(self, question: Question, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return the weights (channels, T, S) of one sequence, and how far its output bends in the values.
+
+        The queries are multiplied by `factor`. A number is added to the values of one token after the other:
+        what the merged heads gain is its weight.
+        """
         assert self.core is not None
+        core = self.core
 
-        def change(place: Place) -> Callable[[Tensor], Tensor]:
-            def add(x: Tensor) -> Tensor:
-                changed = x.movedim(place.axis, 0).flatten(1).clone()
-                channels = slice(None) if place.channels is None else list(place.channels)
-                changed[token, channels] += added
-                return changed.view(x.movedim(place.axis, 0).shape).movedim(0, place.axis).contiguous()
+        def merged(token: int, added: float) -> Tensor:
+            edits: list[Edit] = [(place, None, lambda row: row * factor) for place in core.query]
+            edits += [(place, token, lambda row: row + added) for place in core.value]
+            reply, nodes = _watch(self, question, _changes(edits))
+            if reply.answer is None:
+                raise RuntimeError(reply.error_line)
+            parts = [p.read(_at(nodes, p).given, question.q.shape[-2]) for p in core.merged]
+            return torch.cat(parts, -1) if parts else reply.answer.output[0].detach()
 
-            return add
-
-        changes = {} if token is None else {place.node: change(place) for place in self.core.value}
-        reply, nodes = _watch(self, question, changes)
-        if reply.answer is None:
-            raise RuntimeError(reply.error_line)
-        parts = [p.read(_at(nodes, p).given, question.q.shape[-2]) for p in self.core.merged]
-        return torch.cat(parts, -1) if parts else reply.answer.output[0].detach()
+        base = merged(0, 0.0)
+        columns = [merged(s, 1.0) - base for s in range(question.k.shape[-2])]
+        bent = (merged(0, 2.0) - base - 2 * columns[0]).abs().max() / base.abs().max().clamp_min(1e-30)
+        return torch.stack(columns, -1).transpose(0, 1), bent
 
     def observe(self, question: Question) -> tuple[Tensor, Tensor, Tensor]:
         """Return the module's own queries, keys and values on a question, (B, T, width) each."""
@@ -191,8 +231,11 @@ class ObservedSubject(Subject):
     def _observe(self, question: Question) -> list[Tensor]:
         assert self.core is not None
         items = []
-        for item in _items(question):
-            reply, nodes = _watch(self, item, {})
+        bare = replace(question, mask=None, padding=None, bias=None)  # projections do not depend on masks
+        for item, plain in zip(_items(question), _items(bare), strict=True):
+            reply, nodes = _watch(self, plain, {})
+            if reply.answer is None:
+                reply, nodes = _watch(self, item, {})
             if reply.answer is None:
                 raise RuntimeError(reply.error_line)
             T, S = item.q.shape[-2], item.k.shape[-2]
@@ -209,16 +252,16 @@ class ObservedWiring(Wiring):
     interleaved: bool = False  # the channels of one head are H apart, in queries, keys and values
     merged_interleaved: bool = False  # the same in the merged heads, as einsum orders them
 
-    def project(self, question: Question, *, view: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, question: Question, *, split: str = "transpose") -> tuple[Tensor, Tensor, Tensor]:
         """Return the module's own queries, keys and values, split into heads."""
         assert self.observed is not None
-        raw = self.observed.observe(question)
-        parts = []
-        for x, heads in zip(raw, (self.heads, self.groups, self.groups), strict=True):
-            if self.interleaved:
-                x = x.unflatten(-1, (-1, heads)).mT.flatten(-2)  # type: ignore[no-untyped-call]
-            parts.append(split_heads(x, heads, view))
-        return parts[0], parts[1], parts[2]
+        q, k, v = self.observed.observe(question)
+        if self.interleaved:
+            q, k, v = (
+                x.unflatten(-1, (-1, heads)).mT.flatten(-2)  # type: ignore[no-untyped-call]
+                for x, heads in ((q, self.heads), (k, self.groups), (v, self.groups))
+            )
+        return self.split(q, k, v, split)
 
     def finish(
         self, mixed: Tensor, free: Tensor | None, *, view: bool = False, skip: bool = False
@@ -251,7 +294,7 @@ def _watch(
     dropout: bool = False,
 ) -> tuple[Reply, list[Node]]:
     """Run a subject's module on one sequence and record its nodes."""
-    module = module or subject.module_as(question.dtype)
+    module = module or subject.runnable(question.dtype)
     assert module is not None
     watch = _Watch(module, changes)
     with torch.enable_grad(), watch:  # without gradients PyTorch would run fused encoders as one operation
@@ -344,7 +387,7 @@ class _Finder:
     def _core(
         self,
         places: dict[str, list[Place]],
-        axes: dict[int, int],
+        axes: dict[int, Axis],
         effects: dict[int, _Effect],
         roles: dict[int, str],
     ) -> Core | None:
@@ -370,26 +413,68 @@ class _Finder:
         }
         scores = dict.fromkeys(node.path for node in self.nodes if self._is_scores(node.output))
         return Core(
-            tuple(query), tuple(key), tuple(value), tuple(merged), paths, tuple(around), tuple(scores)
+            tuple(query),
+            tuple(key),
+            tuple(value),
+            tuple(merged),
+            paths,
+            tuple(around),
+            tuple(scores),
+            head_axes=self._has_head_axes(paths),
+            crossed=self._is_crossed(query, key, value),
         )
+
+    def _has_head_axes(self, paths: dict[str, tuple[str, ...]]) -> bool:
+        assert self.subject.module is not None
+        used = {path for group in paths.values() for path in group}
+        layers = dict(self.subject.module.named_modules())
+        return any(
+            p.ndim > 2 and not isinstance(layers[name.rpartition(".")[0]], nn.Conv1d | nn.Conv2d)
+            for name, p in self.subject.module.named_parameters()
+            if name in used
+        )
+
+    def _is_crossed(self, query: list[Place], key: list[Place], value: list[Place]) -> bool:
+        """Return whether queries, keys or values do not change with the input that they are named after."""
+        question = self.question
+        if question.k is question.q:
+            return False
+        inputs = {"q": query, "k": key, "v": value}
+        for name, places in inputs.items():
+            if name in "kv" and question.k is question.v:
+                changed = replace(question, k=(moved := question.k + 1.0), v=moved)
+            else:
+                changed = replace(question, **{name: getattr(question, name) + 1.0})
+            _, nodes = self._outputs(changed, {})
+            if not all(self._moves(nodes, place) for place in places):
+                return True
+        return False
+
+    def _moves(self, nodes: list[Node], place: Place) -> bool:
+        before, after = self.nodes[place.node].output, _at(nodes, place).output
+        return before.shape == after.shape and not torch.allclose(before, after)
 
     def _is_scores(self, x: Tensor) -> bool:
         return x.is_floating_point() and sum(size in (self.T, self.S) for size in x.shape) >= 2
 
-    def _axis(self, x: Tensor) -> int | None:
+    def _axis(self, x: Tensor) -> Axis | None:
         """Return the axis of the tokens; None if there is none, or two (these are scores)."""
         if not x.is_floating_point():
             return None
-        axes = [axis for axis, size in enumerate(x.shape) if size in (self.T, self.S)]
+        axes = [Axis(axis) for axis, size in enumerate(x.shape) if size in (self.T, self.S)]
+        if not axes and self.subject.layout in ("BCHW", "BHWC"):
+            pairs = [Axis(i, 2) for i in range(1, x.ndim - 1) if x.shape[i] * x.shape[i + 1] == self.T]
+            axes = pairs[-1:] if self.subject.layout == "BCHW" else pairs[:1]
         return axes[0] if len(axes) == 1 else None
 
-    def _effect(self, node: int, axis: int) -> _Effect:
+    def _effect(self, node: int, axis: Axis) -> _Effect:
         """Perturb a node at one token, in both directions, and with a single token."""
-        shape = [n for a, n in enumerate(self.nodes[node].output.shape) if a != axis]
+        before = axis.flat(self.nodes[node].output)
+        shape = [n for a, n in enumerate(before.shape) if a != axis.first]
         draw = torch.Generator().manual_seed(node)
         noise = torch.randn(shape, generator=draw, dtype=torch.float64).to(self.question.dtype)
         crossed = self.S != self.T
-        token = min(self.token, self.nodes[node].output.shape[axis] - 1)
+        token = min(self.token, before.shape[axis.first] - 1)
         up, nodes = self._run(self.question, node, axis, token, noise)
         down, _ = self._run(self.question, node, axis, token, -noise)
         same, _ = self._run(self.same, node, axis, token, noise)
@@ -398,8 +483,8 @@ class _Finder:
         others = int(rows.sum()) > (1 if crossed else int(own))
         feeds = frozenset(
             j
-            for j, (before, after) in enumerate(zip(self.nodes, nodes, strict=False))
-            if j > node and not torch.allclose(before.given, after.given, rtol=1e-7, atol=1e-9)
+            for j, (old, new) in enumerate(zip(self.nodes, nodes, strict=False))
+            if j > node and not torch.allclose(old.given, new.given, rtol=1e-7, atol=1e-9)
         )
         bent = bool(self._changed(up + down, 2 * self.output).any())
         return _Effect(bool(self._changed(same, self.same_output).any()), others, own, feeds, bent)
@@ -410,20 +495,21 @@ class _Finder:
         return (output - before).abs().amax(-1) > threshold
 
     def _run(
-        self, question: Question, node: int, axis: int, token: int, noise: Tensor
+        self, question: Question, node: int, axis: Axis, token: int, noise: Tensor
     ) -> tuple[Tensor, list[Node]]:
         """Return the output and the nodes with a node's output changed at one token."""
 
         def change(x: Tensor) -> Tensor:
-            changed = x.clone()
-            changed.select(axis, token).add_(noise)
+            changed = x.clone(memory_format=torch.contiguous_format)
+            axis.flat(changed).select(axis.first, token).add_(noise)
             return changed
 
         return self._outputs(question, {node: change})
 
-    def _fused_roles(self, node: int, axis: int) -> dict[str, tuple[int, ...] | None]:
+    def _fused_roles(self, node: int, axis: Axis) -> dict[str, tuple[int, ...] | None]:
         """Return the roles of a node that has several, and the channels of each: a fused projection."""
-        width = self.nodes[node].output.numel() // self.nodes[node].output.shape[axis]
+        output = axis.flat(self.nodes[node].output)
+        width = output.numel() // output.shape[axis.first]
         if width > 768:
             return {"value": None}
         for size in (width // 3 // self.heads, 1):  # whole heads, if their first and last channels agree
@@ -439,12 +525,13 @@ class _Finder:
             break
         return {name: tuple(channels) for name, channels in found.items()}
 
-    def _channel_role(self, node: int, axis: int, channel: int) -> str:
+    def _channel_role(self, node: int, axis: Axis, channel: int) -> str:
         """Return the role of one channel of a node."""
-        shape = [n for a, n in enumerate(self.nodes[node].output.shape) if a != axis]
+        output = axis.flat(self.nodes[node].output)
+        shape = [n for a, n in enumerate(output.shape) if a != axis.first]
         noise = torch.zeros(math.prod(shape), dtype=self.question.dtype)
         noise[channel] = 1.0
-        token = min(self.token, self.nodes[node].output.shape[axis] - 1)
+        token = min(self.token, output.shape[axis.first] - 1)
         same, _ = self._run(self.same, node, axis, token, noise.view(shape))
         if bool(self._changed(same, self.same_output).any()):
             return "value"
@@ -491,8 +578,12 @@ def observed_wirings(
         if H % G or v % G or H * (v // G) != merged:
             continue
         plain = ObservedWiring(H, G, splits=True, width=question.q.shape[-1], scale=scale, observed=subject)
-        orders = [(False, False), (False, True), (True, True), (True, False)] if H > 1 else [(False, False)]
-        wirings += [replace(plain, interleaved=a, merged_interleaved=b) for a, b in orders]
+        wirings.append(plain)
+        if H > 1 and subject.core.head_axes:  # an einsum may order its sums by channel, then by head
+            wirings += [
+                replace(plain, interleaved=a, merged_interleaved=b)
+                for a, b in ((False, True), (True, True), (True, False))
+            ]
     return wirings
 
 

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from regard.checker.errors import CheckError
 from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
+from regard.checker.subject import vocabulary
 from regard.checker.subject.layouts.layout import KernelLayout, parameters_of, to_device
 from regard.checker.subject.tables import RotaryTables
 
@@ -157,6 +158,7 @@ class Subject:
     arrays: bool = False  # whether it takes and returns NumPy arrays
     head_width: int | None = None  # the only width of a head that is right for it, if it declares one
     plain_lists: tuple[str, ...] = ()  # lists of modules that are not registered
+    asked: list[Question] = field(default_factory=list)  # every question so far
     kernel_layouts: tuple[KernelLayout, ...] = ()  # those that a kernel may take, likeliest first
     kernel_layout: KernelLayout | None = None  # the one that it takes; None for plain tensors
     device: str = "cpu"
@@ -178,8 +180,16 @@ class Subject:
             return None
         place = dtype, device or self.device
         if place not in self._copies:
-            self._copies[place] = copy_module(self.module).to(place[1], dtype).eval()
+            self._copies[place] = in_dtype(copy_module(self.module), dtype).to(place[1]).eval()
         return self._copies[place]
+
+    def runnable(self, dtype: torch.dtype) -> nn.Module | None:
+        """Return the module to run: a new copy each time, if it may keep a cache from call to call."""
+        module = self.module_as(dtype)
+        stateful = module is not None and any(
+            vocabulary.is_cache(name) for part in module.modules() for name in (*vars(part), *part._buffers)
+        )
+        return copy_module(module) if module is not None and stateful else module
 
     def replaced(self, **changes: Any) -> Subject:
         """Return the subject with some fields changed."""
@@ -196,7 +206,8 @@ class Subject:
 
         `module` is run instead of the subject's own copy. `dropout` leaves dropout enabled.
         """
-        target = self.target if self.module is None else (module or self.module_as(question.dtype))
+        self.asked.append(question)
+        target = self.target if self.module is None else (module or self.runnable(question.dtype))
         if module is not None and self.device != "cpu":
             target = module.to(self.device)
         assert target is not None
@@ -411,6 +422,17 @@ def _from_arrays(result: Any) -> Any:
         if type(result).__module__ == "numpy" and hasattr(result, "shape")
         else result
     )
+
+
+def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert a module's floating-point tensors; complex ones stay complex, which `.to(dtype)` would undo."""
+    wide = torch.complex128 if dtype == torch.float64 else torch.complex64
+
+    def convert(x: Tensor) -> Tensor:
+        return x.to(wide) if x.is_complex() else x.to(dtype) if x.is_floating_point() else x
+
+    converted: nn.Module = module._apply(convert)  # type: ignore[no-untyped-call]
+    return converted
 
 
 def copy_module(module: nn.Module) -> nn.Module:
