@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from regard.checker.catalogue import CATALOGUE
-
 from regard.checker.cases import Cases
+from regard.checker.catalogue import CATALOGUE
 from regard.checker.errors import CheckError
 from regard.checker.intent import TOLERANCE
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error

@@ -59,8 +59,8 @@ def probe_output(session: CheckSession) -> None:
 
 
 UNDECLARED_MOD = (
-    "it equals no mask or score that the check knows (causal, windows, prefixes, chunks, soft caps): say what "
-    "it should be with causal=, window= or softcap="
+    "it equals no mask or score that the check knows (causal, windows, prefixes, chunks, soft caps): say "
+    "what it should be with causal=, window= or softcap="
 )
 
 
