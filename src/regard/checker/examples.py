@@ -5,6 +5,7 @@ They are source text, so that `regard explain-mistake` can show the program that
 
 from __future__ import annotations
 
+from regard.checker.distributed_examples import DISTRIBUTED_NAMES, DISTRIBUTED_TEMPLATES
 from regard.checker.mistakes.mistake import Mistake
 
 FUNCTION = """\
@@ -116,8 +117,8 @@ class CausalAttention(nn.Module):
         return out, cache
 """
 
-TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER}
-NAMES = {"function": "attention", "head": "CausalHead", "layer": "CausalAttention"}
+TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER} | DISTRIBUTED_TEMPLATES
+NAMES = {"function": "attention", "head": "CausalHead", "layer": "CausalAttention"} | DISTRIBUTED_NAMES
 
 
 def plant_mistake(mistake: Mistake, kind: str) -> str:
@@ -133,4 +134,7 @@ def plant_mistake(mistake: Mistake, kind: str) -> str:
 def example_program(mistake: Mistake) -> str:
     """Return a program that contains the mistake and prints the report of `regard.check`."""
     kind = next(iter(mistake.plants))
-    return f"{plant_mistake(mistake, kind)}\n\nfrom regard import check\n\nprint(check({NAMES[kind]}))\n"
+    call = f"print(check({NAMES[kind]}))"
+    if kind in DISTRIBUTED_TEMPLATES:  # every process imports the program
+        call = f'if __name__ == "__main__":\n    print(check({NAMES[kind]}, processes=2))'
+    return f"{plant_mistake(mistake, kind)}\n\nfrom regard import check\n\n{call}\n"
