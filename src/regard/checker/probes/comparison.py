@@ -31,7 +31,7 @@ from regard.checker.probes.numbers import (
 from regard.checker.probes.output import describe_difference, mask_ranks
 from regard.checker.session import CheckSession
 from regard.checker.shared_weights import WeightMatch
-from regard.checker.subject.subject import MaskForm, Reply, Subject, arguments_of, copy_module
+from regard.checker.subject.subject import MaskForm, Reply, Subject, arguments_of, cast_module, copy_module
 
 
 @dataclass(frozen=True)
@@ -480,7 +480,7 @@ def _measure(pair: ReferencePair, question: Question, dtype: torch.dtype) -> tup
     """Return the code's error at a precision and its ratio to the reference's, or why there is none."""
     rounded = question.to(dtype)
     own = pair.reference.subject.module_as(dtype)
-    module = None if own is None else copy_module(own).double()
+    module = None if own is None else cast_module(copy_module(own), torch.float64)
     exact = pair.reference.subject.run(rounded.to(torch.float64), module=module).answer
     mine, theirs = pair.session.subject.run(rounded), pair.reference.subject.run(rounded)
     for name, reply in ((pair.session.subject.name, mine), (pair.name, theirs)):

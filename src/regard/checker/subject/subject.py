@@ -140,7 +140,7 @@ class Subject:
         if self.module is None:
             return None
         if dtype not in self._copies:
-            self._copies[dtype] = copy_module(self.module).to(dtype).eval()
+            self._copies[dtype] = cast_module(copy_module(self.module), dtype).eval()
         return self._copies[dtype]
 
     def replaced(self, **changes: Any) -> Subject:
@@ -280,6 +280,17 @@ def copy_module(module: nn.Module) -> nn.Module:
     finally:
         for part, attributes in saved:
             part.__dict__.update(attributes)
+
+
+def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast a module in place. Complex buffers, such as rotations, stay complex: `.to()` would cut them."""
+    complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
+
+    def cast(x: Tensor) -> Tensor:
+        return x.to(complex_dtype) if x.is_complex() else x.to(dtype) if x.is_floating_point() else x
+
+    module._apply(cast)  # type: ignore[no-untyped-call]
+    return module
 
 
 def _detach(value: Any) -> Any:
