@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from regard.checker.checker import check
+from regard.checker.errors import CheckError
 from regard.checker.report import Report
 
 
@@ -25,7 +26,10 @@ def assert_attention(thing: Any, *, allow_undecided: bool = False, **options: An
     Returns the report. If the verdict is another, the report is the message of the AssertionError.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
-    report = check(thing, **options)
+    try:
+        report = check(thing, **options)
+    except CheckError as error:
+        raise error.with_traceback(None) from None  # without the frames of the checker
     if report.ok or (allow_undecided and report.verdict == "undecided"):
         return report
-    raise AssertionError(f"\n{report}")
+    raise AssertionError(str(report)) from None

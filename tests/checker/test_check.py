@@ -66,7 +66,7 @@ def test_the_inverted_mask_of_a_published_notebook_is_named_without_a_hint():
 
 def test_a_constant_scale_is_read_off_the_numbers():
     report = check(lambda q, k, v: torch.softmax(q @ k.mT / 8, -1) @ v)
-    assert report.diagnoses[0].name == "scale-out-of-step"
+    assert report.diagnoses[0].name == "constant-scale"
     assert "1/√64" in report.diagnoses[0].what
 
 

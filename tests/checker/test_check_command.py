@@ -57,7 +57,9 @@ def test_the_catalogue_lists_every_mistake():
 def test_a_mistake_is_explained_with_an_example_that_runs(tmp_path):
     result = run("explain-mistake", "softmax-over-queries")
     assert result.exit_code == 0
-    assert "dim=-2" in result.output
+    assert "-     weights = torch.softmax(scores, dim=-2)\n" in result.output
+    assert "+     weights = torch.softmax(scores, dim=-1)\n" in result.output
+    assert len(result.output.splitlines()) <= 24
     code = run("explain-mistake", "no-scale", "--code").stdout
     (tmp_path / "example.py").write_text(code)
     words = [sys.executable, tmp_path / "example.py"]

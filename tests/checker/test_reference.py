@@ -123,10 +123,10 @@ def differential_fused(q, k, v, lam=0.8, scale=None, dim=-1):
 @pytest.mark.parametrize(
     ("wrong", "name"),
     [
-        (lambda q, k, v, lam=0.8: differential_fused(q, k, v, lam, scale=1.0), "scale-out-of-step"),
+        (lambda q, k, v, lam=0.8: differential_fused(q, k, v, lam, scale=1.0), "constant-scale"),
         (
             lambda q, k, v, lam=0.8: differential_fused(q, k, v, lam, scale=q.shape[-1] ** -0.5),
-            "scale-out-of-step",
+            "constant-scale",
         ),
         (
             lambda q, k, v, lam=0.8: differential(q.bfloat16(), k.bfloat16(), v.bfloat16(), lam).to(q),

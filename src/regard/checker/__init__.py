@@ -10,5 +10,17 @@ from regard.checker.catalogue import CATALOGUE, get_mistake
 from regard.checker.checker import check
 from regard.checker.errors import CheckError
 from regard.checker.report import Check, Diagnosis, Report
+from regard.checker.visibility import MistakeDistance, Visibility, measure_visibility
 
-__all__ = ["CATALOGUE", "Check", "CheckError", "Diagnosis", "Report", "check", "get_mistake"]
+__all__ = [
+    "CATALOGUE",
+    "Check",
+    "CheckError",
+    "Diagnosis",
+    "MistakeDistance",
+    "Report",
+    "Visibility",
+    "check",
+    "get_mistake",
+    "measure_visibility",
+]

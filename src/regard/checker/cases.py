@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.checker.oracle.question import Question
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.subject import SEQUENCES, Subject
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,13 @@ class Cases:
 
     subject: Subject
     width: int = 40  # C of (B, T, C), for queries
-    context_width: int = 40  # C of (B, S, C), for keys and values
+    context_width: int = 40  # C of (B, S, C), for keys and, unless `value_width` is given, values
     max_length: int | None = None
     always: dict[str, Any] = field(default_factory=dict)  # softcap, window, rule: part of the module itself
+    powers: bool = False  # widths of heads are powers of two, 16 at least, as many kernels want them
+    multiple: int = 1  # lengths are multiples of this
+    value_width: int | None = None
+    fixed_length: bool = False  # it takes sequences of `max_length` only, or of 7
 
     def plain(
         self,
@@ -44,15 +48,20 @@ class Cases:
 
         `name` is for the report, the letters are sizes, `seed` draws the inputs and `size` scales them.
         """
+        T = 7 if self.fixed_length else T
         T = T if self.max_length is None else min(T, self.max_length)
         S = T if S is None else S if self.max_length is None else min(S, self.max_length)
+        T, S, D = self._kernel_sizes(T, S, D)
         layout, inputs = self.subject.layout, self.subject.inputs
+        if layout in ("BCHW", "BHWC"):
+            T = S = max(2, T - T % 2)  # images of more than one row
+        D = self.subject.head_width or D
         draw = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return size * torch.randn(shape, generator=draw, dtype=torch.float64)
 
-        if layout in ("BTC", "TBC", "TC"):
+        if layout in SEQUENCES:
             B = 1 if layout == "TC" else B
             x = normal(B, T, self.width)
             if inputs == "x":
@@ -61,13 +70,24 @@ class Cases:
                 q = x
                 k = v = normal(B, S, self.context_width)
             else:
-                q, k, v = x, normal(B, S, self.context_width), normal(B, S, self.context_width)
+                k, v = (normal(B, S, C) for C in (self.context_width, self.value_width or self.context_width))
+                q = x
         else:
             H = 1 if layout in ("BTD", "TD") else H
             B = 1 if layout == "TD" else B
             G = H if G is None else min(G, H)
             q, k, v = normal(B, H, T, D), normal(B, G, S, D), normal(B, G, S, D if E is None else E)
         return replace(Question(name, q, k, v), **self.always)
+
+    def _kernel_sizes(self, T: int, S: int, D: int) -> tuple[int, int, int]:
+        """Return lengths and a width that the kernel takes."""
+        kernel = self.subject.kernel_layout
+        if kernel is not None and kernel.square:
+            S = T
+        T, S = (-(-n // self.multiple) * self.multiple for n in (T, S))
+        if kernel is not None and kernel.one_query:
+            T = 1
+        return T, S, max(16, 1 << (D - 1).bit_length()) if self.powers else D
 
     def masked(self, name: str = "mask", seed: int = 0, **sizes: Any) -> Question:
         """Return a question with a random mask: every query sees its own position and some others."""

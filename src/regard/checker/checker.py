@@ -6,6 +6,7 @@ This file runs the probes and assembles the report; it does not know how a probe
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,12 +25,14 @@ from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
 from regard.checker.probes.output import probe_output
+from regard.checker.probes.positions import probe_positions
 from regard.checker.reference import compare_with_reference
 from regard.checker.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import add_promises
 from regard.checker.understand import Understanding, understand
+from regard.checker.understand_kernel import understand_kernel
 
 
 def check(
@@ -97,10 +100,14 @@ def check(
             session = compare_with_reference(thing, oracle, given, options, promises, own_check)
             return _assemble(session, started, strict=strict)
         subject = adapt(thing, add_promises(thing, given, promises), true_means)
+        subject.device = device
         always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
         if "causal" in subject.arguments and subject.arguments["causal"] not in given:
             always["flag"] = causal is True
-        understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
+        if subject.kernel_layouts:
+            understanding = understand_kernel(subject, causal=causal, scale=scale, always=always)
+        else:
+            understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
         session = CheckSession(understanding, options)
         _run_probes(session)
     return _assemble(session, started, strict=strict)
@@ -143,9 +150,11 @@ def _run_probes(session: CheckSession) -> None:
             "they fail",
             "dot-t-on-a-batch",
             "Right on one sequence (T, D); a batch fails, since .T reverses all its dimensions.",
+            distance=math.inf,
             warning=True,
         )
-    for probe in PROBES:
+    kernel = session.subject.kernel_layout
+    for probe in MASK_PROBES if kernel is not None and kernel.makes_mask else PROBES:
         probe(session)
 
 
@@ -155,7 +164,9 @@ def _explain_error(session: CheckSession) -> None:
     if first.used_dot_t:
         shapes = session.cases.plain().shapes()
         evidence = f"On {shapes} it raises {first.error_line}, after using .T on more than two axes."
-        session.add_mistake("runs on a batch", first.error_line, "dot-t-on-a-batch", evidence)
+        session.add_mistake(
+            "runs on a batch", first.error_line, "dot-t-on-a-batch", evidence, distance=math.inf
+        )
         return
     raise CheckError(
         f"{session.subject.name} could not be run on {session.cases.plain().shapes()}: {first.error_line}"
@@ -170,8 +181,10 @@ PROBES = (
     probe_masks,
     probe_dropout,
     probe_cache,
+    probe_positions,
     probe_module_state,
 )
+MASK_PROBES = (probe_batch, probe_output, probe_causality)  # for functions that make masks and do not attend
 
 
 def _describe(understanding: Understanding) -> str:
@@ -190,6 +203,9 @@ def _assumptions(session: CheckSession) -> list[str]:
     """Return what the check assumed or established of the code, one phrase each."""
     understanding = session.understanding
     assumptions = list(understanding.assumptions)
+    kernel = understanding.subject.kernel_layout
+    if kernel is not None and (kernel.one_query or kernel.kind == "mask interface"):
+        return assumptions + session.notes  # whether it is causal is not for it to say
     if "causal" in understanding.subject.arguments:
         assumptions.append(f"causal if {understanding.subject.arguments['causal']} is True")
     elif session.options["causal"] is not None:

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant, CaseSizes, Scale
-from regard.checker.understand import fitting_intents
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def diagnose(
     matchers = [
         VariantMatcher(intent, observations) for intent in fitting_intents(intents, observations)[:12]
     ]
-    singles = [(name, change) for name, m in CATALOGUE.items() for change in m.changes]
+    singles = _single_changes(observations)
     # Single mistakes, then any scale, then approximate matches, then pairs.
     matches = _find_matches(matchers, (((name,), change) for name, change in singles))
     matches = matches or [match for matcher in matchers[:4] for match in _fit_scale(matcher)]
@@ -114,9 +113,10 @@ def diagnose(
     order = list(CATALOGUE)
     unique: dict[tuple[str, ...], Match] = {}
 
-    def complexity(match: Match) -> tuple[int, int, int, int]:
+    def complexity(match: Match) -> tuple[int, bool, int, int, int]:
         return (
             len(match.names),
+            not CATALOGUE[match.names[0]].layouts,  # a mistake of this very layout comes first
             _contradicts_source(match, source),
             match.decisions,
             order.index(match.names[0]),
@@ -125,6 +125,13 @@ def diagnose(
     for match in sorted(matches, key=complexity):
         unique.setdefault(match.names, match)
     return list(unique.values())
+
+
+def _single_changes(observations: list[Observation]) -> list[tuple[str, Change]]:
+    """Return the changes of every mistake that can be made in the layout of the observations."""
+    layout = observations[0].question.layout if observations else ""
+    mistakes = [m for m in CATALOGUE.values() if not m.layouts or layout in m.layouts]
+    return [(m.name, change) for m in mistakes for change in m.changes]
 
 
 def _plausibility(matches: list[Match]) -> tuple[bool, int, int]:
@@ -141,9 +148,12 @@ def _find_approximate(matchers: list[VariantMatcher], singles: list[tuple[str, C
     They must be ten times closer to the code's numbers than correct attention is.
     """
     near: list[Match] = []
+    rights = []
     for matcher in matchers[:2]:
         errors = [matcher.error(CORRECT, observation) for observation in matcher.observations]
-        right = max((error for error in errors if math.isfinite(error)), default=0.0)
+        rights.append(max((error for error in errors if math.isfinite(error)), default=0.0))
+    right = min(rights, default=0.0)
+    for matcher in matchers[:2]:
         for name, change in singles:
             error = matcher.fits(replace(CORRECT, **change), tolerance=min(0.02, right / 10))
             if error is not None:
@@ -217,7 +227,7 @@ def _fit_scale(matcher: VariantMatcher, other: tuple[str, Change] | None = None)
 
     scale = minimise_scale(lambda scale: matcher.error(variant(scale), matcher.observations[0]))
     if scale is not None and (remaining := matcher.fits(variant(scale))) is not None:
-        yield Match((*names, "scale-out-of-step"), remaining, _describe_scale(scale))
+        yield Match((*names, "constant-scale"), remaining, _describe_scale(scale))
 
 
 def minimise_scale(error: Callable[[float], float]) -> float | None:

@@ -32,7 +32,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.probes.numbers import judge_lse
-from regard.checker.probes.output import describe_difference
+from regard.checker.probes.output import describe_failure
 from regard.checker.ring import predict_mistakes, predict_orders
 from regard.checker.sandbox import STARTING, TIMEOUT, end_process
 from regard.checker.session import CheckSession
@@ -318,7 +318,7 @@ def _compare(session: CheckSession, observations: list[Observation], processes: 
         _name_mistakes(session, observations, processes)
         wrong = min((o for o, e in zip(observations, errors, strict=True) if not e < TOLERANCE), key=_size)
         expected = expected_answer(intents[0].apply(wrong.question), intents[0].wiring).output
-        difference = describe_difference(wrong.question, wrong.answer.output, expected)
+        difference = describe_failure(wrong.question, wrong.answer.output, expected)
         session.example = f"The smallest failing case:\n{difference}"
     elif (lse := observations[-1].answer.lse) is not None:
         expected_lse = expected_answer(intents[0].apply(observations[-1].question), intents[0].wiring).lse
@@ -351,7 +351,8 @@ def _name_mistakes(session: CheckSession, observations: list[Observation], proce
             session.add_diagnosis(name, f"{evidence}, to {max(error, 1e-16):.0e}.", error)
     if not session.diagnoses:
         for match in diagnose(observations, session.understanding.intents, pairs=False)[:1]:
-            session.add_match(match)
+            worst = max(_errors(observations, session.understanding.intents[0]))
+            session.add_match(match, worst / TOLERANCE)
 
 
 def _matching(

@@ -26,10 +26,11 @@ from regard.checker.session import CheckSession
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import SIZES, add_promises, constructor_arguments
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.subject import SEQUENCES, Subject
 from regard.checker.understand import Understanding, max_length, understand
 
-HEADS = ("BHTD", "BTHD", "BTD", "TD")  # layouts of functions on split heads
+# The layouts of functions on split heads.
+HEADS = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
 
 
 def compare_with_reference(
@@ -165,9 +166,7 @@ def _open_session(subject: Subject, cases: Cases, options: dict[str, Any]) -> Ch
             break
     else:
         dtype, first = torch.float64, subject.run(question)
-    shapes = {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)", "BHTD": "(B, H, T, D)"}
-    shapes |= {"BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
-    inputs = [f"inputs {shapes[subject.layout]}"]
+    inputs = [f"inputs {(SEQUENCES | HEADS)[subject.layout]}"]
     return CheckSession(Understanding(subject, subject, cases, [], None, dtype, first, inputs), options)
 
 

@@ -1,8 +1,8 @@
 """The result of a check: a verdict, the checks that passed and failed, and the diagnosis with its fix.
 
 The verdict is "right" only if the output was compared and agrees, "wrong" only if something is known to be
-wrong, and "undecided" otherwise. A report is data. `regard.cli` shows it in a terminal; here it becomes
-text, JSON and a notebook's table.
+wrong, and "undecided" otherwise. A report is data. `report_text` makes it lines of text; here it becomes JSON
+and a notebook's table.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import html
 import json
 import math
-import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-MARKS = {"passed": "✓", "failed": "✗", "warning": "!", "skipped": "–", "untried": "?"}
-WORDS = {"skipped": "skipped", "untried": "not tried:"}
+from regard.checker.report_text import MARKS, report_lines
+
 COLOURS = {"right": "#2e7d32", "wrong": "#c62828", "undecided": "#b26a00"}
 
 
@@ -30,6 +29,7 @@ class Check:
     name: str
     status: str
     detail: str = ""
+    mistake: str = ""  # the mistake of the catalogue that explains it, if any
 
     def __str__(self) -> str:
         return f"{self.name}: {self.detail}" if self.detail else self.name
@@ -44,6 +44,7 @@ class Diagnosis:
     effect: str  # the consequence for a model
     fix: str
     error: float | None = None  # the relative difference between the code's numbers and the mistake's
+    distance: float | None = None  # from the right numbers, in tolerances; inf for NaN or an error
     warning: bool = False  # whether it does not fail the check
 
 
@@ -113,7 +114,9 @@ class Report:
     def summary(self) -> str:
         """The verdict in one line."""
         if self.verdict == "wrong":
-            return f"{self.subject} is WRONG: {_count(len(self.failures), 'check')} failed"
+            named = next((d.name for d in self.diagnoses if self.strict or not d.warning), None)
+            failed = f"{_count(len(self.failures), 'check')} failed"
+            return f"{self.subject} is WRONG: {f'{named} ({failed})' if named else failed}"
         if self.verdict == "undecided":
             return f"{self.subject} is UNDECIDED: {self.undecided or self._what_is_missing()}"
         warned = f", with {_count(len(self.warnings), 'warning')}" if self.warnings else ""
@@ -130,8 +133,9 @@ class Report:
         """Return the report as plain data that JSON can hold."""
         data = asdict(self)
         for diagnosis in data["diagnoses"]:
-            error = diagnosis["error"]
-            diagnosis["error"] = error if error is None or math.isfinite(error) else None
+            for name in ("error", "distance"):
+                number = diagnosis[name]
+                diagnosis[name] = number if number is None or math.isfinite(number) else None
         return {"verdict": self.verdict, "ok": self.ok, "summary": self.summary} | data
 
     @classmethod
@@ -146,23 +150,7 @@ class Report:
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
 
     def __str__(self) -> str:
-        lines = _wrap("", self.summary)
-        if self.assumptions:
-            lines += _wrap("  assumed  ", "; ".join(self.assumptions))
-        for check in (*self.failures, *(c for c in self.warnings if c not in self.failures)):
-            lines += _wrap(f"  {MARKS[check.status]} ", str(check))
-        for diagnosis in self.diagnoses:
-            lines += ["", f"  {diagnosis.name}" + (" (warning)" if diagnosis.warning else "")]
-            lines += _wrap("    ", diagnosis.what) + _wrap("    ", diagnosis.effect)
-            lines += _wrap("    fix: ", diagnosis.fix)
-        if self.example:
-            lines += ["", *("  " + line for line in self.example.splitlines())]
-        lines.append("")
-        if self.passed:
-            lines += _wrap("  ✓ ", ", ".join(check.name for check in self.passed))
-        for check in self.skipped:
-            lines += _wrap(f"  {MARKS[check.status]} {WORDS[check.status]} ", str(check))
-        return "\n".join([*lines, f"  {self.seconds:.1f} s"])
+        return "\n".join(line.text for line in report_lines(self))
 
     def __repr__(self) -> str:
         return f"Report({self.summary})"
@@ -185,10 +173,3 @@ class Report:
 
 def _count(n: int, word: str) -> str:
     return f"{n} {word}" + ("" if n == 1 else "s")
-
-
-def _wrap(start: str, text: str) -> list[str]:
-    """Wrap a text at 100 columns; `start` begins its first line and indents the others."""
-    return textwrap.wrap(
-        text, 100, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False
-    )

@@ -13,6 +13,7 @@ from regard.checker.cases import Cases
 from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import Match
 from regard.checker.intent import Intent
+from regard.checker.oracle.oracle import describe_agreement
 from regard.checker.report import Check, Diagnosis
 from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
@@ -110,6 +111,7 @@ class CheckSession:
         evidence: str,
         error: float | None = None,
         *,
+        distance: float | None = None,
         warning: bool = False,
     ) -> None:
         """Record a check that failed (or warns) and the mistake that explains it.
@@ -120,14 +122,22 @@ class CheckSession:
             name: the mistake's name in the catalogue.
             evidence: why it is this mistake, in a sentence.
             error: the relative difference between the code's numbers and the mistake's.
+            distance: how far from right the compared numbers are, in tolerances of this check; inf for NaN
+                or an error.
             warning: whether it only warns, even if the mistake usually fails the check.
         """
         warning = warning or get_mistake(name).warning
-        self.checks.append(Check(check, "warning" if warning else "failed", detail))
-        self.add_diagnosis(name, evidence, error, warning=warning)
+        self.checks.append(Check(check, "warning" if warning else "failed", detail, name))
+        self.add_diagnosis(name, evidence, error, distance=distance, warning=warning)
 
     def add_diagnosis(
-        self, name: str, evidence: str, error: float | None = None, *, warning: bool = False
+        self,
+        name: str,
+        evidence: str,
+        error: float | None = None,
+        *,
+        distance: float | None = None,
+        warning: bool = False,
     ) -> None:
         """Record a mistake, unless it is recorded already. A failure replaces a warning."""
         entry = get_mistake(name)
@@ -135,15 +145,21 @@ class CheckSession:
         previous = next((d for d in self.diagnoses if d.name == name), None)
         if previous is None or (previous.warning and not warning):
             self.diagnoses = [d for d in self.diagnoses if d is not previous]
-            self.diagnoses.append(Diagnosis(name, evidence, entry.effect, entry.fix, error, warning))
+            self.diagnoses.append(
+                Diagnosis(name, evidence, entry.effect, entry.fix, error, distance, warning=warning)
+            )
 
-    def add_match(self, match: Match) -> None:
-        """Record the mistakes whose variants reproduced the code's numbers."""
+    def add_match(self, match: Match, distance: float) -> None:
+        """Record the mistakes whose variants reproduced the code's numbers.
+
+        `distance` is how far from right these numbers are, in tolerances.
+        """
         for name in match.names:
             entry = get_mistake(name)
             others = [other for other in match.names if other != name]
             together = f", together with {others[0]}" if others else ""
             evidence = (
-                f"Your output equals attention {entry.what}{together}, to {max(match.error, 1e-16):.0e}"
+                f"Your output equals attention {entry.what}{together}, {describe_agreement(match.error)}"
             )
-            self.add_diagnosis(name, f"{evidence}{': ' + match.detail if match.detail else ''}.", match.error)
+            evidence += f": {match.detail}." if match.detail else "."
+            self.add_diagnosis(name, evidence, match.error, distance=distance)

@@ -42,7 +42,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # The short help is the line of a command in `regard --help`, which would cut a longer one.
-app.command(short_help="Say whether an attention is right, or what is wrong.")(check.check)
+app.command(
+    short_help="Say whether an attention is right, or what is wrong.",
+    context_settings={"allow_extra_args": True},
+)(check.check)
 app.command(short_help="Fetch a text or a model from the package index.")(data.data)
 app.command("explain-mistake", short_help="Explain one mistake, with an example that runs.")(
     explain_mistake.explain_mistake

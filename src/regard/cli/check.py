@@ -16,18 +16,19 @@ EXIT_CODES = {"right": 0, "wrong": 1, "undecided": 3}  # 2: it could not be run
 
 
 def check(
+    context: typer.Context,
     target: Annotated[
-        list[str] | None,
+        str | None,
         typer.Argument(
-            metavar="FILE.py:Name | package.module:Name",
-            help="The attention to check: a function, a module or a class.",
+            metavar="FILE.py:Name",
+            help="The attention to check: a function, a module or a class. package.module:Name works too.",
             show_default=False,
         ),
     ] = None,
     with_: Annotated[
         list[str] | None,
         typer.Option(
-            "--with", metavar="NAME=VALUE", help="Constructor arguments: --with d_model=64 num_heads=4."
+            "--with", metavar="NAME=VALUE", help="Constructor arguments, as d_model=64 num_heads=4."
         ),
     ] = None,
     causal: Annotated[
@@ -71,6 +72,9 @@ def check(
     memory: Annotated[float, typer.Option(metavar="GB", help="Memory limit for its code.")] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     show_list: Annotated[bool, typer.Option("--list", help="Show the catalogue of mistakes.")] = False,
+    visibility: Annotated[
+        bool, typer.Option("--visibility", help="Show which inputs show which mistake, and how clearly.")
+    ] = False,
 ) -> None:
     """Check an attention function, module or class: a verdict, and what is wrong.
 
@@ -79,23 +83,28 @@ def check(
     \b
     Examples:
       regard check attention.py:CausalSelfAttention
-      regard check attention.py:MultiHead --with d_model=64 num_heads=4
+      regard check attention.py:MultiHead d_model=64 num_heads=4
       regard check torch.nn.functional:scaled_dot_product_attention
       regard check --list
+      regard check --visibility
     """
     if show_list:
         _print_catalogue(as_json)
         return
+    if visibility:
+        _print_visibility(as_json)
+        return
     from regard.checker.errors import CheckError
 
-    places = [word for word in target or [] if "=" not in word]
+    words = [target, *context.args] if target else []  # --with takes several words
+    places = [word for word in words if "=" not in word]
     try:
         if len(places) != 1:
             raise CheckError(
                 f"expected one thing to check, as path/to/file.py:Name, got {', '.join(places) or 'none'}"
             )
         options: dict[str, Any] = {
-            "init": _arguments([*(with_ or []), *(word for word in target or [] if "=" in word)])
+            "init": _arguments([*(with_ or []), *(word for word in words if "=" in word)])
         }
         asked: dict[str, Any] = {
             "causal": causal,
@@ -142,41 +151,30 @@ def _arguments(words: list[str]) -> dict[str, Any]:
     return arguments
 
 
+STYLES = {"right": "bold green", "wrong": "bold red", "undecided": "bold yellow", "fix": "cyan"}
+STYLES |= {"passed": "green", "failed": "red", "warning": "yellow", "untried": "yellow", "skipped": "dim"}
+
+
 def print_report(report: Report) -> None:
-    """The report in colour, as wide as the terminal."""
+    """Print the report in colour, as wide as the terminal."""
     from rich.console import Console
-    from rich.padding import Padding
     from rich.text import Text
 
-    from regard.checker.report import MARKS, WORDS
+    from regard.checker.report_text import report_lines
 
     console = Console(highlight=False)
-    colours = {"passed": "green", "failed": "red", "warning": "yellow", "skipped": "dim", "untried": "yellow"}
-    verdicts = {"right": "bold green", "wrong": "bold red", "undecided": "bold yellow"}
+    for line in report_lines(report, console.width):
+        text = Text(line.text)
+        text.stylize(STYLES.get(line.style, ""), 0, line.styled)
+        console.print(text, soft_wrap=True)
 
-    def line(mark: str, text: str, style: str, indent: int = 2) -> None:
-        console.print(Padding(Text.assemble((f"{mark} ", style), text), (0, 0, 0, indent)))
 
-    console.print(Text(report.summary, style=verdicts[report.verdict]))
-    if report.assumptions:
-        console.print(Padding(Text("assumed " + "; ".join(report.assumptions), style="dim"), (0, 0, 0, 2)))
-    for check in [*(c for c in report.checks if c.status == "failed"), *report.warnings]:
-        line(MARKS[check.status], str(check), colours[check.status])
-    for diagnosis in report.diagnoses:
-        console.print()
-        head = Text(diagnosis.name, style="bold yellow" if diagnosis.warning else "bold red")
-        console.print(Padding(head, (0, 0, 0, 2)))
-        console.print(Padding(Text(f"{diagnosis.what} {diagnosis.effect}"), (0, 0, 0, 4)))
-        console.print(Padding(Text.assemble(("fix  ", "bold"), (diagnosis.fix, "cyan")), (0, 0, 0, 4)))
-    if report.example:
-        console.print()
-        console.print(Padding(Text(report.example), (0, 0, 0, 2)))
-    console.print()
-    if report.passed:
-        line(MARKS["passed"], ", ".join(check.name for check in report.passed), "green")
-    for check in report.skipped:
-        line(MARKS[check.status], f"{WORDS[check.status]} {check}", colours[check.status])
-    console.print(Padding(Text(f"{report.seconds:.1f} s", style="dim"), (0, 0, 0, 2)))
+def _print_visibility(as_json: bool) -> None:
+    """Print the distance of every mistake on the inputs of a check."""
+    from regard.checker.visibility import measure_visibility
+
+    measured = measure_visibility()
+    typer.echo(measured.to_json() if as_json else str(measured))
 
 
 def _print_catalogue(as_json: bool) -> None:

@@ -1,19 +1,24 @@
-"""`regard explain-mistake NAME`: one mistake of the catalogue, with an example that runs."""
+"""`regard explain-mistake NAME`: one mistake of the catalogue, with the wrong line marked."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import Annotated
 
 import typer
+
+STYLES = {"+": "green", "-": "red", " ": ""}
 
 
 def explain_mistake(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="The name of a mistake, from regard check --list.")
     ],
-    code: Annotated[bool, typer.Option("--code", help="Print only the example, to save and run.")] = False,
+    code: Annotated[
+        bool, typer.Option("--code", help="Print only a program that contains it, to save and run.")
+    ] = False,
 ) -> None:
-    """Explain one mistake: its effect, its fix, where it comes from, and a program that contains it.
+    """Explain one mistake: the wrong line and the right one, its effect, its fix, where it comes from.
 
     \b
     Examples:
@@ -22,29 +27,32 @@ def explain_mistake(
     """
     from regard.checker.catalogue import get_mistake
     from regard.checker.examples import example_program
+    from regard.checker.snippet import make_snippet
 
     entry = get_mistake(name)
     if code:
         typer.echo(example_program(entry), nl=False)
         return
     from rich.console import Console
-    from rich.padding import Padding
-    from rich.syntax import Syntax
     from rich.text import Text
 
     console = Console(highlight=False)
-    console.print(Text.assemble((entry.name, "bold"), f": attention {entry.what}."))
-    for title, text in (("effect", entry.effect), ("fix", entry.fix), ("origin", entry.origin)):
-        console.print(Padding(Text.assemble((f"{title:<8}", "bold"), text), (0, 0, 0, 2)))
-    if entry.warning:
-        console.print(
-            Padding(
-                Text("This is a warning: it is reported, but does not make the verdict wrong.", style="dim"),
-                (0, 0, 0, 2),
-            )
+
+    def paragraph(start: str, text: str, indent: str) -> None:
+        wrapped = textwrap.fill(
+            start + text, console.width, initial_indent=indent[:2], subsequent_indent=indent
         )
-    console.print("\nAn example that runs (regard explain-mistake NAME --code prints it alone):\n")
-    program = example_program(entry)
-    # Code is not wrapped: where the terminal is too narrow, or the output is a file, it takes its own width.
-    wide = Console(highlight=False, width=max(console.width, 4 + max(map(len, program.splitlines()))))
-    wide.print(Padding(Syntax(program, "python", background_color="default"), (0, 0, 0, 2)))
+        line = Text(wrapped)
+        line.stylize("bold", 0, len(indent[:2] + start))
+        console.print(line, soft_wrap=True)
+
+    paragraph(entry.name, f": attention {entry.what}.", "")
+    console.print()
+    for mark, text in make_snippet(entry):  # code is not wrapped
+        console.print(Text(f"  {mark} {text}".rstrip(), style=STYLES[mark]), soft_wrap=True)
+    console.print(Text.assemble("\n  ", ("-", "red"), " wrong  ", ("+", "green"), " right\n"))
+    for title, text in (("effect", entry.effect), ("fix", entry.fix), ("origin", entry.origin)):
+        paragraph(f"{title:<8}", text, " " * 10)
+    if entry.warning:
+        paragraph("", "This is a warning: it does not make the verdict wrong.", "  ")
+    console.print(f"\nregard explain-mistake {name} --code prints a program with it, to run.", soft_wrap=True)

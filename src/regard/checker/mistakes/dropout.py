@@ -32,13 +32,14 @@ DROPOUT_MISTAKES = (
     ),
     Mistake(
         "dropout-on-output",
-        "with dropout on the output instead of the weights",
+        "with dropout on the mixed values instead of the weights",
         "It drops channels of the output instead of tokens, which is another regularisation.",
         "weights = self.dropout(weights) before weights @ v",
         "dropout one line too late",
         plants=_both(
-            (_DROP, ""), ("        return out", "        out = self.dropout(out)\n        return out")
+            (_DROP, ""), ("        out = weights @ v\n", "        out = self.dropout(weights @ v)\n")
         ),
+        unseen_because="Dropout is random: what counts is which numbers it drops.",
     ),
     Mistake(
         "dropout-not-rescaled",

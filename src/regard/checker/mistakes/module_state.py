@@ -37,6 +37,7 @@ MODULE_MISTAKES = (
                 ("self.query(x)", "self.layers[0](x)"),
             )
         },
+        unseen_because="The output is right; parameters() and state_dict miss the list.",
     ),
     Mistake(
         "persistent-mask",
@@ -55,5 +56,6 @@ MODULE_MISTAKES = (
         "mask[:T, :T] with a T larger than the mask",
         warning=True,
         plants={"head": ((_HEAD_LENGTH, ""),), "layer": ((_LAYER_LENGTH, ""),)},
+        unseen_because="It is the wording of an error; no number differs.",
     ),
 )

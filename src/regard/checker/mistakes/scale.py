@@ -76,7 +76,7 @@ SCALE_MISTAKES = (
         plants=_planted("scores = scores / math.sqrt(S)", "scores = scores / T**0.5"),
     ),
     Mistake(
-        "scale-out-of-step",
+        "constant-scale",
         "with a constant scale that does not depend on the head's width",
         "It is right at one width, and too sharp or too flat at every other.",
         "compute it from the tensor: scale = q.shape[-1] ** -0.5",

@@ -28,10 +28,18 @@ from regard.checker.probes.numbers import (
     output_gradients,
     record_imprecision,
 )
-from regard.checker.probes.output import describe_difference, mask_ranks
+from regard.checker.probes.output import describe_failure, mask_ranks
 from regard.checker.session import CheckSession
 from regard.checker.shared_weights import WeightMatch
-from regard.checker.subject.subject import MaskForm, Reply, Subject, arguments_of, cast_module, copy_module
+from regard.checker.subject.subject import (
+    SEQUENCES,
+    MaskForm,
+    Reply,
+    Subject,
+    arguments_of,
+    copy_module,
+    in_dtype,
+)
 
 
 @dataclass(frozen=True)
@@ -200,7 +208,7 @@ def _trials(pair: ReferencePair) -> Iterator[Trial]:
         yield Trial(cases.plain("cross-attention", T=4, S=7, seed=9), needed=False)
         if flag:
             yield Trial(replace(cases.plain("causal, T < S", T=3, S=7, seed=15), **flag), needed=False)
-    if pair.reference.subject.inputs == "qkv" and pair.reference.subject.layout not in ("BTC", "TBC"):
+    if pair.reference.subject.inputs == "qkv" and pair.reference.subject.layout not in SEQUENCES:
         yield Trial(cases.plain("value width", E=13, seed=10), needed=False)
     yield from _own_options(pair)
 
@@ -326,7 +334,7 @@ def _smallest_case(pair: ReferencePair, wrong: list[Outcome]) -> str:
     for outcome in [*candidates, *wrong]:
         answer = outcome.reply.answer
         if answer is not None and not outcome.error < pair.tolerance:
-            difference = describe_difference(outcome.trial.question, answer.output, outcome.expected.output)
+            difference = describe_failure(outcome.trial.question, answer.output, outcome.expected.output)
             return f"The smallest case that differs from {pair.name}:\n{difference}"
     return ""
 
@@ -438,12 +446,12 @@ def _output_agrees(pair: ReferencePair) -> bool:
 def _gradients(session: CheckSession, question: Question, names: list[str]) -> dict[str, Tensor] | str:
     """Return the gradients by the inputs and the named parameters, or text that says why there are none."""
     tracked = question.to(session.dtype).map_inputs(lambda x: x.clone().requires_grad_())
-    reply = session.subject.run(tracked)
+    module = session.subject.runnable(session.dtype)
+    reply = session.subject.run(tracked, module=module)
     if reply.answer is None:
         return reply.error_line
     inputs = {id(x): (n, x) for n, x in (("v", tracked.v), ("k", tracked.k), ("q", tracked.q))}
     tensors = dict(reversed(inputs.values())) if len(inputs) > 1 else {"x": tracked.q}
-    module = session.subject.module_as(session.dtype)
     if module is not None:
         parameters = dict(module.named_parameters())
         tensors |= {name: parameters[name] for name in names if parameters[name].requires_grad}
@@ -473,14 +481,14 @@ def compare_precision(pair: ReferencePair) -> None:
             if worst <= LIMIT:
                 pair.session.add_pass(name, detail)
             else:
-                record_imprecision(pair.session, name, detail, error)
+                record_imprecision(pair.session, name, detail, error, worst / LIMIT)
 
 
 def _measure(pair: ReferencePair, question: Question, dtype: torch.dtype) -> tuple[float, float] | str:
     """Return the code's error at a precision and its ratio to the reference's, or why there is none."""
     rounded = question.to(dtype)
     own = pair.reference.subject.module_as(dtype)
-    module = None if own is None else cast_module(copy_module(own), torch.float64)
+    module = None if own is None else in_dtype(copy_module(own), torch.float64)
     exact = pair.reference.subject.run(rounded.to(torch.float64), module=module).answer
     mine, theirs = pair.session.subject.run(rounded), pair.reference.subject.run(rounded)
     for name, reply in ((pair.session.subject.name, mine), (pair.name, theirs)):

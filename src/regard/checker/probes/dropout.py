@@ -6,13 +6,14 @@ the weights that were used follow from it by least squares, whatever the random 
 
 from __future__ import annotations
 
+import math
 import re
 
 import torch
 from torch import Tensor, nn
 
-from regard.checker.intent import Intent
-from regard.checker.oracle.oracle import expected_answer
+from regard.checker.intent import TOLERANCE, Intent
+from regard.checker.oracle.oracle import expected_answer, relative_difference, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
@@ -20,6 +21,8 @@ from regard.checker.subject import vocabulary
 from regard.checker.subject.subject import copy_module
 
 P = 0.5
+RATIO_TOLERANCE = 1e-3  # for the ratio of a weight in training to the same weight in eval
+_UNSCALED = (1 / (1 - P) - 1) / RATIO_TOLERANCE  # the distance of a kept weight that is not scaled
 _OUTPUT_DROPOUT = re.compile(r"resid|proj|out(?!$)|hidden", re.I)  # names of dropout meant for the output
 
 
@@ -31,12 +34,13 @@ def probe_dropout(session: CheckSession) -> None:
     groups = dropouts(session.module)
     places = [place for group in groups.values() for place in group]
     question = session.cases.plain("dropout", B=2, T=3, seed=60).to(session.dtype)
-    if _is_random(session, question, _with_dropout(session, places, P, training=False)):
+    if difference := _variation(session, question, _with_dropout(session, places, P, training=False)):
         session.add_mistake(
             "eval is deterministic",
             "two calls in eval mode differ",
             "dropout-in-eval",
             "In eval mode the same input gives two different outputs.",
+            distance=difference / TOLERANCE,
         )
     else:
         session.add_pass("eval is deterministic")
@@ -45,7 +49,7 @@ def probe_dropout(session: CheckSession) -> None:
     acting = {
         name: group
         for name, group in groups.items()
-        if _is_random(session, question, _with_dropout(session, group, P, training=True))
+        if _variation(session, question, _with_dropout(session, group, P, training=True))
     }
     if not acting:
         session.add_mistake(
@@ -53,6 +57,7 @@ def probe_dropout(session: CheckSession) -> None:
             "two calls in training mode agree",
             "dropout-never-acts",
             f"With `{'`, `'.join(groups)}` at {P} training gives the same output as eval, every time.",
+            distance=_UNSCALED,
         )
     elif session.right_intent is None:
         session.add_skip("dropout in training", "the output is not right, so its weights cannot be inferred")
@@ -66,7 +71,8 @@ def _check_function(session: CheckSession) -> None:
     outputs = [session.subject.run(question, dropout=True).answer for _ in range(2)]
     if outputs[0] is None or outputs[1] is None:
         return
-    if torch.equal(outputs[0].output.nan_to_num(), outputs[1].output.nan_to_num()):
+    difference = relative_error(outputs[0], outputs[1])
+    if not difference:
         session.add_pass("deterministic")
     else:
         session.add_mistake(
@@ -74,6 +80,7 @@ def _check_function(session: CheckSession) -> None:
             "two calls differ",
             "dropout-in-eval",
             "The same input gives two different outputs, although no dropout was requested.",
+            distance=difference / TOLERANCE,
         )
 
 
@@ -107,28 +114,30 @@ def _with_dropout(session: CheckSession, places: list[str], p: float, *, trainin
     return module.train(training)
 
 
-def _is_random(session: CheckSession, question: Question, module: nn.Module) -> bool:
-    """Return whether several calls with the same input differ."""
+def _variation(session: CheckSession, question: Question, module: nn.Module) -> float:
+    """Return the largest relative difference between several calls with the same input."""
     outputs = []
     for seed in range(3):
         torch.manual_seed(seed)
-        reply = session.subject.run(question, module=module, dropout=True)
+        reply = session.subject.run(question, module=copy_module(module), dropout=True)
         if reply.answer is None:
-            return False
+            return 0.0
         outputs.append(reply.answer.output.detach())
-    return any(not torch.equal(outputs[0].nan_to_num(7.0), other.nan_to_num(7.0)) for other in outputs[1:])
+    return max(relative_difference(outputs[0], other) for other in outputs[1:])
 
 
 def _check_place(
     session: CheckSession, intent: Intent, question: Question, acting: dict[str, list[str]]
 ) -> None:
     """Check where each dropout acts: it should be on the weights, or on the layer's output by its name."""
-    where = {name: _infer_place(session, intent, question, group) for name, group in acting.items()}
+    distances = {name: _infer_place(session, intent, question, group) for name, group in acting.items()}
+    where = {name: act for name, (act, _) in distances.items()}
     on_weights = [place for place, act in where.items() if act == "weights"]
     for place, act in where.items():
         if act in ("dropout-on-scores", "dropout-not-rescaled"):
+            evidence, distance = _EVIDENCE[act].format(place=place), distances[place][1]
             session.add_mistake(
-                "dropout in training", act.replace("-", " "), act, _EVIDENCE[act].format(place=place)
+                "dropout in training", act.replace("-", " "), act, evidence, distance=distance
             )
             return
     late = [
@@ -143,7 +152,7 @@ def _check_place(
         )
     elif on_weights:
         session.add_pass("dropout in training", f"`{on_weights[0]}` acts on the weights, scaled by 1/(1 − p)")
-    elif all(act == "dropout-on-output" for act in where.values()):
+    elif all(act in ("dropout-on-output", "after the projection") for act in where.values()):
         session.add_pass("dropout in training", f"`{next(iter(acting))}` acts on the output of the layer")
     else:
         session.add_skip(
@@ -161,39 +170,47 @@ _EVIDENCE = {
 }
 
 
-def _infer_place(session: CheckSession, intent: Intent, question: Question, places: list[str]) -> str:
-    """Return where dropout acts: "weights", the name of a mistake, or "unknown"."""
+def _infer_place(
+    session: CheckSession, intent: Intent, question: Question, places: list[str]
+) -> tuple[str, float | None]:
+    """Return where dropout acts: "weights", "after the projection", the name of a mistake, or "unknown".
+
+    With it comes how far the weights are from those that dropout may leave, in tolerances.
+    """
     module = _with_dropout(session, places, P, training=True)
     outputs = []
     for seed in range(6):
         torch.manual_seed(seed)
-        reply = session.subject.run(question, module=module, dropout=True)
+        reply = session.subject.run(question, module=copy_module(module), dropout=True)
         if reply.answer is None:
-            return "unknown"
+            return "unknown", None
         outputs.append(reply.answer.output.detach().double())
     eval_answer = expected_answer(intent.apply(question), intent.wiring)
     assert eval_answer.weights is not None
     if any(bool(output.isnan().any()) for output in outputs):
-        return "dropout-on-scores"
+        return "dropout-on-scores", math.inf
     ratios = torch.stack([output / eval_answer.output for output in outputs])
     if _consists_of(ratios, (0.0, 1 / (1 - P))):
-        return "dropout-on-output"
+        place = "dropout-on-output" if intent.wiring.out is None else "after the projection"
+        return place, None
     solved = [_solve_weights(output, question, intent) for output in outputs]
     if any(weights is None for weights in solved):
-        return "dropout-on-output" if _before_projection(outputs, question, intent) else "unknown"
+        return "dropout-on-output" if _before_projection(outputs, question, intent) else "unknown", None
     used = torch.stack([weights for weights in solved if weights is not None])  # (draws, B, H, T, S)
     visible = eval_answer.weights > 1e-6
     ratios = (used / eval_answer.weights.clamp_min(1e-12))[visible.expand_as(used)]
     if _consists_of(ratios, (0.0, 1 / (1 - P))):
-        return "weights"
+        return "weights", None
     if _consists_of(ratios, (0.0, 1.0)):
-        return "dropout-not-rescaled"
-    return "dropout-on-scores" if bool(((used.sum(-1) - 1).abs() < 1e-3).all()) else "unknown"
+        return "dropout-not-rescaled", _UNSCALED
+    from_right = torch.minimum(ratios.abs(), (ratios - 1 / (1 - P)).abs()).max()
+    sums_to_one = bool(((used.sum(-1) - 1).abs() < RATIO_TOLERANCE).all())
+    return "dropout-on-scores" if sums_to_one else "unknown", float(from_right) / RATIO_TOLERANCE
 
 
 def _consists_of(ratios: Tensor, values: tuple[float, ...]) -> bool:
     """Return whether every number is one of the values, and each of them occurs."""
-    near = [(ratios - value).abs() < 1e-3 for value in values]
+    near = [(ratios - value).abs() < RATIO_TOLERANCE for value in values]
     return bool(torch.stack(near).any(0).all()) and all(bool(n.any()) for n in near)
 
 
@@ -201,7 +218,7 @@ def _solve_weights(output: Tensor, question: Question, intent: Intent) -> Tensor
     """Solve for the weights (B, H, T, S) that give an output, by least squares; None if no weights do."""
     wiring = intent.wiring
     _, _, v = wiring.project(question.to(torch.float64))
-    v = v.detach().repeat_interleave(wiring.heads // v.shape[1], 1)  # (B, H, S, E)
+    v = v.detach().repeat_interleave(max(1, wiring.heads // v.shape[1]), 1)  # (B, H, S, E)
     B, H, S, E = v.shape
     if wiring.splits:
         by_head = torch.zeros(B, H, S, H, E, dtype=torch.float64)

@@ -83,7 +83,7 @@ def _name_factor(factors: list[float], widths: tuple[int, int] | None) -> tuple[
         by_width = abs(squares[0] - round(squares[0])) < 1e-2 and round(squares[0]) >= 4
     else:
         by_width = all(abs(s / width - 1) < 1e-3 for s, width in zip(squares, widths, strict=True))
-    name = ("no-scale" if factors[0] > 1 else "scaled-twice") if by_width else "scale-out-of-step"
+    name = ("no-scale" if factors[0] > 1 else "scaled-twice") if by_width else "constant-scale"
     width = round(squares[0])
     exact = abs(squares[0] - width) < 1e-2
     shown = ("" if factors[0] > 1 else "1/") + f"√{width}" if exact else f"{factors[0]:.4g}"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 
 from regard.checker.catalogue import get_mistake
 from regard.checker.intent import TOLERANCE, Intent
-from regard.checker.oracle.oracle import expected_answer, relative_error
+from regard.checker.oracle.oracle import (
+    describe_agreement,
+    describe_difference,
+    expected_answer,
+    relative_error,
+)
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant
 from regard.checker.probes.output import with_explicit_mask
@@ -22,7 +28,8 @@ def probe_masks(session: CheckSession) -> None:
         return
     if "mask" in session.subject.arguments or "padding" in session.subject.arguments:
         _empty_rows(session, intent)
-        _nan_in_padding(session)
+        if session.subject.mask_form.kind != "lowest":  # Transformers' padding holds tokens, never NaN
+            _nan_in_padding(session)
     if "mask" in session.subject.arguments or "bias" in session.subject.arguments:
         _bias(session, intent)
     if (
@@ -51,9 +58,11 @@ def _empty_rows(session: CheckSession, intent: Intent) -> None:
     assert expected.free is not None
     rows = reply.answer.output[expected.free.expand_as(reply.answer.output)]
     if not error < TOLERANCE:
-        session.add_failure("empty rows", f"a row without a visible key changes other rows by {error:.1g}")
+        detail = f"with a row without a visible key, another {describe_difference(error)}"
+        session.add_failure("empty rows", detail)
     elif bool(rows.isnan().any()):
-        session.add_mistake("empty rows", "NaN", "empty-row-nan", "A query without a visible key gives NaN.")
+        evidence = "A query without a visible key gives NaN."
+        session.add_mistake("empty rows", "NaN", "empty-row-nan", evidence, distance=math.inf)
     else:
         uniform = replace(CORRECT, fill=-1e9).answer(intent.apply(question), intent.wiring).output
         same = relative_error(reply.answer, Answer(uniform)) < TOLERANCE
@@ -84,6 +93,7 @@ def _nan_in_padding(session: CheckSession) -> None:
             "it reaches the outputs of tokens",
             "nan-in-padding",
             "NaN in a padded position, which is hidden, makes the outputs of tokens NaN.",
+            distance=math.inf,
         )
 
 
@@ -112,7 +122,8 @@ def _bias(session: CheckSession, intent: Intent) -> None:
     if reply.answer is None:
         return
     interpreted = intent.apply(question)
-    if relative_error(reply.answer, CORRECT.answer(interpreted, intent.wiring)) < TOLERANCE:
+    distance = relative_error(reply.answer, CORRECT.answer(interpreted, intent.wiring)) / TOLERANCE
+    if distance < 1:
         session.add_pass("float mask", "added after the scale")
         return
     scaled: AttentionVariant = replace(CORRECT, masking="scaled")
@@ -123,8 +134,9 @@ def _bias(session: CheckSession, intent: Intent) -> None:
             "float mask",
             "scaled with the scores",
             "mask-scaled-too",
-            f"Your output equals attention {what}, to {max(error, 1e-16):.0e}.",
+            f"Your output equals attention {what}, {describe_agreement(error)}.",
             error,
+            distance=distance,
         )
 
 
@@ -139,7 +151,8 @@ def _alignment(session: CheckSession, intent: Intent) -> None:
         session.add_skip("causal, T < S", f"{question.shapes()} raised {reply.error_line}")
         return
     interpreted = intent.apply(question)
-    if relative_error(reply.answer, expected_answer(interpreted, intent.wiring)) < TOLERANCE:
+    wrong = relative_error(reply.answer, expected_answer(interpreted, intent.wiring))
+    if wrong < TOLERANCE:
         session.add_pass("causal, T < S", "queries align with the end of the keys, as a cache needs")
         return
     for name in ("top-left-causal", "square-mask-sliced-by-columns"):
@@ -150,11 +163,11 @@ def _alignment(session: CheckSession, intent: Intent) -> None:
                 "causal, T < S",
                 "not as a cache needs it",
                 name,
-                f"With 3 queries and 7 keys your output equals attention {get_mistake(name).what}, to "
-                f"{error:.0e}.",
+                f"With 3 queries and 7 keys your output equals attention {get_mistake(name).what}, "
+                f"{describe_agreement(error)}.",
                 error,
+                distance=wrong / TOLERANCE,
                 warning=name == "top-left-causal",
             )
             return
-    error = relative_error(reply.answer, expected_answer(interpreted, intent.wiring))
-    session.add_failure("causal, T < S", f"3 queries and 7 keys: off by {error:.1g}")
+    session.add_failure("causal, T < S", f"with 3 queries and 7 keys it {describe_difference(wrong)}")

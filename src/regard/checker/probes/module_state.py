@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,11 +10,11 @@ import torch
 from regard.checker.cases import Cases
 from regard.checker.errors import CheckError
 from regard.checker.intent import TOLERANCE
-from regard.checker.oracle.oracle import expected_answer, relative_error
+from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import build
-from regard.checker.subject.subject import cast_module, copy_module
+from regard.checker.subject.subject import copy_module, in_dtype
 from regard.checker.understand import max_length, plain_tensors
 
 
@@ -62,6 +63,10 @@ def _check_move(session: CheckSession) -> None:
         owner, _, name = place.rpartition(".")
         setattr(dict(moved.named_modules())[owner], name, tensor.to("meta"))
     if session.subject.run(meta_question, module=moved).error is None:
+        # A tensor that an earlier call left behind harms only those who move the module after a call.
+        assert session.module is not None
+        unused = copy_module(session.module).to(torch.float32).to("meta").eval()
+        only_used = session.subject.run(meta_question, module=unused).error is None
         place = plain[0][0]
         session.add_mistake(
             ".to()",
@@ -69,6 +74,8 @@ def _check_move(session: CheckSession) -> None:
             "plain-attribute",
             f"`{place}` is a plain tensor: moved to another device, forward raises "
             f"{meta_reply.error_line[:120]}.",
+            distance=math.inf,
+            warning=only_used,
         )
 
 
@@ -82,7 +89,7 @@ def _check_state_dict(session: CheckSession) -> None:
         fresh = build(cls, session.subject.init)
         double = session.subject.module_as(session.dtype)
         assert double is not None
-        fresh = cast_module(fresh, session.dtype).eval()
+        fresh = in_dtype(fresh, session.dtype).eval()
         fresh.load_state_dict(double.state_dict())
     except (CheckError, RuntimeError) as error:
         session.add_failure(
@@ -104,6 +111,7 @@ def _check_state_dict(session: CheckSession) -> None:
             "saved and loaded, it gives another output",
             "plain-attribute",
             f"state_dict does not hold {missing}: a loaded copy gives another output.",
+            distance=relative_error(loaded.answer, saved.answer) / TOLERANCE,
         )
 
 
@@ -128,7 +136,7 @@ def _check_lengths(session: CheckSession) -> None:
             if error < TOLERANCE:
                 session.add_pass(name, f"{T} tokens")
             else:
-                session.add_failure(name, f"{T} tokens: off by {error:.1g}, without an error")
+                session.add_failure(name, f"with {T} tokens it {describe_difference(error)}")
         elif limit == T:
             session.add_failure(name, f"{T} tokens raised {reply.error_line}")
         elif isinstance(reply.error, ValueError | AssertionError | IndexError) and _mentions_length(
@@ -162,7 +170,7 @@ def _check_other_length(session: CheckSession) -> None:
         longer = build(cls, init, sizes)
         state = session.module.state_dict() if session.module is not None else {}
         shapes = {name: tuple(t.shape) for name, t in longer.state_dict().items()}
-    except CheckError:
+    except (CheckError, RuntimeError):  # RuntimeError: lazy layers have no shape yet
         return
     parameters = {name for name, _ in longer.named_parameters()}
     blocking = [
@@ -175,6 +183,7 @@ def _check_other_length(session: CheckSession) -> None:
             "persistent-mask",
             f"The state_dict holds `{blocking[0]}` {tuple(state[blocking[0]].shape)}, which does not fit a "
             "module with another maximum length.",
+            distance=math.inf,
         )
     else:
         session.add_pass("weights load at another length")

@@ -5,6 +5,8 @@ All of them need an output that is right; they judge how accurate it is.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,16 +17,25 @@ from torch import Tensor
 
 from regard.checker.catalogue import get_mistake
 from regard.checker.intent import TOLERANCE, Intent
-from regard.checker.oracle.oracle import expected_answer, relative_difference, relative_error
+from regard.checker.oracle.oracle import (
+    describe_agreement,
+    describe_difference,
+    expected_answer,
+    relative_difference,
+    relative_error,
+)
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.oracle.wiring import Wiring
+from regard.checker.probes.backward import missing_backward
 from regard.checker.probes.derivatives import probe_derivatives
 from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
 
 LIMIT = 10.0  # times PyTorch's own error at the same dtype
+GRADIENT_TOLERANCE = 1e-4  # relative
 _FLOAT32 = torch.float32
+_SAYS_BASE_2 = re.compile(r"base[ _-]?(2|two)|log_?2|exp_?2", re.I)
 
 
 def probe_numbers(session: CheckSession) -> None:
@@ -44,7 +55,7 @@ def probe_numbers(session: CheckSession) -> None:
 
 def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: torch.dtype) -> float:
     """Return PyTorch's error at this dtype: the larger of its plain operations' and its fused attention's."""
-    interpreted = intent.apply(question).to(dtype)
+    interpreted = replace(intent.apply(question).to(dtype), layout="")
     with torch.no_grad():
         plain = CORRECT.answer(interpreted, intent.wiring)
         error = relative_error(plain, expected)
@@ -123,16 +134,16 @@ def _precision(session: CheckSession, intent: Intent) -> None:
             error, worst = measured
         if not worst <= LIMIT:
             detail = f"{error:.1e}, {worst:.0f}× PyTorch's own, on {question.shapes()}"
-            record_imprecision(session, "float32 error", detail, error)
+            record_imprecision(session, "float32 error", detail, error, worst / LIMIT)
             return
     session.add_pass("float32 error", f"{error:.1e} at most, {worst:.1f}× PyTorch's own")
 
 
-def record_imprecision(session: CheckSession, name: str, detail: str, error: float) -> None:
+def record_imprecision(session: CheckSession, name: str, detail: str, error: float, distance: float) -> None:
     """Record an error that is too large, as lost precision if it is small enough for that."""
     if 1e-5 < error < 3e-2:
         evidence = f"The output is right only to {error:.0e}, {detail.partition(', ')[2]}."
-        session.add_mistake(name, detail, "precision-lost", evidence, error)
+        session.add_mistake(name, detail, "precision-lost", evidence, error, distance=distance)
     else:
         session.add_failure(name, detail)
 
@@ -145,30 +156,41 @@ def _gradients(session: CheckSession, intent: Intent) -> None:
     question = session.cases.plain("gradients", seed=21)
     if "causal" in session.subject.arguments and session.options.get("causal") is None:
         question = replace(question, flag=True)
+    if not session.options.get("gradients", True):
+        session.add_skip("gradients", "as you asked")
+        return
+    if (reason := missing_backward(session, question)) is not None:
+        session.add_skip("gradients", f"it has no backward pass: {reason}")
+        return
     got = _input_gradients(session, question, intent, None)
     if isinstance(got, str):
         session.add_mistake(
-            "gradients", got, "weights-detached", f"The output has no gradient at all: {got}."
+            "gradients",
+            got,
+            "weights-detached",
+            f"The output has no gradient at all: {got}.",
+            distance=math.inf,
         )
         return
     expected = _input_gradients(session, question, intent, expected_answer)
     detached = _input_gradients(session, question, intent, _with_detached_weights)
     assert not isinstance(expected, str)
     error = max(relative_difference(a, b) for a, b in zip(got, expected, strict=True))
-    if error < 1e-4:
+    if error < GRADIENT_TOLERANCE:
         session.add_pass("gradients", f"to {error:.0e}")
-    elif not isinstance(detached, str) and max(map(relative_difference, got, detached)) < 1e-4:
+    elif not isinstance(detached, str) and max(map(relative_difference, got, detached)) < GRADIENT_TOLERANCE:
         remaining = max(map(relative_difference, got, detached))
         what = get_mistake("weights-detached").what
         session.add_mistake(
             "gradients",
-            f"off by {error:.1g}",
+            f"the largest gradient {describe_difference(error)}",
             "weights-detached",
-            f"Your gradients equal those of attention {what}, to {remaining:.0e}.",
+            f"Your gradients equal those of attention {what}, {describe_agreement(remaining)}.",
             remaining,
+            distance=error / GRADIENT_TOLERANCE,
         )
     else:
-        session.add_failure("gradients", f"off by {error:.1g} of the largest, though the output is right")
+        session.add_failure("gradients", f"one {describe_difference(error)}, though the output is right")
 
 
 def _with_detached_weights(question: Question, wiring: Wiring) -> Answer:
@@ -237,6 +259,7 @@ def _half_precision(session: CheckSession, intent: Intent) -> None:
                 error_line,
                 "finite-mask-value",
                 f"In {name} it raises “{error_line.partition(': ')[2]}”: the mask's value does not fit.",
+                distance=math.inf,
             )
         elif error_line is not None:
             session.add_skip(name, f"it does not run in {name}: {error_line}")
@@ -260,17 +283,19 @@ def _extreme_scores(session: CheckSession, intent: Intent) -> None:
             return
         error, ratio = measured
         if not ratio <= LIMIT:
-            _diagnose_extreme_scores(session, question, intent, error)
+            _diagnose_extreme_scores(session, question, intent, error, ratio / LIMIT)
             return
     session.add_pass("extreme scores")
 
 
-def _diagnose_extreme_scores(session: CheckSession, question: Question, intent: Intent, error: float) -> None:
+def _diagnose_extreme_scores(
+    session: CheckSession, question: Question, intent: Intent, error: float, distance: float
+) -> None:
     reply = session.compared.run(question.to(_FLOAT32))
     assert reply.answer is not None
     interpreted = intent.apply(question).to(_FLOAT32)
     broken = not bool(reply.answer.output.isfinite().all())
-    detail = "NaN or inf where scores are in the hundreds" if broken else f"off by {error:.1g}"
+    detail = "NaN or inf where scores are in the hundreds" if broken else describe_difference(error)
     for name in ("softmax-overflow", "renormalised-after-softmax", "weak-mask-value"):
         for change in get_mistake(name).changes:
             with torch.no_grad():
@@ -280,12 +305,12 @@ def _diagnose_extreme_scores(session: CheckSession, question: Question, intent: 
                 evidence = (
                     f"With scores in the hundreds your output equals attention {get_mistake(name).what}"
                 )
-                session.add_mistake(
-                    "extreme scores", detail, name, f"{evidence}, NaN for NaN, to {remaining:.0e}.", remaining
-                )
+                evidence += f", NaN for NaN, {describe_agreement(remaining)}."
+                session.add_mistake("extreme scores", detail, name, evidence, remaining, distance=distance)
                 return
     if broken:
-        session.add_mistake("extreme scores", detail, "softmax-overflow", f"The output holds {detail}.")
+        evidence = f"The output holds {detail}."
+        session.add_mistake("extreme scores", detail, "softmax-overflow", evidence, distance=distance)
     else:
         session.add_failure("extreme scores", detail)
 
@@ -297,13 +322,16 @@ def _strides(session: CheckSession) -> None:
     plain, reply = session.subject.run(question), session.subject.run(strided)
     if reply.answer is None and "view" in reply.error_line:
         evidence = f"Inputs that are not contiguous raise {reply.error_line[:120]}."
-        session.add_mistake("non-contiguous inputs", "they are refused", "view-of-strided", evidence)
+        session.add_mistake(
+            "non-contiguous inputs", "they are refused", "view-of-strided", evidence, distance=math.inf
+        )
     elif reply.answer is None or plain.answer is None:
         session.add_skip("non-contiguous inputs", f"they are refused: {reply.error_line}")
     elif (error := relative_error(reply.answer, plain.answer)) < TOLERANCE:
         session.add_pass("non-contiguous inputs")
     else:
-        session.add_failure("non-contiguous inputs", f"off by {error:.1g}, though right on contiguous ones")
+        detail = f"{describe_difference(error)}, though right on contiguous ones"
+        session.add_failure("non-contiguous inputs", detail)
 
 
 def _weights_and_lse(session: CheckSession, intent: Intent) -> None:
@@ -327,16 +355,14 @@ def judge_weights(session: CheckSession, got: Tensor, expected: Tensor) -> None:
         expected = expected.mean(1, keepdim=True)
     error = relative_difference(got, expected)
     sums = float((got.sum(-1) - 1).abs().max())
-    if error < 2e-5:
+    if error < TOLERANCE:
         session.add_pass("weights", "they sum to 1 and give the output")
     elif sums > 1e-4:
         session.add_failure(
-            "weights", f"the rows of the returned weights do not sum to 1 (off by {sums:.1g})"
+            "weights", f"the rows of the returned weights do not sum to 1: a sum is off by {sums:.1g}"
         )
     else:
-        session.add_failure(
-            "weights", f"the returned weights are not those that give the output (off by {error:.1g})"
-        )
+        session.add_failure("weights", f"not those that give the output: one {describe_difference(error)}")
 
 
 def judge_lse(session: CheckSession, got: Tensor, expected: Tensor) -> None:
@@ -345,15 +371,20 @@ def judge_lse(session: CheckSession, got: Tensor, expected: Tensor) -> None:
         relative_difference(got, expected),
         relative_difference(got, expected / torch.tensor(2.0).double().log()),
     )
-    if error < 2e-5:
+    if error < TOLERANCE:
         session.add_pass("lse", "natural logarithm")
-    elif base_2 < 2e-5:
+    elif base_2 < TOLERANCE and _SAYS_BASE_2.search(
+        f"{session.subject.name} {session.subject.target.__doc__}"
+    ):
+        session.add_pass("lse", "base 2, as its name or docstring says")
+    elif base_2 < TOLERANCE:
         session.add_mistake(
             "lse",
-            f"off by {error:.1g}",
+            describe_difference(error),
             "lse-base-2",
-            f"The returned lse equals the natural one divided by ln 2, to {base_2:.0e}.",
+            f"The returned lse equals the natural one divided by ln 2, {describe_agreement(base_2)}.",
             base_2,
+            distance=error / TOLERANCE,
         )
     else:
-        session.add_failure("lse", f"the returned lse is off by {error:.1g}")
+        session.add_failure("lse", describe_difference(error))

@@ -5,8 +5,10 @@ This file knows how code is called. `subject` calls it, `construct` constructs i
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import SIZES, build
+from regard.checker.subject.layouts.recognize import recognize_layouts
 from regard.checker.subject.subject import MaskForm, Subject, arguments_of, copy_module
 
 # Values for required arguments, by their meaning, that ask for plain attention.
@@ -77,22 +80,46 @@ def _of_class(cls: type, init: dict[str, Any], true_means: str | None) -> Subjec
     return _of_module(module, cls, init, true_means)
 
 
+def _materialise(module: nn.Module) -> nn.Module:
+    """Give lazy layers their width: run the module once, on inputs of the guessed width."""
+    lazy = any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters())
+    if not lazy:
+        return module
+    positional, _, _, extra = _read_signature(module, type(module).__name__, {})[:4]
+    lazy_module, module = module, copy.deepcopy(module)
+    inputs = {name: torch.zeros(2, 3, SIZES["width"]) for name in positional}
+    try:
+        with torch.no_grad():
+            module(**inputs, **extra)
+    except Exception as error:
+        raise CheckError(
+            f"{type(module).__name__} has lazy layers and could not be run on x (2, 3, {SIZES['width']}): "
+            f"{type(error).__name__}: {error}; run it once on your own inputs, then pass the instance"
+        ) from error
+    for part, before in zip(module.modules(), lazy_module.modules(), strict=True):
+        for attribute in [name for name, value in vars(part).items() if isinstance(value, Tensor)]:
+            setattr(part, attribute, getattr(before, attribute, None))  # not what this call left behind
+    return module
+
+
 def _of_module(
     module: nn.Module, cls: type[nn.Module] | None, init: dict[str, Any], true_means: str | None
 ) -> Subject:
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.Linear | nn.Embedding):
         raise CheckError(f"{type(module).__name__} is not an attention: pass the part of the model that is")
     name = type(module).__name__
-    own, lists = _own_copy(module)
+    own, lists = _own_copy(_materialise(module))
     positional, inputs, arguments, extra = _read_signature(module, name, {})
     bare = not any(True for _ in own.parameters())
     if inputs == "qkv" and bare:
         layout = "BHTD"  # a function in the form of a module: `understand` finds the shapes that it takes
     else:
-        layout = "TBC" if getattr(module, "batch_first", True) is False else "BTC"
+        layout = "TBC" if _is_time_first(module) else "BTC"
     subject = Subject(
         name, own, own, cls, init, arguments, positional, inputs, layout, extra=extra, plain_lists=lists
     )
+    subject.by_name = _needs_names(module, positional)
+    subject.head_width = _declared_head_width(own) if layout == "BHTD" else None
     return _with_conventions(subject, true_means)
 
 
@@ -103,12 +130,97 @@ def _of_function(
     name = "the function" if name == "<lambda>" else name
     if isinstance(function, functools.partial):
         name = getattr(function.func, "__name__", name)
+    if (kernel := _of_kernel(function, init, name)) is not None:
+        return kernel
     positional, inputs, arguments, extra = _read_signature(function, name, init)
     layout = "BTC" if inputs != "qkv" or "heads" in arguments else "BHTD"
     if "heads" in arguments and arguments["heads"] not in extra:
         extra[arguments["heads"]] = SIZES["heads"]
     subject = Subject(name, function, None, None, init, arguments, positional, inputs, layout, extra=extra)
+    subject.by_name, subject.arrays = _needs_names(function, positional), _is_numpy(function)
+    widths = [
+        init[key] for key in init if vocabulary.argument(key) == "head_width" and type(init[key]) is int
+    ]
+    subject.head_width = widths[0] if widths else None
     return _with_conventions(subject, true_means)
+
+
+def _of_kernel(function: Callable[..., Any], init: dict[str, Any], name: str) -> Subject | None:
+    """Return a subject for a function in one of the layouts that kernels take; None for any other."""
+    recognized = recognize_layouts(function, init)
+    if recognized is None:
+        return None
+    layouts, options = recognized
+    parameters = arguments_of(function)
+    required = {
+        m: n for m, n in options.items() if n in parameters and parameters[n].default is inspect._empty
+    }
+    extra = init | {n: _NEUTRAL[m] for m, n in required.items() if m in _NEUTRAL}
+    subject = Subject(name, function, None, None, init, options, ["q", "k", "v"], "qkv", "BHTD", extra=extra)
+    if options.get("mask") == "attention_mask":
+        subject.mask_form = MaskForm("lowest", 4)
+    return subject.replaced(kernel_layouts=tuple(layouts))
+
+
+_TIME_FIRST = re.compile(
+    r"""
+    \b(T|L|\w*seq\w*|\w*len\w*|time\w*)\s*,\s*  # a length, then a batch, then anything
+    (B|N|b|bs|bsz|batch|batch_size|bz)\s*(,\s*\*?\w+\s*){0,2}
+    =\s*\w+\.(shape|size\(\))""",
+    re.VERBOSE,
+)
+
+
+def _is_time_first(module: nn.Module) -> bool:
+    """Return whether a module says that it takes (T, B, C): by `batch_first`, or by its names of sizes."""
+    stated = getattr(module, "batch_first", None)
+    if isinstance(stated, bool):
+        return not stated
+    try:
+        return _TIME_FIRST.search(inspect.getsource(type(module).forward)) is not None
+    except (OSError, TypeError):
+        return False
+
+
+def _needs_names(target: Callable[..., Any], positional: list[str]) -> bool:
+    """Return whether the tensors must be passed by name: they are not the first arguments, in this order."""
+    parameters = arguments_of(target)
+    keyword_only = any(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in positional)
+    return keyword_only or list(parameters)[: len(positional)] != positional
+
+
+def _is_numpy(function: Callable[..., Any]) -> bool:
+    """Return whether a function computes with NumPy and not with PyTorch, judging by the modules it names."""
+    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    modules = (
+        {getattr(names.get(name), "__name__", "").partition(".")[0] for name in code.co_names}
+        if code
+        else set()
+    )
+    return "numpy" in modules and "torch" not in modules
+
+
+def _declared_head_width(module: nn.Module) -> int | None:
+    """Return the width of a head that a module without weights is for, if it says it."""
+    code, values = (
+        getattr(type(module).forward, "__code__", None),
+        getattr(type(module).forward, "__globals__", {}),
+    )
+    constants = {name: values.get(name) for name in code.co_names} if code else {}
+    for name, value in {**constants, **vars(module)}.items():
+        meaning = vocabulary.size(name)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = float(value)
+        if type(value) not in (int, float) or value <= 0:
+            continue
+        width = 0.0
+        if meaning == "head_width":
+            width = float(value)
+        elif meaning == "temperature" or vocabulary.argument(name) == "scale":
+            width = float(value**2 if value > 1 else value**-2)
+        if 1 < round(width) <= 1024 and abs(width - round(width)) < 1e-6 * width:
+            return round(width)
+    return None
 
 
 def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
@@ -124,7 +236,7 @@ def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
             if parameter.dtype.is_floating_point:
                 fresh = torch.randn(parameter.shape, dtype=torch.float64)
                 norm = parameter.ndim == 1 and "norm" in path.lower() and not path.endswith("bias")
-                spread = 0.5 if parameter.ndim < 2 else max(parameter.shape[-2:]) ** -0.5
+                spread = 0.5 if parameter.ndim < 2 else max(parameter.shape) ** -0.5
                 parameter.copy_(1.0 + 0.2 * fresh if norm else spread * fresh)
     return own.eval(), lists
 
@@ -171,9 +283,11 @@ def _read_signature(
             continue
         if meaning is not None and meaning not in ("query", "key", "value", "x"):
             arguments.setdefault(meaning, key)
-        if key in required and meaning in _NEUTRAL:
+        if meaning == "dropout" and parameters[key].default is None:
+            extra[key] = None  # a module, or nothing
+        elif key in required and meaning in _NEUTRAL:
             extra[key] = _NEUTRAL[meaning]
-        elif key in required and meaning not in ("heads", "rotary"):
+        elif key in required and meaning not in ("heads", "rotary", "cos", "sin", "head_width", "sinks"):
             call = ", ".join([*positional, f"{key}=…"])
             raise CheckError(
                 f"{name} needs `{key}`, whose meaning cannot be guessed: pass a function that supplies it, "
@@ -185,22 +299,25 @@ def _read_signature(
 def _first_tensors(
     order: list[str], required: list[str], meanings: dict[str, str | None]
 ) -> tuple[str, list[str]]:
-    """Return the kind of inputs ("qkv", "context" or "x") and the names of their parameters."""
+    """Return the kind of inputs ("qkv", "context" or "x") and their parameters, queries first."""
+    named = {meanings[key]: key for key in reversed(order)}
+    if {"query", "key", "value"} <= named.keys():
+        return "qkv", [named[role] for role in ("query", "key", "value")]
     three = order[:3]
-    if [meanings[key] for key in three] == ["query", "key", "value"]:
-        return "qkv", three
     if len(required) >= 3 and all(
         meanings[key] in (None, "query", "key", "value", "x", "context") for key in three
     ):
         return "qkv", three
-    if len(order) > 1 and order[1] in required and meanings[order[1]] in ("context", "x", "key"):
-        return "context", order[:2]
-    return "x", order[:1]
+    first = next((key for key in order if meanings[key] in ("x", "query")), order[0])
+    others = [key for key in required if key != first and meanings[key] in ("context", "x", "key", "value")]
+    if others:
+        return "context", [first, others[0]]
+    return "x", [first]
 
 
 def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
     """Set the conventions of PyTorch's and Transformers' own modules, or those that the caller stated."""
-    if isinstance(subject.module, nn.MultiheadAttention):
+    if isinstance(subject.module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
         subject.arguments.pop("causal", None)  # there only a hint that goes with a mask
         subject.mask_form = MaskForm("hide", 2)
     elif subject.is_transformers:
@@ -208,11 +325,25 @@ def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
         if "rotary" in subject.arguments:
             subject.rotary = _rotary_table(int(getattr(subject.module, "head_dim", 0)) or SIZES["head_width"])
         subject.arguments.pop("causal", None)
+    elif true_means is None and _says_true_hides(subject):
+        subject.mask_form, subject.mask_stated = MaskForm("hide", 2), True
     elif true_means is not None:
         if true_means not in ("look", "hide"):
             raise ValueError(f'true_means: expected "look" or "hide", got {true_means!r}')
-        subject.mask_form = MaskForm(true_means, 2)
+        subject.mask_form, subject.mask_stated = MaskForm(true_means, 2), True
     return subject
+
+
+_TRUE_HIDES = re.compile(
+    r"\bTrue`*\s*(indicates|means|marks|=|is|are|for|:)?\s*(masked|masking|hidden|padding|padded|ignored)\b"
+)
+
+
+def _says_true_hides(subject: Subject) -> bool:
+    """Return whether the docstrings say that True in a mask hides: "True indicates masking"."""
+    target = subject.target
+    things = (type(target), type(target).forward) if isinstance(target, nn.Module) else (target,)
+    return any(_TRUE_HIDES.search(str(thing.__doc__ or "")) for thing in things)
 
 
 def _rotary_table(D: int) -> Callable[[int, torch.dtype], tuple[Tensor, Tensor]]:

@@ -32,10 +32,15 @@ SIZES: dict[str, Any] = {
     "window": 3,
     "softcap": 2.0,
     "layer": 0,
+    "layers": 2,
     "batch": 2,
+    "temperature": 12**0.5,
+    "vocabulary": 64,
 }
+# Widths for code that needs many channels, such as a group norm of 32 groups.
+WIDE = {"width": 64, "out_width": 64, "context_width": 64, "head_width": 16, "temperature": 4.0}
 # Sizes that stay None if that is their default.
-_OPTIONAL = ("window", "softcap", "groups", "context_width", "head_width", "layer")
+_OPTIONAL = ("window", "softcap", "groups", "context_width", "head_width", "layer", "dropout", "temperature")
 
 
 def build(cls: type[nn.Module], init: dict[str, Any], sizes: dict[str, Any] | None = None) -> nn.Module:
@@ -48,8 +53,17 @@ def build(cls: type[nn.Module], init: dict[str, Any], sizes: dict[str, Any] | No
 
     Raises `CheckError` if an argument is missing or the constructor fails.
     """
-    sizes = SIZES | (sizes or {})
-    arguments = constructor_arguments(cls, init, sizes)
+    first_error: CheckError | None = None
+    for more in (SIZES, SIZES | WIDE):
+        try:
+            return _build(cls, constructor_arguments(cls, init, _consistent(more, init) | (sizes or {})))
+        except CheckError as error:
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
+
+
+def _build(cls: type[nn.Module], arguments: dict[str, Any]) -> nn.Module:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -60,6 +74,16 @@ def build(cls: type[nn.Module], init: dict[str, Any], sizes: dict[str, Any] | No
             f"{cls.__name__}({shown}) raised {type(error).__name__}: {_first_line(error)}; "
             f"pass its arguments: --with name=value, or check({cls.__name__}, init={{…}})"
         ) from error
+
+
+def _consistent(sizes: dict[str, Any], init: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes to guess with, so that the width of a head fits what the caller gave."""
+    stated = {vocabulary.size(name): value for name, value in init.items() if type(value) is int}
+    width, heads = stated.get("width", sizes["width"]), stated.get("heads", sizes["heads"])
+    if not {"width", "heads"} & stated.keys() or width % heads:
+        return sizes
+    groups = sizes["groups"] if heads % sizes["groups"] == 0 else 1
+    return sizes | {"width": width, "out_width": width, "head_width": width // heads, "groups": groups}
 
 
 def constructor_arguments(cls: type, init: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
@@ -74,10 +98,10 @@ def constructor_arguments(cls: type, init: dict[str, Any], sizes: dict[str, Any]
         if name in init:
             arguments[name] = init[name]
             used.add(name)
-        elif (config := _config(cls, name, parameter, init, sizes)) is not None:
+        elif (config := _config(cls, name, init, sizes)) is not None:
             arguments[name] = config
             used.update(init)
-        elif (guess := _guess(name, parameter, sizes)) is not None:
+        elif (guess := _guess(cls, name, parameter, sizes)) is not None:
             arguments[name] = guess
         elif parameter.default is parameter.empty:
             raise CheckError(
@@ -116,29 +140,29 @@ def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         return {}
 
 
-def _guess(name: str, parameter: inspect.Parameter, sizes: dict[str, Any]) -> Any:
+def _guess(cls: type, name: str, parameter: inspect.Parameter, sizes: dict[str, Any]) -> Any:
     """Guess an argument's value from its name; None leaves it at its default.
 
-    A default of None or of a boolean is the author's decision, and is kept.
+    A default of None, a boolean, a tuple or a module is the author's decision, and is kept.
     """
     default = parameter.default
     meaning = vocabulary.size(name)
-    if meaning is None or isinstance(default, bool) or meaning == "causal":
+    if meaning is None or meaning == "causal" or (default is None and meaning in _OPTIONAL):
         return None
-    if default is None and meaning in _OPTIONAL:
+    if default not in (None, parameter.empty) and (type(default) not in (int, float)):
         return None
+    kind = annotated_class(cls, name)
+    if kind is not None and issubclass(kind, nn.Module):
+        return nn.Dropout(sizes["dropout"]) if meaning == "dropout" else None
     return sizes.get(meaning)
 
 
-def _config(
-    cls: type, name: str, parameter: inspect.Parameter, init: dict[str, Any], sizes: dict[str, Any]
-) -> Any:
+def _config(cls: type, name: str, init: dict[str, Any], sizes: dict[str, Any]) -> Any:
     """Return a small configuration for an argument called `config`, of its annotated class if it has one."""
     if name not in ("config", "cfg", "args", "conf", "hparams", "params", "model_args"):
         return None
-    kind = parameter.annotation
-    kind = _transformers_config(cls) or kind
-    if isinstance(kind, type) and kind is not inspect.Parameter.empty and not issubclass(kind, dict):
+    kind = _transformers_config(cls) or annotated_class(cls, name)
+    if kind is not None and not issubclass(kind, dict):
         return _construct_config(kind, init, sizes)
     return GuessedConfig(sizes, init)
 
@@ -153,6 +177,10 @@ def _transformers_config(cls: type) -> type | None:
     return next((k for k in kinds if k.__name__.endswith("Config")), None)
 
 
+# The sizes that are small in a configuration whatever its defaults are.
+_SMALL = ("width", "heads", "groups", "length", "head_width", "dropout", "vocabulary", "batch", "layers")
+
+
 def _construct_config(kind: type, init: dict[str, Any], sizes: dict[str, Any]) -> Any:
     if not (is_dataclass(kind) or _parameters(kind)):
         return GuessedConfig(sizes, init)
@@ -161,9 +189,7 @@ def _construct_config(kind: type, init: dict[str, Any], sizes: dict[str, Any]) -
         meaning = vocabulary.size(name)
         if name in init:
             small[name] = init[name]
-        elif meaning in ("width", "heads", "groups", "length", "head_width", "dropout") and not isinstance(
-            parameter.default, bool
-        ):
+        elif meaning in _SMALL and not isinstance(parameter.default, bool):
             small[name] = sizes[meaning]
     return kind(**small)
 
@@ -183,12 +209,25 @@ class GuessedConfig(SimpleNamespace):
             return self.__dict__["_sizes"][meaning]
         if name.endswith("bias") or meaning == "causal":
             return True
+        if name in ("transformer", "attention", "attn", "model"):
+            return self  # a part of the configuration
         raise AttributeError(f"config.{name} cannot be guessed: pass it with --with {name}=…")
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute, as a dictionary does."""
+        return getattr(self, name, default)
 
 
 def annotated_class(function: Callable[..., Any], argument: str) -> type | None:
-    """Return the class in an argument's annotation, ignoring `None`; None if there is no class."""
+    """Return the class in an argument's annotation, ignoring `None`; None if there is no class.
+
+    The arguments of a class are those of its constructor.
+    """
     try:
+        function = vars(function).get("__init__", function) if isinstance(function, type) else function
         hint = typing.get_type_hints(function).get(argument)
     except Exception:  # the annotations cannot be resolved
         return None

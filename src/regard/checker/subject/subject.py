@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,9 +20,21 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.checker.errors import CheckError
+from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import Answer
+from regard.checker.subject import vocabulary
+from regard.checker.subject.layouts.layout import KernelLayout, parameters_of, to_device
+from regard.checker.subject.tables import RotaryTables
 
+# Layouts of whole sequences; the others are of queries, keys and values of heads.
+SEQUENCES = {
+    "BTC": "(B, T, C)",
+    "TBC": "(T, B, C)",
+    "TC": "(T, C)",
+    "BCT": "(B, C, T)",
+    "BCHW": "(B, C, H, W)",
+    "BHWC": "(B, H, W, C)",
+}
 _DOT_T = torch.Tensor.T  # the property itself
 _SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "causal": "is_causal"}
 _SDPA |= {"dropout": "dropout_p", "scale": "scale", "grouped": "enable_gqa"}
@@ -30,8 +44,10 @@ _SDPA |= {"dropout": "dropout_p", "scale": "scale", "grouped": "enable_gqa"}
 class MaskForm:
     """The convention that a subject's mask argument follows.
 
-    `kind` is "look" (boolean, True = may look), "hide" (boolean, True = hidden), "added" (0 and −inf) or
-    "zero-one" (1.0 = may look). `rank` is 2 for (T, S), 3 for (B, T, S), 4 for (B, 1, T, S).
+    `kind` is "look" (boolean, True = may look), "hide" (boolean, True = hidden), "added" (0 and −inf),
+    "lowest" (0 and the lowest number, as Transformers passes it), "zero-one" (1.0 = may look) or "one-zero"
+    (1.0 = hidden). `rank` is 1 for (B, S), a mask of tokens, 2 for (T, S), 3 for (B, T, S), 4 for
+    (B, 1, T, S).
     """
 
     kind: str = "look"
@@ -42,9 +58,11 @@ class MaskForm:
             "look": "boolean, True = may look",
             "hide": "boolean, True = hidden",
             "added": "float, added to the scores",
+            "lowest": "float, added to the scores, the lowest number hides",
             "zero-one": "float, 1 = may look, 0 = hidden",
+            "one-zero": "float, 1 = hidden, 0 = may look",
         }[self.kind]
-        return f"{convention}, {('', '', '(T, S)', '(B, T, S)', '(B, 1, T, S)')[self.rank]}"
+        return f"{convention}, {('', '(B, S)', '(T, S)', '(B, T, S)', '(B, 1, T, S)')[self.rank]}"
 
     def encode(self, mask: Tensor, dtype: torch.dtype, batch: int) -> Tensor:
         """Encode a mask (T, S) or (B, 1, T, S), in which True means visible, in this convention.
@@ -57,9 +75,17 @@ class MaskForm:
             mask = mask.expand(batch, 1, *mask.shape) if self.rank == 4 else mask.expand(batch, *mask.shape)
         if self.kind == "hide":
             return ~mask
-        if self.kind == "added":
-            return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
+        if self.kind in ("added", "lowest"):
+            lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
+            hidden = -torch.inf if self.kind == "added" else lowest
+            return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, hidden)
+        if self.kind == "one-zero":
+            return (~mask).to(dtype)
         return mask.to(dtype) if self.kind == "zero-one" else mask
+
+
+class OutputShapeError(RuntimeError):
+    """The code ran, and returned no tensor of the shape of an output."""
 
 
 class CallMonitor(TorchFunctionMode):
@@ -121,12 +147,22 @@ class Subject:
     arguments: dict[str, str]  # from a meaning ("mask") to the name of the argument ("attn_mask")
     positional: list[str]  # the names of the tensors that come first
     inputs: str  # "x", "context" (x and context) or "qkv"
-    layout: str  # "BTC", "TBC" or "TC"; for functions on heads "BHTD", "BTHD", "BTD" or "TD"
+    layout: str  # one of `SEQUENCES`; for functions on heads "BHTD", "BTHD", "BTD" or "TD"
     mask_form: MaskForm = field(default_factory=MaskForm)
     extra: dict[str, Any] = field(default_factory=dict)  # arguments that are always passed
     rotary: Callable[[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
+    mask_stated: bool = False  # whether the caller stated the convention of its masks
+    open_mask: bool = False  # whether a mask that hides nothing is passed if a question has none
+    tables: RotaryTables | None = None  # rotary tables that are passed as arguments
+    by_name: bool = False  # whether the tensors are passed by name, since their order is another
+    arrays: bool = False  # whether it takes and returns NumPy arrays
+    head_width: int | None = None  # the only width of a head that is right for it, if it declares one
     plain_lists: tuple[str, ...] = ()  # lists of modules that are not registered
-    _copies: dict[torch.dtype, nn.Module] = field(default_factory=dict)
+    asked: list[Question] = field(default_factory=list)  # every question so far
+    kernel_layouts: tuple[KernelLayout, ...] = ()  # those that a kernel may take, likeliest first
+    kernel_layout: KernelLayout | None = None  # the one that it takes; None for plain tensors
+    device: str = "cpu"
+    _copies: dict[tuple[torch.dtype, str], nn.Module] = field(default_factory=dict)
 
     @property
     def is_transformers(self) -> bool:
@@ -135,13 +171,25 @@ class Subject:
         theirs = hasattr(module, "config") or type(module).__module__.startswith("transformers.")
         return module is not None and theirs and self.positional[:1] == ["hidden_states"]
 
-    def module_as(self, dtype: torch.dtype) -> nn.Module | None:
-        """Return a copy of the module in this precision and in eval mode; None for a function."""
+    def module_as(self, dtype: torch.dtype, device: str | None = None) -> nn.Module | None:
+        """Return a copy of the module in this precision and in eval mode; None for a function.
+
+        It is on the subject's device unless another one is named.
+        """
         if self.module is None:
             return None
-        if dtype not in self._copies:
-            self._copies[dtype] = cast_module(copy_module(self.module), dtype).eval()
-        return self._copies[dtype]
+        place = dtype, device or self.device
+        if place not in self._copies:
+            self._copies[place] = in_dtype(copy_module(self.module), dtype).to(place[1]).eval()
+        return self._copies[place]
+
+    def runnable(self, dtype: torch.dtype) -> nn.Module | None:
+        """Return the module to run: a new copy each time, if it may keep a cache from call to call."""
+        module = self.module_as(dtype)
+        stateful = module is not None and any(
+            vocabulary.is_cache(name) for part in module.modules() for name in (*vars(part), *part._buffers)
+        )
+        return copy_module(module) if module is not None and stateful else module
 
     def replaced(self, **changes: Any) -> Subject:
         """Return the subject with some fields changed."""
@@ -158,17 +206,36 @@ class Subject:
 
         `module` is run instead of the subject's own copy. `dropout` leaves dropout enabled.
         """
-        target = self.target if self.module is None else (module or self.module_as(question.dtype))
+        self.asked.append(question)
+        target = self.target if self.module is None else (module or self.runnable(question.dtype))
+        if module is not None and self.device != "cpu":
+            target = module.to(self.device)
         assert target is not None
         monitor = CallMonitor(dropout)
         try:
             with monitor:
-                result = target(*self._inputs(question), **self._keywords(question))
-            return Reply(self.parse_result(result, question), None, monitor.used_dot_t)
+                answer = self._call(target, question)
+            return Reply(answer, None, monitor.used_dot_t)
         except CheckError:
             raise
         except (Exception, SystemExit) as error:
             return Reply(None, error, monitor.used_dot_t)
+
+    def _call(self, target: Callable[..., Any], question: Question) -> Answer:
+        """Call the code on the subject's device; the answer is on the CPU."""
+        keywords = self._keywords(question)
+        if self.kernel_layout is not None:
+            return self.kernel_layout.run(target, question, keywords, self.device)
+        tensors = [to_device(x, self.device) for x in self._inputs(question)]
+        keywords = {name: to_device(value, self.device) for name, value in keywords.items()}
+        if self.by_name:
+            tensors, keywords = [], keywords | dict(zip(self.positional, tensors, strict=True))
+        if self.arrays:
+            result = target(*map(_to_array, tensors), **{k: _to_array(x) for k, x in keywords.items()})
+        else:
+            result = target(*tensors, **keywords)
+        answer = self.parse_result(result, question)
+        return Answer(*(to_device(x, "cpu") for x in answer))
 
     def _inputs(self, question: Question) -> list[Tensor]:
         tensors = [question.q] if self.inputs == "x" else [question.q, question.k]
@@ -176,8 +243,14 @@ class Subject:
         return [self._shaped(x) for x in tensors]
 
     def _shaped(self, x: Tensor) -> Tensor:
-        if self.layout == "TBC" or self.layout == "BTHD":
-            return x.transpose(0, 1) if self.layout == "TBC" else x.transpose(1, 2)
+        """Return a tensor of a question in the subject's layout."""
+        if self.layout in ("BCHW", "BHWC"):
+            image = x.reshape(x.shape[0], *_grid(x.shape[1]), -1)  # (B, H, W, C)
+            return image if self.layout == "BHWC" else image.permute(0, 3, 1, 2)
+        if self.layout == "TBC":
+            return x.transpose(0, 1)
+        if self.layout in ("BCT", "BTHD"):
+            return x.transpose(1, 2)
         if self.layout == "TC":
             return x[0]
         return x[:, 0] if self.layout == "BTD" else x[0, 0] if self.layout == "TD" else x
@@ -191,41 +264,83 @@ class Subject:
                 keywords[names[meaning]] = True
         if "average" in names:
             keywords[names["average"]] = False
-        if "dropout" in names and self.module is None:
+        if "dropout" in names and self.module is None and names["dropout"] not in keywords:
             keywords[names["dropout"]] = 0.0
         if "training" in names:
             keywords[names["training"]] = False
         if "causal" in names and question.flag is not None:
             keywords[names["causal"]] = question.flag
-        if "window" in names and question.window is not None:
-            keywords[names["window"]] = question.window
+        keywords |= self._window(question)
+        if question.splits is not None and "splits" in names:
+            keywords[names["splits"]] = question.splits
+        if "sinks" in names and (question.sinks is not None or self._requires("sinks")):
+            none = question.q.new_full((question.q.shape[1],), -torch.inf)  # takes no share of the softmax
+            keywords[names["sinks"]] = none if question.sinks is None else question.sinks.to(question.dtype)
         if "softcap" in names and question.softcap is not None and self.module is None:
             keywords[names["softcap"]] = question.softcap
         if "grouped" in names and question.k.shape[1] != question.q.shape[1]:
             keywords[names["grouped"]] = True
         if self.rotary is not None and "rotary" in names:
             keywords[names["rotary"]] = self.rotary(T, question.dtype)
+        if self.tables is not None:
+            keywords |= self.tables.make(T, question.dtype)
+        if "head_width" in names and names["head_width"] not in keywords:
+            keywords[names["head_width"]] = question.q.shape[-1]
+        if self.open_mask and "mask" in names:
+            visible = torch.ones(T, question.k.shape[-2], dtype=torch.bool)
+            keywords[names["mask"]] = self.mask_form.encode(visible, question.dtype, B)
         if question.mask is not None and "mask" in names:
             keywords[names["mask"]] = self.mask_form.encode(question.mask, question.dtype, B)
         if question.padding is not None and "padding" in names:
             keywords[names["padding"]] = self._encode_padding(question.padding)
         elif question.padding is not None and "mask" in names:
-            spread = question.padding[:, None, None, :].expand(B, 1, T, -1)
-            keywords[names["mask"]] = replace(self.mask_form, rank=3 if self.layout == "BTD" else 4).encode(
-                spread, question.dtype, B
+            spread = (
+                question.padding
+                if self.mask_form.rank == 1
+                else question.padding[:, None, None].expand(B, 1, T, -1)
             )
+            rank = self.mask_form.rank if self.mask_form.rank != 2 else 3 if self.layout == "BTD" else 4
+            keywords[names["mask"]] = replace(self.mask_form, rank=rank).encode(spread, question.dtype, B)
         if question.bias is not None:
             keywords[names.get("bias", names.get("mask", ""))] = question.bias
         return keywords
 
+    def _window(self, question: Question) -> dict[str, Any]:
+        """Return the arguments for a window: one number, (left, right), or two; −1 is without a bound."""
+        names = self.arguments
+        left = -1 if question.window is None else question.window - 1
+        right = question.ahead if question.ahead is not None else 0 if question.flag and left >= 0 else -1
+        keywords: dict[str, Any] = {}
+        if "window" in names and self.takes_window_pair and max(left, right) >= 0:
+            keywords[names["window"]] = (left, right)
+        elif "window" in names and question.window is not None:
+            keywords[names["window"]] = question.window
+        for meaning, value in (("left window", left), ("right window", right)):
+            if meaning in names and (value >= 0 or self._requires(meaning)):
+                keywords[names[meaning]] = value
+        return keywords
+
+    @property
+    def takes_window_pair(self) -> bool:
+        """Whether its window is (left, right): by its default or its annotation."""
+        parameter = parameters_of(self.target).get(self.arguments.get("window", ""))
+        if parameter is None:
+            return False
+        return isinstance(parameter.default, tuple | list) or "tuple" in str(parameter.annotation).lower()
+
+    def _requires(self, meaning: str) -> bool:
+        """Return whether an argument has no default."""
+        parameter = parameters_of(self.target).get(self.arguments[meaning])
+        return parameter is not None and parameter.default is parameter.empty
+
     def _encode_padding(self, is_token: Tensor) -> Tensor:
-        if self.arguments["padding"] == "lengths":
+        if re.search(r"len", self.arguments["padding"]):
             return is_token.sum(-1)
         return ~is_token  # in `key_padding_mask` and similar arguments True means padding
 
     def parse_result(self, result: Any, question: Question) -> Answer:
         """Find the output, the weights and the lse in what the code returned."""
-        tensors = list(_tensors_in(result))
+        tensors = list(_tensors_in(_from_arrays(result) if self.arrays else result))
         if not tensors:
             raise CheckError(
                 f"{self.name} returned {_describe(result)}; expected a tensor, (output, weights) or "
@@ -235,8 +350,10 @@ class Subject:
         H = question.q.shape[1] if question.q.ndim == 4 else None
         outputs = [(i, x) for i, t in enumerate(tensors) if (x := self._as_output(t, question)) is not None]
         if not outputs:
-            wanted = "(B, H, T, E)" if self.layout == "BHTD" else f"({self.layout})"
-            raise RuntimeError(
+            wanted = (
+                "(B, H, T, E)" if self.layout == "BHTD" else SEQUENCES.get(self.layout, f"({self.layout})")
+            )
+            raise OutputShapeError(
                 f"returned {', '.join(str(tuple(t.shape)) for t in tensors)}; expected an output {wanted} "
                 f"for {question.shapes()}"
             )
@@ -246,7 +363,9 @@ class Subject:
         for i, t in enumerate(tensors):
             if i == index or not t.dtype.is_floating_point:
                 continue
-            if t.shape[-2:] == (T, S) and weights is None:
+            if (
+                t.shape[-2:] == (T, S) and weights is None and not bool((t < 0).any())
+            ):  # scores may be negative
                 weights = t.reshape(B, -1, T, S) if t.numel() % (B * T * S) == 0 else None
             elif t.shape[-1:] == (T,) and t.numel() == B * (H or 1) * T and lse is None:
                 lse = t.reshape(B, H or 1, T)
@@ -257,10 +376,9 @@ class Subject:
         if not t.dtype.is_floating_point:
             return None
         B, T, E = question.q.shape[0], question.q.shape[-2], question.v.shape[-1]
-        if self.layout in ("BTC", "TBC", "TC"):
-            x = t.transpose(0, 1) if self.layout == "TBC" and t.ndim == 3 else t
-            x = x[None] if self.layout == "TC" else x
-            return x if x.ndim == 3 and x.shape[:2] == (B, T) else None
+        if self.layout in SEQUENCES:
+            x = _as_sequence(t, self.layout)
+            return x if x is not None and x.shape[:2] == (B, T) else None
         H = question.q.shape[1]
         shapes = {"BHTD": (B, H, T, E), "BTHD": (B, T, H, E), "BTD": (B, T, E), "TD": (T, E)}
         if tuple(t.shape) != shapes[self.layout]:
@@ -268,6 +386,53 @@ class Subject:
         if self.layout == "BTHD":
             return t.transpose(1, 2)
         return t[:, None] if self.layout == "BTD" else t[None, None] if self.layout == "TD" else t
+
+
+def _grid(T: int) -> tuple[int, int]:
+    """Return the height and the width of an image of T pixels, the height as near the root as possible."""
+    height = max(h for h in range(1, math.isqrt(T) + 1) if T % h == 0)
+    return height, T // height
+
+
+def _as_sequence(t: Tensor, layout: str) -> Tensor | None:
+    """Return a tensor of a layout of sequences as (B, T, C), or None if its dimensions do not fit."""
+    if t.ndim != len(layout):
+        return None
+    return {
+        "BTC": lambda: t,
+        "TBC": lambda: t.transpose(0, 1),
+        "TC": lambda: t[None],
+        "BCT": lambda: t.transpose(1, 2),
+        "BCHW": lambda: t.flatten(2).transpose(1, 2),
+        "BHWC": lambda: t.flatten(1, 2),
+    }[layout]()
+
+
+def _to_array(value: Any) -> Any:
+    """Return a tensor as a NumPy array, and anything else as it is."""
+    return value.detach().numpy() if isinstance(value, Tensor) else value
+
+
+def _from_arrays(result: Any) -> Any:
+    """Return NumPy arrays, alone or in a tuple or list, as tensors."""
+    if isinstance(result, list | tuple):
+        return [_from_arrays(part) for part in result]
+    return (
+        torch.from_numpy(result)
+        if type(result).__module__ == "numpy" and hasattr(result, "shape")
+        else result
+    )
+
+
+def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert a module's floating-point tensors; complex ones stay complex, which `.to(dtype)` would undo."""
+    wide = torch.complex128 if dtype == torch.float64 else torch.complex64
+
+    def convert(x: Tensor) -> Tensor:
+        return x.to(wide) if x.is_complex() else x.to(dtype) if x.is_floating_point() else x
+
+    converted: nn.Module = module._apply(convert)  # type: ignore[no-untyped-call]
+    return converted
 
 
 def copy_module(module: nn.Module) -> nn.Module:
@@ -280,17 +445,6 @@ def copy_module(module: nn.Module) -> nn.Module:
     finally:
         for part, attributes in saved:
             part.__dict__.update(attributes)
-
-
-def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast a module in place. Complex buffers, such as rotations, stay complex: `.to()` would cut them."""
-    complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
-
-    def cast(x: Tensor) -> Tensor:
-        return x.to(complex_dtype) if x.is_complex() else x.to(dtype) if x.is_floating_point() else x
-
-    module._apply(cast)  # type: ignore[no-untyped-call]
-    return module
 
 
 def _detach(value: Any) -> Any:
@@ -330,11 +484,22 @@ def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a function, or of a module's forward pass."""
     if target is F.scaled_dot_product_attention:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        optional = {name: inspect.Parameter(name, kind, default=None) for name in list(_SDPA.values())[3:]}
+        defaults = {"dropout_p": 0.0}
+        optional = {
+            name: inspect.Parameter(name, kind, default=defaults.get(name))
+            for name in list(_SDPA.values())[3:]
+        }
         return {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")} | optional
     function = target.forward if isinstance(target, nn.Module) else target
+    function = getattr(function, "_init_fn", function)  # of an operator made by torch.library.custom_op
     try:
-        return dict(inspect.signature(function).parameters)
+        parameters = dict(inspect.signature(function).parameters)
+        if (
+            any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
+            or not parameters
+        ):
+            return parameters
+        raise ValueError("it names no argument")
     except (TypeError, ValueError):
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         return {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")}

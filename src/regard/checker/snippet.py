@@ -1,0 +1,105 @@
+"""A few lines of a right program with the wrong ones marked, for `regard explain-mistake`.
+
+A snippet is cut from the template and the planted program that the tests run: the lines that differ, the
+headers around them, and the steps of attention as far as there is room.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import textwrap
+from typing import NamedTuple
+
+from regard.checker.examples import TEMPLATES, plant_mistake
+from regard.checker.mistakes.mistake import Mistake
+
+LENGTH = 12  # lines, unless the mistake itself has more
+# The steps of attention, the most telling first.
+_STEPS = (
+    r"softmax\(",
+    r"@ k\.|k\.mT|einsum",
+    r"@ v\b",
+    r"scores\.masked_fill\(~",
+    r"/ math\.sqrt|D\*\*",
+    r"\breturn\b",
+)
+
+_OPENS_BLOCK = re.compile(r":\s*(#.*)?$")
+
+
+class SnippetLine(NamedTuple):
+    """A line of a snippet: "+" if only the right program has it, "-" if only the wrong one, " " if both."""
+
+    mark: str
+    text: str
+
+
+def make_snippet(mistake: Mistake) -> list[SnippetLine]:
+    """Return the template that shows a mistake best, abridged, with the lines that differ marked."""
+    kind = min(mistake.plants, key=lambda kind: _clarity(_compare(mistake, kind)))
+    lines = _compare(mistake, kind)
+    kept = {i for i, line in enumerate(lines) if line.mark != " "}
+    for i in sorted(kept):
+        kept |= _headers(lines, i)
+    steps = [i for step in _STEPS for i, line in enumerate(lines) if re.search(step, line.text)]
+    for i in (*_definitions(lines, sorted(kept)), *steps):
+        headers = _headers(lines, i)
+        more = kept | {i, *headers}
+        alternative = any(lines[j].text.strip().startswith(("elif ", "else:")) for j in headers)
+        if _is_complete(lines, i) and not alternative and len(more) <= LENGTH:
+            kept = more
+    chosen = [lines[i] for i in sorted(kept)]
+    texts = textwrap.dedent("\n".join(line.text for line in chosen)).split("\n")
+    return [SnippetLine(line.mark, text) for line, text in zip(chosen, texts, strict=True)]
+
+
+def _compare(mistake: Mistake, kind: str) -> list[SnippetLine]:
+    """Return the lines of a template and of the planted program, in one sequence, without empty ones."""
+    wrong, right = plant_mistake(mistake, kind).splitlines(), TEMPLATES[kind].splitlines()
+    lines: list[SnippetLine] = []
+    matcher = difflib.SequenceMatcher(None, wrong, right, autojunk=False)
+    for tag, a, b, c, d in matcher.get_opcodes():
+        if tag == "equal":
+            lines += [SnippetLine(" ", text) for text in wrong[a:b]]
+        else:
+            lines += [SnippetLine("-", text) for text in wrong[a:b]]
+            lines += [SnippetLine("+", text) for text in right[c:d]]
+    return [line for line in lines if line.text.strip()]
+
+
+def _clarity(lines: list[SnippetLine]) -> tuple[bool, int]:
+    """Return a sort key: first the snippets with a wrong line and its right one, then the shortest."""
+    marks = [line.mark for line in lines]
+    return not {"-", "+"} <= set(marks), len(marks) - marks.count(" ")
+
+
+def _headers(lines: list[SnippetLine], index: int) -> set[int]:
+    """Return the lines that open the blocks around a line: `if …:`, `def …:`; not the class."""
+    headers, indent = set(), _indent(lines[index])
+    for i in range(index - 1, -1, -1):
+        if _indent(lines[i]) < indent and _OPENS_BLOCK.search(lines[i].text):
+            indent = _indent(lines[i])
+            if not lines[i].text.startswith("class "):
+                headers.add(i)
+    return headers
+
+
+def _definitions(lines: list[SnippetLine], indices: list[int]) -> list[int]:
+    """Return the lines before the marked ones that define the names used there, apart from the steps'."""
+    names = {name for i in indices if lines[i].mark != " " for name in re.findall(r"\b\w+\b", lines[i].text)}
+    found = []
+    for name in sorted(names - {"q", "k", "v", "scores", "weights", "out", "x", "B", "T", "C"}):
+        pattern = re.compile(rf"^\s*[\w, ]*\b{re.escape(name)}\b[\w, ]*=[^=]")
+        found += [i for i in range(indices[-1]) if lines[i].mark == " " and pattern.match(lines[i].text)][-1:]
+    return found
+
+
+def _is_complete(lines: list[SnippetLine], index: int) -> bool:
+    """Return whether a line stands for itself: it opens no block and continues no other line."""
+    text = lines[index].text.strip()
+    return not _OPENS_BLOCK.search(text) and text[-1] not in ",(" and text.count("(") == text.count(")")
+
+
+def _indent(line: SnippetLine) -> int:
+    return len(line.text) - len(line.text.lstrip())

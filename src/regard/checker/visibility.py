@@ -1,0 +1,531 @@
+"""How visible is a mistake? Its distance from the right answer, in tolerances, by kind of input.
+
+Without arguments `measure_visibility` asks the questions that a check asks; with inputs it says which
+mistakes a test on these inputs would not notice. A mistake with `changes` is run as a variant of attention.
+One that only another probe finds is planted in a program and checked; its diagnosis says how far off it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.checker.catalogue import CATALOGUE, THEMES
+from regard.checker.checker import PROBES, check
+from regard.checker.examples import NAMES, TEMPLATES, load_program, plant_mistake
+from regard.checker.intent import TOLERANCE, Intent
+from regard.checker.mistakes.mistake import Mistake
+from regard.checker.oracle.oracle import expected_answer, relative_error
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant
+from regard.checker.oracle.wiring import Wiring
+from regard.checker.probes.numbers import LIMIT, pytorch_error
+from regard.checker.session import CheckSession
+from regard.checker.subject.adapt import adapt
+from regard.checker.understand import understand
+
+CLEAR = 10.0  # tolerances at which a mistake of the catalogue must stand off, on some input
+WIDTH = 100  # columns of the table
+LARGE = 88.0  # a score whose exponential overflows float32
+
+# The kinds of input and their column heads, of at most two lines.
+KINDS = {
+    "plain": "plain",
+    "causal": "causal",
+    "mask": "mask",
+    "padding": "pad-\nding",
+    "window": "win-\ndow",
+    "softcap": "soft\ncap",
+    "grouped heads": "GQA",
+    "value width": "value\nwidth",
+    "cross-attention": "cross",
+    "causal, T < S": "T<S",
+    "float mask": "float\nmask",
+    "sink logits": "sinks",
+    "large scores": "large\nq·k",
+}
+_OF_MODULES = {"split", "merge", "out", "rotated"}  # fields of a variant that need a module's weights
+
+
+@dataclass(frozen=True)
+class MistakeDistance:
+    """How far one mistake is from the right answer, in tolerances.
+
+    `distances` has the largest distance on each kind of input, over the forms of the mistake; inf means NaN
+    or an error. `reason` says why a mistake is not seen at all. `unseen_forms` has the forms that are not
+    seen although the inputs have what they act on, each with its reason.
+    """
+
+    name: str
+    distances: dict[str, float] = field(default_factory=dict)
+    unseen_forms: dict[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def largest(self) -> float:
+        """The distance on the input that shows it best."""
+        return max(self.distances.values(), default=0.0)
+
+    @property
+    def seen(self) -> bool:
+        """Whether a test on these inputs would fail: whether it is off by more than the tolerance."""
+        return self.largest > 1.0
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """Which mistakes some inputs show: the result of `measure_visibility`.
+
+    `str(visibility)` is a table for the inputs of a check, and a list for your own.
+    """
+
+    mistakes: tuple[MistakeDistance, ...]
+    tolerance: float
+    kinds: tuple[str, ...]  # the kinds of input that were asked
+    not_asked: tuple[str, ...] = ()  # mistakes that need more than queries, keys and values
+
+    @property
+    def seen(self) -> list[str]:
+        """The names of the mistakes that a test on these inputs would notice."""
+        return [m.name for m in self.mistakes if m.seen]
+
+    @property
+    def unseen(self) -> dict[str, str]:
+        """The names of the mistakes that it would not notice, each with the reason."""
+        return {m.name: m.reason for m in self.mistakes if not m.seen}
+
+    def __getitem__(self, name: str) -> MistakeDistance:
+        """Return the distances of one mistake."""
+        return next(m for m in self.mistakes if m.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the distances as plain data that JSON can hold; None stands for NaN or an error."""
+        return {
+            "tolerance": self.tolerance,
+            "kinds": list(self.kinds),
+            "mistakes": [
+                {
+                    "name": m.name,
+                    "seen": m.seen,
+                    "distances": {
+                        kind: d if math.isfinite(d) else None for kind, d in m.distances.items() if d > 0
+                    },
+                    "unseen_forms": m.unseen_forms,
+                    "reason": m.reason,
+                }
+                for m in self.mistakes
+            ],
+            "not_asked": list(self.not_asked),
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return the distances as JSON, indented by `indent` spaces; None puts it on one line."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        return "\n".join(_table(self) if len(self.kinds) > 1 else _list(self))
+
+
+def measure_visibility(
+    q: Tensor | None = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    mask: Tensor | None = None,
+    padding: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    tolerance: float = TOLERANCE,
+) -> Visibility:
+    """Measure how far each mistake of the catalogue is from the right answer, in tolerances.
+
+    Without inputs, the inputs of `regard.check` are used. With inputs, the result says which mistakes a test
+    that compares outputs on them would not notice, and why.
+
+    Arguments:
+        q, k, v: your test's queries (B, H, T, D), keys and values (B, G, S, D).
+        causal, window, softcap, scale: the attention that your test asks for.
+        mask: a boolean mask (T, S) or (B, 1, T, S), True where a key is visible.
+        padding: a boolean mask (B, S), True where there is a token.
+        bias: numbers (T, S) that are added to the scores.
+        sinks: a sink logit per head, (H,).
+        tolerance: the largest difference that your test accepts, relative to the largest expected number.
+
+    >>> import torch
+    >>> from regard.checker import measure_visibility
+    >>> q, k, v = torch.randn(3, 1, 2, 16, 8)
+    >>> measure_visibility(q, k, v, causal=True, window=64).unseen["window-off-by-one"]
+    'the window of 64 is longer than the text of 16 keys'
+    """
+    if q is None or k is None or v is None:
+        if not (q is k is v is None):
+            raise ValueError("q, k, v: expected all three, or none for the inputs of a check")
+        return _of_the_check()
+    if not q.ndim == k.ndim == v.ndim == 4:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        raise ValueError(f"q, k, v: expected (B, H, T, D), (B, G, S, D) and (B, G, S, D), got {shapes}")
+    question = Question("inputs", q, k, v, causal, mask, padding, bias, window, softcap)
+    question = question.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
+    asked = Asked(question, Wiring(scale=scale, sinks=sinks), tolerance)
+    mistakes, not_asked = [], []
+    for mistake in CATALOGUE.values():
+        if not mistake.changes or any(change.keys() & _OF_MODULES for change in mistake.changes):
+            not_asked.append(mistake.name)
+        else:
+            mistakes.append(_measure(mistake, [asked]))
+    return Visibility(tuple(mistakes), tolerance, (asked.kind,), tuple(not_asked))
+
+
+class Asked:
+    """A question with its right answer, its tolerance and its kind."""
+
+    def __init__(self, question: Question, wiring: Wiring, tolerance: float) -> None:
+        self.question, self.wiring, self.tolerance = question, wiring, tolerance
+        with torch.no_grad():
+            self.right = CORRECT.answer(question, wiring)
+            self.q, self.k, self.v = wiring.project(question)
+        self.kind = self._kind()
+
+    def _kind(self) -> str:
+        """Return the one kind of input that a question is an example of."""
+        question, (T, S) = self.question, (self.q.shape[2], self.k.shape[2])
+        if float(self._scores().abs().max()) > LARGE:
+            return "large scores"
+        options: dict[str, Any] = {}
+        options |= {"sink logits": self.wiring.sinks, "float mask": question.bias, "window": question.window}
+        options |= {"softcap": question.softcap, "padding": question.padding, "mask": question.mask}
+        for kind, value in options.items():
+            if value is not None:
+                return kind
+        if self.k.shape[1] < self.q.shape[1]:
+            return "grouped heads"
+        if self.v.shape[3] != self.k.shape[3]:
+            return "value width"
+        if T != S:
+            return "causal, T < S" if question.causal else "cross-attention"
+        return "causal" if question.causal else "plain"
+
+    def _scores(self) -> Tensor:
+        k = self.k.repeat_interleave(self.q.shape[1] // self.k.shape[1], 1)
+        scale = self.q.shape[-1] ** -0.5 if self.wiring.scale is None else self.wiring.scale
+        return self.q @ k.mT * scale
+
+    def distance(self, variant: AttentionVariant) -> float:
+        """Return how far a variant's answer is from the right one; inf if it cannot be computed.
+
+        A row in which the variant sees no key counts as 0: programs differ in what they give there.
+        """
+        try:
+            with torch.no_grad():
+                answer = variant.answer(self.question, self.wiring)
+            if answer.free is not None:
+                answer = Answer(answer.output.masked_fill(answer.free, 0.0))
+            return relative_error(answer, self.right) / self.tolerance
+        except (RuntimeError, ValueError, IndexError):
+            return math.inf
+
+    def reasons(self, change: dict[str, Any]) -> set[str]:
+        """Return the reasons why a change to the variant can make no difference here; none if it can."""
+        return {_REASONS[name](self, value) for name, value in change.items() if name in _REASONS} - {""}
+
+    def lacks(self, change: dict[str, Any]) -> bool:
+        """Return whether the question has nothing that a change to the variant could act on."""
+        return any(reason.startswith(("there is no ", "no key is hidden")) for reason in self.reasons(change))
+
+    def applies(self, change: dict[str, Any]) -> bool:
+        """Return whether a change concerns this question: some concern only modules that split heads."""
+        return self.wiring.splits or not change.keys() & _OF_MODULES
+
+    @property
+    def hides(self) -> bool:
+        """Whether any key is hidden from any query."""
+        weights = self.right.weights
+        return weights is not None and bool((weights == 0).any())
+
+
+def _measure(mistake: Mistake, asked: list[Asked]) -> MistakeDistance:
+    """Measure the forms of a mistake on some inputs."""
+    distances: dict[str, float] = {}
+    unseen_forms: dict[str, str] = {}
+    for change in mistake.changes:
+        variant, largest = replace(CORRECT, **change), 0.0
+        for one in (one for one in asked if one.applies(change)):
+            distance = one.distance(variant)
+            distances[one.kind] = max(distance, distances.get(one.kind, 0.0))
+            largest = max(largest, distance)
+        if not largest > 1.0 and not all(one.lacks(change) for one in asked):
+            unseen_forms[_describe_form(change)] = _why_unseen(asked[0], [change], largest)
+    largest = max(distances.values(), default=0.0)
+    seen = largest > 1.0 or not mistake.changes
+    reason = "" if seen else _why_unseen(asked[0], mistake.changes, largest)
+    return MistakeDistance(mistake.name, distances, unseen_forms, reason)
+
+
+def _why_unseen(asked: Asked, changes: Iterable[dict[str, Any]], distance: float) -> str:
+    """Return why none of some changes makes a difference beyond the tolerance."""
+    reasons = {reason for change in changes for reason in asked.reasons(change)}
+    if len(reasons) > 1 and not asked.hides:
+        return "no key is hidden"
+    small = f"it is off by only {distance:.1g} of the tolerance" if distance else "nothing here depends on it"
+    return "; ".join(sorted(reasons)) or small
+
+
+def _describe_form(change: dict[str, Any]) -> str:
+    def value(x: Any) -> str:
+        return x.__name__.strip("_<>").replace("_", " ") if callable(x) else f"{x}"
+
+    return ", ".join(f"{name} = {value(x)}" for name, x in change.items())
+
+
+# Why a field of a variant makes no difference, by field: a reason, or "" if there is none.
+
+
+def _why_causal(asked: Asked, value: Any) -> str:
+    T, S = asked.q.shape[2], asked.k.shape[2]
+    if not asked.question.causal:
+        return "there is no causal mask"
+    return "there is a single query" if T == 1 else "there are as many queries as keys" if T == S else ""
+
+
+def _why_window(asked: Asked, value: Any) -> str:
+    window, S = asked.question.window, asked.k.shape[2]
+    if window is None:
+        return "there is no window"
+    return f"the window of {window} is longer than the text of {S} keys" if window >= S else ""
+
+
+def _why_mask(asked: Asked, value: Any) -> str:
+    mask = asked.question.mask
+    if mask is None:
+        return "there is no mask"
+    if bool(mask.all()):
+        return "the mask hides nothing"
+    return "the mask is symmetric" if value == "transposed" and torch.equal(mask, mask.mT) else ""
+
+
+def _why_padding(asked: Asked, value: Any) -> str:
+    padding = asked.question.padding
+    if padding is None:
+        return "there is no padding"
+    return "all lengths are equal, so nothing is padded" if bool(padding.all()) else ""
+
+
+def _why_softcap(asked: Asked, value: Any) -> str:
+    cap = asked.question.softcap
+    if cap is None:
+        return "there is no soft cap"
+    if value == "after":
+        return f"exp(−{cap:g}) is too little to show" if asked.hides else "no key is hidden"
+    return "the scores are far below the soft cap"
+
+
+def _why_masking(asked: Asked, value: Any) -> str:
+    if value == "scaled":
+        return "there is no float mask" if asked.question.bias is None else ""
+    return "" if asked.hides else "no key is hidden"
+
+
+def _why_groups(asked: Asked, value: Any) -> str:
+    H, G = asked.q.shape[1], asked.k.shape[1]
+    if H == G:
+        return "there are as many key/value heads as query heads"
+    return "there is a single key/value head" if G == 1 else ""
+
+
+def _why_batch(asked: Asked, value: Any) -> str:
+    return "the batch has one item" if asked.q.shape[0] == 1 else ""
+
+
+def _why_scale(asked: Asked, value: Any) -> str:
+    D, S = asked.q.shape[3], asked.k.shape[2]
+    if S == 1:
+        return "there is a single key, whose weight is always 1"
+    if asked.wiring.scale is not None:
+        return f"the scale is {asked.wiring.scale:g}"
+    if S == D:
+        return f"there are {S} keys, as many as a head is wide"
+    return "there is a single head" if asked.q.shape[1] == 1 else ""
+
+
+def _why_normalise(asked: Asked, value: Any) -> str:
+    if value == "exp":
+        return f"no score is above {LARGE:g}"
+    return "no hidden score is far above the visible ones" if asked.hides else "no key is hidden"
+
+
+def _why_roles(asked: Asked, value: Any) -> str:
+    return "queries, keys and values are the same tensor" if asked.question.q is asked.question.v else ""
+
+
+def _why_detach(asked: Asked, value: Any) -> str:
+    return "the output is right: only gradients show it"
+
+
+_REASONS: dict[str, Callable[[Asked, Any], str]] = {
+    "causal": _why_causal,
+    "window": _why_window,
+    "mask_argument": _why_mask,
+    "padding": _why_padding,
+    "softcap": _why_softcap,
+    "masking": _why_masking,
+    "fill": _why_masking,
+    "inverted": _why_masking,
+    "groups": _why_groups,
+    "batch": _why_batch,
+    "scale": _why_scale,
+    "normalise": _why_normalise,
+    "roles": _why_roles,
+    "detach": _why_detach,
+}
+
+
+# The inputs of a check
+
+
+def _of_the_check() -> Visibility:
+    """Measure every mistake on the questions that a check asks of the right templates."""
+    asked = [one for kind in TEMPLATES for one in _questions(kind)]
+    measured = (_measure_planted(mistake, _measure(mistake, asked)) for mistake in CATALOGUE.values())
+    kinds = tuple(kind for kind in KINDS if any(one.kind == kind for one in asked))
+    return Visibility(tuple(measured), TOLERANCE, kinds)
+
+
+def _measure_planted(mistake: Mistake, measured: MistakeDistance) -> MistakeDistance:
+    """Return the distance that a probe measures in a planted program, if outputs do not show the mistake."""
+    if measured.largest >= CLEAR:
+        return measured
+    if mistake.unseen_because:
+        return replace(measured, reason=mistake.unseen_because)
+    kind = next(iter(mistake.plants))
+    report = check(load_program(plant_mistake(mistake, kind), NAMES[kind]))
+    distance = next((d.distance for d in report.diagnoses if d.name == mistake.name), None)
+    failed = (*report.failures, *report.warnings)
+    if distance is None or not failed:
+        return measured
+    return replace(measured, distances=measured.distances | {failed[0].name: distance}, reason="")
+
+
+def _questions(kind: str) -> Iterator[Asked]:
+    """Yield the questions that a check asks of a right template."""
+    subject = adapt(load_program(TEMPLATES[kind], NAMES[kind]), {}, None)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        session = CheckSession(understand(subject, causal=None, heads=None, scale=None, always={}), {})
+        for probe in PROBES:
+            probe(session)
+    intent = session.right_intent
+    if intent is None:
+        raise ValueError(f"the {kind} template is not right")
+    for question in session.subject.asked:
+        if _is_comparable(question):
+            yield _ask(intent, question)
+
+
+def _ask(intent: Intent, question: Question) -> Asked:
+    """Return a question with the tolerance of the check that asks it."""
+    applied = intent.apply(question.map_inputs(Tensor.detach))
+    if question.dtype == torch.float64:
+        return Asked(applied, intent.wiring, TOLERANCE)
+    asked = Asked(applied, intent.wiring, 1.0)
+    right = expected_answer(applied, intent.wiring)
+    asked.tolerance = LIMIT * pytorch_error(question, intent, right, question.dtype)
+    return asked
+
+
+def _is_comparable(question: Question) -> bool:
+    """Return whether a question is one of those whose output is compared with the oracle's."""
+    exact = question.dtype == torch.float64 or question.name == "extreme scores"
+    return (
+        exact
+        and question.q.device.type == "cpu"
+        and all(bool(x.isfinite().all()) for x in (question.q, question.k, question.v))
+    )
+
+
+# The table and the list
+
+
+def format_distance(distance: float | None) -> str:
+    """Return a distance in one digit: "4e4", "∞" for NaN or an error, "·" if it is not seen, "" for None."""
+    if distance is None:
+        return ""
+    if not distance > 1.0:
+        return "·"
+    return "∞" if math.isinf(distance) else f"{distance:.0e}".replace("e+0", "e").replace("e+", "e")
+
+
+def _table(visibility: Visibility) -> list[str]:
+    """Return the lines of a table: mistakes by kind of input, then the mistakes that other checks find."""
+    heads = [KINDS[kind].split("\n") for kind in visibility.kinds]
+    widths = [max(map(len, head)) for head in heads]
+    names = max(len(m.name) for m in visibility.mistakes)
+    lines = [
+        *textwrap.wrap(
+            "How far each mistake is from the right answer, on the inputs of a check, in tolerances of "
+            f"{visibility.tolerance:g}: · is not seen, ∞ is NaN or an error.",
+            WIDTH,
+        ),
+        "",
+    ]
+    for row in range(2):
+        cells = [head[row - 2 + len(head)] if row - 2 + len(head) >= 0 else "" for head in heads]
+        lines.append(" " * names + "".join(f" {cell:>{w}}" for cell, w in zip(cells, widths, strict=True)))
+    elsewhere: list[str] = []
+    by_name = {m.name: m for m in visibility.mistakes}
+    for theme, mistakes in THEMES.items():
+        rows = []
+        for m in (by_name[mistake.name] for mistake in mistakes):
+            cells = [format_distance(m.distances.get(kind)) for kind in visibility.kinds]
+            if set(cells) - {"·", ""}:
+                padded = "".join(f" {cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
+                rows.append(f"{m.name:<{names}}{padded}")
+            else:
+                indent = " " * (names + 1)
+                text = _describe_probe(m, visibility.kinds)
+                elsewhere += textwrap.wrap(
+                    text, WIDTH, initial_indent=f"{m.name:<{names}} ", subsequent_indent=indent
+                )
+        lines += [theme, *rows] if rows else []
+    title = "measured in a program with the mistake, by the check that finds it"
+    return [*lines, title, *elsewhere] if elsewhere else lines
+
+
+def _describe_probe(m: MistakeDistance, kinds: tuple[str, ...]) -> str:
+    """Return which check sees a mistake, and how far off it is there."""
+    if m.reason:
+        return m.reason
+    name, distance = next((name, d) for name, d in m.distances.items() if name not in kinds)
+    return f"{name}: {'NaN or an error' if math.isinf(distance) else format_distance(distance)}"
+
+
+def _list(visibility: Visibility) -> list[str]:
+    """Return the lines of a list: the mistakes that inputs of one kind do not show."""
+    asked, seen = len(visibility.mistakes), len(visibility.seen)
+    tolerance = f"with a tolerance of {visibility.tolerance:g}"
+    lines = [f"A test on these inputs, {tolerance}, notices {seen} of {asked} mistakes."]
+    partly = {
+        f"{m.name} ({form})": reason
+        for m in visibility.mistakes
+        if m.seen
+        for form, reason in m.unseen_forms.items()
+    }
+    unseen = visibility.unseen | partly
+    names = max(map(len, unseen), default=0)
+    lines += ["It does not notice"] if unseen else []
+    for name, reason in unseen.items():
+        start, indent = f"  {name:<{names}}  ", " " * (names + 4)
+        lines += textwrap.wrap(reason, WIDTH, initial_indent=start, subsequent_indent=indent)
+    return lines

@@ -1,0 +1,304 @@
+"""Functions of queries, keys and values, in two to four dimensions, with masks and biases of their own."""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tests.checker.corpus import Entry
+
+
+def dictionary_lookup(X):
+    """Attention without weights, on one sequence (T, C)."""
+    return torch.softmax(X @ X.T, dim=-1) @ X
+
+
+def scaled_lookup(x):
+    """The same on a batch, with the scale."""
+    scores = torch.bmm(x, x.transpose(1, 2)) / math.sqrt(x.size(-1))
+    return torch.bmm(F.softmax(scores, dim=-1), x)
+
+
+def numpy_attention(Q, K, V):
+    """Two-dimensional NumPy arrays, the softmax written out."""
+    scores = Q @ K.T / np.sqrt(Q.shape[-1])
+    scores = scores - np.max(scores, axis=-1, keepdims=True)
+    weights = np.exp(scores)
+    weights /= np.sum(weights, axis=-1, keepdims=True)
+    return weights @ V
+
+
+def numpy_batched(query, key, value, mask=None):
+    """NumPy arrays of any number of leading dimensions, and a boolean mask."""
+    scores = np.matmul(query, np.swapaxes(key, -1, -2)) / np.sqrt(query.shape[-1])
+    if mask is not None:
+        scores = np.where(mask, scores, -1e9)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights = weights / weights.sum(-1, keepdims=True)
+    return np.matmul(weights, value)
+
+
+def numpy_self_attention(x):
+    """One sequence as a NumPy array, with itself as queries, keys and values."""
+    scores = np.einsum("td,sd->ts", x, x) / x.shape[1] ** 0.5
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return (weights / weights.sum(axis=1, keepdims=True)).dot(x)
+
+
+def value_first(value, key, query, mask=None):
+    """The three inputs the other way round."""
+    scores = query @ key.transpose(-2, -1) / math.sqrt(key.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -1e20)
+    return torch.softmax(scores, dim=-1) @ value
+
+
+def keyword_only(*, query, key, value, attention_mask=None):
+    """Every argument by its name."""
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
+
+
+def key_query_value(k, q, v):
+    """Keys before queries."""
+    return torch.einsum("...ts,...se->...te", (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1), v)
+
+
+@torch.library.custom_op("corpus::attention", mutates_args=())
+def custom_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """A custom operator that has no derivative."""
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def without_gradients(q, k, v):
+    """A kernel's wrapper: the result has no graph."""
+    with torch.no_grad():
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class OwnBackward(torch.autograd.Function):
+    """Attention with its derivative written by hand."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        weights = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)
+        ctx.save_for_backward(q, k, v, weights)
+        return weights @ v
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, weights = ctx.saved_tensors
+        d_weights = grad @ v.mT
+        d_scores = weights * (d_weights - (d_weights * weights).sum(-1, keepdim=True))
+        d_scores = d_scores * q.shape[-1] ** -0.5
+        return d_scores @ k, d_scores.mT @ q, weights.mT @ grad
+
+
+def own_backward(q, k, v):
+    """Calls the autograd function."""
+    return OwnBackward.apply(q, k, v)
+
+
+def sliding_window(q, k, v):
+    """Causal, four keys a query, which nobody says from outside."""
+    at = torch.arange(q.shape[-2])
+    near = (at[:, None] >= at) & (at[:, None] - at < 4)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=near)
+
+
+def symmetric_window(q, k, v):
+    """Two keys on either side."""
+    at = torch.arange(q.shape[-2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(at[:, None] - at).abs() <= 2)
+
+
+def soft_capped(q, k, v, soft_cap=5.0):
+    """Scores pass through a tanh, as Gemma 2 has it."""
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    scores = soft_cap * torch.tanh(scores / soft_cap)
+    return torch.softmax(scores, dim=-1) @ v
+
+
+def capped_in_silence(q, k, v):
+    """The same cap, without an argument."""
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    return torch.softmax(3.0 * torch.tanh(scores / 3.0), dim=-1) @ v
+
+
+def alibi(q, k, v):
+    """A bias by distance, with a slope for every head."""
+    H, T, S = q.shape[1], q.shape[2], k.shape[2]
+    slopes = 2.0 ** (-8.0 * torch.arange(1, H + 1) / H)
+    distance = torch.arange(S)[None, :] - (torch.arange(T)[:, None] + S - T)
+    bias = slopes[:, None, None].to(q) * distance.to(q)
+    scores = q @ k.mT / q.shape[-1] ** 0.5 + bias
+    return scores.masked_fill(distance > 0, -torch.inf).softmax(-1) @ v
+
+
+def prefix_attention(q, k, v):
+    """The first three positions see each other, the rest is causal."""
+    at = torch.arange(q.shape[-2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(at[:, None] >= at) | (at < 3))
+
+
+def chunk_attention(q, k, v):
+    """Causal within chunks of three."""
+    at = torch.arange(q.shape[-2])
+    same = at[:, None] // 3 == at // 3
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=same & (at[:, None] >= at))
+
+
+def extra_zero_key(q, k, v):
+    """Softmax with one more in its denominator: a query may look at nothing."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    most = scores.amax(-1, keepdim=True).clamp(min=0.0)
+    weights = torch.exp(scores - most)
+    return weights / (weights.sum(-1, keepdim=True) + torch.exp(-most)) @ v
+
+
+def flash_in_blocks(q, k, v, is_causal=False):
+    """Blocks of queries and of keys, as the papers have it."""
+    T, S, out = q.shape[-2], k.shape[-2], []
+    for first in range(0, T, 4):
+        block = q[..., first : first + 4, :] * q.shape[-1] ** -0.5
+        rows = torch.arange(first, first + block.shape[-2])[:, None] + S - T
+        most = torch.full((*block.shape[:-1], 1), -1e30, dtype=q.dtype)
+        total = torch.zeros_like(most)
+        mixed = torch.zeros(*block.shape[:-1], v.shape[-1], dtype=q.dtype)
+        for start in range(0, S, 3):
+            columns = torch.arange(start, min(start + 3, S))
+            scores = block @ k[..., columns, :].mT
+            if is_causal:
+                scores = scores.masked_fill(columns > rows, -torch.inf)
+            new = torch.maximum(most, scores.amax(-1, keepdim=True))
+            weights = torch.exp(scores - new)
+            total = total * torch.exp(most - new) + weights.sum(-1, keepdim=True)
+            mixed = mixed * torch.exp(most - new) + weights @ v[..., columns, :]
+            most = new
+        out.append(mixed / total)
+    return torch.cat(out, -2)
+
+
+def one_query_at_a_time(q, k, v):
+    """Loops over heads and queries."""
+    out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            for i in range(q.shape[2]):
+                scores = torch.stack([q[b, h, i] @ key for key in k[b, h]]) / q.shape[-1] ** 0.5
+                out[b, h, i] = (scores.softmax(0)[:, None] * v[b, h]).sum(0)
+    return out
+
+
+def padded_keys(q, k, v, key_padding_mask=None):
+    """True marks padding, as in nn.MultiheadAttention."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+    if key_padding_mask is not None:
+        scores = scores.masked_fill(key_padding_mask[:, None, None, :], float("-inf"))
+    return torch.softmax(scores, dim=-1) @ v
+
+
+def valid_lengths(queries, keys, values, valid_lens=None):
+    """Batches (B, T, D), and how many keys of each count."""
+    scores = torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(queries.shape[-1])
+    if valid_lens is not None:
+        beyond = torch.arange(keys.shape[1])[None, None, :] >= valid_lens[:, None, None]
+        scores = scores.masked_fill(beyond, -1e6)
+    return torch.bmm(F.softmax(scores, dim=-1), values)
+
+
+def with_heads_inside(x, num_heads):
+    """Splits the heads of one sequence without weights."""
+    B, T, C = x.shape
+    q = x.view(B, T, num_heads, C // num_heads).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, q, q).transpose(1, 2).reshape(B, T, C)
+
+
+def grouped_by_expand(q, k, v):
+    """Every key head serves several query heads."""
+    times = q.shape[1] // k.shape[1]
+    B, G, S = k.shape[:3]
+    k, v = (x[:, :, None].expand(B, G, times, S, x.shape[-1]).reshape(B, G * times, S, -1) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def scale_as_argument(q, k, v, scale=None, mask=None):
+    """The scale may be given; its default is right."""
+    scale = scale or q.shape[-1] ** -0.5
+    scores = torch.matmul(q, k.transpose(-2, -1)) * scale
+    if mask is not None:
+        scores = scores + mask
+    return torch.matmul(scores.softmax(dim=-1), v)
+
+
+def dropout_module(query, key, value, mask=None, dropout=None):
+    """Dropout is a module or None, as in the annotated transformer."""
+    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.size(-1))
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -1e9)
+    weights = scores.softmax(dim=-1)
+    if dropout is not None:
+        weights = dropout(weights)
+    return torch.matmul(weights, value), weights
+
+
+def half_inside(q, k, v):
+    """The softmax in float32 whatever the inputs are."""
+    scores = torch.matmul(q, k.transpose(2, 3)) / math.sqrt(q.shape[-1])
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(weights, v)
+
+
+def flex(q, k, v):
+    """FlexAttention with a causal score_mod."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def causal(score, b, h, q_idx, kv_idx):
+        return torch.where(q_idx >= kv_idx, score, -float("inf"))
+
+    return flex_attention(q, k, v, score_mod=causal)
+
+
+def flex_block_mask(q, k, v):
+    """FlexAttention with a block mask of a causal window."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def near(b, h, q_idx, kv_idx):
+        return (q_idx >= kv_idx) & (q_idx - kv_idx < 4)
+
+    mask = create_block_mask(near, None, None, q.shape[-2], k.shape[-2], device="cpu")
+    return flex_attention(q, k, v, block_mask=mask)
+
+
+ENTRIES = [
+    Entry("lookup in two dimensions", dictionary_lookup),
+    Entry("scaled lookup in a batch", scaled_lookup),
+    Entry("NumPy", numpy_attention),
+    Entry("NumPy in batches", numpy_batched),
+    Entry("NumPy on one sequence", numpy_self_attention),
+    Entry("value, key, query", value_first),
+    Entry("key, query, value", key_query_value),
+    Entry("keyword-only function", keyword_only),
+    Entry("custom op without autograd", custom_op),
+    Entry("no graph", without_gradients),
+    Entry("own backward", own_backward),
+    Entry("sliding window", sliding_window),
+    Entry("symmetric window", symmetric_window),
+    Entry("soft cap as an argument", soft_capped),
+    Entry("soft cap inside", capped_in_silence),
+    Entry("ALiBi", alibi),
+    Entry("prefix mask", prefix_attention),
+    Entry("chunk mask", chunk_attention),
+    Entry("softmax plus one", extra_zero_key),
+    Entry("blocks of queries and keys", flash_in_blocks),
+    Entry("loops", one_query_at_a_time),
+    Entry("padding of keys", padded_keys),
+    Entry("valid lengths", valid_lengths),
+    Entry("heads without weights", with_heads_inside),
+    Entry("grouped by expand", grouped_by_expand),
+    Entry("scale as an argument", scale_as_argument),
+    Entry("dropout as a callable", dropout_module),
+    Entry("softmax in float32", half_inside),
+    Entry("FlexAttention", flex),
+    Entry("FlexAttention with a block mask", flex_block_mask),
+]

@@ -1,0 +1,439 @@
+"""Modules in the style of lessons and videos: usual names, and every habit of calling that they teach."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.checker.corpus import Entry
+
+
+class ValuesKeysQuery(nn.Module):
+    """Inputs in the order values, keys, query, and a mask that must be given."""
+
+    def __init__(self, embed_size, heads):
+        super().__init__()
+        self.embed_size, self.heads, self.head_dim = embed_size, heads, embed_size // heads
+        self.values = nn.Linear(embed_size, embed_size)
+        self.keys = nn.Linear(embed_size, embed_size)
+        self.queries = nn.Linear(embed_size, embed_size)
+        self.fc_out = nn.Linear(embed_size, embed_size)
+
+    def forward(self, values, keys, query, mask):
+        N, value_len, key_len, query_len = query.shape[0], values.shape[1], keys.shape[1], query.shape[1]
+        values = self.values(values).reshape(N, value_len, self.heads, self.head_dim)
+        keys = self.keys(keys).reshape(N, key_len, self.heads, self.head_dim)
+        queries = self.queries(query).reshape(N, query_len, self.heads, self.head_dim)
+        energy = torch.einsum("nqhd,nkhd->nhqk", [queries, keys])
+        if mask is not None:
+            energy = energy.masked_fill(mask == 0, float("-1e20"))
+        attention = torch.softmax(energy / (self.head_dim ** (1 / 2)), dim=3)
+        out = torch.einsum("nhql,nlhd->nqhd", [attention, values])
+        return self.fc_out(out.reshape(N, query_len, self.heads * self.head_dim))
+
+
+class SharedPerHead(nn.Module):
+    """One small projection (D to D) that all heads share, applied after the heads are split."""
+
+    def __init__(self, embed_dim, n_heads):
+        super().__init__()
+        self.n_heads, self.single_head_dim = n_heads, embed_dim // n_heads
+        D = self.single_head_dim
+        self.query_matrix = nn.Linear(D, D, bias=False)
+        self.key_matrix = nn.Linear(D, D, bias=False)
+        self.value_matrix = nn.Linear(D, D, bias=False)
+        self.out = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, key, query, value, mask=None):
+        B, T, S = query.size(0), query.size(1), key.size(1)
+        k = self.key_matrix(key.view(B, S, self.n_heads, self.single_head_dim)).transpose(1, 2)
+        q = self.query_matrix(query.view(B, T, self.n_heads, self.single_head_dim)).transpose(1, 2)
+        v = self.value_matrix(value.view(B, S, self.n_heads, self.single_head_dim)).transpose(1, 2)
+        product = torch.matmul(q, k.transpose(-1, -2))
+        if mask is not None:
+            product = product.masked_fill(mask == 0, float("-1e20"))
+        scores = F.softmax(product / math.sqrt(self.single_head_dim), dim=-1)
+        return self.out(torch.matmul(scores, v).transpose(1, 2).reshape(B, T, -1))
+
+
+class KeywordOnly(nn.Module):
+    """The forward pass takes nothing by position."""
+
+    def __init__(self, d_model=48, n_heads=4):
+        super().__init__()
+        self.n_heads = n_heads
+        self.wq, self.wk = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.wv, self.wo = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, *, hidden_states, attention_mask=None):
+        B, T, C = hidden_states.shape
+        q, k, v = (
+            layer(hidden_states).view(B, T, self.n_heads, -1).transpose(1, 2)
+            for layer in (self.wq, self.wk, self.wv)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask)
+        return self.wo(mixed.transpose(1, 2).reshape(B, T, C))
+
+
+class Temperature(nn.Module):
+    """The innermost module of a well-known translation: divided by a constant temperature."""
+
+    def __init__(self, temperature, attn_dropout=0.1):
+        super().__init__()
+        self.temperature = temperature
+        self.dropout = nn.Dropout(attn_dropout)
+
+    def forward(self, q, k, v, mask=None):
+        attn = torch.matmul(q / self.temperature, k.transpose(2, 3))
+        if mask is not None:
+            attn = attn.masked_fill(mask == 0, -1e9)
+        attn = self.dropout(F.softmax(attn, dim=-1))
+        return torch.matmul(attn, v), attn
+
+
+class TranslationAttention(nn.Module):
+    """Around it: projections without biases, a residual and a norm at the end."""
+
+    def __init__(self, n_head, d_model, d_k, d_v, dropout=0.1):
+        super().__init__()
+        self.n_head, self.d_k, self.d_v = n_head, d_k, d_v
+        self.w_qs = nn.Linear(d_model, n_head * d_k, bias=False)
+        self.w_ks = nn.Linear(d_model, n_head * d_k, bias=False)
+        self.w_vs = nn.Linear(d_model, n_head * d_v, bias=False)
+        self.fc = nn.Linear(n_head * d_v, d_model, bias=False)
+        self.attention = Temperature(temperature=d_k**0.5)
+        self.dropout = nn.Dropout(dropout)
+        self.layer_norm = nn.LayerNorm(d_model, eps=1e-6)
+
+    def forward(self, q, k, v, mask=None):
+        B, T, S, residual = q.size(0), q.size(1), k.size(1), q
+        q = self.w_qs(q).view(B, T, self.n_head, self.d_k).transpose(1, 2)
+        k = self.w_ks(k).view(B, S, self.n_head, self.d_k).transpose(1, 2)
+        v = self.w_vs(v).view(B, S, self.n_head, self.d_v).transpose(1, 2)
+        if mask is not None:
+            mask = mask.unsqueeze(1)
+        q, attn = self.attention(q, k, v, mask=mask)
+        q = self.dropout(self.fc(q.transpose(1, 2).contiguous().view(B, T, -1)))
+        return self.layer_norm(q + residual), attn
+
+
+class DropoutAtTheEnd(nn.Module):
+    """Dropout only after the projection."""
+
+    def __init__(self, hidden_dim, num_heads, dropout=0.3):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_linear, self.k_linear, self.v_linear, self.out = (
+            nn.Linear(hidden_dim, hidden_dim) for _ in range(4)
+        )
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (
+            layer(x).view(B, T, self.num_heads, -1).transpose(1, 2)
+            for layer in (self.q_linear, self.k_linear, self.v_linear)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return self.drop(self.out(mixed.transpose(1, 2).reshape(B, T, C)))
+
+
+class ProjectsAgain(nn.Module):
+    """nn.MultiheadAttention, and one more layer behind it."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(embed_dim, num_heads, batch_first=True)
+        self.linear = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x):
+        mixed, _ = self.attention(x, x, x, need_weights=False)
+        return self.linear(mixed)
+
+
+class WrapsTorch(nn.Module):
+    """Self-attention by nn.MultiheadAttention, causal by its own mask."""
+
+    def __init__(self, d_model, nhead):
+        super().__init__()
+        self.mha = nn.MultiheadAttention(d_model, nhead, batch_first=True)
+
+    def forward(self, x, key_padding_mask=None):
+        T = x.size(1)
+        mask = torch.triu(torch.ones(T, T, dtype=torch.bool, device=x.device), diagonal=1)
+        return self.mha(x, x, x, attn_mask=mask, key_padding_mask=key_padding_mask)[0]
+
+
+class Lazy(nn.Module):
+    """Layers that learn their width from the first input."""
+
+    def __init__(self, num_hiddens, num_heads, dropout=0.0, bias=False):
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, nn.Dropout(dropout)
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.LazyLinear(num_hiddens, bias=bias) for _ in range(4))
+
+    def forward(self, queries, keys, values, valid_lens=None):
+        q, k, v = self.W_q(queries), self.W_k(keys), self.W_v(values)
+        q, k, v = (x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2) for x in (q, k, v))
+        scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
+        if valid_lens is not None:
+            beyond = torch.arange(k.shape[2])[None, None, None, :] >= valid_lens[:, None, None, None]
+            scores = scores.masked_fill(beyond, -1e6)
+        mixed = self.dropout(F.softmax(scores, dim=-1)) @ v
+        return self.W_o(mixed.transpose(1, 2).flatten(2))
+
+
+class OneSequence(nn.Module):
+    """Two-dimensional inputs (T, C), as in the first chapter of a book."""
+
+    def __init__(self, d_in, d_out, qkv_bias=False):
+        super().__init__()
+        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
+
+    def forward(self, x):
+        keys, queries, values = self.W_key(x), self.W_query(x), self.W_value(x)
+        return torch.softmax(queries @ keys.T / keys.shape[-1] ** 0.5, dim=-1) @ values
+
+
+class PaddingOfTokens(nn.Module):
+    """A mask (B, S) of ones and zeros, called just mask."""
+
+    def __init__(self, dim, heads=8):
+        super().__init__()
+        self.heads = heads
+        self.to_qkv, self.to_out = nn.Linear(dim, dim * 3, bias=False), nn.Linear(dim, dim)
+
+    def forward(self, x, mask=None):
+        B, T, C = x.shape
+        q, k, v = (t.view(B, T, self.heads, -1).transpose(1, 2) for t in self.to_qkv(x).chunk(3, dim=-1))
+        dots = q @ k.transpose(-1, -2) * (C // self.heads) ** -0.5
+        if mask is not None:
+            assert mask.shape == (B, T), "one number a token"
+            dots = dots.masked_fill(mask[:, None, None, :] == 0, -torch.finfo(dots.dtype).max)
+        return self.to_out((dots.softmax(dim=-1) @ v).transpose(1, 2).reshape(B, T, C))
+
+
+class PaddingIsTrue(nn.Module):
+    """A padding mask in which True hides a token, as PyTorch has it."""
+
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x, padding_mask=None):
+        B, T, C = x.shape
+        q, k, v = (
+            p(x).view(B, T, self.n_heads, -1).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        scores = q @ k.mT / (C // self.n_heads) ** 0.5
+        if padding_mask is not None:
+            scores = scores.masked_fill(padding_mask[:, None, None], float("-inf"))
+        return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
+
+
+class Selectable(nn.Module):
+    """causal=True is an argument of the constructor."""
+
+    def __init__(self, dim, heads=8, causal=False):
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).reshape(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.proj(mixed.transpose(1, 2).reshape(B, T, C))
+
+
+class DropoutIsAModule(nn.Module):
+    """The constructor takes a dropout module, or None."""
+
+    def __init__(self, d_model, num_heads, dropout=None):
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, dropout
+        self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (
+            layer(x).view(B, T, self.num_heads, -1).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        weights = torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1)
+        if self.dropout is not None:
+            weights = self.dropout(weights)
+        return self.out((weights @ v).transpose(1, 2).reshape(B, T, C))
+
+
+class FusedParameter(nn.Module):
+    """One parameter (3, H, C, D) and einsum."""
+
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        D = d_model // n_heads
+        self.w_qkv = nn.Parameter(torch.randn(3, n_heads, d_model, D) * d_model**-0.5)
+        self.w_out = nn.Parameter(torch.randn(n_heads, D, d_model) * d_model**-0.5)
+
+    def forward(self, x):
+        q, k, v = torch.einsum("btc,nhcd->nbhtd", x, self.w_qkv)
+        weights = torch.einsum("bhtd,bhsd->bhts", q, k).mul(q.shape[-1] ** -0.5).softmax(-1)
+        return torch.einsum("bhts,bhsd,hdc->btc", weights, v, self.w_out)
+
+
+class HeadsInAList(nn.Module):
+    """Every head has its own three layers, in lists of the module itself."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        D = embed_dim // num_heads
+        self.q = nn.ModuleList(nn.Linear(embed_dim, D) for _ in range(num_heads))
+        self.k = nn.ModuleList(nn.Linear(embed_dim, D) for _ in range(num_heads))
+        self.v = nn.ModuleList(nn.Linear(embed_dim, D) for _ in range(num_heads))
+        self.linear = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x):
+        heads = []
+        for query, key, value in zip(self.q, self.k, self.v, strict=True):
+            q, k, v = query(x), key(x), value(x)
+            heads.append(F.softmax(q @ k.transpose(1, 2) / q.size(-1) ** 0.5, dim=-1) @ v)
+        return self.linear(torch.cat(heads, dim=-1))
+
+
+class HeadWithAnotherWidth(nn.Module):
+    """One head on other widths, in the order query, key, value, with mask (B, T, S)."""
+
+    def __init__(self, dim_in, dim_q, dim_k):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(dim_in, dim_q), nn.Linear(dim_in, dim_k), nn.Linear(dim_in, dim_k)
+
+    def forward(self, query, key, value):
+        scores = self.q(query).bmm(self.k(key).transpose(1, 2)) / self.k.out_features**0.5
+        return F.softmax(scores, dim=-1).bmm(self.v(value))
+
+
+class RowsNamedByLetters(nn.Module):
+    """The four layers are called a, b, c and d."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.a, self.b, self.c, self.d = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x):
+        B, T, C = x.shape
+        v, k, q = (f(x).view(B, T, self.heads, -1).transpose(1, 2) for f in (self.a, self.b, self.c))
+        return self.d(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, C))
+
+
+class MaskIsAdded(nn.Module):
+    """A float mask is multiplied by −1e9 and added: 1 hides."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads, self.depth = num_heads, d_model // num_heads
+        self.wq, self.wk, self.wv, self.dense = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def split_heads(self, x):
+        return x.view(x.size(0), -1, self.num_heads, self.depth).permute(0, 2, 1, 3)
+
+    def forward(self, v, k, q, mask):
+        q, k, v = self.split_heads(self.wq(q)), self.split_heads(self.wk(k)), self.split_heads(self.wv(v))
+        logits = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(self.depth)
+        if mask is not None:
+            logits = logits + mask * -1e9
+        weights = torch.softmax(logits, dim=-1)
+        mixed = torch.matmul(weights, v).permute(0, 2, 1, 3).contiguous()
+        return self.dense(mixed.view(mixed.size(0), -1, self.num_heads * self.depth)), weights
+
+
+class CrossFromMemory(nn.Module):
+    """Queries from the decoder, keys and values from a memory of another width."""
+
+    def __init__(self, query_dim, context_dim, heads=4, dim_head=8):
+        super().__init__()
+        self.heads, inner = heads, heads * dim_head
+        self.to_q = nn.Linear(query_dim, inner, bias=False)
+        self.to_kv = nn.Linear(context_dim, 2 * inner, bias=False)
+        self.to_out = nn.Linear(inner, query_dim)
+
+    def forward(self, x, context):
+        q, (k, v) = self.to_q(x), self.to_kv(context).chunk(2, dim=-1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class BeforeItsNorm(nn.Module):
+    """The norm inside, before the projections, and the residual outside."""
+
+    def __init__(self, dim, heads=4, dim_head=12, dropout=0.0):
+        super().__init__()
+        inner = heads * dim_head
+        self.heads, self.scale = heads, dim_head**-0.5
+        self.norm = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(dropout)
+        self.to_qkv = nn.Linear(dim, inner * 3, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(inner, dim), nn.Dropout(dropout))
+
+    def forward(self, x):
+        qkv = self.to_qkv(self.norm(x)).chunk(3, dim=-1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv)
+        weights = self.dropout((torch.matmul(q, k.transpose(-1, -2)) * self.scale).softmax(dim=-1))
+        return self.to_out(torch.matmul(weights, v).transpose(1, 2).flatten(2))
+
+
+class AddsItself(nn.Module):
+    """Norm and residual both inside."""
+
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.ln = nn.LayerNorm(d_model)
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x):
+        y = self.ln(x)
+        q, k, v = (f(y).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.o(mixed.transpose(1, 2).flatten(2))
+
+
+ENTRIES = [
+    Entry("values, keys, query", ValuesKeysQuery),
+    Entry("one projection for all heads", SharedPerHead),
+    Entry("keyword-only forward", KeywordOnly),
+    Entry("constant temperature", Temperature),
+    Entry("temperature of a width", Temperature(temperature=10**0.5)),
+    Entry("translation with residual and norm", TranslationAttention),
+    Entry("dropout after the projection", DropoutAtTheEnd),
+    Entry("a layer behind nn.MultiheadAttention", ProjectsAgain),
+    Entry("nn.MultiheadAttention in a module", WrapsTorch),
+    Entry("nn.MultiheadAttention", nn.MultiheadAttention(48, 4, batch_first=True)),
+    Entry(
+        "nn.MultiheadAttention as a class", nn.MultiheadAttention, {"init": {"embed_dim": 48, "num_heads": 4}}
+    ),
+    Entry("kdim and vdim", nn.MultiheadAttention(48, 4, kdim=20, vdim=20, batch_first=True)),
+    Entry("kdim unlike vdim", nn.MultiheadAttention(48, 4, kdim=20, vdim=24, batch_first=True)),
+    Entry("lazy layers", Lazy),
+    Entry("one sequence", OneSequence),
+    Entry("mask (B, S) of tokens", PaddingOfTokens),
+    Entry("padding mask, True is padding", PaddingIsTrue),
+    Entry("causal=True of the constructor", Selectable, {"init": {"causal": True}}),
+    Entry("dim= and heads= of the constructor", Selectable, {"init": {"dim": 64, "heads": 8}}),
+    Entry("dim= and heads= as options", Selectable, {"dim": 64, "heads": 8}),
+    Entry("causal=True as an option", Selectable, {"causal": True}),
+    Entry("dropout is None", DropoutIsAModule),
+    Entry("dropout is a module", DropoutIsAModule, {"init": {"dropout": nn.Dropout(0.2)}}),
+    Entry("fused parameter (3, H, C, D)", FusedParameter),
+    Entry("heads in lists", HeadsInAList),
+    Entry("dim_q and dim_k", HeadWithAnotherWidth, {"init": {"dim_in": 24, "dim_q": 20, "dim_k": 20}}),
+    Entry("layers without names", RowsNamedByLetters),
+    Entry("v, k, q and a mask of ones that hides", MaskIsAdded),
+    Entry("cross-attention to a memory", CrossFromMemory),
+    Entry("norm before the projections", BeforeItsNorm),
+    Entry("norm and residual inside", AddsItself),
+]

@@ -1,0 +1,398 @@
+"""Vision, diffusion and speech: patches, channels first, windows, latents, encoders in two parts."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.checker.corpus import Entry
+
+
+class ViT(nn.Module):
+    """Patches: the fused projection is permuted to (3, B, H, T, D); identity norms; two dropouts."""
+
+    def __init__(self, dim, num_heads=8, qkv_bias=False, attn_drop=0.0, proj_drop=0.0):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.scale = self.head_dim**-0.5
+        self.qkv = nn.Linear(dim, dim * 3, bias=qkv_bias)
+        self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
+        self.attn_drop, self.proj_drop = nn.Dropout(attn_drop), nn.Dropout(proj_drop)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        B, N, C = x.shape
+        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        q, k = self.q_norm(q), self.k_norm(k)
+        attn = self.attn_drop((q * self.scale @ k.transpose(-2, -1)).softmax(dim=-1))
+        return self.proj_drop(self.proj((attn @ v).transpose(1, 2).reshape(B, N, C)))
+
+
+class ViTLayerNorms(ViT):
+    """The same with layer norms of queries and keys."""
+
+    def __init__(self, dim, num_heads=8):
+        super().__init__(dim, num_heads)
+        self.q_norm, self.k_norm = nn.LayerNorm(self.head_dim), nn.LayerNorm(self.head_dim)
+
+
+class SwinWindow(nn.Module):
+    """Attention in windows (B · nW, N, C), without a relative bias, with an optional shift mask."""
+
+    def __init__(self, dim, num_heads, qkv_bias=True):
+        super().__init__()
+        self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
+        self.qkv, self.proj = nn.Linear(dim, dim * 3, bias=qkv_bias), nn.Linear(dim, dim)
+        self.softmax = nn.Softmax(dim=-1)
+
+    def forward(self, x):
+        B_, N, C = x.shape
+        q, k, v = self.qkv(x).reshape(B_, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        attn = self.softmax((q * self.scale) @ k.transpose(-2, -1))
+        return self.proj((attn @ v).transpose(1, 2).reshape(B_, N, C))
+
+
+class ChannelsFirst(nn.Module):
+    """Images (B, C, H, W): 1 × 1 convolutions make queries, keys and values of every pixel."""
+
+    def __init__(self, channels, num_heads=4):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Conv2d(channels, channels * 3, 1)
+        self.proj_out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x):
+        B, C, H, W = x.shape
+        q, k, v = self.qkv(x).reshape(B, 3, self.num_heads, C // self.num_heads, H * W).unbind(1)
+        scores = torch.einsum("bhdt,bhds->bhts", q, k) * (C // self.num_heads) ** -0.5
+        mixed = torch.einsum("bhts,bhds->bhdt", scores.softmax(-1), v)
+        return self.proj_out(mixed.reshape(B, C, H, W))
+
+
+class ChannelsFirstResidual(nn.Module):
+    """The block of a diffusion U-Net: group norm, one head, and the image added again."""
+
+    def __init__(self, in_channels):
+        super().__init__()
+        self.norm = nn.GroupNorm(4, in_channels)
+        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(in_channels, in_channels, 1) for _ in range(4))
+
+    def forward(self, x):
+        B, C, H, W = x.shape
+        y = self.norm(x)
+        q, k, v = self.q(y).flatten(2), self.k(y).flatten(2), self.v(y).flatten(2)  # (B, C, T)
+        weights = torch.softmax(torch.bmm(q.transpose(1, 2), k) * C**-0.5, dim=2)
+        mixed = torch.bmm(v, weights.transpose(1, 2)).reshape(B, C, H, W)
+        return x + self.proj_out(mixed)
+
+
+class SignalChannelsFirst(nn.Module):
+    """Signals (B, C, T) with one-dimensional convolutions, two roots of the scale."""
+
+    def __init__(self, channels, num_heads=4):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.proj = nn.Conv1d(channels, channels * 3, 1), nn.Conv1d(channels, channels, 1)
+
+    def forward(self, x):
+        B, C, T = x.shape
+        q, k, v = self.qkv(x).reshape(B, 3, self.num_heads, -1, T).unbind(1)
+        root = (C // self.num_heads) ** -0.25
+        weights = torch.einsum("bhct,bhcs->bhts", q * root, k * root).softmax(-1)
+        return self.proj(torch.einsum("bhts,bhcs->bhct", weights, v).reshape(B, C, T))
+
+
+class ImagesLast(nn.Module):
+    """Images (B, H, W, C) of patches, flattened inside."""
+
+    def __init__(self, dim, num_heads=4):
+        super().__init__()
+        self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
+        self.qkv, self.proj = nn.Linear(dim, dim * 3), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        B, H, W, _ = x.shape
+        qkv = self.qkv(x).reshape(B, H * W, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.reshape(3, B * self.num_heads, H * W, -1).unbind(0)
+        attn = ((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1)
+        x = (attn @ v).view(B, self.num_heads, H, W, -1).permute(0, 2, 3, 1, 4).reshape(B, H, W, -1)
+        return self.proj(x)
+
+
+class Diffusers(nn.Module):
+    """Self- or cross-attention: keys and values from encoder_hidden_states, if there are any."""
+
+    def __init__(self, query_dim, cross_attention_dim=None, heads=4, dim_head=12, dropout=0.0):
+        super().__init__()
+        inner = heads * dim_head
+        self.heads = heads
+        self.to_q = nn.Linear(query_dim, inner, bias=False)
+        self.to_k = nn.Linear(cross_attention_dim or query_dim, inner, bias=False)
+        self.to_v = nn.Linear(cross_attention_dim or query_dim, inner, bias=False)
+        self.to_out = nn.ModuleList([nn.Linear(inner, query_dim), nn.Dropout(dropout)])
+
+    def forward(self, hidden_states, encoder_hidden_states=None, attention_mask=None):
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        q, k, v = self.to_q(hidden_states), self.to_k(context), self.to_v(context)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask)
+        return self.to_out[1](self.to_out[0](mixed.transpose(1, 2).flatten(2)))
+
+
+class LatentsAsQueries(nn.Module):
+    """Perceiver: learned latents ask the input; the latents are an argument."""
+
+    def __init__(self, dim, heads=4, dim_head=12):
+        super().__init__()
+        inner = heads * dim_head
+        self.heads, self.scale = heads, dim_head**-0.5
+        self.to_q, self.to_kv = nn.Linear(dim, inner, bias=False), nn.Linear(dim, inner * 2, bias=False)
+        self.to_out = nn.Linear(inner, dim)
+
+    def forward(self, latents, context):
+        q, (k, v) = self.to_q(latents), self.to_kv(context).chunk(2, dim=-1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        weights = (torch.einsum("bhid,bhjd->bhij", q, k) * self.scale).softmax(dim=-1)
+        return self.to_out(torch.einsum("bhij,bhjd->bhid", weights, v).transpose(1, 2).flatten(2))
+
+
+class PerceiverPool(nn.Module):
+    """The latents are a parameter of the module: the output has their number."""
+
+    def __init__(self, dim, num_latents=5, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.latents = nn.Parameter(torch.randn(num_latents, dim))
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        latents = self.latents.expand(x.shape[0], -1, -1)
+        q, k, v = self.to_q(latents), self.to_k(x), self.to_v(x)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class ClipText(nn.Module):
+    """CLIP: queries scaled before the heads are split, heads in the batch, two masks."""
+
+    def __init__(self, embed_dim, num_heads, dropout=0.0):
+        super().__init__()
+        self.num_heads, self.head_dim, self.dropout = num_heads, embed_dim // num_heads, dropout
+        self.scale = self.head_dim**-0.5
+        self.k_proj, self.v_proj = nn.Linear(embed_dim, embed_dim), nn.Linear(embed_dim, embed_dim)
+        self.q_proj, self.out_proj = nn.Linear(embed_dim, embed_dim), nn.Linear(embed_dim, embed_dim)
+
+    def _shape(self, tensor, length, batch):
+        split = tensor.view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
+        return split.reshape(batch * self.num_heads, length, self.head_dim)
+
+    def forward(self, hidden_states, attention_mask=None):
+        B, T, C = hidden_states.size()
+        q = self._shape(self.q_proj(hidden_states) * self.scale, T, B)
+        k, v = self._shape(self.k_proj(hidden_states), T, B), self._shape(self.v_proj(hidden_states), T, B)
+        scores = torch.bmm(q, k.transpose(1, 2))
+        if attention_mask is not None:
+            scores = (scores.view(B, self.num_heads, T, T) + attention_mask).view(B * self.num_heads, T, T)
+        weights = F.dropout(F.softmax(scores, dim=-1), p=self.dropout, training=self.training)
+        mixed = torch.bmm(weights, v).view(B, self.num_heads, T, self.head_dim).transpose(1, 2)
+        return self.out_proj(mixed.reshape(B, T, C)), weights.view(B, self.num_heads, T, T)
+
+
+class BertSelf(nn.Module):
+    """BERT: query, key and value with an extended mask (B, 1, 1, S) that is added; no output layer."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.num_attention_heads = config.num_attention_heads
+        self.attention_head_size = config.hidden_size // config.num_attention_heads
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
+
+    def transpose_for_scores(self, x):
+        return x.view(*x.size()[:-1], self.num_attention_heads, self.attention_head_size).permute(0, 2, 1, 3)
+
+    def forward(self, hidden_states, attention_mask=None):
+        q = self.transpose_for_scores(self.query(hidden_states))
+        k = self.transpose_for_scores(self.key(hidden_states))
+        v = self.transpose_for_scores(self.value(hidden_states))
+        scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(self.attention_head_size)
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        probs = self.dropout(nn.Softmax(dim=-1)(scores))
+        return torch.matmul(probs, v).permute(0, 2, 1, 3).flatten(2)
+
+
+class BertOutput(nn.Module):
+    """The other half: a layer, dropout, and the norm of the sum."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=1e-12)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states, input_tensor):
+        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
+
+
+class BertWhole(nn.Module):
+    """Both halves together."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.self, self.output = BertSelf(config), BertOutput(config)
+
+    def forward(self, hidden_states, attention_mask=None):
+        return self.output(self.self(hidden_states, attention_mask), hidden_states)
+
+
+class T5(nn.Module):
+    """No scale, as it is folded into the initial weights."""
+
+    def __init__(self, d_model, num_heads, d_kv=12):
+        super().__init__()
+        self.n_heads, inner = num_heads, num_heads * d_kv
+        self.q, self.k = nn.Linear(d_model, inner, bias=False), nn.Linear(d_model, inner, bias=False)
+        self.v, self.o = nn.Linear(d_model, inner, bias=False), nn.Linear(inner, d_model, bias=False)
+
+    def forward(self, hidden_states, mask=None, position_bias=None):
+        q, k, v = (
+            f(hidden_states).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for f in (self.q, self.k, self.v)
+        )
+        scores = torch.matmul(q, k.transpose(3, 2))
+        if position_bias is not None:
+            scores = scores + position_bias
+        if mask is not None:
+            scores = scores + mask
+        mixed = torch.matmul(F.softmax(scores.float(), dim=-1).type_as(scores), v)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+
+class Whisper(nn.Module):
+    """Whisper: keys without a bias, the scale on both sides, cross-attention from xa."""
+
+    def __init__(self, n_state, n_head):
+        super().__init__()
+        self.n_head = n_head
+        self.query, self.key = nn.Linear(n_state, n_state), nn.Linear(n_state, n_state, bias=False)
+        self.value, self.out = nn.Linear(n_state, n_state), nn.Linear(n_state, n_state)
+
+    def forward(self, x, xa=None, mask=None):
+        q, k, v = self.query(x), self.key(x if xa is None else xa), self.value(x if xa is None else xa)
+        B, T, C = q.shape
+        root = (C // self.n_head) ** -0.25
+        q = q.view(B, T, self.n_head, -1).permute(0, 2, 1, 3) * root
+        k = k.view(*k.shape[:2], self.n_head, -1).permute(0, 2, 3, 1) * root
+        v = v.view(*v.shape[:2], self.n_head, -1).permute(0, 2, 1, 3)
+        qk = q @ k
+        if mask is not None:
+            qk = qk + mask[:T, :T]
+        w = F.softmax(qk, dim=-1).to(q.dtype)
+        return self.out((w @ v).permute(0, 2, 1, 3).flatten(start_dim=2)), qk.detach()
+
+
+class SpeechEncoder(nn.Module):
+    """Speech toolkits: linear_q, linear_k, linear_v, and a mask (B, 1, S) in which 0 hides."""
+
+    def __init__(self, n_head, n_feat, dropout_rate=0.1):
+        super().__init__()
+        self.d_k, self.h = n_feat // n_head, n_head
+        self.linear_q, self.linear_k = nn.Linear(n_feat, n_feat), nn.Linear(n_feat, n_feat)
+        self.linear_v, self.linear_out = nn.Linear(n_feat, n_feat), nn.Linear(n_feat, n_feat)
+        self.attn, self.dropout = None, nn.Dropout(p=dropout_rate)
+
+    def forward(self, query, key, value, mask):
+        B = query.size(0)
+        q = self.linear_q(query).view(B, -1, self.h, self.d_k).transpose(1, 2)
+        k = self.linear_k(key).view(B, -1, self.h, self.d_k).transpose(1, 2)
+        v = self.linear_v(value).view(B, -1, self.h, self.d_k).transpose(1, 2)
+        scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(self.d_k)
+        if mask is not None:
+            hidden = mask.unsqueeze(1).eq(0)  # (B, 1, T or 1, S)
+            scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+            self.attn = torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0)
+        else:
+            self.attn = torch.softmax(scores, dim=-1)
+        x = torch.matmul(self.dropout(self.attn), v)
+        return self.linear_out(x.transpose(1, 2).contiguous().view(B, -1, self.h * self.d_k))
+
+
+class TimeFirst(nn.Module):
+    """Sequence toolkits: (T, B, C), heads in the batch, bmm, and key_padding_mask."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.num_heads, self.scaling, self.batch_first = num_heads, (embed_dim // num_heads) ** -0.5, False
+        self.k_proj, self.v_proj, self.q_proj, self.out_proj = (
+            nn.Linear(embed_dim, embed_dim) for _ in range(4)
+        )
+
+    def forward(self, query, key, value, key_padding_mask=None, attn_mask=None):
+        T, B, C = query.size()
+        q, k, v = self.q_proj(query) * self.scaling, self.k_proj(key), self.v_proj(value)
+        q, k, v = (
+            t.contiguous().view(-1, B * self.num_heads, C // self.num_heads).transpose(0, 1)
+            for t in (q, k, v)
+        )
+        scores, S = torch.bmm(q, k.transpose(1, 2)), k.size(1)
+        if attn_mask is not None:
+            scores = scores + attn_mask.unsqueeze(0)
+        if key_padding_mask is not None:
+            scores = scores.view(B, self.num_heads, T, S)
+            scores = scores.masked_fill(key_padding_mask[:, None, None].to(torch.bool), float("-inf"))
+            scores = scores.view(B * self.num_heads, T, S)
+        mixed = torch.bmm(F.softmax(scores, dim=-1), v)
+        return self.out_proj(mixed.transpose(0, 1).contiguous().view(T, B, C)), None
+
+
+class DownsampledHeads(nn.Module):
+    """Segment Anything: an inner width below the model's, q, k and v as three inputs."""
+
+    def __init__(self, embedding_dim, num_heads, downsample_rate=2):
+        super().__init__()
+        self.num_heads, inner = num_heads, embedding_dim // downsample_rate
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(embedding_dim, inner) for _ in range(3))
+        self.out_proj = nn.Linear(inner, embedding_dim)
+
+    def _separate_heads(self, x):
+        return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+
+    def forward(self, q, k, v):
+        q, k, v = (
+            self._separate_heads(p(x)) for p, x in ((self.q_proj, q), (self.k_proj, k), (self.v_proj, v))
+        )
+        attn = torch.softmax(q @ k.permute(0, 1, 3, 2) / math.sqrt(q.shape[-1]), dim=-1)
+        return self.out_proj((attn @ v).transpose(1, 2).flatten(2))
+
+
+ENTRIES = [
+    Entry("ViT", ViT),
+    Entry("ViT with layer norms of queries and keys", ViTLayerNorms),
+    Entry("Swin window", SwinWindow),
+    Entry("images, channels first", ChannelsFirst),
+    Entry("images, channels first, norm and residual", ChannelsFirstResidual),
+    Entry("signals, channels first", SignalChannelsFirst),
+    Entry("images, channels last", ImagesLast),
+    Entry("diffusers, self-attention", Diffusers),
+    Entry("diffusers, cross-attention", Diffusers, {"init": {"cross_attention_dim": 32}}),
+    Entry("Perceiver, latents as an argument", LatentsAsQueries),
+    Entry("Perceiver, latents as a parameter", PerceiverPool),
+    Entry("CLIP", ClipText),
+    Entry("BERT, self", BertSelf),
+    Entry("BERT, with its output", BertWhole),
+    Entry("T5, scale stated", T5, {"scale": 1.0}),
+    Entry("Whisper", Whisper),
+    Entry("speech toolkit", SpeechEncoder),
+    Entry("time first", TimeFirst),
+    Entry("inner width below the model's", DownsampledHeads),
+    Entry("nn.TransformerEncoderLayer", nn.TransformerEncoderLayer(48, 4, 64, batch_first=True)),
+    Entry(
+        "nn.TransformerEncoderLayer, norm first",
+        nn.TransformerEncoderLayer(48, 4, 64, batch_first=True, norm_first=True),
+    ),
+]

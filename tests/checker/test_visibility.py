@@ -1,0 +1,140 @@
+"""On the inputs of a check every mistake is clear; on yours you learn which are not."""
+
+import json
+import math
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import regard.checker.visibility
+from regard.checker import measure_visibility
+from regard.checker.catalogue import CATALOGUE
+from regard.checker.visibility import CLEAR, WIDTH
+from regard.cli import app
+
+
+@pytest.fixture(scope="module")
+def of_the_check():
+    return measure_visibility()
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_mistake_is_clear_on_some_input_or_says_why_it_cannot_be(of_the_check, name):
+    measured = of_the_check[name]
+    assert measured.largest >= CLEAR or CATALOGUE[name].unseen_because, measured
+    assert not (measured.largest >= CLEAR and CATALOGUE[name].unseen_because), "it is seen after all"
+
+
+def test_every_form_of_a_mistake_is_seen_on_some_input(of_the_check):
+    partly = {m.name: m.unseen_forms for m in of_the_check.mistakes if m.unseen_forms}
+    assert partly.keys() <= {"weights-detached"}, partly  # only its gradients are wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "seen", "unseen"),
+    [
+        ("top-left-causal", {"causal, T < S"}, {"causal", "plain"}),
+        ("window-off-by-one", {"window"}, {"plain", "causal"}),
+        ("grouped-heads-tiled", {"grouped heads"}, {"plain", "causal", "mask"}),
+        ("softmax-overflow", {"large scores"}, {"plain", "causal"}),
+        ("padded-keys-leak", {"padding"}, {"plain", "mask"}),
+        ("mask-scaled-too", {"float mask"}, {"mask"}),
+    ],
+)
+def test_the_kinds_of_input_that_show_a_mistake(of_the_check, name, seen, unseen):
+    distances = of_the_check[name].distances
+    assert all(distances[kind] > CLEAR for kind in seen)
+    assert all(distances[kind] < 1e-3 for kind in unseen)
+
+
+def test_the_table_fits_a_terminal_and_names_every_mistake(of_the_check):
+    lines = str(of_the_check).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert all(any(line.startswith(f"{name} ") for line in lines) for name in CATALOGUE)
+
+
+WINDOW = "the window of 7 is longer than the text of 7 keys"
+
+
+def draw(B=2, H=4, G=4, T=7, S=7, D=10, dtype=torch.float64):
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=dtype) for shape in ((B, H, T, D), (B, G, S, D), (B, G, S, D))]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "name", "reason"),
+    [
+        ({}, {"causal": True, "window": 7}, "window-dropped", WINDOW),
+        ({}, {"causal": True}, "top-left-causal", "there are as many queries as keys"),
+        ({"T": 1}, {"causal": True}, "missing-diagonal", None),
+        ({"G": 1}, {}, "grouped-heads-tiled", "there is a single key/value head"),
+        ({}, {}, "grouped-heads-tiled", "there are as many key/value heads as query heads"),
+        ({"B": 1}, {}, "batch-items-mixed", "the batch has one item"),
+        ({"H": 1, "G": 1}, {}, "scale-from-model-width", "there is a single head"),
+        ({"D": 7}, {}, "scale-by-length", "there are 7 keys, as many as a head is wide"),
+        ({}, {"mask": torch.ones(7, 7).bool()}, "no-mask", "no key is hidden"),
+        ({}, {"mask": torch.eye(7).bool()}, "transposed-mask", "the mask is symmetric"),
+        ({}, {"softcap": 1e6}, "softcap-dropped", "the scores are far below the soft cap"),
+        ({}, {"causal": True, "softcap": 60.0}, "softcap-after-mask", "exp(−60) is too little to show"),
+        ({}, {}, "softmax-overflow", "no score is above 88"),
+        ({}, {}, "weights-detached", "the output is right: only gradients show it"),
+        ({}, {"tolerance": 0.9}, "scale-by-length", "it is off by only 0.1 of the tolerance"),
+    ],
+)  # fmt: skip
+def test_your_inputs_say_what_they_do_not_show(sizes, options, name, reason):
+    unseen = measure_visibility(*draw(**sizes), **options).unseen
+    assert unseen.get(name, "").split("; ")[0] == (reason or "")
+
+
+def test_a_form_of_a_mistake_that_is_not_seen_is_named():
+    padded = measure_visibility(*draw(), padding=torch.ones(2, 7).bool())
+    reason = "all lengths are equal, so nothing is padded"
+    assert padded["padded-keys-leak"].unseen_forms == {"padding = ignored": reason}
+    weak = measure_visibility(*draw(), causal=True)["weak-mask-value"]
+    assert weak.seen
+    assert "fill = -100.0" in weak.unseen_forms
+
+
+def test_inputs_without_blind_spots_show_nearly_everything():
+    mask = torch.ones(4, 7).bool()
+    mask[2, 4] = mask[3, 6] = False
+    padding = torch.arange(7) < torch.tensor([[5], [7]])
+    visible = measure_visibility(
+        *draw(G=2, T=4),
+        causal=True,
+        window=3,
+        softcap=2.0,
+        mask=mask,
+        padding=padding,
+        bias=torch.randn(4, 7),
+    )
+    assert set(visible.unseen) <= {"softmax-overflow", "weights-detached", "renormalised-after-softmax"}
+    assert "no-scale" in visible.seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_is_not_taken_for_a_mistake(dtype):
+    unseen = measure_visibility(*draw(dtype=dtype), causal=True).unseen
+    assert {"window-dropped", "top-left-causal", "softmax-overflow"} <= set(unseen)
+
+
+def test_wrong_inputs_are_answered():
+    q, k, v = draw()
+    with pytest.raises(ValueError, match="expected all three"):
+        measure_visibility(q)
+    with pytest.raises(ValueError, match=r"got \(2, 7, 10\)"):
+        measure_visibility(q[:, 0], k[:, 0], v[:, 0])
+
+
+def test_the_command_prints_the_table_and_json(of_the_check, monkeypatch):
+    monkeypatch.setattr(regard.checker.visibility, "measure_visibility", lambda: of_the_check)
+    shown = CliRunner().invoke(app, ["check", "--visibility"])
+    assert shown.exit_code == 0
+    assert shown.stdout.rstrip("\n") == str(of_the_check)
+    data = json.loads(CliRunner().invoke(app, ["check", "--visibility", "--json"]).stdout)
+    assert [entry["name"] for entry in data["mistakes"]] == list(CATALOGUE)
+    overflow = next(entry for entry in data["mistakes"] if entry["name"] == "softmax-overflow")
+    assert overflow["seen"]
+    assert overflow["distances"]["large scores"] is None
+    assert math.isinf(of_the_check["softmax-overflow"].distances["large scores"])
