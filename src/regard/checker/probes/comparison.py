@@ -6,6 +6,7 @@ batch, loses precision) has a name, although no formula of the attention is know
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +24,6 @@ from regard.checker.probes.intervention import name_by_intervention
 from regard.checker.probes.leaks import find_leak, probe_batch
 from regard.checker.probes.numbers import (
     LIMIT,
-    judge_lse,
     judge_weights,
     output_gradients,
     record_imprecision,
@@ -344,7 +344,19 @@ def _compare_statistics(session: CheckSession, answer: Answer, expected: Answer)
     if answer.weights is not None and expected.weights is not None:
         judge_weights(session, answer.weights.detach().double(), expected.weights.detach().double())
     if answer.lse is not None and expected.lse is not None:
-        judge_lse(session, answer.lse.detach().double(), expected.lse.detach().double())
+        _compare_lse(session, answer.lse.detach().double(), expected.lse.detach().double())
+
+
+def _compare_lse(session: CheckSession, got: Tensor, expected: Tensor) -> None:
+    error, base_2 = relative_difference(got, expected), relative_difference(got * math.log(2), expected)
+    if error < TOLERANCE:
+        session.add_pass("lse", f"to {error:.0e}")
+        return
+    session.add_failure("lse", f"off by {error:.1g}, though the output agrees")
+    if base_2 < TOLERANCE:
+        session.add_diagnosis(
+            "lse-base-2", "The returned lse equals your reference's divided by ln 2.", base_2
+        )
 
 
 def compare_batches(pair: ReferencePair) -> None:
