@@ -98,7 +98,9 @@ def check(
             session = check_on_processes(thing, processes, given, options, scale)
             return _assemble(session, started, strict=strict)
         if oracle is not None:
-            own_check = partial(check, init=init, causal=causal, window=window, softcap=softcap, **arguments)
+            own_check = partial(
+                check, thing, init=init, causal=causal, window=window, softcap=softcap, **arguments
+            )
             session = compare_with_reference(thing, oracle, given, options, promises, own_check)
             return _assemble(session, started, strict=strict)
         subject = adapt(thing, add_promises(thing, given, promises), true_means)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
+from regard.checker.distributed_examples import DISTRIBUTED_NAMES, DISTRIBUTED_TEMPLATES
 from regard.checker.kernel_examples import KERNEL_NAMES, KERNEL_TEMPLATES
 from regard.checker.mistakes.mistake import Mistake
 
@@ -158,13 +159,15 @@ class CausalRotaryAttention(nn.Module):
         return self.out_proj(out.transpose(1, 2).reshape(B, T, C)), cache
 """
 
-TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER, "rotary": ROTARY} | KERNEL_TEMPLATES
+TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER, "rotary": ROTARY}
+TEMPLATES |= KERNEL_TEMPLATES | DISTRIBUTED_TEMPLATES
 NAMES = {
     "function": "attention",
     "head": "CausalHead",
     "layer": "CausalAttention",
     "rotary": "CausalRotaryAttention",
-} | KERNEL_NAMES
+}
+NAMES |= KERNEL_NAMES | DISTRIBUTED_NAMES
 
 
 def plant_mistake(mistake: Mistake, kind: str) -> str:
@@ -187,4 +190,7 @@ def load_program(source: str, name: str) -> Any:
 def example_program(mistake: Mistake) -> str:
     """Return a program that contains the mistake and prints the report of `regard.check`."""
     kind = next(iter(mistake.plants))
-    return f"{plant_mistake(mistake, kind)}\n\nfrom regard import check\n\nprint(check({NAMES[kind]}))\n"
+    call = f"print(check({NAMES[kind]}))"
+    if kind in DISTRIBUTED_TEMPLATES:  # every process imports the program
+        call = f'if __name__ == "__main__":\n    print(check({NAMES[kind]}, processes=2))'
+    return f"{plant_mistake(mistake, kind)}\n\nfrom regard import check\n\n{call}\n"

@@ -225,6 +225,21 @@ def _understand_sequences(
     return understanding
 
 
+def first_form(subject: Subject, always: dict[str, Any]) -> tuple[Subject, Cases]:
+    """Return code on sequences in the first form in which it runs, and what makes questions for it.
+
+    What it computes is not asked. `always` are fields of every question.
+    """
+    wirings = _wirings(subject, None, None)
+    tried = []
+    for form in forms(subject):
+        cases, reply, _ = _first_run(form, wirings, always)
+        if reply.error is None:
+            return form, cases
+        tried.append((form, cases))
+    return tried[0]
+
+
 def _success(understanding: Understanding) -> int:
     """Return how far the code came in this form: it is right, it ran, it returned something, or it failed."""
     error = understanding.first.error
