@@ -337,6 +337,10 @@ def _why_masking(asked: Asked, value: Any) -> str:
     return "" if asked.hides else "no key is hidden"
 
 
+def _why_fill(asked: Asked, value: Any) -> str:
+    return f"no visible score comes near {value:g}" if asked.hides else "no key is hidden"
+
+
 def _why_groups(asked: Asked, value: Any) -> str:
     H, G = asked.q.shape[1], asked.k.shape[1]
     if H == G:
@@ -380,7 +384,7 @@ _REASONS: dict[str, Callable[[Asked, Any], str]] = {
     "padding": _why_padding,
     "softcap": _why_softcap,
     "masking": _why_masking,
-    "fill": _why_masking,
+    "fill": _why_fill,
     "inverted": _why_masking,
     "groups": _why_groups,
     "batch": _why_batch,
