@@ -25,6 +25,8 @@ class Cases:
     context_width: int = 40  # C of (B, S, C), for keys and, unless `value_width` is given, values
     max_length: int | None = None
     always: dict[str, Any] = field(default_factory=dict)  # softcap, window, rule: part of the module itself
+    powers: bool = False  # widths of heads are powers of two, 16 at least, as many kernels want them
+    multiple: int = 1  # lengths are multiples of this
     value_width: int | None = None
     fixed_length: bool = False  # it takes sequences of `max_length` only, or of 7
 
@@ -49,6 +51,7 @@ class Cases:
         T = 7 if self.fixed_length else T
         T = T if self.max_length is None else min(T, self.max_length)
         S = T if S is None else S if self.max_length is None else min(S, self.max_length)
+        T, S, D = self._kernel_sizes(T, S, D)
         layout, inputs = self.subject.layout, self.subject.inputs
         if layout in ("BCHW", "BHWC"):
             T = S = max(2, T - T % 2)  # images of more than one row
@@ -75,6 +78,16 @@ class Cases:
             G = H if G is None else min(G, H)
             q, k, v = normal(B, H, T, D), normal(B, G, S, D), normal(B, G, S, D if E is None else E)
         return replace(Question(name, q, k, v), **self.always)
+
+    def _kernel_sizes(self, T: int, S: int, D: int) -> tuple[int, int, int]:
+        """Return lengths and a width that the kernel takes."""
+        kernel = self.subject.kernel_layout
+        if kernel is not None and kernel.square:
+            S = T
+        T, S = (-(-n // self.multiple) * self.multiple for n in (T, S))
+        if kernel is not None and kernel.one_query:
+            T = 1
+        return T, S, max(16, 1 << (D - 1).bit_length()) if self.powers else D
 
     def masked(self, name: str = "mask", seed: int = 0, **sizes: Any) -> Question:
         """Return a question with a random mask: every query sees its own position and some others."""

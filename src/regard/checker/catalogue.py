@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 
 from regard.checker.mistakes.cache import CACHE_MISTAKES
+from regard.checker.mistakes.distributed import DISTRIBUTED_MISTAKES
 from regard.checker.mistakes.dropout import DROPOUT_MISTAKES
 from regard.checker.mistakes.heads import HEAD_MISTAKES
+from regard.checker.mistakes.kernels import KERNEL_MISTAKES
 from regard.checker.mistakes.masks import MASK_MISTAKES
 from regard.checker.mistakes.mistake import Mistake
 from regard.checker.mistakes.module_state import MODULE_MISTAKES
 from regard.checker.mistakes.numbers import NUMBER_MISTAKES
+from regard.checker.mistakes.positions import POSITION_MISTAKES
 from regard.checker.mistakes.roles import ROLE_MISTAKES
 from regard.checker.mistakes.scale import SCALE_MISTAKES
 from regard.checker.mistakes.softmax import SOFTMAX_MISTAKES
@@ -22,9 +25,12 @@ THEMES: dict[str, tuple[Mistake, ...]] = {
     "cache": CACHE_MISTAKES,
     "heads and batch": HEAD_MISTAKES,
     "query, key and value": ROLE_MISTAKES,
+    "positions": POSITION_MISTAKES,
     "dropout": DROPOUT_MISTAKES,
     "modules": MODULE_MISTAKES,
     "numbers": NUMBER_MISTAKES,
+    "kernels": KERNEL_MISTAKES,
+    "several processes": DISTRIBUTED_MISTAKES,
 }
 CATALOGUE: dict[str, Mistake] = {m.name: m for theme in THEMES.values() for m in theme}
 

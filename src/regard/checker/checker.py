@@ -10,10 +10,12 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
+from regard.checker.distributed import check_on_processes
 from regard.checker.errors import CheckError
 from regard.checker.hypotheses import head_width
 from regard.checker.probes.cache import probe_cache
@@ -23,11 +25,14 @@ from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
 from regard.checker.probes.output import probe_output
+from regard.checker.probes.positions import probe_positions
+from regard.checker.reference import compare_with_reference
 from regard.checker.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import add_promises
 from regard.checker.understand import Understanding, understand
+from regard.checker.understand_kernel import understand_kernel
 
 
 def check(
@@ -44,6 +49,7 @@ def check(
     oracle: Any = None,
     gradients: bool = True,
     device: str = "cpu",
+    processes: int | None = None,
     strict: bool = False,
     **arguments: Any,
 ) -> Report:
@@ -66,6 +72,9 @@ def check(
             the checker's own attention. Modules get the same weights if their names agree.
         gradients: whether to compare gradients; False for code without a backward pass.
         device: where the code runs, "cpu" or "cuda".
+        processes: how many processes run it together, each on its part of the sequence, for ring attention,
+            Ulysses and the like. Rank r gets the r-th part of consecutive tokens, (B, H, T/n, D) or
+            (B, T/n, H, D), and parameters called `group`, `rank` or `world_size` are filled.
         strict: whether warnings count as failures, and whether what was not tried prevents "right".
         arguments: further entries of `init`, for names that `check` itself does not have.
 
@@ -82,16 +91,32 @@ def check(
         torch.manual_seed(0)
         promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
         given = {**(init or {}), **arguments}
+        options = {"causal": causal, "true_means": true_means, "cached": cached, "gradients": gradients}
+        if processes is not None:
+            session = check_on_processes(thing, processes, given, options, scale)
+            return _assemble(session, started, strict=strict)
+        if oracle is not None:
+            own_check = partial(check, init=init, causal=causal, window=window, softcap=softcap, **arguments)
+            session = compare_with_reference(thing, oracle, given, options, promises, own_check)
+            return _assemble(session, started, strict=strict)
         subject = adapt(thing, add_promises(thing, given, promises), true_means)
+        subject.device = device
         always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
         if "causal" in subject.arguments and subject.arguments["causal"] not in given:
             always["flag"] = causal is True
-        understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
-        options = {"causal": causal, "true_means": true_means, "cached": cached, "gradients": gradients}
+        if subject.kernel_layouts:
+            understanding = understand_kernel(subject, causal=causal, scale=scale, always=always)
+        else:
+            understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
         session = CheckSession(understanding, options)
         _run_probes(session)
+    return _assemble(session, started, strict=strict)
+
+
+def _assemble(session: CheckSession, started: float, *, strict: bool) -> Report:
+    """Return the report of a session that began at `started`."""
     report = Report(
-        _describe(understanding),
+        _describe(session.understanding),
         _assumptions(session),
         session.checks,
         sorted(session.diagnoses, key=lambda diagnosis: diagnosis.warning),
@@ -128,7 +153,8 @@ def _run_probes(session: CheckSession) -> None:
             distance=math.inf,
             warning=True,
         )
-    for probe in PROBES:
+    kernel = session.subject.kernel_layout
+    for probe in MASK_PROBES if kernel is not None and kernel.makes_mask else PROBES:
         probe(session)
 
 
@@ -155,8 +181,10 @@ PROBES = (
     probe_masks,
     probe_dropout,
     probe_cache,
+    probe_positions,
     probe_module_state,
 )
+MASK_PROBES = (probe_batch, probe_output, probe_causality)  # for functions that make masks and do not attend
 
 
 def _describe(understanding: Understanding) -> str:
@@ -175,6 +203,9 @@ def _assumptions(session: CheckSession) -> list[str]:
     """Return what the check assumed or established of the code, one phrase each."""
     understanding = session.understanding
     assumptions = list(understanding.assumptions)
+    kernel = understanding.subject.kernel_layout
+    if kernel is not None and (kernel.one_query or kernel.kind == "mask interface"):
+        return assumptions + session.notes  # whether it is causal is not for it to say
     if "causal" in understanding.subject.arguments:
         assumptions.append(f"causal if {understanding.subject.arguments['causal']} is True")
     elif session.options["causal"] is not None:

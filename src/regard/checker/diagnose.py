@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant, CaseSizes, Scale
-from regard.checker.understand import fitting_intents
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def diagnose(
     matchers = [
         VariantMatcher(intent, observations) for intent in fitting_intents(intents, observations)[:12]
     ]
-    singles = [(name, change) for name, m in CATALOGUE.items() for change in m.changes]
+    singles = _single_changes(observations)
     # Single mistakes, then any scale, then approximate matches, then pairs.
     matches = _find_matches(matchers, (((name,), change) for name, change in singles))
     matches = matches or [match for matcher in matchers[:4] for match in _fit_scale(matcher)]
@@ -114,9 +113,10 @@ def diagnose(
     order = list(CATALOGUE)
     unique: dict[tuple[str, ...], Match] = {}
 
-    def complexity(match: Match) -> tuple[int, int, int, int]:
+    def complexity(match: Match) -> tuple[int, bool, int, int, int]:
         return (
             len(match.names),
+            not CATALOGUE[match.names[0]].layouts,  # a mistake of this very layout comes first
             _contradicts_source(match, source),
             match.decisions,
             order.index(match.names[0]),
@@ -125,6 +125,13 @@ def diagnose(
     for match in sorted(matches, key=complexity):
         unique.setdefault(match.names, match)
     return list(unique.values())
+
+
+def _single_changes(observations: list[Observation]) -> list[tuple[str, Change]]:
+    """Return the changes of every mistake that can be made in the layout of the observations."""
+    layout = observations[0].question.layout if observations else ""
+    mistakes = [m for m in CATALOGUE.values() if not m.layouts or layout in m.layouts]
+    return [(m.name, change) for m in mistakes for change in m.changes]
 
 
 def _plausibility(matches: list[Match]) -> tuple[bool, int, int]:
@@ -141,9 +148,12 @@ def _find_approximate(matchers: list[VariantMatcher], singles: list[tuple[str, C
     They must be ten times closer to the code's numbers than correct attention is.
     """
     near: list[Match] = []
+    rights = []
     for matcher in matchers[:2]:
         errors = [matcher.error(CORRECT, observation) for observation in matcher.observations]
-        right = max((error for error in errors if math.isfinite(error)), default=0.0)
+        rights.append(max((error for error in errors if math.isfinite(error)), default=0.0))
+    right = min(rights, default=0.0)
+    for matcher in matchers[:2]:
         for name, change in singles:
             error = matcher.fits(replace(CORRECT, **change), tolerance=min(0.02, right / 10))
             if error is not None:
@@ -212,24 +222,29 @@ def _fit_scale(matcher: VariantMatcher, other: tuple[str, Change] | None = None)
     """
     names, base = ((), CORRECT) if other is None else ((other[0],), replace(CORRECT, **other[1]))
 
-    def variant(log_scale: float) -> AttentionVariant:
-        return replace(base, scale=lambda n: math.exp(log_scale))
+    def variant(scale: float) -> AttentionVariant:
+        return replace(base, scale=partial(_constant, scale))
 
-    def error(log_scale: float) -> float:
-        return matcher.error(variant(log_scale), matcher.observations[0])
+    scale = minimise_scale(lambda scale: matcher.error(variant(scale), matcher.observations[0]))
+    if scale is not None and (remaining := matcher.fits(variant(scale))) is not None:
+        yield Match((*names, "constant-scale"), remaining, _describe_scale(scale))
 
-    # A coarse grid, then golden-section search between the neighbours of the best point.
-    errors = [error(log_scale) for log_scale in _GRID]
+
+def minimise_scale(error: Callable[[float], float]) -> float | None:
+    """Return the scale, from 0.004 to 44, with the smallest error; None if that is still above 0.5.
+
+    A coarse grid, then golden-section search between the neighbours of its best point.
+    """
+    errors = [error(math.exp(log_scale)) for log_scale in _GRID]
     best = errors.index(min(errors))
     if errors[best] > 0.5:
-        return
+        return None
     low, high = _GRID[max(0, best - 1)], _GRID[min(len(_GRID) - 1, best + 1)]
     golden = (math.sqrt(5) - 1) / 2
     for _ in range(50):
         a, b = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, b) if error(a) < error(b) else (a, high)
-    if (remaining := matcher.fits(variant((low + high) / 2))) is not None:
-        yield Match((*names, "constant-scale"), remaining, _describe_scale(math.exp((low + high) / 2)))
+        low, high = (low, b) if error(math.exp(a)) < error(math.exp(b)) else (a, high)
+    return math.exp((low + high) / 2)
 
 
 _GRID = [math.log(0.004) + i * 0.3 for i in range(32)]  # scales from 0.004 to 44

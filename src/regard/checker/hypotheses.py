@@ -47,7 +47,7 @@ _WORDS = {
     "rotation": r"rotary|rope|rotat|\bcos|\bsin|freqs|theta|polar|complex",
     "bias": r"alibi|slope",
     "sinks": r"sink|off_by_one|softmax_?1|softmax_?one|quiet|s_aux",
-    "norm": r"norm",
+    "norm": r"norm|cosine",
 }
 
 
@@ -75,6 +75,7 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
     held = " ".join([source, *(path for path, _ in tensors)])
     evident = {kind for kind, words in _WORDS.items() if re.search(words, held, re.I)}
     found = [replace(feature, evident=feature.kind in evident) for feature in found]
+    found = [feature for feature in found if feature.evident or "normalised queries" not in feature.words]
     return sorted(found, key=lambda feature: not feature.evident)
 
 
@@ -186,7 +187,7 @@ def _rotations(
     unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
     for frequencies, words in candidates:
         unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
-    for frequencies, words in list(unique.values())[:40]:
+    for frequencies, words in list(unique.values())[:80]:
         n = len(frequencies)
         part = "" if 2 * n == D else f" on {2 * n} of {D} channels"
         for pairing in ("half", "interleaved"):
@@ -202,7 +203,7 @@ def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tu
     factors = [1.0]
     if re.search(r"scal|factor|interpol|ntk|yarn", source, re.I):
         factors += [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (n, 1 / n)]
-    for base, width, factor in itertools.product(bases, dict.fromkeys(widths), factors):
+    for factor, base, width in itertools.product(factors, bases, dict.fromkeys(widths)):
         if width < 2 or width % 2 or width > D:
             continue
         powers = -torch.arange(0, width, 2, dtype=torch.float64) / width
@@ -245,31 +246,39 @@ def _halves(half: int, angles: Tensor) -> list[slice]:
     return [*everything, slice(0, half), slice(0, None, 2)] if len(angles) % 2 == 0 else everything
 
 
-def _with_bias(slopes: Tensor, symmetric: bool, base: Intent) -> Intent | None:
-    if base.wiring.heads != len(slopes) and base.wiring.splits:
-        return None
-
+def _with_bias(slopes: Callable[[int], Tensor], symmetric: bool, base: Intent) -> Intent | None:
     def bias(H: int, T: int, S: int) -> Tensor:
         distance = torch.arange(S - T, S)[:, None] - torch.arange(S)  # (T, S), positive for the past
         distance = distance.abs() if symmetric else distance
-        if len(slopes) != H:
-            raise ValueError(f"{len(slopes)} slopes for {H} heads")
-        return -slopes.double()[:, None, None] * distance
+        return -slopes(H)[:, None, None] * distance
 
     return replace(base, wiring=replace(base.wiring, bias=bias))
 
 
+def _usual_slopes(H: int) -> Tensor:
+    return torch.tensor(alibi_slopes(H), dtype=torch.float64)
+
+
+def _geometric_slopes(H: int) -> Tensor:
+    """Return 2^(−8h / H), which differs from the paper's slopes unless H is a power of two."""
+    return 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
+
+
+def _own_slopes(slopes: Tensor, H: int) -> Tensor:
+    if len(slopes) != H:
+        raise ValueError(f"{len(slopes)} slopes for {H} heads")
+    return slopes.double()
+
+
 def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
     """Yield ALiBi: the usual slopes, and those that a tensor of the module holds."""
-    for heads in sorted({H, 4, 2}, key=lambda heads: heads != H):
-        slopes = torch.tensor(alibi_slopes(heads), dtype=torch.float64)
-        for symmetric in (False, True):
-            yield Feature("bias", "with ALiBi", partial(_with_bias, slopes, symmetric))
+    for slopes_of, symmetric in itertools.product((_usual_slopes, _geometric_slopes), (False, True)):
+        yield Feature("bias", "with ALiBi", partial(_with_bias, slopes_of, symmetric))
     for path, tensor in tensors:
         if tensor.numel() == H and H > 1 and not tensor.is_complex():
             for slopes, symmetric in itertools.product((tensor.flatten(), -tensor.flatten()), (False, True)):
                 text = f"with a bias by distance, slopes `{path}`"
-                yield Feature("bias", text, partial(_with_bias, slopes, symmetric))
+                yield Feature("bias", text, partial(_with_bias, partial(_own_slopes, slopes), symmetric))
 
 
 def _with_sinks(sinks: Tensor, base: Intent) -> Intent | None:
@@ -281,9 +290,12 @@ def _sinks(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
     for path, tensor in tensors:
         if tensor.numel() == H and not tensor.is_complex():
             yield Feature("sinks", f"with the sink logits `{path}`", partial(_with_sinks, tensor.flatten()))
-    for heads in sorted({H, 4, 2, 1}, key=lambda heads: heads != H):
-        zeros = torch.zeros(heads, dtype=torch.float64)
-        yield Feature("sinks", "with a sink logit of 0 in every head", partial(_with_sinks, zeros))
+    zero = torch.zeros(1, dtype=torch.float64)
+    yield Feature("sinks", "with a sink logit of 0 in every head", partial(_with_sinks, zero))
+
+
+def _scaled(scale: float, base: Intent) -> Intent | None:
+    return replace(base, wiring=replace(base.wiring, scale=scale))
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -320,6 +332,8 @@ def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int) -> I
     for scale, words in scales:
         text = f"on queries and keys of length 1{words}"
         yield Feature("norm", text, partial(_normed, _unit, scale))
+        if isinstance(scale, float):  # normalised by a layer of its own, so that any scale may be meant
+            yield Feature("norm", f"on normalised queries and keys{words}", partial(_scaled, scale))
     for eps in (1e-6, 1e-5, 1e-8):
         rms = partial(_mean_square_norm, eps)
         yield Feature("norm", "on queries and keys of mean square 1", partial(_normed, rms, None))

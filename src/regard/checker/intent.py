@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from regard.attention.masks.base import Mask
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import Answer
+from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.oracle.wiring import Wiring
 
 TOLERANCE = 2e-5  # relative; far above rounding, far below any mistake
@@ -43,3 +43,16 @@ class Observation:
 
     question: Question
     answer: Answer
+
+
+def fitting_intents(intents: list[Intent], observations: list[Observation]) -> list[Intent]:
+    """Return the interpretations whose output has the right shape."""
+    fitting = []
+    for intent in intents if observations else []:
+        try:
+            shape = CORRECT.answer(intent.apply(observations[0].question), intent.wiring).output.shape
+        except (RuntimeError, ValueError, IndexError):
+            continue
+        if shape == observations[0].answer.output.shape:
+            fitting.append(intent)
+    return fitting

@@ -44,7 +44,9 @@ def check_in_process(
         raise CheckError(f"expected a timeout and a memory above 0, got {timeout} seconds and {memory} GB")
     with tempfile.TemporaryDirectory(prefix="regard-check-") as folder:
         result = Path(folder) / "result"
-        request = json.dumps({"spec": spec, "options": options, "memory": memory, "result": str(result)})
+        request = json.dumps(
+            {"spec": spec, "options": options, "memory": memory, "result": str(result), "parent": os.getpid()}
+        )
         process = subprocess.Popen(
             [sys.executable, "-m", "regard.checker.worker", request],
             stdin=subprocess.DEVNULL,
@@ -55,7 +57,7 @@ def check_in_process(
         try:
             lines = _wait(process, result, timeout)
         finally:
-            _end(process)
+            end_process(process)
     last = lines[-1] if lines else {}
     if "report" in last:
         return Report.from_dict(last["report"])
@@ -86,7 +88,7 @@ def _read(result: Path) -> list[dict[str, Any]]:
     return []
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
     """End the process and everything it started."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.cases import Cases
+from regard.checker.diagnose import diagnose
 from regard.checker.hypotheses import add_feature, find_features, head_width, search
-from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.forms import forms, is_certain, with_open_masks
@@ -85,7 +85,7 @@ def understand(
     return _understand_heads(subject, causal, declared, scale, always)
 
 
-def _causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
+def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
     """Return the possible answers to whether the code is causal by itself."""
     if causal is not None:
         return [causal]
@@ -98,17 +98,17 @@ def _understand_heads(
     subject: Subject, causal: bool | None, declared: bool | None, scale: float | None, always: dict[str, Any]
 ) -> Understanding:
     """Understand a function on queries, keys and values: try the usual layouts of their dimensions."""
-    intents = [Intent(Wiring(scale=scale), c) for c in _causal_hypotheses(subject, causal, declared)]
+    intents = [Intent(Wiring(scale=scale), c) for c in causal_hypotheses(subject, causal, declared)]
     tried: dict[str, tuple[Reply, Intent | None, torch.dtype]] = {}
     # A layout in which the output is right.
     for form, layout in itertools.product(with_open_masks(subject), ("BHTD", "BTHD", "BTD", "TD")):
         candidate = form.replaced(layout=layout)
         cases = Cases(candidate, always=always)
-        reply, dtype = _run(candidate, cases.plain())
+        reply, dtype = run_once(candidate, cases.plain())
         right = _find_right_intent(reply, cases.plain(), intents)
         tried.setdefault(layout, (reply, right, dtype))
         if right is not None and not (layout == "TD" and _ran(tried, "BHTD", "BTD")):
-            understanding = _interpret(candidate, cases, intents, dtype, reply, declared)
+            understanding = interpret(candidate, cases, intents, dtype, reply, declared)
             understanding.fails_on_batch = any(
                 other.used_dot_t and other.error is not None for other, _, _ in tried.values()
             )
@@ -119,18 +119,41 @@ def _understand_heads(
         reply, _, dtype = tried[layout]
         if reply.error is None and not (layout == "TD" and ran):
             candidate = subject.replaced(layout=layout)
-            ran.append(
-                _interpret(candidate, Cases(candidate, always=always), intents, dtype, reply, declared)
-            )
+            ran.append(interpret(candidate, Cases(candidate, always=always), intents, dtype, reply, declared))
             if ran[-1].right_intent is not None:
                 return ran[-1]
     if ran:
-        return ran[0] if ran[0].subject.layout != "BTHD" else ran[-1]
+        return most_plausible([u for u in ran if u.subject.layout in ("BHTD", "BTHD")] or ran[:1])
     candidate = subject.replaced(layout="BHTD")
     cases = Cases(candidate, always=always)
     return Understanding(
         candidate, candidate, cases, intents, None, tried["BHTD"][2], tried["BTD"][0], [], declared
     )
+
+
+def most_plausible(tried: list[Understanding]) -> Understanding:
+    """Return the layout in which a mistake explains the numbers, or else the one that is nearest to right.
+
+    It is for code that runs in several layouts and is right in none.
+    """
+    ran = [found for found in tried if found.first.error is None] if len(tried) > 1 else []
+    ran.sort(key=lambda found: _smallest_error(found))
+    return next((found for found in ran if _is_explained(found)), (ran or tried)[0])
+
+
+def _is_explained(understanding: Understanding) -> bool:
+    """Return whether a mistake reproduces the reply to the plain question."""
+    answer = understanding.first.answer
+    observations = [] if answer is None else [Observation(understanding.cases.plain(), answer)]
+    return bool(diagnose(observations, understanding.intents, pairs=False))
+
+
+def _smallest_error(understanding: Understanding) -> float:
+    """Return how far the reply to the plain question is from right, in the interpretation that suits it."""
+    answer, question = understanding.first.answer, understanding.cases.plain()
+    assert answer is not None
+    expected = [expected_answer(intent.apply(question), intent.wiring) for intent in understanding.intents]
+    return min(relative_error(answer, right) for right in expected)
 
 
 def _ran(tried: dict[str, tuple[Reply, Intent | None, torch.dtype]], *layouts: str) -> bool:
@@ -148,7 +171,7 @@ def _understand_sequences(
     """Understand code on sequences (B, T, C): find its widths, its weights and a length that it takes."""
     # What the module declares of itself, and the interpretations of its weights.
     always = always | _declared_options(subject, always)
-    hypotheses = _causal_hypotheses(subject, causal, declared)
+    hypotheses = causal_hypotheses(subject, causal, declared)
     if isinstance(rule := always.get("rule"), Mask) and rule == causal_rule:
         always.pop("rule")
         hypotheses = [True]
@@ -167,7 +190,7 @@ def _understand_sequences(
     dot_t = best.subject.layout == "TC" and tried[0].first.used_dot_t
     if dot_t and best.right_intent is None:
         best = tried[0]
-    understanding = _interpret(best.subject, best.cases, best.intents, best.dtype, best.first, declared)
+    understanding = interpret(best.subject, best.cases, best.intents, best.dtype, best.first, declared)
     understanding.fails_on_batch = dot_t and best.right_intent is not None
     if understanding.right_intent is None and subject.module is not None:
         observed = _interpret_observed(understanding, hypotheses, heads, scale)
@@ -194,10 +217,10 @@ def _first_run(
     width, context_width, value_width = _widths(subject, wirings)
     failed: tuple[Cases, Reply, torch.dtype] | None = None
     for limit in (max_length(subject), None, 5, 4, 3, 2):
-        cases = Cases(subject, width, context_width, limit, always, value_width)
-        reply, dtype = _run(subject, cases.plain())
+        cases = Cases(subject, width, context_width, limit, always, value_width=value_width)
+        reply, dtype = run_once(subject, cases.plain())
         if reply.error is None:
-            other = _run(subject, cases.plain(T=cases.plain().q.shape[1] - 2))[0] if limit != 2 else reply
+            other = run_once(subject, cases.plain(T=cases.plain().q.shape[1] - 2))[0] if limit != 2 else reply
             return (cases if other.error is None else replace(cases, fixed_length=True)), reply, dtype
         failed = failed or (cases, reply, dtype)
     assert failed is not None
@@ -215,7 +238,7 @@ def _with_rotations(subject: Subject, intents: list[Intent]) -> list[Intent]:
     ]
 
 
-def _interpret(
+def interpret(
     subject: Subject,
     cases: Cases,
     intents: list[Intent],
@@ -230,7 +253,8 @@ def _interpret(
     shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
     shapes |= SEQUENCES
     width = f", C = {cases.width}" if subject.layout in SEQUENCES else ""
-    assumptions = [f"inputs {shapes[subject.layout]}{width}"]
+    kernel = subject.kernel_layout
+    assumptions = [f"inputs {shapes[subject.layout] + width if kernel is None else kernel.description}"]
     understanding = Understanding(subject, subject, cases, intents, None, dtype, reply, assumptions, declared)
     if reply.answer is None or not intents:
         return understanding
@@ -259,24 +283,11 @@ def _interpret(
 def _more_observations(subject: Subject, cases: Cases, dtype: torch.dtype) -> list[Observation]:
     """Run the code on another size and on a longer sequence; what it does not take is left out."""
     found = []
-    for question in (cases.plain(B=3, T=5, D=6, H=2, seed=3), cases.plain(B=1, T=40, seed=92)):
+    for question in (cases.plain(B=3, T=5, D=6, H=3, seed=3), cases.plain(B=1, T=40, seed=92)):
         reply = subject.run(question.to(dtype))
         if reply.answer is not None:
             found.append(Observation(question, reply.answer))
     return found
-
-
-def fitting_intents(intents: list[Intent], observations: list[Observation]) -> list[Intent]:
-    """Return the interpretations whose output has the right shape."""
-    fitting = []
-    for intent in intents if observations else []:
-        try:
-            shape = CORRECT.answer(intent.apply(observations[0].question), intent.wiring).output.shape
-        except (RuntimeError, ValueError, IndexError):
-            continue
-        if shape == observations[0].answer.output.shape:
-            fitting.append(intent)
-    return fitting
 
 
 def _interpret_observed(
@@ -301,14 +312,14 @@ def _interpret_observed(
     if reply.answer is None or not wirings:
         return None
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
-    found = _interpret(observed, understanding.cases, intents, dtype, reply, understanding.declared_causal)
+    found = interpret(observed, understanding.cases, intents, dtype, reply, understanding.declared_causal)
     found.subject, found.first = subject, understanding.first
     found.roles = named_roles(core, subject.module)
     found.assumptions = [*understanding.assumptions, describe_core(core)]
     return found
 
 
-def _run(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
+def run_once(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
     """Run the code in float64, or in float32 if it fails in float64."""
     reply = subject.run(question)
     if reply.error is not None:
@@ -343,7 +354,7 @@ def _wirings(subject: Subject, heads: int | None, scale: float | None) -> list[W
         # Tutorials teach attention without weights also without the scale.
         return [plain, replace(plain, scale=1.0)] if module is None and subject.inputs == "x" else [plain]
     declared = scale if scale is not None else _declared_scale(subject)
-    double = subject.module_as(torch.float64)
+    double = subject.module_as(torch.float64, device="cpu")
     assert double is not None
     wirings = find_wirings(double, heads=heads, declared=declared)
     if subject.rotary is not None:

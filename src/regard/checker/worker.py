@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import sys
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 from regard.checker.checker import check
@@ -30,10 +35,25 @@ def limit_memory(gigabytes: float) -> None:
         return
 
 
+def end_with_parent(parent: int, folder: Path) -> None:
+    """End this process and all that it started, and remove `folder`, if the parent process is killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        shutil.rmtree(folder, ignore_errors=True)
+        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main() -> None:
     """Check the code that the request names."""
     request: dict[str, Any] = json.loads(sys.argv[1])
     sys.argv = [sys.argv[0]]  # the author's code may parse it
+    end_with_parent(request["parent"], Path(request["result"]).parent)
 
     def write_line(**fields: Any) -> None:
         with open(request["result"], "a", encoding="utf-8") as result:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from regard.checker.mistakes.mistake import Mistake
+from regard.checker.mistakes.mistake import Mistake, Swap
 from regard.checker.oracle.variant import CaseSizes
 
 _ROWS = "        allowed = self.mask[S - T : S, :S]\n"
+_CAT = "            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)\n"
+_STORE = "        cache, S = (k, v), k.shape[2]\n"
+_FIRST = "        B, T, C = x.shape\n"
+_ROTATE = "        q, k = rotate(q, start), rotate(k, start)\n"
 
 
 def _top_left(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
@@ -18,6 +22,26 @@ def _all_rows(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
     return (k < n.S) & (q >= 0) if n.S > n.T else k <= q
 
 
+def _every(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return (q >= 0) & (k >= 0)
+
+
+def _one_slot_on(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return (k <= q + n.S - n.T - 1) | ((k == n.S - 1) & (n.S > n.T))
+
+
+def _one_more_row(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return k <= q + n.S
+
+
+def _layer(*swaps: Swap) -> dict[str, tuple[Swap, ...]]:
+    return {"layer": swaps}
+
+
+def _rotary(*swaps: Swap) -> dict[str, tuple[Swap, ...]]:
+    return {"rotary": swaps}
+
+
 CACHE_MISTAKES = (
     Mistake(
         "top-left-causal",
@@ -25,6 +49,7 @@ CACHE_MISTAKES = (
         "With a cache, a new token sees only the first key.",
         "align queries with the end: torch.ones(T, S, dtype=torch.bool).tril(diagonal=S - T)",
         "is_causal=True of F.scaled_dot_product_attention, which is defined this way, used with a cache",
+        ({"causal": _top_left},),
         ({"causal": _top_left},),
         plants={
             "layer": ((_ROWS, "        allowed = self.mask[:T, :S]\n"),),
@@ -43,9 +68,13 @@ CACHE_MISTAKES = (
         "slice rows and columns: mask[S - T : S, :S]",
         "`mask[-T:, :S]` of a mask made for the maximum length",
         ({"causal": _all_rows},),
-        plants={
-            "layer": ((_ROWS, "        allowed = self.mask[-T:, :S] if S > T else self.mask[:T, :T]\n"),)
-        },
+        (
+            {"causal": _all_rows},
+            {"causal": _every},
+            {"causal": _every, "first_causal": _every},
+            {"causal": _one_more_row},
+        ),
+        plants=_layer((_ROWS, "        allowed = self.mask[-T:, :S] if S > T else self.mask[:T, :T]\n")),
     ),
     Mistake(
         "cache-ignored",
@@ -53,13 +82,194 @@ CACHE_MISTAKES = (
         "Generation ignores the prompt.",
         "k = torch.cat([cached_k, k], dim=2), and v the same, before the scores",
         "a cache that is filled and returned, but never read",
-        plants={
-            "layer": (
-                (
-                    "            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)\n",
-                    "            k, v = k, v\n",
-                ),
+        cache_changes=(
+            {"read": "none"},
+            {"read": "none", "query_positions": "restart", "key_positions": "restart"},
+        ),
+        plants=_layer((_CAT, "            k, v = k, v\n")),
+    ),
+    Mistake(
+        "cache-overwritten",
+        "in which new keys overwrite older ones in the cache",
+        "A text of two pieces is right, and from the third on the first is forgotten.",
+        "append, or write at the position: cache_k[:, start : start + T] = k",
+        "a cache that is replaced by the new keys instead of extended, or written at slot 0",
+        cache_changes=(
+            {"write": "zero"},
+            {"write": "zero", "new": "appended"},
+            {"write": "zero", "read": "before"},
+            {"read": "last piece"},
+        ),
+        plants=_layer(
+            (_STORE, "        cache, S = (k[:, :, -T:], v[:, :, -T:]), k.shape[2]\n"),
+        ),
+    ),
+    Mistake(
+        "stale-cache",
+        "in which a second sequence sees the cache of the first",
+        "The second request of a server is answered with the first one's text in view.",
+        "empty the cache before a sequence: keys, values and the position",
+        "a reset that forgets one of its tensors, or a list shared by all calls: `def forward(self, x, cache=[])`",
+        plants=_layer(
+            ("        super().__init__()\n", "        super().__init__()\n        self.cache = None\n"),
+            (_FIRST, _FIRST + "        cache = self.cache if cache is None else cache\n"),
+            ("        return out, cache\n", "        self.cache = cache\n        return out, cache\n"),
+        ),
+    ),
+    Mistake(
+        "cached-key-lost",
+        "in which one cached key is left out",
+        "Each new token misses one earlier token, often the first, which many heads rely on.",
+        "read all that was written: cache_k[:, :start + T]",
+        "`cache[:, 1:]` to keep a length, or an end that is one too small",
+        cache_changes=({"read": "not the first"}, {"read": "not the last"}),
+        plants=_layer(
+            (
+                _STORE,
+                "        cached, cache = cache, (k, v)\n"
+                "        if cached is not None:\n"
+                "            k, v = k[:, :, 1:], v[:, :, 1:]\n"
+                "        S = k.shape[2]\n",
             )
-        },
+        ),
+    ),
+    Mistake(
+        "new-token-unseen",
+        "in which a new token attends to the cache, but not to itself",
+        "Each new token misses its own key and value.",
+        "write the new keys into the cache first, then read it",
+        "the cache read before it is updated",
+        cache_changes=(
+            {"read": "not the new"},
+            {"read": "not the new", "causal": _every},
+        ),
+        plants=_layer(
+            (_CAT, "            new, (k, v) = (k, v), cache\n"),
+            (
+                _STORE,
+                "        S = k.shape[2]\n        cache = (k, v) if cache is None else tuple(torch.cat(pair, 2) for pair in zip(cache, new))\n",
+            ),
+            (
+                _ROWS,
+                "        allowed = self.mask[S - T : S, :S] if cache[0].shape[2] == T else torch.ones(T, S, dtype=torch.bool)\n",
+            ),
+        ),
+    ),
+    Mistake(
+        "empty-slot-read",
+        "that also sees slots of the cache which are not written yet",
+        "Keys of zeros take part in the softmax, and after another text so do its keys.",
+        "read only what was written, cache_k[:, :start + T], or hide the other slots by the mask",
+        "a cache of fixed length, passed to the kernel whole",
+        cache_changes=(
+            *({"read": "one more", "causal": rule} for rule in (_every, _one_slot_on)),
+            *(
+                {"read": "all", "slots": n, "causal": _every, "first_causal": _every}
+                for n in (8, *(2**i for i in range(4, 12)))
+            ),
+        ),
+        plants=_layer(
+            (
+                _STORE,
+                _STORE
+                + "        if S > T:\n            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))\n",
+            ),
+            (_ROWS, "        allowed = F.pad(self.mask[S - T : S, :S], (0, k.shape[2] - S), value=True)\n"),
+        ),
+    ),
+    Mistake(
+        "cache-slot-off-by-one",
+        "in which new keys are written one slot too far, or one too early",
+        "A slot of zeros is read, or a cached key is overwritten, and the newest token does not see itself.",
+        "the first new key belongs in slot len(cache), counted from 0",
+        "a position that was advanced before the cache was written",
+        cache_changes=({"write": "next"}, {"write": "previous"}, {"write": "previous", "new": "appended"}),
+        plants=_layer(
+            (
+                _CAT,
+                "            k, v = torch.cat([cache[0][:, :, :-1], k], 2), torch.cat([cache[1][:, :, :-1], v], 2)\n"
+                "            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))\n",
+            )
+        ),
+    ),
+    Mistake(
+        "cache-half-written",
+        "in which only keys or only values are cached, and the others are zeros",
+        "New tokens attend to the text before and read zeros from it, or read it all alike.",
+        "write both: cache_k[:, start : start + T] = k, and cache_v the same with v",
+        "one of two lines forgotten",
+        cache_changes=tuple(
+            {"cached": roles, "new": new} for roles in ((1, 3), (3, 2)) for new in ("slots", "appended")
+        ),
+        plants=_layer(
+            (_CAT, "            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1] * 0, v], 2)\n")
+        ),
+    ),
+    Mistake(
+        "cache-roles-swapped",
+        "in which the cache holds keys, values or queries in another's place",
+        "New tokens are right among themselves, and read noise from the text before.",
+        "cache k as keys and v as values",
+        "a pair unpacked in another order than it was packed",
+        cache_changes=tuple(
+            {"cached": roles, "new": new}
+            for roles in ((2, 1), (1, 1), (2, 2), (0, 2), (0, 1), (1, 0))
+            for new in ("slots", "appended")
+        )
+        + ({"swapped": True},),
+        plants=_layer(
+            (_CAT, "            k, v = torch.cat([cache[1], k], 2), torch.cat([cache[0], v], 2)\n")
+        ),
+    ),
+    Mistake(
+        "cache-in-wrong-order",
+        "with the new keys in front of the cached ones",
+        "The causal mask counts from the wrong end; several new tokens see their future and miss their past.",
+        "torch.cat([cached_k, k], dim=2): the oldest key first",
+        "the two arguments of torch.cat exchanged",
+        cache_changes=({"new": "in front"}, {"new": "in front", "causal": _top_left}),
+        plants=_layer(
+            (_CAT, "            k, v = torch.cat([k, cache[0]], 2), torch.cat([v, cache[1]], 2)\n")
+        ),
+    ),
+    Mistake(
+        "positions-restart",
+        "in which the positions of new tokens start at 0 again",
+        "To the rotary positions each new token is the first of its text, so distances are wrong.",
+        "rotate new queries and keys from the length of the cache on: cos[start : start + T]",
+        "`cos[:T]` in a forward pass that was written before there was a cache",
+        cache_changes=(
+            {"query_positions": "restart", "key_positions": "restart"},
+            {"query_positions": "restart"},
+            {"key_positions": "restart"},
+        ),
+        plants=_rotary((_ROTATE, "        q, k = rotate(q, 0), rotate(k, 0)\n")),
+    ),
+    Mistake(
+        "position-off-by-one",
+        "in which the positions of new tokens are off by one",
+        "A new token has the position of its neighbour: the distance from the prompt is wrong by one.",
+        "the first new token has the position len(cache), counted from 0",
+        "a position that is taken after the cache was updated, or `len(cache) - 1`",
+        cache_changes=tuple(
+            {name: how for name in names}
+            for how in ("behind", "ahead")
+            for names in (("query_positions", "key_positions"), ("query_positions",), ("key_positions",))
+        ),
+        plants=_rotary((_ROTATE, "        start = start + (start > 0)\n" + _ROTATE)),
+    ),
+    Mistake(
+        "keys-rotated-twice",
+        "in which cached keys, which are rotated already, are rotated again",
+        "Distances to cached tokens are doubled, and grow with every step if the result is kept.",
+        "cache keys after the rotation and leave them, or cache them before and rotate all of them each time",
+        "rotation moved behind the cache without changing what is stored",
+        cache_changes=({"rotated_again": "read"}, {"rotated_again": "stored"}),
+        plants=_rotary(
+            (
+                "            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)\n",
+                "            k, v = rotate(torch.cat([cache[0], k], 2), 0), torch.cat([cache[1], v], 2)\n",
+            )
+        ),
     ),
 )

@@ -39,6 +39,36 @@ HEAD_MISTAKES = (
         },
     ),
     Mistake(
+        "heads-interleaved",
+        "with heads merged channel by channel: the first channel of every head, then the second",
+        "The output projection finds the channels in another order than it was trained with; pretrained "
+        "weights give noise.",
+        "out = out.transpose(1, 2).reshape(B, T, H * D)",
+        "`permute(0, 2, 3, 1)`, or rearrange to `b t (d h)`",
+        ({"merge": "interleave"},),
+        plants={
+            "layer": (
+                (
+                    "        out = out.transpose(1, 2).reshape(B, T, C)\n",
+                    "        out = out.permute(0, 2, 3, 1).reshape(B, T, C)\n",
+                ),
+            )
+        },
+    ),
+    Mistake(
+        "one-head-for-all",
+        "in which one head's output is used for all heads",
+        "It has the cost of many heads and can do no more than one.",
+        "torch.cat([head(x) for head in self.heads], dim=-1)",
+        "`self.heads[0]` in a loop over the heads, or an index that does not change",
+        ({"merge": "first head"},),
+        plants={
+            "layer": (
+                ("        out = weights @ v\n", "        out = (weights @ v)[:, :1].expand(-1, H, -1, -1)\n"),
+            )
+        },
+    ),
+    Mistake(
         "grouped-heads-tiled",
         "with key/value heads tiled (0 1 0 1) instead of interleaved (0 0 1 1)",
         "Query heads use the keys and values of the wrong group; pretrained weights give noise.",

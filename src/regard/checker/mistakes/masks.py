@@ -49,6 +49,24 @@ def _built(new: str, function: str) -> dict[str, tuple[Swap, ...]]:
 
 _ONES = "torch.ones(max_len, max_len, dtype=torch.bool)"
 
+_WEAK = (
+    -1.0,
+    -2.0,
+    -5.0,
+    -9.0,
+    -10.0,
+    -15.0,
+    -20.0,
+    -30.0,
+    -50.0,
+    -99.0,
+    -100.0,
+    -999.0,
+    -1e3,
+    -9999.0,
+    -1e4,
+)
+
 MASK_MISTAKES = (
     Mistake(
         "no-mask",
@@ -197,12 +215,26 @@ MASK_MISTAKES = (
         plants=_fill("scores = scores * allowed"),
     ),
     Mistake(
+        "softcap-after-mask",
+        "with the soft cap after the mask",
+        "tanh turns −inf into −cap, so hidden tokens get a weight of exp(−cap).",
+        "apply the soft cap first, then the mask",
+        "the order of early ONNX Attention releases",
+        ({"softcap": "after"},),
+        plants={
+            "function": (
+                (_CAP, ""),
+                ("    " + _FILL, "    " + _FILL + _CAP),
+            )
+        },
+    ),
+    Mistake(
         "weak-mask-value",
         "with hidden scores set to a number that is not low enough",
         "Hidden tokens get weight as soon as the scores grow.",
         "float('-inf'), or torch.finfo(scores.dtype).min",
         "−10 or −100, chosen to be safe in float16",
-        tuple({"fill": fill} for fill in (-1.0, -10.0, -20.0, -50.0, -100.0)),
+        tuple({"fill": fill} for fill in _WEAK),
         plants=_fill("scores = scores.masked_fill(~allowed, -10.0)"),
     ),
     Mistake(
@@ -255,7 +287,7 @@ MASK_MISTAKES = (
         "A sequence's output depends on how much padding its batch needs.",
         "hide padded keys from every query: mask[:, None, None, :] on (B, H, T, S)",
         "a padding mask that is accepted and not used",
-        ({"padding": "ignored"}, {"padding": "inverted"}),
+        ({"padding": "ignored"}, {"padding": "inverted"}, {"padding": "queries"}),
         plants={"function": (("softcap=None):", "softcap=None, key_padding_mask=None):"),)},
     ),
     Mistake(
@@ -265,8 +297,13 @@ MASK_MISTAKES = (
         "key.",
         "let a query see the n latest keys, its own included: k > q - n",
         "`>=` where `>` was meant",
-        ({"window": 1}, {"window": -1}),
-        plants={"function": (("(keys > at - window)", "(keys >= at - window)"),)},
+        ({"window": 1}, {"window": -1}, {"ahead": "one more"}, {"ahead": "one less"}),
+        plants={
+            "function": (("(keys > at - window)", "(keys >= at - window)"),),
+            "flash": (("keys >= at - left", "keys > at - left"),),
+            "packed": (("keys >= at - left", "keys > at - left"),),
+            "kv cache": (("keys >= at - left", "keys >= at - left - 1"),),
+        },
     ),
     Mistake(
         "window-dropped",
@@ -275,19 +312,23 @@ MASK_MISTAKES = (
         "mask = causal & window(n)",
         "an argument that one code path passes on and another does not",
         ({"window": None},),
-        plants={"function": (("allowed & (keys > at - window)", "allowed"),)},
+        plants={
+            "function": (("allowed & (keys > at - window)", "allowed"),),
+            "flash": (("allowed & (keys >= at - left)", "allowed"),),
+            "packed": (("allowed & (keys >= at - left)", "allowed"),),
+            "kv cache": (("allowed & (keys >= at - left)", "allowed"),),
+        },
     ),
     Mistake(
-        "softcap-after-mask",
-        "with the soft cap after the mask",
-        "tanh turns −inf into −cap, so hidden tokens get a weight of exp(−cap).",
-        "apply the soft cap first, then the mask",
-        "the order of early ONNX Attention releases",
-        ({"softcap": "after"},),
+        "softcap-not-multiplied",
+        "with tanh(scores / cap), not multiplied by the cap again",
+        "All scores lie between −1 and 1: attention is almost uniform.",
+        "scores = softcap * torch.tanh(scores / softcap)",
+        "one of the three steps divide, tanh, multiply forgotten",
+        ({"softcap": "not multiplied"},),
         plants={
             "function": (
-                (_CAP, ""),
-                ("    " + _FILL, "    " + _FILL + _CAP),
+                ("scores = softcap * torch.tanh(scores / softcap)", "scores = torch.tanh(scores / softcap)"),
             )
         },
     ),

@@ -23,6 +23,8 @@ class Mistake:
     fix: str
     origin: str  # where it comes from
     changes: tuple[dict[str, Any], ...] = ()  # fields of `AttentionVariant`, for each form of the mistake
+    cache_changes: tuple[dict[str, Any], ...] = ()  # fields of `CacheVariant`, for mistakes of a cache
     warning: bool = False
+    layouts: tuple[str, ...] = ()  # the layouts of kernels in which it can be made; () for every code
     plants: dict[str, tuple[Swap, ...]] = field(default_factory=dict)  # by template: see `checker.examples`
     unseen_because: str = ""  # why it has no distance from right numbers, in a sentence, if so

@@ -17,6 +17,23 @@ def _roles(q: str, k: str, v: str) -> dict[str, tuple[tuple[str, str], ...]]:
     }
 
 
+# One of query, key and value in the place of another.
+_SHARED = (
+    (0, 0, 2),
+    (1, 1, 2),
+    (0, 1, 1),
+    (0, 1, 0),
+    (0, 0, 0),
+    (1, 1, 1),
+    (2, 2, 2),
+    (0, 2, 2),
+    (2, 1, 2),
+    (0, 0, 1),
+    (1, 1, 0),
+    (2, 2, 0),
+    (2, 2, 1),
+)
+
 ROLE_MISTAKES = (
     Mistake(
         "one-projection",
@@ -25,24 +42,7 @@ ROLE_MISTAKES = (
         "without the other attending to it as much.",
         "give query, key and value a projection each, and use all three",
         "`self.key(x)` copied and not renamed",
-        tuple(
-            {"roles": roles}
-            for roles in (
-                (0, 0, 2),
-                (1, 1, 2),
-                (0, 1, 1),
-                (0, 1, 0),
-                (0, 0, 0),
-                (1, 1, 1),
-                (2, 2, 2),
-                (0, 2, 2),
-                (2, 1, 2),
-                (0, 0, 1),
-                (1, 1, 0),
-                (2, 2, 0),
-                (2, 2, 1),
-            )
-        ),
+        tuple({"roles": roles} for roles in _SHARED) + tuple({"layers": roles} for roles in _SHARED),
         plants=_roles("k", "k", "v") | {"head": _roles("q", "q", "q")["head"]},
     ),
     Mistake(
@@ -53,7 +53,7 @@ ROLE_MISTAKES = (
         "scores = q @ k.transpose(-2, -1), then out = weights @ v; in a fused projection, q, k, v in this "
         "order",
         "`k, v` returned as `v, k`, or a fused projection chunked in another order than it was trained",
-        ({"roles": (0, 2, 1)},),
+        ({"roles": (0, 2, 1)}, {"layers": (0, 2, 1)}),
         plants=_roles("q", "v", "k"),
     ),
     Mistake(
@@ -62,7 +62,7 @@ ROLE_MISTAKES = (
         "The scores are transposed: a token's key is used as its query.",
         "scores = q @ k.transpose(-2, -1), in which rows are queries",
         "`k @ q.transpose(-2, -1)`",
-        ({"roles": (1, 0, 2)},),
+        ({"roles": (1, 0, 2)}, {"layers": (1, 0, 2)}),
         plants=_roles("k", "q", "v"),
     ),
     Mistake(
@@ -73,6 +73,27 @@ ROLE_MISTAKES = (
         "a projection chunked as (value, query, key)",
         ({"roles": (1, 2, 0)}, {"roles": (2, 0, 1)}, {"roles": (2, 1, 0)}),
         plants=_roles("v", "q", "k"),
+    ),
+    Mistake(
+        "one-side-normalised",
+        "with the norm on the queries only, on the keys only, or with the two exchanged",
+        "The scores keep the length of one side, which the norms are there to remove; a trained weight is unused.",
+        "q, k = self.q_norm(q), self.k_norm(k)",
+        "a second norm that is created and forgotten, or a line copied and half renamed",
+        ({"normalised": "q"}, {"normalised": "k"}, {"normalised": "kq"}),
+        plants={
+            "layer": (
+                (
+                    "        self.dropout = nn.Dropout(dropout)\n",
+                    "        self.q_norm, self.k_norm = nn.RMSNorm(self.head_dim), nn.RMSNorm(self.head_dim)\n"
+                    "        self.dropout = nn.Dropout(dropout)\n",
+                ),
+                (
+                    "        q = q.view(B, T, H, D).transpose(1, 2)\n",
+                    "        q = self.q_norm(q.view(B, T, H, D)).transpose(1, 2)\n",
+                ),
+            )
+        },
     ),
     Mistake(
         "output-projection-skipped",

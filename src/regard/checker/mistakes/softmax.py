@@ -6,12 +6,16 @@ _FUNCTION = "    weights = torch.softmax(scores, dim=-1)\n"
 _MODULE = "        weights = torch.softmax(scores, dim=-1)\n"
 
 
-def _softmax(dim: str) -> dict[str, tuple[tuple[str, str], ...]]:
+def _weights(code: str) -> dict[str, tuple[tuple[str, str], ...]]:
     return {
-        "function": ((_FUNCTION, f"    weights = torch.softmax(scores, dim={dim})\n"),),
-        "head": ((_MODULE, f"        weights = torch.softmax(scores, dim={dim})\n"),),
-        "layer": ((_MODULE, f"        weights = torch.softmax(scores, dim={dim})\n"),),
+        "function": ((_FUNCTION, f"    weights = {code}\n"),),
+        "head": ((_MODULE, f"        weights = {code}\n"),),
+        "layer": ((_MODULE, f"        weights = {code}\n"),),
     }
+
+
+def _softmax(dim: str) -> dict[str, tuple[tuple[str, str], ...]]:
+    return _weights(f"torch.softmax(scores, dim={dim})")
 
 
 SOFTMAX_MISTAKES = (
@@ -42,6 +46,51 @@ SOFTMAX_MISTAKES = (
         "softmax without `dim` on three dimensions, which takes the first",
         ({"axis": 0},),
         plants=_softmax("0"),
+    ),
+    Mistake(
+        "softmax-twice",
+        "with softmax applied twice",
+        "The second softmax is of numbers between 0 and 1, so every row is nearly uniform, and hidden keys "
+        "are visible again.",
+        "weights = torch.softmax(scores, dim=-1), once",
+        "a softmax in a helper and another one behind it",
+        ({"normalise": "twice"},),
+        plants=_weights("torch.softmax(torch.softmax(scores, dim=-1), dim=-1)"),
+    ),
+    Mistake(
+        "softmax-missing",
+        "without softmax: the scores themselves are the weights",
+        "Rows do not sum to 1, weights are negative, and −inf in the mask makes NaN.",
+        "weights = torch.softmax(scores, dim=-1)",
+        "a line lost while a mask was added",
+        tuple(
+            {"normalise": "none"} | mask | scale
+            for mask in ({}, {"masking": "multiply"}, {"masking": "after"})
+            for scale in ({}, {"scale": lambda n: 1.0})
+        ),
+        plants=_weights("scores.masked_fill(~allowed, 0.0)"),
+    ),
+    Mistake(
+        "scale-after-softmax",
+        "with the scale applied to the weights instead of the scores",
+        "Softmax saturates as without a scale, and rows sum to 1/√D instead of 1.",
+        "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), then softmax",
+        "parentheses around softmax(q @ k.T) instead of around the scaled scores",
+        ({"normalise": "scaled", "scale": lambda n: 1.0},),
+        plants={
+            "function": (
+                ("    scores = scores / math.sqrt(D)\n", ""),
+                (_FUNCTION, "    weights = torch.softmax(scores, dim=-1) / math.sqrt(D)\n"),
+            ),
+            "head": (
+                ("        scores = scores / D**0.5\n", ""),
+                (_MODULE, "        weights = torch.softmax(scores, dim=-1) / D**0.5\n"),
+            ),
+            "layer": (
+                ("        scores = scores / D**0.5\n", ""),
+                (_MODULE, "        weights = torch.softmax(scores, dim=-1) / D**0.5\n"),
+            ),
+        },
     ),
     Mistake(
         "softmax-overflow",

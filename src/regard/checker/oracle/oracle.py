@@ -11,8 +11,10 @@ from torch import Tensor
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import tensor_mask
 from regard.attention.steps import trace
+from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import Answer, CaseSizes, past
+from regard.checker.oracle.ragged import answer_items
+from regard.checker.oracle.variant import CaseSizes, past
 from regard.checker.oracle.wiring import Wiring
 
 
@@ -22,12 +24,16 @@ def expected_answer(question: Question, wiring: Wiring, *, dtype: torch.dtype = 
     Rows without a visible key are marked free: the check of empty rows judges them.
     """
     question = question.to(dtype)
+    if question.lengths is not None:
+        return answer_items(question, lambda item: expected_answer(item, wiring, dtype=dtype))
     q, k, v = wiring.project(question)
     q, k, v = wiring.position(q, k, v)
     mask = _build_mask(question, q, k)
     if wiring.bias is not None:
         mask = mask & tensor_mask(wiring.bias(q.shape[1], q.shape[2], k.shape[2]).to(q.dtype))
-    steps = trace(q, k, v, mask, scale=wiring.scale, softcap=question.softcap, sinks=wiring.sinks)
+    sinks = wiring.sinks if question.sinks is None else question.sinks.to(dtype)
+    sinks = None if sinks is None else sinks.expand(q.shape[1])
+    steps = trace(q, k, v, mask, scale=wiring.scale, softcap=question.softcap, sinks=sinks)
     empty = (steps.masked == -torch.inf).all(-1, keepdim=True)
     output, free = wiring.finish(steps.output, empty)
     return Answer(output, steps.weights, torch.logsumexp(steps.masked, -1), free)
@@ -43,6 +49,8 @@ def _build_mask(question: Question, q: Tensor, k: Tensor) -> Mask:
         allowed = allowed & past(rows, cols, CaseSizes(B, H, k.shape[1], T, S, D, H * D))
     if question.window is not None:
         allowed = allowed & (cols > rows + S - T - question.window)
+    if question.ahead is not None:
+        allowed = allowed & (cols <= rows + S - T + question.ahead)
     if question.mask is not None:
         allowed = allowed & question.mask
     if question.padding is not None:

@@ -31,6 +31,13 @@ class Question:
     softcap: float | None = None
     rule: Mask | None = None  # a mask that the module holds itself
     flag: bool | None = None  # the value of the code's own causal argument; None does not pass it
+    ahead: int | None = None  # how many later keys a window shows; None for all of them
+    sinks: Tensor | None = None  # (H,), one sink logit per head
+    layout: str = ""  # how a kernel takes its inputs: "packed", "paged" …; "" for plain tensors
+    lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # queries and keys of every item; or all
+    page: int | None = None  # keys per page, if they are in pages
+    splits: int | None = None  # in how many parts the keys are worked on
+    surplus: int = 0  # keys at the end that are not part of the sequence: a mistake reads them
 
     @property
     def is_self_attention(self) -> bool:
@@ -43,8 +50,14 @@ class Question:
         return self.q.dtype
 
     def to(self, dtype: torch.dtype) -> Question:
-        """Return the question with its inputs in another dtype."""
-        return self.map_inputs(lambda x: x.to(dtype))
+        """Return the question with its inputs and its bias in another dtype."""
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return replace(self.map_inputs(lambda x: x.to(dtype)), bias=bias)
+
+    def all_lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the number of queries and of keys of every item."""
+        B, T, S = self.q.shape[0], self.q.shape[-2], self.k.shape[-2]
+        return self.lengths or ((T,) * B, (S,) * B)
 
     def map_inputs(self, function: Callable[[Tensor], Tensor]) -> Question:
         """Return the question with a function applied to its inputs. One sequence stays one sequence."""

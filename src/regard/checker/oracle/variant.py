@@ -8,13 +8,16 @@ variant with a field or two changed. `answer` runs a variant on a question, in a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.checker.oracle.answer import Answer as Answer
 from regard.checker.oracle.question import Question
+from regard.checker.oracle.ragged import answer_items
+from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.wiring import Wiring
 
 
@@ -30,15 +33,12 @@ class CaseSizes(NamedTuple):
     C: int
 
 
-class Answer(NamedTuple):
-    """The result of attention. `free` marks rows (…, T, 1) for which any output is accepted."""
-
-    output: Tensor
-    weights: Tensor | None = None  # (B, H, T, S)
-    lse: Tensor | None = None  # (B, H, T)
-    free: Tensor | None = None
-
-
+RAGGED_LAYOUTS = (
+    "packed",
+    "paged",
+    "paged or not",
+    "cache",
+)  # in which the items of a batch have lengths of their own
 Projected = tuple[Tensor, Tensor, Tensor]
 Rule = Callable[[Tensor, Tensor, CaseSizes], Tensor]
 Scale = Callable[[CaseSizes], float]
@@ -54,28 +54,62 @@ def root(n: CaseSizes) -> float:
     return float(n.D**-0.5)
 
 
+def _known(rotate: Callable[[Tensor, int], Tensor]) -> Rotation:
+    """Return a rotation whose frequencies are known; ValueError if they are not."""
+    if not isinstance(rotate, Rotation):
+        raise ValueError("the frequencies of this rotation are not known")
+    return rotate
+
+
+def _without_sign(rotation: Rotation) -> Callable[[Tensor, int], Tensor]:
+    """Return a rotation in which (a, b) becomes (a cos + b sin, b cos + a sin): a mistake."""
+    back = replace(rotation, frequencies=-rotation.frequencies)
+    n = len(rotation.frequencies)
+
+    def turn(x: Tensor, start: int) -> Tensor:
+        second = torch.arange(x.shape[-1], device=x.device)
+        second = (second % 2 == 1) if rotation.pairing == "interleaved" else (second >= n)
+        flipped = torch.where(second, -x, x)
+        cosines = rotation(x, start) + back(x, start)
+        sines = rotation(flipped, start) - back(flipped, start)
+        turned = (cosines + sines) / 2
+        return torch.cat([turned[..., : 2 * n], x[..., 2 * n :]], -1)
+
+    return turn
+
+
 @dataclass(frozen=True)
 class AttentionVariant:
     """The decisions of one implementation of attention."""
 
     roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) is used as each of them
+    layers: tuple[int, int, int] = (0, 1, 2)  # whose projection each of them goes through
     split: str = "transpose"  # or "view": heads split without a transpose
-    merge: str = "transpose"  # or "view"
+    merge: str = "transpose"  # or "view", "interleave" (channel by channel), "first head" (for all of them)
+    normalised: str = "qk"  # which of q and k get their norm; "kq" gives each the other's
     rotated: str = "qk"  # which of q, k and v get rotary positions
+    rotation: str = "right"  # or "mixed", "unsigned", "opposite": see `_rewired`
     groups: str = "interleave"  # or "tile"
     scale: Scale = root
     causal: Rule = past
     mask_argument: str = "as given"  # or "inverted", "ignored", "transposed"
-    padding: str = "as given"  # or "inverted", "ignored"
+    padding: str = "as given"  # or "inverted", "ignored", or "queries": padded queries are hidden, not keys
     window: int | None = 0  # how many keys too many are visible; None ignores the window
-    softcap: str = "before"  # or "after" the mask, or "dropped"
+    ahead: str = "as given"  # or "ignored", "zero", "one more", "one less": later keys that a window shows
+    softcap: str = "before"  # or "after" the mask, "dropped", "dropped in pages", or "not multiplied"
+    sinks: str = "joined"  # or "dropped", "twice", or whose logit each head takes: see `_sink_column`
     masking: str = "fill"  # how the mask is applied to the scores: see `_mask_scores`
     fill: float = -torch.inf
     axis: int = -1  # of the softmax, among (B, H, T, S)
-    normalise: str = "softmax"  # or "exp": no maximum subtracted; or "renormalise", with masking "after"
+    normalise: str = "softmax"  # see `_normalise`
+    bias: str = "added"  # or "subtracted", of the biases that the module holds
     always: bool = False  # masking runs even if the question has no mask
     inverted: bool = False  # hidden keys are visible, and visible ones hidden
     batch: str = "separate"  # or "together": one long sequence
+    reach: str = "own"  # which keys of a ragged batch are read: see `regard.checker.oracle.ragged`
+    chunk: int | None = None  # keys worked on at a time, if `question.splits` does not say
+    stale: str = ""  # "k", "v" or "kv": what is left over from the previous chunk
+    merge_base: float = 1.0  # the logarithm that merges chunks, in units of the one that they are in
     out: str = "project"  # or "skip"
     detach: str = ""  # "weights": no gradient through them
 
@@ -84,15 +118,35 @@ class AttentionVariant:
 
         `projected` is the result of `wiring.project`, if the caller already has it.
         """
+        reach = "all" if self.padding == "ignored" and self.reach == "own" else self.reach
+        together, across = self.batch == "together", self.axis == 0
+        alone = question.lengths is not None or reach != "own" or together or across
+        if question.layout in RAGGED_LAYOUTS and alone:
+            return answer_items(question, lambda item: self._answer(item, wiring), reach, together=together)
+        return self._answer(question, wiring, projected)
+
+    def _answer(self, question: Question, wiring: Wiring, projected: Projected | None = None) -> Answer:
+        """Run this variant on a question whose items are of equal length."""
         # Project, split and position.
+        if self.layers != (0, 1, 2):
+            layers = (wiring.query, wiring.key, wiring.value)
+            query, key, value = (layers[role] for role in self.layers)
+            wiring, projected = replace(wiring, query=query, key=key, value=value), None
         projected = projected or wiring.project(question, view=self.split == "view")
         q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
-        q, k, v = wiring.position(q, k, v, self.rotated)
+        q, k, v = self._rewired(wiring).position(q, k, v, self.rotated)
+        if self.rotation == "opposite" and wiring.rotate is not None:
+            known = _known(wiring.rotate)
+            k = replace(known, frequencies=-2 * known.frequencies)(k, 0)
         B, H, T, D = q.shape
-        n = CaseSizes(B, H, k.shape[1], T, k.shape[2], D, wiring.width or H * D)
+        n = CaseSizes(B, H, k.shape[1], T, k.shape[2] - question.surplus, D, wiring.width or H * D)
         if n.G < H:
             k, v = (self._regroup(x, H // n.G) for x in (k, v))
-        if self.batch == "together":
+        chunk = self._chunk(question, n)
+        if chunk is not None and self.stale:
+            late = _previous_chunk(k.shape[2], chunk)
+            k, v = (x[:, :, late] if role in self.stale else x for x, role in ((k, "k"), (v, "v")))
+        if self.batch == "together" and question.layout not in RAGGED_LAYOUTS:
             q, k, v = (x.transpose(0, 1).flatten(1, 2).unsqueeze(0) for x in (q, k, v))  # (1, H, B·T, D)
             n = n._replace(B=1, T=q.shape[2], S=k.shape[2])
 
@@ -100,10 +154,13 @@ class AttentionVariant:
         scale = wiring.scale if wiring.scale is not None and self.scale is root else self.scale(n)
         scaled = (q @ k.mT) * scale  # (B, H, T, S)
         allowed = self._allowed(question, n, q.device)
-        if self.softcap == "before" and question.softcap is not None:
+        if question.softcap is not None and self._caps_before(question):
             scaled = question.softcap * torch.tanh(scaled / question.softcap)
+        elif self.softcap == "not multiplied" and question.softcap is not None:
+            scaled = torch.tanh(scaled / question.softcap)
         if wiring.bias is not None:
-            scaled = scaled + wiring.bias(H, n.T, n.S).to(scaled)
+            sign = 1 if self.bias == "added" else -1
+            scaled = scaled + sign * wiring.bias(H, n.T, n.S).to(scaled)
         masked = scaled if question.bias is None else scaled + question.bias.to(scaled)
         if self.masking == "scaled" and question.bias is not None:
             masked = scaled + question.bias.to(scaled) * scale
@@ -111,7 +168,10 @@ class AttentionVariant:
             masked = self._mask_scores(masked, allowed, scale)
         if self.softcap == "after" and question.softcap is not None:
             masked = question.softcap * torch.tanh(masked / question.softcap)
-        weights = self._normalise(masked, allowed, wiring.sinks)
+        sinks = wiring.sinks if question.sinks is None else question.sinks
+        weights = self._normalise(masked, allowed, self._sink_columns(sinks, n), root(n))
+        if chunk is not None and self.merge_base != 1.0:
+            weights = self._remerge(weights, masked, chunk)
         if self.detach == "weights":
             weights = weights.detach()
         mixed = weights @ v  # (B, H, T, E)
@@ -121,27 +181,92 @@ class AttentionVariant:
         if allowed is not None and self.masking != "nan":
             free = (~allowed).all(-1, keepdim=True).expand(*mixed.shape[:-1], 1)
         returned: Tensor | None = weights
-        if self.batch == "together":  # back to one sequence per item
+        if (
+            self.batch == "together" and question.layout not in RAGGED_LAYOUTS
+        ):  # back to one sequence per item
             mixed, returned = mixed.view(H, B, T, -1).transpose(0, 1), None
             free = None if free is None else free.view(H, B, T, 1).transpose(0, 1)
+        mixed = self._reorder(mixed)
         output, free = wiring.finish(mixed, free, view=self.merge == "view", skip=self.out == "skip")
         return Answer(output, returned, None, free)
+
+    def _rewired(self, wiring: Wiring) -> Wiring:
+        """Return the wiring with the norms and the rotation of this variant.
+
+        A "mixed" rotation has the tables of the other pairing, an "unsigned" one lost its minus, and an
+        "opposite" one turns keys the other way (see `answer`).
+        """
+        rotate = wiring.rotate
+        if rotate is not None and self.rotation == "mixed":
+            rotate = replace(_known(rotate), tables="mixed")
+        elif rotate is not None and self.rotation == "unsigned":
+            rotate = _without_sign(_known(rotate))
+        norms = (wiring.query_norm, wiring.key_norm)
+        norms = norms[::-1] if self.normalised == "kq" else norms
+        return replace(
+            wiring,
+            rotate=rotate,
+            query_norm=norms[0] if "q" in self.normalised else None,
+            key_norm=norms[1] if "k" in self.normalised else None,
+        )
+
+    def _reorder(self, mixed: Tensor) -> Tensor:
+        """Return the heads' outputs (B, H, T, E) in the order in which this variant concatenates them."""
+        if self.merge == "interleave":
+            B, H, T, E = mixed.shape
+            return mixed.permute(0, 2, 3, 1).reshape(B, T, H, E).transpose(1, 2)
+        return mixed[:, :1].expand_as(mixed) if self.merge == "first head" else mixed
 
     def _regroup(self, x: Tensor, times: int) -> Tensor:
         return x.repeat(1, times, 1, 1) if self.groups == "tile" else x.repeat_interleave(times, 1)
 
+    def _caps_before(self, question: Question) -> bool:
+        dropped_in_pages = self.softcap == "dropped in pages" and question.page is None
+        return self.softcap == "before" or dropped_in_pages
+
+    def _chunk(self, question: Question, n: CaseSizes) -> int | None:
+        """Return how many keys are worked on at a time; None if all of them."""
+        return self.chunk if question.splits is None else -(-n.S // question.splits)
+
+    def _remerge(self, weights: Tensor, masked: Tensor, chunk: int) -> Tensor:
+        """Weight the chunks of keys by their lse in another base than it is in."""
+        parts = masked.split(chunk, -1)
+        lse = torch.stack([part.logsumexp(-1) for part in parts], -1)  # (B, H, T, chunks)
+        shares = torch.softmax(lse * self.merge_base, -1)
+        merged = [part.softmax(-1).nan_to_num() * shares[..., i : i + 1] for i, part in enumerate(parts)]
+        return torch.cat(merged, -1)
+
+    def _sink_columns(self, sinks: Tensor | None, n: CaseSizes) -> Tensor | None:
+        """Return the sink logits (H, columns) that join the softmax; None if there are none."""
+        if sinks is None or self.sinks == "dropped":
+            return None
+        sinks = sinks.expand(n.H)
+        heads = torch.arange(n.H, device=sinks.device)
+        taken = {
+            "of the group": heads // (n.H // n.G),
+            "of the group, tiled": heads % n.G,
+            "of the next head": (heads + 1) % n.H,
+            "of the previous head": (heads - 1) % n.H,
+            "of the first head": heads * 0,
+        }.get(self.sinks, heads)
+        return sinks[taken][:, None].expand(-1, 2 if self.sinks == "twice" else 1)
+
     def _allowed(self, question: Question, n: CaseSizes, device: torch.device) -> Tensor | None:
         """Return the mask as this variant builds it, or None if the question has none."""
-        masked = question.causal or question.window is not None
+        masked = question.causal or question.window is not None or question.ahead is not None
         masked = masked or self.always or question.rule is not None
         if not masked and question.mask is None and question.padding is None:
             return None
-        q, k = torch.arange(n.T, device=device)[:, None], torch.arange(n.S, device=device)
-        allowed = torch.ones(n.T, n.S, dtype=torch.bool, device=device)[None, None]
+        S = n.S + question.surplus
+        q, k = torch.arange(n.T, device=device)[:, None], torch.arange(S, device=device)
+        allowed = torch.ones(n.T, S, dtype=torch.bool, device=device)[None, None]
         if question.causal:
             allowed = allowed & self.causal(q, k, n)
         if question.window is not None and self.window is not None:
             allowed = allowed & (k > q + n.S - n.T - question.window - self.window)
+        if question.ahead is not None and self.ahead != "ignored":
+            ahead = {"zero": 0, "one more": question.ahead + 1, "one less": question.ahead - 1}
+            allowed = allowed & (k <= q + n.S - n.T + ahead.get(self.ahead, question.ahead))
         if question.rule is not None:
             tile = question.rule.tile(range(n.T), range(n.S), (n.B, n.H, n.T, n.S), device=device)
             allowed = allowed & tile
@@ -149,8 +274,9 @@ class AttentionVariant:
             mask = ~question.mask if self.mask_argument == "inverted" else question.mask
             allowed = allowed & (mask.mT if self.mask_argument == "transposed" else mask)
         if question.padding is not None and self.padding != "ignored":
-            is_token = question.padding if self.padding == "as given" else ~question.padding
-            allowed = allowed & is_token[:, None, None, :]
+            is_token = ~question.padding if self.padding == "inverted" else question.padding
+            queries = self.padding == "queries"
+            allowed = allowed & (is_token[:, None, :, None] if queries else is_token[:, None, None, :])
         return ~allowed if self.inverted else allowed
 
     def _mask_scores(self, scores: Tensor, allowed: Tensor, scale: float) -> Tensor:
@@ -168,21 +294,40 @@ class AttentionVariant:
             return scores + (~allowed).to(scores) * -torch.inf
         return scores  # "after": see `_normalise`
 
-    def _normalise(self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None) -> Tensor:
-        """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax."""
+    def _normalise(
+        self, masked: Tensor, allowed: Tensor | None, sinks: Tensor | None, scale: float
+    ) -> Tensor:
+        """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax.
+
+        "exp" subtracts no maximum, "none" is no softmax, "twice" is a softmax of the softmax, "scaled"
+        multiplies the weights by the scale, and "renormalise" goes with masking "after".
+        """
         if sinks is not None:
-            column = sinks.to(masked).view(-1, 1, 1).expand(*masked.shape[:-1], 1)
-            return torch.softmax(torch.cat([masked, column], -1), self.axis)[..., :-1]
+            columns = sinks.to(masked)[:, None].expand(*masked.shape[:-1], -1)
+            joined = torch.cat([masked, columns], -1)
+            return torch.softmax(joined, self.axis)[..., : masked.shape[-1]]
         if self.normalise == "exp":
             weights = masked.exp()
             weights = weights / weights.sum(self.axis, keepdim=True)
+        elif self.normalise == "none":
+            weights = masked
         else:
             weights = torch.softmax(masked, self.axis)
+        if self.normalise == "twice":
+            weights = torch.softmax(weights, self.axis)
+        elif self.normalise == "scaled":
+            weights = weights * scale
         if self.masking == "after" and allowed is not None:
             weights = weights * allowed.to(weights)
             if self.normalise == "renormalise":
                 weights = weights / weights.sum(self.axis, keepdim=True)
         return weights
+
+
+def _previous_chunk(S: int, chunk: int) -> Tensor:
+    """Return for every key the one in the same place of the previous chunk; the first chunk keeps its own."""
+    keys = torch.arange(S)
+    return torch.where(keys >= chunk, keys - chunk, keys)
 
 
 CORRECT = AttentionVariant()

@@ -71,8 +71,8 @@ class Wiring:
 
         `rotated` names those that are rotated; another choice than queries and keys is a mistake.
         """
-        q = q if self.query_norm is None else self.query_norm(q)
-        k = k if self.key_norm is None else self.key_norm(k)
+        q = q if self.query_norm is None else self.query_norm(q).to(q.dtype)
+        k = k if self.key_norm is None else self.key_norm(k).to(k.dtype)
         if self.rotate is not None:
             q = self.rotate(q, k.shape[2] - q.shape[2]) if "q" in rotated else q
             k = self.rotate(k, 0) if "k" in rotated else k

@@ -1,217 +1,247 @@
 """The cache: a sequence continued in pieces must give the same output as in one piece.
 
-How the module continues a sequence is guessed if its interface is a usual one. Otherwise the caller writes
-three lines, and the report says which.
+How the module continues a sequence is guessed if its interface is a usual one (see `subject.continuation`).
+Otherwise the caller writes three lines, and the report says which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.checker.catalogue import get_mistake
+from regard.checker.catalogue import CATALOGUE, get_mistake
 from regard.checker.intent import TOLERANCE, Intent
+from regard.checker.mistakes.mistake import Mistake
+from regard.checker.oracle.cached import CORRECT_CACHE
 from regard.checker.oracle.oracle import describe_difference, relative_difference
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import CORRECT, AttentionVariant
+from regard.checker.probes.leaks import find_leak
 from regard.checker.session import CheckSession
-from regard.checker.subject.construct import annotated_class
+from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
+from regard.checker.subject.subject import copy_module
 
-# Continues a sequence: step(module, x, cache) -> (output, cache).
-Step = Callable[[nn.Module, Tensor, Any], tuple[Any, Any]]
 ADAPTER = (
     "write how a sequence is continued, def step(module, x, cache): y, cache = module(x, cache=cache); "
     "return y, cache, and pass check(…, cached=step); the first call gets cache=None"
 )
+Cut = tuple[int, ...]  # the sizes of the pieces of a sequence
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """The outputs of one continuation, for several ways to split the sequence."""
+
+    continuation: Continuation
+    outputs: dict[Cut, Tensor]
+    whole: Tensor
+    kept: bool  # whether a token's output depends on tokens of an earlier step
+
+    @property
+    def errors(self) -> dict[Cut, float]:
+        """The splits whose output differs from the whole one, with the difference."""
+        errors = {cut: relative_difference(out, self.whole) for cut, out in self.outputs.items()}
+        return {cut: error for cut, error in errors.items() if not error < TOLERANCE}
 
 
 def probe_cache(session: CheckSession) -> None:
-    """Continue a sequence from every position, and token by token."""
-    subject = session.subject
-    step: Step | None = session.options.get("cached")
-    cache_arguments = {"cache", "start"} & subject.arguments.keys()
-    if session.module is None or not (step or cache_arguments):
+    """Continue a sequence from every position and token by token, then begin another one."""
+    adapter: Step | None = session.options.get("cached")
+    cache = has_cache(session.subject)
+    if session.module is None or not (adapter or cache):
         return
-    if not session.understanding.causal and not subject.is_transformers:
+    if not _is_causal(session):
         session.add_skip("cache", "it is not causal, so earlier outputs depend on later tokens")
         return
     question = session.cases.plain("cache", T=6, seed=80).to(session.dtype)
-    steps = [step] if step is not None else list(_guess_steps(session))
-    error_line = ""
-    for attempt in steps:
+    trials, error_line = [], ""
+    for continuation in _ways(session, adapter):
         try:
             with torch.no_grad():
-                outputs = _run_in_pieces(session, attempt, question)
-                whole = _run_whole(session, attempt, question)
+                trial = _try(session, continuation, question)
         except Exception as error:  # the module does not have this interface
             error_line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
             continue
-        _compare(session, question, outputs, whole)
-        return
-    if step is not None:
+        trials.append(trial)
+        if not trial.errors:
+            _check_second_sequence(session, trial, question)
+            return
+    if adapter is not None and not trials:
         session.add_failure("cache", f"the adapter raised {error_line}")
+    elif not _judge(session, trials, question):
+        session.add_untried("cache", f"how its {cache} works could not be guessed: {ADAPTER}")
+        if trials:
+            session.undecided = f"its {cache} was tried, {_describe(trials[0])}; {ADAPTER}"
+
+
+def _is_causal(session: CheckSession) -> bool:
+    """Return whether the module is causal by its interpretation or its behaviour, or takes a causal mask."""
+    if session.understanding.causal or session.subject.is_transformers or "mask" in session.subject.arguments:
+        return True
+    return find_leak(session, session.cases.plain("cache", T=6, seed=81)) == ()
+
+
+def _ways(session: CheckSession, adapter: Step | None) -> Iterator[Continuation]:
+    """Yield the continuations to try: the caller's, Transformers' own, or guesses."""
+    if adapter is not None:
+        yield Continuation("your step", adapter)
+    elif session.subject.is_transformers:
+        yield Continuation("Transformers' cache", _transformers_step(session))
     else:
-        session.add_skip(
-            "cache", f"how `{subject.arguments[min(cache_arguments)]}` works could not be guessed: {ADAPTER}"
-        )
+        yield from continuations(session.subject)
 
 
-def _run_in_pieces(session: CheckSession, step: Step, question: Question) -> dict[tuple[int, ...], Tensor]:
-    """Return the output for several splits: in two at every position, and in pieces of one or two tokens."""
+def _try(session: CheckSession, continuation: Continuation, question: Question) -> _Trial:
+    """Run a continuation on a sequence split in two at every position, and in pieces of one or two tokens."""
     x = question.q
     T = x.shape[1]
-    cuts = [(at, T - at) for at in range(1, T)] + [(1,) * T, (2,) * (T // 2)]
+    cuts: list[Cut] = [(1,) * T]
+    if not continuation.single:
+        cuts += [*((at, T - at) for at in range(1, T)), (2,) * (T // 2)]
     outputs = {}
     for cut in cuts:
-        cache, pieces = None, []
-        module = session.subject.module_as(question.dtype)
-        assert module is not None
-        for piece in torch.split(x, list(cut), 1):
-            y, cache = step(module, piece.contiguous(), cache)
-            pieces.append(y[0] if isinstance(y, tuple) else y)
-        outputs[cut] = torch.cat(pieces, 1)
-        if outputs[cut].shape[:2] != x.shape[:2]:
-            raise ValueError(f"continued in pieces, the output has shape {tuple(outputs[cut].shape)}")
-    return outputs
+        try:
+            outputs[cut] = _run_pieces(_fresh(session, question), continuation.step, x, cut)
+        except Exception:
+            if not outputs or max(cut) == 1:
+                raise
+            break  # it takes one token at a time
+    whole = _run_whole(session, continuation.step, question)
+    kept = any(_keeps_state(session, continuation.step, question, cut) for cut in outputs)
+    return _Trial(continuation, outputs, whole, kept)
+
+
+def _fresh(session: CheckSession, question: Question) -> nn.Module:
+    """Return a copy of the module that has not run yet."""
+    assert session.module is not None
+    return copy_module(session.module).to(question.dtype).eval()
+
+
+def _run_pieces(module: nn.Module, step: Step, x: Tensor, cut: Cut) -> Tensor:
+    """Return the output for a sequence in pieces."""
+    state, pieces = None, []
+    for piece in torch.split(x, list(cut), 1):
+        y, state = step(module, piece.contiguous(), state)
+        pieces.append(y[0] if isinstance(y, tuple) else y)
+    output = torch.cat(pieces, 1)
+    if output.shape[:2] != x.shape[:2]:
+        raise ValueError(f"continued in pieces, the output has shape {tuple(output.shape)}")
+    return output
 
 
 def _run_whole(session: CheckSession, step: Step, question: Question) -> Tensor:
-    """Return the output in one piece, without a cache if possible."""
-    if session.subject.is_transformers:  # the step passes the causal mask that it needs
-        module = session.subject.module_as(question.dtype)
-        assert module is not None
-        output: Tensor = step(module, question.q, None)[0]
+    """Return the output in one piece: without a cache, or by a first step if that takes a causal mask."""
+    if not session.understanding.causal:
+        output: Tensor = step(_fresh(session, question), question.q, None)[0]
         return output
-    answer = session.subject.run(question).answer
+    answer = session.subject.run(question, module=_fresh(session, question)).answer
     assert answer is not None
     return answer.output
 
 
-def _compare(
-    session: CheckSession, question: Question, outputs: dict[tuple[int, ...], Tensor], whole: Tensor
-) -> None:
-    """Compare the outputs in pieces with the whole one, and diagnose a difference."""
-    wrong = {cut: e for cut, out in outputs.items() if not (e := relative_difference(out, whole)) < TOLERANCE}
-    if not wrong:
-        session.add_pass("cache", f"the same output in all {len(outputs)} ways to split the sequence")
-        return
-    cut, error = max(wrong.items(), key=lambda item: item[1])
-    detail = f"split as {_describe_cut(cut)}, the output {describe_difference(error)}"
-    detail += f" ({len(wrong)} of {len(outputs)} splits differ)"
+def _keeps_state(session: CheckSession, step: Step, question: Question, cut: Cut) -> bool:
+    """Return whether the output of the last piece depends on tokens that came in earlier steps."""
+    x, last = question.q, cut[-1]
+    other = x.clone()
+    other[:, :-last] = other[:, :-last] * -1.5 + 1.0
+    outputs = [_run_pieces(_fresh(session, question), step, each, cut)[:, -last:] for each in (x, other)]
+    return not torch.allclose(*outputs, rtol=1e-6, atol=1e-9)
+
+
+def _check_second_sequence(session: CheckSession, trial: _Trial, question: Question) -> None:
+    """Begin another sequence on a module that has continued one: it must not see the first."""
+    other = session.cases.plain("cache", T=6, seed=82).to(session.dtype)
+    step, ways = trial.continuation.step, f"all {len(trial.outputs)} ways to split the sequence"
+    with torch.no_grad():
+        module = _fresh(session, question)
+        cut = max(trial.outputs, key=len)
+        _run_pieces(module, step, question.q, cut)
+        second = _run_pieces(module, step, other.q, cut)
+        error = relative_difference(second, _run_pieces(_fresh(session, other), step, other.q, cut))
+    if error < TOLERANCE:
+        session.add_pass("cache", f"the same output in {ways}, by {trial.continuation.call}")
+    else:
+        detail = f"a second sequence {describe_difference(error)} from the same sequence on a new module"
+        evidence = f"After one sequence, {detail}: it still sees the first."
+        session.add_mistake("cache", detail, "stale-cache", evidence, distance=error / TOLERANCE)
+
+
+def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> bool:
+    """Diagnose a cache that gives other numbers; returns False if nothing can be said of it."""
     intent = session.right_intent
-    for name in ("top-left-causal", "square-mask-sliced-by-columns", "cache-ignored", "no-mask"):
-        if intent is not None and _explains(name, question, intent, outputs):
-            session.add_mistake(
-                "cache",
-                detail,
-                name,
-                f"In pieces your output equals attention {get_mistake(name).what}; {detail}.",
-                distance=error / TOLERANCE,
-            )
-            return
-    session.add_failure("cache", detail)
+    trials = sorted(trials, key=lambda trial: not trial.kept)
+    for trial in trials if intent is not None else []:
+        for mistake in CATALOGUE.values():
+            if intent is not None and _explains(mistake, question, intent, trial):
+                _add_mistake(session, trial, mistake)
+                return True
+    for trial in (trial for trial in trials if trial.kept and trial.continuation.certain):
+        session.add_failure("cache", _describe(trial))
+        return True
+    for trial in trials:
+        if trial.continuation.explicit and _ignores_cache(session, trial, question):
+            _add_mistake(session, trial, get_mistake("cache-ignored"))
+            return True
+    return False
 
 
-def _describe_cut(cut: tuple[int, ...]) -> str:
-    return "one token at a time" if set(cut) == {1} else " + ".join(str(n) for n in cut)
+def _add_mistake(session: CheckSession, trial: _Trial, mistake: Mistake) -> None:
+    detail = _describe(trial)
+    evidence = f"In pieces your output equals attention {mistake.what}; {detail}."
+    distance = max(trial.errors.values()) / TOLERANCE
+    session.add_mistake("cache", detail, mistake.name, evidence, distance=distance)
 
 
-def _explains(name: str, question: Question, intent: Intent, outputs: dict[tuple[int, ...], Tensor]) -> bool:
+def _ignores_cache(session: CheckSession, trial: _Trial, question: Question) -> bool:
+    """Return whether every piece gives the same output as on its own. No oracle is needed."""
+    for cut, output in trial.outputs.items():
+        for piece, got in zip(question.q.split(list(cut), 1), output.split(list(cut), 1), strict=True):
+            alone = replace(question, q=piece, k=piece, v=piece)
+            answer = session.subject.run(alone, module=_fresh(session, question)).answer
+            if answer is None or not relative_difference(got, answer.output) < TOLERANCE:
+                return False
+    return True
+
+
+def _describe(trial: _Trial) -> str:
+    """Say by how much the worst split differs."""
+    cut, error = max(trial.errors.items(), key=lambda item: item[1])
+    pieces = "one token at a time" if set(cut) == {1} else "split as " + " + ".join(str(n) for n in cut)
+    detail = f"{pieces}, the output {describe_difference(error)}"
+    return f"{detail} ({len(trial.errors)} of {len(trial.outputs)} splits differ)"
+
+
+def _explains(mistake: Mistake, question: Question, intent: Intent, trial: _Trial) -> bool:
     """Return whether a mistake gives the same outputs for every way to split the sequence."""
-    changes = get_mistake(name).changes
-    variant = replace(CORRECT, **changes[0]) if changes else CORRECT
-    return all(
-        relative_difference(
-            out, _predict_pieces(variant, question, intent, cut, without_cache=name == "cache-ignored")
+    return any(
+        all(
+            _fits(replace(CORRECT_CACHE, **change), question, intent, cut, output)
+            for cut, output in trial.outputs.items()
         )
-        < TOLERANCE
-        for cut, out in outputs.items()
+        for change in mistake.cache_changes
     )
 
 
-def _predict_pieces(
-    variant: AttentionVariant,
-    question: Question,
-    intent: Intent,
-    cut: tuple[int, ...],
-    *,
-    without_cache: bool,
-) -> Tensor:
-    x = question.q.double()
-    pieces, start = [], 0
-    for size in cut:
-        new, keys = x[:, start : start + size], x[:, start if without_cache else 0 : start + size]
-        piece = intent.apply(replace(question, q=new, k=keys, v=keys))
+def _fits(variant: Any, question: Question, intent: Intent, cut: Cut, output: Tensor) -> bool:
+    """Return whether a variant of the cache gives this output."""
+    try:
         with torch.no_grad():
-            pieces.append(variant.answer(piece, intent.wiring).output)
-        start += size
-    return torch.cat(pieces, 1)
-
-
-def _guess_steps(session: CheckSession) -> list[Step]:
-    """Return the usual ways in which a module with these arguments continues a sequence."""
-    names, subject = session.subject.arguments, session.subject
-    if subject.is_transformers:
-        return [_transformers_step(session)]
-    guesses: list[Step] = []
-    if "cache" in names:
-        name = names["cache"]
-        assert session.module is not None
-        kind = annotated_class(type(session.module).forward, name)
-        if kind is not None and hasattr(kind, "update"):
-            guesses.append(_step_filling_cache(session, name, kind))
-        extra = {names["use_cache"]: True} if "use_cache" in names else {}
-        guesses.append(_step_returning_cache(session, name, extra))
-    if "start" in names:
-        guesses.append(_step_with_position(session, names["start"]))
-    return guesses
-
-
-def _step_returning_cache(session: CheckSession, name: str, extra: dict[str, Any]) -> Step:
-    """Return a step for `y, cache = module(x, cache=cache)`."""
-
-    def step(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        result = module(x, **{**session.subject.extra, name: cache, **extra})
-        if not isinstance(result, tuple) or len(result) < 2:
-            raise ValueError("no cache was returned")
-        return result[0], result[-1]
-
-    return step
-
-
-def _step_filling_cache(session: CheckSession, name: str, kind: type) -> Step:
-    """Return a step for a cache object that the module fills."""
-
-    def step(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        cache = kind() if cache is None else cache
-        result = module(x, **{**session.subject.extra, name: cache})
-        return (result[0] if isinstance(result, tuple) else result), cache
-
-    return step
-
-
-def _step_with_position(session: CheckSession, name: str) -> Step:
-    """Return a step for a cache inside the module, with the first new token's position as an argument."""
-
-    def step(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        start = cache or 0
-        result = module(x, **{**session.subject.extra, name: start})
-        return (result[0] if isinstance(result, tuple) else result), start + x.shape[1]
-
-    return step
+            predicted = variant.answer(intent.apply(question).to(torch.float64), intent.wiring, cut)
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    return predicted.shape == output.shape and relative_difference(output.double(), predicted) < TOLERANCE
 
 
 def _transformers_step(session: CheckSession) -> Step:
     """Return a step for Transformers' cache, with the causal mask and positions that a model would pass."""
 
-    def step(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    def step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         from transformers import DynamicCache
 
-        cache, start = (DynamicCache(), 0) if cache is None else cache
+        cache, start = (DynamicCache(), 0) if state is None else state
         T, S = x.shape[1], start + x.shape[1]
         allowed = torch.ones(T, S, dtype=torch.bool).tril(S - T)
         mask = torch.zeros(1, 1, T, S, dtype=x.dtype).masked_fill(~allowed, torch.finfo(x.dtype).min)

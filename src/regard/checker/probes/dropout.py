@@ -119,7 +119,7 @@ def _variation(session: CheckSession, question: Question, module: nn.Module) -> 
     outputs = []
     for seed in range(3):
         torch.manual_seed(seed)
-        reply = session.subject.run(question, module=module, dropout=True)
+        reply = session.subject.run(question, module=copy_module(module), dropout=True)
         if reply.answer is None:
             return 0.0
         outputs.append(reply.answer.output.detach())
@@ -181,7 +181,7 @@ def _infer_place(
     outputs = []
     for seed in range(6):
         torch.manual_seed(seed)
-        reply = session.subject.run(question, module=module, dropout=True)
+        reply = session.subject.run(question, module=copy_module(module), dropout=True)
         if reply.answer is None:
             return "unknown", None
         outputs.append(reply.answer.output.detach().double())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.checker.oracle.question import Question
+from regard.checker.probes.backward import missing_backward
 from regard.checker.session import CheckSession
 
 
@@ -17,7 +18,8 @@ def probe_causality(session: CheckSession) -> None:
     subject = session.subject
     flagged = "causal" in subject.arguments and session.options.get("causal") is None
     expected = flagged or session.options.get("causal") or session.understanding.causal
-    if not expected or subject.inputs == "context":
+    one_query = subject.kernel_layout is not None and subject.kernel_layout.one_query
+    if not expected or subject.inputs == "context" or one_query:
         return
     question = session.cases.plain("causality", seed=40)
     question = replace(question, flag=True) if flagged else question
@@ -42,9 +44,12 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
         return None
     tracked = question.map_inputs(lambda x: x.clone().requires_grad_())
     reply = session.subject.run(tracked)
+    if reply.answer is None:  # it has no backward pass
+        reply = session.subject.run(question)
     if reply.answer is None or not bool(reply.answer.output.isfinite().all()):
         return None
     output = reply.answer.output
+    differentiable = output.requires_grad and missing_backward(session, question) is None
     for row in range(T - 1):
         # Change all later tokens: no row up to this one may change.
         changed = session.subject.run(question.map_inputs(partial(_change_from, start=row + 1)))
@@ -54,7 +59,7 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
         if not torch.allclose(before, after, rtol=1e-6, atol=1e-7):
             return _first_changed_row(before, after), row + 1, "its value changes"
         # The gradient of these rows by all later tokens must be 0.
-        if output.requires_grad:
+        if differentiable:
             inputs = list({id(x): x for x in (tracked.q, tracked.k, tracked.v)}.values())
             gradients = torch.autograd.grad(before.sum(), inputs, retain_graph=True, allow_unused=True)
             if any(g is not None and float(g[..., row + 1 :, :].abs().max()) > 1e-12 for g in gradients):

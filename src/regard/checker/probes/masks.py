@@ -28,7 +28,8 @@ def probe_masks(session: CheckSession) -> None:
         return
     if "mask" in session.subject.arguments or "padding" in session.subject.arguments:
         _empty_rows(session, intent)
-        _nan_in_padding(session)
+        if session.subject.mask_form.kind != "lowest":  # Transformers' padding holds tokens, never NaN
+            _nan_in_padding(session)
     if "mask" in session.subject.arguments or "bias" in session.subject.arguments:
         _bias(session, intent)
     if (
@@ -117,7 +118,7 @@ def _bias(session: CheckSession, intent: Intent) -> None:
     if session.subject.mask_form.rank == 4 and question.bias is not None and session.module is not None:
         B, T, S = question.q.shape[0], *question.bias.shape
         question = replace(question, bias=question.bias.expand(B, 1, T, S))
-    reply = session.compared.run(_to_dtype(question, session.dtype))
+    reply = session.compared.run(question.to(session.dtype))
     if reply.answer is None:
         return
     interpreted = intent.apply(question)
@@ -137,12 +138,6 @@ def _bias(session: CheckSession, intent: Intent) -> None:
             error,
             distance=distance,
         )
-
-
-def _to_dtype(question: Question, dtype: torch.dtype) -> Question:
-    """Return the question with its inputs and its bias in another dtype."""
-    question = question.to(dtype)
-    return replace(question, bias=None if question.bias is None else question.bias.to(dtype))
 
 
 def _alignment(session: CheckSession, intent: Intent) -> None:

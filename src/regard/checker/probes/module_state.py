@@ -14,7 +14,7 @@ from regard.checker.oracle.oracle import describe_difference, expected_answer, r
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import build
-from regard.checker.subject.subject import copy_module
+from regard.checker.subject.subject import copy_module, in_dtype
 from regard.checker.understand import max_length, plain_tensors
 
 
@@ -89,7 +89,7 @@ def _check_state_dict(session: CheckSession) -> None:
         fresh = build(cls, session.subject.init)
         double = session.subject.module_as(session.dtype)
         assert double is not None
-        fresh = fresh.to(session.dtype).eval()
+        fresh = in_dtype(fresh, session.dtype).eval()
         fresh.load_state_dict(double.state_dict())
     except (CheckError, RuntimeError) as error:
         session.add_failure(

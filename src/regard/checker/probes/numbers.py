@@ -6,6 +6,7 @@ All of them need an output that is right; they judge how accurate it is.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from regard.checker.oracle.oracle import (
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.oracle.wiring import Wiring
+from regard.checker.probes.backward import missing_backward
 from regard.checker.probes.derivatives import probe_derivatives
 from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
@@ -33,6 +35,7 @@ from regard.checker.session import CheckSession
 LIMIT = 10.0  # times PyTorch's own error at the same dtype
 GRADIENT_TOLERANCE = 1e-4  # relative
 _FLOAT32 = torch.float32
+_SAYS_BASE_2 = re.compile(r"base[ _-]?(2|two)|log_?2|exp_?2", re.I)
 
 
 def probe_numbers(session: CheckSession) -> None:
@@ -52,7 +55,7 @@ def probe_numbers(session: CheckSession) -> None:
 
 def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: torch.dtype) -> float:
     """Return PyTorch's error at this dtype: the larger of its plain operations' and its fused attention's."""
-    interpreted = intent.apply(question).to(dtype)
+    interpreted = replace(intent.apply(question).to(dtype), layout="")
     with torch.no_grad():
         plain = CORRECT.answer(interpreted, intent.wiring)
         error = relative_error(plain, expected)
@@ -131,12 +134,12 @@ def _precision(session: CheckSession, intent: Intent) -> None:
             error, worst = measured
         if not worst <= LIMIT:
             detail = f"{error:.1e}, {worst:.0f}× PyTorch's own, on {question.shapes()}"
-            _record_imprecision(session, "float32 error", detail, error, worst / LIMIT)
+            record_imprecision(session, "float32 error", detail, error, worst / LIMIT)
             return
     session.add_pass("float32 error", f"{error:.1e} at most, {worst:.1f}× PyTorch's own")
 
 
-def _record_imprecision(session: CheckSession, name: str, detail: str, error: float, distance: float) -> None:
+def record_imprecision(session: CheckSession, name: str, detail: str, error: float, distance: float) -> None:
     """Record an error that is too large, as lost precision if it is small enough for that."""
     if 1e-5 < error < 3e-2:
         evidence = f"The output is right only to {error:.0e}, {detail.partition(', ')[2]}."
@@ -153,6 +156,12 @@ def _gradients(session: CheckSession, intent: Intent) -> None:
     question = session.cases.plain("gradients", seed=21)
     if "causal" in session.subject.arguments and session.options.get("causal") is None:
         question = replace(question, flag=True)
+    if not session.options.get("gradients", True):
+        session.add_skip("gradients", "as you asked")
+        return
+    if (reason := missing_backward(session, question)) is not None:
+        session.add_skip("gradients", f"it has no backward pass: {reason}")
+        return
     got = _input_gradients(session, question, intent, None)
     if isinstance(got, str):
         session.add_mistake(
@@ -207,15 +216,22 @@ def _input_gradients(
         output = reply.answer.output
     else:
         output = oracle(intent.apply(tracked), intent.wiring).output
+    return output_gradients(output, list({id(x): x for x in (tracked.q, tracked.k, tracked.v)}.values()))
+
+
+def output_gradients(output: Tensor, tensors: list[Tensor]) -> list[Tensor] | str:
+    """Return the gradients of a fixed linear function of the output by each tensor; zeros where none flows.
+
+    Text instead of gradients says why there are none.
+    """
     if not output.requires_grad:
         return "the output does not require grad"
     draw = torch.Generator().manual_seed(6)
     direction = torch.randn(output.shape, generator=draw, dtype=torch.float64).to(output.dtype)
-    inputs = list({id(x): x for x in (tracked.q, tracked.k, tracked.v)}.values())
-    gradients = torch.autograd.grad((output * direction).sum(), inputs, allow_unused=True)
+    gradients = torch.autograd.grad((output * direction).sum(), tensors, allow_unused=True)
     return [
         torch.zeros_like(x, dtype=torch.float64) if g is None else g.double()
-        for g, x in zip(gradients, inputs, strict=True)
+        for g, x in zip(gradients, tensors, strict=True)
     ]
 
 
@@ -328,12 +344,13 @@ def _weights_and_lse(session: CheckSession, intent: Intent) -> None:
         return
     expected = expected_answer(intent.apply(question), intent.wiring)
     if reply.answer.weights is not None and expected.weights is not None:
-        _judge_weights(session, reply.answer.weights.double(), expected.weights)
+        judge_weights(session, reply.answer.weights.double(), expected.weights)
     if reply.answer.lse is not None and expected.lse is not None:
-        _judge_lse(session, reply.answer.lse.double(), expected.lse)
+        judge_lse(session, reply.answer.lse.double(), expected.lse)
 
 
-def _judge_weights(session: CheckSession, got: Tensor, expected: Tensor) -> None:
+def judge_weights(session: CheckSession, got: Tensor, expected: Tensor) -> None:
+    """Compare returned weights (B, H, T, S), or their mean over the heads, with the expected ones."""
     if got.shape[1] != expected.shape[1]:  # averaged over the heads
         expected = expected.mean(1, keepdim=True)
     error = relative_difference(got, expected)
@@ -348,13 +365,18 @@ def _judge_weights(session: CheckSession, got: Tensor, expected: Tensor) -> None
         session.add_failure("weights", f"not those that give the output: one {describe_difference(error)}")
 
 
-def _judge_lse(session: CheckSession, got: Tensor, expected: Tensor) -> None:
+def judge_lse(session: CheckSession, got: Tensor, expected: Tensor) -> None:
+    """Compare a returned log-sum-exp (B, H, T) with the expected one."""
     error, base_2 = (
         relative_difference(got, expected),
         relative_difference(got, expected / torch.tensor(2.0).double().log()),
     )
     if error < TOLERANCE:
         session.add_pass("lse", "natural logarithm")
+    elif base_2 < TOLERANCE and _SAYS_BASE_2.search(
+        f"{session.subject.name} {session.subject.target.__doc__}"
+    ):
+        session.add_pass("lse", "base 2, as its name or docstring says")
     elif base_2 < TOLERANCE:
         session.add_mistake(
             "lse",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, explain_parts
@@ -15,6 +16,7 @@ from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
+from regard.checker.probes.kernels import kernel_questions, optional_kernel_questions
 from regard.checker.session import CheckSession
 from regard.checker.subject.observe import ObservedSubject
 from regard.checker.subject.subject import SEQUENCES, MaskForm, Reply
@@ -34,6 +36,10 @@ def probe_output(session: CheckSession) -> None:
         session.undecided = f"{reason}; {COMPARE}"
         session.add_skip("output", "there is nothing to compare it with")
         return
+    if _is_undeclared_mod(session):
+        session.undecided = UNDECLARED_MOD
+        session.add_skip("output", "nothing says what this function should do")
+        return
     observations = _observe(session)
     errors = [(observation.question.name, _error(session, observation)) for observation in observations]
     wrong = {name: error for name, error in errors if not error < TOLERANCE}
@@ -44,6 +50,23 @@ def probe_output(session: CheckSession) -> None:
         _record_results(session, observations, wrong)
         return
     _diagnose_output(session, observations, wrong)
+
+
+UNDECLARED_MOD = (
+    "it equals no mask or score that the check knows (causal, windows, prefixes, chunks, soft caps): say what "
+    "it should be with causal=, window= or softcap="
+)
+
+
+def _is_undeclared_mod(session: CheckSession) -> bool:
+    """Return whether this is a mod of FlexAttention that nothing describes and no known rule equals."""
+    kernel, understanding = session.subject.kernel_layout, session.understanding
+    declared = understanding.declared_causal is not None or session.cases.always.keys() & {
+        "window",
+        "softcap",
+    }
+    is_mod = kernel is not None and kernel.kind == "mod"
+    return is_mod and not declared and understanding.right_intent is None
 
 
 def _record_results(session: CheckSession, observations: list[Observation], wrong: dict[str, float]) -> None:
@@ -92,21 +115,31 @@ def _observe(session: CheckSession) -> list[Observation]:
         questions.append(replace(cases.plain("window", seed=6), window=3, **flag))
     if "softcap" in subject.arguments and session.module is None and "softcap" not in cases.always:
         questions.append(replace(cases.plain("softcap", seed=7), softcap=2.0, **flag))
-    if subject.layout in ("BHTD", "BTHD"):
+    kernel = subject.kernel_layout
+    attends = kernel is None or not kernel.makes_mask
+    if subject.layout in ("BHTD", "BTHD") and attends:
         optional.append(cases.plain("grouped heads", G=2, seed=8))
-    if not single_length:
+    questions += kernel_questions(session, flag)
+    optional += optional_kernel_questions(session, flag)
+    if not single_length and (kernel is None or not kernel.square):
         optional.append(cases.plain("cross-attention", T=4, S=7, seed=9))
-    if subject.inputs == "qkv" and subject.layout not in SEQUENCES:
+    if subject.inputs == "qkv" and subject.layout not in SEQUENCES and attends:
         optional.append(cases.plain("value width", E=13, seed=10))
     for question in questions + optional:
         reply = subject.run(question.to(session.dtype))
         if reply.answer is not None:
             observations.append(Observation(question, reply.answer))
-        elif question in optional:
+        elif question in optional or _refuses(reply):
             session.add_skip(question.name, f"it does not take {question.shapes()}: {reply.error_line}")
         else:
             session.add_failure(question.name, f"{question.shapes()} raised {reply.error_line}")
     return observations + _observe_masks(session, observations)
+
+
+def _refuses(reply: Reply) -> bool:
+    """Return whether the code says that it does not do what was asked, rather than failing at it."""
+    explicit = isinstance(reply.error, NotImplementedError | ValueError)
+    return explicit and re.search(r"support|implement|cannot|only|NYI", str(reply.error)) is not None
 
 
 def _first_reply(session: CheckSession) -> Reply:
@@ -180,11 +213,19 @@ def with_explicit_mask(session: CheckSession, question: Question) -> Question:
 def _mask_forms(session: CheckSession) -> list[MaskForm]:
     """Return the conventions of a mask to try: the one that is known, or all usual ones."""
     subject = session.subject
+    if subject.mask_form.kind == "lowest":
+        return [subject.mask_form, MaskForm("look", 4)]
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
-    ranks = {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(subject.layout, [2, 4, 3])
-    ranks = [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else ranks
+    ranks = (
+        [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else mask_ranks(subject.layout)
+    )
     return [MaskForm(kind, rank) for kind in kinds for rank in ranks]
+
+
+def mask_ranks(layout: str) -> list[int]:
+    """Return the ranks that a mask usually has for inputs of this layout."""
+    return {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(layout, [2, 4, 3])
 
 
 def _best_form(
@@ -219,9 +260,10 @@ def _adds_mask(session: CheckSession, question: Question, reply: Reply) -> bool:
         return True
     assert question.mask is not None
     added = intent.apply(replace(question, mask=None, bias=question.mask.double()))
+    projected = intent.wiring.project(question)
     variants = (CORRECT, replace(CORRECT, masking="scaled"))
     return any(
-        relative_error(_answer_of(reply), variant.answer(added, intent.wiring)) < TOLERANCE
+        relative_error(_answer_of(reply), variant.answer(added, intent.wiring, projected)) < TOLERANCE
         for variant in variants
     )
 
@@ -232,7 +274,7 @@ def _warn_if_added(
     """Warn if code that adds its mask to the scores accepts a boolean one, and adds 0 and 1."""
     boolean = next((reply for other, reply in ran if other == MaskForm("look", form.rank)), None)
     if (
-        form.kind != "added"
+        form.kind != "added"  # in Transformers' interface ("lowest") a mask is always added
         or boolean is None
         or session.right_intent is None
         or not _adds_mask(session, question, boolean)
@@ -281,6 +323,16 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         matches = explain_parts(observations, intents, session.source)
     if not matches and not session.mixed and _is_undecided(session, wrong, unknown):
         return
+    if matches and matches[0].names == ("inverted-mask",) and _is_convention(session, wrong):
+        name = session.subject.arguments["mask"]
+        session.undecided = (
+            f"True in `{name}` hides, and only you know whether it should: say true_means='hide', or "
+            "'look' if that is a mistake"
+        )
+        form = replace(session.compared.mask_form, kind="hide")
+        session.compared.mask_form = session.subject.mask_form = form
+        _record_results(session, observations, {})
+        return
     _record_results(session, observations, wrong)
     distance = max(wrong.values()) / TOLERANCE
     for match in matches[:1] if matches and len(matches[0].names) > 1 else matches[:3]:
@@ -292,6 +344,12 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
             session.add_diagnosis("precision-lost", evidence, worst, distance=distance)
         else:
             session.example = _smallest_failure(session, observations, intents[0])
+
+
+def _is_convention(session: CheckSession, wrong: dict[str, float]) -> bool:
+    """Return whether an inverted mask may be a convention: an argument of which nothing is said."""
+    stated = session.options.get("true_means") is not None
+    return "mask" in session.subject.arguments and not stated and wrong.keys() <= {"mask", "padding"}
 
 
 def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[Match]:
@@ -377,15 +435,22 @@ def _smallest_failure(session: CheckSession, observations: list[Observation], in
 
 def _first_difference(observation: Observation, intent: Intent) -> str:
     question = observation.question
-    expected = expected_answer(intent.apply(question), intent.wiring).output.detach()
-    got = observation.answer.output.detach().double()
-    if got.shape != expected.shape:
-        shapes = f"{tuple(got.shape)}, expected {tuple(expected.shape)}"
-        return f"No known mistake: {question.shapes()} gives {shapes}"
-    off = ~torch.isclose(got, expected, rtol=1e-4, atol=1e-5)
-    index = tuple(int(i) for i in off.nonzero()[0]) if bool(off.any()) else (0,) * got.ndim
+    expected = expected_answer(intent.apply(question), intent.wiring).output
     return (
         "No mistake of the catalogue gives these numbers. The smallest failing case:\n"
+        f"{describe_failure(question, observation.answer.output, expected)}"
+    )
+
+
+def describe_failure(question: Question, output: Tensor, expected: Tensor) -> str:
+    """Return the sizes of a question and the first number that is not the expected one, in two lines."""
+    got, expected = output.detach().double(), expected.detach().double()
+    if got.shape != expected.shape:
+        shapes = f"{tuple(got.shape)}, expected {tuple(expected.shape)}"
+        return f"  {question.name}, {question.shapes()}\n  the output has shape {shapes}"
+    off = ~torch.isclose(got, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    index = tuple(int(i) for i in off.nonzero()[0]) if bool(off.any()) else (0,) * got.ndim
+    return (
         f"  {question.name}, {question.shapes()}\n"
         f"  output{list(index)}  expected {expected[index]:.6g}  got {got[index]:.6g}"
         f"  ({int(off.sum())} of {off.numel()} numbers differ)"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import SIZES, build
+from regard.checker.subject.layouts.recognize import recognize_layouts
 from regard.checker.subject.subject import MaskForm, Subject, arguments_of, copy_module
 
 # Values for required arguments, by their meaning, that ask for plain attention.
@@ -129,6 +130,8 @@ def _of_function(
     name = "the function" if name == "<lambda>" else name
     if isinstance(function, functools.partial):
         name = getattr(function.func, "__name__", name)
+    if (kernel := _of_kernel(function, init, name)) is not None:
+        return kernel
     positional, inputs, arguments, extra = _read_signature(function, name, init)
     layout = "BTC" if inputs != "qkv" or "heads" in arguments else "BHTD"
     if "heads" in arguments and arguments["heads"] not in extra:
@@ -140,6 +143,23 @@ def _of_function(
     ]
     subject.head_width = widths[0] if widths else None
     return _with_conventions(subject, true_means)
+
+
+def _of_kernel(function: Callable[..., Any], init: dict[str, Any], name: str) -> Subject | None:
+    """Return a subject for a function in one of the layouts that kernels take; None for any other."""
+    recognized = recognize_layouts(function, init)
+    if recognized is None:
+        return None
+    layouts, options = recognized
+    parameters = arguments_of(function)
+    required = {
+        m: n for m, n in options.items() if n in parameters and parameters[n].default is inspect._empty
+    }
+    extra = init | {n: _NEUTRAL[m] for m, n in required.items() if m in _NEUTRAL}
+    subject = Subject(name, function, None, None, init, options, ["q", "k", "v"], "qkv", "BHTD", extra=extra)
+    if options.get("mask") == "attention_mask":
+        subject.mask_form = MaskForm("lowest", 4)
+    return subject.replaced(kernel_layouts=tuple(layouts))
 
 
 _TIME_FIRST = re.compile(
@@ -216,7 +236,7 @@ def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
             if parameter.dtype.is_floating_point:
                 fresh = torch.randn(parameter.shape, dtype=torch.float64)
                 norm = parameter.ndim == 1 and "norm" in path.lower() and not path.endswith("bias")
-                spread = 0.5 if parameter.ndim < 2 else max(parameter.shape[-2:]) ** -0.5
+                spread = 0.5 if parameter.ndim < 2 else max(parameter.shape) ** -0.5
                 parameter.copy_(1.0 + 0.2 * fresh if norm else spread * fresh)
     return own.eval(), lists
 
@@ -267,7 +287,7 @@ def _read_signature(
             extra[key] = None  # a module, or nothing
         elif key in required and meaning in _NEUTRAL:
             extra[key] = _NEUTRAL[meaning]
-        elif key in required and meaning not in ("heads", "rotary", "cos", "sin", "head_width"):
+        elif key in required and meaning not in ("heads", "rotary", "cos", "sin", "head_width", "sinks"):
             call = ", ".join([*positional, f"{key}=…"])
             raise CheckError(
                 f"{name} needs `{key}`, whose meaning cannot be guessed: pass a function that supplies it, "

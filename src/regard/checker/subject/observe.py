@@ -71,7 +71,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._kept.append(output)
             return result
         given = next(x for x, path in zip(tensors, paths, strict=True) if path is None)
-        path = next(path for path in reversed(paths) if path is not None)
+        held = [(x.ndim, path) for x, path in zip(tensors, paths, strict=True) if path is not None]
+        path = max(held)[1]  # of a weight, rather than of its bias
         if (change := self.changes.get(len(self.nodes))) is not None:
             changed = change(output)
             if isinstance(result, Tensor) and not func._schema.is_mutable:
@@ -97,18 +98,30 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(tuple(value.values()))
 
 
+class Axis(NamedTuple):
+    """The axis of the tokens in a node's tensor; two neighbouring axes in an image."""
+
+    first: int
+    axes: int = 1
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """Return the tensor with one axis of tokens, at `first`."""
+        return tensor if self.axes == 1 else tensor.flatten(self.first, self.first + self.axes - 1)
+
+
 class Place(NamedTuple):
     """Where a role's tensor stands: a node, the axis of its tokens, and its channels (None for all)."""
 
     node: int
-    axis: int
+    axis: Axis
     channels: tuple[int, ...] | None = None
 
     def read(self, tensor: Tensor, length: int) -> Tensor:
         """Return (T, channels) of a node's tensor, which must have this length."""
-        if tensor.ndim <= self.axis or tensor.shape[self.axis] != length:
+        rows = self.axis.flat(tensor) if tensor.ndim >= sum(self.axis) else tensor
+        if rows.ndim <= self.axis.first or rows.shape[self.axis.first] != length:
             raise RuntimeError(f"its forward pass takes another way for {length} tokens")
-        flat = tensor.movedim(self.axis, 0).flatten(1)
+        flat = rows.movedim(self.axis.first, 0).flatten(1)
         return flat if self.channels is None else flat[:, list(self.channels)]
 
 
@@ -164,10 +177,13 @@ class ObservedSubject(Subject):
 
         def change(place: Place) -> Callable[[Tensor], Tensor]:
             def add(x: Tensor) -> Tensor:
-                changed = x.movedim(place.axis, 0).flatten(1).clone()
+                changed = x.clone(memory_format=torch.contiguous_format)
+                rows = place.axis.flat(changed).movedim(place.axis.first, 0)
                 channels = slice(None) if place.channels is None else list(place.channels)
-                changed[token, channels] += added
-                return changed.view(x.movedim(place.axis, 0).shape).movedim(0, place.axis).contiguous()
+                row = rows[token].flatten()
+                row[channels] += added
+                rows[token] = row.view(rows[token].shape)
+                return changed
 
             return add
 
@@ -191,8 +207,11 @@ class ObservedSubject(Subject):
     def _observe(self, question: Question) -> list[Tensor]:
         assert self.core is not None
         items = []
-        for item in _items(question):
-            reply, nodes = _watch(self, item, {})
+        bare = replace(question, mask=None, padding=None, bias=None)  # projections do not depend on masks
+        for item, plain in zip(_items(question), _items(bare), strict=True):
+            reply, nodes = _watch(self, plain, {})
+            if reply.answer is None:
+                reply, nodes = _watch(self, item, {})
             if reply.answer is None:
                 raise RuntimeError(reply.error_line)
             T, S = item.q.shape[-2], item.k.shape[-2]
@@ -251,7 +270,7 @@ def _watch(
     dropout: bool = False,
 ) -> tuple[Reply, list[Node]]:
     """Run a subject's module on one sequence and record its nodes."""
-    module = module or subject.module_as(question.dtype)
+    module = module or subject.runnable(question.dtype)
     assert module is not None
     watch = _Watch(module, changes)
     with torch.enable_grad(), watch:  # without gradients PyTorch would run fused encoders as one operation
@@ -344,7 +363,7 @@ class _Finder:
     def _core(
         self,
         places: dict[str, list[Place]],
-        axes: dict[int, int],
+        axes: dict[int, Axis],
         effects: dict[int, _Effect],
         roles: dict[int, str],
     ) -> Core | None:
@@ -376,20 +395,24 @@ class _Finder:
     def _is_scores(self, x: Tensor) -> bool:
         return x.is_floating_point() and sum(size in (self.T, self.S) for size in x.shape) >= 2
 
-    def _axis(self, x: Tensor) -> int | None:
+    def _axis(self, x: Tensor) -> Axis | None:
         """Return the axis of the tokens; None if there is none, or two (these are scores)."""
         if not x.is_floating_point():
             return None
-        axes = [axis for axis, size in enumerate(x.shape) if size in (self.T, self.S)]
+        axes = [Axis(axis) for axis, size in enumerate(x.shape) if size in (self.T, self.S)]
+        if not axes and self.subject.layout in ("BCHW", "BHWC"):
+            pairs = [Axis(i, 2) for i in range(1, x.ndim - 1) if x.shape[i] * x.shape[i + 1] == self.T]
+            axes = pairs[-1:] if self.subject.layout == "BCHW" else pairs[:1]
         return axes[0] if len(axes) == 1 else None
 
-    def _effect(self, node: int, axis: int) -> _Effect:
+    def _effect(self, node: int, axis: Axis) -> _Effect:
         """Perturb a node at one token, in both directions, and with a single token."""
-        shape = [n for a, n in enumerate(self.nodes[node].output.shape) if a != axis]
+        before = axis.flat(self.nodes[node].output)
+        shape = [n for a, n in enumerate(before.shape) if a != axis.first]
         draw = torch.Generator().manual_seed(node)
         noise = torch.randn(shape, generator=draw, dtype=torch.float64).to(self.question.dtype)
         crossed = self.S != self.T
-        token = min(self.token, self.nodes[node].output.shape[axis] - 1)
+        token = min(self.token, before.shape[axis.first] - 1)
         up, nodes = self._run(self.question, node, axis, token, noise)
         down, _ = self._run(self.question, node, axis, token, -noise)
         same, _ = self._run(self.same, node, axis, token, noise)
@@ -398,8 +421,8 @@ class _Finder:
         others = int(rows.sum()) > (1 if crossed else int(own))
         feeds = frozenset(
             j
-            for j, (before, after) in enumerate(zip(self.nodes, nodes, strict=False))
-            if j > node and not torch.allclose(before.given, after.given, rtol=1e-7, atol=1e-9)
+            for j, (old, new) in enumerate(zip(self.nodes, nodes, strict=False))
+            if j > node and not torch.allclose(old.given, new.given, rtol=1e-7, atol=1e-9)
         )
         bent = bool(self._changed(up + down, 2 * self.output).any())
         return _Effect(bool(self._changed(same, self.same_output).any()), others, own, feeds, bent)
@@ -410,20 +433,21 @@ class _Finder:
         return (output - before).abs().amax(-1) > threshold
 
     def _run(
-        self, question: Question, node: int, axis: int, token: int, noise: Tensor
+        self, question: Question, node: int, axis: Axis, token: int, noise: Tensor
     ) -> tuple[Tensor, list[Node]]:
         """Return the output and the nodes with a node's output changed at one token."""
 
         def change(x: Tensor) -> Tensor:
-            changed = x.clone()
-            changed.select(axis, token).add_(noise)
+            changed = x.clone(memory_format=torch.contiguous_format)
+            axis.flat(changed).select(axis.first, token).add_(noise)
             return changed
 
         return self._outputs(question, {node: change})
 
-    def _fused_roles(self, node: int, axis: int) -> dict[str, tuple[int, ...] | None]:
+    def _fused_roles(self, node: int, axis: Axis) -> dict[str, tuple[int, ...] | None]:
         """Return the roles of a node that has several, and the channels of each: a fused projection."""
-        width = self.nodes[node].output.numel() // self.nodes[node].output.shape[axis]
+        output = axis.flat(self.nodes[node].output)
+        width = output.numel() // output.shape[axis.first]
         if width > 768:
             return {"value": None}
         for size in (width // 3 // self.heads, 1):  # whole heads, if their first and last channels agree
@@ -439,12 +463,13 @@ class _Finder:
             break
         return {name: tuple(channels) for name, channels in found.items()}
 
-    def _channel_role(self, node: int, axis: int, channel: int) -> str:
+    def _channel_role(self, node: int, axis: Axis, channel: int) -> str:
         """Return the role of one channel of a node."""
-        shape = [n for a, n in enumerate(self.nodes[node].output.shape) if a != axis]
+        output = axis.flat(self.nodes[node].output)
+        shape = [n for a, n in enumerate(output.shape) if a != axis.first]
         noise = torch.zeros(math.prod(shape), dtype=self.question.dtype)
         noise[channel] = 1.0
-        token = min(self.token, self.nodes[node].output.shape[axis] - 1)
+        token = min(self.token, output.shape[axis.first] - 1)
         same, _ = self._run(self.same, node, axis, token, noise.view(shape))
         if bool(self._changed(same, self.same_output).any()):
             return "value"

@@ -239,12 +239,9 @@ def _unfuse(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
     if total % 3 == 0 and (total // 3) % H == 0:
         D = total // 3 // H
         for order in itertools.permutations(range(3)):
-            parts = _blocks(affine, [H * D] * 3)
-            yield parts[order[0]], parts[order[1]], parts[order[2]]
-        for layout in ((H, 3, D), (H, D, 3)):
-            axis = layout.index(3)
-            index = torch.arange(total).view(layout)
-            for order in itertools.permutations(range(3)):
+            for layout in ((3, H, D), (H, 3, D), (H, D, 3)):
+                index = torch.arange(total).view(layout)
+                axis = layout.index(3)
                 q, k, v = (_pick(affine, index.select(axis, part).flatten()) for part in order)
                 yield q, k, v
     for G in (n for n in range(1, H) if H % n == 0 and total % (H + 2 * n) == 0):
@@ -276,7 +273,7 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
     recognised: list[str] = []
     for path, part in module.named_modules():
         if (match := _NORM.search(path)) is not None:
-            extras["query_norm" if match.group(2).startswith("q") else "key_norm"] = part
+            extras["query_norm" if match.group(2).startswith("q") else "key_norm"] = _norm_of(part)
             recognised.append(path)
         elif path and _ROTARY.search(f"{path} {type(part).__name__}") and (rotate := _rotation(part)):
             extras["rotate"] = rotate
@@ -298,6 +295,17 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
         others = [path for path in others if path not in nameless and not path.endswith(".bias")]
     extras["unknown"] = tuple(others)
     return extras
+
+
+def _norm_of(part: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a norm that computes in the dtype of its own parameters, whatever it is given."""
+
+    def norm(x: Tensor) -> Tensor:
+        dtype = next((p.dtype for p in part.parameters()), x.dtype)
+        normed: Tensor = part(x.to(dtype))
+        return normed.to(x.dtype)
+
+    return norm
 
 
 def _positional(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.checker.errors import CheckError
+from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import Answer
+from regard.checker.subject import vocabulary
+from regard.checker.subject.layouts.layout import KernelLayout, parameters_of, to_device
 from regard.checker.subject.tables import RotaryTables
 
 # Layouts of whole sequences; the others are of queries, keys and values of heads.
@@ -42,9 +44,10 @@ _SDPA |= {"dropout": "dropout_p", "scale": "scale", "grouped": "enable_gqa"}
 class MaskForm:
     """The convention that a subject's mask argument follows.
 
-    `kind` is "look" (boolean, True = may look), "hide" (boolean, True = hidden), "added" (0 and −inf) or
-    "zero-one" (1.0 = may look) or "one-zero" (1.0 = hidden). `rank` is 1 for (B, S), a mask of tokens, 2 for
-    (T, S), 3 for (B, T, S), 4 for (B, 1, T, S).
+    `kind` is "look" (boolean, True = may look), "hide" (boolean, True = hidden), "added" (0 and −inf),
+    "lowest" (0 and the lowest number, as Transformers passes it), "zero-one" (1.0 = may look) or "one-zero"
+    (1.0 = hidden). `rank` is 1 for (B, S), a mask of tokens, 2 for (T, S), 3 for (B, T, S), 4 for
+    (B, 1, T, S).
     """
 
     kind: str = "look"
@@ -55,6 +58,7 @@ class MaskForm:
             "look": "boolean, True = may look",
             "hide": "boolean, True = hidden",
             "added": "float, added to the scores",
+            "lowest": "float, added to the scores, the lowest number hides",
             "zero-one": "float, 1 = may look, 0 = hidden",
             "one-zero": "float, 1 = hidden, 0 = may look",
         }[self.kind]
@@ -71,8 +75,10 @@ class MaskForm:
             mask = mask.expand(batch, 1, *mask.shape) if self.rank == 4 else mask.expand(batch, *mask.shape)
         if self.kind == "hide":
             return ~mask
-        if self.kind == "added":
-            return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
+        if self.kind in ("added", "lowest"):
+            lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
+            hidden = -torch.inf if self.kind == "added" else lowest
+            return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, hidden)
         if self.kind == "one-zero":
             return (~mask).to(dtype)
         return mask.to(dtype) if self.kind == "zero-one" else mask
@@ -153,7 +159,10 @@ class Subject:
     head_width: int | None = None  # the only width of a head that is right for it, if it declares one
     plain_lists: tuple[str, ...] = ()  # lists of modules that are not registered
     asked: list[Question] = field(default_factory=list)  # every question so far
-    _copies: dict[torch.dtype, nn.Module] = field(default_factory=dict)
+    kernel_layouts: tuple[KernelLayout, ...] = ()  # those that a kernel may take, likeliest first
+    kernel_layout: KernelLayout | None = None  # the one that it takes; None for plain tensors
+    device: str = "cpu"
+    _copies: dict[tuple[torch.dtype, str], nn.Module] = field(default_factory=dict)
 
     @property
     def is_transformers(self) -> bool:
@@ -162,13 +171,25 @@ class Subject:
         theirs = hasattr(module, "config") or type(module).__module__.startswith("transformers.")
         return module is not None and theirs and self.positional[:1] == ["hidden_states"]
 
-    def module_as(self, dtype: torch.dtype) -> nn.Module | None:
-        """Return a copy of the module in this precision and in eval mode; None for a function."""
+    def module_as(self, dtype: torch.dtype, device: str | None = None) -> nn.Module | None:
+        """Return a copy of the module in this precision and in eval mode; None for a function.
+
+        It is on the subject's device unless another one is named.
+        """
         if self.module is None:
             return None
-        if dtype not in self._copies:
-            self._copies[dtype] = copy_module(self.module).to(dtype).eval()
-        return self._copies[dtype]
+        place = dtype, device or self.device
+        if place not in self._copies:
+            self._copies[place] = in_dtype(copy_module(self.module), dtype).to(place[1]).eval()
+        return self._copies[place]
+
+    def runnable(self, dtype: torch.dtype) -> nn.Module | None:
+        """Return the module to run: a new copy each time, if it may keep a cache from call to call."""
+        module = self.module_as(dtype)
+        stateful = module is not None and any(
+            vocabulary.is_cache(name) for part in module.modules() for name in (*vars(part), *part._buffers)
+        )
+        return copy_module(module) if module is not None and stateful else module
 
     def replaced(self, **changes: Any) -> Subject:
         """Return the subject with some fields changed."""
@@ -186,25 +207,35 @@ class Subject:
         `module` is run instead of the subject's own copy. `dropout` leaves dropout enabled.
         """
         self.asked.append(question)
-        target = self.target if self.module is None else (module or self.module_as(question.dtype))
+        target = self.target if self.module is None else (module or self.runnable(question.dtype))
+        if module is not None and self.device != "cpu":
+            target = module.to(self.device)
         assert target is not None
         monitor = CallMonitor(dropout)
         try:
-            tensors, keywords = self._inputs(question), self._keywords(question)
-            if self.by_name:
-                tensors, keywords = [], keywords | dict(zip(self.positional, tensors, strict=True))
-            if self.arrays:
-                tensors, keywords = (
-                    [_to_array(x) for x in tensors],
-                    {k: _to_array(x) for k, x in keywords.items()},
-                )
             with monitor:
-                result = target(*tensors, **keywords)
-            return Reply(self.parse_result(result, question), None, monitor.used_dot_t)
+                answer = self._call(target, question)
+            return Reply(answer, None, monitor.used_dot_t)
         except CheckError:
             raise
         except (Exception, SystemExit) as error:
             return Reply(None, error, monitor.used_dot_t)
+
+    def _call(self, target: Callable[..., Any], question: Question) -> Answer:
+        """Call the code on the subject's device; the answer is on the CPU."""
+        keywords = self._keywords(question)
+        if self.kernel_layout is not None:
+            return self.kernel_layout.run(target, question, keywords, self.device)
+        tensors = [to_device(x, self.device) for x in self._inputs(question)]
+        keywords = {name: to_device(value, self.device) for name, value in keywords.items()}
+        if self.by_name:
+            tensors, keywords = [], keywords | dict(zip(self.positional, tensors, strict=True))
+        if self.arrays:
+            result = target(*map(_to_array, tensors), **{k: _to_array(x) for k, x in keywords.items()})
+        else:
+            result = target(*tensors, **keywords)
+        answer = self.parse_result(result, question)
+        return Answer(*(to_device(x, "cpu") for x in answer))
 
     def _inputs(self, question: Question) -> list[Tensor]:
         tensors = [question.q] if self.inputs == "x" else [question.q, question.k]
@@ -239,8 +270,12 @@ class Subject:
             keywords[names["training"]] = False
         if "causal" in names and question.flag is not None:
             keywords[names["causal"]] = question.flag
-        if "window" in names and question.window is not None:
-            keywords[names["window"]] = question.window
+        keywords |= self._window(question)
+        if question.splits is not None and "splits" in names:
+            keywords[names["splits"]] = question.splits
+        if "sinks" in names and (question.sinks is not None or self._requires("sinks")):
+            none = question.q.new_full((question.q.shape[1],), -torch.inf)  # takes no share of the softmax
+            keywords[names["sinks"]] = none if question.sinks is None else question.sinks.to(question.dtype)
         if "softcap" in names and question.softcap is not None and self.module is None:
             keywords[names["softcap"]] = question.softcap
         if "grouped" in names and question.k.shape[1] != question.q.shape[1]:
@@ -269,6 +304,34 @@ class Subject:
         if question.bias is not None:
             keywords[names.get("bias", names.get("mask", ""))] = question.bias
         return keywords
+
+    def _window(self, question: Question) -> dict[str, Any]:
+        """Return the arguments for a window: one number, (left, right), or two; −1 is without a bound."""
+        names = self.arguments
+        left = -1 if question.window is None else question.window - 1
+        right = question.ahead if question.ahead is not None else 0 if question.flag and left >= 0 else -1
+        keywords: dict[str, Any] = {}
+        if "window" in names and self.takes_window_pair and max(left, right) >= 0:
+            keywords[names["window"]] = (left, right)
+        elif "window" in names and question.window is not None:
+            keywords[names["window"]] = question.window
+        for meaning, value in (("left window", left), ("right window", right)):
+            if meaning in names and (value >= 0 or self._requires(meaning)):
+                keywords[names[meaning]] = value
+        return keywords
+
+    @property
+    def takes_window_pair(self) -> bool:
+        """Whether its window is (left, right): by its default or its annotation."""
+        parameter = parameters_of(self.target).get(self.arguments.get("window", ""))
+        if parameter is None:
+            return False
+        return isinstance(parameter.default, tuple | list) or "tuple" in str(parameter.annotation).lower()
+
+    def _requires(self, meaning: str) -> bool:
+        """Return whether an argument has no default."""
+        parameter = parameters_of(self.target).get(self.arguments[meaning])
+        return parameter is not None and parameter.default is parameter.empty
 
     def _encode_padding(self, is_token: Tensor) -> Tensor:
         if re.search(r"len", self.arguments["padding"]):
@@ -359,6 +422,17 @@ def _from_arrays(result: Any) -> Any:
         if type(result).__module__ == "numpy" and hasattr(result, "shape")
         else result
     )
+
+
+def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert a module's floating-point tensors; complex ones stay complex, which `.to(dtype)` would undo."""
+    wide = torch.complex128 if dtype == torch.float64 else torch.complex64
+
+    def convert(x: Tensor) -> Tensor:
+        return x.to(wide) if x.is_complex() else x.to(dtype) if x.is_floating_point() else x
+
+    converted: nn.Module = module._apply(convert)  # type: ignore[no-untyped-call]
+    return converted
 
 
 def copy_module(module: nn.Module) -> nn.Module:

@@ -32,8 +32,10 @@ _ARGUMENTS = {
     "cache": """
         cache kv_cache past past_kv past_key_value past_key_values layer_past past_kvs kvcache
         layer_cache""",
-    "use_cache": "use_cache return_cache",
-    "start": "start_pos start_position offset cache_position pos_offset position_offset",
+    "use_cache": "use_cache return_cache use_kv_cache use_past",
+    "start": """
+        start_pos start_position offset cache_position pos_offset position_offset input_pos start_idx
+        past_length past_len cache_len cur_pos""",
     "dropout": "dropout dropout_p p_drop drop_p attn_dropout p drop",
     "training": "training train is_training",
     "scale": "scale scaling softmax_scale sm_scale",
@@ -49,6 +51,7 @@ _ARGUMENTS = {
         position_embeddings cos_sin freqs_cis freq_cis freqs_complex freqs pos_cis rope rope_cache rotary
         rotary_emb rotary_pos_emb rotary_freqs rope_freqs""",
     "grouped": "enable_gqa",
+    "sinks": "sinks s_aux sink_logits attention_sinks learnable_sink",
     "head_width": "d_k dk head_dim d_head",
 }
 _SIZES = {
@@ -57,7 +60,7 @@ _SIZES = {
         width model_dim embed_size d_embed emb_dim hidden_dim d hidden embedding_size num_hiddens
         in_features channels embd_dim input_size query_dim n_state dmodel d_emb C dim_in in_channels n_feat
         num_channels in_planes n_channels d_model_size model_size feature_dim size dim_model embeddings_dim
-        model_width model_dimension emb hid_dim in_ch ch num_feats units n_units n_dim ndim embed_dims""",
+        model_width model_dimension emb hid_dim in_ch ch num_feats units n_units n_dim ndim embed_dims feats""",
     "out_width": "d_out out_dim output_dim out_features output_size dim_out inner_dim attn_dim out_channels",
     "context_width": """
         d_context context_dim kdim vdim cross_dim kv_dim encoder_dim cross_attention_dim dim_context""",
@@ -136,6 +139,16 @@ def projection(path: str) -> str | None:
             if word in (role[0], role, {"query": "querie"}.get(role, role)):
                 return role
     return None
+
+
+_CACHE = re.compile(
+    r"(^|_)(cache|caches|cached|past|kvcache)(_|$)|(^|_)(prev|old|stored)_(k|v|keys|values)$", re.I
+)
+
+
+def is_cache(name: str) -> bool:
+    """Return whether an attribute is named like a cache of keys and values: `cache_k`, `past_keys`."""
+    return _CACHE.search(name) is not None
 
 
 def says_causal(text: str) -> bool | None:

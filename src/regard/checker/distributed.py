@@ -1,0 +1,369 @@
+"""Attention on several processes of this machine: ring attention, Ulysses, and other sequence parallelism.
+
+Every rank gets its part of the sequence in contiguous order: rank r of n has tokens r·T/n to (r+1)·T/n − 1.
+The parts of the output are put together and compared with the attention of the whole. The processes are
+started afresh (never forked), meet through a file, and end with the process that started them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.checker.cases import Cases
+from regard.checker.catalogue import get_mistake
+from regard.checker.diagnose import diagnose
+from regard.checker.errors import CheckError
+from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.oracle.oracle import expected_answer, relative_difference, relative_error
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import Answer
+from regard.checker.oracle.wiring import Wiring
+from regard.checker.probes.numbers import judge_lse
+from regard.checker.probes.output import describe_failure
+from regard.checker.ring import predict_mistakes, predict_orders
+from regard.checker.sandbox import STARTING, TIMEOUT, end_process
+from regard.checker.session import CheckSession
+from regard.checker.subject.adapt import adapt
+from regard.checker.subject.subject import Reply, Subject
+from regard.checker.understand import Understanding, declared_causality
+
+WAITING = 20.0  # seconds that a rank waits for another
+_MOST = 16  # processes
+_ARGUMENTS = {
+    "group": "group process_group pg ring_group sp_group cp_group sequence_group ulysses_group ring_pg",
+    "rank": "rank cp_rank sp_rank ring_rank",
+    "world_size": "world_size cp_size sp_size ring_size num_ranks n_ranks world",
+}
+
+
+def check_on_processes(
+    thing: Any, processes: int, init: dict[str, Any], options: dict[str, Any], scale: float | None
+) -> CheckSession:
+    """Run a function on several processes and compare it with attention of the whole sequence.
+
+    Arguments:
+        thing: a function of this rank's `(q, k, v)`, of shape (B, H, T/n, D) or (B, T/n, H, D), that other
+            processes can import. A parameter called `group` (or `rank`, `world_size`) gets these.
+        processes: how many, at least 2.
+        init: further arguments of the function.
+        options: those of `check`.
+        scale: the scale that it should have, if not 1/√D.
+
+    Returns the session with the findings; raises `CheckError` if a process fails or waits in vain.
+    """
+    if not isinstance(processes, int) or not 2 <= processes <= _MOST:
+        raise CheckError(f"processes: expected a number from 2 to {_MOST}, got {processes!r}")
+    if "REGARD_RANK" in os.environ:
+        raise CheckError(
+            'put check(…, processes=…) under if __name__ == "__main__":, since every rank imports it'
+        )
+    spec = importable_name(thing, processes)
+    subject = adapt_for_ranks(thing, init, processes)
+    trials = make_trials(subject, processes, options)
+    answers = run_ranks([spec], processes, init, trials)[spec]
+    if isinstance(answers, str):
+        raise CheckError(f"{subject.name} could not be run on {processes} processes: {answers}")
+    return judge(subject, processes, trials, answers, options, scale)
+
+
+def adapt_for_ranks(thing: Any, init: dict[str, Any], world_size: int) -> Subject:
+    """Return a subject whose arguments for the group and the rank hold their meaning as a placeholder."""
+    meanings = {name: meaning for meaning, names in _ARGUMENTS.items() for name in names.split()}
+    target = getattr(thing, "forward", thing)
+    own = {n: meanings[n] for n in inspect.signature(target).parameters if n in meanings and n not in init}
+    if isinstance(thing, type):
+        raise CheckError(
+            f"{thing.__name__} is a class; on several processes, expected a function of (q, k, v)"
+        )
+    values = {name: world_size if meaning == "world_size" else meaning for name, meaning in own.items()}
+    subject = adapt(thing, init | values)
+    if subject.inputs != "qkv" or subject.layout != "BHTD":
+        raise CheckError(
+            f"{subject.name} takes {', '.join(subject.positional)}; on several processes, expected a "
+            "function of (q, k, v), each the part of this rank"
+        )
+    return subject
+
+
+def importable_name(thing: Any, processes: int) -> str:
+    """Return `file.py:name` or `package.module:name`, by which other processes can import a function."""
+    name, module = getattr(thing, "__qualname__", "<"), sys.modules.get(getattr(thing, "__module__", ""))
+    if module is None or "<" in name or not hasattr(module, name.partition(".")[0]):
+        shown = "the function" if "<" in name.rpartition(".")[2] else name.rpartition(".")[2]
+        raise CheckError(
+            f"{shown} cannot be imported by other processes: define it at the top level of a file, or use "
+            f"the command, regard check file.py:name --processes {processes}"
+        )
+    package = module.__name__.partition(".")[0]
+    found = package != "__main__" and PathFinder.find_spec(package) is not None
+    file = getattr(module, "__file__", None)
+    if not found and file is None:
+        raise CheckError(
+            f"{name} is defined in no file, so that other processes cannot import it: save it in one"
+        )
+    return f"{module.__name__}:{name}" if found else f"{Path(str(file)).resolve()}:{name}"
+
+
+def make_trials(subject: Subject, processes: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the sizes and flags to try: H and T are multiples of n, T/n is even and not H."""
+    n, even = processes, processes + 2 - processes % 2
+    sizes: list[dict[str, Any]] = [
+        {"B": 2, "H": 2 * n, "T": (2 * n + 2) * n, "D": 10, "seed": 0},
+        {"B": 1, "H": n, "T": even * n, "D": 6, "seed": 3},
+    ]
+    flags: list[bool | None] = [None]
+    if "causal" in subject.arguments:
+        flags = [False, True] if options.get("causal") is None else [bool(options["causal"])]
+    return [{"sizes": size, "flag": flag} for flag in flags for size in sizes]
+
+
+Answers = dict[str, dict[int, list[Answer]]]
+"""The answers of all ranks by layout and trial."""
+
+
+def run_ranks(
+    specs: list[str], processes: int, init: dict[str, Any], trials: list[dict[str, Any]]
+) -> dict[str, Answers | str]:
+    """Run functions on several processes, in float64 or else in float32.
+
+    Returns for each of `specs`, names that other processes can import, the answers in the layouts in which it
+    ran, or the reason why it did not.
+    """
+    results: dict[str, Answers | str] = {}
+    for dtype in ("float64", "float32"):
+        left = [spec for spec in specs if "dtype" in str(results.get(spec, "dtype"))]
+        lines = _start_ranks(left, processes, init, trials, dtype) if left else []
+        results |= {spec: _collect(lines, spec, len(trials)) for spec in left}
+    return results
+
+
+def _start_ranks(
+    specs: list[str], processes: int, init: dict[str, Any], trials: list[dict[str, Any]], dtype: str
+) -> list[list[dict[str, Any]]]:
+    """Start one process for each rank and return the lines that each wrote. None of them is left running."""
+    environment = os.environ | {"REGARD_RANK": "1", "WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
+    if os.path.exists("/sys/class/net/lo"):
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    ranks: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory(prefix="regard-ranks-") as folder:
+        results = [Path(folder) / f"result-{rank}" for rank in range(processes)]
+        request: dict[str, Any] = {"specs": specs, "init": init, "trials": trials, "dtype": dtype}
+        request |= {"layouts": ["BHTD", "BTHD"], "store": str(Path(folder) / "store"), "waiting": WAITING}
+        request |= {"world_size": processes, "parent": os.getpid()}
+        request["path"] = [os.path.abspath(entry) for entry in sys.path]
+        try:
+            for rank, result in enumerate(results):
+                text = json.dumps(request | {"rank": rank, "result": str(result)})
+                ranks.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "regard.checker.rank_worker", text],
+                        env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        start_new_session=True,  # so that the processes it starts can be ended with it
+                    )
+                )
+            _wait_for_ranks(ranks, results)
+        finally:
+            for process in ranks:
+                end_process(process)
+        return [_read_lines(result) for result in results]
+
+
+def _wait_for_ranks(ranks: list[subprocess.Popen[bytes]], results: list[Path]) -> None:
+    """Wait until every rank has finished, one has ended early, or the time is over."""
+    end, started = time.monotonic() + STARTING, False
+    while time.monotonic() < end and any(process.poll() is None for process in ranks):
+        lines = [_read_lines(result) for result in results]
+        if not started and all(lines):  # the clock starts when the author's code does
+            started, end = True, time.monotonic() + TIMEOUT
+        for process, written in zip(ranks, lines, strict=True):
+            if process.poll() not in (None, 0) and {"done": True} not in written:
+                return  # it crashed, and the others wait for it
+        time.sleep(0.02)
+
+
+def _read_lines(result: Path) -> list[dict[str, Any]]:
+    if not result.exists():
+        return []
+    return [json.loads(line) for line in result.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def _collect(ranks: list[list[dict[str, Any]]], spec: str, count: int) -> Answers | str:
+    """Return the answers of the layouts in which every rank answered, or the reason why there are none."""
+    answers: Answers = {}
+    for line in (line for lines in ranks for line in lines if line.get("spec") == spec and "output" in line):
+        lse = None if line["lse"] is None else torch.tensor(line["lse"], dtype=torch.float64)
+        answer = Answer(torch.tensor(line["output"], dtype=torch.float64), None, lse)
+        answers.setdefault(line["layout"], {}).setdefault(line["trial"], []).append(answer)
+    complete = {
+        layout: trials
+        for layout, trials in answers.items()
+        if len(trials) == count and all(len(parts) == len(ranks) for parts in trials.values())
+    }
+    return complete or _explain_failure(ranks, spec)
+
+
+def is_consequence(error_line: str) -> bool:
+    """Return whether an error says only that another rank did not come, or has gone."""
+    words = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe")
+    return any(word in error_line.lower() for word in words)
+
+
+def _explain_failure(ranks: list[list[dict[str, Any]]], spec: str) -> str:
+    """Return the error that came first: others follow when a rank waits for one that failed."""
+    errors = [
+        f"rank {rank} raised {line['error']}"
+        for rank, lines in enumerate(ranks)
+        for line in lines
+        if line.get("spec") == spec and "error" in line
+    ]
+    own = [error for error in errors if not is_consequence(error)]
+    if own:
+        return own[0]
+    missing = [rank for rank, lines in enumerate(ranks) if {"done": True} not in lines]
+    if missing and len(missing) < len(ranks):
+        return f"rank {missing[0]} ended or hangs without an answer"
+    waits = f"the ranks wait for each other ({WAITING:g} s): is all that is sent received, in the same order?"
+    return waits if errors else f"it did not finish within {TIMEOUT:g} s"
+
+
+def _join(parts: list[Answer]) -> Answer:
+    """Put the answers of the ranks together along the tokens."""
+    lse = [part.lse for part in parts if part.lse is not None]
+    whole = torch.cat(lse, -1) if len(lse) == len(parts) else None
+    return Answer(torch.cat([part.output for part in parts], -2), None, whole)
+
+
+def judge(
+    subject: Subject,
+    processes: int,
+    trials: list[dict[str, Any]],
+    answers: Answers,
+    options: dict[str, Any],
+    scale: float | None,
+) -> CheckSession:
+    """Compare the answers with the oracle's, in the layout in which they are right or a mistake fits."""
+    causal = options.get("causal")
+    declared = causal if causal is not None else declared_causality(subject)
+    choices = [False, True] if declared is None and "causal" not in subject.arguments else [bool(declared)]
+    intents = [Intent(Wiring(scale=scale), choice) for choice in choices]
+    sessions = []
+    for layout, by_trial in answers.items():
+        candidate = subject.replaced(layout=layout)
+        cases = Cases(candidate)
+        observations = [
+            Observation(_question(cases, trial), _join(by_trial[index])) for index, trial in enumerate(trials)
+        ]
+        first = Reply(observations[0].answer)
+        shapes = {"BHTD": "(B, H, T/n, D)", "BTHD": "(B, T/n, H, D)"}[layout]
+        order = f"on {processes} processes, each with consecutive tokens, {shapes}"
+        understanding = Understanding(
+            candidate, candidate, cases, intents, None, torch.float64, first, [order], declared
+        )
+        session = CheckSession(understanding, options)
+        _compare(session, observations, processes)
+        sessions.append(session)
+        if understanding.right_intent is not None:
+            return session
+    return next((s for s in sessions if s.undecided or s.diagnoses), sessions[0])
+
+
+def _question(cases: Cases, trial: dict[str, Any]) -> Question:
+    name = "causal" if trial["flag"] else "output"
+    return replace(cases.plain(name, **trial["sizes"]), flag=trial["flag"])
+
+
+def _errors(observations: list[Observation], intent: Intent) -> list[float]:
+    return [
+        relative_error(o.answer, expected_answer(intent.apply(o.question), intent.wiring))
+        for o in observations
+    ]
+
+
+def _compare(session: CheckSession, observations: list[Observation], processes: int) -> None:
+    """Record whether the output is right, and which mistake fits if it is not."""
+    understanding = session.understanding
+    intents = sorted(understanding.intents, key=lambda intent: max(_errors(observations, intent)))
+    errors = _errors(observations, intents[0])
+    if max(errors) < TOLERANCE:
+        understanding.right_intent = intents[0]
+    elif _name_order(session, observations, processes):
+        return
+    for name in dict.fromkeys(o.question.name for o in observations):
+        worst = max(e for e, o in zip(errors, observations, strict=True) if o.question.name == name)
+        if worst < TOLERANCE:
+            session.add_pass(name, f"to {worst:.0e}")
+        else:
+            broken = worst == float("inf")
+            detail = (
+                "NaN or inf instead of numbers" if broken else f"off by {worst:.1g} of the largest number"
+            )
+            session.add_failure(name, detail)
+    if understanding.right_intent is None:
+        _name_mistakes(session, observations, processes)
+        wrong = min((o for o, e in zip(observations, errors, strict=True) if not e < TOLERANCE), key=_size)
+        expected = expected_answer(intents[0].apply(wrong.question), intents[0].wiring).output
+        difference = describe_failure(wrong.question, wrong.answer.output, expected)
+        session.example = f"The smallest failing case:\n{difference}"
+    elif (lse := observations[-1].answer.lse) is not None:
+        expected_lse = expected_answer(intents[0].apply(observations[-1].question), intents[0].wiring).lse
+        assert expected_lse is not None
+        judge_lse(session, lse, expected_lse)
+    session.add_skip("gradients and precision", "on several processes only the outputs are compared")
+
+
+def _size(observation: Observation) -> int:
+    return observation.question.q.numel()
+
+
+def _name_order(session: CheckSession, observations: list[Observation], processes: int) -> bool:
+    """Recognise code that is right for tokens in another order than the consecutive one."""
+    for order, fits in _matching(session, observations, predict_orders, processes):
+        if fits < TOLERANCE:
+            session.undecided = (
+                f"it equals causal attention of tokens in {order} order, and the checker gives each rank "
+                "consecutive tokens: check a function that reorders them before and after"
+            )
+            return True
+    return False
+
+
+def _name_mistakes(session: CheckSession, observations: list[Observation], processes: int) -> None:
+    """Name the mistake of several processes, or else of the catalogue, that reproduces every output."""
+    for name, error in _matching(session, observations, predict_mistakes, processes):
+        if error < TOLERANCE and not session.diagnoses:
+            evidence = f"On {processes} processes your output equals attention {get_mistake(name).what}"
+            session.add_diagnosis(name, f"{evidence}, to {max(error, 1e-16):.0e}.", error)
+    if not session.diagnoses:
+        for match in diagnose(observations, session.understanding.intents, pairs=False)[:1]:
+            worst = max(_errors(observations, session.understanding.intents[0]))
+            session.add_match(match, worst / TOLERANCE)
+
+
+def _matching(
+    session: CheckSession, observations: list[Observation], predict: Any, processes: int
+) -> Iterator[tuple[str, float]]:
+    """Yield every prediction by name, with its largest error over all observations."""
+    for intent in session.understanding.intents:
+        errors: dict[tuple[str, int], float] = {}
+        for observation in observations:
+            question, scale = intent.apply(observation.question), intent.wiring.scale
+            for key, output in predict(question, processes, scale):
+                error = relative_difference(observation.answer.output, output)
+                errors[key] = max(error, errors.get(key, 0.0))
+        yield from ((name, error) for (name, _), error in errors.items())

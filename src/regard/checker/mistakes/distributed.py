@@ -1,0 +1,50 @@
+"""Mistakes of attention on several processes, each of which holds a part of the sequence.
+
+They are recognised by `checker.distributed`, which predicts the wrong outputs from the whole inputs.
+"""
+
+from regard.checker.mistakes.mistake import Mistake
+
+_EXCHANGE = "            k, v = exchange(k, group), exchange(v, group)\n"
+_POSITIONS = "        at = rank * T + torch.arange(T)[:, None]\n"
+_MERGE = """\
+        merged = torch.logaddexp(lse, block_lse)
+        out = torch.exp(lse - merged) * out + torch.exp(block_lse - merged) * block
+        lse = merged
+"""
+_GATHER = "    parts = list(received.unbind(0))\n"
+
+DISTRIBUTED_MISTAKES = (
+    Mistake(
+        "stale-ring-step",
+        "in which a step of the ring uses the keys or values of an earlier step",
+        "A rank sees some keys twice and others never: long texts are read in pieces.",
+        "wait for the transfer of keys and of values before the next step reads them",
+        "an exchange that is started and not awaited, or of which only the keys are kept",
+        plants={"ring": ((_EXCHANGE, "            v = exchange(v, group)\n"),)},
+    ),
+    Mistake(
+        "causal-offset-by-rank",
+        "in which the causal mask ignores where a rank's tokens stand in the sequence",
+        "Every rank but the first hides too much, or sees its future.",
+        "compare global positions: rank * T + i for queries, source * T + j for keys",
+        "a mask made with tril(T, T) on each rank, as if its tokens were the first",
+        plants={"ring": ((_POSITIONS, "        at = torch.arange(T)[:, None]\n"),)},
+    ),
+    Mistake(
+        "merge-without-lse",
+        "in which the partial outputs are averaged instead of weighted by their log-sum-exp",
+        "Each rank's keys count the same, however well they match the query.",
+        "weight each partial output by exp(lse − total), where total = logaddexp of all lse",
+        "`out = out + block`, divided by the number of steps at the end",
+        plants={"ring": ((_MERGE, "        out, lse = out + block / n, lse\n"),)},
+    ),
+    Mistake(
+        "gather-order",
+        "in which the parts of the ranks are put together in the wrong order",
+        "Tokens or heads get the output of others; without a mask part of it goes unnoticed.",
+        "concatenate in the order of the ranks, along the axis that was scattered",
+        "the received list reversed, or a reshape that puts the axis of ranks behind that of the tokens",
+        plants={"ulysses": ((_GATHER, "    parts = list(received.unbind(0))[::-1]\n"),)},
+    ),
+)

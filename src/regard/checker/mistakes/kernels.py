@@ -1,0 +1,180 @@
+"""Mistakes of kernels: packed and paged keys, split keys, sink logits, windows to both sides, interfaces."""
+
+from __future__ import annotations
+
+import math
+
+from regard.checker.mistakes.mistake import Mistake
+
+_BOUND = "        allowed = allowed & (keys <= at + right)\n"
+_SINK = "        sink = sinks.view(-1, 1, 1).expand(q.shape[0], -1, T, 1)\n"
+_JOIN = "        scores = torch.cat([scores, sink], dim=-1)\n"
+_SINK_KINDS = ("flash", "packed", "paged")
+_CHUNKS = (None, 16, 32, 64, 128)
+
+KERNEL_MISTAKES = (
+    Mistake(
+        "right-window-ignored",
+        "with the right side of the window ignored",
+        "A window to both sides shows the whole future, or none of it: an encoder sees too much or too little.",
+        "keys <= at + right, beside keys >= at - left; −1 means without a bound",
+        "kernels that know only causal windows and drop the second number of window_size=(left, right)",
+        ({"ahead": "ignored"}, {"ahead": "zero"}),
+        plants={kind: ((_BOUND, "        pass\n"),) for kind in ("flash", "packed")},
+    ),
+    Mistake(
+        "sink-dropped",
+        "without the sink logit",
+        "Weights sum to 1 where the model learnt to put most of them on nothing, so every head is too loud.",
+        "let one more logit per head join the softmax, and drop its column afterwards",
+        "gpt-oss on a backend whose kernel takes the argument and does not use it",
+        ({"sinks": "dropped"},),
+        plants={kind: ((_JOIN, "        pass\n"),) for kind in _SINK_KINDS}
+        | {"interface": ((_JOIN, "        pass\n"),)},
+    ),
+    Mistake(
+        "sink-added-twice",
+        "with the sink logit added twice",
+        "The sink takes up to twice its share, and the output is too small.",
+        "add exp(sink − max) to the denominator once: after the loop over keys, not in each part of it",
+        "a sink in the first block and again in the merge, or in each of two splits",
+        ({"sinks": "twice"},),
+        plants={
+            kind: ((_JOIN, "        scores = torch.cat([scores, sink, sink], dim=-1)\n"),)
+            for kind in (*_SINK_KINDS, "interface")
+        },
+    ),
+    Mistake(
+        "sink-of-another-head",
+        "with the sink logit of another head",
+        "Heads that need a strong sink get a weak one, and the reverse.",
+        "sinks[h] of the query head h, also where heads share keys",
+        "a kernel indexed by key/value heads, or a shard that does not offset its heads",
+        (
+            {"sinks": "of the group"},
+            {"sinks": "of the group, tiled"},
+            {"sinks": "of the next head"},
+            {"sinks": "of the previous head"},
+            {"sinks": "of the first head"},
+        ),
+        plants={kind: ((_SINK, _SINK.replace("sinks.view", "sinks.roll(1).view")),) for kind in _SINK_KINDS}
+        | {"interface": (("sink = sinks.view", "sink = sinks.roll(-1).view"),)},
+    ),
+    Mistake(
+        "softcap-dropped-in-pages",
+        "with the soft cap lost where the keys are in pages",
+        "Training and prefill are right; generation with a paged cache is not.",
+        "pass softcap in both arms, and test them with the same cap",
+        "two arms of one function, of which only one got the new argument",
+        ({"softcap": "dropped in pages"},),
+        layouts=("paged or not",),
+        plants={
+            "kv cache": (
+                (
+                    "            pages = block_table",
+                    "            cap = None\n            pages = block_table",
+                ),
+            )
+        },
+    ),
+    Mistake(
+        "page-tail-read",
+        "that reads to the end of the last page",
+        "Tokens of earlier texts, left over in the page, get weight; it changes with what was there.",
+        "hide positions >= seq_len in the last page",
+        "a loop over whole pages without a mask for the last one",
+        ({"reach": "page"},),
+        layouts=("paged", "paged or not"),
+        plants={
+            "paged": (
+                ("key_cache[pages].flatten(0, 1)[:length]", "key_cache[pages].flatten(0, 1)"),
+                ("value_cache[pages].flatten(0, 1)[:length]", "value_cache[pages].flatten(0, 1)"),
+            ),
+            "kv cache": (
+                (
+                    "        k, v = k[:length], v[:length]\n",
+                    "        if block_table is None:\n            k, v = k[:length], v[:length]\n",
+                ),
+            ),
+        },
+    ),
+    Mistake(
+        "cu-seqlens-off-by-one",
+        "with a boundary between packed sequences off by one",
+        "A sequence sees the first token of the next one, or the last of the previous one, or misses its own "
+        "last.",
+        "sequence b is cu_seqlens[b] up to, but not including, cu_seqlens[b + 1]",
+        "`<=` where `<` was meant, or cu_seqlens built without its leading 0",
+        ({"reach": "next"}, {"reach": "next, beside the mask"}, {"reach": "previous"}, {"reach": "short"}),
+        layouts=("packed",),
+        plants={
+            "packed": (("cu_seqlens_k[b], cu_seqlens_k[b + 1]", "cu_seqlens_k[b], cu_seqlens_k[b + 1] + 1"),),
+        },
+    ),
+    Mistake(
+        "sequences-attend-to-each-other",
+        "in which packed sequences attend to each other",
+        "A sequence's output depends on what was packed before it.",
+        "use cu_seqlens: a query sees only keys of its own sequence",
+        "cu_seqlens accepted and not used, or dropped on one path",
+        ({"batch": "together"},),
+        layouts=("packed",),
+        plants={
+            "packed": (
+                (
+                    "    for b in range(len(cu_seqlens_q) - 1):\n",
+                    "    cu_seqlens_q, cu_seqlens_k = cu_seqlens_q[[0, -1]], cu_seqlens_k[[0, -1]]\n"
+                    "    for b in range(len(cu_seqlens_q) - 1):\n",
+                ),
+            )
+        },
+    ),
+    Mistake(
+        "splits-merged-in-wrong-base",
+        "whose parts are merged by an lse in the wrong base",
+        "The parts of the keys get wrong shares: nearly right for one part, and worse with every split.",
+        "exp(lse_i − lse) with the natural lse, or exp2 with the one in base 2",
+        "kernels that use exp2 internally and hand the lse to a merge that uses exp",
+        tuple(
+            {"merge_base": base, "chunk": chunk}
+            for base in (math.log(2), 1 / math.log(2))
+            for chunk in _CHUNKS
+        ),
+        plants={
+            "split": (
+                (
+                    "torch.softmax(torch.stack(lses), dim=0)",
+                    "torch.softmax(torch.stack(lses) / math.log(2), dim=0)",
+                ),
+            )
+        },
+    ),
+    Mistake(
+        "stale-keys",
+        "that works on keys or values of the previous step",
+        "The last block (or ring step) is never seen, and another one is counted twice.",
+        "wait for the copy before the scores, and swap the buffers after them",
+        "double buffering and ring attention that send and compute at once",
+        tuple({"stale": what, "chunk": chunk} for what in ("kv", "k", "v") for chunk in _CHUNKS),
+        plants={
+            "split": (
+                (
+                    "k, v = k_cache[b, start:at], v_cache[b, start:at]",
+                    "k, v = k_cache[b, max(0, start - chunk):][: at - start], v_cache[b, start:at]",
+                ),
+            )
+        },
+    ),
+    Mistake(
+        "mask-dropped-by-interface",
+        "without the mask that the interface passed",
+        "Padding is visible, and without is_causal the future too: batches of different lengths go wrong.",
+        "use attention_mask, which holds everything that Transformers wants hidden",
+        "attention functions registered with Transformers that count on is_causal alone",
+        ({"mask_argument": "ignored"}, {"mask_argument": "ignored", "padding": "ignored"}),
+        layouts=("interface", "mask interface"),
+        plants={
+            "interface": (("        scores = scores + attention_mask\n", "        pass\n"),),
+        },
+    ),
+)

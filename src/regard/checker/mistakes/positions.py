@@ -1,0 +1,96 @@
+"""Mistakes of positions: what is rotated, by which tables, along which axis, and biases by distance."""
+
+from regard.checker.mistakes.mistake import Mistake, Swap
+
+_ROTATE = "        q, k = rotate(q, start), rotate(k, start)\n"
+_PAIRS = """\
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+"""
+
+
+def _rotary(old: str, new: str) -> dict[str, tuple[Swap, ...]]:
+    return {"rotary": ((old, new),)}
+
+
+POSITION_MISTAKES = (
+    Mistake(
+        "values-rotated",
+        "with rotary positions on the values too",
+        "What a token passes on depends on its absolute position, so relative positions are lost in the output.",
+        "rotate queries and keys only",
+        "one loop over q, k and v, or a rotation of the fused projection",
+        ({"rotated": "qkv"}, {"rotated": "v"}),
+        plants=_rotary(_ROTATE, "        q, k, v = rotate(q, start), rotate(k, start), rotate(v, start)\n"),
+    ),
+    Mistake(
+        "one-side-rotated",
+        "with rotary positions on the queries only, or on the keys only",
+        "Scores depend on absolute positions instead of distances, and nothing is learned for later ones.",
+        "rotate queries and keys: q, k = rotate(q), rotate(k)",
+        "a rotation that returns two tensors, of which one is not used",
+        ({"rotated": "q"}, {"rotated": "k"}),
+        plants=_rotary(_ROTATE, "        k = rotate(k, start)\n"),
+    ),
+    Mistake(
+        "rotary-pairing-mixed",
+        "with the rotary tables of one pairing and the rotation of the other",
+        "The two channels of a pair are turned by different angles: lengths change and distances mean nothing.",
+        "torch.cat([angles, angles], -1) goes with halves, angles.repeat_interleave(2, -1) with neighbours",
+        "rotate_half of one code base with the cosines and sines of another",
+        ({"rotation": "mixed"},),
+        plants=_rotary(
+            _PAIRS,
+            "    cos, sin = cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)\n"
+            "    a, b = x.chunk(2, dim=-1)\n"
+            "    return x * cos + torch.cat([-b, a], dim=-1) * sin\n",
+        ),
+    ),
+    Mistake(
+        "rotation-sign-lost",
+        "with a rotation whose minus is missing: (a cos + b sin, b cos + a sin)",
+        "It is no rotation: lengths change with the position, and scores do not depend on distances.",
+        "a cos − b sin, b cos + a sin; rotate_half is torch.cat([-b, a], -1)",
+        "rotate_half written as torch.cat([b, a], -1)",
+        ({"rotation": "unsigned"},),
+        plants=_rotary("a * cos - b * sin", "a * cos + b * sin"),
+    ),
+    Mistake(
+        "rotated-against-each-other",
+        "with queries and keys rotated in opposite directions",
+        "Scores depend on the sum of two positions instead of their distance.",
+        "rotate queries and keys by the same angles",
+        "a conjugate or a negative sine for one of them",
+        ({"rotation": "opposite"},),
+        plants=_rotary(_ROTATE, "        q, k = rotate(q, start), rotate(k.flip(-1), start).flip(-1)\n"),
+    ),
+    Mistake(
+        "alibi-inverted",
+        "with a bias by distance of the wrong sign: far keys are favoured",
+        "The farther a token is the more it is attended to, and the next tokens are overlooked.",
+        "subtract: scores − slope · distance, where the distance is 0 or more",
+        "the distance taken as query − key and added",
+        ({"bias": "subtracted"},),
+        plants={
+            "layer": (
+                (
+                    "        allowed = self.mask[S - T : S, :S]\n",
+                    "        slopes = 2.0 ** (-8.0 * torch.arange(1, H + 1, device=x.device) / H)\n"
+                    "        distance = torch.arange(S - T, S, device=x.device)[:, None] - torch.arange(S, device=x.device)\n"
+                    "        scores = scores + slopes[:, None, None] * distance\n"
+                    "        allowed = self.mask[S - T : S, :S]\n",
+                ),
+            )
+        },
+    ),
+    Mistake(
+        "positions-cancel",
+        "whose rotary positions have no effect: queries and keys of a head turn by one and the same angle",
+        "Order is invisible: a text and its words shuffled are the same to it.",
+        "rotate (B, H, T, D) along T; before the transpose the tokens are on axis 1",
+        "a rotation for (B, T, H, D) that is given (B, H, T, D), so that positions count the heads",
+        plants=_rotary(
+            _ROTATE, "        q, k = (rotate(t.transpose(1, 2), 0).transpose(1, 2) for t in (q, k))\n"
+        ),
+    ),
+)

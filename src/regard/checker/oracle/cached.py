@@ -1,0 +1,130 @@
+"""Attention continued with a cache: the correct way, and those that contain a mistake.
+
+A `CacheVariant` with every field at its default is correct. Each field is one decision that authors get
+wrong; `answer` runs a variant on a sequence that arrives in pieces. The cache is a row of slots, which are
+zero before they are written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import CORRECT, Rule, past
+from regard.checker.oracle.wiring import Wiring
+
+POSITIONS = {
+    "right": lambda start: start,
+    "restart": lambda start: 0,
+    "behind": lambda start: max(start - 1, 0),
+    "ahead": lambda start: start + 1 if start else 0,
+}
+
+
+@dataclass(frozen=True)
+class CacheVariant:
+    """The decisions of one implementation of a cache."""
+
+    write: str = "start"  # the slot of the first new key: "start", "zero", "next" or "previous"
+    read: str = "written"  # which slots are read: see `_read` and `_cached`
+    new: str = "slots"  # where the new keys come from: "slots", "appended" after the slots, or "in front"
+    causal: Rule = past
+    first_causal: Rule = past  # of the first piece, which has no cache
+    query_positions: str = "right"  # a key of POSITIONS
+    key_positions: str = "right"
+    rotated_again: str = ""  # "read": cached keys are rotated when written and when read; "stored": also kept
+    cached: tuple[int, int] = (1, 2)  # which of (query, key, value, zeros) is cached as key and as value
+    swapped: bool = False  # whether each step takes the cached keys for values, and the values for keys
+    slots: int = 0  # the length of the cache, at least
+
+    def answer(self, question: Question, wiring: Wiring, cut: tuple[int, ...]) -> Tensor:
+        """Return the output for a sequence in pieces of these sizes.
+
+        `question` is self-attention of the whole sequence. A shape that does not fit raises an error.
+        """
+        x = question.q
+        B, T = x.shape[0], x.shape[1]
+        keys = values = None
+        pieces, start = [], 0
+        for size in cut:
+            piece = replace(question, q=(new := x[:, start : start + size]), k=new, v=new)
+            q, k, v = self._position(wiring, *wiring.project(piece), start=start)
+            stored = [(q, k, v, torch.zeros_like(v))[role] for role in self.cached]
+            if keys is None or values is None:
+                length = max(self.slots, T + 2)
+                keys, values = (t.new_zeros(B, t.shape[1], length, t.shape[3]) for t in stored)
+            if self.swapped and start:
+                keys, values = values, keys
+            old_keys, old_values = keys.clone(), values.clone()
+            at = {"start": start, "zero": 0, "next": start + 1, "previous": max(start - 1, 0)}[self.write]
+            keys[:, :, at : at + size], values[:, :, at : at + size] = stored
+            sizes = cut[: len(pieces)]
+            seen_keys = self._read(keys, old_keys, k, sizes)
+            seen_values = self._read(values, old_values, v, sizes)
+            if self.rotated_again and start and wiring.rotate is not None:
+                seen_keys = wiring.rotate(seen_keys, 0)
+                if self.rotated_again == "stored":
+                    keys[:, :, : start + size] = seen_keys[:, :, : start + size]
+            pieces.append(self._attend(piece, wiring, (q, seen_keys, seen_values), first=start == 0))
+            start += size
+        return torch.cat(pieces, 1)
+
+    def _position(
+        self, wiring: Wiring, q: Tensor, k: Tensor, v: Tensor, *, start: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys normalised and rotated, at the positions that this variant gives them."""
+        q = q if wiring.query_norm is None else wiring.query_norm(q)
+        k = k if wiring.key_norm is None else wiring.key_norm(k)
+        if wiring.rotate is not None:
+            q = wiring.rotate(q, POSITIONS[self.query_positions](start))
+            k = wiring.rotate(k, POSITIONS[self.key_positions](start))
+        return q, k, v
+
+    def _read(self, slots: Tensor, before: Tensor, new: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """Return the keys (or values) that the queries see.
+
+        Arguments:
+            slots: the cache (B, G, L, D) after the new keys were written; `before` is the cache before.
+            new: the new keys (B, G, T, D).
+            sizes: the sizes of the earlier pieces.
+        """
+        start = sum(sizes)
+        end = start + new.shape[2]
+        if self.read == "all":
+            return slots
+        if self.read == "one more":
+            return slots[:, :, : end + 1] if start else slots[:, :, :end]
+        if self.read == "not the new":
+            return before[:, :, :start] if start else new
+        if self.new == "in front":  # the latest piece first
+            return torch.cat([new, *reversed(before[:, :, :start].split(sizes, 2))] if sizes else [new], 2)
+        if self.new == "appended" or self.read != "written":
+            return torch.cat([self._cached(slots, before, sizes), new], 2)
+        return slots[:, :, :end]
+
+    def _cached(self, slots: Tensor, before: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """Return what is read of the cache in front of the new keys."""
+        start = sum(sizes)
+        if self.read == "none":
+            return slots[:, :, :0]
+        if self.read == "last piece":
+            return before[:, :, start - sizes[-1] if sizes else 0 : start]
+        if self.read == "not the first":
+            return slots[:, :, 1:start]
+        if self.read == "not the last":
+            return slots[:, :, : max(start - 1, 0)]
+        return before[:, :, :start] if self.read == "before" else slots[:, :, :start]
+
+    def _attend(
+        self, piece: Question, wiring: Wiring, projected: tuple[Tensor, Tensor, Tensor], *, first: bool
+    ) -> Tensor:
+        """Return the output of attention on queries, keys and values that have their positions already."""
+        plain = replace(wiring, rotate=None, query_norm=None, key_norm=None)
+        rule = self.first_causal if first else self.causal
+        return replace(CORRECT, causal=rule).answer(piece, plain, projected).output
+
+
+CORRECT_CACHE = CacheVariant()

@@ -1,0 +1,84 @@
+"""Whether the code has a backward pass at all: custom operators and kernels often have none.
+
+A detach in differentiable code is a mistake; an operator without a derivative is not. They are told apart by
+following the numbers: through PyTorch's own operators they could have been differentiated.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from regard.checker.oracle.question import Question
+from regard.checker.session import CheckSession
+from regard.checker.subject.layouts.cache import CACHED_LAYOUTS
+from regard.checker.subject.subject import Reply
+
+_NO_DERIVATIVE = re.compile(
+    r"not implemented|no autograd formula|derivative for|backward (pass )?(is )?not|not support(ed)? backward"
+    r"|does not require grad|NYI|not differentiable|forward[- ]only|inference",
+    re.I,
+)
+
+
+def missing_backward(session: CheckSession, question: Question) -> str | None:
+    """Return why the code has no backward pass; None if it has one, or should have one."""
+    tracked = question.to(session.dtype).map_inputs(lambda x: x.clone().requires_grad_())
+    reply = session.subject.run(tracked)
+    if reply.answer is None:  # it ran on inputs without gradients
+        return f"inputs that require gradients raise {reply.error_line}"
+    output = reply.answer.output
+    if not output.requires_grad:
+        return _why_untracked(session, question)
+    try:
+        torch.autograd.grad(output.sum(), tracked.q, retain_graph=True, allow_unused=True)
+    except (RuntimeError, NotImplementedError) as error:
+        line = Reply(None, error).error_line
+        if isinstance(error, NotImplementedError) or _NO_DERIVATIVE.search(line):
+            return line
+        raise
+    return None
+
+
+def _why_untracked(session: CheckSession, question: Question) -> str | None:
+    """Return why an output does not require gradients; None if only a detach explains it."""
+    layout = session.subject.kernel_layout
+    if layout is not None and layout.kind in CACHED_LAYOUTS:
+        return "it reads from a cache, and its output does not require gradients"
+    with FollowInputs() as followed:
+        question = question.to(session.dtype).map_inputs(torch.clone)
+        followed.add(question.q, question.k, question.v)
+        reply = session.subject.run(question)
+    if reply.answer is None or followed.reaches(reply.answer.output):
+        return None
+    return "its output is not made by operators of PyTorch that have a derivative"
+
+
+class FollowInputs(TorchDispatchMode):
+    """Follows numbers from some tensors to others through PyTorch's own operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reached: dict[int, Tensor] = {}  # by the address of its storage; the tensor keeps it alive
+
+    def add(self, *tensors: Tensor) -> None:
+        """Follow the numbers of these tensors."""
+        self._reached.update({t.untyped_storage()._cdata: t for t in tensors})
+
+    def reaches(self, tensor: Tensor) -> bool:
+        """Return whether a tensor holds numbers that came from those that are followed."""
+        return tensor.untyped_storage()._cdata in self._reached
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        own = func.namespace in ("aten", "prims")
+        if own and any(self.reaches(x) for x in inputs):
+            changed = [args[0]] if func._schema.is_mutable and isinstance(args[0], Tensor) else []
+            self.add(*(x for x in tree_leaves(result) if isinstance(x, Tensor)), *changed)
+        return result

@@ -1,0 +1,73 @@
+"""Questions for kernels: lengths that differ, pages, split keys, sink logits, windows to both sides, blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from regard.checker.oracle.question import Question
+from regard.checker.session import CheckSession
+
+_LENGTHS = ((5, 3, 6), (7, 3, 11))  # queries and keys of three items
+
+
+def kernel_questions(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
+    """Return the questions that a kernel with these arguments must answer.
+
+    `flag` is {"flag": True} if it has a causal argument.
+    """
+    if session.module is not None or session.subject.inputs != "qkv":
+        return []
+    questions = [*_ragged(session, flag), *_options(session, flag)]
+    if session.subject.layout in ("BHTD", "BTHD"):
+        blocks = session.cases.plain("several blocks", B=1, H=1, T=150, D=16, seed=60)
+        questions.append(replace(blocks, **flag))
+    return questions
+
+
+def optional_kernel_questions(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
+    """Return the questions that a kernel may refuse: sink logits of grouped heads."""
+    if session.module is not None or "sinks" not in session.subject.arguments:
+        return []
+    grouped = session.cases.plain("sink logits, grouped heads", G=2, seed=61)
+    return [replace(grouped, sinks=_sink_logits(4), **flag)]
+
+
+def _sink_logits(H: int) -> torch.Tensor:
+    return torch.randn(H, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+
+
+def _ragged(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
+    """Return questions whose items have lengths of their own."""
+    kernel, cases = session.subject.kernel_layout, session.cases
+    if kernel is None or not kernel.ragged:
+        return []
+    queries, keys = (tuple(-(-n // cases.multiple) * cases.multiple for n in side) for side in _LENGTHS)
+    if kernel.square or not kernel.ragged_queries:
+        queries = keys if kernel.square else (1 if kernel.one_query else min(keys),) * len(keys)
+    plain = cases.plain("lengths that differ", B=len(keys), T=max(queries), S=max(keys), seed=62)
+    questions = [replace(plain, lengths=(queries, keys))]
+    if flag:
+        questions.append(replace(questions[0], **flag))
+    if kernel.kind == "paged or not":
+        contiguous = cases.plain("without pages", B=3, T=max(queries), S=max(keys), seed=63)
+        questions.append(replace(contiguous, page=None))
+        if "softcap" in session.subject.arguments:
+            questions.append(replace(contiguous, page=None, softcap=2.0, name="softcap, without pages"))
+    return questions
+
+
+def _options(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
+    """Return questions about options that only kernels have."""
+    arguments, cases = session.subject.arguments, session.cases
+    questions = []
+    if "splits" in arguments:
+        questions.append(replace(cases.plain("split keys", T=5, S=11, seed=64), splits=3))
+    if "sinks" in arguments:
+        questions.append(replace(cases.plain("sink logits", seed=65), sinks=_sink_logits(4), **flag))
+    if session.subject.takes_window_pair or "right window" in arguments:
+        sides = cases.plain("window to both sides", T=9, seed=66)
+        questions.append(replace(sides, window=3, ahead=2, **{key: False for key in flag}))
+    return questions

@@ -1,0 +1,100 @@
+"""One of several processes that run the code together: `python -m regard.checker.rank_worker REQUEST`.
+
+It joins a gloo group through a file, runs the code on its part of each sequence, and writes one line of JSON
+for each answer. `distributed` starts these processes and reads the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from regard.checker.cases import Cases
+from regard.checker.distributed import adapt_for_ranks, is_consequence
+from regard.checker.subject.locate import locate
+from regard.checker.subject.subject import Subject
+from regard.checker.worker import end_with_parent
+
+
+def main() -> None:
+    """Answer every trial of the request, in every layout."""
+    request: dict[str, Any] = json.loads(sys.argv[1])
+    sys.argv = [sys.argv[0]]  # the author's code may parse it
+    end_with_parent(request["parent"], Path(request["result"]).parent)
+    sys.path[:0] = request["path"]
+    torch.set_num_threads(1)
+
+    def write_line(**fields: Any) -> None:
+        with open(request["result"], "a", encoding="utf-8") as result:
+            result.write(json.dumps(fields) + "\n")
+
+    write_line(started=True)
+    for index, spec in enumerate(request["specs"]):
+        try:
+            subject = adapt_for_ranks(locate(spec), request["init"], request["world_size"])
+            for layout in request["layouts"]:
+                store = f"{request['store']}-{index}-{layout}"
+                if not _answer(
+                    subject.replaced(layout=layout), request, store, partial(write_line, spec=spec)
+                ):
+                    break
+        except (Exception, SystemExit) as error:
+            write_line(spec=spec, error=_error_line(error))
+    write_line(done=True)
+    os._exit(0)  # without waiting for threads that the author's code may have started
+
+
+def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: Callable[..., None]) -> bool:
+    """Answer the trials in one layout, in a process group of its own; False if another rank did not come."""
+    rank, world_size = request["rank"], request["world_size"]
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=request["waiting"]),
+    )
+    try:
+        places: dict[str, Any] = {"group": distributed.group.WORLD, "rank": rank}
+        extra = {name: places.get(str(value), value) for name, value in subject.extra.items()}
+        subject = subject.replaced(extra=extra)
+        for index, trial in enumerate(request["trials"]):
+            question = replace(Cases(subject).plain(**trial["sizes"]), flag=trial["flag"])
+            local = question.to(getattr(torch, request["dtype"])).map_inputs(
+                lambda x: x.chunk(world_size, -2)[rank].contiguous()
+            )
+            with torch.no_grad():
+                reply = subject.run(local)
+            if reply.answer is None:
+                write_line(layout=subject.layout, error=reply.error_line)
+                return not is_consequence(reply.error_line)
+            lse = reply.answer.lse
+            write_line(
+                layout=subject.layout,
+                trial=index,
+                output=reply.answer.output.double().tolist(),
+                lse=None if lse is None else lse.double().tolist(),
+            )
+        distributed.barrier()  # a rank that has finished must not close the connections of the others
+    finally:
+        distributed.destroy_process_group()
+    return True
+
+
+def _error_line(error: BaseException) -> str:
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text}"[:240]
+
+
+if __name__ == "__main__":
+    main()

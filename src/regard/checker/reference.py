@@ -1,0 +1,258 @@
+"""Comparing code with the caller's own slow version, where the checker's own attention has no place.
+
+`check(thing, oracle=reference)` gives both the same inputs, options and weights. The reference says what is
+right: outputs, gradients, what each token may see, and how large an error is at each precision. This file
+makes the pair; `probes.comparison` compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.checker.cases import Cases
+from regard.checker.errors import CheckError
+from regard.checker.probes.cache import probe_cache
+from regard.checker.probes.comparison import COMPARISONS, ReferencePair
+from regard.checker.probes.dependence import visible_heads, visible_tokens
+from regard.checker.probes.dropout import probe_dropout
+from regard.checker.probes.module_state import probe_module_state
+from regard.checker.report import Report
+from regard.checker.session import CheckSession
+from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
+from regard.checker.subject.adapt import adapt
+from regard.checker.subject.construct import SIZES, add_promises, constructor_arguments
+from regard.checker.subject.subject import Subject
+from regard.checker.understand import Understanding, max_length, understand
+
+HEADS = ("BHTD", "BTHD", "BTD", "TD")  # layouts of functions on split heads
+
+
+def compare_with_reference(
+    thing: Any,
+    reference: Any,
+    init: dict[str, Any],
+    options: dict[str, Any],
+    promises: dict[str, Any],
+    own_check: Callable[[Any], Report],
+) -> CheckSession:
+    """Compare `thing` with `reference`, and return the session that holds the findings.
+
+    Arguments:
+        thing, reference: functions, modules or classes.
+        init: arguments of the constructors, or further arguments of the functions.
+        options: those of `check`.
+        promises: what the caller promised of both, such as `window=3`.
+        own_check: checks one of the two against the checker's own attention. It is asked only if they
+            differ for no reason that shows; its diagnosis counts if it knows the reference as right.
+    """
+    pair = _make_pair(thing, reference, init, options, promises)
+    session = pair.session
+    session.notes.append(f"compared with {pair.name}, your reference")
+    if pair.match.note:
+        session.notes.append(pair.match.note)
+    for compare in COMPARISONS:
+        compare(pair)
+    probe_dropout(session)
+    probe_cache(session)
+    probe_module_state(session)
+    failed = any(check.status == "failed" for check in session.checks)
+    if failed and not session.diagnoses and own_check(reference).ok:
+        for diagnosis in own_check(thing).diagnoses:
+            session.add_diagnosis(diagnosis.name, diagnosis.what, diagnosis.error, warning=diagnosis.warning)
+    return session
+
+
+def _make_pair(
+    thing: Any, reference: Any, init: dict[str, Any], options: dict[str, Any], promises: dict[str, Any]
+) -> ReferencePair:
+    """Return both as sessions that take the same inputs and hold the same weights."""
+
+    def adapted(side: Any) -> Subject:
+        own = {} if isinstance(side, nn.Module) else init
+        return adapt(side, add_promises(side, own, promises), options.get("true_means"))
+
+    subject = adapted(thing)
+    try:
+        theirs = adapted(reference)
+    except CheckError as error:
+        raise CheckError(f"your reference cannot be used: {error}") from error
+    if (subject.layout in HEADS) != (theirs.layout in HEADS) or subject.inputs != theirs.inputs:
+        raise CheckError(
+            f"{subject.name} takes {', '.join(subject.positional)} and your reference {theirs.name} takes "
+            f"{', '.join(theirs.positional)}: give both the same inputs"
+        )
+    always = {name: promises[name] for name in ("window", "softcap") if promises[name] is not None}
+    if "causal" in subject.arguments and "causal" in theirs.arguments:
+        always["flag"] = options.get("causal") is True
+    theirs_session = _prepare_reference(theirs, subject, always, options)
+    calls = [
+        _open_session(call, theirs_session.cases, options)
+        for call in _calls(subject, theirs_session.subject, options)
+    ]
+    references = [theirs_session]
+    if "causal" in theirs.arguments and "causal" not in subject.arguments:
+        flags = [_with_flag(theirs_session.subject, flag) for flag in (False, True)]
+        references = [_open_session(flag, theirs_session.cases, options) for flag in flags]
+    matches = list(find_matches(subject.module, theirs_session.module))
+    if not any(match.certain for match in matches):
+        matches += _weights_as_given(thing, reference, subject, theirs_session.subject)
+    pairs = [ReferencePair(call, ref, match) for match in matches for ref in references for call in calls]
+    pair = _choose(pairs or [ReferencePair(calls[0], references[0], WeightMatch([], certain=False))])
+    if not matches:
+        pair.session.undecided = (
+            f"its weights could not be matched with those of {pair.name}, since "
+            f"{describe_mismatch(subject.module, theirs_session.module)}: give them the same names and "
+            "shapes, or pass two modules whose weights you have made equal"
+        )
+    return pair
+
+
+def _prepare_reference(
+    subject: Subject, other: Subject, always: dict[str, Any], options: dict[str, Any]
+) -> CheckSession:
+    """Find the shapes, the length and the precision in which the reference runs; it must be deterministic."""
+    understanding = understand(subject, causal=None, heads=None, scale=None, always=always)
+    subject, lengths = understanding.subject, (understanding.cases.max_length, max_length(other))
+    limit = min((length for length in lengths if length is not None), default=None)
+    cases = replace(understanding.cases, always=always, max_length=limit)
+    if subject.layout in HEADS:
+        subject = _with_layout(subject, always)
+    session = _open_session(subject, replace(cases, subject=subject), options)
+    question = session.cases.plain().to(session.dtype)
+    first, second = session.understanding.first, subject.run(question)
+    if first.answer is None or second.answer is None:
+        raise CheckError(
+            f"your reference {subject.name} could not be run on {question.shapes()}: {first.error_line}"
+        )
+    if not bool(first.answer.output.isfinite().all()):
+        raise CheckError(f"your reference {subject.name} gives NaN or inf on {question.shapes()}")
+    if not torch.equal(first.answer.output, second.answer.output):
+        raise CheckError(
+            f"your reference {subject.name} gives another output each time: remove its randomness, so that "
+            "there is something to compare with"
+        )
+    return session
+
+
+def _with_layout(subject: Subject, always: dict[str, Any]) -> Subject:
+    """Return a function on heads in the layout in which its heads are independent and its tokens are not."""
+    running = []
+    for layout in HEADS:
+        candidate = subject.replaced(layout=layout)
+        session = _open_session(candidate, Cases(candidate, always=always), {})
+        question = session.cases.plain()
+        if session.understanding.first.answer is None:
+            continue
+        running.append(candidate)
+        heads, tokens = visible_heads(session, question), visible_tokens(session, question)
+        alone = heads is not None and torch.equal(heads, torch.eye(len(heads), dtype=torch.bool))
+        if alone and tokens is not None and int(tokens.sum()) > len(tokens):
+            return candidate
+    return running[0] if running else subject
+
+
+def _open_session(subject: Subject, cases: Cases, options: dict[str, Any]) -> CheckSession:
+    """Return a session without interpretations, in the first precision in which the code runs."""
+    question = cases.plain()
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        first = subject.run(question.to(dtype))
+        if first.answer is not None:
+            break
+    else:
+        dtype, first = torch.float64, subject.run(question)
+    shapes = {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)", "BHTD": "(B, H, T, D)"}
+    shapes |= {"BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
+    inputs = [f"inputs {shapes[subject.layout]}"]
+    return CheckSession(Understanding(subject, subject, cases, [], None, dtype, first, inputs), options)
+
+
+def _calls(subject: Subject, reference: Subject, options: dict[str, Any]) -> list[Subject]:
+    """Return the ways to call the code: like the reference first, then in other layouts and with its flag."""
+    layouts = [reference.layout]
+    if reference.layout in HEADS:
+        layouts += [layout for layout in HEADS if layout != reference.layout]
+    calls = [subject.replaced(layout=layout) for layout in layouts]
+    if "causal" in subject.arguments and "causal" not in reference.arguments:
+        flags = [options["causal"]] if options.get("causal") is not None else [False, True]
+        calls = [_with_flag(call, flag) for call in calls for flag in flags]
+    return calls
+
+
+def _with_flag(subject: Subject, flag: bool) -> Subject:
+    """Return the subject with its causal argument set once and for all."""
+    arguments = {meaning: name for meaning, name in subject.arguments.items() if meaning != "causal"}
+    return subject.replaced(arguments=arguments, extra=subject.extra | {subject.arguments["causal"]: flag})
+
+
+def _weights_as_given(thing: Any, reference: Any, subject: Subject, theirs: Subject) -> list[WeightMatch]:
+    """Return the match of two modules whose weights the caller has made equal, in whatever form."""
+    if not isinstance(thing, nn.Module) or not isinstance(reference, nn.Module):
+        return []
+    copies = []
+    for given, own in ((thing, subject.module), (reference, theirs.module)):
+        assert own is not None
+        parameters = dict(own.named_parameters())
+        copies += [(parameters[name].data, p.detach()) for name, p in given.named_parameters()]
+    return [WeightMatch(copies, certain=False, note="both with the weights that they have")]
+
+
+def _choose(pairs: list[ReferencePair]) -> ReferencePair:
+    """Return the first pair that agrees, or else the first that runs."""
+    for pair in pairs:
+        pair.share_weights()
+        if pair.difference(pair.cases.plain()) < pair.tolerance or _agrees_with_buffers(pair):
+            return pair
+    for pair in pairs:
+        if pair.session.understanding.first.answer is not None:
+            pair.share_weights()
+            return pair
+    first, shapes = pairs[0].session.understanding.first, pairs[0].cases.plain().shapes()
+    raise CheckError(f"{pairs[0].session.subject.name} could not be run on {shapes}: {first.error_line}")
+
+
+def _agrees_with_buffers(pair: ReferencePair) -> bool:
+    """Return whether the two agree once the buffers are the same too, and say so in the report.
+
+    A buffer that the reference draws at random, such as random features, is shared like a weight. Any other
+    that must be copied before the two agree is wrong.
+    """
+    module, source = pair.session.module, pair.reference.module
+    if module is None or source is None:
+        return False
+    theirs = dict(source.named_buffers())
+    shared = [
+        (name, buffer)
+        for name, buffer in module.named_buffers()
+        if name in theirs and theirs[name].shape == buffer.shape and not torch.equal(theirs[name], buffer)
+    ]
+    saved = [(buffer, buffer.clone()) for _, buffer in shared]
+    for name, buffer in shared:
+        buffer.copy_(theirs[name])
+    forget_copies(pair.session.subject)
+    if not shared or not pair.difference(pair.cases.plain()) < pair.tolerance:
+        for buffer, before in saved:
+            buffer.copy_(before)
+        forget_copies(pair.session.subject)
+        return False
+    names = ", ".join(f"`{name}`" for name, _ in shared)
+    if all(name in _random_buffers(pair.reference.subject) for name, _ in shared):
+        pair.session.notes.append(f"{names}, drawn at random, copied from {pair.name}")
+    else:
+        pair.session.add_failure("buffers", f"{names}: the two agree only with those of {pair.name}")
+    return True
+
+
+def _random_buffers(subject: Subject) -> set[str]:
+    """Return the names of buffers that another instance of the same class does not share."""
+    if subject.cls is None or subject.module is None:
+        return set()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        other = subject.cls(**constructor_arguments(subject.cls, subject.init, SIZES))
+    others = dict(other.named_buffers())
+    return {name for name, x in subject.module.named_buffers() if not torch.equal(x, others[name])}

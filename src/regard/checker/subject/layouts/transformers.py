@@ -1,0 +1,148 @@
+"""Functions that Transformers calls: for its `AttentionInterface`, and for its mask interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.checker.oracle.answer import Answer
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import CORRECT, CaseSizes, past
+from regard.checker.oracle.wiring import Wiring
+from regard.checker.subject.layouts.layout import KernelLayout, find_optional, find_shape, to_device
+
+
+@dataclass(frozen=True)
+class InterfaceLayout(KernelLayout):
+    """`(module, query, key, value, attention_mask, scaling, dropout, **kwargs) -> (output, weights)`.
+
+    Queries are (B, H, T, D), keys and values (B, G, S, D), the output is (B, T, H, D).
+    """
+
+    @property
+    def kind(self) -> str:
+        return "interface"
+
+    @property
+    def description(self) -> str:
+        return "those of Transformers' AttentionInterface"
+
+    def encode(self, question: Question) -> dict[str, Any]:
+        return {
+            "module": _calling_module(question),
+            "query": question.q,
+            "key": question.k,
+            "value": question.v,
+        }
+
+    def decode(self, tensors: list[Tensor], question: Question) -> Answer:
+        B, H, T, E = (*question.q.shape[:3], question.v.shape[-1])
+        output = find_shape(tensors, (B, T, H, E))
+        weights = find_optional(tensors, output, (B, H, T, question.k.shape[2]))
+        return Answer(output.transpose(1, 2), weights, None)
+
+
+def _calling_module(question: Question) -> nn.Module:
+    """Return a module with the attributes that Transformers' own attention has."""
+    H, G, D = question.q.shape[1], question.k.shape[1], question.q.shape[-1]
+    module = nn.Module().eval()
+    module.num_key_value_groups, module.head_dim, module.scaling = H // G, D, D**-0.5
+    module.num_heads = module.num_attention_heads = H
+    module.num_key_value_heads = G
+    module.is_causal = question.flag is True
+    module.layer_idx, module.attention_dropout, module.sliding_window = 0, 0.0, None
+    module.config = SimpleNamespace(
+        num_attention_heads=H, num_key_value_heads=G, head_dim=D, _attn_implementation="checked"
+    )
+    none = question.q.new_full((H,), -torch.inf)  # takes no share of the softmax
+    module.sinks = none if question.sinks is None else question.sinks.to(question.dtype)
+    return module
+
+
+@dataclass(frozen=True)
+class MaskInterfaceLayout(KernelLayout):
+    """`(batch_size, q_length, kv_length, …, mask_function, attention_mask) -> mask`, (B, 1, T, S).
+
+    The answer is the checker's own attention with that mask.
+    """
+
+    makes_mask: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        return "mask interface"
+
+    @property
+    def description(self) -> str:
+        return "those of Transformers' mask interface"
+
+    def encode(self, question: Question) -> dict[str, Any]:
+        B, T, S = question.q.shape[0], question.q.shape[2], question.k.shape[2]
+        return {
+            "batch": B,
+            "query length": T,
+            "key length": S,
+            "query offset": S - T,
+            "key offset": 0,
+            "positions": torch.arange(S - T, S),
+            "mask function": _mask_function(question),
+            "padding": question.padding,
+            "window": question.window,
+            "may skip": False,
+            "may skip both": False,
+            "dtype": question.dtype,
+            "device": "cpu",
+        }
+
+    def decode(self, tensors: list[Tensor], question: Question) -> Answer:
+        raise NotImplementedError
+
+    def run(
+        self, target: Callable[..., Any], question: Question, options: dict[str, Any], device: str
+    ) -> Answer:
+        """Call the function, and attend with the mask that it returns; None hides nothing."""
+        encoded = {self.names[m]: value for m, value in self.encode(question).items() if m in self.names}
+        keywords = {name: to_device(value, device) for name, value in encoded.items()}
+        if "device" in self.names:
+            keywords[self.names["device"]] = torch.device(device)
+        mask = target(**keywords)
+        if mask is not None and not isinstance(mask, Tensor):
+            raise RuntimeError(f"it returned a {type(mask).__name__}; expected a mask (B, 1, T, S) or None")
+        return attend_with_mask(question, to_device(mask, "cpu"))
+
+
+def attend_with_mask(question: Question, mask: Tensor | None) -> Answer:
+    """Return attention with a mask that the code under test made, boolean or added to the scores."""
+    plain = replace(
+        question, causal=False, window=None, ahead=None, rule=None, mask=None, padding=None, layout=""
+    )
+    B, H, T, S = (*question.q.shape[:3], question.k.shape[2])
+    if mask is None:
+        return CORRECT.answer(plain, Wiring())
+    torch.broadcast_shapes(tuple(mask.shape), (B, H, T, S))  # RuntimeError if it does not fit
+    if mask.dtype == torch.bool:
+        return CORRECT.answer(replace(plain, mask=mask), Wiring())
+    return CORRECT.answer(replace(plain, bias=mask.to(question.dtype)), Wiring())
+
+
+def _mask_function(question: Question) -> Callable[..., Any]:
+    """Return the question's mask as a function of batch, head, query and key, counted from the first key."""
+    T, S = question.q.shape[2], question.k.shape[2]
+    table = question.mask
+
+    def visible(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        seen = (query >= 0) & (key >= 0)
+        if question.flag:
+            seen = seen & past(query, key, CaseSizes(1, 1, 1, 1, 1, 1, 1))
+        if question.window is not None:
+            seen = seen & (key > query - question.window)
+        if table is not None:
+            seen = seen & table.to(getattr(query, "device", "cpu"))[query - (S - T), key]
+        return seen
+
+    return visible

@@ -1,0 +1,67 @@
+"""Finding out how a kernel is called: the layout that its arguments allow, in sizes that it takes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+from regard.checker.cases import Cases
+from regard.checker.intent import Intent
+from regard.checker.oracle.wiring import Wiring
+from regard.checker.subject.layouts.cache import CACHED_LAYOUTS, PagedLayout
+from regard.checker.subject.layouts.layout import KernelLayout
+from regard.checker.subject.subject import Reply, Subject
+from regard.checker.understand import (
+    Understanding,
+    causal_hypotheses,
+    declared_causality,
+    interpret,
+    most_plausible,
+    run_once,
+)
+
+# Sizes that a kernel may want: widths that are powers of two, lengths and pages that fill its blocks.
+_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
+_PAGES = (4, 16, 256)
+
+
+def understand_kernel(
+    subject: Subject, *, causal: bool | None, scale: float | None, always: dict[str, Any]
+) -> Understanding:
+    """Try the layouts that a kernel's arguments allow.
+
+    Arguments:
+        subject: the code under test, with the layouts to try.
+        causal, scale: what the caller stated; None if nothing.
+        always: fields of every question: a window, a soft cap, a causal flag.
+    """
+    declared = causal if causal is not None else declared_causality(subject)
+    hypotheses = causal_hypotheses(subject, causal, declared)
+    if subject.kernel_layouts[0].kind in CACHED_LAYOUTS:
+        hypotheses = sorted(hypotheses, reverse=True)  # with a cache it is causal, unless its numbers say not
+    intents = [Intent(Wiring(scale=scale), c) for c in hypotheses]
+    tried: list[Understanding] = []
+    for layout in subject.kernel_layouts:
+        candidate = subject.replaced(kernel_layout=layout)
+        cases, reply, dtype = _first_run(candidate, layout, always)
+        tried.append(interpret(candidate, cases, intents, dtype, reply, declared))
+        if tried[-1].right_intent is not None:
+            return tried[-1]
+    return most_plausible(tried)
+
+
+def _first_run(
+    subject: Subject, layout: KernelLayout, always: dict[str, Any]
+) -> tuple[Cases, Reply, torch.dtype]:
+    """Run a kernel in one layout, in the first sizes that it takes."""
+    pages: list[dict[str, Any]] = [{"page": n} for n in _PAGES] if isinstance(layout, PagedLayout) else [{}]
+    attempts = []
+    for sizes, page in itertools.product(_SIZES, pages):
+        cases = Cases(subject, always={**always, "layout": layout.kind, **page}, **sizes)
+        reply, dtype = run_once(subject, cases.plain())
+        attempts.append((cases, reply, dtype))
+        if reply.error is None:
+            return attempts[-1]
+    return attempts[0]

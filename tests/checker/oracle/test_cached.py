@@ -1,0 +1,51 @@
+"""Attention continued with a cache: correctly it is attention of the whole, with a mistake it is not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from regard.checker.catalogue import CATALOGUE
+from regard.checker.oracle.cached import CORRECT_CACHE
+from regard.checker.oracle.oracle import expected_answer, relative_difference
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.rotation import Rotation
+from regard.checker.oracle.wiring import Affine, Wiring
+
+CUTS = [(1,) * 6, (2, 2, 2), (1, 5), (4, 2), (3, 3)]
+
+
+def normal(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.fixture(params=["plain", "rotary"])
+def wiring(request):
+    layers = [Affine(normal(20, 16)), Affine(normal(20, 16)), Affine(normal(20, 16)), Affine(normal(16, 20))]
+    rotate = Rotation(torch.tensor([1.0, 0.1], dtype=torch.float64)) if request.param == "rotary" else None
+    return Wiring(4, 4, *layers, splits=True, width=20, rotate=rotate)
+
+
+@pytest.fixture
+def question():
+    x = normal(2, 6, 20)
+    return Question("cache", x, x, x, causal=True)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("change", [{}, {"new": "appended"}, {"slots": 32}], ids=str)
+def test_a_correct_cache_gives_the_whole(cut, change, wiring, question):
+    output = replace(CORRECT_CACHE, **change).answer(question, wiring, cut)
+    assert relative_difference(output, expected_answer(question, wiring).output) < 1e-12
+
+
+@pytest.mark.parametrize("name", [name for name, m in CATALOGUE.items() if m.cache_changes])
+def test_every_mistake_of_a_cache_changes_some_output(name, question):
+    layers = [Affine(normal(20, 16)), Affine(normal(20, 16)), Affine(normal(20, 16)), Affine(normal(16, 20))]
+    rotate = Rotation(torch.tensor([1.0, 0.1], dtype=torch.float64))
+    wiring = Wiring(4, 4, *layers, splits=True, width=20, rotate=rotate)
+    whole = expected_answer(question, wiring).output
+    for change in CATALOGUE[name].cache_changes:
+        variant = replace(CORRECT_CACHE, **change)
+        errors = [relative_difference(variant.answer(question, wiring, cut), whole) for cut in CUTS]
+        assert max(errors) > 1e-3, change

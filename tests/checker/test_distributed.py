@@ -1,0 +1,179 @@
+"""Ring attention and Ulysses on two processes: planted mistakes are named, and no process is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from regard.checker import CheckError, check, distributed
+from regard.checker.distributed import adapt_for_ranks, judge, make_trials, run_ranks
+from regard.checker.distributed_examples import DISTRIBUTED_NAMES, DISTRIBUTED_TEMPLATES, RING
+from regard.checker.mistakes.distributed import DISTRIBUTED_MISTAKES
+from regard.checker.sandbox import check_in_process
+from tests.checker.planting import load, uproot
+
+TRANSPOSED = """
+
+def ring_with_lse(q, k, v, is_causal, process_group, return_lse=False):  # (B, T/n, H, D)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse = ring_attention(q, k, v, is_causal, process_group)
+    return (out.transpose(1, 2), lse[..., 0]) if return_lse else out.transpose(1, 2)
+"""
+BROKEN = """
+
+def fails_on_one_rank(q, k, v, rank, world_size):
+    if rank == 1:
+        raise ValueError(f"rank {rank} of {world_size} is tired")
+    dist.barrier()
+    return v
+
+
+def waits_in_vain(q, k, v):
+    if dist.get_rank() == 0:
+        dist.recv(v, 1)
+    return v
+
+
+def hangs(q, k, v):
+    import os, time
+    open(f"{__file__}.{os.getpid()}", "w").close()
+    time.sleep(1000)
+"""
+# Variations that are written into the right ring: the name that each must get.
+VARIATIONS = {
+    "own_block_only": ("k, v = exchange(k, group), exchange(v, group)", "pass", "stale-ring-step"),
+    "values_stale": (
+        "k, v = exchange(k, group), exchange(v, group)",
+        "k = exchange(k, group)",
+        "stale-ring-step",
+    ),
+    "others_visible": ("keys <= at if", "(keys <= at) | (source != rank) if", "causal-offset-by-rank"),
+    "own_triangle": ("keys <= at if", "torch.ones(T, T).tril().bool() if", "causal-offset-by-rank"),
+    "summed": (
+        "out = torch.exp(lse - merged) * out + torch.exp(block_lse - merged) * block",
+        "out = out + block",
+        "merge-without-lse",
+    ),
+    "unscaled": (" / D**0.5", "", "no-scale"),
+    "striped": (
+        "at = rank * T + torch.arange(T)[:, None]\n        keys = source * T + torch.arange(T)",
+        "at = rank + n * torch.arange(T)[:, None]\n        keys = source + n * torch.arange(T)",
+        "striped",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """The findings about every example and every variation, from one start of the processes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    programs = {kind: (kind, source) for kind, source in DISTRIBUTED_TEMPLATES.items()}
+    for mistake in DISTRIBUTED_MISTAKES:
+        for kind, swaps in mistake.plants.items():
+            source = DISTRIBUTED_TEMPLATES[kind]
+            for old, new in swaps:
+                assert old in source
+                source = source.replace(old, new)
+            programs[mistake.name] = (kind, source)
+    for name, (old, new, _) in VARIATIONS.items():
+        assert old in RING
+        programs[name] = ("ring", RING.replace(old, new))
+    specs = {}
+    for name, (kind, source) in programs.items():
+        file = folder / f"{name.replace('-', '_')}.py"
+        file.write_text(source)
+        specs[name] = f"{file}:{DISTRIBUTED_NAMES[kind]}"
+    subjects = {
+        name: adapt_for_ranks(load(source, DISTRIBUTED_NAMES[kind]), {}, 2)
+        for name, (kind, source) in programs.items()
+    }
+    uproot()
+    trials = make_trials(subjects["ring"], 2, {})
+    answers = run_ranks(list(specs.values()), 2, {}, trials)
+    assert all(isinstance(result, dict) for result in answers.values()), answers
+    return {n: judge(subjects[n], 2, trials, answers[spec], {}, None) for n, spec in specs.items()}
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTED_TEMPLATES)
+def test_the_templates_are_right(reports, kind):
+    assert {(check.name, check.status) for check in reports[kind].checks} >= {
+        ("output", "passed"),
+        ("causal", "passed"),
+    }
+    assert reports[kind].diagnoses == []
+
+
+@pytest.mark.parametrize("name", [mistake.name for mistake in DISTRIBUTED_MISTAKES])
+def test_a_planted_mistake_is_the_first_diagnosis(reports, name):
+    assert reports[name].diagnoses[0].name == name
+    assert any(check.status == "failed" for check in reports[name].checks)
+    assert "expected" in reports[name].example
+
+
+@pytest.mark.parametrize("variation", [name for name in VARIATIONS if name != "striped"])
+def test_other_forms_of_the_mistakes_are_named(reports, variation):
+    assert [diagnosis.name for diagnosis in reports[variation].diagnoses] == [VARIATIONS[variation][2]]
+
+
+def test_another_order_of_tokens_is_undecided(reports):
+    assert "striped order" in reports["striped"].undecided
+    assert not any(check.status == "failed" for check in reports["striped"].checks)
+
+
+def test_the_command_finds_the_layout_and_compares_the_lse(tmp_path):
+    (tmp_path / "ring.py").write_text(RING.replace("return out", "return out, lse") + TRANSPOSED)
+    report = check_in_process(f"{tmp_path}/ring.py:ring_with_lse", {"processes": 2})
+    assert report.verdict == "right", str(report)
+    assert {check.name for check in report.passed} == {"output", "causal", "lse"}
+    assert "(B, T/n, H, D)" in report.assumptions[0]
+
+
+def test_an_error_on_one_rank_and_a_rank_that_waits_in_vain_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "WAITING", 1.0)
+    (tmp_path / "broken.py").write_text(RING + BROKEN)
+    fails, waits = (f"{tmp_path}/broken.py:{name}" for name in ("fails_on_one_rank", "waits_in_vain"))
+    trials = [{"sizes": {"T": 4}, "flag": None}]
+    results = run_ranks([fails, waits], 2, {}, trials)
+    assert results[fails] == "rank 1 raised ValueError: rank 1 of 2 is tired"
+    assert results[waits].startswith("the ranks wait for each other (1 s)")
+
+
+def test_the_ranks_end_with_the_process_that_started_them(tmp_path):
+    (tmp_path / "broken.py").write_text(RING + BROKEN)
+    call = f"check_in_process('{tmp_path}/broken.py:hangs', {{'processes': 2}})"
+    code = f"from regard.checker.sandbox import check_in_process; {call}"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
+    )
+    patience = time.monotonic() + 120
+    while len(pids := [int(file.suffix[1:]) for file in tmp_path.glob("broken.py.*")]) < 2:
+        assert time.monotonic() < patience
+        time.sleep(0.05)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    while any(_runs(pid) for pid in pids) and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert not any(_runs(pid) for pid in pids)
+    assert list(tmp_path.glob("regard-*")) == []  # the files through which they met
+
+
+def _runs(pid):
+    """Whether a process is neither gone nor a zombie that nobody has reaped yet."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_what_cannot_be_run_on_processes_is_refused():
+    with pytest.raises(CheckError, match=r"top level of a file.*--processes 2"):
+        check(lambda q, k, v: v, processes=2)
+    with pytest.raises(CheckError, match="from 2 to 16"):
+        check(_runs, processes=1)
+    with pytest.raises(CheckError, match=r"expected a function of \(q, k, v\)"):
+        check(_runs, processes=2)
