@@ -236,7 +236,7 @@ class ObservedWiring(Wiring):
         for x, heads in zip(raw, (self.heads, self.groups, self.groups), strict=True):
             if self.interleaved:
                 x = x.unflatten(-1, (-1, heads)).mT.flatten(-2)  # type: ignore[no-untyped-call]
-            parts.append(split_heads(x, heads, view))
+            parts.append(split_heads(x.to(question.dtype), heads, view))  # a norm may widen them
         return parts[0], parts[1], parts[2]
 
     def finish(
