@@ -31,6 +31,7 @@ from regard.checker.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import add_promises
+from regard.checker.subject.parts import attention_parts, model_sentence
 from regard.checker.subject.subject import Subject
 from regard.checker.understand import Understanding, understand
 from regard.checker.understand_kernel import understand_kernel
@@ -182,6 +183,10 @@ def _explain_error(session: CheckSession) -> None:
         session.add_mistake(
             "runs on a batch", first.error_line, "dot-t-on-a-batch", evidence, distance=math.inf
         )
+        return
+    if session.module is not None and (parts := attention_parts(session.module)):
+        session.undecided = model_sentence(parts)
+        session.add_skip("output", "it could not be run")
         return
     raise CheckError(
         f"{session.subject.name} could not be run on {session.cases.plain().shapes()}: {first.error_line}"

@@ -98,7 +98,7 @@ def diagnose(
         pairs: whether to try every two mistakes together if no single one matches.
     """
     matchers = [
-        VariantMatcher(intent, observations) for intent in fitting_intents(intents, observations)[:12]
+        VariantMatcher(intent, observations) for intent in fitting_intents(intents, observations)[:24]
     ]
     singles = _single_changes(observations)
     # Single mistakes, then any scale, then approximate matches, then pairs.

@@ -197,7 +197,7 @@ def _understand_sequences(
         if observed is not None and not understanding.intents and observed.right_intent is None:
             return observed
         if observed is not None and observed.right_intent is not None and observed.roles == (0, 1, 2):
-            return observed
+            return observed  # else its names promise another role, or another input
         understanding.observed = observed
     return understanding
 
@@ -261,7 +261,10 @@ def interpret(
     observations = [Observation(cases.plain(), reply.answer), *_more_observations(subject, cases, dtype)]
     fitting = fitting_intents(intents, observations)
     understanding.right_intent = search(observations, fitting, [])
-    if understanding.right_intent is not None or not fitting:
+    if understanding.right_intent is not None:
+        return understanding
+    if not fitting:
+        understanding.intents = []
         return understanding
     bases = fitting[:8]
     width_of_head = head_width(bases[0].wiring, cases.plain())
@@ -275,7 +278,9 @@ def interpret(
     understanding.right_intent = search(observations, bases, features)
     if understanding.right_intent is None:
         evident = [f for f in features if f.evident and f.kind in ("rotation", "bias", "sinks", "norm")]
-        more = [add_feature(base, feature) for feature in evident[:12] for base in bases[:2]]
+        kinds = {feature.kind for feature in evident}
+        evident = [f for kind in kinds for f in [f for f in evident if f.kind == kind][: 16 // len(kinds)]]
+        more = [add_feature(base, feature) for feature in evident for base in bases[:2]]
         understanding.intents = [*fitting, *(intent for intent in more if intent is not None)]
     return understanding
 
@@ -314,7 +319,7 @@ def _interpret_observed(
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
     found = interpret(observed, understanding.cases, intents, dtype, reply, understanding.declared_causal)
     found.subject, found.first = subject, understanding.first
-    found.roles = named_roles(core, subject.module)
+    found.roles = named_roles(core, subject.module) if not core.crossed else (0, 2, 1)
     found.assumptions = [*understanding.assumptions, describe_core(core)]
     return found
 

@@ -47,6 +47,8 @@ def missing_backward(session: CheckSession, question: Question) -> str | None:
 
 def _why_untracked(session: CheckSession, question: Question) -> str | None:
     """Return why an output does not require gradients; None if only a detach explains it."""
+    if session.module is None:
+        return "its output has no gradient at all, so it is for inference only"
     layout = session.subject.kernel_layout
     if layout is not None and layout.kind in CACHED_LAYOUTS:
         return "it reads from a cache, and its output does not require gradients"

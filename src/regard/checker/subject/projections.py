@@ -9,6 +9,7 @@ numbers with it.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -74,18 +75,20 @@ def _wire(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int)
 
 
 def _weights(module: nn.Module) -> Iterator[_Weight]:
-    """Yield every two- or three-dimensional weight, with its bias."""
+    """Yield every weight that may be a projection, with its bias."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     layers = dict(module.named_modules(remove_duplicate=False))
     for path, weight in parameters.items():
         owner_path, _, name = path.rpartition(".")
-        if weight.ndim not in (2, 3) or _inside_norm(path) or _bias_role(path) is not None:
+        if weight.ndim not in (2, 3, 4) or _inside_norm(path) or _bias_role(path) is not None:
             continue
-        role = vocabulary.projection(path)
+        fused = weight.ndim == 4 and weight.shape[0] == 3  # (3, H, C, D) or (3, C, H, D)
+        role = "qkv" if fused else vocabulary.projection(path)
         owner = layers[owner_path]
         layer = name == "weight" and owner is not module
         bias = parameters.get(f"{owner_path}.bias") if layer else _bare_bias(parameters, path, role)
-        yield _Weight(path, tuple(_matrices(weight, owner if layer else None, role)), bias, role)
+        if matrices := tuple(_matrices(weight, owner if layer else None, role)):
+            yield _Weight(path, matrices, bias, role)
 
 
 def _inside_norm(path: str) -> bool:
@@ -118,7 +121,14 @@ def _is_bias(path: str) -> bool:
 
 def _matrices(weight: Tensor, layer: nn.Module | None, role: str | None) -> Iterator[Tensor]:
     """Yield the matrices (in, out) that a weight may represent."""
-    if weight.ndim == 3:
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        if math.prod(weight.shape[2:]) == 1:
+            yield weight.flatten(1).mT
+    elif weight.ndim == 4:
+        if weight.shape[0] == 3:
+            yield weight.permute(2, 0, 1, 3).flatten(1)
+            yield weight.permute(1, 0, 2, 3).flatten(1)
+    elif weight.ndim == 3:
         if role == "out":  # (H, D, C) or (C, H, D)
             yield weight.flatten(0, 1)
             yield weight.flatten(1, 2).mT

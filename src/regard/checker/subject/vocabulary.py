@@ -148,7 +148,7 @@ _CACHE = re.compile(
 
 def is_cache(name: str) -> bool:
     """Return whether an attribute is named like a cache of keys and values: `cache_k`, `past_keys`."""
-    return _CACHE.search(name) is not None
+    return _CACHE.search(name) is not None and not re.search(r"cos|sin|freq|rope|rotary|mask|pos", name, re.I)
 
 
 def says_causal(text: str) -> bool | None:
