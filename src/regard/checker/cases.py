@@ -25,10 +25,10 @@ class Cases:
     context_width: int = 40  # C of (B, S, C), for keys and, unless `value_width` is given, values
     max_length: int | None = None
     always: dict[str, Any] = field(default_factory=dict)  # softcap, window, rule: part of the module itself
-    powers: bool = False  # widths of heads are powers of two, 16 at least, as many kernels want them
-    multiple: int = 1  # lengths are multiples of this
     value_width: int | None = None
     fixed_length: int | None = None  # the only length that it takes
+    powers: bool = False  # widths of heads are powers of two, 16 at least, as many kernels want them
+    multiple: int = 1  # lengths are multiples of this
 
     def plain(
         self,

@@ -7,7 +7,9 @@ is right under one of them.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,6 +37,10 @@ from regard.checker.subject.observe import (
 )
 from regard.checker.subject.projections import find_wirings, head_counts
 from regard.checker.subject.subject import SEQUENCES, OutputShapeError, Reply, Subject, apply_rotary
+
+# Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks.
+KERNEL_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
+NEARLY_RIGHT = 3e-2  # relative: only precision is lost
 
 
 @dataclass
@@ -83,7 +89,12 @@ def understand(
     declared = causal if causal is not None else declared_causality(subject)
     if subject.layout in SEQUENCES:
         return _understand_sequences(subject, causal, declared, heads, scale, always)
-    return _understand_heads(subject, causal, declared, scale, always)
+    attempts = []
+    for sizes in KERNEL_SIZES:
+        attempts.append(_understand_heads(subject, causal, declared, scale, always, sizes))
+        if attempts[-1].first.error is None:
+            return attempts[-1]
+    return attempts[0]
 
 
 def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
@@ -96,7 +107,12 @@ def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | No
 
 
 def _understand_heads(
-    subject: Subject, causal: bool | None, declared: bool | None, scale: float | None, always: dict[str, Any]
+    subject: Subject,
+    causal: bool | None,
+    declared: bool | None,
+    scale: float | None,
+    always: dict[str, Any],
+    sizes: dict[str, Any],
 ) -> Understanding:
     """Understand a function on queries, keys and values: try the usual layouts of their dimensions."""
     intents = [Intent(Wiring(scale=scale), c) for c in causal_hypotheses(subject, causal, declared)]
@@ -104,9 +120,9 @@ def _understand_heads(
     # A layout in which the output is right.
     for form, layout in itertools.product(with_open_masks(subject), ("BHTD", "BTHD", "BTD", "TD")):
         candidate = form.replaced(layout=layout)
-        cases = Cases(candidate, always=always)
+        cases = Cases(candidate, always=always, **sizes)
         reply, dtype = run_once(candidate, cases.plain())
-        right = _find_right_intent(reply, cases.plain(), intents)
+        right = find_right_intent(reply, cases.plain(), intents)
         if layout not in tried or tried[layout][0].error is not None:
             tried[layout] = reply, candidate, dtype
         if right is not None and not (layout == "TD" and _ran(tried, "BHTD", "BTD")):
@@ -120,13 +136,14 @@ def _understand_heads(
     for layout in ("BHTD", "BTHD", "BTD", "TD"):
         reply, candidate, dtype = tried[layout]
         if reply.error is None and not (layout == "TD" and ran):
-            ran.append(interpret(candidate, Cases(candidate, always=always), intents, dtype, reply, declared))
+            cases = Cases(candidate, always=always, **sizes)
+            ran.append(interpret(candidate, cases, intents, dtype, reply, declared))
             if ran[-1].right_intent is not None:
                 return ran[-1]
     if ran:
         return most_plausible([u for u in ran if u.subject.layout in ("BHTD", "BTHD")] or ran[:1])
     candidate = subject.replaced(layout="BHTD")
-    cases = Cases(candidate, always=always)
+    cases = Cases(candidate, always=always, **sizes)
     return Understanding(
         candidate, candidate, cases, intents, None, tried["BHTD"][2], tried["BTD"][0], [], declared
     )
@@ -138,7 +155,9 @@ def most_plausible(tried: list[Understanding]) -> Understanding:
     It is for code that runs in several layouts and is right in none.
     """
     ran = [found for found in tried if found.first.error is None] if len(tried) > 1 else []
-    ran.sort(key=lambda found: _smallest_error(found))
+    ran.sort(key=_smallest_error)
+    if ran and _smallest_error(ran[0]) < NEARLY_RIGHT:
+        return ran[0]
     return next((found for found in ran if _is_explained(found)), (ran or tried)[0])
 
 
@@ -153,8 +172,11 @@ def _smallest_error(understanding: Understanding) -> float:
     """Return how far the reply to the plain question is from right, in the interpretation that suits it."""
     answer, question = understanding.first.answer, understanding.cases.plain()
     assert answer is not None
-    expected = [expected_answer(intent.apply(question), intent.wiring) for intent in understanding.intents]
-    return min(relative_error(answer, right) for right in expected)
+    errors = []
+    for intent in understanding.intents:
+        with contextlib.suppress(RuntimeError, ValueError):  # sizes that do not fit
+            errors.append(relative_error(answer, expected_answer(intent.apply(question), intent.wiring)))
+    return min(errors, default=math.inf)
 
 
 def _ran(tried: dict[str, tuple[Reply, Subject, torch.dtype]], *layouts: str) -> bool:
@@ -183,7 +205,7 @@ def _understand_sequences(
     for form in forms(subject):
         cases, reply, dtype = _first_run(form, wirings, always)
         meant = _with_rotations(form, intents)
-        right = _find_right_intent(reply, cases.plain(), meant)
+        right = find_right_intent(reply, cases.plain(), meant)
         tried.append(Understanding(form, form, cases, meant, right, dtype, reply, [], declared))
         if right is not None or (reply.error is None and is_certain(form)):
             break
@@ -201,6 +223,21 @@ def _understand_sequences(
             return observed  # else its names promise another role, or another input
         understanding.observed = observed
     return understanding
+
+
+def first_form(subject: Subject, always: dict[str, Any]) -> tuple[Subject, Cases]:
+    """Return code on sequences in the first form in which it runs, and what makes questions for it.
+
+    What it computes is not asked. `always` are fields of every question.
+    """
+    wirings = _wirings(subject, None, None)
+    tried = []
+    for form in forms(subject):
+        cases, reply, _ = _first_run(form, wirings, always)
+        if reply.error is None:
+            return form, cases
+        tried.append((form, cases))
+    return tried[0]
 
 
 def _success(understanding: Understanding) -> int:
@@ -353,7 +390,7 @@ def run_once(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
     return reply, torch.float64
 
 
-def _find_right_intent(reply: Reply, question: Question, intents: list[Intent]) -> Intent | None:
+def find_right_intent(reply: Reply, question: Question, intents: list[Intent]) -> Intent | None:
     """Return the first interpretation under which an answer is right."""
     if reply.answer is None:
         return None
