@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.diagnose import Match, VariantMatcher, diagnose, explain_parts
-from regard.checker.evidence import against_softmax
+from regard.checker.diagnose import Match, VariantMatcher, diagnose, diagnose_pairs, explain_parts
+from regard.checker.evidence import against_softmax, is_strange
 from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
@@ -328,17 +328,20 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
     understanding = session.understanding
     intents = [understanding.right_intent] if understanding.right_intent else understanding.intents
     unknown = _unknown(session, intents[0])
-    # Pairs of mistakes are tried only if nothing else explains why no single one fits.
-    search = max(wrong.values()) >= 3e-2 and not unknown and not session.mixed
-    matches = diagnose(observations, intents, session.source, pairs=search)
+    matches = diagnose(observations, intents, session.source, pairs=False)
     if not matches and understanding.observed is not None:
         matches = _diagnose_observed(session, understanding.observed)
+    # Pairs of mistakes are tried only if nothing else explains why no single one fits.
+    evidence = "" if matches else against_softmax(session)
+    search = max(wrong.values()) >= 3e-2 and not unknown and not session.mixed and not is_strange(evidence)
+    if not matches and search:
+        matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
         matches = _diagnose_single_sequence(session, intents)
         session.add_diagnosis("batch-items-mixed", session.mixed)
     elif not matches:
         matches = explain_parts(observations, intents, session.source)
-    if not matches and not session.mixed and _is_undecided(session, wrong, unknown):
+    if not matches and not session.mixed and _is_undecided(session, wrong, unknown, evidence):
         return
     if matches and matches[0].names == ("inverted-mask",) and _is_convention(session, wrong):
         name = session.subject.arguments["mask"]
@@ -380,10 +383,10 @@ def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[M
         reply = observed.compared.run(question.to(observed.dtype))
         if reply.answer is not None:
             observations.append(Observation(question, reply.answer))
-    return diagnose(observations, observed.intents, session.source, pairs=len(observed.intents) <= 4)
+    return diagnose(observations, observed.intents, session.source, pairs=False)
 
 
-def _is_undecided(session: CheckSession, wrong: dict[str, float], unknown: str) -> bool:
+def _is_undecided(session: CheckSession, wrong: dict[str, float], unknown: str, evidence: str) -> bool:
     """Record why there is no verdict, if no mistake explains a wrong output and there is a doubt."""
     if "output" not in wrong:
         if not wrong.keys() <= {"mask", "padding"}:
@@ -398,7 +401,6 @@ def _is_undecided(session: CheckSession, wrong: dict[str, float], unknown: str) 
         return True
     if max(wrong.values()) < 3e-2 and not unknown:
         return False  # precision is lost
-    evidence = against_softmax(session)
     if evidence:
         session.undecided = f"this is not softmax attention: {evidence}; {COMPARE}"
     elif unknown:
