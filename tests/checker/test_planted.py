@@ -4,7 +4,6 @@ import pytest
 
 import regard.checker
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.distributed_examples import DISTRIBUTED_TEMPLATES
 from regard.checker.examples import NAMES, TEMPLATES, plant_mistake
 from tests.checker.planting import load
 
@@ -12,12 +11,11 @@ from tests.checker.planting import load
 ONLY_WARNINGS = {("top-left-causal", "function"), ("dot-t-on-a-batch", "function")}
 
 
-ONE_PROCESS = [
-    kind for kind in TEMPLATES if kind not in DISTRIBUTED_TEMPLATES
-]  # the others: test_distributed
+# Those on several processes are planted by `test_distributed`.
+PLANTED = [(m.name, kind) for m in CATALOGUE.values() for kind in m.plants if kind in TEMPLATES]
 
 
-@pytest.mark.parametrize("kind", ONE_PROCESS)
+@pytest.mark.parametrize("kind", TEMPLATES)
 def test_the_templates_are_right(kind):
     report = regard.checker.check(load(TEMPLATES[kind], NAMES[kind]))
     assert report.ok, str(report)
@@ -25,9 +23,7 @@ def test_the_templates_are_right(kind):
     assert report.warnings == []
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [(m.name, kind) for m in CATALOGUE.values() for kind in m.plants if kind in ONE_PROCESS]
-)
+@pytest.mark.parametrize(("name", "kind"), PLANTED)
 def test_a_planted_mistake_is_the_first_diagnosis(name, kind):
     report = regard.checker.check(load(plant_mistake(CATALOGUE[name], kind), NAMES[kind]))
     warning = CATALOGUE[name].warning or (name, kind) in ONLY_WARNINGS

@@ -7,7 +7,9 @@ the factor of each value is its weight.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,55 +24,74 @@ def against_softmax(session: CheckSession) -> str:
     """Return what was measured that softmax attention cannot do, as a phrase; "" if nothing was."""
     observed = session.understanding.observed
     compared = session.compared if observed is None else observed.compared
+    measure: Callable[[float], tuple[Tensor, bool] | None] | None = None
     if isinstance(compared, ObservedSubject):
-        found = _judge(*_observed_weights(session, compared))
+        measure = partial(_observed_weights, session, compared)
     elif session.subject.inputs == "qkv" and session.module is None:
-        found = _judge(*_function_weights(session))
-    else:
-        found = []
+        measure = partial(_function_weights, session)
+    found = [] if measure is None else _judge(measure)
     if not found and session.subject.inputs == "x":
         found = _same_tokens(session)
     return ", and ".join(found)
 
 
-def _judge(weights: Tensor | None, linear: bool) -> list[str]:
-    """Return phrases for what weights (…, T, S) cannot be if they come from a softmax."""
-    found = []
+def _judge(measure: Callable[[float], tuple[Tensor, bool] | None]) -> list[str]:
+    """Return phrases for what the measured weights cannot be if they come from a softmax of q · k.
+
+    `measure` returns the weights (…, T, S) with the queries multiplied by a factor, and whether the output is
+    linear in the values.
+    """
+    measured = [measure(factor) for factor in (1.0, 2.0, 3.0)]
+    if any(part is None for part in measured):
+        return []
+    weights, linear = [part[0] for part in measured if part], all(part[1] for part in measured if part)
     if not linear:
-        found.append("its output is not linear in the values")
-    elif weights is not None and bool(weights.isfinite().all()):
-        lowest, sums = float(weights.min()), weights.sum(-1)
-        if lowest < -_SLACK:
-            found.append(f"its weights are as low as {lowest:.2g}")
-        if float((sums - 1).abs().max()) > 1e-4:
-            low, high = float(sums.min()), float(sums.max())
-            found.append(f"its rows of weights sum to between {low:.2g} and {high:.2g}, not to 1")
+        return ["its output is not linear in the values"]
+    found = []
+    lowest, sums = float(weights[0].min()), weights[0].sum(-1)
+    if lowest < -_SLACK:
+        found.append(f"its weights are as low as {lowest:.2g}")
+    if not float((sums - 1).abs().max()) < 1e-4:
+        low, high = float(sums.min()), float(sums.max())
+        found.append(f"its rows of weights sum to between {low:.2g} and {high:.2g}, not to 1")
+    if not found and not _exponential(weights):
+        found.append("the logarithms of its weights do not grow in proportion to the queries")
     return found
 
 
-def _observed_weights(session: CheckSession, subject: ObservedSubject) -> tuple[Tensor | None, bool]:
-    """Return the weights (channels, T, S) of a module whose values are changed token by token."""
-    question = session.cases.plain(B=1, seed=95).to(session.dtype)
+def _exponential(weights: list[Tensor]) -> bool:
+    """Return whether log-weights for 1, 2 and 3 times the queries lie on a line, as scores q · k + bias do."""
+    visible = torch.stack(weights).amin(0) > 1e-9
+    logs = [torch.where(visible, w, 1.0).log() for w in weights]
+    # Relative to one visible key of the row, so that the normalisation drops out.
+    first = visible.to(torch.int8).argmax(-1, keepdim=True)
+    once, twice, thrice = (x - x.gather(-1, first) for x in logs)
+    bend = torch.where(visible & visible.any(-1, keepdim=True), thrice - 2 * twice + once, 0.0)
+    return float(bend.abs().max()) < 1e-3 * max(1.0, float(thrice.abs().max()))
+
+
+def _observed_weights(
+    session: CheckSession, subject: ObservedSubject, factor: float
+) -> tuple[Tensor, bool] | None:
+    """Return the weights (channels, T, S) of a module, and whether its output is linear in the values."""
     try:
-        base = subject.merged_with_values(question, None, 0.0)
-        columns = [subject.merged_with_values(question, s, 1.0) - base for s in range(question.k.shape[-2])]
-        twice = subject.merged_with_values(question, 0, 2.0) - base
+        weights, bent = subject.weights(session.cases.plain(B=1, T=5, seed=95).to(session.dtype), factor)
     except RuntimeError:
-        return None, True
-    linear = torch.allclose(twice, 2 * columns[0], rtol=1e-4, atol=1e-5 * float(base.abs().max()))
-    return torch.stack(columns, -1).transpose(0, 1), linear  # from (T, channels, S)
+        return None
+    return weights, bool(bent < 1e-4)
 
 
-def _function_weights(session: CheckSession) -> tuple[Tensor | None, bool]:
+def _function_weights(session: CheckSession, factor: float) -> tuple[Tensor, bool] | None:
     """Return the weights (B, H, T, S) of a function: values that are unit vectors give them directly."""
     question = session.cases.plain(T=5, S=5, seed=95).to(session.dtype)
     S, E = question.v.shape[-2:]
     if E < S:
-        return None, True
+        return None
     units = torch.eye(S, E, dtype=question.dtype).expand_as(question.v).contiguous()
-    replies = [session.subject.run(replace(question, v=factor * units)) for factor in (1.0, 2.0)]
+    asked = replace(question, q=factor * question.q)
+    replies = [session.subject.run(replace(asked, v=size * units)) for size in (1.0, 2.0)]
     if any(reply.answer is None for reply in replies):
-        return None, True
+        return None
     once, twice = (reply.answer.output.detach() for reply in replies if reply.answer is not None)
     return once[..., :S], torch.allclose(twice, 2 * once, rtol=1e-4, atol=1e-6)
 

@@ -51,6 +51,9 @@ _WORDS = {
 }
 
 
+_LIKELY = 20  # features of one kind that are tried together with others
+
+
 def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: int) -> list[Feature]:
     """Return the features to try for a subject, evident ones first.
 
@@ -64,15 +67,15 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
     tensors = tensors_of(subject)
     if subject.module is None and not source:
         source = " ".join(_WORDS)  # nothing is known of it, so everything is possible
+    held = " ".join([source, *(path for path, _ in tensors)])
     found = [
         *_masks(numbers, longest),
         *_caps(numbers),
         *_rotations(numbers, tensors, head_width, source),
-        *_biases(tensors, wiring.heads),
+        *_biases(tensors, wiring.heads, alibi=bool(re.search("alibi|slope", held, re.I))),
         *_sinks(tensors, wiring.heads),
         *_norms(numbers, tensors, wiring.heads),
     ]
-    held = " ".join([source, *(path for path, _ in tensors)])
     evident = {kind for kind, words in _WORDS.items() if re.search(words, held, re.I)}
     found = [replace(feature, evident=feature.kind in evident) for feature in found]
     found = [feature for feature in found if feature.evident or "normalised queries" not in feature.words]
@@ -82,8 +85,7 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
 def search(observations: list[Observation], bases: list[Intent], features: list[Feature]) -> Intent | None:
     """Return the first interpretation that explains all observations.
 
-    The plain interpretations come first, then every feature alone, then two features together, of which one
-    at least is evident.
+    The plain interpretations come first, then every feature alone, then the likeliest evident ones in pairs.
 
     Arguments:
         observations: questions with the code's answers.
@@ -98,10 +100,12 @@ def search(observations: list[Observation], bases: list[Intent], features: list[
         for base in bases:
             if (intent := add_feature(base, feature)) is not None and fit(intent, base):
                 return intent
-    for first, second in itertools.combinations(features, 2):
-        if first.kind == second.kind or not (first.evident and second.evident):
+    kinds = {feature.kind for feature in features if feature.evident}
+    likely = [f for kind in sorted(kinds) for f in [f for f in features if f.kind == kind][:_LIKELY]]
+    for first, second in itertools.combinations(likely, 2):
+        if first.kind == second.kind:
             continue
-        for base in bases[:4]:
+        for base in bases[:2]:
             once = add_feature(base, first)
             twice = None if once is None else add_feature(once, second)
             if twice is not None and fit(twice, base):
@@ -183,11 +187,15 @@ def _rotations(
     numbers: list[float], tensors: list[tuple[str, Tensor]], D: int, source: str
 ) -> Iterator[Feature]:
     """Yield rotary positions: the code's own frequencies, then those of usual bases, in both pairings."""
-    candidates = [*_held_frequencies(tensors, D), *_usual_frequencies(numbers, D, source)]
+    usual = list(_usual_frequencies(numbers, D, source))
+    held = [(f, words) for f, words in _held_frequencies(tensors, D) if 2 * len(f) <= D]
+    factors = _factors(numbers, source)
+    scaled = [(factor * f, f"{words}, scaled by {factor:g}") for factor in factors for f, words in held]
+    candidates = [*usual[:1], *held, *usual[1:], *scaled]
     unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
     for frequencies, words in candidates:
         unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
-    for frequencies, words in list(unique.values())[:80]:
+    for frequencies, words in list(unique.values())[:120]:
         n = len(frequencies)
         part = "" if 2 * n == D else f" on {2 * n} of {D} channels"
         for pairing in ("half", "interleaved"):
@@ -197,23 +205,30 @@ def _rotations(
 
 
 def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tuple[Tensor, str]]:
-    bases = [10000.0, *(n for n in numbers if 50 <= n <= 1e8 and n != 10000)]
+    """Yield the frequencies of base 10,000 and of bases that the code holds, on all or some channels, scaled."""
+    bases = [10000.0, *(n for n in numbers if 500 <= n <= 1e8 and n != 10000)]
     widths = [D, D // 2, D // 4, *(int(n) for n in numbers if n % 2 == 0 and 2 <= n < D)]
-    widths += [int(D * n) for n in numbers if n < 1]
-    factors = [1.0]
-    if re.search(r"scal|factor|interpol|ntk|yarn", source, re.I):
-        factors += [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (n, 1 / n)]
-    for factor, base, width in itertools.product(factors, bases, dict.fromkeys(widths)):
-        if width < 2 or width % 2 or width > D:
-            continue
-        powers = -torch.arange(0, width, 2, dtype=torch.float64) / width
-        scaled = "" if factor == 1 else f", scaled by {factor:g}"
-        yield factor * base**powers, f"base {base:g}{scaled}"
-        if factor != 1 and width > 2:  # the base is scaled instead of the positions
-            yield (
-                (base * factor ** (width / (width - 2))) ** powers,
-                f"base {base:g}, NTK-scaled by {factor:g}",
-            )
+    widths = [
+        w for w in dict.fromkeys([*widths, *(int(D * n) for n in numbers if n < 1)]) if w > 1 and w % 2 == 0
+    ]
+    for base, width in itertools.product(bases, widths):
+        yield base ** _powers(width), f"base {base:g}"
+    for factor, base in itertools.product(_factors(numbers, source), bases[:3]):
+        yield factor * base ** _powers(D), f"base {base:g}, scaled by {factor:g}"
+        if D > 2:  # the base is scaled instead of the positions
+            scaled = base * factor ** (D / (D - 2))
+            yield scaled ** _powers(D), f"base {base:g}, NTK-scaled by {factor:g}"
+
+
+def _powers(width: int) -> Tensor:
+    return -torch.arange(0, width, 2, dtype=torch.float64) / width
+
+
+def _factors(numbers: list[float], source: str) -> list[float]:
+    """Return the factors by which positions may be scaled: the numbers of code that speaks of it."""
+    if not re.search(r"scal|factor|interpol|ntk|yarn", source, re.I):
+        return []
+    return [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (1 / n, n)]
 
 
 def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tuple[Tensor, str]]:
@@ -236,8 +251,9 @@ def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tup
             angles = row.clamp(-1, 1).acos()
             yield from ((angles[part], words) for part in _halves(half, angles))
         elif flat.shape[1] % 2 == 0:  # sines beside cosines
-            for sines in (row[:half], row[half:], row[::2], row[1::2]):
-                yield sines.clamp(-1, 1).asin(), words
+            for a, b in ((row[:half], row[half:]), (row[::2], row[1::2])):
+                if torch.allclose(a**2 + b**2, torch.ones_like(a), atol=1e-4):
+                    yield from ((sines.asin(), words) for sines in (a, b))
 
 
 def _halves(half: int, angles: Tensor) -> list[slice]:
@@ -270,13 +286,16 @@ def _own_slopes(slopes: Tensor, H: int) -> Tensor:
     return slopes.double()
 
 
-def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
-    """Yield ALiBi: the usual slopes, and those that a tensor of the module holds."""
+def _biases(tensors: list[tuple[str, Tensor]], H: int, *, alibi: bool) -> Iterator[Feature]:
+    """Yield a bias by distance: ALiBi's slopes or, if the code does not speak of ALiBi, slopes that it holds."""
     for slopes_of, symmetric in itertools.product((_usual_slopes, _geometric_slopes), (False, True)):
         yield Feature("bias", "with ALiBi", partial(_with_bias, slopes_of, symmetric))
     for path, tensor in tensors:
-        if tensor.numel() == H and H > 1 and not tensor.is_complex():
-            for slopes, symmetric in itertools.product((tensor.flatten(), -tensor.flatten()), (False, True)):
+        if tensor.numel() == H and H > 1 and not tensor.is_complex() and not alibi:
+            # Stored with either sign they favour the near; learned ones may have any.
+            flat = tensor.flatten()
+            signed = [flat.abs()] if bool((flat >= 0).all() | (flat <= 0).all()) else [flat, -flat]
+            for slopes, symmetric in itertools.product(signed, (False, True)):
                 text = f"with a bias by distance, slopes `{path}`"
                 yield Feature("bias", text, partial(_with_bias, partial(_own_slopes, slopes), symmetric))
 

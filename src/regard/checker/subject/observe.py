@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.checker.cases import Cases
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
-from regard.checker.oracle.wiring import Wiring, split_heads
+from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.subject import Reply, Subject
 
@@ -125,6 +126,27 @@ class Place(NamedTuple):
         return flat if self.channels is None else flat[:, list(self.channels)]
 
 
+Edit = tuple[Place, int | None, Callable[[Tensor], Tensor]]  # where, at which token (None: all), and what
+
+
+def _changes(edits: list[Edit]) -> dict[int, Callable[[Tensor], Tensor]]:
+    """Return the changes of nodes that make all these edits."""
+
+    def change(own: list[Edit], x: Tensor) -> Tensor:
+        changed = x.clone(memory_format=torch.contiguous_format)
+        for place, token, edit in own:
+            rows = place.axis.flat(changed).movedim(place.axis.first, 0)  # a view
+            channels = slice(None) if place.channels is None else list(place.channels)
+            for row in rows if token is None else rows[token : token + 1]:
+                flat = row.flatten()
+                flat[channels] = edit(flat[channels])
+                row.copy_(flat.view(row.shape))
+        return changed
+
+    nodes = {place.node for place, _, _ in edits}
+    return {node: partial(change, [edit for edit in edits if edit[0].node == node]) for node in nodes}
+
+
 def _at(nodes: list[Node], place: Place) -> Node:
     if place.node >= len(nodes):
         raise RuntimeError("its forward pass takes another way for this input")
@@ -142,6 +164,8 @@ class Core:
     paths: dict[str, tuple[str, ...]]  # the parameters of each role
     surroundings: tuple[str, ...] = ()  # parameters of nodes around the attention
     on_scores: tuple[str, ...] = ()  # parameters that are added to the scores, or multiply them
+    head_axes: bool = False  # whether a weight has an axis of heads, so that their order cannot be a mistake
+    crossed: bool = False  # whether a role is made of another input than the one of its name
 
     @property
     def shared(self) -> list[str]:
@@ -171,28 +195,28 @@ class ObservedSubject(Subject):
             merged.append(torch.cat(parts, -1) if parts else reply.answer.output[0])
         return Reply(Answer(torch.stack(merged)))
 
-    def merged_with_values(self, question: Question, token: int | None, added: float) -> Tensor:
-        """Return the merged heads (T, H·E) of one sequence, with a number added to all values of a token."""
+    def weights(self, question: Question, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return the weights (channels, T, S) of one sequence, and how far its output bends in the values.
+
+        The queries are multiplied by `factor`. A number is added to the values of one token after the other:
+        what the merged heads gain is its weight.
+        """
         assert self.core is not None
+        core = self.core
 
-        def change(place: Place) -> Callable[[Tensor], Tensor]:
-            def add(x: Tensor) -> Tensor:
-                changed = x.clone(memory_format=torch.contiguous_format)
-                rows = place.axis.flat(changed).movedim(place.axis.first, 0)
-                channels = slice(None) if place.channels is None else list(place.channels)
-                row = rows[token].flatten()
-                row[channels] += added
-                rows[token] = row.view(rows[token].shape)
-                return changed
+        def merged(token: int, added: float) -> Tensor:
+            edits: list[Edit] = [(place, None, lambda row: row * factor) for place in core.query]
+            edits += [(place, token, lambda row: row + added) for place in core.value]
+            reply, nodes = _watch(self, question, _changes(edits))
+            if reply.answer is None:
+                raise RuntimeError(reply.error_line)
+            parts = [p.read(_at(nodes, p).given, question.q.shape[-2]) for p in core.merged]
+            return torch.cat(parts, -1) if parts else reply.answer.output[0].detach()
 
-            return add
-
-        changes = {} if token is None else {place.node: change(place) for place in self.core.value}
-        reply, nodes = _watch(self, question, changes)
-        if reply.answer is None:
-            raise RuntimeError(reply.error_line)
-        parts = [p.read(_at(nodes, p).given, question.q.shape[-2]) for p in self.core.merged]
-        return torch.cat(parts, -1) if parts else reply.answer.output[0].detach()
+        base = merged(0, 0.0)
+        columns = [merged(s, 1.0) - base for s in range(question.k.shape[-2])]
+        bent = (merged(0, 2.0) - base - 2 * columns[0]).abs().max() / base.abs().max().clamp_min(1e-30)
+        return torch.stack(columns, -1).transpose(0, 1), bent
 
     def observe(self, question: Question) -> tuple[Tensor, Tensor, Tensor]:
         """Return the module's own queries, keys and values on a question, (B, T, width) each."""
@@ -228,16 +252,17 @@ class ObservedWiring(Wiring):
     interleaved: bool = False  # the channels of one head are H apart, in queries, keys and values
     merged_interleaved: bool = False  # the same in the merged heads, as einsum orders them
 
-    def project(self, question: Question, *, view: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, question: Question, *, split: str = "transpose") -> tuple[Tensor, Tensor, Tensor]:
         """Return the module's own queries, keys and values, split into heads."""
         assert self.observed is not None
-        raw = self.observed.observe(question)
-        parts = []
-        for x, heads in zip(raw, (self.heads, self.groups, self.groups), strict=True):
-            if self.interleaved:
-                x = x.unflatten(-1, (-1, heads)).mT.flatten(-2)  # type: ignore[no-untyped-call]
-            parts.append(split_heads(x, heads, view))
-        return parts[0], parts[1], parts[2]
+        q, k, v = self.observed.observe(question)
+        if self.interleaved:
+            q, k, v = (
+                x.unflatten(-1, (-1, heads)).mT.flatten(-2)  # type: ignore[no-untyped-call]
+                for x, heads in ((q, self.heads), (k, self.groups), (v, self.groups))
+            )
+        q, k, v = (x.to(question.dtype) for x in (q, k, v))  # a norm may widen them
+        return self.split(q, k, v, split)
 
     def finish(
         self, mixed: Tensor, free: Tensor | None, *, view: bool = False, skip: bool = False
@@ -389,8 +414,46 @@ class _Finder:
         }
         scores = dict.fromkeys(node.path for node in self.nodes if self._is_scores(node.output))
         return Core(
-            tuple(query), tuple(key), tuple(value), tuple(merged), paths, tuple(around), tuple(scores)
+            tuple(query),
+            tuple(key),
+            tuple(value),
+            tuple(merged),
+            paths,
+            tuple(around),
+            tuple(scores),
+            head_axes=self._has_head_axes(paths),
+            crossed=self._is_crossed(query, key, value),
         )
+
+    def _has_head_axes(self, paths: dict[str, tuple[str, ...]]) -> bool:
+        assert self.subject.module is not None
+        used = {path for group in paths.values() for path in group}
+        layers = dict(self.subject.module.named_modules())
+        return any(
+            p.ndim > 2 and not isinstance(layers[name.rpartition(".")[0]], nn.Conv1d | nn.Conv2d)
+            for name, p in self.subject.module.named_parameters()
+            if name in used
+        )
+
+    def _is_crossed(self, query: list[Place], key: list[Place], value: list[Place]) -> bool:
+        """Return whether queries, keys or values do not change with the input that they are named after."""
+        question = self.question
+        if question.k is question.q:
+            return False
+        inputs = {"q": query, "k": key, "v": value}
+        for name, places in inputs.items():
+            if name in "kv" and question.k is question.v:
+                changed = replace(question, k=(moved := question.k + 1.0), v=moved)
+            else:
+                changed = replace(question, **{name: getattr(question, name) + 1.0})
+            _, nodes = self._outputs(changed, {})
+            if not all(self._moves(nodes, place) for place in places):
+                return True
+        return False
+
+    def _moves(self, nodes: list[Node], place: Place) -> bool:
+        before, after = self.nodes[place.node].output, _at(nodes, place).output
+        return before.shape == after.shape and not torch.allclose(before, after)
 
     def _is_scores(self, x: Tensor) -> bool:
         return x.is_floating_point() and sum(size in (self.T, self.S) for size in x.shape) >= 2
@@ -516,8 +579,10 @@ def observed_wirings(
         if H % G or v % G or H * (v // G) != merged:
             continue
         plain = ObservedWiring(H, G, splits=True, width=question.q.shape[-1], scale=scale, observed=subject)
-        orders = [(False, False), (False, True), (True, True), (True, False)] if H > 1 else [(False, False)]
-        wirings += [replace(plain, interleaved=a, merged_interleaved=b) for a, b in orders]
+        wirings.append(plain)
+        # Channels in another order are consistent if all are; an einsum may order its own sums.
+        orders = [(True, True), (False, True), (True, False)] if subject.core.head_axes else [(True, True)]
+        wirings += [replace(plain, interleaved=a, merged_interleaved=b) for a, b in orders if H > 1]
     return wirings
 
 

@@ -9,6 +9,7 @@ numbers with it.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -68,24 +69,35 @@ def _wire(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int)
     if rest or G == 0 or H % G or value.weight.shape[1] % G:
         return None
     merged = value.weight.shape[1] // G * H
+    if out is not None and H > 1 and out.weight.shape[0] == value.weight.shape[1] * H:
+        query, key, value = (_shared_by_heads(layer, H) for layer in (query, key, value))
+        return _wire(query, key, value, out, H)
     if out is not None and out.weight.shape[0] != merged:
         return None
     return Wiring(H, G, query, key, value, out, splits=True, width=query.weight.shape[0])
 
 
+def _shared_by_heads(layer: Affine, H: int) -> Affine:
+    """Return the layer that applies one small layer to the channels of every head."""
+    bias = None if layer.bias is None else layer.bias.repeat(H)
+    return Affine(torch.block_diag(*[layer.weight] * H), bias)  # type: ignore[no-untyped-call]
+
+
 def _weights(module: nn.Module) -> Iterator[_Weight]:
-    """Yield every two- or three-dimensional weight, with its bias."""
+    """Yield every weight that may be a projection, with its bias."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     layers = dict(module.named_modules(remove_duplicate=False))
     for path, weight in parameters.items():
         owner_path, _, name = path.rpartition(".")
-        if weight.ndim not in (2, 3) or _inside_norm(path) or _bias_role(path) is not None:
+        if weight.ndim not in (2, 3, 4) or _inside_norm(path) or _bias_role(path) is not None:
             continue
-        role = vocabulary.projection(path)
+        fused = weight.ndim == 4 and weight.shape[0] == 3  # (3, H, C, D) or (3, C, H, D)
+        role = "qkv" if fused else vocabulary.projection(path)
         owner = layers[owner_path]
         layer = name == "weight" and owner is not module
         bias = parameters.get(f"{owner_path}.bias") if layer else _bare_bias(parameters, path, role)
-        yield _Weight(path, tuple(_matrices(weight, owner if layer else None, role)), bias, role)
+        if matrices := tuple(_matrices(weight, owner if layer else None, role)):
+            yield _Weight(path, matrices, bias, role)
 
 
 def _inside_norm(path: str) -> bool:
@@ -118,7 +130,14 @@ def _is_bias(path: str) -> bool:
 
 def _matrices(weight: Tensor, layer: nn.Module | None, role: str | None) -> Iterator[Tensor]:
     """Yield the matrices (in, out) that a weight may represent."""
-    if weight.ndim == 3:
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        if math.prod(weight.shape[2:]) == 1:
+            yield weight.flatten(1).mT
+    elif weight.ndim == 4:
+        if weight.shape[0] == 3:
+            yield weight.permute(2, 0, 1, 3).flatten(1)
+            yield weight.permute(1, 0, 2, 3).flatten(1)
+    elif weight.ndim == 3:
         if role == "out":  # (H, D, C) or (C, H, D)
             yield weight.flatten(0, 1)
             yield weight.flatten(1, 2).mT
@@ -329,8 +348,8 @@ def _rotation(part: nn.Module) -> Callable[[Tensor, int], Tensor] | None:
 
     def rotate(x: Tensor, start: int) -> Tensor:
         before = torch.zeros(*x.shape[:2], start, x.shape[-1], dtype=x.dtype)
-        rotated: Tensor = part(torch.cat([before, x], 2))
-        return rotated[:, :, start:]
+        rotated: Tensor = part(torch.cat([before, x], 2).double())
+        return rotated[:, :, start:].to(x.dtype)
 
     for width in (getattr(part, "width", None), getattr(part, "dim", None), 8):
         try:
