@@ -229,7 +229,8 @@ def _own_options(pair: ReferencePair) -> Iterator[Trial]:
         if isinstance(default, bool | float) and default == default:
             value = not default if isinstance(default, bool) else default / 2 + 0.25
             option = {name: value}
-            yield Trial(pair.cases.plain(f"{name}={value:g}", seed=16), own=option, theirs=option)
+            question = pair.cases.plain(f"{name}={value:g}", seed=16)
+            yield Trial(question, needed=False, own=option, theirs=option)
 
 
 def _choose_mask_form(pair: ReferencePair) -> None:
