@@ -113,7 +113,9 @@ def _observe(session: CheckSession) -> list[Observation]:
         session.add_skip("other lengths", f"it takes sequences of {cases.fixed_length} tokens only")
     observations = [Observation(cases.plain(), _answer_of(_first_reply(session)))]
     right = session.understanding.right_intent
-    single_length = subject.inputs == "x" or (right is not None and right.causal)
+    # The positions of queries beside keys of another number are a convention.
+    positions = right is not None and (right.causal or right.wiring.rotate is not None)
+    single_length = subject.inputs == "x" or positions
     questions = [cases.plain(B=3, T=5, D=6, H=2, seed=3)]
     optional: list[Question] = []
     if "causal" in subject.arguments and session.options.get("causal") is None:
