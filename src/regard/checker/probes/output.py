@@ -88,7 +88,7 @@ def _check_parameters(session: CheckSession) -> None:
     """Find weights that are not used, or used for several roles: right for these weights, but a mistake."""
     if session.module is None or not any(True for _ in session.module.parameters()):
         return
-    unused = _unused_parameters(session)
+    unused = unused_parameters(session)
     sinks = [path for path in unused if "sink" in path]
     if sinks:
         evidence = f"No output depends on `{sinks[0]}`."
@@ -98,7 +98,7 @@ def _check_parameters(session: CheckSession) -> None:
     _check_shared_projection(session, unused)
 
 
-def _unused_parameters(session: CheckSession) -> list[str]:
+def unused_parameters(session: CheckSession) -> list[str]:
     """Return the parameters that have no gradient, though the output has one."""
     module = session.subject.module_as(session.dtype)
     reply = session.subject.run(session.cases.plain().to(session.dtype), module=module)

@@ -17,6 +17,7 @@ from regard.attention.masks.named_masks import alibi_slopes
 from regard.checker.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import relative_difference
 from regard.checker.session import CheckSession
+from regard.checker.subject.observe import ObservedWiring
 from regard.checker.subject.subject import copy_module
 
 _TABLE = re.compile(r"(^|_)(cos|cosine|freqs?|freqs_cis|rope|rotary|pos_cis)(_|$)", re.I)
@@ -29,7 +30,7 @@ def probe_positions(session: CheckSession) -> None:
         return
     if intent.wiring.bias is not None:
         _check_slopes(session, intent)
-    elif intent.wiring.rotate is None:
+    elif intent.wiring.rotate is None and not isinstance(intent.wiring, ObservedWiring):
         _check_effect(session)
 
 
