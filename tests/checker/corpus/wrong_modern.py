@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a line of source text is as long as it is)
 """Attention with a window, a soft cap, biases, sinks, shared or compressed keys, and what goes wrong."""
 
 from tests.checker.styles import Style

@@ -17,7 +17,7 @@ POSITION_MISTAKES = (
     Mistake(
         "values-rotated",
         "with rotary positions on the values too",
-        "What a token passes on depends on its absolute position, so relative positions are lost in the output.",
+        "What a token passes on depends on its absolute position, so distances are lost in the output.",
         "rotate queries and keys only",
         "one loop over q, k and v, or a rotation of the fused projection",
         ({"rotated": "qkv"}, {"rotated": "v"}),
@@ -35,7 +35,7 @@ POSITION_MISTAKES = (
     Mistake(
         "rotary-pairing-mixed",
         "with the rotary tables of one pairing and the rotation of the other",
-        "The two channels of a pair are turned by different angles: lengths change and distances mean nothing.",
+        "The channels of a pair are turned by different angles: lengths change, and distances mean nothing.",
         "torch.cat([angles, angles], -1) goes with halves, angles.repeat_interleave(2, -1) with neighbours",
         "rotate_half of one code base with the cosines and sines of another",
         ({"rotation": "mixed"},),

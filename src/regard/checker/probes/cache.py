@@ -149,7 +149,7 @@ def _keeps_state(session: CheckSession, step: Step, question: Question, cut: Cut
     other = x.clone()
     other[:, :-last] = other[:, :-last] * -1.5 + 1.0
     outputs = [_run_pieces(_fresh(session, question), step, each, cut)[:, -last:] for each in (x, other)]
-    return not torch.allclose(*outputs, rtol=1e-6, atol=1e-9)
+    return not torch.allclose(outputs[0], outputs[1], rtol=1e-6, atol=1e-9)
 
 
 def _check_second_sequence(session: CheckSession, trial: _Trial, question: Question) -> None:
@@ -202,7 +202,8 @@ def _add_mistake(session: CheckSession, trial: _Trial, mistake: Mistake) -> None
 def _ignores_cache(session: CheckSession, trial: _Trial, question: Question) -> bool:
     """Return whether every piece gives the same output as on its own. No oracle is needed."""
     for cut, output in trial.outputs.items():
-        for piece, got in zip(question.q.split(list(cut), 1), output.split(list(cut), 1), strict=True):
+        pieces = zip(torch.split(question.q, list(cut), 1), torch.split(output, list(cut), 1), strict=True)
+        for piece, got in pieces:
             alone = replace(question, q=piece, k=piece, v=piece)
             answer = session.subject.run(alone, module=_fresh(session, question)).answer
             if answer is None or not relative_difference(got, answer.output) < TOLERANCE:

@@ -36,7 +36,8 @@ def probe_positions(session: CheckSession) -> None:
 
 def _check_slopes(session: CheckSession, intent: Intent) -> None:
     """Compare slopes that the module holds, unless they are learned, with those of ALiBi."""
-    assert session.module is not None and intent.wiring.bias is not None
+    assert session.module is not None
+    assert intent.wiring.bias is not None
     learned = [path for path, _ in session.module.named_parameters()]
     if any(f"`{path}`" in feature for path in learned for feature in intent.features):
         return
