@@ -111,8 +111,7 @@ CACHE_MISTAKES = (
         "empty the cache before a sequence: keys, values and the position",
         "a reset that forgets one of its tensors, or a default that all calls share: `cache=[]`",
         plants=_layer(
-            ("        super().__init__()\n", "        super().__init__()\n        self.cache = None\n"),
-            (_FIRST, _FIRST + "        cache = self.cache if cache is None else cache\n"),
+            (_FIRST, _FIRST + '        cache = getattr(self, "cache", None) if cache is None else cache\n'),
             ("        return out, cache\n", "        self.cache = cache\n        return out, cache\n"),
         ),
     ),

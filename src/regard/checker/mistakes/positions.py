@@ -71,18 +71,7 @@ POSITION_MISTAKES = (
         "subtract: scores − slope · distance, where the distance is 0 or more",
         "the distance taken as query − key and added",
         ({"bias": "subtracted"},),
-        plants={
-            "layer": (
-                (
-                    "        allowed = self.mask[S - T : S, :S]\n",
-                    "        slopes = 2.0 ** (-8.0 * torch.arange(1, H + 1, device=x.device) / H)\n"
-                    "        keys = torch.arange(S, device=x.device)\n"
-                    "        distance = keys[S - T :, None] - keys\n"
-                    "        scores = scores + slopes[:, None, None] * distance\n"
-                    "        allowed = self.mask[S - T : S, :S]\n",
-                ),
-            )
-        },
+        plants={"alibi": (("scores - self.slopes", "scores + self.slopes"),)},
     ),
     Mistake(
         "alibi-slopes",
@@ -90,23 +79,7 @@ POSITION_MISTAKES = (
         "Heads look as far as other slopes let them; a model trained with ALiBi's gives noise.",
         "slopes 2^(−8/H), 2^(−16/H), … 2^(−8), one for each of H heads",
         "the ratio multiplied instead of raised to a power, or powers that begin at 0",
-        plants={
-            "layer": (
-                (
-                    "        self.dropout = nn.Dropout(dropout)\n",
-                    "        slopes = 2.0 ** (-8.0 / num_heads) * torch.arange(1, num_heads + 1)\n"
-                    '        self.register_buffer("slopes", slopes, persistent=False)\n'
-                    "        self.dropout = nn.Dropout(dropout)\n",
-                ),
-                (
-                    "        allowed = self.mask[S - T : S, :S]\n",
-                    "        keys = torch.arange(S, device=x.device)\n"
-                    "        distance = keys[S - T :, None] - keys\n"
-                    "        scores = scores - self.slopes[:, None, None] * distance\n"
-                    "        allowed = self.mask[S - T : S, :S]\n",
-                ),
-            )
-        },
+        plants={"alibi": (("-8.0 * (h + 1) / num_heads", "-8.0 * h / num_heads"),)},
     ),
     Mistake(
         "positions-cancel",

@@ -84,14 +84,8 @@ ROLE_MISTAKES = (
         plants={
             "layer": (
                 (
-                    "        self.dropout = nn.Dropout(dropout)\n",
-                    "        self.q_norm = nn.RMSNorm(self.head_dim)\n"
-                    "        self.k_norm = nn.RMSNorm(self.head_dim)\n"
-                    "        self.dropout = nn.Dropout(dropout)\n",
-                ),
-                (
                     "        q = q.view(B, T, H, D).transpose(1, 2)\n",
-                    "        q = self.q_norm(q.view(B, T, H, D)).transpose(1, 2)\n",
+                    "        q = F.rms_norm(q.view(B, T, H, D), (D,)).transpose(1, 2)\n",
                 ),
             )
         },
