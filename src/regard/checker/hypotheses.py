@@ -189,7 +189,9 @@ def _rotations(
     """Yield rotary positions: the code's own frequencies, then those of usual bases, in both pairings."""
     usual = list(_usual_frequencies(numbers, D, source))
     held = [(f, words) for f, words in _held_frequencies(tensors, D) if 2 * len(f) <= D]
-    candidates = [*usual[:1], *held, *usual[1:]]
+    factors = _factors(numbers, source)
+    scaled = [(factor * f, f"{words}, scaled by {factor:g}") for factor in factors for f, words in held]
+    candidates = [*usual[:1], *held, *usual[1:], *scaled]
     unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
     for frequencies, words in candidates:
         unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
@@ -211,10 +213,7 @@ def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tu
     ]
     for base, width in itertools.product(bases, widths):
         yield base ** _powers(width), f"base {base:g}"
-    if not re.search(r"scal|factor|interpol|ntk|yarn", source, re.I):
-        return
-    factors = [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (1 / n, n)]
-    for factor, base in itertools.product(factors, bases[:3]):
+    for factor, base in itertools.product(_factors(numbers, source), bases[:3]):
         yield factor * base ** _powers(D), f"base {base:g}, scaled by {factor:g}"
         if D > 2:  # the base is scaled instead of the positions
             scaled = base * factor ** (D / (D - 2))
@@ -223,6 +222,13 @@ def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tu
 
 def _powers(width: int) -> Tensor:
     return -torch.arange(0, width, 2, dtype=torch.float64) / width
+
+
+def _factors(numbers: list[float], source: str) -> list[float]:
+    """Return the factors by which positions may be scaled: the numbers of code that speaks of it."""
+    if not re.search(r"scal|factor|interpol|ntk|yarn", source, re.I):
+        return []
+    return [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (1 / n, n)]
 
 
 def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tuple[Tensor, str]]:

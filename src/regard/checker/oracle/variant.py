@@ -231,7 +231,7 @@ class AttentionVariant:
 
     def _remerge(self, weights: Tensor, masked: Tensor, chunk: int) -> Tensor:
         """Weight the chunks of keys by their lse in another base than it is in."""
-        parts = masked.split(chunk, -1)
+        parts = torch.split(masked, chunk, -1)
         lse = torch.stack([part.logsumexp(-1) for part in parts], -1)  # (B, H, T, chunks)
         shares = torch.softmax(lse * self.merge_base, -1)
         merged = [part.softmax(-1).nan_to_num() * shares[..., i : i + 1] for i, part in enumerate(parts)]

@@ -74,12 +74,14 @@ def _check_effect(session: CheckSession) -> None:
         changed = session.subject.run(question, module=spoiled).answer
     if plain is None or changed is None:
         return
-    if relative_difference(changed.output, plain.output) > 100 * TOLERANCE:
+    distance = relative_difference(changed.output, plain.output) / (100 * TOLERANCE)
+    if distance > 1:
         session.add_mistake(
             "positions",
             "they have no effect",
             "positions-cancel",
             "It computes rotary positions, and its output equals that of attention without any.",
+            distance=distance,
         )
 
 

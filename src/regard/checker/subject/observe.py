@@ -261,6 +261,7 @@ class ObservedWiring(Wiring):
                 x.unflatten(-1, (-1, heads)).mT.flatten(-2)  # type: ignore[no-untyped-call]
                 for x, heads in ((q, self.heads), (k, self.groups), (v, self.groups))
             )
+        q, k, v = (x.to(question.dtype) for x in (q, k, v))  # a norm may widen them
         return self.split(q, k, v, split)
 
     def finish(
