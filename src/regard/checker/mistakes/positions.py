@@ -62,7 +62,11 @@ POSITION_MISTAKES = (
         "rotate queries and keys by the same angles",
         "a conjugate or a negative sine for one of them",
         ({"rotation": "opposite"},),
-        plants=_rotary(_ROTATE, "        q, k = rotate(q, start), rotate(k.flip(-1), start).flip(-1)\n"),
+        plants=_rotary(
+            _ROTATE,
+            "        half = self.head_dim // 2\n"
+            "        q, k = rotate(q, start), rotate(k.roll(half, -1), start).roll(half, -1)\n",
+        ),
     ),
     Mistake(
         "alibi-inverted",

@@ -41,6 +41,8 @@ def _check_slopes(session: CheckSession, intent: Intent) -> None:
     learned = [path for path, _ in session.module.named_parameters()]
     if any(f"`{path}`" in feature for path in learned for feature in intent.features):
         return
+    if not re.search("alibi|slope", " ".join([session.source, *intent.features]), re.I):
+        return  # a bias by distance that does not claim to be ALiBi
     H = intent.wiring.heads
     slopes = -intent.wiring.bias(H, 2, 2)[:, 1, 0].double()
     usual = torch.tensor(alibi_slopes(H), dtype=torch.float64)
