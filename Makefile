@@ -12,7 +12,7 @@ NPM    := PATH="$$PATH:$(CURDIR)/$(BIN)" npm
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test chromium lint bench bench-gpu capture-table reference format clean
+.PHONY: help demo test chromium lint bench bench-gpu capture-table reference sessions format clean
 
 help:
 	@echo "make demo       set up, look into the included model, write out/inspect.html and out/stages.png"
@@ -63,6 +63,10 @@ capture-table: $(READY)
 # Signatures, methods and commands in docs/reference.md come from the code.
 reference: $(READY)
 	$(BIN)/python -m scripts.reference
+
+# The output of the commands in docs/check.md and docs/testing-kernels.md.
+sessions: $(READY)
+	$(BIN)/python -m scripts.sessions
 
 format: $(READY) $(NODE)
 	$(BIN)/ruff check --fix .

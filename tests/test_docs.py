@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import regard
-from scripts import reference
+from scripts import reference, sessions
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -63,6 +63,13 @@ def test_the_reference_is_up_to_date() -> None:
     """Its signatures, methods and commands are those of the code; `make reference` writes them."""
     text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     assert reference.reference(text) == text
+
+
+@pytest.mark.parametrize("path", sessions.DOCUMENTS, ids=lambda path: path.name)
+def test_the_commands_in_the_documents_print_what_they_show(path: Path) -> None:
+    """`make sessions` runs them and writes their output."""
+    text = path.read_text(encoding="utf-8")
+    assert sessions.run_sessions(text) == text
 
 
 def public_callables() -> list[str]:

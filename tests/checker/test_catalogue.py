@@ -6,7 +6,7 @@ import re
 import pytest
 
 from regard.checker.catalogue import CATALOGUE, THEMES, get_mistake
-from regard.checker.examples import TEMPLATES, example_program, plant_mistake
+from regard.checker.examples import ALL_TEMPLATES, example_program, plant_mistake
 from regard.checker.snippet import LENGTH, make_snippet
 
 
@@ -35,7 +35,7 @@ def test_a_snippet_is_short_and_cut_from_the_programs_that_are_tested(entry):
     assert {line.mark for line in snippet} & {"+", "-"}
     right = "\n".join(line.text for line in snippet if line.mark != "-")
     ast.parse(right)
-    sources = [(TEMPLATES[kind], plant_mistake(entry, kind)) for kind in entry.plants]
+    sources = [(ALL_TEMPLATES[kind], plant_mistake(entry, kind)) for kind in entry.plants]
     assert any(
         all(_holds(template, line.text) for line in snippet if line.mark != "-")
         and all(_holds(planted, line.text) for line in snippet if line.mark != "+")

@@ -20,6 +20,7 @@ from regard.checker.errors import CheckError
 from regard.checker.hypotheses import head_width
 from regard.checker.probes.cache import probe_cache
 from regard.checker.probes.dropout import probe_dropout
+from regard.checker.probes.inputs import probe_inputs
 from regard.checker.probes.leaks import find_leak, probe_batch, probe_causality
 from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
@@ -32,6 +33,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import add_promises
 from regard.checker.subject.parts import attention_parts, model_sentence
+from regard.checker.subject.subject import Subject
 from regard.checker.understand import Understanding, understand
 from regard.checker.understand_kernel import understand_kernel
 
@@ -97,7 +99,9 @@ def check(
             session = check_on_processes(thing, processes, given, options, scale)
             return _assemble(session, started, strict=strict)
         if oracle is not None:
-            own_check = partial(check, init=init, causal=causal, window=window, softcap=softcap, **arguments)
+            own_check = partial(
+                check, thing, init=init, causal=causal, window=window, softcap=softcap, **arguments
+            )
             session = compare_with_reference(thing, oracle, given, options, promises, own_check)
             return _assemble(session, started, strict=strict)
         subject = adapt(thing, add_promises(thing, given, promises), true_means)
@@ -105,13 +109,27 @@ def check(
         always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
         if "causal" in subject.arguments and subject.arguments["causal"] not in given:
             always["flag"] = causal is True
-        if subject.kernel_layouts:
-            understanding = understand_kernel(subject, causal=causal, scale=scale, always=always)
-        else:
-            understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
-        session = CheckSession(understanding, options)
-        _run_probes(session)
+        session = ask(subject, options, heads=heads, scale=scale, always=always)
     return _assemble(session, started, strict=strict)
+
+
+def ask(
+    subject: Subject,
+    options: dict[str, Any],
+    *,
+    heads: int | None = None,
+    scale: float | None = None,
+    always: dict[str, Any] | None = None,
+) -> CheckSession:
+    """Understand a subject and run every probe on it. The arguments are those of `check` and `understand`."""
+    causal, always = options.get("causal"), always or {}
+    if subject.kernel_layouts:
+        understanding = understand_kernel(subject, causal=causal, scale=scale, always=always)
+    else:
+        understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
+    session = CheckSession(understanding, options)
+    _run_probes(session)
+    return session
 
 
 def _assemble(session: CheckSession, started: float, *, strict: bool) -> Report:
@@ -181,6 +199,7 @@ def _explain_error(session: CheckSession) -> None:
 PROBES = (
     probe_batch,
     probe_output,
+    probe_inputs,
     probe_causality,
     probe_numbers,
     probe_masks,

@@ -5,9 +5,14 @@ They are source text, so that `regard explain-mistake` can show the program that
 
 from __future__ import annotations
 
+import contextlib
+import linecache
+import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
+from regard.checker.distributed_examples import DISTRIBUTED_NAMES, DISTRIBUTED_TEMPLATES
 from regard.checker.kernel_examples import KERNEL_NAMES, KERNEL_TEMPLATES
 from regard.checker.mistakes.mistake import Mistake
 
@@ -158,18 +163,25 @@ class CausalRotaryAttention(nn.Module):
         return self.out_proj(out.transpose(1, 2).reshape(B, T, C)), cache
 """
 
-TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER, "rotary": ROTARY} | KERNEL_TEMPLATES
+TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER, "rotary": ROTARY}
+TEMPLATES |= KERNEL_TEMPLATES
 NAMES = {
     "function": "attention",
     "head": "CausalHead",
     "layer": "CausalAttention",
     "rotary": "CausalRotaryAttention",
-} | KERNEL_NAMES
+}
+NAMES |= KERNEL_NAMES
+
+
+# Those that run on several processes, too.
+ALL_TEMPLATES = TEMPLATES | DISTRIBUTED_TEMPLATES
+ALL_NAMES = NAMES | DISTRIBUTED_NAMES
 
 
 def plant_mistake(mistake: Mistake, kind: str) -> str:
     """Return the source of the template `kind` with a mistake in it."""
-    text = TEMPLATES[kind]
+    text = ALL_TEMPLATES[kind]
     for old, new in mistake.plants[kind]:
         if old not in text:
             raise ValueError(f"{mistake.name}: the {kind} template has no {old!r}")
@@ -177,14 +189,26 @@ def plant_mistake(mistake: Mistake, kind: str) -> str:
     return text
 
 
-def load_program(source: str, name: str) -> Any:
-    """Return the function or class `name` of a program."""
-    module = types.ModuleType(f"regard_example_{name}")
-    exec(compile(source, f"<{name}>", "exec"), module.__dict__)
-    return getattr(module, name)
+@contextlib.contextmanager
+def loaded_program(source: str, name: str) -> Iterator[Any]:
+    """Yield the function or class `name` of a program, whose source can be read as if it were a file."""
+    file = f"<regard example {name}>"
+    module = types.ModuleType(file)
+    module.__file__ = file
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    sys.modules[file] = module
+    try:
+        exec(compile(source, file, "exec"), module.__dict__)
+        yield getattr(module, name)
+    finally:
+        del sys.modules[file], linecache.cache[file]
 
 
 def example_program(mistake: Mistake) -> str:
     """Return a program that contains the mistake and prints the report of `regard.check`."""
     kind = next(iter(mistake.plants))
-    return f"{plant_mistake(mistake, kind)}\n\nfrom regard import check\n\nprint(check({NAMES[kind]}))\n"
+    name, source = ALL_NAMES[kind], plant_mistake(mistake, kind)
+    if kind not in DISTRIBUTED_TEMPLATES:
+        return f"{source}\n\nfrom regard import check\n\nprint(check({name}))\n"
+    call = f"    from regard import check\n\n    print(check({name}, processes=2))\n"
+    return f'{source}\n\nif __name__ == "__main__":  # every process imports this file\n{call}'

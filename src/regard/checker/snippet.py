@@ -11,7 +11,7 @@ import re
 import textwrap
 from typing import NamedTuple
 
-from regard.checker.examples import TEMPLATES, plant_mistake
+from regard.checker.examples import ALL_TEMPLATES, plant_mistake
 from regard.checker.mistakes.mistake import Mistake
 
 LENGTH = 12  # lines, unless the mistake itself has more
@@ -56,7 +56,7 @@ def make_snippet(mistake: Mistake) -> list[SnippetLine]:
 
 def _compare(mistake: Mistake, kind: str) -> list[SnippetLine]:
     """Return the lines of a template and of the planted program, in one sequence, without empty ones."""
-    wrong, right = plant_mistake(mistake, kind).splitlines(), TEMPLATES[kind].splitlines()
+    wrong, right = plant_mistake(mistake, kind).splitlines(), ALL_TEMPLATES[kind].splitlines()
     lines: list[SnippetLine] = []
     matcher = difflib.SequenceMatcher(None, wrong, right, autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():

@@ -7,6 +7,7 @@ One that only another probe finds is planted in a program and checked; its diagn
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import textwrap
@@ -18,19 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.checker.cases import Cases
 from regard.checker.catalogue import CATALOGUE, THEMES
-from regard.checker.checker import PROBES, check
-from regard.checker.examples import NAMES, TEMPLATES, load_program, plant_mistake
+from regard.checker.checker import ask, check
+from regard.checker.distributed import adapt_for_ranks, make_trials
+from regard.checker.distributed_examples import DISTRIBUTED_NAMES, DISTRIBUTED_TEMPLATES
+from regard.checker.examples import NAMES, TEMPLATES, loaded_program, plant_mistake
 from regard.checker.intent import TOLERANCE, Intent
+from regard.checker.kernel_examples import KERNEL_TEMPLATES
 from regard.checker.mistakes.mistake import Mistake
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.probes.numbers import LIMIT, pytorch_error
-from regard.checker.session import CheckSession
+from regard.checker.ring import predict_mistakes
 from regard.checker.subject.adapt import adapt
-from regard.checker.understand import understand
 
 CLEAR = 10.0  # tolerances at which a mistake of the catalogue must stand off, on some input
 WIDTH = 100  # columns of the table
@@ -45,14 +49,20 @@ KINDS = {
     "window": "win-\ndow",
     "softcap": "soft\ncap",
     "grouped heads": "GQA",
-    "value width": "value\nwidth",
-    "cross-attention": "cross",
+    "other shapes": "other\nshape",
     "causal, T < S": "T<S",
-    "float mask": "float\nmask",
+    "float mask": "bias",
     "sink logits": "sinks",
+    "lengths": "rag-\nged",
     "large scores": "large\nq·k",
 }
-_OF_MODULES = {"split", "merge", "out", "rotated"}  # fields of a variant that need a module's weights
+# Fields of a variant that need something of a module, and whether a wiring has it.
+_NEEDS: dict[str, Callable[[Wiring], bool]] = {
+    **dict.fromkeys(("split", "merge", "out", "layers"), lambda wiring: wiring.splits),
+    **dict.fromkeys(("rotated", "rotation"), lambda wiring: wiring.rotate is not None),
+    "normalised": lambda wiring: wiring.query_norm is not None or wiring.key_norm is not None,
+    "bias": lambda wiring: wiring.bias is not None,
+}
 
 
 @dataclass(frozen=True)
@@ -146,6 +156,7 @@ def measure_visibility(
     padding: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    ahead: int | None = None,
     scale: float | None = None,
     tolerance: float = TOLERANCE,
 ) -> Visibility:
@@ -161,6 +172,7 @@ def measure_visibility(
         padding: a boolean mask (B, S), True where there is a token.
         bias: numbers (T, S) that are added to the scores.
         sinks: a sink logit per head, (H,).
+        ahead: how many later keys a window shows; None for all of them.
         tolerance: the largest difference that your test accepts, relative to the largest expected number.
 
     >>> import torch
@@ -177,11 +189,13 @@ def measure_visibility(
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(f"q, k, v: expected (B, H, T, D), (B, G, S, D) and (B, G, S, D), got {shapes}")
     question = Question("inputs", q, k, v, causal, mask, padding, bias, window, softcap)
+    question = replace(question, sinks=sinks, ahead=ahead)
     question = question.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
-    asked = Asked(question, Wiring(scale=scale, sinks=sinks), tolerance)
+    asked = Asked(question, Wiring(scale=scale), tolerance)
     mistakes, not_asked = [], []
     for mistake in CATALOGUE.values():
-        if not mistake.changes or any(change.keys() & _OF_MODULES for change in mistake.changes):
+        modules = any(change.keys() & _NEEDS.keys() for change in mistake.changes)
+        if not mistake.changes or mistake.layouts or modules:
             not_asked.append(mistake.name)
         else:
             mistakes.append(_measure(mistake, [asked]))
@@ -203,18 +217,21 @@ class Asked:
         question, (T, S) = self.question, (self.q.shape[2], self.k.shape[2])
         if float(self._scores().abs().max()) > LARGE:
             return "large scores"
-        options: dict[str, Any] = {}
-        options |= {"sink logits": self.wiring.sinks, "float mask": question.bias, "window": question.window}
-        options |= {"softcap": question.softcap, "padding": question.padding, "mask": question.mask}
+        sinks = self.wiring.sinks if question.sinks is None else question.sinks
+        options: dict[str, Any] = {"sink logits": sinks, "float mask": question.bias}
+        options |= {"window": question.window, "softcap": question.softcap, "mask": question.mask}
+        options |= {"padding": question.padding, "lengths": question.lengths}
+        if question.ahead is not None:
+            return "window"
         for kind, value in options.items():
             if value is not None:
                 return kind
         if self.k.shape[1] < self.q.shape[1]:
             return "grouped heads"
-        if self.v.shape[3] != self.k.shape[3]:
-            return "value width"
-        if T != S:
-            return "causal, T < S" if question.causal else "cross-attention"
+        if T != S and question.causal:
+            return "causal, T < S"
+        if T != S or self.v.shape[3] != self.k.shape[3]:
+            return "other shapes"
         return "causal" if question.causal else "plain"
 
     def _scores(self) -> Tensor:
@@ -245,8 +262,8 @@ class Asked:
         return any(reason.startswith(("there is no ", "no key is hidden")) for reason in self.reasons(change))
 
     def applies(self, change: dict[str, Any]) -> bool:
-        """Return whether a change concerns this question: some concern only modules that split heads."""
-        return self.wiring.splits or not change.keys() & _OF_MODULES
+        """Return whether a change concerns this question: some concern only modules of a kind."""
+        return all(_NEEDS[name](self.wiring) for name in change if name in _NEEDS)
 
     @property
     def hides(self) -> bool:
@@ -259,16 +276,18 @@ def _measure(mistake: Mistake, asked: list[Asked]) -> MistakeDistance:
     """Measure the forms of a mistake on some inputs."""
     distances: dict[str, float] = {}
     unseen_forms: dict[str, str] = {}
+    asked = [one for one in asked if not mistake.layouts or one.question.layout in mistake.layouts]
     for change in mistake.changes:
         variant, largest = replace(CORRECT, **change), 0.0
         for one in (one for one in asked if one.applies(change)):
             distance = one.distance(variant)
             distances[one.kind] = max(distance, distances.get(one.kind, 0.0))
             largest = max(largest, distance)
-        if not largest > 1.0 and not all(one.lacks(change) for one in asked):
-            unseen_forms[_describe_form(change)] = _why_unseen(asked[0], [change], largest)
+        blind = [one for one in asked if one.applies(change) and not one.lacks(change)]
+        if not largest > 1.0 and blind:
+            unseen_forms[_describe_form(change)] = _why_unseen(blind[0], [change], largest)
     largest = max(distances.values(), default=0.0)
-    seen = largest > 1.0 or not mistake.changes
+    seen = largest > 1.0 or not mistake.changes or not asked
     reason = "" if seen else _why_unseen(asked[0], mistake.changes, largest)
     return MistakeDistance(mistake.name, distances, unseen_forms, reason)
 
@@ -337,6 +356,10 @@ def _why_masking(asked: Asked, value: Any) -> str:
     return "" if asked.hides else "no key is hidden"
 
 
+def _why_fill(asked: Asked, value: Any) -> str:
+    return f"no visible score comes near {value:g}" if asked.hides else "no key is hidden"
+
+
 def _why_groups(asked: Asked, value: Any) -> str:
     H, G = asked.q.shape[1], asked.k.shape[1]
     if H == G:
@@ -357,6 +380,31 @@ def _why_scale(asked: Asked, value: Any) -> str:
     if S == D:
         return f"there are {S} keys, as many as a head is wide"
     return "there is a single head" if asked.q.shape[1] == 1 else ""
+
+
+def _why_ahead(asked: Asked, value: Any) -> str:
+    ahead = asked.question.ahead
+    if ahead is None:
+        return "there is no window to the right"
+    return "the window to the right holds every later key" if ahead >= asked.k.shape[2] - 1 else ""
+
+
+def _why_sinks(asked: Asked, value: Any) -> str:
+    sinks = asked.wiring.sinks if asked.question.sinks is None else asked.question.sinks
+    if sinks is None:
+        return "there is no sink logit"
+    if bool((sinks == -torch.inf).all()):
+        return "the sink logits are −∞, which takes no share"
+    return "all heads have the same sink logit" if bool((sinks == sinks[0]).all()) else ""
+
+
+def _why_chunk(asked: Asked, value: Any) -> str:
+    S = asked.k.shape[2]
+    if asked.question.splits is not None:
+        return "" if asked.question.splits > 1 else "the keys are worked on in one part"
+    if value is None:
+        return "there is no number of parts, in which the keys are worked on"
+    return f"a part of {value} keys holds the whole text of {S}" if value >= S else ""
 
 
 def _why_normalise(asked: Asked, value: Any) -> str:
@@ -380,8 +428,11 @@ _REASONS: dict[str, Callable[[Asked, Any], str]] = {
     "padding": _why_padding,
     "softcap": _why_softcap,
     "masking": _why_masking,
-    "fill": _why_masking,
+    "fill": _why_fill,
     "inverted": _why_masking,
+    "ahead": _why_ahead,
+    "sinks": _why_sinks,
+    "chunk": _why_chunk,
     "groups": _why_groups,
     "batch": _why_batch,
     "scale": _why_scale,
@@ -394,12 +445,36 @@ _REASONS: dict[str, Callable[[Asked, Any], str]] = {
 # The inputs of a check
 
 
+@functools.cache
 def _of_the_check() -> Visibility:
     """Measure every mistake on the questions that a check asks of the right templates."""
-    asked = [one for kind in TEMPLATES for one in _questions(kind)]
-    measured = (_measure_planted(mistake, _measure(mistake, asked)) for mistake in CATALOGUE.values())
-    kinds = tuple(kind for kind in KINDS if any(one.kind == kind for one in asked))
-    return Visibility(tuple(measured), TOLERANCE, kinds)
+    asked = {kind: list(_questions(kind)) for kind in TEMPLATES}
+    measured = _measure_on_ranks()
+    for mistake in CATALOGUE.values():
+        if mistake.name not in measured:
+            # What only kernels can get wrong is asked of kernels, and everything else of other code.
+            kernels = mistake.plants.keys() <= KERNEL_TEMPLATES.keys()
+            own = [one for kind in asked if (kind in KERNEL_TEMPLATES) == kernels for one in asked[kind]]
+            measured[mistake.name] = _measure_planted(mistake, _measure(mistake, own))
+    present = {one.kind for questions in asked.values() for one in questions}
+    kinds = tuple(kind for kind in KINDS if kind in present)
+    return Visibility(tuple(measured[name] for name in CATALOGUE), TOLERANCE, kinds)
+
+
+def _measure_on_ranks() -> dict[str, MistakeDistance]:
+    """Measure the mistakes of several processes, on the questions that a check asks of two."""
+    name, source = next(iter(DISTRIBUTED_TEMPLATES.items()))
+    with loaded_program(source, DISTRIBUTED_NAMES[name]) as program:
+        subject = adapt_for_ranks(program, {}, 2)
+    distances: dict[str, dict[str, float]] = {}
+    for trial in make_trials(subject, 2, {}):
+        plain = Cases(subject).plain(**trial["sizes"])
+        asked = Asked(replace(plain, causal=bool(trial["flag"])), Wiring(), TOLERANCE)
+        for (mistake, _), output in predict_mistakes(asked.question, 2, None):
+            by_kind = distances.setdefault(mistake, {})
+            distance = relative_error(Answer(output), asked.right) / TOLERANCE
+            by_kind[asked.kind] = max(distance, by_kind.get(asked.kind, 0.0))
+    return {mistake: MistakeDistance(mistake, by_kind) for mistake, by_kind in distances.items()}
 
 
 def _measure_planted(mistake: Mistake, measured: MistakeDistance) -> MistakeDistance:
@@ -409,7 +484,8 @@ def _measure_planted(mistake: Mistake, measured: MistakeDistance) -> MistakeDist
     if mistake.unseen_because:
         return replace(measured, reason=mistake.unseen_because)
     kind = next(iter(mistake.plants))
-    report = check(load_program(plant_mistake(mistake, kind), NAMES[kind]))
+    with loaded_program(plant_mistake(mistake, kind), NAMES[kind]) as program:
+        report = check(program)
     distance = next((d.distance for d in report.diagnoses if d.name == mistake.name), None)
     failed = (*report.failures, *report.warnings)
     if distance is None or not failed:
@@ -418,20 +494,17 @@ def _measure_planted(mistake: Mistake, measured: MistakeDistance) -> MistakeDist
 
 
 def _questions(kind: str) -> Iterator[Asked]:
-    """Yield the questions that a check asks of a right template."""
-    subject = adapt(load_program(TEMPLATES[kind], NAMES[kind]), {}, None)
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    """Yield the questions that a check asks of a right template, the last one of each name."""
+    program = loaded_program(TEMPLATES[kind], NAMES[kind])
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), program as right:
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        session = CheckSession(understand(subject, causal=None, heads=None, scale=None, always={}), {})
-        for probe in PROBES:
-            probe(session)
+        session = ask(adapt(right, {}, None), {})
     intent = session.right_intent
     if intent is None:
         raise ValueError(f"the {kind} template is not right")
-    for question in session.subject.asked:
-        if _is_comparable(question):
-            yield _ask(intent, question)
+    questions = {question.name: question for question in session.subject.asked if _is_comparable(question)}
+    yield from (_ask(intent, question) for question in questions.values())
 
 
 def _ask(intent: Intent, question: Question) -> Asked:
@@ -491,7 +564,7 @@ def _table(visibility: Visibility) -> list[str]:
             cells = [format_distance(m.distances.get(kind)) for kind in visibility.kinds]
             if set(cells) - {"·", ""}:
                 padded = "".join(f" {cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
-                rows.append(f"{m.name:<{names}}{padded}")
+                rows.append(f"{m.name:<{names}}{padded}".rstrip())
             else:
                 indent = " " * (names + 1)
                 text = _describe_probe(m, visibility.kinds)

@@ -102,7 +102,8 @@ class AttentionVariant:
     fill: float = -torch.inf
     axis: int = -1  # of the softmax, among (B, H, T, S)
     normalise: str = "softmax"  # see `_normalise`
-    bias: str = "added"  # or "subtracted", of the biases that the module holds
+    bias: str = "added"  # or "subtracted", "scaled" with the scores: the biases that the module holds
+    block: int = 0  # how many keys are in a block, for a softmax that is computed block by block
     always: bool = False  # masking runs even if the question has no mask
     inverted: bool = False  # hidden keys are visible, and visible ones hidden
     batch: str = "separate"  # or "together": one long sequence
@@ -159,8 +160,8 @@ class AttentionVariant:
         elif self.softcap == "not multiplied" and question.softcap is not None:
             scaled = torch.tanh(scaled / question.softcap)
         if wiring.bias is not None:
-            sign = 1 if self.bias == "added" else -1
-            scaled = scaled + sign * wiring.bias(H, n.T, n.S).to(scaled)
+            factor = {"added": 1.0, "subtracted": -1.0, "scaled": scale}[self.bias]
+            scaled = scaled + factor * wiring.bias(H, n.T, n.S).to(scaled)
         masked = scaled if question.bias is None else scaled + question.bias.to(scaled)
         if self.masking == "scaled" and question.bias is not None:
             masked = scaled + question.bias.to(scaled) * scale
@@ -300,7 +301,8 @@ class AttentionVariant:
         """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax.
 
         "exp" subtracts no maximum, "none" is no softmax, "twice" is a softmax of the softmax, "scaled"
-        multiplies the weights by the scale, and "renormalise" goes with masking "after".
+        multiplies the weights by the scale, "not divided" leaves out the sum, and "renormalise" goes with
+        masking "after". "stale output" and "stale sum" are computed in blocks (see `_in_blocks`).
         """
         if sinks is not None:
             columns = sinks.to(masked)[:, None].expand(*masked.shape[:-1], -1)
@@ -311,6 +313,10 @@ class AttentionVariant:
             weights = weights / weights.sum(self.axis, keepdim=True)
         elif self.normalise == "none":
             weights = masked
+        elif self.normalise == "not divided":
+            weights = (masked - masked.amax(self.axis, keepdim=True)).exp()
+        elif self.normalise in ("stale output", "stale sum"):
+            weights = self._in_blocks(masked)
         else:
             weights = torch.softmax(masked, self.axis)
         if self.normalise == "twice":
@@ -322,6 +328,15 @@ class AttentionVariant:
             if self.normalise == "renormalise":
                 weights = weights / weights.sum(self.axis, keepdim=True)
         return weights
+
+    def _in_blocks(self, masked: Tensor) -> Tensor:
+        """Return the weights of an online softmax that does not rescale what it has for a new maximum."""
+        highest = torch.cat([block.amax(-1, keepdim=True) for block in masked.split(self.block, -1)], -1)
+        running = highest.cummax(-1).values.repeat_interleave(self.block, -1)[..., : masked.shape[-1]]
+        last = running[..., -1:]
+        stale, right = (masked - running).exp(), (masked - last).exp()
+        over, under = (stale, right) if self.normalise == "stale output" else (right, stale)
+        return over / under.sum(-1, keepdim=True)
 
 
 def _previous_chunk(S: int, chunk: int) -> Tensor:

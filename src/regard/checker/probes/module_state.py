@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
 
 from regard.checker.cases import Cases
+from regard.checker.catalogue import CATALOGUE
 from regard.checker.errors import CheckError
 from regard.checker.intent import TOLERANCE
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
@@ -15,6 +17,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import build
 from regard.checker.subject.subject import copy_module, in_dtype
+from regard.checker.subject.unused import unused_parameters
 from regard.checker.understand import max_length, plain_tensors
 
 
@@ -32,10 +35,64 @@ def probe_module_state(session: CheckSession) -> None:
         )
     else:
         session.add_pass("parameters are registered")
+    _check_unused(session)
     _check_move(session)
     _check_state_dict(session)
     _check_lengths(session)
     _check_other_length(session)
+
+
+def _check_unused(session: CheckSession) -> None:
+    """Find a projection, a norm of queries or keys, or sink logits that the output does not depend on.
+
+    Code with an optional context may need them for that, and is left alone.
+    """
+    if session.module is None or "context" in session.subject.arguments:
+        return
+    question = session.cases.plain("parameters are used", seed=73).to(session.dtype)
+    unused = unused_parameters(session.subject, question)
+    parameters = [path for path, _ in session.module.named_parameters()]
+    for path in unused:
+        used = [other for other in parameters if other not in unused]
+        if (name := _mistake_of_unused(path, used)) is not None:
+            evidence = f"The output does not depend on `{path}`: it is created, and not used."
+            session.add_mistake("parameters are used", f"`{path}` is not", name, evidence)
+            return
+    weights = [path for path in unused if not path.endswith("bias")]  # softmax cancels the bias of the keys
+    if weights:
+        session.notes.append(f"no output depends on {', '.join(f'`{path}`' for path in weights[:3])}")
+
+
+def _mistake_of_unused(path: str, used: list[str]) -> str | None:
+    """Return the mistake of leaving a parameter unused while the others are used; None if it may be meant."""
+    if path.endswith("bias"):
+        return None
+    if re.search(r"(^|[._])sinks?($|[._])", path):
+        return "sink-dropped" if "sink-dropped" in CATALOGUE else None
+    if (norm := re.search(r"(^|\.)(q|k|query|key)_?(norm|ln|layernorm|layer_norm)\b", path)) is not None:
+        letter = {"q": "k", "k": "q", "query": "key", "key": "query"}[norm.group(2)]
+        partner = path.replace(norm.group(2) + "_", letter + "_", 1)
+        return "one-side-normalised" if partner in used else None
+    if any(twin in used for twin in _twins(path)):  # another role's layer was used in its place
+        return "one-projection"
+    role = vocabulary.projection(path)
+    roles = {vocabulary.projection(other) for other in used}
+    if role in ("query", "key", "value") and role not in roles and roles & {"query", "key", "value"}:
+        return "one-projection"
+    return "output-projection-skipped" if role == "out" and "out" not in roles else None
+
+
+def _twins(path: str) -> list[str]:
+    """Return the names that a parameter of another role would have: `k_up` and `q_up` for `v_up`."""
+    parts = re.split(r"([._])", path)
+    letters, words = ("q", "k", "v"), ("query", "key", "value")
+    return [
+        "".join([*parts[:i], other, *parts[i + 1 :]])
+        for i, part in enumerate(parts)
+        for family in (letters, words)
+        for other in family
+        if part.lower() in family and other != part.lower()
+    ]
 
 
 def _check_move(session: CheckSession) -> None:

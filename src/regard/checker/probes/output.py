@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, explain_parts
@@ -52,7 +52,7 @@ def probe_output(session: CheckSession) -> None:
     if not wrong:
         if session.mixed:
             session.add_diagnosis("batch-items-mixed", session.mixed)
-        _check_parameters(session)
+        _check_shared_projection(session)
         _record_results(session, observations, wrong)
         return
     _diagnose_output(session, observations, wrong)
@@ -84,40 +84,8 @@ def _record_results(session: CheckSession, observations: list[Observation], wron
             session.add_pass(name)
 
 
-def _check_parameters(session: CheckSession) -> None:
-    """Find weights that are not used, or used for several roles: right for these weights, but a mistake."""
-    if session.module is None or not any(True for _ in session.module.parameters()):
-        return
-    unused = _unused_parameters(session)
-    sinks = [path for path in unused if "sink" in path]
-    if sinks:
-        evidence = f"No output depends on `{sinks[0]}`."
-        session.add_mistake("sink logits", "not used", "sink-dropped", evidence)
-    elif unused:
-        session.notes.append(f"no output depends on {', '.join(f'`{path}`' for path in unused[:3])}")
-    _check_shared_projection(session, unused)
-
-
-def _unused_parameters(session: CheckSession) -> list[str]:
-    """Return the parameters that have no gradient, though the output has one."""
-    module = session.subject.module_as(session.dtype)
-    reply = session.subject.run(session.cases.plain().to(session.dtype), module=module)
-    if module is None or reply.answer is None or not reply.answer.output.requires_grad:
-        return []
-    named = dict(module.named_parameters())
-    output = reply.answer.output
-    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
-    try:
-        gradients = torch.autograd.grad(
-            (output * weights.to(output)).sum(), list(named.values()), allow_unused=True
-        )
-    except RuntimeError:  # without a backward pass nothing is known
-        return []
-    return [path for path, gradient in zip(named, gradients, strict=True) if gradient is None]
-
-
-def _check_shared_projection(session: CheckSession, unused: list[str]) -> None:
-    """Find one projection used for several roles; a failure if all share it, or if another is not used."""
+def _check_shared_projection(session: CheckSession) -> None:
+    """Find one projection used for several roles: the output is right for these weights, but a mistake."""
     intent = session.understanding.right_intent
     if intent is None or session.module is None or session.subject.inputs != "x":
         return
@@ -134,13 +102,15 @@ def _check_shared_projection(session: CheckSession, unused: list[str]) -> None:
             f"{names} share one",
             "one-projection",
             evidence,
-            warning=len(same) < 3 and not unused,
+            warning=len(same) < 3,
         )
 
 
 def _observe(session: CheckSession) -> list[Observation]:
     """Run the subject on every question that its arguments allow."""
     cases, subject = session.cases, session.compared
+    if cases.fixed_length is not None:
+        session.add_skip("other lengths", f"it takes sequences of {cases.fixed_length} tokens only")
     observations = [Observation(cases.plain(), _answer_of(_first_reply(session)))]
     right = session.understanding.right_intent
     single_length = subject.inputs == "x" or (right is not None and right.causal)
@@ -257,6 +227,8 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
         return [subject.mask_form, MaskForm("look", 4)]
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
+    if not settled and any(isinstance(part, nn.MultiheadAttention) for part in _parts(session)):
+        kinds.insert(1, "hide")  # it may pass its mask on to PyTorch's layer, in which True hides
     ranks = (
         [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else mask_ranks(subject.layout)
     )
@@ -266,6 +238,11 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
 def mask_ranks(layout: str) -> list[int]:
     """Return the ranks that a mask usually has for inputs of this layout."""
     return {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(layout, [2, 4, 3])
+
+
+def _parts(session: CheckSession) -> list[nn.Module]:
+    """Return the modules in the subject, itself included; none for a function."""
+    return [] if session.module is None else list(session.module.modules())
 
 
 def _best_form(
@@ -279,9 +256,9 @@ def _best_form(
     Code that accepts a boolean mask must be right with it; only code that adds its mask to the scores may
     want floats.
     """
-    boolean = [(form, reply) for form, reply in ran if form.kind == "look"]
+    boolean = [(form, reply) for form, reply in ran if form.kind in ("look", "hide")]
     applied = [(form, reply) for form, reply in boolean if not _adds_mask(session, question, reply)]
-    others = [(form, reply) for form, reply in ran if form.kind != "look"]
+    others = [(form, reply) for form, reply in ran if form.kind not in ("look", "hide")]
     for form, reply in [*boolean, *(others if not applied else [])]:
         if session.understanding.right_intent is not None:
             if _error(session, Observation(question, _answer_of(reply))) < TOLERANCE:

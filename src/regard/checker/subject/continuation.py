@@ -135,7 +135,7 @@ def _first_caches(subject: Subject, name: str) -> Iterator[Callable[[nn.Module, 
     kinds = [kind] if kind is not None and kind not in (tuple, list, dict, Tensor) else []
     kinds += [
         value
-        for name, value in vars(home).items()
+        for name, value in (vars(home) if home is not None else {}).items()
         if isinstance(value, type) and "cache" in name.lower() and value.__module__ == type(module).__module__
     ]
     for kind in dict.fromkeys(kinds):

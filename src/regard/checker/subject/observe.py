@@ -261,6 +261,7 @@ class ObservedWiring(Wiring):
                 x.unflatten(-1, (-1, heads)).mT.flatten(-2)  # type: ignore[no-untyped-call]
                 for x, heads in ((q, self.heads), (k, self.groups), (v, self.groups))
             )
+        q, k, v = (x.to(question.dtype) for x in (q, k, v))  # a norm may widen them
         return self.split(q, k, v, split)
 
     def finish(
@@ -579,11 +580,9 @@ def observed_wirings(
             continue
         plain = ObservedWiring(H, G, splits=True, width=question.q.shape[-1], scale=scale, observed=subject)
         wirings.append(plain)
-        if H > 1 and subject.core.head_axes:  # an einsum may order its sums by channel, then by head
-            wirings += [
-                replace(plain, interleaved=a, merged_interleaved=b)
-                for a, b in ((False, True), (True, True), (True, False))
-            ]
+        # Channels in another order are consistent if all are; an einsum may order its own sums.
+        orders = [(True, True), (False, True), (True, False)] if subject.core.head_axes else [(True, True)]
+        wirings += [replace(plain, interleaved=a, merged_interleaved=b) for a, b in orders if H > 1]
     return wirings
 
 
