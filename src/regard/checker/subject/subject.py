@@ -213,7 +213,7 @@ class Subject:
         """
         self.asked.append(question)
         target = self.target if self.module is None else (module or self.runnable(question.dtype))
-        if module is not None and self.device != "cpu":
+        if module is not None and not any(x.is_meta for x in module.parameters()):
             target = module.to(self.device)
         assert target is not None
         monitor = CallMonitor(dropout)
