@@ -21,7 +21,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.observe import ObservedSubject
 from regard.checker.subject.parts import attention_parts, model_sentence
 from regard.checker.subject.subject import SEQUENCES, MaskForm, Reply
-from regard.checker.understand import Understanding
+from regard.checker.understand import NEARLY_RIGHT, Understanding
 
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
 
@@ -335,13 +335,13 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         matches = _diagnose_observed(session, understanding.observed)
     # Pairs of mistakes are tried only if nothing else explains why no single one fits.
     evidence = "" if matches else against_softmax(session)
-    search = max(wrong.values()) >= 3e-2 and not unknown and not session.mixed and not is_strange(evidence)
-    if not matches and search:
+    far = max(wrong.values()) >= NEARLY_RIGHT and not session.mixed
+    if not matches and far and not unknown and not is_strange(evidence):
         matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
         matches = _diagnose_single_sequence(session, intents)
         session.add_diagnosis("batch-items-mixed", session.mixed)
-    elif not matches:
+    elif not matches and max(wrong.values()) >= NEARLY_RIGHT:
         matches = explain_parts(observations, intents, session.source)
     if not matches and not session.mixed and _is_undecided(session, wrong, unknown, evidence):
         return
