@@ -58,6 +58,8 @@ NOUNS = {
     "testing",  # regard.testing, named like torch.testing and numpy.testing
     "training",  # the field's noun for the activity, as a folder
     "wiring",  # the noun: how the weights of a module are wired
+    "ring",  # ring attention
+    "distributed",  # the field's word for several processes, as in torch.distributed
     "saved",  # show/saved, the saved page, as a folder
     "simplified",  # stages are named by the tutorials' words for them
     "projected",
@@ -163,8 +165,9 @@ def test_there_is_one_lru_cache() -> None:
 
 def test_one_file_intercepts_scaled_dot_product_attention() -> None:
     """Two mechanisms would wrap each other, and the outermost would win."""
-    modes = files_that_mention({"TorchFunctionMode"})  # the checker observes the code that it runs by one
-    assert modes == ["checker/subject/subject.py", "recorder/sources/sdpa.py"]
+    modes = files_that_mention({"TorchFunctionMode"})  # the checker observes and repairs what it runs by two
+    checker = ["checker/probes/intervention.py", "checker/subject/subject.py"]
+    assert modes == [*checker, "recorder/sources/sdpa.py"]
     replaced = [
         str(path.relative_to(SOURCE))
         for path, tree in TREES.items()

@@ -12,6 +12,7 @@ import pytest
 from regard.checker import CheckError, check, distributed
 from regard.checker.distributed import adapt_for_ranks, judge, make_trials, run_ranks
 from regard.checker.distributed_examples import DISTRIBUTED_NAMES, DISTRIBUTED_TEMPLATES, RING
+from regard.checker.examples import plant_mistake
 from regard.checker.mistakes.distributed import DISTRIBUTED_MISTAKES
 from regard.checker.sandbox import check_in_process
 from tests.checker.planting import load, uproot
@@ -73,12 +74,8 @@ def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     programs = {kind: (kind, source) for kind, source in DISTRIBUTED_TEMPLATES.items()}
     for mistake in DISTRIBUTED_MISTAKES:
-        for kind, swaps in mistake.plants.items():
-            source = DISTRIBUTED_TEMPLATES[kind]
-            for old, new in swaps:
-                assert old in source
-                source = source.replace(old, new)
-            programs[mistake.name] = (kind, source)
+        for kind in mistake.plants:
+            programs[mistake.name] = (kind, plant_mistake(mistake, kind))
     for name, (old, new, _) in VARIATIONS.items():
         assert old in RING
         programs[name] = ("ring", RING.replace(old, new))

@@ -25,10 +25,10 @@ class Cases:
     context_width: int = 40  # C of (B, S, C), for keys and, unless `value_width` is given, values
     max_length: int | None = None
     always: dict[str, Any] = field(default_factory=dict)  # softcap, window, rule: part of the module itself
+    value_width: int | None = None
+    fixed_length: int | None = None  # the only length that it takes
     powers: bool = False  # widths of heads are powers of two, 16 at least, as many kernels want them
     multiple: int = 1  # lengths are multiples of this
-    value_width: int | None = None
-    fixed_length: bool = False  # it takes sequences of `max_length` only, or of 7
 
     def plain(
         self,
@@ -48,9 +48,9 @@ class Cases:
 
         `name` is for the report, the letters are sizes, `seed` draws the inputs and `size` scales them.
         """
-        T = 7 if self.fixed_length else T
         T = T if self.max_length is None else min(T, self.max_length)
-        S = T if S is None else S if self.max_length is None else min(S, self.max_length)
+        T = self.fixed_length or T
+        S = T if S is None or self.fixed_length else S if self.max_length is None else min(S, self.max_length)
         T, S, D = self._kernel_sizes(T, S, D)
         layout, inputs = self.subject.layout, self.subject.inputs
         if layout in ("BCHW", "BHWC"):

@@ -20,6 +20,7 @@ from regard.checker.errors import CheckError
 from regard.checker.hypotheses import head_width
 from regard.checker.probes.cache import probe_cache
 from regard.checker.probes.dropout import probe_dropout
+from regard.checker.probes.inputs import probe_inputs
 from regard.checker.probes.leaks import find_leak, probe_batch, probe_causality
 from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
@@ -98,7 +99,9 @@ def check(
             session = check_on_processes(thing, processes, given, options, scale)
             return _assemble(session, started, strict=strict)
         if oracle is not None:
-            own_check = partial(check, init=init, causal=causal, window=window, softcap=softcap, **arguments)
+            own_check = partial(
+                check, thing, init=init, causal=causal, window=window, softcap=softcap, **arguments
+            )
             session = compare_with_reference(thing, oracle, given, options, promises, own_check)
             return _assemble(session, started, strict=strict)
         subject = adapt(thing, add_promises(thing, given, promises), true_means)
@@ -196,6 +199,7 @@ def _explain_error(session: CheckSession) -> None:
 PROBES = (
     probe_batch,
     probe_output,
+    probe_inputs,
     probe_causality,
     probe_numbers,
     probe_masks,

@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -43,8 +43,36 @@ class VariantMatcher:
         self.intent = intent
         self.observations = [Observation(intent.apply(o.question), o.answer) for o in observations]
         self._projected: dict[tuple[int, str], Any] = {}
-        # Wrong answers come first: they rule out variants soonest.
-        self.observations.sort(key=lambda observation: self.error(CORRECT, observation) < TOLERANCE)
+        # Wrong answers and small questions come first: they rule out variants soonest.
+        self.observations.sort(
+            key=lambda o: (self.error(CORRECT, o) < TOLERANCE, o.question.q.numel() * o.question.k.shape[-2])
+        )
+        self._possible = self._find_possible()
+
+    def _find_possible(self) -> set[str]:
+        """Return the fields of a variant that can make a difference in these questions."""
+        wiring, questions = self.intent.wiring, [o.question for o in self.observations]
+        absent: set[str] = set()
+        if wiring.rotate is None:
+            absent |= {"rotated", "rotation"}
+        if wiring.query_norm is None and wiring.key_norm is None:
+            absent |= {"normalised"}
+        if wiring.bias is None:
+            absent |= {"bias"}
+        if wiring.sinks is None and all(q.sinks is None for q in questions):
+            absent |= {"sinks"}
+        for name in ("window", "softcap", "padding"):
+            if all(getattr(q, name) is None for q in questions):
+                absent |= {name}
+        if all(q.mask is None for q in questions):
+            absent |= {"mask_argument"}
+        if not any(q.causal for q in questions):
+            absent |= {"causal"}
+        return {f.name for f in fields(AttentionVariant)} - absent
+
+    def can_differ(self, change: Change) -> bool:
+        """Return whether a change of fields can make a difference in these questions."""
+        return not self._possible.isdisjoint(change)
 
     def predict(self, variant: AttentionVariant, observation: Observation) -> Answer | None:
         """Return the variant's answer to an observation's question; None if its shapes do not fit."""
@@ -53,8 +81,7 @@ class VariantMatcher:
         try:
             with torch.no_grad():
                 if key not in self._projected:
-                    view = variant.split == "view"
-                    self._projected[key] = self.intent.wiring.project(question, view=view)
+                    self._projected[key] = self.intent.wiring.project(question, split=variant.split)
                 return variant.answer(question, self.intent.wiring, self._projected[key])
         except (RuntimeError, ValueError, IndexError):
             return None
@@ -167,10 +194,10 @@ def explain_parts(observations: list[Observation], intents: list[Intent], source
     Those that explain most observations come first. The arguments are those of `diagnose`.
     """
     by_names: dict[tuple[str, ...], list[Match]] = {}
-    for observation in observations:
-        if any(VariantMatcher(intent, [observation]).fits(CORRECT) is not None for intent in intents):
+    for observation in observations[:6]:
+        if any(VariantMatcher(intent, [observation]).fits(CORRECT) is not None for intent in intents[:8]):
             continue
-        for match in diagnose([observation], intents, source, pairs=False)[:2]:
+        for match in diagnose([observation], intents[:8], source, pairs=False)[:2]:
             by_names.setdefault(match.names, []).append(match)
     return [matches[0] for matches in sorted(by_names.values(), key=_plausibility)]
 
@@ -185,6 +212,7 @@ def _pairs(
     """
     first = matcher.observations[0]
     right = matcher.predict(CORRECT, first)
+    singles = [(name, change) for name, change in singles if matcher.can_differ(change)]
     active, alone = [], []
     for _, change in singles:
         answer = matcher.predict(replace(CORRECT, **change), first)
@@ -207,7 +235,7 @@ def _find_matches(
     matches: list[Match] = []
     for names, change in changes:
         variant = replace(CORRECT, **change)
-        errors = (matcher.fits(variant) for matcher in matchers)
+        errors = (matcher.fits(variant) for matcher in matchers if matcher.can_differ(change))
         if (error := next((e for e in errors if e is not None), None)) is not None:
             matches.append(Match(names, error, decisions=len(change)))
             if len(matches) == enough:

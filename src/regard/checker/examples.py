@@ -163,13 +163,15 @@ class CausalRotaryAttention(nn.Module):
         return self.out_proj(out.transpose(1, 2).reshape(B, T, C)), cache
 """
 
-TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER, "rotary": ROTARY} | KERNEL_TEMPLATES
+TEMPLATES = {"function": FUNCTION, "head": HEAD, "layer": LAYER, "rotary": ROTARY}
+TEMPLATES |= KERNEL_TEMPLATES
 NAMES = {
     "function": "attention",
     "head": "CausalHead",
     "layer": "CausalAttention",
     "rotary": "CausalRotaryAttention",
-} | KERNEL_NAMES
+}
+NAMES |= KERNEL_NAMES
 
 
 # Those that run on several processes, too.

@@ -72,7 +72,7 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
         *_masks(numbers, longest),
         *_caps(numbers),
         *_rotations(numbers, tensors, head_width, source),
-        *_biases(tensors, wiring.heads, alibi="alibi" in held.lower()),
+        *_biases(tensors, wiring.heads, alibi=bool(re.search("alibi|slope", held, re.I))),
         *_sinks(tensors, wiring.heads),
         *_norms(numbers, tensors, wiring.heads),
     ]
@@ -188,7 +188,10 @@ def _rotations(
 ) -> Iterator[Feature]:
     """Yield rotary positions: the code's own frequencies, then those of usual bases, in both pairings."""
     usual = list(_usual_frequencies(numbers, D, source))
-    candidates = [*usual[:1], *_held_frequencies(tensors, D), *usual[1:]]
+    held = [(f, words) for f, words in _held_frequencies(tensors, D) if 2 * len(f) <= D]
+    factors = _factors(numbers, source)
+    scaled = [(factor * f, f"{words}, scaled by {factor:g}") for factor in factors for f, words in held]
+    candidates = [*usual[:1], *held, *usual[1:], *scaled]
     unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
     for frequencies, words in candidates:
         unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
@@ -210,10 +213,7 @@ def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tu
     ]
     for base, width in itertools.product(bases, widths):
         yield base ** _powers(width), f"base {base:g}"
-    if not re.search(r"scal|factor|interpol|ntk|yarn", source, re.I):
-        return
-    factors = [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (1 / n, n)]
-    for factor, base in itertools.product(factors, bases[:3]):
+    for factor, base in itertools.product(_factors(numbers, source), bases[:3]):
         yield factor * base ** _powers(D), f"base {base:g}, scaled by {factor:g}"
         if D > 2:  # the base is scaled instead of the positions
             scaled = base * factor ** (D / (D - 2))
@@ -222,6 +222,13 @@ def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tu
 
 def _powers(width: int) -> Tensor:
     return -torch.arange(0, width, 2, dtype=torch.float64) / width
+
+
+def _factors(numbers: list[float], source: str) -> list[float]:
+    """Return the factors by which positions may be scaled: the numbers of code that speaks of it."""
+    if not re.search(r"scal|factor|interpol|ntk|yarn", source, re.I):
+        return []
+    return [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (1 / n, n)]
 
 
 def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tuple[Tensor, str]]:
@@ -244,8 +251,9 @@ def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tup
             angles = row.clamp(-1, 1).acos()
             yield from ((angles[part], words) for part in _halves(half, angles))
         elif flat.shape[1] % 2 == 0:  # sines beside cosines
-            for sines in (row[:half], row[half:], row[::2], row[1::2]):
-                yield sines.clamp(-1, 1).asin(), words
+            for a, b in ((row[:half], row[half:]), (row[::2], row[1::2])):
+                if torch.allclose(a**2 + b**2, torch.ones_like(a), atol=1e-4):
+                    yield from ((sines.asin(), words) for sines in (a, b))
 
 
 def _halves(half: int, angles: Tensor) -> list[slice]:
@@ -284,8 +292,10 @@ def _biases(tensors: list[tuple[str, Tensor]], H: int, *, alibi: bool) -> Iterat
         yield Feature("bias", "with ALiBi", partial(_with_bias, slopes_of, symmetric))
     for path, tensor in tensors:
         if tensor.numel() == H and H > 1 and not tensor.is_complex() and not alibi:
-            slopes = tensor.flatten().abs()  # a penalty, whatever sign the code keeps
-            for symmetric in (False, True):
+            # Stored with either sign they favour the near; learned ones may have any.
+            flat = tensor.flatten()
+            signed = [flat.abs()] if bool((flat >= 0).all() | (flat <= 0).all()) else [flat, -flat]
+            for slopes, symmetric in itertools.product(signed, (False, True)):
                 text = f"with a bias by distance, slopes `{path}`"
                 yield Feature("bias", text, partial(_with_bias, partial(_own_slopes, slopes), symmetric))
 

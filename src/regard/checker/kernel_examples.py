@@ -1,4 +1,4 @@
-"""Correct kernels in plain PyTorch, one for every layout, into which a mistake of the catalogue can be planted.
+"""Correct kernels in plain PyTorch, one for every layout, into which a mistake can be planted.
 
 Each is one core, which attends with one sequence, in a wrapper that knows the layout. They are source text,
 like the templates of `examples`.
@@ -134,7 +134,8 @@ def interface_attention(module, query, key, value, attention_mask, scaling=None,
 """
 _MASK_INTERFACE = """\
 def make_mask(
-    batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, **kwargs
+    batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
+    mask_function=None, attention_mask=None, **kwargs,
 ):
     batch = torch.arange(batch_size)[:, None, None, None]
     head = torch.zeros(1, 1, 1, 1, dtype=torch.long)

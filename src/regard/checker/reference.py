@@ -26,10 +26,11 @@ from regard.checker.session import CheckSession
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import SIZES, add_promises, constructor_arguments
-from regard.checker.subject.subject import Subject
-from regard.checker.understand import Understanding, max_length, understand
+from regard.checker.subject.subject import SEQUENCES, Subject
+from regard.checker.understand import Understanding, first_form, max_length, understand
 
-HEADS = ("BHTD", "BTHD", "BTD", "TD")  # layouts of functions on split heads
+# The layouts of functions on split heads.
+HEADS = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
 
 
 def compare_with_reference(
@@ -38,7 +39,7 @@ def compare_with_reference(
     init: dict[str, Any],
     options: dict[str, Any],
     promises: dict[str, Any],
-    own_check: Callable[[Any], Report],
+    own_check: Callable[[], Report],
 ) -> CheckSession:
     """Compare `thing` with `reference`, and return the session that holds the findings.
 
@@ -47,8 +48,8 @@ def compare_with_reference(
         init: arguments of the constructors, or further arguments of the functions.
         options: those of `check`.
         promises: what the caller promised of both, such as `window=3`.
-        own_check: checks one of the two against the checker's own attention. It is asked only if they
-            differ for no reason that shows; its diagnosis counts if it knows the reference as right.
+        own_check: checks `thing` against the checker's own attention. It is asked only if the two differ for
+            no reason that shows, and the reference is attention that the checker knows.
     """
     pair = _make_pair(thing, reference, init, options, promises)
     session = pair.session
@@ -61,10 +62,17 @@ def compare_with_reference(
     probe_cache(session)
     probe_module_state(session)
     failed = any(check.status == "failed" for check in session.checks)
-    if failed and not session.diagnoses and own_check(reference).ok:
-        for diagnosis in own_check(thing).diagnoses:
+    if failed and not session.diagnoses and _is_known(pair.reference):
+        for diagnosis in own_check().diagnoses:
             session.add_diagnosis(diagnosis.name, diagnosis.what, diagnosis.error, warning=diagnosis.warning)
     return session
+
+
+def _is_known(reference: CheckSession) -> bool:
+    """Return whether the reference is attention that the checker's own oracle reproduces."""
+    always = dict(reference.cases.always)
+    known = understand(reference.subject, causal=None, heads=None, scale=None, always=always)
+    return known.right_intent is not None
 
 
 def _make_pair(
@@ -116,13 +124,14 @@ def _prepare_reference(
     subject: Subject, other: Subject, always: dict[str, Any], options: dict[str, Any]
 ) -> CheckSession:
     """Find the shapes, the length and the precision in which the reference runs; it must be deterministic."""
-    understanding = understand(subject, causal=None, heads=None, scale=None, always=always)
-    subject, lengths = understanding.subject, (understanding.cases.max_length, max_length(other))
-    limit = min((length for length in lengths if length is not None), default=None)
-    cases = replace(understanding.cases, always=always, max_length=limit)
     if subject.layout in HEADS:
         subject = _with_layout(subject, always)
-    session = _open_session(subject, replace(cases, subject=subject), options)
+        cases = Cases(subject, always=always)
+    else:
+        subject, cases = first_form(subject, always)
+    lengths = [length for length in (cases.max_length, max_length(other)) if length is not None]
+    cases = replace(cases, max_length=min(lengths, default=None))
+    session = _open_session(subject, cases, options)
     question = session.cases.plain().to(session.dtype)
     first, second = session.understanding.first, subject.run(question)
     if first.answer is None or second.answer is None:
@@ -165,9 +174,7 @@ def _open_session(subject: Subject, cases: Cases, options: dict[str, Any]) -> Ch
             break
     else:
         dtype, first = torch.float64, subject.run(question)
-    shapes = {"BTC": "(B, T, C)", "TBC": "(T, B, C)", "TC": "(T, C)", "BHTD": "(B, H, T, D)"}
-    shapes |= {"BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
-    inputs = [f"inputs {shapes[subject.layout]}"]
+    inputs = [f"inputs {(SEQUENCES | HEADS)[subject.layout]}"]
     return CheckSession(Understanding(subject, subject, cases, [], None, dtype, first, inputs), options)
 
 

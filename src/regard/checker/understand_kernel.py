@@ -14,17 +14,17 @@ from regard.checker.subject.layouts.cache import CACHED_LAYOUTS, PagedLayout
 from regard.checker.subject.layouts.layout import KernelLayout
 from regard.checker.subject.subject import Reply, Subject
 from regard.checker.understand import (
+    KERNEL_SIZES,
     Understanding,
     causal_hypotheses,
     declared_causality,
+    find_right_intent,
     interpret,
     most_plausible,
     run_once,
 )
 
-# Sizes that a kernel may want: widths that are powers of two, lengths and pages that fill its blocks.
-_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
-_PAGES = (4, 16, 256)
+_PAGES = (4, 16, 256)  # sizes of pages that kernels take
 
 
 def understand_kernel(
@@ -46,10 +46,12 @@ def understand_kernel(
     for layout in subject.kernel_layouts:
         candidate = subject.replaced(kernel_layout=layout)
         cases, reply, dtype = _first_run(candidate, layout, always)
-        tried.append(interpret(candidate, cases, intents, dtype, reply, declared))
-        if tried[-1].right_intent is not None:
-            return tried[-1]
-    return most_plausible(tried)
+        right = find_right_intent(reply, cases.plain(), intents)
+        tried.append(Understanding(candidate, candidate, cases, intents, right, dtype, reply, [], declared))
+        if right is not None:
+            break
+    best = tried[-1] if tried[-1].right_intent is not None else most_plausible(tried)
+    return interpret(best.subject, best.cases, intents, best.dtype, best.first, declared)
 
 
 def _first_run(
@@ -58,7 +60,7 @@ def _first_run(
     """Run a kernel in one layout, in the first sizes that it takes."""
     pages: list[dict[str, Any]] = [{"page": n} for n in _PAGES] if isinstance(layout, PagedLayout) else [{}]
     attempts = []
-    for sizes, page in itertools.product(_SIZES, pages):
+    for sizes, page in itertools.product(KERNEL_SIZES, pages):
         cases = Cases(subject, always={**always, "layout": layout.kind, **page}, **sizes)
         reply, dtype = run_once(subject, cases.plain())
         attempts.append((cases, reply, dtype))

@@ -61,6 +61,10 @@ def check(
         bool, typer.Option("--gradients/--no-gradients", help="Whether to compare gradients.")
     ] = True,
     device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where its code runs.")] = "cpu",
+    processes: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="How many processes run it together: ring attention, Ulysses."),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Count warnings as failures, and leave nothing untried.")
     ] = False,
@@ -110,7 +114,7 @@ def check(
             "heads": heads,
         }
         asked |= {"true_means": true_means, "cached": cached, "oracle": oracle, "device": device}
-        asked |= {"gradients": gradients, "strict": strict}
+        asked |= {"gradients": gradients, "processes": processes, "strict": strict}
         options |= {name: value for name, value in asked.items() if value is not None}
         from regard.checker.sandbox import check_in_process
 

@@ -280,7 +280,7 @@ ENTRIES = [
     Entry("key, query, value", key_query_value),
     Entry("keyword-only function", keyword_only),
     Entry("custom op without autograd", custom_op),
-    Entry("no graph", without_gradients),
+    Entry("no graph", without_gradients, {"gradients": False}),
     Entry("own backward", own_backward),
     Entry("sliding window", sliding_window),
     Entry("symmetric window", symmetric_window),

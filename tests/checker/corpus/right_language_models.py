@@ -503,7 +503,7 @@ ENTRIES = [
         "LLaMA, grouped heads", LlamaComplex, {"init": {"args": ModelArgs(dim=48, n_heads=4, n_kv_heads=2)}}
     ),
     Entry("LLaMA, freqs_cis as a buffer", LlamaBuffer),
-    Entry("cos and sin as arguments", CosSinArguments),
+    Entry("cos and sin as arguments", CosSinArguments, {"true_means": "hide"}),
     Entry("cos and sin as one argument", CosSinPair),
     Entry("rotary module", RotaryInside),
     Entry("rotary module, scaled positions", RotaryInside, {"init": {"scaling_factor": 4.0}}),

@@ -432,7 +432,7 @@ ENTRIES = [
     Entry("heads in lists", HeadsInAList),
     Entry("dim_q and dim_k", HeadWithAnotherWidth, {"init": {"dim_in": 24, "dim_q": 20, "dim_k": 20}}),
     Entry("layers without names", RowsNamedByLetters),
-    Entry("v, k, q and a mask of ones that hides", MaskIsAdded),
+    Entry("v, k, q and a mask of ones that hides", MaskIsAdded, {"true_means": "hide"}),
     Entry("cross-attention to a memory", CrossFromMemory),
     Entry("norm before the projections", BeforeItsNorm),
     Entry("norm and residual inside", AddsItself),

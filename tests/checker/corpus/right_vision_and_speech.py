@@ -381,7 +381,7 @@ ENTRIES = [
     Entry("diffusers, self-attention", Diffusers),
     Entry("diffusers, cross-attention", Diffusers, {"init": {"cross_attention_dim": 32}}),
     Entry("Perceiver, latents as an argument", LatentsAsQueries),
-    Entry("Perceiver, latents as a parameter", PerceiverPool),
+    Entry("Perceiver, latents as a parameter", PerceiverPool, verdict="undecided", why="latents"),
     Entry("CLIP", ClipText),
     Entry("BERT, self", BertSelf),
     Entry("BERT, with its output", BertWhole),

@@ -251,7 +251,12 @@ ENTRIES = [
         mistakes=("batch-items-mixed",),
     ),
     ANNOTATED.right(),
-    ANNOTATED.wrong("mask inverted", ("mask == 0, -1e9", "mask == 1, -1e9"), mistakes=("inverted-mask",)),
+    ANNOTATED.wrong(
+        "mask inverted",
+        ("mask == 0, -1e9", "mask == 1, -1e9"),
+        mistakes=("inverted-mask",),
+        true_means="look",
+    ),
     ANNOTATED.wrong(
         "sign of −1e9 lost", ("mask == 0, -1e9", "mask == 0, 1e-9"), mistakes=("masked-with-zero",)
     ),
@@ -302,7 +307,7 @@ ENTRIES = [
     SPEECH.wrong(
         "the context is ignored by the values",
         ("v = self.value(x if xa is None else xa)", "v = self.value(x)"),
-        mistakes=(),
+        mistakes=("context-ignored",),
     ),
     CROSS.right(),
     CROSS.wrong("scale forgotten", (" * self.scale", ""), mistakes=("no-scale",)),

@@ -79,8 +79,14 @@ def attention(q, k, v, causal=False, window=None):
 ENTRIES = [
     ONLINE.right(),
     # Earlier blocks are not rescaled by the new maximum.
-    ONLINE.wrong("output not rescaled", ("out = out * alpha + p @ vj", "out = out + p @ vj"), mistakes=()),
-    ONLINE.wrong("sum not rescaled", ("l = l * alpha + p.sum", "l = l + p.sum"), mistakes=()),
+    ONLINE.wrong(
+        "output not rescaled",
+        ("out = out * alpha + p @ vj", "out = out + p @ vj"),
+        mistakes=("block-not-rescaled",),
+    ),
+    ONLINE.wrong(
+        "sum not rescaled", ("l = l * alpha + p.sum", "l = l + p.sum"), mistakes=("block-not-rescaled",)
+    ),
     ONLINE.wrong(
         "no maximum",
         ("p = torch.exp(s - m_new)", "p = torch.exp(s)"),
@@ -95,7 +101,7 @@ ENTRIES = [
         ("torch.arange(j, j + kj.shape[2]", "torch.arange(kj.shape[2]"),
         mistakes=(),
     ),
-    ONLINE.wrong("never divided", ("return out / l", "return out"), mistakes=()),
+    ONLINE.wrong("never divided", ("return out / l", "return out"), mistakes=("sum-not-divided",)),
     PLAIN.right(),
     PLAIN.wrong("no scale", ("    attn_logits = attn_logits / math.sqrt(d_k)\n", ""), mistakes=("no-scale",)),
     PLAIN.wrong(

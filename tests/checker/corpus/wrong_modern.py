@@ -250,11 +250,6 @@ ENTRIES = [
     SINKS.wrong("first column cut off", ("[..., :-1]", "[..., 1:]"), mistakes=()),
     MULTI_QUERY.right(),
     MULTI_QUERY.wrong(
-        "keys and values exchanged",
-        ("k, v = self.to_kv(x)", "v, k = self.to_kv(x)"),
-        mistakes=("key-value-swapped",),
-    ),
-    MULTI_QUERY.wrong(
         "scale of the model",
         ("self.head_dim ** -0.5", "x.shape[-1] ** -0.5"),
         mistakes=("scale-from-model-width",),
@@ -280,7 +275,9 @@ ENTRIES = [
         mistakes=("one-projection",),
     ),
     FUSED_EINSUM.wrong(
-        "divided by the width", ("q.shape[-1] ** 0.5", "q.shape[-1]"), mistakes=("scaled-by-width",)
+        "divided by the width",
+        ("q.shape[-1] ** 0.5", "q.shape[-1]"),
+        mistakes=("scaled-by-width", "scaled-twice"),
     ),
     LATENT.right(),
     LATENT.wrong("no scale", (" / math.sqrt(self.head_dim)", ""), mistakes=("no-scale",)),

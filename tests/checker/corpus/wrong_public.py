@@ -356,8 +356,11 @@ def padding_on_the_queries(q, k, v, key_padding_mask=None):
     return scores.softmax(-1) @ v
 
 
+# Whether True hides or shows is said: both are usual.
+_OPTIONS = {HidesWhatIsValid: {"true_means": "look"}}
+
 ENTRIES = [
-    Entry(f"public: {thing.__name__}", thing, verdict="wrong", mistakes=mistakes)
+    Entry(f"public: {thing.__name__}", thing, _OPTIONS.get(thing, {}), "wrong", mistakes)
     for thing, mistakes in (
         (Width, ("scaled-by-width",)),
         (EmbeddingScale, ("scale-from-model-width",)),

@@ -244,10 +244,4 @@ ENTRIES = [
         ),
         mistakes=("one-side-normalised",),
     ),
-    NORMED.wrong(
-        "norms exchanged",
-        ("q = self.q_norm", "q = self.k_norm"),
-        ("k = self.k_norm", "k = self.q_norm"),
-        mistakes=("one-side-normalised",),
-    ),
 ]

@@ -264,7 +264,7 @@ CACHE_MISTAKES = (
         "Distances to cached tokens are doubled, and grow with every step if the result is kept.",
         "cache keys after the rotation and leave them, or cache them before and rotate all of them each time",
         "rotation moved behind the cache without changing what is stored",
-        cache_changes=({"rotated_again": "read"}, {"rotated_again": "stored"}),
+        cache_changes=tuple({"rotated_again": how} for how in ("read", "stored", "cached", "cached, stored")),
         plants=_rotary(
             (
                 "            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)\n",

@@ -14,7 +14,7 @@ HEAD_MISTAKES = (
         "leak into one another.",
         "q = q.view(B, T, H, D).transpose(1, 2)",
         "multi-head layers in which the shapes happen to fit",
-        ({"split": "view"}, {"split": "view", "merge": "view"}),
+        ({"split": "view"}, {"split": "view", "merge": "view"}, {"split": "fused view"}),
         plants={
             "layer": tuple(
                 (_SPLIT.format(x, n), f"        {x} = {x}.view(B, {n}, T, D)\n")

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 
-from regard.checker.mistakes.mistake import Mistake
+from regard.checker.mistakes.mistake import Mistake, Swap
 
 _BOUND = "        allowed = allowed & (keys <= at + right)\n"
-_SINK = "        sink = sinks.view(-1, 1, 1).expand(q.shape[0], -1, T, 1)\n"
 _JOIN = "        scores = torch.cat([scores, sink], dim=-1)\n"
 _SINK_KINDS = ("flash", "packed", "paged")
 _CHUNKS = (None, 16, 32, 64, 128)
+
+
+def _planted(old: str, new: str, kinds: tuple[str, ...]) -> dict[str, tuple[Swap, ...]]:
+    return {kind: ((old, new),) for kind in kinds}
+
 
 KERNEL_MISTAKES = (
     Mistake(
         "right-window-ignored",
         "with the right side of the window ignored",
-        "A window to both sides shows the whole future, or none of it: an encoder sees too much or too little.",
+        "A window to both sides shows the whole future, or none of it.",
         "keys <= at + right, beside keys >= at - left; −1 means without a bound",
         "kernels that know only causal windows and drop the second number of window_size=(left, right)",
         ({"ahead": "ignored"}, {"ahead": "zero"}),
-        plants={kind: ((_BOUND, "        pass\n"),) for kind in ("flash", "packed")},
+        plants=_planted(_BOUND, "        pass\n", ("flash", "packed")),
     ),
     Mistake(
         "sink-dropped",
@@ -29,8 +33,7 @@ KERNEL_MISTAKES = (
         "let one more logit per head join the softmax, and drop its column afterwards",
         "gpt-oss on a backend whose kernel takes the argument and does not use it",
         ({"sinks": "dropped"},),
-        plants={kind: ((_JOIN, "        pass\n"),) for kind in _SINK_KINDS}
-        | {"interface": ((_JOIN, "        pass\n"),)},
+        plants=_planted(_JOIN, "        pass\n", (*_SINK_KINDS, "interface")),
     ),
     Mistake(
         "sink-added-twice",
@@ -39,10 +42,7 @@ KERNEL_MISTAKES = (
         "add exp(sink − max) to the denominator once: after the loop over keys, not in each part of it",
         "a sink in the first block and again in the merge, or in each of two splits",
         ({"sinks": "twice"},),
-        plants={
-            kind: ((_JOIN, "        scores = torch.cat([scores, sink, sink], dim=-1)\n"),)
-            for kind in (*_SINK_KINDS, "interface")
-        },
+        plants=_planted(_JOIN, _JOIN.replace("sink]", "sink, sink]"), (*_SINK_KINDS, "interface")),
     ),
     Mistake(
         "sink-of-another-head",
@@ -57,8 +57,7 @@ KERNEL_MISTAKES = (
             {"sinks": "of the previous head"},
             {"sinks": "of the first head"},
         ),
-        plants={kind: ((_SINK, _SINK.replace("sinks.view", "sinks.roll(1).view")),) for kind in _SINK_KINDS}
-        | {"interface": (("sink = sinks.view", "sink = sinks.roll(-1).view"),)},
+        plants=_planted("sinks.view", "sinks.roll(1).view", (*_SINK_KINDS, "interface")),
     ),
     Mistake(
         "softcap-dropped-in-pages",

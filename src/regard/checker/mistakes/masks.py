@@ -243,7 +243,7 @@ MASK_MISTAKES = (
         "A bias such as ALiBi is too weak by a factor of √D, and a finite mask value hides less.",
         "scale first, then add: q @ k.transpose(-2, -1) * scale + mask",
         "`(scores + mask) / math.sqrt(D)`",
-        ({"masking": "scaled"},),
+        ({"masking": "scaled"}, {"bias": "scaled"}),
         plants={
             "function": (
                 ("    scores = scores / math.sqrt(D)\n", "    scores = (scores + bias) / math.sqrt(D)\n"),

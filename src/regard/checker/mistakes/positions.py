@@ -76,8 +76,33 @@ POSITION_MISTAKES = (
                 (
                     "        allowed = self.mask[S - T : S, :S]\n",
                     "        slopes = 2.0 ** (-8.0 * torch.arange(1, H + 1, device=x.device) / H)\n"
-                    "        distance = torch.arange(S - T, S, device=x.device)[:, None] - torch.arange(S, device=x.device)\n"
+                    "        keys = torch.arange(S, device=x.device)\n"
+                    "        distance = keys[S - T :, None] - keys\n"
                     "        scores = scores + slopes[:, None, None] * distance\n"
+                    "        allowed = self.mask[S - T : S, :S]\n",
+                ),
+            )
+        },
+    ),
+    Mistake(
+        "alibi-slopes",
+        "with a bias by distance whose slopes are not those of ALiBi",
+        "Heads look as far as other slopes let them; a model trained with ALiBi's gives noise.",
+        "slopes 2^(−8/H), 2^(−16/H), … 2^(−8), one for each of H heads",
+        "the ratio multiplied instead of raised to a power, or powers that begin at 0",
+        plants={
+            "layer": (
+                (
+                    "        self.dropout = nn.Dropout(dropout)\n",
+                    "        slopes = 2.0 ** (-8.0 / num_heads) * torch.arange(1, num_heads + 1)\n"
+                    '        self.register_buffer("slopes", slopes, persistent=False)\n'
+                    "        self.dropout = nn.Dropout(dropout)\n",
+                ),
+                (
+                    "        allowed = self.mask[S - T : S, :S]\n",
+                    "        keys = torch.arange(S, device=x.device)\n"
+                    "        distance = keys[S - T :, None] - keys\n"
+                    "        scores = scores - self.slopes[:, None, None] * distance\n"
                     "        allowed = self.mask[S - T : S, :S]\n",
                 ),
             )

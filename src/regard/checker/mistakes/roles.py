@@ -96,6 +96,27 @@ ROLE_MISTAKES = (
         },
     ),
     Mistake(
+        "context-ignored",
+        "in which keys or values come from the sequence although a context is given",
+        "Cross-attention reads the decoder's own tokens; with a context of another length it fails.",
+        "k, v = self.key(context), self.value(context)",
+        "self-attention extended to cross-attention in one line and not in the other",
+        plants={
+            "layer": (
+                (
+                    "    def forward(self, x, cache=None):\n",
+                    "    def forward(self, x, cache=None, context=None):\n",
+                ),
+                (
+                    _LAYER,
+                    "        y = x if context is None else context\n"
+                    "        q, k, v = self.q_proj(x), self.k_proj(y), self.v_proj(x)\n",
+                ),
+                ("        k = k.view(B, T, G, D)", "        k = k.view(B, -1, G, D)"),
+            )
+        },
+    ),
+    Mistake(
         "output-projection-skipped",
         "without the output projection",
         "The heads are concatenated and never mixed, and W_o is never trained.",

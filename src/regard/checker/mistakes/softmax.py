@@ -71,6 +71,37 @@ SOFTMAX_MISTAKES = (
         plants=_weights("scores.masked_fill(~allowed, 0.0)"),
     ),
     Mistake(
+        "sum-not-divided",
+        "with exp(scores − maximum) that is never divided by its sum",
+        "Rows do not sum to 1: a row of equal scores has a weight of 1 for every key.",
+        "out = out / total at the end, or torch.softmax",
+        "the last line of an online softmax forgotten",
+        ({"normalise": "not divided"},),
+        plants=_weights("(scores - scores.amax(-1, keepdim=True)).exp()"),
+    ),
+    Mistake(
+        "block-not-rescaled",
+        "with an online softmax that does not rescale earlier blocks to a new maximum",
+        "Right as long as the first block holds the largest score; otherwise earlier keys weigh too much.",
+        "rescale both by exp(m − m_new) before a block is added: the output, and the sum",
+        "one of the two lines of an online softmax without its factor",
+        tuple(
+            {"normalise": how, "block": n}
+            for how in ("stale output", "stale sum")
+            for n in (1, 2, 3, 4, 8, 16, 32, 64, 128)
+        ),
+        plants={
+            "function": (
+                (
+                    _FUNCTION,
+                    "    highest = torch.stack([block.amax(-1) for block in scores.split(2, -1)], -1)\n"
+                    "    highest = highest.cummax(-1).values.repeat_interleave(2, -1)[..., :S]\n"
+                    "    weights = (scores - highest).exp() / (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True)\n",
+                ),
+            )
+        },
+    ),
+    Mistake(
         "scale-after-softmax",
         "with the scale applied to the weights instead of the scores",
         "Softmax saturates as without a scale, and rows sum to 1/√D instead of 1.",

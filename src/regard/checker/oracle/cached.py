@@ -35,7 +35,7 @@ class CacheVariant:
     first_causal: Rule = past  # of the first piece, which has no cache
     query_positions: str = "right"  # a key of POSITIONS
     key_positions: str = "right"
-    rotated_again: str = ""  # "read": cached keys are rotated when written and when read; "stored": also kept
+    rotated_again: str = ""  # "read": keys are rotated again when read; "stored": and kept; "cached": the old
     cached: tuple[int, int] = (1, 2)  # which of (query, key, value, zeros) is cached as key and as value
     swapped: bool = False  # whether each step takes the cached keys for values, and the values for keys
     slots: int = 0  # the length of the cache, at least
@@ -65,9 +65,11 @@ class CacheVariant:
             seen_keys = self._read(keys, old_keys, k, sizes)
             seen_values = self._read(values, old_values, v, sizes)
             if self.rotated_again and start and wiring.rotate is not None:
-                seen_keys = wiring.rotate(seen_keys, 0)
-                if self.rotated_again == "stored":
-                    keys[:, :, : start + size] = seen_keys[:, :, : start + size]
+                end = start if "cached" in self.rotated_again else start + size
+                turned = wiring.rotate(seen_keys[:, :, :end], 0)
+                seen_keys = torch.cat([turned, seen_keys[:, :, end:]], 2)
+                if "stored" in self.rotated_again:
+                    keys[:, :, :end] = turned
             pieces.append(self._attend(piece, wiring, (q, seen_keys, seen_values), first=start == 0))
             start += size
         return torch.cat(pieces, 1)

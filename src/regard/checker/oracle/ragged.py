@@ -76,8 +76,8 @@ def _joined(question: Question) -> Question:
 
 def _split_answer(answer: Answer, lengths: tuple[int, ...]) -> list[Answer]:
     """Return the answers of the items of one long sequence."""
-    outputs = answer.output.split(lengths, 2)
-    free = [None] * len(lengths) if answer.free is None else answer.free.split(lengths, 2)
+    outputs = torch.split(answer.output, list(lengths), 2)
+    free = [None] * len(lengths) if answer.free is None else torch.split(answer.free, list(lengths), 2)
     return [Answer(output, free=rows) for output, rows in zip(outputs, free, strict=True)]
 
 

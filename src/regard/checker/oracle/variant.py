@@ -84,7 +84,7 @@ class AttentionVariant:
 
     roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) is used as each of them
     layers: tuple[int, int, int] = (0, 1, 2)  # whose projection each of them goes through
-    split: str = "transpose"  # or "view": heads split without a transpose
+    split: str = "transpose"  # or "view", "fused view": heads split without a transpose
     merge: str = "transpose"  # or "view", "interleave" (channel by channel), "first head" (for all of them)
     normalised: str = "qk"  # which of q and k get their norm; "kq" gives each the other's
     rotated: str = "qk"  # which of q, k and v get rotary positions
@@ -102,7 +102,8 @@ class AttentionVariant:
     fill: float = -torch.inf
     axis: int = -1  # of the softmax, among (B, H, T, S)
     normalise: str = "softmax"  # see `_normalise`
-    bias: str = "added"  # or "subtracted", of the biases that the module holds
+    bias: str = "added"  # or "subtracted", "scaled" with the scores: the biases that the module holds
+    block: int = 0  # how many keys are in a block, for a softmax that is computed block by block
     always: bool = False  # masking runs even if the question has no mask
     inverted: bool = False  # hidden keys are visible, and visible ones hidden
     batch: str = "separate"  # or "together": one long sequence
@@ -132,7 +133,7 @@ class AttentionVariant:
             layers = (wiring.query, wiring.key, wiring.value)
             query, key, value = (layers[role] for role in self.layers)
             wiring, projected = replace(wiring, query=query, key=key, value=value), None
-        projected = projected or wiring.project(question, view=self.split == "view")
+        projected = projected or wiring.project(question, split=self.split)
         q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
         q, k, v = self._rewired(wiring).position(q, k, v, self.rotated)
         if self.rotation == "opposite" and wiring.rotate is not None:
@@ -159,8 +160,8 @@ class AttentionVariant:
         elif self.softcap == "not multiplied" and question.softcap is not None:
             scaled = torch.tanh(scaled / question.softcap)
         if wiring.bias is not None:
-            sign = 1 if self.bias == "added" else -1
-            scaled = scaled + sign * wiring.bias(H, n.T, n.S).to(scaled)
+            factor = {"added": 1.0, "subtracted": -1.0, "scaled": scale}[self.bias]
+            scaled = scaled + factor * wiring.bias(H, n.T, n.S).to(scaled)
         masked = scaled if question.bias is None else scaled + question.bias.to(scaled)
         if self.masking == "scaled" and question.bias is not None:
             masked = scaled + question.bias.to(scaled) * scale
@@ -230,7 +231,7 @@ class AttentionVariant:
 
     def _remerge(self, weights: Tensor, masked: Tensor, chunk: int) -> Tensor:
         """Weight the chunks of keys by their lse in another base than it is in."""
-        parts = masked.split(chunk, -1)
+        parts = torch.split(masked, chunk, -1)
         lse = torch.stack([part.logsumexp(-1) for part in parts], -1)  # (B, H, T, chunks)
         shares = torch.softmax(lse * self.merge_base, -1)
         merged = [part.softmax(-1).nan_to_num() * shares[..., i : i + 1] for i, part in enumerate(parts)]
@@ -300,7 +301,8 @@ class AttentionVariant:
         """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax.
 
         "exp" subtracts no maximum, "none" is no softmax, "twice" is a softmax of the softmax, "scaled"
-        multiplies the weights by the scale, and "renormalise" goes with masking "after".
+        multiplies the weights by the scale, "not divided" leaves out the sum, and "renormalise" goes with
+        masking "after". "stale output" and "stale sum" are computed in blocks (see `_in_blocks`).
         """
         if sinks is not None:
             columns = sinks.to(masked)[:, None].expand(*masked.shape[:-1], -1)
@@ -311,6 +313,10 @@ class AttentionVariant:
             weights = weights / weights.sum(self.axis, keepdim=True)
         elif self.normalise == "none":
             weights = masked
+        elif self.normalise == "not divided":
+            weights = (masked - masked.amax(self.axis, keepdim=True)).exp()
+        elif self.normalise in ("stale output", "stale sum"):
+            weights = self._in_blocks(masked)
         else:
             weights = torch.softmax(masked, self.axis)
         if self.normalise == "twice":
@@ -322,6 +328,15 @@ class AttentionVariant:
             if self.normalise == "renormalise":
                 weights = weights / weights.sum(self.axis, keepdim=True)
         return weights
+
+    def _in_blocks(self, masked: Tensor) -> Tensor:
+        """Return the weights of an online softmax that does not rescale what it has for a new maximum."""
+        highest = torch.cat([block.amax(-1, keepdim=True) for block in masked.split(self.block, -1)], -1)
+        running = highest.cummax(-1).values.repeat_interleave(self.block, -1)[..., : masked.shape[-1]]
+        last = running[..., -1:]
+        stale, right = (masked - running).exp(), (masked - last).exp()
+        over, under = (stale, right) if self.normalise == "stale output" else (right, stale)
+        return over / under.sum(-1, keepdim=True)
 
 
 def _previous_chunk(S: int, chunk: int) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from regard.checker.oracle.question import Question
@@ -48,10 +49,11 @@ class Wiring:
     bias: Callable[[int, int, int], Tensor] | None = None  # (H, T, S) -> what is added to the scaled scores
     unknown: tuple[str, ...] = field(default=())  # parts of the module that the oracle cannot reproduce
 
-    def project(self, question: Question, *, view: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, question: Question, *, split: str = "transpose") -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, T, D), keys (B, G, S, D) and values (B, G, S, E).
 
-        `view` splits the heads by a view without a transpose, which is a mistake.
+        `split` says how the heads are split: "view" (without a transpose) and "fused view" (the same, of all
+        three at once) are mistakes.
         """
         if not self.splits:
             return question.q, question.k, question.v
@@ -60,6 +62,15 @@ class Wiring:
             x if layer is None else layer(x)
             for x, layer in zip(inputs, (self.query, self.key, self.value), strict=True)
         )
+        return self.split(q, k, v, split)
+
+    def split(self, q: Tensor, k: Tensor, v: Tensor, how: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Split the heads of queries, keys and values (B, T, width)."""
+        if how == "fused view":
+            B, T, width = q.shape
+            fused = torch.cat([q, k, v], -1).reshape(B, 3, self.heads, T, width // self.heads)
+            return fused[:, 0], fused[:, 1], fused[:, 2]
+        view = how == "view"
         return (
             split_heads(q, self.heads, view),
             split_heads(k, self.groups, view),

@@ -25,6 +25,8 @@ _NO_DERIVATIVE = re.compile(
     re.I,
 )
 
+_ALLOCATES = re.compile(r"new_|(empty|zeros|ones|full|rand|randn)(_like)?$")  # no number is carried over
+
 
 def missing_backward(session: CheckSession, question: Question) -> str | None:
     """Return why the code has no backward pass; None if it has one, or should have one."""
@@ -61,11 +63,11 @@ def _why_untracked(session: CheckSession, question: Question) -> str | None:
     return "its output is not made by operators of PyTorch that have a derivative"
 
 
-class FollowInputs(TorchDispatchMode):
+class FollowInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows numbers from some tensors to others through PyTorch's own operators."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._reached: dict[int, Tensor] = {}  # by the address of its storage; the tensor keeps it alive
 
     def add(self, *tensors: Tensor) -> None:
@@ -79,7 +81,7 @@ class FollowInputs(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        own = func.namespace in ("aten", "prims")
+        own = func.namespace in ("aten", "prims") and not _ALLOCATES.match(func._opname)
         if own and any(self.reaches(x) for x in inputs):
             changed = [args[0]] if func._schema.is_mutable and isinstance(args[0], Tensor) else []
             self.add(*(x for x in tree_leaves(result) if isinstance(x, Tensor)), *changed)

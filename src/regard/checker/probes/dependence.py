@@ -84,7 +84,7 @@ def name_difference(question: Question, got: Tensor, want: Tensor) -> str | None
         return "transposed-mask"
     if T < S and torch.equal(got, want & every.tril()):
         return "top-left-causal"
-    return None if bool(missing.any()) else "no-mask"
+    return "no-mask" if not bool(missing.any()) and (T == S or bool(got.all())) else None
 
 
 def _diagonal(every: Tensor, offset: int) -> Tensor:

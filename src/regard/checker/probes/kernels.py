@@ -1,4 +1,4 @@
-"""Questions for kernels: lengths that differ, pages, split keys, sink logits, windows to both sides, blocks."""
+"""Questions for kernels: lengths that differ, pages, split keys, sink logits, wide windows, many blocks."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ def _options(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
         questions.append(replace(cases.plain("sink logits", seed=65), sinks=_sink_logits(4), **flag))
     if session.subject.takes_window_pair or "right window" in arguments:
         sides = cases.plain("window to both sides", T=9, seed=66)
-        questions.append(replace(sides, window=3, ahead=2, **{key: False for key in flag}))
+        questions.append(replace(sides, window=3, ahead=2, flag=False if flag else None))
     return questions

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
 
 from regard.checker.cases import Cases
+from regard.checker.catalogue import CATALOGUE
 from regard.checker.errors import CheckError
 from regard.checker.intent import TOLERANCE
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
@@ -32,10 +34,69 @@ def probe_module_state(session: CheckSession) -> None:
         )
     else:
         session.add_pass("parameters are registered")
+    _check_unused(session)
     _check_move(session)
     _check_state_dict(session)
     _check_lengths(session)
     _check_other_length(session)
+
+
+def _check_unused(session: CheckSession) -> None:
+    """Find a projection, a norm of queries or keys, or sink logits that the output does not depend on.
+
+    Code with an optional context may need them for that, and is left alone.
+    """
+    double = session.subject.module_as(session.dtype)
+    if double is None or "context" in session.subject.arguments:
+        return
+    module = copy_module(double)
+    parameters = {path: p.requires_grad_() for path, p in module.named_parameters() if p.is_floating_point()}
+    question = session.cases.plain("parameters are used", seed=73).to(session.dtype)
+    with torch.enable_grad():
+        reply = session.subject.run(question, module=module)
+        if reply.answer is None or not reply.answer.output.requires_grad:
+            return
+        tensors = list(parameters.values())
+        gradients = torch.autograd.grad(reply.answer.output.sum(), tensors, allow_unused=True)
+    unused = [path for path, g in zip(parameters, gradients, strict=True) if g is None]
+    for path in unused:
+        used = [other for other in parameters if other not in unused]
+        if (name := _mistake_of_unused(path, used)) is not None:
+            evidence = f"The output does not depend on `{path}`: it is created, and not used."
+            session.add_mistake("parameters are used", f"`{path}` is not", name, evidence)
+            return
+
+
+def _mistake_of_unused(path: str, used: list[str]) -> str | None:
+    """Return the mistake of leaving a parameter unused while the others are used; None if it may be meant."""
+    if path.endswith("bias"):
+        return None
+    if re.search(r"(^|[._])sinks?($|[._])", path):
+        return "sink-dropped" if "sink-dropped" in CATALOGUE else None
+    if (norm := re.search(r"(^|\.)(q|k|query|key)_?(norm|ln|layernorm|layer_norm)\b", path)) is not None:
+        letter = {"q": "k", "k": "q", "query": "key", "key": "query"}[norm.group(2)]
+        partner = path.replace(norm.group(2) + "_", letter + "_", 1)
+        return "one-side-normalised" if partner in used else None
+    if any(twin in used for twin in _twins(path)):  # another role's layer was used in its place
+        return "one-projection"
+    role = vocabulary.projection(path)
+    roles = {vocabulary.projection(other) for other in used}
+    if role in ("query", "key", "value") and role not in roles and roles & {"query", "key", "value"}:
+        return "one-projection"
+    return "output-projection-skipped" if role == "out" and "out" not in roles else None
+
+
+def _twins(path: str) -> list[str]:
+    """Return the names that a parameter of another role would have: `k_up` and `q_up` for `v_up`."""
+    parts = re.split(r"([._])", path)
+    letters, words = ("q", "k", "v"), ("query", "key", "value")
+    return [
+        "".join([*parts[:i], other, *parts[i + 1 :]])
+        for i, part in enumerate(parts)
+        for family in (letters, words)
+        for other in family
+        if part.lower() in family and other != part.lower()
+    ]
 
 
 def _check_move(session: CheckSession) -> None:
@@ -49,14 +110,16 @@ def _check_move(session: CheckSession) -> None:
     fresh = copy_module(module)
     reply = session.subject.run(question, module=fresh)
     plain = list(plain_tensors(fresh))
-    moved = copy_module(fresh).to("meta")
-    meta_question = question.map_inputs(lambda x: x.to("meta"))
     if reply.answer is None:
         return
+    if not plain:
+        session.add_pass(".to()", "every tensor is a parameter or a buffer")
+        return
+    moved = copy_module(fresh).to("meta")
+    meta_question = question.map_inputs(lambda x: x.to("meta"))
     meta_reply = session.subject.run(meta_question, module=moved)
-    if meta_reply.error is None or not plain:
-        if meta_reply.error is None:
-            session.add_pass(".to()", "everything moves")
+    if meta_reply.error is None:
+        session.add_pass(".to()", "everything moves")
         return
     # If it runs once the plain tensors are moved by hand, these are the reason.
     for place, tensor in plain:

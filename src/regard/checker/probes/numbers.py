@@ -228,7 +228,10 @@ def output_gradients(output: Tensor, tensors: list[Tensor]) -> list[Tensor] | st
         return "the output does not require grad"
     draw = torch.Generator().manual_seed(6)
     direction = torch.randn(output.shape, generator=draw, dtype=torch.float64).to(output.dtype)
-    gradients = torch.autograd.grad((output * direction).sum(), tensors, allow_unused=True)
+    try:
+        gradients = torch.autograd.grad((output * direction).sum(), tensors, allow_unused=True)
+    except (RuntimeError, NotImplementedError) as error:
+        return (str(error).splitlines() or [type(error).__name__])[0][:160]
     return [
         torch.zeros_like(x, dtype=torch.float64) if g is None else g.double()
         for g, x in zip(gradients, tensors, strict=True)

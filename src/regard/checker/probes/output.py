@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, explain_parts
@@ -59,8 +59,8 @@ def probe_output(session: CheckSession) -> None:
 
 
 UNDECLARED_MOD = (
-    "it equals no mask or score that the check knows (causal, windows, prefixes, chunks, soft caps): say what "
-    "it should be with causal=, window= or softcap="
+    "it equals no mask or score that the check knows (causal, windows, prefixes, chunks, soft caps): say "
+    "what it should be with causal=, window= or softcap="
 )
 
 
@@ -141,6 +141,8 @@ def _check_shared_projection(session: CheckSession, unused: list[str]) -> None:
 def _observe(session: CheckSession) -> list[Observation]:
     """Run the subject on every question that its arguments allow."""
     cases, subject = session.cases, session.compared
+    if cases.fixed_length is not None:
+        session.add_skip("other lengths", f"it takes sequences of {cases.fixed_length} tokens only")
     observations = [Observation(cases.plain(), _answer_of(_first_reply(session)))]
     right = session.understanding.right_intent
     single_length = subject.inputs == "x" or (right is not None and right.causal)
@@ -257,6 +259,8 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
         return [subject.mask_form, MaskForm("look", 4)]
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
+    if not settled and any(isinstance(part, nn.MultiheadAttention) for part in _parts(session)):
+        kinds.insert(1, "hide")  # it may pass its mask on to PyTorch's layer, in which True hides
     ranks = (
         [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else mask_ranks(subject.layout)
     )
@@ -266,6 +270,11 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
 def mask_ranks(layout: str) -> list[int]:
     """Return the ranks that a mask usually has for inputs of this layout."""
     return {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(layout, [2, 4, 3])
+
+
+def _parts(session: CheckSession) -> list[nn.Module]:
+    """Return the modules in the subject, itself included; none for a function."""
+    return [] if session.module is None else list(session.module.modules())
 
 
 def _best_form(
@@ -279,9 +288,9 @@ def _best_form(
     Code that accepts a boolean mask must be right with it; only code that adds its mask to the scores may
     want floats.
     """
-    boolean = [(form, reply) for form, reply in ran if form.kind == "look"]
+    boolean = [(form, reply) for form, reply in ran if form.kind in ("look", "hide")]
     applied = [(form, reply) for form, reply in boolean if not _adds_mask(session, question, reply)]
-    others = [(form, reply) for form, reply in ran if form.kind != "look"]
+    others = [(form, reply) for form, reply in ran if form.kind not in ("look", "hide")]
     for form, reply in [*boolean, *(others if not applied else [])]:
         if session.understanding.right_intent is not None:
             if _error(session, Observation(question, _answer_of(reply))) < TOLERANCE:
@@ -403,7 +412,7 @@ def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[M
         reply = observed.compared.run(question.to(observed.dtype))
         if reply.answer is not None:
             observations.append(Observation(question, reply.answer))
-    return diagnose(observations, observed.intents, session.source)
+    return diagnose(observations, observed.intents, session.source, pairs=len(observed.intents) <= 4)
 
 
 def _is_undecided(session: CheckSession, wrong: dict[str, float], unknown: str) -> bool:

@@ -1,4 +1,4 @@
-"""Rotary positions without an effect: cosines and sines that are used, and an output that is the same without.
+"""Positions: rotary ones that have no effect, and biases by distance with other slopes than ALiBi's.
 
 A rotation by one angle for all queries and keys of a head cancels in their products, so the output alone is
 that of attention without positions. Cosines that are a little wrong do not cancel: that shows their use.
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from regard.checker.intent import TOLERANCE
+from regard.attention.masks.named_masks import alibi_slopes
+from regard.checker.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import relative_difference
 from regard.checker.session import CheckSession
 from regard.checker.subject.subject import copy_module
@@ -22,10 +23,42 @@ _TABLE = re.compile(r"(^|_)(cos|cosine|freqs?|freqs_cis|rope|rotary|pos_cis)(_|$
 
 
 def probe_positions(session: CheckSession) -> None:
-    """Check that rotary positions change the output, if the module computes or holds cosines."""
+    """Check that rotary positions have an effect, and that a bias by distance has the slopes of ALiBi."""
     intent = session.right_intent
-    if session.module is None or intent is None or intent.wiring.rotate is not None:
+    if session.module is None or intent is None:
         return
+    if intent.wiring.bias is not None:
+        _check_slopes(session, intent)
+    elif intent.wiring.rotate is None:
+        _check_effect(session)
+
+
+def _check_slopes(session: CheckSession, intent: Intent) -> None:
+    """Compare slopes that the module holds, unless they are learned, with those of ALiBi."""
+    assert session.module is not None and intent.wiring.bias is not None
+    learned = [path for path, _ in session.module.named_parameters()]
+    if any(f"`{path}`" in feature for path in learned for feature in intent.features):
+        return
+    H = intent.wiring.heads
+    slopes = -intent.wiring.bias(H, 2, 2)[:, 1, 0].double()
+    usual = torch.tensor(alibi_slopes(H), dtype=torch.float64)
+    geometric = 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
+    if any(
+        torch.allclose(slopes.sort().values, right.sort().values, rtol=1e-3) for right in (usual, geometric)
+    ):
+        return
+    shown = ", ".join(f"{slope:.3g}" for slope in slopes[:4])
+    session.add_mistake(
+        "slopes",
+        f"they begin {shown}",
+        "alibi-slopes",
+        f"Your bias by distance has the slopes {shown} …; those of ALiBi for {H} heads begin "
+        f"{', '.join(f'{slope:.3g}' for slope in usual[:4])}.",
+    )
+
+
+def _check_effect(session: CheckSession) -> None:
+    """Check that rotary positions change the output, if the module computes or holds cosines."""
     question = session.cases.plain("positions", seed=85).to(session.dtype)
     module = session.subject.module_as(session.dtype)
     assert module is not None

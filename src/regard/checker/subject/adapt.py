@@ -41,6 +41,10 @@ _NEUTRAL |= {
 }
 
 
+# Meanings of required arguments whose values depend on the question: `Subject` supplies them.
+_SUPPLIED = ("heads", "rotary", "cos", "sin", "head_width", "rows", "columns", "sinks")
+
+
 def adapt(thing: Any, init: dict[str, Any], true_means: str | None = None) -> Subject:
     """Return a subject for a function, a module or a class of modules.
 
@@ -287,7 +291,7 @@ def _read_signature(
             extra[key] = None  # a module, or nothing
         elif key in required and meaning in _NEUTRAL:
             extra[key] = _NEUTRAL[meaning]
-        elif key in required and meaning not in ("heads", "rotary", "cos", "sin", "head_width", "sinks"):
+        elif key in required and meaning not in _SUPPLIED:
             call = ", ".join([*positional, f"{key}=…"])
             raise CheckError(
                 f"{name} needs `{key}`, whose meaning cannot be guessed: pass a function that supplies it, "

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.checker.cases import Cases
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
-from regard.checker.oracle.wiring import Wiring, split_heads
+from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.subject import Reply, Subject
 
@@ -252,16 +252,17 @@ class ObservedWiring(Wiring):
     interleaved: bool = False  # the channels of one head are H apart, in queries, keys and values
     merged_interleaved: bool = False  # the same in the merged heads, as einsum orders them
 
-    def project(self, question: Question, *, view: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, question: Question, *, split: str = "transpose") -> tuple[Tensor, Tensor, Tensor]:
         """Return the module's own queries, keys and values, split into heads."""
         assert self.observed is not None
-        raw = self.observed.observe(question)
-        parts = []
-        for x, heads in zip(raw, (self.heads, self.groups, self.groups), strict=True):
-            if self.interleaved:
-                x = x.unflatten(-1, (-1, heads)).mT.flatten(-2)  # type: ignore[no-untyped-call]
-            parts.append(split_heads(x.to(question.dtype), heads, view))  # a norm may widen them
-        return parts[0], parts[1], parts[2]
+        q, k, v = self.observed.observe(question)
+        if self.interleaved:
+            q, k, v = (
+                x.unflatten(-1, (-1, heads)).mT.flatten(-2)  # type: ignore[no-untyped-call]
+                for x, heads in ((q, self.heads), (k, self.groups), (v, self.groups))
+            )
+        q, k, v = (x.to(question.dtype) for x in (q, k, v))  # a norm may widen them
+        return self.split(q, k, v, split)
 
     def finish(
         self, mixed: Tensor, free: Tensor | None, *, view: bool = False, skip: bool = False
@@ -579,11 +580,9 @@ def observed_wirings(
             continue
         plain = ObservedWiring(H, G, splits=True, width=question.q.shape[-1], scale=scale, observed=subject)
         wirings.append(plain)
-        if H > 1 and subject.core.head_axes:  # an einsum may order its sums by channel, then by head
-            wirings += [
-                replace(plain, interleaved=a, merged_interleaved=b)
-                for a, b in ((False, True), (True, True), (True, False))
-            ]
+        # Channels in another order are consistent if all are; an einsum may order its own sums.
+        orders = [(True, True), (False, True), (True, False)] if subject.core.head_axes else [(True, True)]
+        wirings += [replace(plain, interleaved=a, merged_interleaved=b) for a, b in orders if H > 1]
     return wirings
 
 

@@ -69,9 +69,18 @@ def _wire(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int)
     if rest or G == 0 or H % G or value.weight.shape[1] % G:
         return None
     merged = value.weight.shape[1] // G * H
+    if out is not None and H > 1 and out.weight.shape[0] == value.weight.shape[1] * H:
+        query, key, value = (_shared_by_heads(layer, H) for layer in (query, key, value))
+        return _wire(query, key, value, out, H)
     if out is not None and out.weight.shape[0] != merged:
         return None
     return Wiring(H, G, query, key, value, out, splits=True, width=query.weight.shape[0])
+
+
+def _shared_by_heads(layer: Affine, H: int) -> Affine:
+    """Return the layer that applies one small layer to the channels of every head."""
+    bias = None if layer.bias is None else layer.bias.repeat(H)
+    return Affine(torch.block_diag(*[layer.weight] * H), bias)  # type: ignore[no-untyped-call]
 
 
 def _weights(module: nn.Module) -> Iterator[_Weight]:
@@ -339,8 +348,8 @@ def _rotation(part: nn.Module) -> Callable[[Tensor, int], Tensor] | None:
 
     def rotate(x: Tensor, start: int) -> Tensor:
         before = torch.zeros(*x.shape[:2], start, x.shape[-1], dtype=x.dtype)
-        rotated: Tensor = part(torch.cat([before, x], 2))
-        return rotated[:, :, start:]
+        rotated: Tensor = part(torch.cat([before, x], 2).double())
+        return rotated[:, :, start:].to(x.dtype)
 
     for width in (getattr(part, "width", None), getattr(part, "dim", None), 8):
         try:

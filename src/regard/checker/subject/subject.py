@@ -64,15 +64,20 @@ class MaskForm:
         }[self.kind]
         return f"{convention}, {('', '(B, S)', '(T, S)', '(B, T, S)', '(B, 1, T, S)')[self.rank]}"
 
+    def spread(self, mask: Tensor, batch: int) -> Tensor:
+        """Return a mask or bias (T, S) or (B, 1, T, S) with as many dimensions as this convention has."""
+        if mask.ndim == 4 and self.rank < 4:
+            return mask[:, 0] if self.rank == 3 else mask[0, 0]
+        if mask.ndim == 2 and self.rank > 2:
+            return mask.expand(batch, 1, *mask.shape) if self.rank == 4 else mask.expand(batch, *mask.shape)
+        return mask
+
     def encode(self, mask: Tensor, dtype: torch.dtype, batch: int) -> Tensor:
         """Encode a mask (T, S) or (B, 1, T, S), in which True means visible, in this convention.
 
         `dtype` is that of a float mask, `batch` the batch size.
         """
-        if mask.ndim == 4 and self.rank < 4:
-            mask = mask[:, 0] if self.rank == 3 else mask[0, 0]
-        elif mask.ndim == 2 and self.rank > 2:
-            mask = mask.expand(batch, 1, *mask.shape) if self.rank == 4 else mask.expand(batch, *mask.shape)
+        mask = self.spread(mask, batch)
         if self.kind == "hide":
             return ~mask
         if self.kind in ("added", "lowest"):
@@ -286,6 +291,8 @@ class Subject:
             keywords |= self.tables.make(T, question.dtype)
         if "head_width" in names and names["head_width"] not in keywords:
             keywords[names["head_width"]] = question.q.shape[-1]
+        if {"rows", "columns"} <= names.keys():
+            keywords[names["rows"]], keywords[names["columns"]] = _grid(T)
         if self.open_mask and "mask" in names:
             visible = torch.ones(T, question.k.shape[-2], dtype=torch.bool)
             keywords[names["mask"]] = self.mask_form.encode(visible, question.dtype, B)
@@ -302,7 +309,8 @@ class Subject:
             rank = self.mask_form.rank if self.mask_form.rank != 2 else 3 if self.layout == "BTD" else 4
             keywords[names["mask"]] = replace(self.mask_form, rank=rank).encode(spread, question.dtype, B)
         if question.bias is not None:
-            keywords[names.get("bias", names.get("mask", ""))] = question.bias
+            ranked = self.mask_form.spread(question.bias, B) if "bias" not in names else question.bias
+            keywords[names.get("bias", names.get("mask", ""))] = ranked
         return keywords
 
     def _window(self, question: Question) -> dict[str, Any]:

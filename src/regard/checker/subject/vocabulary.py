@@ -15,7 +15,7 @@ _ARGUMENTS = {
         x input inputs hidden_states hidden inp emb embedding embeddings tokens sequence seq src xs h z X tgt
         latents target features feats x_in inputs_embeds data""",
     "context": """
-        context memory encoder_hidden_states encoder_output encoder_out cond y kv other source xa mem enc
+        context memory encoder_hidden_states encoder_output encoder_out cond y kv other source xa xa mem enc
         inputs_kv encoder_outputs key_value key_value_states kv_states ctx enc_out enc_output encoder_states
         x_kv kv_x""",
     "padding": """
@@ -53,14 +53,17 @@ _ARGUMENTS = {
     "grouped": "enable_gqa",
     "sinks": "sinks s_aux sink_logits attention_sinks learnable_sink",
     "head_width": "d_k dk head_dim d_head",
+    "rows": "H height",
+    "columns": "W width",
 }
 _SIZES = {
     "width": """
         d_model n_embd embed_dim hidden_size dim d_in in_dim input_dim emb_size embedding_dim n_embed
         width model_dim embed_size d_embed emb_dim hidden_dim d hidden embedding_size num_hiddens
         in_features channels embd_dim input_size query_dim n_state dmodel d_emb C dim_in in_channels n_feat
-        num_channels in_planes n_channels d_model_size model_size feature_dim size dim_model embeddings_dim
-        model_width model_dimension emb hid_dim in_ch ch num_feats units n_units n_dim ndim embed_dims feats""",
+        num_channels in_planes n_channels d_model_size model_size feature_dim dim_model embeddings_dim
+        model_width model_dimension emb hid_dim in_ch ch num_feats units n_units n_dim ndim embed_dims
+        feats""",
     "out_width": "d_out out_dim output_dim out_features output_size dim_out inner_dim attn_dim out_channels",
     "context_width": """
         d_context context_dim kdim vdim cross_dim kv_dim encoder_dim cross_attention_dim dim_context""",
@@ -133,7 +136,7 @@ def projection(path: str) -> str | None:
         bare = re.sub(r"_(weight|linear|layer|lin|fc|w|matrix|net|map|transform)$", "", part).strip("_")
         if (fused_or_out := _PROJECTION_OF.get(part) or _PROJECTION_OF.get(bare)) is not None:
             return fused_or_out
-        word = re.sub(r"^(w|b|to|linear|fc|proj|lin|weight|weights|layer)_?(?=[qkv])", "", bare)
+        word = re.sub(r"^(w|b|c|to|linear|fc|proj|lin|weight|weights|layer)_?(?=[qkv])", "", bare)
         word = re.sub(r"_?(proj|projection|s|_states)$", "", word)
         for role in ("query", "key", "value"):
             if word in (role[0], role, {"query": "querie"}.get(role, role)):
@@ -146,9 +149,15 @@ _CACHE = re.compile(
 )
 
 
+_TABLE = re.compile(r"cos|sin|freq|rope|rotary|pos|mask|bias|seq|len", re.I)
+
+
 def is_cache(name: str) -> bool:
-    """Return whether an attribute is named like a cache of keys and values: `cache_k`, `past_keys`."""
-    return _CACHE.search(name) is not None and not re.search(r"cos|sin|freq|rope|rotary|mask|pos", name, re.I)
+    """Return whether an attribute is named like a cache of keys and values: `cache_k`, `past_keys`.
+
+    A table that is computed once, `cos_cached`, is not one.
+    """
+    return _CACHE.search(name) is not None and _TABLE.search(name) is None
 
 
 def says_causal(text: str) -> bool | None:

@@ -17,7 +17,7 @@ from regard.checker.subject.layouts.transformers import attend_with_mask
 
 @dataclass(frozen=True)
 class ModLayout(KernelLayout):
-    """A function of the places in the matrix, run on every one of them. The attention is the checker's own."""
+    """A function of the places in the matrix, run on all of them. The attention is the checker's own."""
 
     scores: bool = False  # it takes the score first, and returns the new one
     makes_mask: ClassVar[bool] = True

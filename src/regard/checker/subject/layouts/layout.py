@@ -17,7 +17,7 @@ from regard.checker.oracle.question import Question
 
 @dataclass(frozen=True)
 class KernelLayout(ABC):
-    """One way to call a kernel. `names` are its arguments by their meaning: {"page table": "block_tables"}."""
+    """One way to call a kernel. `names` are its arguments by their meaning: {"lengths": "seq_lens"}."""
 
     names: dict[str, str] = field(default_factory=dict)
     ragged: ClassVar[bool] = False  # items may have lengths of their own
@@ -50,7 +50,7 @@ class KernelLayout(ABC):
 
     @abstractmethod
     def encode(self, question: Question) -> dict[str, Any]:
-        """Return the arguments that hold the inputs, by their meaning; those without a name are not passed."""
+        """Return the arguments that hold the inputs, by meaning; those without a name are not passed."""
 
     @abstractmethod
     def decode(self, tensors: list[Tensor], question: Question) -> Answer:

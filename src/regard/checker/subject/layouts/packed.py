@@ -38,7 +38,7 @@ class PackedLayout(KernelLayout):
         q, k, v = pack(question.q, queries), pack(question.k, keys), pack(question.v, keys)
         qkv = torch.stack([q, k, v], 1) if "qkv" in self.names else None  # (total, 3, H, D)
         kv = torch.stack([k, v], 1) if "kv" in self.names else None
-        arguments = {"query": q, "key": k, "value": v, "qkv": qkv, "kv": kv}
+        arguments: dict[str, Any] = {"query": q, "key": k, "value": v, "qkv": qkv, "kv": kv}
         arguments |= {"query starts": starts(queries), "key starts": starts(keys)}
         arguments |= {"longest query": max(queries), "longest key": max(keys), "batch": len(queries)}
         return arguments | {"out": q.new_empty(*q.shape[:2], v.shape[-1])}
@@ -67,5 +67,8 @@ def pack(x: Tensor, lengths: tuple[int, ...]) -> Tensor:
 def unpack(x: Tensor, lengths: tuple[int, ...], question: Question) -> Tensor:
     """Unpack (total, H, E) into (B, H, T, E), with zeros beyond a sequence's end."""
     T = question.q.shape[2]
-    rows = [torch.nn.functional.pad(part, (0, 0, 0, 0, 0, T - len(part))) for part in x.split(lengths)]
+    rows = [
+        torch.nn.functional.pad(part, (0, 0, 0, 0, 0, T - len(part)))
+        for part in torch.split(x, list(lengths))
+    ]
     return torch.stack(rows).transpose(1, 2)

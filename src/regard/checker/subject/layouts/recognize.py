@@ -57,7 +57,17 @@ _MASK_NAMES = {
     "dtype": "dtype",
     "device": "device",
 }
-_OPTIONS = ("causal", "window", "softcap", "scale", "lse", "mask", "dropout", "training", "weights")
+_OPTIONS: tuple[str, ...] = (
+    "causal",
+    "window",
+    "softcap",
+    "scale",
+    "lse",
+    "mask",
+    "dropout",
+    "training",
+    "weights",
+)
 _OPTIONS += ("sinks", "splits", "left window", "right window")
 _MODS = (("b", "batch", "batch_idx"), ("h", "head", "head_idx"), ("q_idx", "q", "query_idx", "q_index"))
 
@@ -83,8 +93,8 @@ def recognize_layouts(
     if "mask_function" in order and "kv_length" in order:
         names = _by_meaning(order, _MASK_MEANINGS)
         _refuse_unknown(parameters, {*names.values(), *init})
-        options = {"causal": "mask_function", "mask": "mask_function", "padding": names.get("padding", "")}
-        return [MaskInterfaceLayout(names)], {m: name for m, name in options.items() if name}
+        asked = {"causal": "mask_function", "mask": "mask_function", "padding": names.get("padding", "")}
+        return [MaskInterfaceLayout(names)], {m: name for m, name in asked.items() if name}
     names = _by_meaning(order, _MEANINGS)
     layouts = _candidates(names, parameters, order)
     if not layouts:
@@ -166,7 +176,7 @@ def _candidates(
     return []
 
 
-# Names of lengths that belong to a cache. `lengths` beside q, k and v may mean padding, as in plain functions.
+# Names of lengths that belong to a cache. `lengths` beside q, k and v may mean padding.
 _CACHE_LENGTHS = (
     "context_lens",
     "cache_seqlens",

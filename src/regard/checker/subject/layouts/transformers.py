@@ -50,7 +50,7 @@ class InterfaceLayout(KernelLayout):
 def _calling_module(question: Question) -> nn.Module:
     """Return a module with the attributes that Transformers' own attention has."""
     H, G, D = question.q.shape[1], question.k.shape[1], question.q.shape[-1]
-    module = nn.Module().eval()
+    module: Any = nn.Module().eval()
     module.num_key_value_groups, module.head_dim, module.scaling = H // G, D, D**-0.5
     module.num_heads = module.num_attention_heads = H
     module.num_key_value_heads = G
@@ -61,6 +61,7 @@ def _calling_module(question: Question) -> nn.Module:
     )
     none = question.q.new_full((H,), -torch.inf)  # takes no share of the softmax
     module.sinks = none if question.sinks is None else question.sinks.to(question.dtype)
+    assert isinstance(module, nn.Module)
     return module
 
 
@@ -124,7 +125,7 @@ def attend_with_mask(question: Question, mask: Tensor | None) -> Answer:
     B, H, T, S = (*question.q.shape[:3], question.k.shape[2])
     if mask is None:
         return CORRECT.answer(plain, Wiring())
-    torch.broadcast_shapes(tuple(mask.shape), (B, H, T, S))  # RuntimeError if it does not fit
+    mask = mask.expand(B, H if mask.shape[1] == H else 1, T, S)  # RuntimeError if it does not fit
     if mask.dtype == torch.bool:
         return CORRECT.answer(replace(plain, mask=mask), Wiring())
     return CORRECT.answer(replace(plain, bias=mask.to(question.dtype)), Wiring())

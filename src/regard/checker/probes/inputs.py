@@ -1,0 +1,92 @@
+"""Inputs in their roles: keys decide the weights, values are averaged, and a context replaces the sequence.
+
+These are properties, which are tested by changing one input and leaving the others: no oracle is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.checker.oracle.question import Question
+from regard.checker.session import CheckSession
+from regard.checker.subject.subject import SEQUENCES
+
+
+def probe_inputs(session: CheckSession) -> None:
+    """Check that a module's inputs act in the roles that their names promise."""
+    if session.module is None or session.subject.layout not in SEQUENCES:
+        return
+    if session.subject.inputs == "qkv":
+        _check_keys_and_values(session)
+    elif session.subject.inputs == "x" and "context" in session.subject.arguments:
+        _check_context(session)
+
+
+def _check_keys_and_values(session: CheckSession) -> None:
+    """Check that the output is an average of the values: linear in them, and not in the keys."""
+    question = session.cases.plain("inputs", seed=45).to(session.dtype)
+    by_value, by_key = _is_affine(session, question, "v"), _is_affine(session, question, "k")
+    if by_value is None or by_key is None:
+        return
+    if by_key and not by_value:
+        evidence = "The output is linear in the keys that it is given, and not in the values."
+        session.add_mistake("inputs", "keys and values are exchanged", "key-value-swapped", evidence)
+    elif by_value:
+        session.add_pass("inputs", "the output is an average of the values")
+
+
+def _is_affine(session: CheckSession, question: Question, name: str) -> bool | None:
+    """Return whether the output is affine in one input; None if the code failed."""
+    first: Tensor = getattr(question, name)
+    draw = torch.Generator().manual_seed(46)
+    second = torch.randn(first.shape, generator=draw, dtype=torch.float64).to(first.dtype)
+    outputs = []
+    for x in (first, second, (first + second) / 2):
+        reply = session.subject.run(replace(question, **{name: x}))
+        if reply.answer is None or not bool(reply.answer.output.isfinite().all()):
+            return None
+        outputs.append(reply.answer.output.detach())
+    mean = (outputs[0] + outputs[1]) / 2
+    return torch.allclose(outputs[2], mean, rtol=1e-5, atol=1e-6 * float(mean.abs().max()))
+
+
+def _check_context(session: CheckSession) -> None:
+    """Check that with a context no output depends on other tokens of the sequence.
+
+    Code that joins the two takes a context of any length; code that mixes them up needs equal lengths.
+    """
+    module, name = session.subject.module_as(session.dtype), session.subject.arguments["context"]
+    question = session.cases.plain("context", T=6, seed=47).to(session.dtype)
+    x, other = question.q, session.cases.plain("context", T=6, seed=48).to(session.dtype).q
+    assert module is not None
+
+    def run(x: Tensor, context: Tensor) -> Tensor | None:
+        try:
+            with torch.no_grad():
+                result = module(x, **{**session.subject.extra, name: context})
+        except Exception:  # it does not take such a context
+            return None
+        output = result[0] if isinstance(result, tuple | list) else result
+        return output if isinstance(output, Tensor) and output.shape[:2] == x.shape[:2] else None
+
+    output, shorter = run(x, other), run(x, other[:, :4])
+    changed = x.clone()
+    changed[:, 0] += 1.0
+    after = run(changed, other)
+    if output is None or after is None:
+        session.add_untried(
+            "cross-attention", f"how `{name}` is passed could not be guessed: pass a function of both"
+        )
+    elif shorter is None and not torch.allclose(output[:, 1:], after[:, 1:], rtol=1e-5, atol=1e-7):
+        evidence = (
+            f"With `{name}` the output of a token depends on other tokens of the sequence, and a shorter "
+            f"`{name}` raises an error: keys or values still come from the sequence."
+        )
+        session.add_mistake(
+            "cross-attention", f"`{name}` is used for some of them only", "context-ignored", evidence
+        )
+    else:
+        session.add_pass("cross-attention", f"with `{name}`, tokens do not attend to each other")

@@ -1,0 +1,22 @@
+"""The corpus: right implementations are called right, wrong ones wrong, and mistakes by their names."""
+
+import pytest
+
+from regard.checker import check
+from tests.checker.corpus import Entry, entries
+
+ENTRIES = entries()
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_the_verdict(entry: Entry) -> None:
+    report = check(entry.thing, **entry.options)
+    assert report.verdict == entry.verdict, str(report)
+    if entry.mistakes:
+        assert report.diagnoses[0].name in entry.mistakes, str(report)
+    assert entry.why in report.summary, str(report)
+
+
+@pytest.mark.parametrize("verdict", ["right", "wrong"])
+def test_there_are_enough(verdict: str) -> None:
+    assert sum(entry.verdict == verdict for entry in ENTRIES) >= 60
