@@ -86,7 +86,11 @@ def _check_context(session: CheckSession) -> None:
             f"`{name}` raises an error: keys or values still come from the sequence."
         )
         session.add_mistake(
-            "cross-attention", f"`{name}` is used for some of them only", "context-ignored", evidence
+            "cross-attention",
+            f"`{name}` is used for some of them only",
+            "context-ignored",
+            evidence,
+            distance=relative_difference(after[:, 1:], output[:, 1:]) / TOLERANCE,
         )
     else:
         session.add_pass("cross-attention", f"with `{name}`, tokens do not attend to each other")
