@@ -52,7 +52,7 @@ def probe_output(session: CheckSession) -> None:
     if not wrong:
         if session.mixed:
             session.add_diagnosis("batch-items-mixed", session.mixed)
-        _check_parameters(session)
+        _check_shared_projection(session)
         _record_results(session, observations, wrong)
         return
     _diagnose_output(session, observations, wrong)
@@ -84,40 +84,8 @@ def _record_results(session: CheckSession, observations: list[Observation], wron
             session.add_pass(name)
 
 
-def _check_parameters(session: CheckSession) -> None:
-    """Find weights that are not used, or used for several roles: right for these weights, but a mistake."""
-    if session.module is None or not any(True for _ in session.module.parameters()):
-        return
-    unused = _unused_parameters(session)
-    sinks = [path for path in unused if "sink" in path]
-    if sinks:
-        evidence = f"No output depends on `{sinks[0]}`."
-        session.add_mistake("sink logits", "not used", "sink-dropped", evidence)
-    elif unused:
-        session.notes.append(f"no output depends on {', '.join(f'`{path}`' for path in unused[:3])}")
-    _check_shared_projection(session, unused)
-
-
-def _unused_parameters(session: CheckSession) -> list[str]:
-    """Return the parameters that have no gradient, though the output has one."""
-    module = session.subject.module_as(session.dtype)
-    reply = session.subject.run(session.cases.plain().to(session.dtype), module=module)
-    if module is None or reply.answer is None or not reply.answer.output.requires_grad:
-        return []
-    named = dict(module.named_parameters())
-    output = reply.answer.output
-    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
-    try:
-        gradients = torch.autograd.grad(
-            (output * weights.to(output)).sum(), list(named.values()), allow_unused=True
-        )
-    except RuntimeError:  # without a backward pass nothing is known
-        return []
-    return [path for path, gradient in zip(named, gradients, strict=True) if gradient is None]
-
-
-def _check_shared_projection(session: CheckSession, unused: list[str]) -> None:
-    """Find one projection used for several roles; a failure if all share it, or if another is not used."""
+def _check_shared_projection(session: CheckSession) -> None:
+    """Find one projection used for several roles: the output is right for these weights, but a mistake."""
     intent = session.understanding.right_intent
     if intent is None or session.module is None or session.subject.inputs != "x":
         return
@@ -134,7 +102,7 @@ def _check_shared_projection(session: CheckSession, unused: list[str]) -> None:
             f"{names} share one",
             "one-projection",
             evidence,
-            warning=len(same) < 3 and not unused,
+            warning=len(same) < 3,
         )
 
 
