@@ -10,6 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from regard.checker.intent import TOLERANCE
+from regard.checker.oracle.oracle import relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
 from regard.checker.subject.subject import SEQUENCES
