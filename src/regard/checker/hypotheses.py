@@ -72,7 +72,7 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
         *_masks(numbers, longest),
         *_caps(numbers),
         *_rotations(numbers, tensors, head_width, source),
-        *_biases(tensors, wiring.heads, alibi=bool(re.search("alibi|slope", held, re.I))),
+        *_biases(tensors, wiring.heads),
         *_sinks(tensors, wiring.heads),
         *_norms(numbers, tensors, wiring.heads),
     ]
@@ -292,12 +292,12 @@ def _own_slopes(slopes: Tensor, H: int) -> Tensor:
     return slopes.double()
 
 
-def _biases(tensors: list[tuple[str, Tensor]], H: int, *, alibi: bool) -> Iterator[Feature]:
-    """Yield a bias by distance: ALiBi's slopes or, if the code does not speak of ALiBi, slopes that it holds."""
+def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
+    """Yield a bias by distance: the slopes of ALiBi, or those that the code holds."""
     for slopes_of, symmetric in itertools.product((_usual_slopes, _geometric_slopes), (False, True)):
         yield Feature("bias", "with ALiBi", partial(_with_bias, slopes_of, symmetric))
     for path, tensor in tensors:
-        if tensor.numel() == H and H > 1 and not tensor.is_complex() and not alibi:
+        if tensor.numel() == H and H > 1 and not tensor.is_complex():
             # Stored with either sign they favour the near; learned ones may have any.
             flat = tensor.flatten()
             signed = [flat.abs()] if bool((flat >= 0).all() | (flat <= 0).all()) else [flat, -flat]

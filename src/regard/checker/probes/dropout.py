@@ -60,7 +60,9 @@ def probe_dropout(session: CheckSession) -> None:
             distance=_UNSCALED,
         )
     elif session.right_intent is None:
-        session.add_skip("dropout in training", "the output is not right, so its weights cannot be inferred")
+        session.add_skip(
+            "dropout in training", "its place can be inferred only where the output is the oracle's"
+        )
     else:
         _check_place(session, session.right_intent, question, acting)
 
