@@ -491,7 +491,7 @@ class _Finder:
         return _Effect(bool(self._changed(same, self.same_output).any()), others, own, feeds, bent)
 
     def _changed(self, output: Tensor, before: Tensor) -> Tensor:
-        """Return (…, T), where a row has changed by more than rounding, be it that of a float32 on the way."""
+        """Return (…, T), where a row has changed by more than rounding, of a float32 on the way too."""
         rounding = max(1e3 * torch.finfo(before.dtype).eps, 1e-6)
         threshold = rounding * max(1.0, float(before.abs().max()))
         return (output - before).abs().amax(-1) > threshold
