@@ -336,7 +336,8 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
     # Pairs of mistakes are tried only if nothing else explains why no single one fits.
     evidence = "" if matches else against_softmax(session)
     far = max(wrong.values()) >= NEARLY_RIGHT and not session.mixed
-    if not matches and far and not unknown and not is_strange(evidence):
+    strange = session.module is None and is_strange(evidence)  # of a module, roles may have been misread
+    if not matches and far and not unknown and not strange:
         matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
         matches = _diagnose_single_sequence(session, intents)
