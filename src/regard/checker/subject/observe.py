@@ -479,8 +479,9 @@ class _Finder:
         return _Effect(bool(self._changed(same, self.same_output).any()), others, own, feeds, bent)
 
     def _changed(self, output: Tensor, before: Tensor) -> Tensor:
-        """Return (…, T), where a row has changed by more than rounding."""
-        threshold = 1e3 * torch.finfo(before.dtype).eps * max(1.0, float(before.abs().max()))
+        """Return (…, T), where a row has changed by more than rounding, be it that of a float32 on the way."""
+        rounding = max(1e3 * torch.finfo(before.dtype).eps, 1e-6)
+        threshold = rounding * max(1.0, float(before.abs().max()))
         return (output - before).abs().amax(-1) > threshold
 
     def _run(
