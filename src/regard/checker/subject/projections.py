@@ -69,7 +69,8 @@ def _wire(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int)
     if rest or G == 0 or H % G or value.weight.shape[1] % G:
         return None
     merged = value.weight.shape[1] // G * H
-    if out is not None and H > 1 and out.weight.shape[0] == value.weight.shape[1] * H:
+    small = query.weight.shape[1] == value.weight.shape[1]  # not so in multi-query attention
+    if out is not None and H > 1 and small and out.weight.shape[0] == value.weight.shape[1] * H:
         query, key, value = (_shared_by_heads(layer, H) for layer in (query, key, value))
         return _wire(query, key, value, out, H)
     if out is not None and out.weight.shape[0] != merged:
