@@ -191,7 +191,10 @@ def _rotations(
     held = [(f, words) for f, words in _held_frequencies(tensors, D) if 2 * len(f) <= D]
     factors = _factors(numbers, source)
     scaled = [(factor * f, f"{words}, scaled by {factor:g}") for factor in factors for f, words in held]
-    candidates = [*usual[:1], *held, *usual[1:], *scaled]
+    # Small angles are read off their cosines with few digits, so the usual frequencies come before these.
+    held.sort(key=lambda pair: pair[1].startswith(_COSINES))
+    exact = sum(not words.startswith(_COSINES) for _, words in held)
+    candidates = [*usual[:1], *held[:exact], *usual[1:], *held[exact:], *scaled]
     unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
     for frequencies, words in candidates:
         unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
@@ -231,6 +234,9 @@ def _factors(numbers: list[float], source: str) -> list[float]:
     return [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (1 / n, n)]
 
 
+_COSINES = "the cosines"
+
+
 def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tuple[Tensor, str]]:
     """Yield the frequencies that a module's tensors hold: directly, as angles, as sines or as rotations."""
     for path, tensor in tensors:
@@ -248,7 +254,7 @@ def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tup
             for angles in (row, row.clamp(-1, 1).asin()):
                 yield from ((angles[part], words) for part in _halves(half, angles))
         elif bool((flat[0] == 1).all()):
-            angles = row.clamp(-1, 1).acos()
+            angles, words = row.clamp(-1, 1).acos(), f"{_COSINES} of `{path}`"
             yield from ((angles[part], words) for part in _halves(half, angles))
         elif flat.shape[1] % 2 == 0:  # sines beside cosines
             for a, b in ((row[:half], row[half:]), (row[::2], row[1::2])):

@@ -89,6 +89,7 @@ ROLE_MISTAKES = (
                 ),
             )
         },
+        unseen_because="A norm without an effect is found by its parameter, on which no output depends.",
     ),
     Mistake(
         "context-ignored",

@@ -10,6 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from regard.checker.intent import TOLERANCE
+from regard.checker.oracle.oracle import relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
 from regard.checker.subject.subject import SEQUENCES
@@ -87,7 +89,11 @@ def _check_context(session: CheckSession) -> None:
             f"`{name}` raises an error: keys or values still come from the sequence."
         )
         session.add_mistake(
-            "cross-attention", f"`{name}` is used for some of them only", "context-ignored", evidence
+            "cross-attention",
+            f"`{name}` is used for some of them only",
+            "context-ignored",
+            evidence,
+            distance=relative_difference(after[:, 1:], output[:, 1:]) / TOLERANCE,
         )
     else:
         session.add_pass("cross-attention", f"with `{name}`, tokens do not attend to each other")

@@ -22,6 +22,8 @@ from regard.checker.subject.subject import copy_module
 
 _TABLE = re.compile(r"(^|_)(cos|cosine|freqs?|freqs_cis|rope|rotary|pos_cis)(_|$)", re.I)
 
+_SLOPE_TOLERANCE = 1e-3  # relative
+
 
 def probe_positions(session: CheckSession) -> None:
     """Check that rotary positions have an effect, and that a bias by distance has the slopes of ALiBi."""
@@ -47,9 +49,10 @@ def _check_slopes(session: CheckSession, intent: Intent) -> None:
     slopes = -intent.wiring.bias(H, 2, 2)[:, 1, 0].double()
     usual = torch.tensor(alibi_slopes(H), dtype=torch.float64)
     geometric = 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
-    if any(
-        torch.allclose(slopes.sort().values, right.sort().values, rtol=1e-3) for right in (usual, geometric)
-    ):
+    differences = [
+        relative_difference(slopes.sort().values, right.sort().values) for right in (usual, geometric)
+    ]
+    if min(differences) < _SLOPE_TOLERANCE:
         return
     shown = ", ".join(f"{slope:.3g}" for slope in slopes[:4])
     session.add_mistake(
@@ -58,6 +61,7 @@ def _check_slopes(session: CheckSession, intent: Intent) -> None:
         "alibi-slopes",
         f"Your bias by distance has the slopes {shown} …; those of ALiBi for {H} heads begin "
         f"{', '.join(f'{slope:.3g}' for slope in usual[:4])}.",
+        distance=min(differences) / _SLOPE_TOLERANCE,
     )
 
 

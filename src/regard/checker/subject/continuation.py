@@ -164,8 +164,8 @@ def _passing_cache(
         fixed = subject.extra if method == "forward" else {}
         result = _function(module, method)(x, **{**fixed, **keywords(start, x), name: cache, **extra})
         y, returned = _split_result(result, x)
-        if returned is None and cache is None:
-            raise ValueError("no cache was returned")
+        if returned is None and (cache is None or (isinstance(cache, dict | list) and not cache)):
+            raise ValueError("no cache was returned, and none was filled")
         return y, (cache if returned is None else returned, start + x.shape[1])
 
     return Continuation(f"{method}(x, {name}=…)", step, certain, _ONE_TOKEN.search(method) is not None)
