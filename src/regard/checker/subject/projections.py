@@ -69,15 +69,10 @@ def _wire(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int)
     if rest or G == 0 or H % G or value.weight.shape[1] % G:
         return None
     merged = value.weight.shape[1] // G * H
-<<<<<<< HEAD
     if out is not None and out.weight.shape[0] != merged:
         narrow = query.weight.shape[1] == value.weight.shape[1]
         if H == 1 or not narrow or out.weight.shape[0] != value.weight.shape[1] * H:
             return None
-=======
-    small = query.weight.shape[1] == value.weight.shape[1]  # not so in multi-query attention
-    if out is not None and H > 1 and small and out.weight.shape[0] == value.weight.shape[1] * H:
->>>>>>> wrong
         query, key, value = (_shared_by_heads(layer, H) for layer in (query, key, value))
         return _wire(query, key, value, out, H)
     return Wiring(H, G, query, key, value, out, splits=True, width=query.weight.shape[0])
