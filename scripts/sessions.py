@@ -50,6 +50,8 @@ def _run(command: str) -> str:
     if program != "regard":
         raise ValueError(f"expected a command of regard, got {command!r}")
     shown = CliRunner(env={**os.environ, "COLUMNS": "100"}).invoke(app, words)
+    if shown.exception is not None and not isinstance(shown.exception, SystemExit):
+        raise shown.exception
     return "\n".join(line.rstrip() for line in shown.output.splitlines()).rstrip("\n") + "\n"
 
 

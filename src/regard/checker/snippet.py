@@ -39,11 +39,11 @@ def make_snippet(mistake: Mistake) -> list[SnippetLine]:
     """Return the template that shows a mistake best, abridged, with the lines that differ marked."""
     kind = min(mistake.plants, key=lambda kind: _clarity(_compare(mistake, kind)))
     lines = _compare(mistake, kind)
-    kept = {i for i, line in enumerate(lines) if line.mark != " "}
-    for i in sorted(kept):
+    changed = [i for i, line in enumerate(lines) if line.mark != " "]
+    kept = set(changed)
+    for i in changed:
         kept |= _headers(lines, i)
-    steps = [i for step in _STEPS for i, line in enumerate(lines) if re.search(step, line.text)]
-    for i in (*_definitions(lines, sorted(kept)), *steps):
+    for i in (*_definitions(lines, changed), *_steps(lines, changed), *_neighbours(lines, changed)):
         headers = _headers(lines, i)
         more = kept | {i, *headers}
         alternative = any(lines[j].text.strip().startswith(("elif ", "else:")) for j in headers)
@@ -81,24 +81,59 @@ def _headers(lines: list[SnippetLine], index: int) -> set[int]:
         if _indent(lines[i]) < indent and _OPENS_BLOCK.search(lines[i].text):
             indent = _indent(lines[i])
             if not lines[i].text.startswith("class "):
-                headers.add(i)
+                headers |= set(range(_first_line(lines, i), i + 1))
     return headers
 
 
-def _definitions(lines: list[SnippetLine], indices: list[int]) -> list[int]:
-    """Return the lines before the marked ones that define the names used there, apart from the steps'."""
-    names = {name for i in indices if lines[i].mark != " " for name in re.findall(r"\b\w+\b", lines[i].text)}
+def _first_line(lines: list[SnippetLine], index: int) -> int:
+    """Return where a header begins, which may be several lines long."""
+    if not lines[index].text.strip().startswith(")"):
+        return index
+    return max(i for i in range(index) if re.match(r"\s*def ", lines[i].text))
+
+
+def _function(lines: list[SnippetLine], index: int) -> int:
+    """Return the line that begins the function around a line."""
+    return max((i for i in range(index + 1) if re.match(r"\s*def ", lines[i].text)), default=0)
+
+
+def _steps(lines: list[SnippetLine], changed: list[int]) -> list[int]:
+    """Return the steps of attention, the most telling first: in the changed functions, or else in all."""
+    steps = [i for step in _STEPS for i, line in enumerate(lines) if re.search(step, line.text)]
+    functions = {_function(lines, i) for i in changed}
+    if all("__init__" in lines[i].text for i in functions):
+        return steps
+    return [i for i in steps if _function(lines, i) in functions]
+
+
+def _neighbours(lines: list[SnippetLine], changed: list[int]) -> list[int]:
+    """Return the unchanged lines around the changed ones, in the same function, the nearest first."""
+    near = [
+        (min(abs(i - j) for j in changed if _function(lines, i) == _function(lines, j)), i)
+        for i, line in enumerate(lines)
+        if line.mark == " " and _function(lines, i) in {_function(lines, j) for j in changed}
+    ]
+    return [i for _, i in sorted(near)]
+
+
+def _definitions(lines: list[SnippetLine], changed: list[int]) -> list[int]:
+    """Return the lines before the changed ones that define the names used there, apart from the steps'."""
+    names = {name for i in changed for name in re.findall(r"\b\w+\b", lines[i].text)}
+    functions = {_function(lines, i) for i in changed}
+    earlier = [i for i in range(changed[-1]) if lines[i].mark == " " and _function(lines, i) in functions]
     found = []
     for name in sorted(names - {"q", "k", "v", "scores", "weights", "out", "x", "B", "T", "C"}):
-        pattern = re.compile(rf"^\s*[\w, ]*\b{re.escape(name)}\b[\w, ]*=[^=]")
-        found += [i for i in range(indices[-1]) if lines[i].mark == " " and pattern.match(lines[i].text)][-1:]
+        pattern = re.compile(rf"\s*[\w, ]*\b{re.escape(name)}\b[\w, ]*=[^=]")
+        found += [i for i in earlier if pattern.match(lines[i].text) and _is_complete(lines, i)][-1:]
     return found
 
 
 def _is_complete(lines: list[SnippetLine], index: int) -> bool:
-    """Return whether a line stands for itself: it opens no block and continues no other line."""
+    """Return whether a line stands for itself: it opens no block, and is no part of a longer statement."""
     text = lines[index].text.strip()
-    return not _OPENS_BLOCK.search(text) and text[-1] not in ",(" and text.count("(") == text.count(")")
+    opened = text[-1] in ",(" or _OPENS_BLOCK.search(text) or text.count("(") != text.count(")")
+    inside = index and lines[index - 1].text.rstrip()[-1] in ",("
+    return not opened and not inside
 
 
 def _indent(line: SnippetLine) -> int:

@@ -580,7 +580,10 @@ def _describe_probe(m: MistakeDistance, kinds: tuple[str, ...]) -> str:
     """Return which check sees a mistake, and how far off it is there."""
     if m.reason:
         return m.reason
-    name, distance = next((name, d) for name, d in m.distances.items() if name not in kinds)
+    probes = {name: distance for name, distance in m.distances.items() if name not in kinds}
+    if not probes:
+        return "not measured"
+    name, distance = next(iter(probes.items()))
     return f"{name}: {'NaN or an error' if math.isinf(distance) else format_distance(distance)}"
 
 

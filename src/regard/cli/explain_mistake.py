@@ -50,7 +50,7 @@ def explain_mistake(
     console.print()
     for mark, text in make_snippet(entry):  # code is not wrapped
         console.print(Text(f"  {mark} {text}".rstrip(), style=STYLES[mark]), soft_wrap=True)
-    console.print(Text.assemble("\n  ", ("-", "red"), " wrong  ", ("+", "green"), " right\n"))
+    console.print(Text.assemble("\n  ", ("-", "red"), " wrong  ", ("+", "green"), " right, abridged\n"))
     for title, text in (("effect", entry.effect), ("fix", entry.fix), ("origin", entry.origin)):
         paragraph(f"{title:<8}", text, " " * 10)
     if entry.warning:

@@ -10,6 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from regard.checker.intent import TOLERANCE
+from regard.checker.oracle.oracle import relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
 from regard.checker.subject.subject import SEQUENCES
@@ -45,7 +47,8 @@ def _is_affine(session: CheckSession, question: Question, name: str) -> bool | N
     second = torch.randn(first.shape, generator=draw, dtype=torch.float64).to(first.dtype)
     outputs = []
     for x in (first, second, (first + second) / 2):
-        reply = session.subject.run(replace(question, **{name: x}))
+        changed = replace(question, v=x) if name == "v" else replace(question, k=x)
+        reply = session.subject.run(changed)
         if reply.answer is None or not bool(reply.answer.output.isfinite().all()):
             return None
         outputs.append(reply.answer.output.detach())
@@ -86,7 +89,11 @@ def _check_context(session: CheckSession) -> None:
             f"`{name}` raises an error: keys or values still come from the sequence."
         )
         session.add_mistake(
-            "cross-attention", f"`{name}` is used for some of them only", "context-ignored", evidence
+            "cross-attention",
+            f"`{name}` is used for some of them only",
+            "context-ignored",
+            evidence,
+            distance=relative_difference(after[:, 1:], output[:, 1:]) / TOLERANCE,
         )
     else:
         session.add_pass("cross-attention", f"with `{name}`, tokens do not attend to each other")

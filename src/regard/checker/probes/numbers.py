@@ -25,6 +25,7 @@ from regard.checker.oracle.oracle import (
     relative_error,
 )
 from regard.checker.oracle.question import Question
+from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.probes.backward import missing_backward
@@ -58,6 +59,9 @@ def probe_numbers(session: CheckSession) -> None:
 def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: torch.dtype) -> float:
     """Return PyTorch's error at this dtype: the larger of its plain operations' and its fused attention's."""
     interpreted = replace(intent.apply(question).to(dtype), layout="")
+    if isinstance(rotation := intent.wiring.rotate, Rotation):  # whose angles are usually float32
+        rotation = replace(rotation, precision=torch.float32)
+        intent = replace(intent, wiring=replace(intent.wiring, rotate=rotation))
     with torch.no_grad():
         plain = CORRECT.answer(interpreted, intent.wiring)
         error = relative_error(plain, expected)

@@ -191,8 +191,13 @@ class Subject:
     def runnable(self, dtype: torch.dtype) -> nn.Module | None:
         """Return the module to run: a new copy each time, if it may keep a cache from call to call."""
         module = self.module_as(dtype)
-        stateful = module is not None and any(
-            vocabulary.is_cache(name) for part in module.modules() for name in (*vars(part), *part._buffers)
+        stateful = module is not None and (
+            bool({"cache", "use_cache"} & self.arguments.keys())
+            or any(
+                vocabulary.is_cache(name)
+                for part in module.modules()
+                for name in (*vars(part), *part._buffers)
+            )
         )
         return copy_module(module) if module is not None and stateful else module
 
