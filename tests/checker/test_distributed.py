@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from regard.checker import CheckError, check, distributed
-from regard.checker.distributed import adapt_for_ranks, judge, make_trials, run_ranks
+from regard.checker.distributed import adapt_for_ranks, expected_of_reference, judge, make_trials, run_ranks
 from regard.checker.distributed_examples import DISTRIBUTED_NAMES, DISTRIBUTED_TEMPLATES, RING
 from regard.checker.examples import plant_mistake
 from regard.checker.mistakes.distributed import DISTRIBUTED_MISTAKES
@@ -37,6 +37,21 @@ def waits_in_vain(q, k, v):
     if dist.get_rank() == 0:
         dist.recv(v, 1)
     return v
+
+
+def linear(q, k, v):
+    return q @ (k.mT @ v)
+
+
+def ring_linear(q, k, v):
+    state = k.mT @ v
+    dist.all_reduce(state)
+    return q @ state
+
+
+def forgetful(q, k, v):
+    dist.barrier()
+    return q @ (k.mT @ v)
 
 
 def hangs(q, k, v):
@@ -92,7 +107,7 @@ def reports(tmp_path_factory):
     trials = make_trials(subjects["ring"], 2, {})
     answers = run_ranks(list(specs.values()), 2, {}, trials)
     assert all(isinstance(result, dict) for result in answers.values()), answers
-    return {n: judge(subjects[n], 2, trials, answers[spec], {}, None) for n, spec in specs.items()}
+    return {n: judge(subjects[n], 2, trials, answers[spec], {}) for n, spec in specs.items()}
 
 
 @pytest.mark.parametrize("kind", DISTRIBUTED_TEMPLATES)
@@ -129,12 +144,18 @@ def test_the_command_finds_the_layout_and_compares_the_lse(tmp_path):
     assert "(B, T/n, H, D)" in report.assumptions[0]
 
 
-def test_an_error_on_one_rank_and_a_rank_that_waits_in_vain_are_told(tmp_path, monkeypatch):
+def test_errors_are_told_and_a_reference_says_what_is_right(tmp_path, monkeypatch):
     monkeypatch.setattr(distributed, "WAITING", 1.0)
     (tmp_path / "broken.py").write_text(RING + BROKEN)
     fails, waits = (f"{tmp_path}/broken.py:{name}" for name in ("fails_on_one_rank", "waits_in_vain"))
     trials = [{"sizes": {"T": 4}, "flag": None}]
-    results = run_ranks([fails, waits], 2, {}, trials)
+    rings = [f"{tmp_path}/broken.py:{name}" for name in ("ring_linear", "forgetful")]
+    results = run_ranks([*rings, fails, waits], 2, {}, trials)
+    linear = load(RING + BROKEN, "linear")
+    subject = adapt_for_ranks(linear, {}, 2)
+    whole = expected_of_reference(linear, subject, {}, {})
+    for spec, verdict in zip(rings, ("passed", "failed"), strict=True):
+        assert judge(subject, 2, trials, results[spec], {}, None, whole).checks[0].status == verdict
     assert results[fails] == "rank 1 raised ValueError: rank 1 of 2 is tired"
     assert results[waits].startswith("the ranks wait for each other (1 s)")
 

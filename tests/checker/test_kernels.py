@@ -26,6 +26,8 @@ SPLIT = ONE_QUERY | {
     "scale-by-length",
     "softmax-over-queries",
     "softmax-over-heads",
+    "softmax-twice",
+    "softmax-missing",
     "transposed-mask",
     "missing-diagonal",
     "mask-added-as-zero-one",

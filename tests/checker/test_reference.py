@@ -397,6 +397,65 @@ def test_a_complex_buffer_stays_complex():
     assert report.verdict == "right", str(report)
 
 
+def packed(q, k, v, cu_seqlens, max_seqlen, causal=False):
+    """Attention with a sigmoid, sequence by sequence."""
+    outputs = []
+    for start, end in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
+        weights = torch.sigmoid(q[start:end].transpose(0, 1) @ k[start:end].permute(1, 2, 0))
+        weights = weights.tril() if causal else weights
+        outputs.append((weights @ v[start:end].transpose(0, 1)).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def packed_at_once(q, k, v, cu_seqlens, max_seqlen, causal=False, across=False):
+    item = torch.repeat_interleave(torch.arange(len(cu_seqlens) - 1), cu_seqlens.diff().long())
+    weights = torch.sigmoid(q.transpose(0, 1) @ k.permute(1, 2, 0))
+    weights = weights if across else weights * (item[:, None] == item)
+    return ((weights.tril() if causal else weights) @ v.transpose(0, 1)).transpose(0, 1)
+
+
+def test_packed_sequences():
+    report = check(packed_at_once, oracle=packed)
+    assert report.verdict == "right", str(report)
+    assert "lengths that differ" in {check.name for check in report.passed}
+
+    def across(q, k, v, cu_seqlens, max_seqlen, causal=False):
+        return packed_at_once(q, k, v, cu_seqlens, max_seqlen, causal, across=True)
+
+    assert names(check(across, oracle=packed)) == ["batch-items-mixed"]
+
+
+def test_a_kernel_that_takes_whole_blocks_only():
+    def slow(q, k, v):
+        return torch.relu(q @ k.mT) @ v
+
+    def in_blocks(q, k, v):
+        if q.shape[-2] % 16 or q.shape[-1] % 16:
+            raise ValueError("expected whole blocks of 16")
+        return slow(q, k, v)
+
+    assert check(in_blocks, oracle=slow).verdict == "right"
+
+
+def test_a_window_too_wide_and_another_logarithm_are_named():
+    def slow(q, k, v, window=None, return_lse=False):
+        i, j = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+        allowed = (j <= i) & (j > i - (window or len(j)))
+        scores = (q @ k.mT).masked_fill(~allowed, -torch.inf).clamp_max(3.0)
+        output = torch.softmax(scores, -1) @ v
+        return (output, torch.logsumexp(scores, -1)) if return_lse else output
+
+    def wide(q, k, v, window=None, return_lse=False):
+        return slow(q, k, v, None if window is None else window + 1, return_lse)
+
+    def base_2(q, k, v, window=None, return_lse=False):
+        output, lse = slow(q, k, v, window, return_lse=True)
+        return (output, lse / torch.tensor(2.0).log()) if return_lse else output
+
+    assert names(check(wide, oracle=slow)) == ["window-off-by-one"]
+    assert names(check(base_2, oracle=slow)) == ["lse-base-2"]
+
+
 def test_a_reference_that_cannot_serve_is_refused():
     def random(q, k, v):
         return v + torch.rand(1)

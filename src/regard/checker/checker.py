@@ -95,8 +95,9 @@ def check(
         promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
         given = {**(init or {}), **arguments}
         options = {"causal": causal, "true_means": true_means, "cached": cached, "gradients": gradients}
+        options["device"] = device
         if processes is not None:
-            session = check_on_processes(thing, processes, given, options, scale)
+            session = check_on_processes(thing, processes, given, options, scale, oracle)
             return _assemble(session, started, strict=strict)
         if oracle is not None:
             own_check = partial(

@@ -133,10 +133,26 @@ def diagnose(
     matches = matches or [match for matcher in matchers[:4] for match in _fit_scale(matcher)]
     matches = matches or _find_approximate(matchers, singles)
     if not matches and pairs:
-        for matcher in matchers[:2]:
-            matches = matches or _find_matches([matcher], _pairs(matcher, singles), enough=3)
-    if not matches and pairs and matchers:
-        matches = list(_fit_scale_with_another(matchers[0], singles))
+        matches = _find_pairs(matchers, singles)
+    return _best_first(matches, source)
+
+
+def diagnose_pairs(observations: list[Observation], intents: list[Intent], source: str = "") -> list[Match]:
+    """Return the pairs of mistakes that reproduce all observations, best first. Arguments as in `diagnose`."""
+    fitting = fitting_intents(intents, observations)[:2]
+    matchers = [VariantMatcher(intent, observations) for intent in fitting]
+    return _best_first(_find_pairs(matchers, _single_changes(observations)), source)
+
+
+def _find_pairs(matchers: list[VariantMatcher], singles: list[tuple[str, Change]]) -> list[Match]:
+    matches: list[Match] = []
+    for matcher in matchers[:2]:
+        matches = matches or _find_matches([matcher], _pairs(matcher, singles), enough=3)
+    return matches or [m for matcher in matchers[:1] for m in _fit_scale_with_another(matcher, singles)]
+
+
+def _best_first(matches: list[Match], source: str) -> list[Match]:
+    """Return each set of mistakes once, the most plausible first."""
     order = list(CATALOGUE)
     unique: dict[tuple[str, ...], Match] = {}
 

@@ -72,7 +72,7 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
         *_masks(numbers, longest),
         *_caps(numbers),
         *_rotations(numbers, tensors, head_width, source),
-        *_biases(tensors, wiring.heads, alibi=bool(re.search("alibi|slope", held, re.I))),
+        *_biases(tensors, wiring.heads),
         *_sinks(tensors, wiring.heads),
         *_norms(numbers, tensors, wiring.heads),
     ]
@@ -191,7 +191,10 @@ def _rotations(
     held = [(f, words) for f, words in _held_frequencies(tensors, D) if 2 * len(f) <= D]
     factors = _factors(numbers, source)
     scaled = [(factor * f, f"{words}, scaled by {factor:g}") for factor in factors for f, words in held]
-    candidates = [*usual[:1], *held, *usual[1:], *scaled]
+    # Small angles are read off their cosines with few digits, so the usual frequencies come before these.
+    held.sort(key=lambda pair: pair[1].startswith(_COSINES))
+    exact = sum(not words.startswith(_COSINES) for _, words in held)
+    candidates = [*usual[:1], *held[:exact], *usual[1:], *held[exact:], *scaled]
     unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
     for frequencies, words in candidates:
         unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
@@ -231,6 +234,9 @@ def _factors(numbers: list[float], source: str) -> list[float]:
     return [f for n in numbers if 0.01 <= n <= 64 and n != 1 for f in (1 / n, n)]
 
 
+_COSINES = "the cosines"
+
+
 def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tuple[Tensor, str]]:
     """Yield the frequencies that a module's tensors hold: directly, as angles, as sines or as rotations."""
     for path, tensor in tensors:
@@ -248,7 +254,7 @@ def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tup
             for angles in (row, row.clamp(-1, 1).asin()):
                 yield from ((angles[part], words) for part in _halves(half, angles))
         elif bool((flat[0] == 1).all()):
-            angles = row.clamp(-1, 1).acos()
+            angles, words = row.clamp(-1, 1).acos(), f"{_COSINES} of `{path}`"
             yield from ((angles[part], words) for part in _halves(half, angles))
         elif flat.shape[1] % 2 == 0:  # sines beside cosines
             for a, b in ((row[:half], row[half:]), (row[::2], row[1::2])):
@@ -286,12 +292,12 @@ def _own_slopes(slopes: Tensor, H: int) -> Tensor:
     return slopes.double()
 
 
-def _biases(tensors: list[tuple[str, Tensor]], H: int, *, alibi: bool) -> Iterator[Feature]:
-    """Yield a bias by distance: ALiBi's slopes or, if the code does not speak of ALiBi, slopes that it holds."""
+def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
+    """Yield a bias by distance: the slopes of ALiBi, or those that the code holds."""
     for slopes_of, symmetric in itertools.product((_usual_slopes, _geometric_slopes), (False, True)):
         yield Feature("bias", "with ALiBi", partial(_with_bias, slopes_of, symmetric))
     for path, tensor in tensors:
-        if tensor.numel() == H and H > 1 and not tensor.is_complex() and not alibi:
+        if tensor.numel() == H and H > 1 and not tensor.is_complex():
             # Stored with either sign they favour the near; learned ones may have any.
             flat = tensor.flatten()
             signed = [flat.abs()] if bool((flat >= 0).all() | (flat <= 0).all()) else [flat, -flat]

@@ -51,10 +51,7 @@ def flash_attention(q, k, v, causal=False, window_size=(-1, -1), softcap=0.0, si
     return out.transpose(1, 2)
 """
 _PACKED = """\
-def varlen_attention(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-    causal=False, window_size=(-1, -1), softcap=0.0, s_aux=None,
-):
+def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, causal=False, window_size=(-1, -1), softcap=0.0, s_aux=None):
     outs, lses = [], []
     for b in range(len(cu_seqlens_q) - 1):
         start, end = cu_seqlens_q[b], cu_seqlens_q[b + 1]
@@ -80,18 +77,16 @@ def paged_attention(query, key_cache, value_cache, block_tables, seq_lens, softc
     return torch.stack(outs)
 """
 _KV_CACHE = """\
-def attention_with_kvcache(
-    q, k_cache, v_cache, cache_seqlens, block_table=None, causal=True, window_size=(-1, -1), softcap=None
-):
+def cached(q, k_cache, v_cache, cache_seqlens, block_table=None, causal=True, window=(-1, -1), softcap=None):
     outs = []
     for b, length in enumerate(cache_seqlens.tolist()):
-        k, v, cap = k_cache[b], v_cache[b], softcap
+        k, v = k_cache[b], v_cache[b]
         if block_table is not None:
             pages = block_table[b, : -(-length // k_cache.shape[1])].long()
             k, v = k_cache[pages].flatten(0, 1), v_cache[pages].flatten(0, 1)
         k, v = k[:length], v[:length]
         one_q, k, v = (x.transpose(0, 1)[None] for x in (q[b], k, v))
-        out, lse = attend(one_q, k, v, causal, window_size, cap)
+        out, lse = attend(one_q, k, v, causal, window, softcap)
         outs.append(out[0].transpose(0, 1))
     return torch.stack(outs)
 """
@@ -133,14 +128,11 @@ def interface_attention(module, query, key, value, attention_mask, scaling=None,
     return out.transpose(1, 2).contiguous(), weights
 """
 _MASK_INTERFACE = """\
-def make_mask(
-    batch_size, q_length, kv_length, q_offset=0, kv_offset=0,
-    mask_function=None, attention_mask=None, **kwargs,
-):
+def make_mask(batch_size, q_length, kv_length, q_offset=0, mask_function=None, attention_mask=None, **kwargs):
     batch = torch.arange(batch_size)[:, None, None, None]
     head = torch.zeros(1, 1, 1, 1, dtype=torch.long)
     query = (torch.arange(q_length) + q_offset)[None, None, :, None]
-    key = (torch.arange(kv_length) + kv_offset)[None, None, None, :]
+    key = torch.arange(kv_length)[None, None, None, :]
     mask = mask_function(batch, head, query, key)
     mask = mask.expand(batch_size, 1, q_length, kv_length)
     if attention_mask is not None:
@@ -164,9 +156,9 @@ KERNEL_TEMPLATES |= {"interface": _IMPORTS + _INTERFACE, "mask interface": _IMPO
 KERNEL_TEMPLATES |= {"mask mod": _MASK_MOD}
 KERNEL_NAMES = {
     "flash": "flash_attention",
-    "packed": "varlen_attention",
+    "packed": "varlen",
     "paged": "paged_attention",
-    "kv cache": "attention_with_kvcache",
+    "kv cache": "cached",
     "split": "split_decode",
     "interface": "interface_attention",
     "mask interface": "make_mask",

@@ -26,8 +26,9 @@ from regard.checker.session import CheckSession
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import SIZES, add_promises, constructor_arguments
-from regard.checker.subject.subject import SEQUENCES, Subject
+from regard.checker.subject.subject import SEQUENCES, Subject, arguments_of
 from regard.checker.understand import Understanding, first_form, max_length, understand
+from regard.checker.understand_kernel import understand_kernel
 
 # The layouts of functions on split heads.
 HEADS = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
@@ -89,19 +90,26 @@ def _make_pair(
         theirs = adapted(reference)
     except CheckError as error:
         raise CheckError(f"your reference cannot be used: {error}") from error
-    if (subject.layout in HEADS) != (theirs.layout in HEADS) or subject.inputs != theirs.inputs:
+    subject.device = theirs.device = options.get("device", "cpu")
+    same = subject.inputs == theirs.inputs and bool(subject.kernel_layouts) == bool(theirs.kernel_layouts)
+    if (subject.layout in HEADS) != (theirs.layout in HEADS) or not same:
         raise CheckError(
-            f"{subject.name} takes {', '.join(subject.positional)} and your reference {theirs.name} takes "
-            f"{', '.join(theirs.positional)}: give both the same inputs"
+            f"{subject.name} takes {', '.join(arguments_of(subject.target))} and your reference "
+            f"{theirs.name} takes {', '.join(arguments_of(theirs.target))}: give both the same inputs"
         )
     always = {name: promises[name] for name in ("window", "softcap") if promises[name] is not None}
     if "causal" in subject.arguments and "causal" in theirs.arguments:
         always["flag"] = options.get("causal") is True
-    theirs_session = _prepare_reference(theirs, subject, always, options)
+    theirs_session = prepare_reference(theirs, subject, always, options)
     calls = [
         _open_session(call, theirs_session.cases, options)
         for call in _calls(subject, theirs_session.subject, options)
     ]
+    if theirs.layout in HEADS and all(call.understanding.first.answer is None for call in calls):
+        # A kernel may take only lengths and widths of certain multiples.
+        wide = replace(theirs_session.cases, multiple=64, powers=True)
+        theirs_session = _open_session(theirs_session.subject, wide, options)
+        calls = [_open_session(call.subject, wide, options) for call in calls]
     references = [theirs_session]
     if "causal" in theirs.arguments and "causal" not in subject.arguments:
         flags = [_with_flag(theirs_session.subject, flag) for flag in (False, True)]
@@ -120,11 +128,14 @@ def _make_pair(
     return pair
 
 
-def _prepare_reference(
+def prepare_reference(
     subject: Subject, other: Subject, always: dict[str, Any], options: dict[str, Any]
 ) -> CheckSession:
     """Find the shapes, the length and the precision in which the reference runs; it must be deterministic."""
-    if subject.layout in HEADS:
+    if subject.kernel_layouts:
+        understanding = understand_kernel(subject, causal=None, scale=None, always=always)
+        subject, cases = understanding.subject, understanding.cases
+    elif subject.layout in HEADS:
         subject = _with_layout(subject, always)
         cases = Cases(subject, always=always)
     else:
@@ -174,12 +185,16 @@ def _open_session(subject: Subject, cases: Cases, options: dict[str, Any]) -> Ch
             break
     else:
         dtype, first = torch.float64, subject.run(question)
-    inputs = [f"inputs {(SEQUENCES | HEADS)[subject.layout]}"]
+    kernel = subject.kernel_layout
+    inputs = [f"inputs {(SEQUENCES | HEADS)[subject.layout] if kernel is None else kernel.description}"]
     return CheckSession(Understanding(subject, subject, cases, [], None, dtype, first, inputs), options)
 
 
 def _calls(subject: Subject, reference: Subject, options: dict[str, Any]) -> list[Subject]:
     """Return the ways to call the code: like the reference first, then in other layouts and with its flag."""
+    if (kernel := reference.kernel_layout) is not None:
+        same = [layout for layout in subject.kernel_layouts if type(layout) is type(kernel)]
+        return [subject.replaced(kernel_layout=layout) for layout in same or subject.kernel_layouts]
     layouts = [reference.layout]
     if reference.layout in HEADS:
         layouts += [layout for layout in HEADS if layout != reference.layout]

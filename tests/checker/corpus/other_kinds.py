@@ -169,15 +169,16 @@ class TinyModel(nn.Module):
         return self.head(x)
 
 
+NOT_SOFTMAX = "this is not softmax attention"
 ENTRIES = [
-    Entry("linear attention", Linear, verdict="undecided"),
-    Entry("linear attention, a function", linear_function, verdict="undecided"),
-    Entry("differential attention", Differential, verdict="undecided"),
-    Entry("gated attention", Gated, verdict="undecided"),
-    Entry("sigmoid attention", SigmoidAttention, verdict="undecided"),
-    Entry("convolution", Convolutional, verdict="undecided"),
-    Entry("channel attention", SqueezeExcite, verdict="undecided"),
-    Entry("additive attention", Additive, verdict="undecided"),
-    Entry("whole model", TinyModel, verdict="undecided"),
-    Entry("whole model, an instance", TinyModel(), verdict="undecided"),
+    Entry("linear attention", Linear, verdict="undecided", why=NOT_SOFTMAX),
+    Entry("linear attention, a function", linear_function, verdict="undecided", why=NOT_SOFTMAX),
+    Entry("differential attention", Differential, verdict="undecided", why=NOT_SOFTMAX),
+    Entry("gated attention", Gated, verdict="undecided", why=NOT_SOFTMAX),
+    Entry("sigmoid attention", SigmoidAttention, verdict="undecided", why=NOT_SOFTMAX),
+    Entry("convolution", Convolutional, verdict="undecided", why=NOT_SOFTMAX),
+    Entry("channel attention", SqueezeExcite, verdict="undecided", why="could not be found"),
+    Entry("additive attention", Additive, verdict="undecided", why="could not be found"),
+    Entry("whole model", TinyModel, verdict="undecided", why=".blocks[0].attn"),
+    Entry("whole model, an instance", TinyModel(), verdict="undecided", why=".blocks[0].attn"),
 ]

@@ -259,6 +259,29 @@ class InterleavedPartial(nn.Module):
         return self.out_proj(mixed.transpose(1, 2).reshape(B, T, C))
 
 
+class Float32Angles(nn.Module):
+    """Angles in float32, whatever the inputs are, and 100,000 as their base."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            nn.Linear(d_model, d_model, bias=False) for _ in range(4)
+        )
+
+    def forward(self, x):
+        q, k, v = (
+            p(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        T, D = q.shape[-2:]
+        freqs = 1.0 / (100000.0 ** (torch.arange(0, D, 2, dtype=torch.float32) / D))
+        angles = torch.outer(torch.arange(T, dtype=torch.float32), freqs).repeat(1, 2)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        q, k = q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+        return self.o_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
 class FalconMultiQuery(nn.Module):
     """One key and value head; the fused projection holds all queries, then one key and one value."""
 
@@ -508,6 +531,7 @@ ENTRIES = [
     Entry("rotary module", RotaryInside),
     Entry("rotary module, scaled positions", RotaryInside, {"init": {"scaling_factor": 4.0}}),
     Entry("rotary, inv_freq of another base", RotaryCosSinModule),
+    Entry("rotary, angles in float32", Float32Angles),
     Entry("GPT-NeoX, partial rotary", NeoXPartial),
     Entry("GPT-J, interleaved partial rotary", InterleavedPartial),
     Entry("Falcon, one key head", FalconMultiQuery),

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a line of source text is as long as it is)
 """Attention with a cache of keys and values, and what goes wrong when a sequence is continued."""
 
 from tests.checker.styles import Style

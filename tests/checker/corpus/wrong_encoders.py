@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a line of source text is as long as it is)
 """Encoders, vision, speech and cross-attention, and what goes wrong in them."""
 
 from tests.checker.styles import Style

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a line of source text is as long as it is)
 """Functions on queries, keys and values, among them kernels written in PyTorch, and what goes wrong in them."""
 
 from tests.checker.styles import Style

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a line of source text is as long as it is)
 """Attention with a window, a soft cap, biases, sinks, shared or compressed keys, and what goes wrong."""
 
 from tests.checker.styles import Style
@@ -56,7 +57,7 @@ def get_slopes(n):
     return torch.tensor([start ** (i + 1) for i in range(n)])
 
 
-class CausalAttention(nn.Module):
+class CausalAlibiAttention(nn.Module):
     def __init__(self, d_model, n_heads):
         super().__init__()
         self.n_heads = n_heads
@@ -77,7 +78,7 @@ class CausalAttention(nn.Module):
         out = scores.softmax(dim=-1) @ v
         return self.out_proj(out.transpose(1, 2).reshape(B, T, C))
 """,
-    "CausalAttention",
+    "CausalAlibiAttention",
 )
 
 SINKS = Style(

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a line of source text is as long as it is)
 """Mistakes that public projects have had, each in our own words, with the issue or pull request that names it."""
 
 import math

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a line of source text is as long as it is)
 """Rotary positions in the styles of today's decoders, and what goes wrong with them."""
 
 from tests.checker.styles import Style

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.mistakes.kernels import KERNEL_MISTAKES
@@ -54,6 +55,10 @@ def test_the_correct_variant_is_the_oracle_with_weights_biases_and_a_cache():
         assert relative_error(CORRECT.answer(case, wiring), expected_answer(case, wiring)) < 1e-14
 
 
+# They show only in scores that norms would make small.
+WITHOUT_NORMS = ("weak-mask-value", "softmax-overflow", "renormalised-after-softmax", "softcap-after-mask")
+
+
 @pytest.mark.parametrize(
     "name", [name for name, m in CATALOGUE.items() if m.changes and m not in KERNEL_MISTAKES]
 )
@@ -68,7 +73,12 @@ def test_every_mistake_changes_some_answer(name):
         splits=True,
         width=20,
         rotate=Rotation(torch.tensor([1.0, 0.1], dtype=torch.float64)),
+        query_norm=lambda q: 0.5 * F.normalize(q, dim=-1),
+        key_norm=lambda k: F.normalize(k, dim=-1) * torch.linspace(0.5, 2.0, k.shape[-1], dtype=k.dtype),
+        bias=lambda H, T, S: -0.3 * (torch.arange(S - T, S)[:, None] - torch.arange(S)).expand(H, T, S),
     )
+    if name in WITHOUT_NORMS:
+        wiring = replace(wiring, query_norm=None, key_norm=None)
     x = 90 * normal(2, 6, 20)
     questions = [
         replace(Question("output", scale * x, scale * x, scale * x), **changes).to(torch.float32)
@@ -83,12 +93,14 @@ def test_every_mistake_changes_some_answer(name):
         for case in questions + [replace(case, q=case.q[:, 4:]) for case in questions[2:4]]:
             try:
                 answer = variant.answer(case, wiring)
-            except RuntimeError:
+            except (RuntimeError, ValueError):
                 continue  # the roles' shapes do not fit where there are fewer key heads
             right = CORRECT.answer(case, wiring)
             hidden = [torch.zeros(1, dtype=torch.bool) if a.free is None else a.free for a in (answer, right)]
             free = bool((hidden[0] != hidden[1]).any())
             differs = differs or free or not relative_error(answer, right) < 1e-4
-        if change.get("roles", (0, 1, 2)) != (0, 1, 2):
+        if {"roles", "layers"} & change.keys() or change.get("split") == "fused view":
             continue  # needs as many key heads as query heads: planted in test_planted
+        if change.get("block", 0) >= 6:
+            continue  # all keys are in one block
         assert differs, change

@@ -109,10 +109,9 @@ CACHE_MISTAKES = (
         "in which a second sequence sees the cache of the first",
         "The second request of a server is answered with the first one's text in view.",
         "empty the cache before a sequence: keys, values and the position",
-        "a reset that forgets one of its tensors, or a list shared by all calls: `def forward(self, x, cache=[])`",
+        "a reset that forgets one of its tensors, or a default that all calls share: `cache=[]`",
         plants=_layer(
-            ("        super().__init__()\n", "        super().__init__()\n        self.cache = None\n"),
-            (_FIRST, _FIRST + "        cache = self.cache if cache is None else cache\n"),
+            (_FIRST, _FIRST + '        cache = getattr(self, "cache", None) if cache is None else cache\n'),
             ("        return out, cache\n", "        self.cache = cache\n        return out, cache\n"),
         ),
     ),
@@ -147,11 +146,14 @@ CACHE_MISTAKES = (
             (_CAT, "            new, (k, v) = (k, v), cache\n"),
             (
                 _STORE,
-                "        S = k.shape[2]\n        cache = (k, v) if cache is None else tuple(torch.cat(pair, 2) for pair in zip(cache, new))\n",
+                "        S = k.shape[2]\n"
+                "        pairs = [] if cache is None else zip(cache, new)\n"
+                "        cache = tuple(torch.cat(pair, 2) for pair in pairs) or (k, v)\n",
             ),
             (
                 _ROWS,
-                "        allowed = self.mask[S - T : S, :S] if cache[0].shape[2] == T else torch.ones(T, S, dtype=torch.bool)\n",
+                "        allowed = torch.ones(T, S, dtype=torch.bool)\n"
+                "        allowed = self.mask[S - T : S, :S] if cache[0].shape[2] == T else allowed\n",
             ),
         ),
     ),
@@ -187,8 +189,8 @@ CACHE_MISTAKES = (
         plants=_layer(
             (
                 _CAT,
-                "            k, v = torch.cat([cache[0][:, :, :-1], k], 2), torch.cat([cache[1][:, :, :-1], v], 2)\n"
-                "            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))\n",
+                "            k = F.pad(torch.cat([cache[0][:, :, :-1], k], 2), (0, 0, 0, 1))\n"
+                "            v = F.pad(torch.cat([cache[1][:, :, :-1], v], 2), (0, 0, 0, 1))\n",
             )
         ),
     ),
@@ -211,12 +213,14 @@ CACHE_MISTAKES = (
         "New tokens are right among themselves, and read noise from the text before.",
         "cache k as keys and v as values",
         "a pair unpacked in another order than it was packed",
-        cache_changes=tuple(
-            {"cached": roles, "new": new}
-            for roles in ((2, 1), (1, 1), (2, 2), (0, 2), (0, 1), (1, 0))
-            for new in ("slots", "appended")
-        )
-        + ({"swapped": True},),
+        cache_changes=(
+            *(
+                {"cached": roles, "new": new}
+                for roles in ((2, 1), (1, 1), (2, 2), (0, 2), (0, 1), (1, 0))
+                for new in ("slots", "appended")
+            ),
+            {"swapped": True},
+        ),
         plants=_layer(
             (_CAT, "            k, v = torch.cat([cache[1], k], 2), torch.cat([cache[0], v], 2)\n")
         ),

@@ -69,10 +69,7 @@ KERNEL_MISTAKES = (
         layouts=("paged or not",),
         plants={
             "kv cache": (
-                (
-                    "            pages = block_table",
-                    "            cap = None\n            pages = block_table",
-                ),
+                ("causal, window, softcap)", "causal, window, softcap if block_table is None else None)"),
             )
         },
     ),

@@ -17,7 +17,7 @@ POSITION_MISTAKES = (
     Mistake(
         "values-rotated",
         "with rotary positions on the values too",
-        "What a token passes on depends on its absolute position, so relative positions are lost in the output.",
+        "What a token passes on depends on its absolute position, so distances are lost in the output.",
         "rotate queries and keys only",
         "one loop over q, k and v, or a rotation of the fused projection",
         ({"rotated": "qkv"}, {"rotated": "v"}),
@@ -35,7 +35,7 @@ POSITION_MISTAKES = (
     Mistake(
         "rotary-pairing-mixed",
         "with the rotary tables of one pairing and the rotation of the other",
-        "The two channels of a pair are turned by different angles: lengths change and distances mean nothing.",
+        "The channels of a pair are turned by different angles: lengths change, and distances mean nothing.",
         "torch.cat([angles, angles], -1) goes with halves, angles.repeat_interleave(2, -1) with neighbours",
         "rotate_half of one code base with the cosines and sines of another",
         ({"rotation": "mixed"},),
@@ -62,7 +62,11 @@ POSITION_MISTAKES = (
         "rotate queries and keys by the same angles",
         "a conjugate or a negative sine for one of them",
         ({"rotation": "opposite"},),
-        plants=_rotary(_ROTATE, "        q, k = rotate(q, start), rotate(k.flip(-1), start).flip(-1)\n"),
+        plants=_rotary(
+            _ROTATE,
+            "        half = self.head_dim // 2\n"
+            "        q, k = rotate(q, start), rotate(k.roll(half, -1), start).roll(half, -1)\n",
+        ),
     ),
     Mistake(
         "alibi-inverted",
@@ -71,18 +75,7 @@ POSITION_MISTAKES = (
         "subtract: scores − slope · distance, where the distance is 0 or more",
         "the distance taken as query − key and added",
         ({"bias": "subtracted"},),
-        plants={
-            "layer": (
-                (
-                    "        allowed = self.mask[S - T : S, :S]\n",
-                    "        slopes = 2.0 ** (-8.0 * torch.arange(1, H + 1, device=x.device) / H)\n"
-                    "        keys = torch.arange(S, device=x.device)\n"
-                    "        distance = keys[S - T :, None] - keys\n"
-                    "        scores = scores + slopes[:, None, None] * distance\n"
-                    "        allowed = self.mask[S - T : S, :S]\n",
-                ),
-            )
-        },
+        plants={"alibi": (("scores - self.slopes", "scores + self.slopes"),)},
     ),
     Mistake(
         "alibi-slopes",
@@ -90,23 +83,7 @@ POSITION_MISTAKES = (
         "Heads look as far as other slopes let them; a model trained with ALiBi's gives noise.",
         "slopes 2^(−8/H), 2^(−16/H), … 2^(−8), one for each of H heads",
         "the ratio multiplied instead of raised to a power, or powers that begin at 0",
-        plants={
-            "layer": (
-                (
-                    "        self.dropout = nn.Dropout(dropout)\n",
-                    "        slopes = 2.0 ** (-8.0 / num_heads) * torch.arange(1, num_heads + 1)\n"
-                    '        self.register_buffer("slopes", slopes, persistent=False)\n'
-                    "        self.dropout = nn.Dropout(dropout)\n",
-                ),
-                (
-                    "        allowed = self.mask[S - T : S, :S]\n",
-                    "        keys = torch.arange(S, device=x.device)\n"
-                    "        distance = keys[S - T :, None] - keys\n"
-                    "        scores = scores - self.slopes[:, None, None] * distance\n"
-                    "        allowed = self.mask[S - T : S, :S]\n",
-                ),
-            )
-        },
+        plants={"alibi": (("-8.0 * (h + 1) / num_heads", "-8.0 * h / num_heads"),)},
     ),
     Mistake(
         "positions-cancel",

@@ -77,20 +77,15 @@ ROLE_MISTAKES = (
     Mistake(
         "one-side-normalised",
         "with the norm on the queries only, on the keys only, or with the two exchanged",
-        "The scores keep the length of one side, which the norms are there to remove; a trained weight is unused.",
+        "The scores keep the length of one side, which the norms are there to remove.",
         "q, k = self.q_norm(q), self.k_norm(k)",
         "a second norm that is created and forgotten, or a line copied and half renamed",
         ({"normalised": "q"}, {"normalised": "k"}, {"normalised": "kq"}),
         plants={
             "layer": (
                 (
-                    "        self.dropout = nn.Dropout(dropout)\n",
-                    "        self.q_norm, self.k_norm = nn.RMSNorm(self.head_dim), nn.RMSNorm(self.head_dim)\n"
-                    "        self.dropout = nn.Dropout(dropout)\n",
-                ),
-                (
                     "        q = q.view(B, T, H, D).transpose(1, 2)\n",
-                    "        q = self.q_norm(q.view(B, T, H, D)).transpose(1, 2)\n",
+                    "        q = F.rms_norm(q.view(B, T, H, D), (D,)).transpose(1, 2)\n",
                 ),
             )
         },

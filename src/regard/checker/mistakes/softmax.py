@@ -96,7 +96,8 @@ SOFTMAX_MISTAKES = (
                     _FUNCTION,
                     "    highest = torch.stack([block.amax(-1) for block in scores.split(2, -1)], -1)\n"
                     "    highest = highest.cummax(-1).values.repeat_interleave(2, -1)[..., :S]\n"
-                    "    weights = (scores - highest).exp() / (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True)\n",
+                    "    total = (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True)\n"
+                    "    weights = (scores - highest).exp() / total\n",
                 ),
             )
         },

@@ -7,6 +7,7 @@ zero before they are written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +17,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Rule, past
 from regard.checker.oracle.wiring import Wiring
 
-POSITIONS = {
+POSITIONS: dict[str, Callable[[int], int]] = {
     "right": lambda start: start,
     "restart": lambda start: 0,
     "behind": lambda start: max(start - 1, 0),
@@ -48,7 +49,8 @@ class CacheVariant:
         x = question.q
         B, T = x.shape[0], x.shape[1]
         keys = values = None
-        pieces, start = [], 0
+        pieces: list[Tensor] = []
+        start = 0
         for size in cut:
             piece = replace(question, q=(new := x[:, start : start + size]), k=new, v=new)
             q, k, v = self._position(wiring, *wiring.project(piece), start=start)
@@ -101,8 +103,8 @@ class CacheVariant:
             return slots[:, :, : end + 1] if start else slots[:, :, :end]
         if self.read == "not the new":
             return before[:, :, :start] if start else new
-        if self.new == "in front":  # the latest piece first
-            return torch.cat([new, *reversed(before[:, :, :start].split(sizes, 2))] if sizes else [new], 2)
+        if self.new == "in front" and sizes:  # the latest piece first
+            return torch.cat([new, *reversed(torch.split(before[:, :, :start], list(sizes), 2))], 2)
         if self.new == "appended" or self.read != "written":
             return torch.cat([self._cached(slots, before, sizes), new], 2)
         return slots[:, :, :end]

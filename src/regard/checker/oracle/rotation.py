@@ -17,6 +17,7 @@ class Rotation:
 
     frequencies: Tensor  # (n,), radians per position
     pairing: str = "half"  # channel i with i + n; or "interleaved": 2i with 2i + 1
+    precision: torch.dtype = torch.float64  # of the angles
     tables: str = "fitting"  # or "mixed": the angles are laid out for the other pairing, which is a mistake
 
     def __call__(self, x: Tensor, start: int) -> Tensor:
@@ -25,7 +26,7 @@ class Rotation:
         if 2 * n > x.shape[-1]:
             raise ValueError(f"{2 * n} rotated channels do not fit a head of {x.shape[-1]}")
         positions = torch.arange(start, start + x.shape[2], dtype=torch.float64, device=x.device)
-        angles = positions[:, None] * self.frequencies.to(positions)  # (T, n)
+        angles = positions.to(self.precision)[:, None] * self._rounded_frequencies().to(x.device)  # (T, n)
         part, rest = x[..., : 2 * n], x[..., 2 * n :]
         adjacent = self.pairing == "interleaved"
         if adjacent:
@@ -38,3 +39,11 @@ class Rotation:
         angles = angles.repeat_interleave(2, -1) if repeated else torch.cat([angles, angles], -1)
         turned = part * angles.cos().to(x.dtype) + partner * angles.sin().to(x.dtype)
         return torch.cat([turned, rest], -1)
+
+    def _rounded_frequencies(self) -> Tensor:
+        """Return the frequencies, rounded as a power of the base is at this precision."""
+        if self.precision == torch.float64:
+            return self.frequencies.double()
+        return (
+            self.frequencies.sign().to(self.precision) * self.frequencies.abs().log().to(self.precision).exp()
+        )

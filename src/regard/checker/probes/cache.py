@@ -22,6 +22,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.probes.leaks import find_leak
 from regard.checker.session import CheckSession
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
+from regard.checker.subject.observe import ObservedWiring
 from regard.checker.subject.subject import copy_module
 
 ADAPTER = (
@@ -73,7 +74,7 @@ def probe_cache(session: CheckSession) -> None:
         session.add_failure("cache", f"the adapter raised {error_line}")
     elif not _judge(session, trials, question):
         session.add_untried("cache", f"how its {cache} works could not be guessed: {ADAPTER}")
-        if trials:
+        if any(trial.kept or trial.continuation.explicit for trial in trials):
             session.undecided = f"its {cache} was tried, {_describe(trials[0])}; {ADAPTER}"
 
 
@@ -148,7 +149,7 @@ def _keeps_state(session: CheckSession, step: Step, question: Question, cut: Cut
     other = x.clone()
     other[:, :-last] = other[:, :-last] * -1.5 + 1.0
     outputs = [_run_pieces(_fresh(session, question), step, each, cut)[:, -last:] for each in (x, other)]
-    return not torch.allclose(*outputs, rtol=1e-6, atol=1e-9)
+    return not torch.allclose(outputs[0], outputs[1], rtol=1e-6, atol=1e-9)
 
 
 def _check_second_sequence(session: CheckSession, trial: _Trial, question: Question) -> None:
@@ -172,7 +173,10 @@ def _check_second_sequence(session: CheckSession, trial: _Trial, question: Quest
 def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> bool:
     """Diagnose a cache that gives other numbers; returns False if nothing can be said of it."""
     intent = session.right_intent
-    trials = sorted(trials, key=lambda trial: not trial.kept)
+    if intent is not None and isinstance(intent.wiring, ObservedWiring):
+        intent = None  # its queries and keys are observed with their positions, so these cannot be changed
+    trials = [trial for trial in trials if trial.kept or trial.continuation.explicit]
+    trials.sort(key=lambda trial: not trial.kept)
     for trial in trials if intent is not None else []:
         for mistake in CATALOGUE.values():
             if intent is not None and _explains(mistake, question, intent, trial):
@@ -198,7 +202,8 @@ def _add_mistake(session: CheckSession, trial: _Trial, mistake: Mistake) -> None
 def _ignores_cache(session: CheckSession, trial: _Trial, question: Question) -> bool:
     """Return whether every piece gives the same output as on its own. No oracle is needed."""
     for cut, output in trial.outputs.items():
-        for piece, got in zip(question.q.split(list(cut), 1), output.split(list(cut), 1), strict=True):
+        pieces = zip(torch.split(question.q, list(cut), 1), torch.split(output, list(cut), 1), strict=True)
+        for piece, got in pieces:
             alone = replace(question, q=piece, k=piece, v=piece)
             answer = session.subject.run(alone, module=_fresh(session, question)).answer
             if answer is None or not relative_difference(got, answer.output) < TOLERANCE:

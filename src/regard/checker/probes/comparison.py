@@ -21,6 +21,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
 from regard.checker.probes.dependence import name_difference, visible_heads, visible_tokens
 from regard.checker.probes.intervention import name_by_intervention
+from regard.checker.probes.kernels import kernel_questions
 from regard.checker.probes.leaks import find_leak, probe_batch
 from regard.checker.probes.numbers import (
     LIMIT,
@@ -210,6 +211,10 @@ def _trials(pair: ReferencePair) -> Iterator[Trial]:
             yield Trial(replace(cases.plain("causal, T < S", T=3, S=7, seed=15), **flag), needed=False)
     if pair.reference.subject.inputs == "qkv" and pair.reference.subject.layout not in SEQUENCES:
         yield Trial(cases.plain("value width", E=13, seed=10), needed=False)
+    kernel = {question.name for question in kernel_questions(pair.session, flag)}
+    for question in kernel_questions(pair.reference, flag):
+        if question.name in kernel:
+            yield Trial(question)
     yield from _own_options(pair)
 
 
@@ -224,7 +229,8 @@ def _own_options(pair: ReferencePair) -> Iterator[Trial]:
         if isinstance(default, bool | float) and default == default:
             value = not default if isinstance(default, bool) else default / 2 + 0.25
             option = {name: value}
-            yield Trial(pair.cases.plain(f"{name}={value:g}", seed=16), own=option, theirs=option)
+            question = pair.cases.plain(f"{name}={value:g}", seed=16)
+            yield Trial(question, needed=False, own=option, theirs=option)
 
 
 def _choose_mask_form(pair: ReferencePair) -> None:
@@ -252,7 +258,7 @@ def _choose_mask_form(pair: ReferencePair) -> None:
 def _name_mistakes(pair: ReferencePair, wrong: list[Outcome]) -> None:
     """Name the mistakes that show in what the outputs depend on, or in how they are rounded."""
     session = pair.session
-    for outcome in wrong:
+    for outcome in wrong if not session.mixed else []:
         question = outcome.trial.question
         if outcome.reply.answer is None or outcome.trial.own:
             continue
@@ -383,15 +389,19 @@ def compare_causality(pair: ReferencePair) -> None:
     leak = find_leak(session, question)
     if leak:
         session.add_failure("causality", f"output {leak[0]} depends on token {leak[1]} ({leak[2]})")
-        got, want = (visible_tokens(s, question) for s in (session, pair.reference))
-        name = None if got is None or want is None else name_difference(question, got, want)
         evidence = f"Output {leak[0]} depends on token {leak[1]} ({leak[2]}); your reference is causal."
-        if name is not None:
+        if not session.mixed and (name := _name_visibility(pair, question)):
             session.add_diagnosis(name, evidence)
     elif leak is None:
         session.add_skip("causality", "it did not run, or its output is not finite")
     else:
         session.add_pass("causality", f"no output depends on a later token, as in {pair.name}")
+
+
+def _name_visibility(pair: ReferencePair, question: Question) -> str | None:
+    """Return the mistake by which outputs see other tokens than the reference's; None if none fits."""
+    got, want = (visible_tokens(session, question) for session in (pair.session, pair.reference))
+    return None if got is None or want is None else name_difference(question, got, want)
 
 
 def compare_empty_rows(pair: ReferencePair) -> None:

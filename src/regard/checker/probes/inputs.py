@@ -47,7 +47,8 @@ def _is_affine(session: CheckSession, question: Question, name: str) -> bool | N
     second = torch.randn(first.shape, generator=draw, dtype=torch.float64).to(first.dtype)
     outputs = []
     for x in (first, second, (first + second) / 2):
-        reply = session.subject.run(replace(question, **{name: x}))
+        changed = replace(question, v=x) if name == "v" else replace(question, k=x)
+        reply = session.subject.run(changed)
         if reply.answer is None or not bool(reply.answer.output.isfinite().all()):
             return None
         outputs.append(reply.answer.output.detach())

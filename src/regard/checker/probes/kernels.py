@@ -21,6 +21,9 @@ def kernel_questions(session: CheckSession, flag: dict[str, Any]) -> list[Questi
     if session.module is not None or session.subject.inputs != "qkv":
         return []
     questions = [*_ragged(session, flag), *_options(session, flag)]
+    kernel = session.subject.kernel_layout
+    if kernel is not None and kernel.kind == "mask interface":  # it is told where the queries start
+        questions.append(replace(session.cases.plain("causal, T < S", T=3, S=7, seed=67), flag=True))
     if session.subject.layout in ("BHTD", "BTHD"):
         blocks = session.cases.plain("several blocks", B=1, H=1, T=150, D=16, seed=60)
         questions.append(replace(blocks, **flag))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.diagnose import Match, VariantMatcher, diagnose, explain_parts
-from regard.checker.evidence import against_softmax
+from regard.checker.diagnose import Match, VariantMatcher, diagnose, diagnose_pairs, explain_parts
+from regard.checker.evidence import against_softmax, is_strange
 from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
@@ -21,7 +21,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.observe import ObservedSubject
 from regard.checker.subject.parts import attention_parts, model_sentence
 from regard.checker.subject.subject import SEQUENCES, MaskForm, Reply
-from regard.checker.understand import Understanding
+from regard.checker.understand import NEARLY_RIGHT, Understanding
 
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
 
@@ -113,7 +113,9 @@ def _observe(session: CheckSession) -> list[Observation]:
         session.add_skip("other lengths", f"it takes sequences of {cases.fixed_length} tokens only")
     observations = [Observation(cases.plain(), _answer_of(_first_reply(session)))]
     right = session.understanding.right_intent
-    single_length = subject.inputs == "x" or (right is not None and right.causal)
+    # The positions of queries beside keys of another number are a convention.
+    positions = right is not None and (right.causal or right.wiring.rotate is not None)
+    single_length = subject.inputs == "x" or positions
     questions = [cases.plain(B=3, T=5, D=6, H=2, seed=3)]
     optional: list[Question] = []
     if "causal" in subject.arguments and session.options.get("causal") is None:
@@ -328,17 +330,20 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
     understanding = session.understanding
     intents = [understanding.right_intent] if understanding.right_intent else understanding.intents
     unknown = _unknown(session, intents[0])
-    # Pairs of mistakes are tried only if nothing else explains why no single one fits.
-    search = max(wrong.values()) >= 3e-2 and not unknown and not session.mixed
-    matches = diagnose(observations, intents, session.source, pairs=search)
+    matches = diagnose(observations, intents, session.source, pairs=False)
     if not matches and understanding.observed is not None:
         matches = _diagnose_observed(session, understanding.observed)
+    # Pairs of mistakes are tried only if nothing else explains why no single one fits.
+    evidence = "" if matches else against_softmax(session)
+    far = max(wrong.values()) >= NEARLY_RIGHT and not session.mixed
+    if not matches and far and not unknown and not is_strange(evidence):
+        matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
         matches = _diagnose_single_sequence(session, intents)
         session.add_diagnosis("batch-items-mixed", session.mixed)
-    elif not matches:
+    elif not matches and max(wrong.values()) >= NEARLY_RIGHT:
         matches = explain_parts(observations, intents, session.source)
-    if not matches and not session.mixed and _is_undecided(session, wrong, unknown):
+    if not matches and not session.mixed and _is_undecided(session, wrong, unknown, evidence):
         return
     if matches and matches[0].names == ("inverted-mask",) and _is_convention(session, wrong):
         name = session.subject.arguments["mask"]
@@ -380,10 +385,10 @@ def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[M
         reply = observed.compared.run(question.to(observed.dtype))
         if reply.answer is not None:
             observations.append(Observation(question, reply.answer))
-    return diagnose(observations, observed.intents, session.source, pairs=len(observed.intents) <= 4)
+    return diagnose(observations, observed.intents, session.source, pairs=False)
 
 
-def _is_undecided(session: CheckSession, wrong: dict[str, float], unknown: str) -> bool:
+def _is_undecided(session: CheckSession, wrong: dict[str, float], unknown: str, evidence: str) -> bool:
     """Record why there is no verdict, if no mistake explains a wrong output and there is a doubt."""
     if "output" not in wrong:
         if not wrong.keys() <= {"mask", "padding"}:
@@ -398,7 +403,6 @@ def _is_undecided(session: CheckSession, wrong: dict[str, float], unknown: str) 
         return True
     if max(wrong.values()) < 3e-2 and not unknown:
         return False  # precision is lost
-    evidence = against_softmax(session)
     if evidence:
         session.undecided = f"this is not softmax attention: {evidence}; {COMPARE}"
     elif unknown:

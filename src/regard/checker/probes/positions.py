@@ -17,6 +17,7 @@ from regard.attention.masks.named_masks import alibi_slopes
 from regard.checker.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import relative_difference
 from regard.checker.session import CheckSession
+from regard.checker.subject.observe import ObservedWiring
 from regard.checker.subject.subject import copy_module
 
 _TABLE = re.compile(r"(^|_)(cos|cosine|freqs?|freqs_cis|rope|rotary|pos_cis)(_|$)", re.I)
@@ -31,16 +32,19 @@ def probe_positions(session: CheckSession) -> None:
         return
     if intent.wiring.bias is not None:
         _check_slopes(session, intent)
-    elif intent.wiring.rotate is None:
+    elif intent.wiring.rotate is None and not isinstance(intent.wiring, ObservedWiring):
         _check_effect(session)
 
 
 def _check_slopes(session: CheckSession, intent: Intent) -> None:
     """Compare slopes that the module holds, unless they are learned, with those of ALiBi."""
-    assert session.module is not None and intent.wiring.bias is not None
+    assert session.module is not None
+    assert intent.wiring.bias is not None
     learned = [path for path, _ in session.module.named_parameters()]
     if any(f"`{path}`" in feature for path in learned for feature in intent.features):
         return
+    if not re.search("alibi|slope", " ".join([session.source, *intent.features]), re.I):
+        return  # a bias by distance that does not claim to be ALiBi
     H = intent.wiring.heads
     slopes = -intent.wiring.bias(H, 2, 2)[:, 1, 0].double()
     usual = torch.tensor(alibi_slopes(H), dtype=torch.float64)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import SIZES, build
+from regard.checker.subject.layouts.layout import is_required
 from regard.checker.subject.layouts.recognize import recognize_layouts
 from regard.checker.subject.subject import MaskForm, Subject, arguments_of, copy_module
 
@@ -42,7 +43,7 @@ _NEUTRAL |= {
 
 
 # Meanings of required arguments whose values depend on the question: `Subject` supplies them.
-_SUPPLIED = ("heads", "rotary", "cos", "sin", "head_width", "rows", "columns", "sinks")
+_SUPPLIED = ("heads", "rotary", "cos", "sin", "head_width", "rows", "columns", "sinks", "scale")
 
 
 def adapt(thing: Any, init: dict[str, Any], true_means: str | None = None) -> Subject:
@@ -156,10 +157,9 @@ def _of_kernel(function: Callable[..., Any], init: dict[str, Any], name: str) ->
         return None
     layouts, options = recognized
     parameters = arguments_of(function)
-    required = {
-        m: n for m, n in options.items() if n in parameters and parameters[n].default is inspect._empty
-    }
-    extra = init | {n: _NEUTRAL[m] for m, n in required.items() if m in _NEUTRAL}
+    neutral = _NEUTRAL | {"softcap": 0.0, "window": (-1, -1)}  # as in FlashAttention
+    required = {m: n for m, n in options.items() if n in parameters and is_required(parameters[n])}
+    extra = init | {n: neutral[m] for m, n in required.items() if m in neutral}
     subject = Subject(name, function, None, None, init, options, ["q", "k", "v"], "qkv", "BHTD", extra=extra)
     if options.get("mask") == "attention_mask":
         subject.mask_form = MaskForm("lowest", 4)

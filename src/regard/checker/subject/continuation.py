@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from regard.checker.subject.construct import SIZES, annotated_class, constructor
 from regard.checker.subject.subject import Subject
 
 # Continues a sequence: step(module, x, state) -> (output, state). The first call gets state=None.
-Step = Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]]
+Step = Callable[[nn.Module, Tensor, Any], tuple[Any, Any]]
 
 _RESET = re.compile(
     r"^(reset|clear|flush|empty|free)(_(kv|the|inference))?(_?(cache|caches|state|states|past|memory))?$"
@@ -139,9 +140,9 @@ def _first_caches(subject: Subject, name: str) -> Iterator[Callable[[nn.Module, 
         if isinstance(value, type) and "cache" in name.lower() and value.__module__ == type(module).__module__
     ]
     for kind in dict.fromkeys(kinds):
-        yield lambda module, x, kind=kind: _construct(kind, module, x)
+        yield partial(_construct, kind)
     for method in (m for m in _methods(module) if _SETUP.search(m)):
-        yield lambda module, x, method=method: _call_with_sizes(getattr(module, method), module, x)
+        yield partial(_call_method, method)
     yield lambda module, x: None
     yield lambda module, x: {}
     yield lambda module, x: []
@@ -163,8 +164,8 @@ def _passing_cache(
         fixed = subject.extra if method == "forward" else {}
         result = _function(module, method)(x, **{**fixed, **keywords(start, x), name: cache, **extra})
         y, returned = _split_result(result, x)
-        if returned is None and cache is None:
-            raise ValueError("no cache was returned")
+        if returned is None and (cache is None or (isinstance(cache, dict | list) and not cache)):
+            raise ValueError("no cache was returned, and none was filled")
         return y, (cache if returned is None else returned, start + x.shape[1])
 
     return Continuation(f"{method}(x, {name}=…)", step, certain, _ONE_TOKEN.search(method) is not None)
@@ -257,7 +258,8 @@ def _steps(module: nn.Module) -> list[str]:
 
 
 def _function(module: nn.Module, method: str) -> Callable[..., Any]:
-    return module if method == "forward" else getattr(module, method)  # type: ignore[no-any-return]
+    function: Callable[..., Any] = module if method == "forward" else getattr(module, method)
+    return function
 
 
 def _pair_of_caches(module: nn.Module) -> tuple[str, str] | None:
@@ -301,6 +303,10 @@ def _construct(kind: type, module: nn.Module, x: Tensor) -> Any:
         return kind()
     made = kind(**constructor_arguments(kind, {}, _sizes(module, x)))
     return made.to(x.dtype) if isinstance(made, nn.Module) else made
+
+
+def _call_method(name: str, module: nn.Module, x: Tensor) -> Any:
+    return _call_with_sizes(getattr(module, name), module, x)
 
 
 def _call_with_sizes(method: Callable[..., Any], module: nn.Module, x: Tensor) -> Any:

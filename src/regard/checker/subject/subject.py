@@ -23,7 +23,7 @@ from regard.checker.errors import CheckError
 from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
-from regard.checker.subject.layouts.layout import KernelLayout, parameters_of, to_device
+from regard.checker.subject.layouts.layout import KernelLayout, is_required, parameters_of, to_device
 from regard.checker.subject.tables import RotaryTables
 
 # Layouts of whole sequences; the others are of queries, keys and values of heads.
@@ -191,8 +191,13 @@ class Subject:
     def runnable(self, dtype: torch.dtype) -> nn.Module | None:
         """Return the module to run: a new copy each time, if it may keep a cache from call to call."""
         module = self.module_as(dtype)
-        stateful = module is not None and any(
-            vocabulary.is_cache(name) for part in module.modules() for name in (*vars(part), *part._buffers)
+        stateful = module is not None and (
+            bool({"cache", "use_cache"} & self.arguments.keys())
+            or any(
+                vocabulary.is_cache(name)
+                for part in module.modules()
+                for name in (*vars(part), *part._buffers)
+            )
         )
         return copy_module(module) if module is not None and stateful else module
 
@@ -213,7 +218,7 @@ class Subject:
         """
         self.asked.append(question)
         target = self.target if self.module is None else (module or self.runnable(question.dtype))
-        if module is not None and self.device != "cpu":
+        if module is not None and not any(x.is_meta for x in module.parameters()):
             target = module.to(self.device)
         assert target is not None
         monitor = CallMonitor(dropout)
@@ -276,6 +281,8 @@ class Subject:
         if "causal" in names and question.flag is not None:
             keywords[names["causal"]] = question.flag
         keywords |= self._window(question)
+        if "scale" in names and self._requires("scale") and self.layout not in SEQUENCES:
+            keywords[names["scale"]] = question.q.shape[-1] ** -0.5
         if question.splits is not None and "splits" in names:
             keywords[names["splits"]] = question.splits
         if "sinks" in names and (question.sinks is not None or self._requires("sinks")):
@@ -330,16 +337,18 @@ class Subject:
 
     @property
     def takes_window_pair(self) -> bool:
-        """Whether its window is (left, right): by its default or its annotation."""
+        """Whether its window is (left, right): by its default, its annotation or FlashAttention's name."""
         parameter = parameters_of(self.target).get(self.arguments.get("window", ""))
         if parameter is None:
             return False
+        if self.kernel_layouts and parameter.name == "window_size" and is_required(parameter):
+            return True
         return isinstance(parameter.default, tuple | list) or "tuple" in str(parameter.annotation).lower()
 
     def _requires(self, meaning: str) -> bool:
         """Return whether an argument has no default."""
         parameter = parameters_of(self.target).get(self.arguments[meaning])
-        return parameter is not None and parameter.default is parameter.empty
+        return parameter is not None and is_required(parameter)
 
     def _encode_padding(self, is_token: Tensor) -> Tensor:
         if re.search(r"len", self.arguments["padding"]):

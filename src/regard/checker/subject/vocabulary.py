@@ -70,7 +70,7 @@ _SIZES = {
     "heads": """
         num_heads n_heads n_head nhead heads num_attention_heads nheads num_head head_num h head_count
         H n_attention_heads attn_heads attention_heads no_of_heads heads_num num_attn_heads
-        number_of_heads""",
+        number_of_heads heads_count""",
     "groups": """
         num_kv_heads n_kv_heads num_key_value_heads n_kv_head kv_heads num_groups num_kv_groups
         n_groups num_query_groups kv_head_num G""",

@@ -113,3 +113,9 @@ def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(target).parameters)
     except (TypeError, ValueError):
         return {}
+
+
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Return whether an argument has no default."""
+    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not variable

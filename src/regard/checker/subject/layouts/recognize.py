@@ -12,7 +12,7 @@ from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
 from regard.checker.subject.layouts.cache import CacheLayout, PagedLayout
 from regard.checker.subject.layouts.flex import ModLayout
-from regard.checker.subject.layouts.layout import KernelLayout, parameters_of
+from regard.checker.subject.layouts.layout import KernelLayout, is_required, parameters_of
 from regard.checker.subject.layouts.packed import PackedLayout
 from regard.checker.subject.layouts.transformers import InterfaceLayout, MaskInterfaceLayout
 
@@ -156,14 +156,15 @@ def _candidates(
         scale = {"scale": "scaling"} if "scaling" in order else {}
         return [InterfaceLayout(names | scale)]
     has_inputs = {"query", "key", "value"} <= names.keys()
-    if "page table" in names and has_inputs:
-        optional = parameters[names["page table"]].default is None
-        if "query starts" in names and parameters[names["query starts"]].default is not None:
-            return [PagedLayout(names, "packed", keys, optional=optional) for keys in ("SG", "GS")]
+    packs_queries = "query starts" in names and is_required(parameters[names["query starts"]])
+    packs_keys = "key starts" in names and is_required(parameters[names["key starts"]])
+    if "page table" in names and has_inputs and not (packs_queries and packs_keys):
+        optional = not is_required(parameters[names["page table"]])
+        forms = (("packed", False),) if packs_queries else _QUERY_FORMS
         return [
             PagedLayout(names, queries, keys, single, optional=optional)
             for keys in ("SG", "GS")
-            for queries, single in _QUERY_FORMS
+            for queries, single in forms
         ]
     if "query starts" in names and (has_inputs or "qkv" in names or {"query", "kv"} <= names.keys()):
         return [PackedLayout(names)]
@@ -192,8 +193,7 @@ _QUERY_FORMS = (("BTHD", False), ("BHTD", False), ("BHD", False), ("BTHD", True)
 def _refuse_unknown(parameters: dict[str, inspect.Parameter], known: set[str]) -> None:
     """Raise `CheckError` for a required argument whose meaning is not known."""
     for name, p in parameters.items():
-        required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        if required and name not in known:
+        if is_required(p) and name not in known:
             raise CheckError(
                 f"it needs `{name}`, whose meaning cannot be guessed: pass it, init={{'{name}': …}}, "
                 "or check a function that supplies it"
