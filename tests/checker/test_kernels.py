@@ -21,26 +21,33 @@ MASKED = {
 }
 # One query sees every key, and cannot be taken for one: these change nothing, or do not run.
 ONE_QUERY = MASKED | {"one-projection", "query-key-swapped", "roles-shuffled", "softmax-over-batch"}
-# A part of the keys has no mask, no cap and another length; two of its numbers are merged.
-SPLIT = ONE_QUERY | {
-    "scale-by-length",
-    "softmax-over-queries",
-    "softmax-over-heads",
-    "softmax-twice",
-    "softmax-missing",
-    "transposed-mask",
-    "missing-diagonal",
-    "mask-added-as-zero-one",
-    "top-left-causal",
-    "softcap-dropped",
-    "weights-detached",
+# A part of the keys has a length, a softmax and gradients of its own, and no mask or cap. These mistakes
+# are the same in parts as in the whole.
+IN_PARTS = {
+    "no-scale",
+    "scaled-twice",
+    "scaled-by-width",
+    "scale-from-model-width",
+    "scale-multiplied",
+    "scale-out-of-step",
+    "grouped-heads-tiled",
+    "key-value-swapped",
+    "zero-times-infinity",
+    "softmax-overflow",
+    "precision-lost",
 }
-NOT_APPLICABLE = {"paged": ONE_QUERY, "split": SPLIT}
+
+
+def applies(name, kind):
+    """Whether a mistake of the core can be made, and seen, in a layout."""
+    return name in IN_PARTS if kind == "split" else kind != "paged" or name not in ONE_QUERY
+
+
 PLANTED = [
     (name, kind)
     for name, mistake in CATALOGUE.items()
     for kind in WRAPPERS
-    if core_plants(mistake) and name not in NOT_APPLICABLE.get(kind, ())
+    if core_plants(mistake) and applies(name, kind)
 ]
 
 

@@ -29,6 +29,7 @@ QUESTIONS = {
     "pages": {"layout": "paged or not", "lengths": LENGTHS, "page": 4},
     "cap and pages": {"layout": "paged or not", "lengths": LENGTHS, "page": 4, "softcap": 2.0},
     "splits": {"layout": "cache", "splits": 3},
+    "cache": {"layout": "cache", "lengths": LENGTHS},
     "blocks": {"sizes": (1, 2, 150)},
     "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=torch.float64)},
     "both sides": {"window": 3, "ahead": 2},

@@ -95,6 +95,20 @@ KERNEL_MISTAKES = (
         },
     ),
     Mistake(
+        "cache-lengths-ignored",
+        "that reads the whole cache, not only the keys that were written",
+        "Places of the cache that hold nothing yet, or another text, get weight.",
+        "hide positions >= cache_seqlens[b] of item b",
+        "a cache of the maximum length passed to attention without a mask",
+        ({"reach": "all"},),
+        layouts=("cache",),
+        plants={
+            "split": (
+                ("enumerate(cache_seqlens.tolist())", "enumerate([k_cache.shape[1]] * len(cache_seqlens))"),
+            )
+        },
+    ),
+    Mistake(
         "cu-seqlens-off-by-one",
         "with a boundary between packed sequences off by one",
         "A sequence sees the first token of the next one, or the last of the previous one, or misses its own "
