@@ -174,4 +174,9 @@ ENTRIES = [
         mistakes=("no-mask",),
     ),
     HEADS_LAST.wrong("one ahead", ("(j <= i)", "(j <= i + 1)"), mistakes=("one-token-ahead",)),
+    ONLINE.wrong(
+        "log-sum-exp in base 2",
+        ("return out / l", "return out / l, (m + l.log()).squeeze(-1) / math.log(2)"),
+        mistakes=("lse-base-2",),
+    ),
 ]

@@ -330,7 +330,7 @@ ENTRIES = [
     BOOK.wrong(
         "keys and values swapped",
         ("keys = self.W_key(x)", "keys = self.W_value(x)"),
-        ("values = self.W_value(x)", "values = self.W_key(x)"),
+        ("        values = self.W_value(x)", "        values = self.W_key(x)"),
         mistakes=("key-value-swapped",),
     ),
     BOOK.wrong(
@@ -375,4 +375,28 @@ ENTRIES = [
         ("[h(x) for h in self.heads]", "[self.heads[0](x) for _ in self.heads]"),
         mistakes=("one-head-for-all",),
     ),
+    NANO.wrong(
+        "dropout by hand, not rescaled",
+        (
+            "att = self.attn_dropout(att)",
+            "att = att * (torch.rand_like(att) > self.attn_dropout.p) if self.training else att",
+        ),
+        mistakes=("dropout-not-rescaled",),
+    ),
+    HEAD.wrong(
+        "dropout behind the values",
+        ("        wei = self.dropout(wei)\n", ""),
+        ("return wei @ v", "return self.dropout(wei @ v)"),
+        mistakes=("dropout-on-output",),
+    ),
+    BOOK.wrong(
+        "all three in another order",
+        ("keys = self.W_key(x)", "keys = self.W_query(x)"),
+        (
+            "queries = self.W_query(x)\n        values = self.W_value(x)",
+            "queries = self.W_value(x)\n        values = self.W_key(x)",
+        ),
+        mistakes=("roles-shuffled",),
+    ),
+    HEAD.wrong(".T of a batch", ("k.transpose(-2, -1)", "k.T"), mistakes=("dot-t-on-a-batch",)),
 ]

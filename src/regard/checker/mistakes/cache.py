@@ -95,10 +95,10 @@ CACHE_MISTAKES = (
         "append, or write at the position: cache_k[:, start : start + T] = k",
         "a cache that is replaced by the new keys instead of extended, or written at slot 0",
         cache_changes=(
+            {"read": "last piece"},
             {"write": "zero"},
             {"write": "zero", "new": "appended"},
             {"write": "zero", "read": "before"},
-            {"read": "last piece"},
         ),
         plants=_layer(
             (_STORE, "        cache, S = (k[:, :, -T:], v[:, :, -T:]), k.shape[2]\n"),

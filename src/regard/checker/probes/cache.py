@@ -6,6 +6,7 @@ Otherwise the caller writes three lines, and the report says which.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -182,6 +183,11 @@ def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> b
             if intent is not None and _explains(mistake, question, intent, trial):
                 _add_mistake(session, trial, mistake)
                 return True
+    for trial in (trial for trial in trials if trial.kept) if intent is not None else ():
+        if intent is not None and (pair := _explaining_pair(question, intent, trial)) is not None:
+            for mistake in pair:
+                _add_mistake(session, trial, mistake)
+            return True
     for trial in (trial for trial in trials if trial.kept and trial.continuation.certain):
         session.add_failure("cache", _describe(trial))
         return True
@@ -228,6 +234,18 @@ def _explains(mistake: Mistake, question: Question, intent: Intent, trial: _Tria
         )
         for change in mistake.cache_changes
     )
+
+
+def _explaining_pair(question: Question, intent: Intent, trial: _Trial) -> tuple[Mistake, Mistake] | None:
+    """Return two mistakes that together give the same outputs for every way to split the sequence."""
+    changes = [(m, change) for m in CATALOGUE.values() for change in m.cache_changes[:3]]
+    for (first, change), (second, more) in itertools.combinations(changes, 2):
+        if first is second or change.keys() & more.keys():
+            continue
+        variant = replace(CORRECT_CACHE, **change, **more)
+        if all(_fits(variant, question, intent, cut, out) for cut, out in trial.outputs.items()):
+            return first, second
+    return None
 
 
 def _fits(variant: Any, question: Question, intent: Intent, cut: Cut, output: Tensor) -> bool:
