@@ -31,7 +31,8 @@ def test_every_form_of_a_mistake_is_seen_on_some_input(of_the_check):
     # The output of the first is right, and no score of a check is as low as −999.
     assert partly.pop("weights-detached", None)
     assert all("99" in form or "-1000" in form for form in partly.pop("weak-mask-value", {})), partly
-    assert partly == {}
+    # No text of a check is longer than a block of 128 keys.
+    assert all("= 128" in form for forms in partly.values() for form in forms), partly
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ def _judge(measure: Callable[[float], tuple[Tensor, bool] | None]) -> list[str]:
     linear in the values.
     """
     measured = [measure(factor) for factor in (1.0, 2.0, 3.0)]
-    if any(part is None for part in measured):
-        return []
+    if any(part is None or not bool(part[0].isfinite().all()) for part in measured):
+        return []  # NaN says nothing of the weights
     weights, linear = [part[0] for part in measured if part], all(part[1] for part in measured if part)
     if not linear:
         return [_NOT_LINEAR]

@@ -56,6 +56,7 @@ KINDS = {
     "lengths": "rag-\nged",
     "large scores": "large\nq·k",
 }
+_LACKING = ("there is no ", "no key is hidden")  # how a reason begins if inputs lack what a mistake acts on
 # Fields of a variant that need something of a module, and whether a wiring has it.
 _NEEDS: dict[str, Callable[[Wiring], bool]] = {
     **dict.fromkeys(("split", "merge", "out", "layers"), lambda wiring: wiring.splits),
@@ -259,7 +260,7 @@ class Asked:
 
     def lacks(self, change: dict[str, Any]) -> bool:
         """Return whether the question has nothing that a change to the variant could act on."""
-        return any(reason.startswith(("there is no ", "no key is hidden")) for reason in self.reasons(change))
+        return any(reason.startswith(_LACKING) for reason in self.reasons(change))
 
     def applies(self, change: dict[str, Any]) -> bool:
         """Return whether a change concerns this question: some concern only modules of a kind."""
@@ -298,7 +299,8 @@ def _why_unseen(asked: Asked, changes: Iterable[dict[str, Any]], distance: float
     if len(reasons) > 1 and not asked.hides:
         return "no key is hidden"
     small = f"it is off by only {distance:.1g} of the tolerance" if distance else "nothing here depends on it"
-    return "; ".join(sorted(reasons)) or small
+    telling = {reason for reason in reasons if not reason.startswith(_LACKING)}
+    return "; ".join(sorted(telling or reasons)) or small
 
 
 def _describe_form(change: dict[str, Any]) -> str:
@@ -410,6 +412,8 @@ def _why_chunk(asked: Asked, value: Any) -> str:
 def _why_normalise(asked: Asked, value: Any) -> str:
     if value == "exp":
         return f"no score is above {LARGE:g}"
+    if value != "renormalise":
+        return ""
     return "no hidden score is far above the visible ones" if asked.hides else "no key is hidden"
 
 
@@ -433,6 +437,7 @@ _REASONS: dict[str, Callable[[Asked, Any], str]] = {
     "ahead": _why_ahead,
     "sinks": _why_sinks,
     "chunk": _why_chunk,
+    "block": _why_chunk,
     "groups": _why_groups,
     "batch": _why_batch,
     "scale": _why_scale,

@@ -300,6 +300,23 @@ class FalconMultiQuery(nn.Module):
         return self.dense(mixed.transpose(1, 2).reshape(B, T, -1))
 
 
+class OneKeyHead(nn.Module):
+    """One key and value head, each of its own layer."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, d_model // num_heads
+        self.q_proj, self.o_proj = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.k_proj, self.v_proj = nn.Linear(d_model, self.head_dim), nn.Linear(d_model, self.head_dim)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q = self.q_proj(x).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)
+        k, v = self.k_proj(x)[:, None], self.v_proj(x)[:, None]
+        weights = (q @ k.mT / math.sqrt(self.head_dim)).softmax(-1, dtype=torch.float32).to(x.dtype)
+        return self.o_proj((weights @ v).transpose(1, 2).reshape(B, T, C))
+
+
 class GemmaSoftCap(nn.Module):
     """Soft-capped scores, grouped heads, a query_pre_attn_scalar that is the head's width."""
 
@@ -535,6 +552,7 @@ ENTRIES = [
     Entry("GPT-NeoX, partial rotary", NeoXPartial),
     Entry("GPT-J, interleaved partial rotary", InterleavedPartial),
     Entry("Falcon, one key head", FalconMultiQuery),
+    Entry("one key head", OneKeyHead),
     Entry("Gemma soft cap", GemmaSoftCap),
     Entry("Qwen RMS norms and rotary", QwenNorms),
     Entry("Cohere norms before the split", CohereNorms),

@@ -402,6 +402,17 @@ class AddsItself(nn.Module):
         return x + self.o(mixed.transpose(1, 2).flatten(2))
 
 
+class AddsItselfInFloat32(AddsItself):
+    """The same with a softmax in float32, whatever the inputs are."""
+
+    def forward(self, x):
+        y = self.ln(x)
+        q, k, v = (f(y).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(x.dtype)
+        return x + self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
 ENTRIES = [
     Entry("values, keys, query", ValuesKeysQuery),
     Entry("one projection for all heads", SharedPerHead),
@@ -436,4 +447,5 @@ ENTRIES = [
     Entry("cross-attention to a memory", CrossFromMemory),
     Entry("norm before the projections", BeforeItsNorm),
     Entry("norm and residual inside", AddsItself),
+    Entry("norm, residual and a softmax in float32", AddsItselfInFloat32),
 ]

@@ -6,8 +6,9 @@ In a mask True means visible, whatever convention the code under test follows: `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -65,6 +66,17 @@ class Question:
         k = q if self.k is self.q else function(self.k)
         v = q if self.v is self.q else k if self.v is self.k else function(self.v)
         return replace(self, q=q, k=k, v=v)
+
+    def items(self) -> Iterator[Question]:
+        """Yield each sequence of the batch as a question of its own."""
+
+        def item(x: Tensor | None, b: int) -> Tensor | None:
+            return x if x is None or x.ndim < 4 else x[b : b + 1]
+
+        for b in range(self.q.shape[0]):
+            alone = self.map_inputs(partial(torch.narrow, dim=0, start=b, length=1))
+            padding = None if self.padding is None else self.padding[b : b + 1]
+            yield replace(alone, mask=item(self.mask, b), padding=padding, bias=item(self.bias, b))
 
     def shapes(self) -> str:
         """Return the shapes of the inputs as text."""

@@ -73,6 +73,8 @@ def _mistake_of_unused(path: str, used: list[str]) -> str | None:
         letter = {"q": "k", "k": "q", "query": "key", "key": "query"}[norm.group(2)]
         partner = path.replace(norm.group(2) + "_", letter + "_", 1)
         return "one-side-normalised" if partner in used else None
+    if re.search(r"\.\d+\.", path) and any(_without_digits(other) == _without_digits(path) for other in used):
+        return "one-head-for-all"
     if any(twin in used for twin in _twins(path)):  # another role's layer was used in its place
         return "one-projection"
     role = vocabulary.projection(path)
@@ -80,6 +82,10 @@ def _mistake_of_unused(path: str, used: list[str]) -> str | None:
     if role in ("query", "key", "value") and role not in roles and roles & {"query", "key", "value"}:
         return "one-projection"
     return "output-projection-skipped" if role == "out" and "out" not in roles else None
+
+
+def _without_digits(path: str) -> str:
+    return re.sub(r"\d+", "*", path)
 
 
 def _twins(path: str) -> list[str]:

@@ -336,14 +336,15 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
     # Pairs of mistakes are tried only if nothing else explains why no single one fits.
     evidence = "" if matches else against_softmax(session)
     far = max(wrong.values()) >= NEARLY_RIGHT and not session.mixed
-    if not matches and far and not unknown and not is_strange(evidence):
+    strange = session.module is None and is_strange(evidence)  # of a module, roles may have been misread
+    if not matches and far and not unknown and not strange:
         matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
         matches = _diagnose_single_sequence(session, intents)
         session.add_diagnosis("batch-items-mixed", session.mixed)
     elif not matches and max(wrong.values()) >= NEARLY_RIGHT:
         matches = explain_parts(observations, intents, session.source)
-    if not matches and not session.mixed and _is_undecided(session, wrong, unknown, evidence):
+    if not matches and not session.mixed and _is_undecided(session, observations, wrong, unknown, evidence):
         return
     if matches and matches[0].names == ("inverted-mask",) and _is_convention(session, wrong):
         name = session.subject.arguments["mask"]
@@ -388,11 +389,37 @@ def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[M
     return diagnose(observations, observed.intents, session.source, pairs=False)
 
 
-def _is_undecided(session: CheckSession, wrong: dict[str, float], unknown: str, evidence: str) -> bool:
+def _check_masks_of_items(session: CheckSession, observations: list[Observation]) -> bool:
+    """Find a mask that is right for every sequence alone and wrong for a batch of them; returns whether it is."""
+    for observation in observations:
+        items = list(observation.question.items())
+        if observation.question.padding is None or len(items) < 2:
+            continue
+        replies = [session.compared.run(item.to(session.dtype)) for item in items]
+        alone = [
+            Observation(i, r.answer) for i, r in zip(items, replies, strict=True) if r.answer is not None
+        ]
+        if len(alone) == len(items) and all(_error(session, item) < TOLERANCE for item in alone):
+            evidence = "With a mask, every sequence is right alone and wrong in a batch: masks are exchanged."
+            session.add_pass("output")
+            session.add_mistake("mask", "wrong in a batch", "batch-items-mixed", evidence)
+            return True
+    return False
+
+
+def _is_undecided(
+    session: CheckSession,
+    observations: list[Observation],
+    wrong: dict[str, float],
+    unknown: str,
+    evidence: str,
+) -> bool:
     """Record why there is no verdict, if no mistake explains a wrong output and there is a doubt."""
     if "output" not in wrong:
         if not wrong.keys() <= {"mask", "padding"}:
             return False
+        if _check_masks_of_items(session, observations):
+            return True
         name = session.subject.arguments.get("mask", session.subject.arguments.get("padding", "mask"))
         session.undecided = (
             f"without a mask its output is right, but what `{name}` does is no usual convention; pass a "

@@ -184,7 +184,7 @@ class ObservedSubject(Subject):
     def run(self, question: Question, *, module: nn.Module | None = None, dropout: bool = False) -> Reply:
         """Run the module on a question, item by item; the answer's output is the merged heads (B, T, H·E)."""
         merged = []
-        for item in _items(question):
+        for item in question.items():
             reply, nodes = _watch(self, item, {}, module=module, dropout=dropout)
             if reply.answer is None or self.core is None:
                 return reply
@@ -232,7 +232,7 @@ class ObservedSubject(Subject):
         assert self.core is not None
         items = []
         bare = replace(question, mask=None, padding=None, bias=None)  # projections do not depend on masks
-        for item, plain in zip(_items(question), _items(bare), strict=True):
+        for item, plain in zip(question.items(), bare.items(), strict=True):
             reply, nodes = _watch(self, plain, {})
             if reply.answer is None:
                 reply, nodes = _watch(self, item, {})
@@ -272,18 +272,6 @@ class ObservedWiring(Wiring):
         if self.merged_interleaved:
             merged = merged.unflatten(-1, (self.heads, -1)).mT.flatten(-2)  # type: ignore[no-untyped-call]
         return merged, free
-
-
-def _items(question: Question) -> Iterator[Question]:
-    """Yield each sequence of a batch as a question of its own."""
-
-    def item(x: Tensor | None, b: int) -> Tensor | None:
-        return x if x is None or x.ndim < 4 else x[b : b + 1]
-
-    for b in range(question.q.shape[0]):
-        alone = question.map_inputs(lambda x, b=b: x[b : b + 1])  # type: ignore[misc]
-        padding = None if question.padding is None else question.padding[b : b + 1]
-        yield replace(alone, mask=item(question.mask, b), padding=padding, bias=item(question.bias, b))
 
 
 def _watch(
@@ -491,8 +479,9 @@ class _Finder:
         return _Effect(bool(self._changed(same, self.same_output).any()), others, own, feeds, bent)
 
     def _changed(self, output: Tensor, before: Tensor) -> Tensor:
-        """Return (…, T), where a row has changed by more than rounding."""
-        threshold = 1e3 * torch.finfo(before.dtype).eps * max(1.0, float(before.abs().max()))
+        """Return (…, T), where a row has changed by more than rounding, be it that of a float32 on the way."""
+        rounding = max(1e3 * torch.finfo(before.dtype).eps, 1e-6)
+        threshold = rounding * max(1.0, float(before.abs().max()))
         return (output - before).abs().amax(-1) > threshold
 
     def _run(

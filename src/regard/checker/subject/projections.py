@@ -69,11 +69,12 @@ def _wire(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int)
     if rest or G == 0 or H % G or value.weight.shape[1] % G:
         return None
     merged = value.weight.shape[1] // G * H
-    if out is not None and H > 1 and out.weight.shape[0] == value.weight.shape[1] * H:
+    if out is not None and out.weight.shape[0] != merged:
+        narrow = query.weight.shape[1] == value.weight.shape[1]
+        if H == 1 or not narrow or out.weight.shape[0] != value.weight.shape[1] * H:
+            return None
         query, key, value = (_shared_by_heads(layer, H) for layer in (query, key, value))
         return _wire(query, key, value, out, H)
-    if out is not None and out.weight.shape[0] != merged:
-        return None
     return Wiring(H, G, query, key, value, out, splits=True, width=query.weight.shape[0])
 
 
@@ -93,6 +94,8 @@ def _weights(module: nn.Module) -> Iterator[_Weight]:
             continue
         fused = weight.ndim == 4 and weight.shape[0] == 3  # (3, H, C, D) or (3, C, H, D)
         role = "qkv" if fused else vocabulary.projection(path)
+        if role in (None, "out") and weight.ndim == 2 and weight.shape[0] == 3 * weight.shape[1]:
+            role = "qkv"  # whatever its name, it makes three of one
         owner = layers[owner_path]
         layer = name == "weight" and owner is not module
         bias = parameters.get(f"{owner_path}.bias") if layer else _bare_bias(parameters, path, role)
