@@ -385,6 +385,6 @@ ENTRIES = [
 # Wrong, and not decided: the mask could follow a convention of its own, and without a softmax over the keys
 # queries cannot be told from keys.
 ENTRIES += [
-    Entry("public: MaskOfAnotherItem", MaskOfAnotherItem, verdict="undecided", why="no usual convention"),
-    Entry("public: SoftmaxOfQueries", SoftmaxOfQueries, verdict="undecided", why="could not be found"),
+    Entry("public: MaskOfAnotherItem", MaskOfAnotherItem, verdict="wrong", mistakes=("batch-items-mixed",)),
+    Entry("public: SoftmaxOfQueries", SoftmaxOfQueries, verdict="wrong", mistakes=("softmax-over-queries",)),
 ]

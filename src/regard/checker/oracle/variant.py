@@ -331,7 +331,9 @@ class AttentionVariant:
 
     def _in_blocks(self, masked: Tensor) -> Tensor:
         """Return the weights of an online softmax that does not rescale what it has for a new maximum."""
-        highest = torch.cat([block.amax(-1, keepdim=True) for block in torch.split(masked, self.block, -1)], -1)
+        highest = torch.cat(
+            [block.amax(-1, keepdim=True) for block in torch.split(masked, self.block, -1)], -1
+        )
         running = highest.cummax(-1).values.repeat_interleave(self.block, -1)[..., : masked.shape[-1]]
         last = running[..., -1:]
         stale, right = (masked - running).exp(), (masked - last).exp()
