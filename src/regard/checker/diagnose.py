@@ -138,7 +138,7 @@ def diagnose(
 
 
 def diagnose_pairs(observations: list[Observation], intents: list[Intent], source: str = "") -> list[Match]:
-    """Return the pairs of mistakes that reproduce all observations, best first. Arguments as in `diagnose`."""
+    """Return the pairs of mistakes that reproduce all observations, best first; see `diagnose`."""
     fitting = fitting_intents(intents, observations)[:2]
     matchers = [VariantMatcher(intent, observations) for intent in fitting]
     return _best_first(_find_pairs(matchers, _single_changes(observations)), source)

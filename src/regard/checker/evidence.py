@@ -70,7 +70,7 @@ def _judge(measure: Callable[[float], tuple[Tensor, bool] | None]) -> list[str]:
 
 
 def _exponential(weights: list[Tensor]) -> bool:
-    """Return whether log-weights for 1, 2 and 3 times the queries lie on a line, as scores q · k + bias do."""
+    """Return whether log-weights for 1, 2 and 3 times the queries lie on a line, as q · k + bias does."""
     visible = torch.stack(weights).amin(0) > 1e-9
     logs = [torch.where(visible, w, 1.0).log() for w in weights]
     # Relative to one visible key of the row, so that the normalisation drops out.

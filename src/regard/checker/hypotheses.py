@@ -44,10 +44,10 @@ class Feature:
 _WORDS = {
     "mask": r"window|local|sliding|band|chunk|block|prefix|triu|tril",
     "cap": r"tanh|cap\b|softcap|clip",
-    "rotation": r"rotary|rope|rotat|\bcos|\bsin|freqs|theta|polar|complex",
+    "rotation": r"rotary|\brope|_rope|rotat|\b(cos|sin)(_|\b)|freqs|theta|polar|complex",
     "bias": r"alibi|slope",
     "sinks": r"sink|off_by_one|softmax_?1|softmax_?one|quiet|s_aux",
-    "norm": r"norm|cosine",
+    "norm": r"norm(?!al\b)|cosine",
 }
 
 
@@ -65,8 +65,6 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
     """
     source, numbers = source_of(subject), numbers_of(subject)
     tensors = tensors_of(subject)
-    if subject.module is None and not source:
-        source = " ".join(_WORDS)  # nothing is known of it, so everything is possible
     held = " ".join([source, *(path for path, _ in tensors)])
     found = [
         *_masks(numbers, longest),
@@ -208,7 +206,7 @@ def _rotations(
 
 
 def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tuple[Tensor, str]]:
-    """Yield the frequencies of base 10,000 and of bases that the code holds, on all or some channels, scaled."""
+    """Yield the frequencies of base 10,000 and of bases that the code holds, on all or some channels."""
     bases = [10000.0, *(n for n in numbers if 500 <= n <= 1e8 and n != 10000)]
     widths = [D, D // 2, D // 4, *(int(n) for n in numbers if n % 2 == 0 and 2 <= n < D)]
     widths = [

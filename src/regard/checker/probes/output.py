@@ -390,7 +390,7 @@ def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[M
 
 
 def _check_masks_of_items(session: CheckSession, observations: list[Observation]) -> bool:
-    """Find a mask that is right for every sequence alone and wrong for a batch of them; returns whether it is."""
+    """Find a mask that is right for every sequence alone and wrong for a batch; returns whether it is."""
     for observation in observations:
         items = list(observation.question.items())
         if observation.question.padding is None or len(items) < 2:

@@ -11,7 +11,7 @@ _HEAD = re.compile(r"head(?!s)$|single", re.I)
 
 
 def attention_parts(module: nn.Module) -> list[str]:
-    """Return the paths of the outermost submodules that are called attention; heads of a list do not count."""
+    """Return the paths of the outermost submodules called attention; the heads of a list do not count."""
     found: list[str] = []
     for path, part in module.named_modules():
         name = type(part).__name__
