@@ -32,7 +32,7 @@ METHODS = (
     "regard.Capture",
     "regard.Mask",
     "regard.Report",
-    "regard.checker.Visibility",
+    "regard.checker.VisibilityTable",
     "regard.gpt.GPT",
     "regard.heads.HeadTable",
     "regard.layers.KVCache",

@@ -165,8 +165,10 @@ def test_there_is_one_lru_cache() -> None:
 
 def test_one_file_intercepts_scaled_dot_product_attention() -> None:
     """Two mechanisms would wrap each other, and the outermost would win."""
-    modes = files_that_mention({"TorchFunctionMode"})  # the checker observes and repairs what it runs by two
-    checker = ["checker/probes/intervention.py", "checker/subject/subject.py"]
+    modes = files_that_mention(
+        {"TorchFunctionMode"}
+    )  # the checker observes and repairs what it runs by three
+    checker = ["checker/probes/intervention.py", "checker/probes/positions.py", "checker/subject/subject.py"]
     assert modes == [*checker, "recorder/sources/sdpa.py"]
     replaced = [
         str(path.relative_to(SOURCE))

@@ -79,7 +79,10 @@ def test_true_may_mean_hide_if_the_caller_says_so():
         scores = q @ k.mT * q.shape[-1] ** -0.5
         return torch.softmax(scores if mask is None else scores.masked_fill(mask, -torch.inf), -1) @ v
 
-    assert check(attention).diagnoses[0].name == "inverted-mask"
+    report = check(attention)
+    assert report.verdict == "undecided"
+    assert "say true_means='hide'" in report.summary
+    assert check(attention, true_means="look").diagnoses[0].name == "inverted-mask"
     assert check(attention, true_means="hide").ok
     with pytest.raises(ValueError, match='"look" or "hide"'):
         check(attention, true_means="see")

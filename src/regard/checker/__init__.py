@@ -10,7 +10,7 @@ from regard.checker.catalogue import CATALOGUE, get_mistake
 from regard.checker.checker import check
 from regard.checker.errors import CheckError
 from regard.checker.report import Check, Diagnosis, Report
-from regard.checker.visibility import MistakeDistance, Visibility, measure_visibility
+from regard.checker.visibility import MistakeDistance, VisibilityTable, measure_visibility
 
 __all__ = [
     "CATALOGUE",
@@ -19,7 +19,7 @@ __all__ = [
     "Diagnosis",
     "MistakeDistance",
     "Report",
-    "Visibility",
+    "VisibilityTable",
     "check",
     "get_mistake",
     "measure_visibility",

@@ -35,16 +35,6 @@ def against_softmax(session: CheckSession) -> str:
     return ", and ".join(found)
 
 
-def is_strange(evidence: str) -> bool:
-    """Return whether no mistake in a softmax attention explains what was measured."""
-    return any(words in evidence for words in (_NOT_LINEAR, _BELOW_ZERO, _NOT_EXPONENTIAL))
-
-
-_NOT_LINEAR = "its output is not linear in the values"
-_BELOW_ZERO = "its weights are as low as"
-_NOT_EXPONENTIAL = "the logarithms of its weights do not grow in proportion to the queries"
-
-
 def _judge(measure: Callable[[float], tuple[Tensor, bool] | None]) -> list[str]:
     """Return phrases for what the measured weights cannot be if they come from a softmax of q · k.
 
@@ -56,16 +46,16 @@ def _judge(measure: Callable[[float], tuple[Tensor, bool] | None]) -> list[str]:
         return []  # NaN says nothing of the weights
     weights, linear = [part[0] for part in measured if part], all(part[1] for part in measured if part)
     if not linear:
-        return [_NOT_LINEAR]
+        return ["its output is not linear in the values"]
     found = []
     lowest, sums = float(weights[0].min()), weights[0].sum(-1)
     if lowest < -_SLACK:
-        found.append(f"{_BELOW_ZERO} {lowest:.2g}")
+        found.append(f"its weights are as low as {lowest:.2g}")
     if not float((sums - 1).abs().max()) < 1e-4:
         low, high = float(sums.min()), float(sums.max())
         found.append(f"its rows of weights sum to between {low:.2g} and {high:.2g}, not to 1")
     if lowest >= -_SLACK and not _exponential(weights):
-        found.append(_NOT_EXPONENTIAL)
+        found.append("the logarithms of its weights do not grow in proportion to the queries")
     return found
 
 

@@ -92,7 +92,7 @@ class MistakeDistance:
 
 
 @dataclass(frozen=True)
-class Visibility:
+class VisibilityTable:
     """Which mistakes some inputs show: the result of `measure_visibility`.
 
     `str(visibility)` is a table for the inputs of a check, and a list for your own.
@@ -160,7 +160,7 @@ def measure_visibility(
     ahead: int | None = None,
     scale: float | None = None,
     tolerance: float = TOLERANCE,
-) -> Visibility:
+) -> VisibilityTable:
     """Measure how far each mistake of the catalogue is from the right answer, in tolerances.
 
     Without inputs, the inputs of `regard.check` are used. With inputs, the result says which mistakes a test
@@ -200,7 +200,7 @@ def measure_visibility(
             not_asked.append(mistake.name)
         else:
             mistakes.append(_measure(mistake, [asked]))
-    return Visibility(tuple(mistakes), tolerance, (asked.kind,), tuple(not_asked))
+    return VisibilityTable(tuple(mistakes), tolerance, (asked.kind,), tuple(not_asked))
 
 
 class Asked:
@@ -451,7 +451,7 @@ _REASONS: dict[str, Callable[[Asked, Any], str]] = {
 
 
 @functools.cache
-def _of_the_check() -> Visibility:
+def _of_the_check() -> VisibilityTable:
     """Measure every mistake on the questions that a check asks of the right templates."""
     asked = {kind: list(_questions(kind)) for kind in TEMPLATES}
     measured = _measure_on_ranks()
@@ -463,7 +463,7 @@ def _of_the_check() -> Visibility:
             measured[mistake.name] = _measure_planted(mistake, _measure(mistake, own))
     present = {one.kind for questions in asked.values() for one in questions}
     kinds = tuple(kind for kind in KINDS if kind in present)
-    return Visibility(tuple(measured[name] for name in CATALOGUE), TOLERANCE, kinds)
+    return VisibilityTable(tuple(measured[name] for name in CATALOGUE), TOLERANCE, kinds)
 
 
 def _measure_on_ranks() -> dict[str, MistakeDistance]:
@@ -545,7 +545,7 @@ def format_distance(distance: float | None) -> str:
     return "∞" if math.isinf(distance) else f"{distance:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
-def _table(visibility: Visibility) -> list[str]:
+def _table(visibility: VisibilityTable) -> list[str]:
     """Return the lines of a table: mistakes by kind of input, then the mistakes that other checks find."""
     heads = [KINDS[kind].split("\n") for kind in visibility.kinds]
     widths = [max(map(len, head)) for head in heads]
@@ -592,7 +592,7 @@ def _describe_probe(m: MistakeDistance, kinds: tuple[str, ...]) -> str:
     return f"{name}: {'NaN or an error' if math.isinf(distance) else format_distance(distance)}"
 
 
-def _list(visibility: Visibility) -> list[str]:
+def _list(visibility: VisibilityTable) -> list[str]:
     """Return the lines of a list: the mistakes that inputs of one kind do not show."""
     asked, seen = len(visibility.mistakes), len(visibility.seen)
     tolerance = f"with a tolerance of {visibility.tolerance:g}"

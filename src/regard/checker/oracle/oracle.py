@@ -13,7 +13,7 @@ from regard.attention.masks.named_masks import tensor_mask
 from regard.attention.steps import trace
 from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.ragged import answer_items
+from regard.checker.oracle.ragged_batch import answer_items
 from regard.checker.oracle.variant import CaseSizes, past
 from regard.checker.oracle.wiring import Wiring
 

@@ -16,8 +16,8 @@ from regard.checker.oracle.oracle import describe_difference, expected_answer, r
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import build
+from regard.checker.subject.parameter_use import unused_parameters
 from regard.checker.subject.subject import copy_module, in_dtype
-from regard.checker.subject.unused import unused_parameters
 from regard.checker.understand import max_length, plain_tensors
 
 

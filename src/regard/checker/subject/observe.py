@@ -298,7 +298,7 @@ def observe_core(subject: Subject, cases: Cases, dtype: torch.dtype, heads: int)
     """
     if subject.module is None or not any(True for _ in subject.module.parameters()):
         return None
-    finder = _Finder.of(subject, cases, dtype, heads)
+    finder = _RoleFinder.of(subject, cases, dtype, heads)
     return None if finder is None else finder.find()
 
 
@@ -312,7 +312,7 @@ class _Effect(NamedTuple):
     bent: bool  # the output is not linear in it
 
 
-class _Finder:
+class _RoleFinder:
     """Perturbs the nodes of one module, one after the other."""
 
     def __init__(self, subject: Subject, question: Question, heads: int) -> None:
@@ -334,7 +334,7 @@ class _Finder:
         return reply.answer.output.detach(), nodes
 
     @classmethod
-    def of(cls, subject: Subject, cases: Cases, dtype: torch.dtype, heads: int) -> _Finder | None:
+    def of(cls, subject: Subject, cases: Cases, dtype: torch.dtype, heads: int) -> _RoleFinder | None:
         """Return a finder, with lengths that no parameter has as a dimension; None if it does not run."""
         assert subject.module is not None
         sizes = {n for p in subject.module.parameters() for n in p.shape}

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.ragged import to_whole_pages
+from regard.checker.oracle.ragged_batch import to_whole_pages
 from regard.checker.subject.layouts.layout import KernelLayout, find_optional, find_shape, int32
-from regard.checker.subject.layouts.packed import pack, starts, unpack
+from regard.checker.subject.layouts.packed_sequences import pack, starts, unpack
 
 CACHED_LAYOUTS = ("cache", "paged", "paged or not")
 

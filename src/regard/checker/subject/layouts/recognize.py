@@ -13,7 +13,7 @@ from regard.checker.subject import vocabulary
 from regard.checker.subject.layouts.cache import CacheLayout, PagedLayout
 from regard.checker.subject.layouts.flex import ModLayout
 from regard.checker.subject.layouts.layout import KernelLayout, is_required, parameters_of
-from regard.checker.subject.layouts.packed import PackedLayout
+from regard.checker.subject.layouts.packed_sequences import PackedLayout
 from regard.checker.subject.layouts.transformers import InterfaceLayout, MaskInterfaceLayout
 
 _NAMES = {

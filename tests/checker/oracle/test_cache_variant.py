@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.oracle.cached import CORRECT_CACHE
+from regard.checker.oracle.cache_variant import CORRECT_CACHE
 from regard.checker.oracle.oracle import expected_answer, relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.rotation import Rotation
