@@ -68,15 +68,20 @@ class Model:
                 from transformers import AutoModel, AutoTokenizer, logging
         except MissingExtraError as error:
             raise ValueError(f"{reason}; {error}") from None
-        quiet: Any = logging
-        quiet.set_verbosity_error()
-        quiet.disable_progress_bar()
+        words: Any = logging
+        level, bar = words.get_verbosity(), words.is_progress_bar_enabled()
+        words.set_verbosity_error()
+        words.disable_progress_bar()
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
             model = AutoModel.from_pretrained(name, use_safetensors=True).eval()
         except Exception as error:  # files of others can fail in any way
             first = str(error).strip().split("\n")[0]
             raise ValueError(f"model: {name} could not be opened ({type(error).__name__}: {first})") from None
+        finally:
+            words.set_verbosity(level)
+            if bar:
+                words.enable_progress_bar()
         context = getattr(model.config, "max_position_embeddings", None)
         return cls(Path(name).name, model, tokenizer, len(tokenizer), context)
 
