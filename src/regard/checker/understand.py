@@ -28,14 +28,9 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.forms import forms, is_certain, with_open_masks
-from regard.checker.subject.observe import (
-    ObservedSubject,
-    describe_core,
-    named_roles,
-    observe_core,
-    observed_wirings,
-)
+from regard.checker.subject.observe import ObservedSubject, observed_wirings
 from regard.checker.subject.projections import find_wirings, head_counts
+from regard.checker.subject.roles import describe_core, named_roles, observe_core
 from regard.checker.subject.subject import SEQUENCES, OutputShapeError, Reply, Subject, apply_rotary
 
 # Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks.
