@@ -239,3 +239,50 @@ def test_a_small_module_takes_less_than_five_seconds():
     report = check(module)
     assert report.ok
     assert time.process_time() - started < 5
+
+
+class OwnCache:
+    """A cache with a method of its own, which nobody can guess."""
+
+    def __init__(self):
+        self.pairs = []
+
+    def push(self, k, v):
+        self.pairs.append((k, v))
+        return (torch.cat(parts, 2) for parts in zip(*self.pairs, strict=True))
+
+
+class OnlyCached(nn.Module):
+    """Attention that runs only with a cache; `late` masks as if the new tokens were the first."""
+
+    def __init__(self, d_model, num_heads, late=False):
+        super().__init__()
+        self.num_heads, self.late = num_heads, late
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x, kv_cache):
+        q, k, v = (
+            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        k, v = kv_cache.push(k, v)
+        T, S = q.shape[2], k.shape[2]
+        allowed = torch.ones(T, S, dtype=torch.bool).tril(0 if self.late else S - T)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+
+def own_step(module, x, cache):
+    cache = OwnCache() if cache is None else cache
+    return module(x, cache), cache
+
+
+def test_a_module_whose_only_path_is_its_cache_is_undecided_until_the_caller_says_how():
+    report = check(OnlyCached)
+    assert report.verdict == "undecided"
+    assert "runs only with a cache in `kv_cache`" in report.summary
+    assert "cached=step" in report.summary
+    report = check(OnlyCached, cached=own_step)
+    assert report.ok, str(report)
+    assert "cache" in by_name(report.passed)
+    report = check(OnlyCached, cached=own_step, late=True)
+    assert report.diagnoses[0].name == "top-left-causal", str(report)

@@ -18,7 +18,7 @@ import torch
 from regard.checker.distributed import check_on_processes
 from regard.checker.errors import CheckError
 from regard.checker.hypotheses import head_width
-from regard.checker.probes.cache import probe_cache
+from regard.checker.probes.cache import ADAPTER, probe_cache
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.inputs import probe_inputs
 from regard.checker.probes.leaks import find_leak, probe_batch, probe_causality
@@ -128,6 +128,10 @@ def ask(
         understanding = understand_kernel(subject, causal=causal, scale=scale, always=always)
     else:
         understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
+    step = options.get("cached")
+    if understanding.first.answer is None and step is not None and subject.module is not None:
+        alone = subject.replaced(step=step)  # it runs only with a cache, and the caller has said how
+        understanding = understand(alone, causal=causal, heads=heads, scale=scale, always=always)
     session = CheckSession(understanding, options)
     _run_probes(session)
     return session
@@ -187,6 +191,10 @@ def _explain_error(session: CheckSession) -> None:
         session.add_mistake(
             "runs on a batch", first.error_line, "dot-t-on-a-batch", evidence, distance=math.inf
         )
+        return
+    if (cache := session.subject.arguments.get("cache")) in session.subject.extra:
+        session.undecided = f"it runs only with a cache in `{cache}`, which cannot be guessed: {ADAPTER}"
+        session.add_untried("cache", ADAPTER)
         return
     if session.module is not None and (parts := attention_parts(session.module)):
         session.undecided = model_sentence(parts)
