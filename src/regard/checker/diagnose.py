@@ -139,8 +139,9 @@ def diagnose(
 
 def diagnose_pairs(observations: list[Observation], intents: list[Intent], source: str = "") -> list[Match]:
     """Return the pairs of mistakes that reproduce all observations, best first; see `diagnose`."""
-    fitting = fitting_intents(intents, observations)[:2]
-    matchers = [VariantMatcher(intent, observations) for intent in fitting]
+    fitting = fitting_intents(intents, observations)
+    by_causality = {intent.causal: intent for intent in reversed(fitting)}  # the first of either
+    matchers = [VariantMatcher(intent, observations) for intent in by_causality.values()]
     return _best_first(_find_pairs(matchers, _single_changes(observations)), source)
 
 

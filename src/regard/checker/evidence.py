@@ -35,6 +35,16 @@ def against_softmax(session: CheckSession) -> str:
     return ", and ".join(found)
 
 
+_BENT = "its output is not linear in the values"
+_NEGATIVE = "its weights are as low as"
+_NOT_EXPONENTIAL = "the logarithms of its weights do not grow in proportion to the queries"
+
+
+def excludes_softmax(evidence: str) -> bool:
+    """Return whether no softmax of scores, with whatever mistake around it, gives what was measured."""
+    return any(words in evidence for words in (_BENT, _NEGATIVE, _NOT_EXPONENTIAL))
+
+
 def _judge(measure: Callable[[float], tuple[Tensor, bool] | None]) -> list[str]:
     """Return phrases for what the measured weights cannot be if they come from a softmax of q · k.
 
@@ -46,16 +56,16 @@ def _judge(measure: Callable[[float], tuple[Tensor, bool] | None]) -> list[str]:
         return []  # NaN says nothing of the weights
     weights, linear = [part[0] for part in measured if part], all(part[1] for part in measured if part)
     if not linear:
-        return ["its output is not linear in the values"]
+        return [_BENT]
     found = []
     lowest, sums = float(weights[0].min()), weights[0].sum(-1)
     if lowest < -_SLACK:
-        found.append(f"its weights are as low as {lowest:.2g}")
+        found.append(f"{_NEGATIVE} {lowest:.2g}")
     if not float((sums - 1).abs().max()) < 1e-4:
         low, high = float(sums.min()), float(sums.max())
         found.append(f"its rows of weights sum to between {low:.2g} and {high:.2g}, not to 1")
     if lowest >= -_SLACK and not _exponential(weights):
-        found.append("the logarithms of its weights do not grow in proportion to the queries")
+        found.append(_NOT_EXPONENTIAL)
     return found
 
 

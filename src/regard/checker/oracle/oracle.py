@@ -82,7 +82,7 @@ def describe_difference(error: float) -> str:
     if error == float("inf"):
         return "NaN or inf instead of numbers"
     percent = 100 * error
-    share = f"{error:.0e}" if percent < 0.1 else f"{percent:.1g} %" if percent < 10 else f"{percent:.0f} %"
+    share = f"{error:.0e}" if percent < 0.1 else f"{percent:.2g} %" if percent < 10 else f"{percent:.0f} %"
     return f"differs by up to {share} of the largest number"
 
 

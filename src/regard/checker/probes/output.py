@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, diagnose_pairs, explain_parts
-from regard.checker.evidence import against_softmax
+from regard.checker.evidence import against_softmax, excludes_softmax
 from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
@@ -335,7 +335,10 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         matches = _diagnose_observed(session, understanding.observed)
     # Pairs of mistakes are tried only if nothing else explains why no single one fits.
     evidence = "" if matches else against_softmax(session)
-    if not matches and max(wrong.values()) >= NEARLY_RIGHT and not unknown:
+    # Weights that were measured inside a module count if its roles are those of its names.
+    observed = understanding.observed
+    measured = observed is not None and observed.roles == (0, 1, 2) and excludes_softmax(evidence)
+    if not matches and max(wrong.values()) >= NEARLY_RIGHT and not unknown and not measured:
         matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
         matches = _diagnose_single_sequence(session, intents)
