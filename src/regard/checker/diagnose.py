@@ -248,16 +248,20 @@ def _find_matches(
     changes: Iterable[tuple[tuple[str, ...], Change]],
     enough: int | None = None,
 ) -> list[Match]:
-    """Return the changes that match under some interpretation; stops after `enough` of them."""
-    matches: list[Match] = []
-    for names, change in changes:
-        variant = replace(CORRECT, **change)
-        errors = (matcher.fits(variant) for matcher in matchers if matcher.can_differ(change))
-        if (error := next((e for e in errors if e is not None), None)) is not None:
-            matches.append(Match(names, error, decisions=len(change)))
-            if len(matches) == enough:
-                break
-    return matches
+    """Return the changes that match under the first interpretation in which any do; at most `enough`."""
+    changes = changes if len(matchers) == 1 else list(changes)
+    for matcher in matchers:
+        matches: list[Match] = []
+        for names, change in changes:
+            if not matcher.can_differ(change):
+                continue
+            if (error := matcher.fits(replace(CORRECT, **change))) is not None:
+                matches.append(Match(names, error, decisions=len(change)))
+                if len(matches) == enough:
+                    break
+        if matches:
+            return matches
+    return []
 
 
 def _fit_scale(matcher: VariantMatcher, other: tuple[str, Change] | None = None) -> Iterator[Match]:
