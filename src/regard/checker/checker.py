@@ -227,7 +227,7 @@ def _describe(understanding: Understanding) -> str:
         return subject.name
     wiring = intent.wiring
     D = head_width(wiring, understanding.cases.plain())
-    shared = f" in {wiring.groups} groups" if wiring.groups != wiring.heads else ""
+    shared = f" in {wiring.groups} group{'s' * (wiring.groups > 1)}" if wiring.groups != wiring.heads else ""
     heads = "one head" if wiring.heads == 1 else f"{wiring.heads} heads"
     return f"{subject.name} ({heads} of {D}{shared})" if D else subject.name
 

@@ -29,6 +29,7 @@ class Match:
     names: tuple[str, ...]
     error: float  # the largest relative difference that remains
     detail: str = ""
+    partial: bool = False  # whether they explain some of the observations only
     decisions: int = 1  # how many fields of the correct variant it changes: the fewer, the simpler
 
 
@@ -216,7 +217,7 @@ def explain_parts(observations: list[Observation], intents: list[Intent], source
             continue
         for match in diagnose([observation], intents[:8], source, pairs=False)[:2]:
             by_names.setdefault(match.names, []).append(match)
-    return [matches[0] for matches in sorted(by_names.values(), key=_plausibility)]
+    return [replace(matches[0], partial=True) for matches in sorted(by_names.values(), key=_plausibility)]
 
 
 def _pairs(

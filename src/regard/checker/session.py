@@ -158,8 +158,7 @@ class CheckSession:
             entry = get_mistake(name)
             others = [other for other in match.names if other != name]
             together = f", together with {others[0]}" if others else ""
-            evidence = (
-                f"Your output equals attention {entry.what}{together}, {describe_agreement(match.error)}"
-            )
+            start = "On some inputs your output" if match.partial else "Your output"
+            evidence = f"{start} equals attention {entry.what}{together}, {describe_agreement(match.error)}"
             evidence += f": {match.detail}." if match.detail else "."
             self.add_diagnosis(name, evidence, match.error, distance=distance)

@@ -24,7 +24,7 @@ from regard.checker.probes.leaks import find_leak
 from regard.checker.session import CheckSession
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
 from regard.checker.subject.observe import ObservedWiring
-from regard.checker.subject.subject import copy_module
+from regard.checker.subject.subject import copy_module, in_dtype
 
 ADAPTER = (
     "write how a sequence is continued, def step(module, x, cache): y, cache = module(x, cache=cache); "
@@ -68,6 +68,8 @@ def probe_cache(session: CheckSession) -> None:
             error_line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
             continue
         trials.append(trial)
+        if not trial.errors and not _check_longer(session, continuation):
+            return
         if not trial.errors:
             _check_second_sequence(session, trial, question)
             return
@@ -77,6 +79,25 @@ def probe_cache(session: CheckSession) -> None:
         session.add_untried("cache", f"how its {cache} works could not be guessed: {ADAPTER}")
         if any(trial.kept or trial.continuation.explicit for trial in trials):
             session.undecided = f"its {cache} was tried, {_describe(trials[0])}; {ADAPTER}"
+
+
+def _check_longer(session: CheckSession, continuation: Continuation) -> bool:
+    """Continue a longer sequence token by token; returns False if that gives another output."""
+    question = session.cases.plain("cache", B=1, T=40, seed=83).to(session.dtype)
+    T = question.q.shape[1]
+    cut = (1,) * T if continuation.single else (T // 2, *(1,) * (T - T // 2))
+    try:
+        with torch.no_grad():
+            pieces = _run_pieces(_fresh(session, question), continuation.step, question.q, cut)
+            whole = _run_whole(session, continuation.step, question)
+    except Exception as problem:
+        line = (str(problem).splitlines() or [""])[0][:120]
+        session.add_failure("cache", f"after {T // 2} tokens it raised {type(problem).__name__}: {line}")
+        return False
+    error = relative_difference(pieces, whole)
+    if not error < TOLERANCE:
+        session.add_failure("cache", f"with {T} tokens, the output {describe_difference(error)}")
+    return error < TOLERANCE
 
 
 def _is_causal(session: CheckSession) -> bool:
@@ -119,7 +140,7 @@ def _try(session: CheckSession, continuation: Continuation, question: Question) 
 def _fresh(session: CheckSession, question: Question) -> nn.Module:
     """Return a copy of the module that has not run yet."""
     assert session.module is not None
-    return copy_module(session.module).to(question.dtype).eval()
+    return in_dtype(copy_module(session.module), question.dtype).eval()
 
 
 def _run_pieces(module: nn.Module, step: Step, x: Tensor, cut: Cut) -> Tensor:

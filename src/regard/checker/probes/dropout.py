@@ -11,9 +11,15 @@ import re
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from regard.checker.intent import TOLERANCE, Intent
-from regard.checker.oracle.oracle import expected_answer, relative_difference, relative_error
+from regard.checker.oracle.oracle import (
+    describe_difference,
+    expected_answer,
+    relative_difference,
+    relative_error,
+)
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
@@ -44,6 +50,7 @@ def probe_dropout(session: CheckSession) -> None:
         )
     else:
         session.add_pass("eval is deterministic")
+    _check_training(session)
     if not places:
         return
     acting = {
@@ -65,6 +72,27 @@ def probe_dropout(session: CheckSession) -> None:
         )
     else:
         _check_place(session, session.right_intent, question, acting)
+
+
+def _check_training(session: CheckSession) -> None:
+    """Check that training mode, with dropout disabled, gives the same output as eval mode."""
+    assert session.module is not None
+    if any(isinstance(part, _BatchNorm) for part in session.module.modules()):
+        return  # it is meant to differ
+    question = session.cases.plain("training", seed=61).to(session.dtype)
+    plain, own = session.subject.run(question).answer, session.subject.runnable(session.dtype)
+    assert own is not None
+    training = [session.subject.run(question, module=copy_module(own).train()).answer for _ in range(2)]
+    first, second = training
+    if plain is None or first is None or second is None:
+        return
+    if not torch.equal(first.output.nan_to_num(7.0), second.output.nan_to_num(7.0)):
+        return  # it is random by means of its own
+    error = relative_difference(first.output.detach(), plain.output.detach())
+    if error < TOLERANCE:
+        session.add_pass("training mode", "without dropout, the same output as in eval mode")
+    else:
+        session.add_failure("training mode", f"without dropout, the output {describe_difference(error)}")
 
 
 def _check_function(session: CheckSession) -> None:

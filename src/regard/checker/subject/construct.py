@@ -227,7 +227,7 @@ def annotated_class(function: Callable[..., Any], argument: str) -> type | None:
     The arguments of a class are those of its constructor.
     """
     try:
-        function = vars(function).get("__init__", function) if isinstance(function, type) else function
+        function = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
         hint = typing.get_type_hints(function).get(argument)
     except Exception:  # the annotations cannot be resolved
         return None
