@@ -13,7 +13,7 @@ from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, diagnose_pairs, explain_parts
 from regard.checker.evidence import against_softmax, excludes_softmax
 from regard.checker.hypotheses import search
-from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
@@ -380,10 +380,16 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
             session.example = _smallest_failure(session, observations, intents[0])
 
 
+def _only_masks(wrong: dict[str, float]) -> bool:
+    """Return whether all is right but masks, and these not only where the sequence is longer."""
+    short = {"mask", "padding"}
+    return bool(wrong.keys() & short) and wrong.keys() <= short | {"mask, longer sequence"}
+
+
 def _is_convention(session: CheckSession, wrong: dict[str, float]) -> bool:
     """Return whether an inverted mask may be a convention: an argument of which nothing is said."""
     stated = session.options.get("true_means") is not None
-    return "mask" in session.subject.arguments and not stated and wrong.keys() <= {"mask", "padding"}
+    return "mask" in session.subject.arguments and not stated and _only_masks(wrong)
 
 
 def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[Match]:
@@ -430,7 +436,7 @@ def _is_undecided(
 ) -> bool:
     """Record why there is no verdict, if no mistake explains a wrong output and there is a doubt."""
     if "output" not in wrong:
-        if not wrong.keys() <= {"mask", "padding"}:
+        if not _only_masks(wrong):
             return False
         if _check_masks_of_items(session, observations):
             return True
