@@ -29,7 +29,6 @@ IN_PARTS = {
     "scaled-by-width",
     "scale-from-model-width",
     "scale-multiplied",
-    "scale-out-of-step",
     "grouped-heads-tiled",
     "key-value-swapped",
     "zero-times-infinity",

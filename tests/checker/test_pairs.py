@@ -43,7 +43,7 @@ def drawn(kind, count):
 
 
 @pytest.mark.parametrize(
-    ("kind", "first", "second"), [*drawn("function", 10), *drawn("head", 8), *drawn("layer", 12)]
+    ("kind", "first", "second"), [*drawn("function", 6), *drawn("head", 5), *drawn("layer", 7)]
 )
 def test_a_pair_is_caught_and_one_is_named(kind, first, second):
     report = regard.checker.check(load(both(kind, first, second), NAMES[kind]))

@@ -104,7 +104,8 @@ def test_numbers_are_said_in_words():
     from regard.checker.oracle.oracle import describe_agreement, describe_difference
 
     assert describe_difference(0.973) == "differs by up to 97 % of the largest number"
-    assert describe_difference(0.0321) == "differs by up to 3 % of the largest number"
+    assert describe_difference(0.0321) == "differs by up to 3.2 % of the largest number"
+    assert describe_difference(0.0996) == "differs by up to 10 % of the largest number"
     assert describe_difference(2.6e-5) == "differs by up to 3e-05 of the largest number"
     assert describe_difference(float("inf")) == "NaN or inf instead of numbers"
     assert describe_agreement(3e-16) == "up to rounding"

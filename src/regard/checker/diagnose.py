@@ -95,12 +95,13 @@ class VariantMatcher:
         answer = self.predict(variant, observation)
         if answer is None:
             return math.inf
+        error = relative_error(observation.answer, answer)
+        if not error < TOLERANCE or variant.masking == "nan":
+            return error
         finite = answer.output.isfinite()
         counted = finite if answer.free is None else finite & ~answer.free
         observed_finite = bool(observation.answer.output.isfinite().any())
-        if not bool(counted.any()) and variant.masking != "nan" and observed_finite:
-            return math.inf
-        return relative_error(observation.answer, answer)
+        return math.inf if observed_finite and not bool(counted.any()) else error
 
     def fits(self, variant: AttentionVariant, tolerance: float = TOLERANCE) -> float | None:
         """Return the largest error over all observations, or None if one exceeds the tolerance."""
