@@ -89,6 +89,10 @@ class Cases:
             T = 1
         return T, S, max(16, 1 << (D - 1).bit_length()) if self.powers else D
 
+    def longer(self, name: str = "longer sequence") -> Question:
+        """Return a plain question on one longer sequence, in which windows and blocks show."""
+        return self.plain(name, B=1, T=40, seed=92)
+
     def masked(self, name: str = "mask", seed: int = 0, **sizes: Any) -> Question:
         """Return a question with a random mask: every query sees its own position and some others."""
         question = self.plain(name, seed=seed, **sizes)

@@ -113,30 +113,24 @@ class VariantMatcher:
         return worst
 
 
-def diagnose(
-    observations: list[Observation], intents: list[Intent], source: str = "", *, pairs: bool = True
-) -> list[Match]:
-    """Return the mistakes that reproduce all observations, best first.
+def diagnose(observations: list[Observation], intents: list[Intent], source: str = "") -> list[Match]:
+    """Return the single mistakes that reproduce all observations, best first.
 
-    One mistake comes before two; then the source text, the simplicity and the catalogue's order decide.
+    The source text, the simplicity and the catalogue's order decide between them.
 
     Arguments:
         observations: questions with the code's answers.
         intents: the interpretations of the code.
         source: the author's source text, or "".
-        pairs: whether to try every two mistakes together if no single one matches.
     """
     matchers = [
         VariantMatcher(intent, observations) for intent in fitting_intents(intents, observations)[:24]
     ]
     singles = _single_changes(observations)
-    # Single mistakes, then any scale, then approximate matches, then pairs.
+    # Mistakes of the catalogue, then any scale, then approximate matches.
     matches = _find_matches(matchers, (((name,), change) for name, change in singles))
     matches = matches or [match for matcher in matchers[:4] for match in _fit_scale(matcher)]
-    matches = matches or _find_approximate(matchers, singles)
-    if not matches and pairs:
-        matches = _find_pairs(matchers, singles)
-    return _best_first(matches, source)
+    return _best_first(matches or _find_approximate(matchers, singles), source)
 
 
 def diagnose_pairs(observations: list[Observation], intents: list[Intent], source: str = "") -> list[Match]:
@@ -144,14 +138,13 @@ def diagnose_pairs(observations: list[Observation], intents: list[Intent], sourc
     fitting = fitting_intents(intents, observations)
     by_causality = {intent.causal: intent for intent in reversed(fitting)}  # the first of either
     matchers = [VariantMatcher(intent, observations) for intent in by_causality.values()]
-    return _best_first(_find_pairs(matchers, _single_changes(observations)), source)
-
-
-def _find_pairs(matchers: list[VariantMatcher], singles: list[tuple[str, Change]]) -> list[Match]:
+    singles = _single_changes(observations)
     matches: list[Match] = []
-    for matcher in matchers[:2]:
+    for matcher in matchers:
         matches = matches or _find_matches([matcher], _pairs(matcher, singles), enough=3)
-    return matches or [m for matcher in matchers[:1] for m in _fit_scale_with_another(matcher, singles)]
+    if not matches and matchers:
+        matches = list(_fit_scale_with_another(matchers[0], singles))
+    return _best_first(matches, source)
 
 
 def _best_first(matches: list[Match], source: str) -> list[Match]:
@@ -216,7 +209,7 @@ def explain_parts(observations: list[Observation], intents: list[Intent], source
     for observation in observations[:6]:
         if any(VariantMatcher(intent, [observation]).fits(CORRECT) is not None for intent in intents[:8]):
             continue
-        for match in diagnose([observation], intents[:8], source, pairs=False)[:2]:
+        for match in diagnose([observation], intents[:8], source)[:2]:
             by_names.setdefault(match.names, []).append(match)
     return [replace(matches[0], partial=True) for matches in sorted(by_names.values(), key=_plausibility)]
 

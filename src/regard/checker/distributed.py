@@ -398,7 +398,7 @@ def _name_mistakes_of_processes(
 
 def _name_mistakes(session: CheckSession, observations: list[Observation]) -> None:
     """Name the mistake of the catalogue that reproduces every output."""
-    for match in diagnose(observations, session.understanding.intents, pairs=False)[:1]:
+    for match in diagnose(observations, session.understanding.intents)[:1]:
         worst = max(_errors(observations, session.understanding.intents[0], expected_of_oracle))
         session.add_match(match, worst / TOLERANCE)
 

@@ -98,9 +98,7 @@ def search(observations: list[Observation], bases: list[Intent], features: list[
         for base in bases:
             if (intent := add_feature(base, feature)) is not None and fit(intent, base):
                 return intent
-    kinds = {feature.kind for feature in features if feature.evident}
-    likely = [f for kind in sorted(kinds) for f in [f for f in features if f.kind == kind][:_LIKELY]]
-    for first, second in itertools.combinations(likely, 2):
+    for first, second in itertools.combinations(likeliest(features, _LIKELY), 2):
         if first.kind == second.kind:
             continue
         for base in bases[:2]:
@@ -109,6 +107,12 @@ def search(observations: list[Observation], bases: list[Intent], features: list[
             if twice is not None and fit(twice, base):
                 return twice
     return None
+
+
+def likeliest(features: list[Feature], count: int) -> list[Feature]:
+    """Return the first `count` features of every evident kind."""
+    kinds = dict.fromkeys(feature.kind for feature in features if feature.evident)
+    return [f for kind in kinds for f in [f for f in features if f.kind == kind][:count]]
 
 
 def add_feature(base: Intent, feature: Feature) -> Intent | None:

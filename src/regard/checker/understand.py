@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.cases import Cases
 from regard.checker.diagnose import diagnose
-from regard.checker.hypotheses import add_feature, find_features, head_width, search
+from regard.checker.hypotheses import add_feature, find_features, head_width, likeliest, search
 from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
@@ -52,9 +52,7 @@ class Understanding:
     assumptions: list[str] = field(default_factory=list)
     declared_causal: bool | None = None  # what the caller or the code itself declares
     roles: tuple[int, int, int] | None = (0, 1, 2)  # which of query, key, value, by name, acts as each
-    observed: Understanding | None = (
-        None  # of its own queries, keys and values, if its weights gave no answer
-    )
+    observed: Understanding | None = None  # by its own queries, keys and values, if its weights gave none
     fails_on_batch: bool = False  # right on one sequence; a batch fails because of .T
 
     @property
@@ -160,7 +158,7 @@ def _is_explained(understanding: Understanding) -> bool:
     """Return whether a mistake reproduces the reply to the plain question."""
     answer = understanding.first.answer
     observations = [] if answer is None else [Observation(understanding.cases.plain(), answer)]
-    return bool(diagnose(observations, understanding.intents, pairs=False))
+    return bool(diagnose(observations, understanding.intents))
 
 
 def _smallest_error(understanding: Understanding) -> float:
@@ -309,7 +307,8 @@ def interpret(
     understanding = Understanding(subject, subject, cases, intents, None, dtype, reply, assumptions, declared)
     if reply.answer is None or not intents:
         return understanding
-    observations = [Observation(cases.plain(), reply.answer), *_more_observations(subject, cases, dtype)]
+    others = [cases.plain(B=3, T=5, D=6, H=3, seed=3), cases.longer()]
+    observations = [Observation(cases.plain(), reply.answer), *observe(subject, others, dtype)]
     fitting = fitting_intents(intents, observations)
     understanding.right_intent = search(observations, fitting, [])
     if understanding.right_intent is not None:
@@ -328,22 +327,17 @@ def interpret(
     ]
     understanding.right_intent = search(observations, bases, features)
     if understanding.right_intent is None:
-        evident = [f for f in features if f.evident and f.kind in ("rotation", "bias", "sinks", "norm")]
-        kinds = {feature.kind for feature in evident}
-        evident = [f for kind in kinds for f in [f for f in evident if f.kind == kind][: 16 // len(kinds)]]
-        more = [add_feature(base, feature) for feature in evident for base in bases[:2]]
+        held = [f for f in features if f.evident and f.kind in ("rotation", "bias", "sinks", "norm")]
+        share = 16 // max(1, len({feature.kind for feature in held}))
+        more = [add_feature(base, feature) for feature in likeliest(held, share) for base in bases[:2]]
         understanding.intents = [*fitting, *(intent for intent in more if intent is not None)]
     return understanding
 
 
-def _more_observations(subject: Subject, cases: Cases, dtype: torch.dtype) -> list[Observation]:
-    """Run the code on another size and on a longer sequence; what it does not take is left out."""
-    found = []
-    for question in (cases.plain(B=3, T=5, D=6, H=3, seed=3), cases.plain(B=1, T=40, seed=92)):
-        reply = subject.run(question.to(dtype))
-        if reply.answer is not None:
-            found.append(Observation(question, reply.answer))
-    return found
+def observe(subject: Subject, questions: Iterable[Question], dtype: torch.dtype) -> list[Observation]:
+    """Run the code on questions in one precision; those that it does not answer are left out."""
+    replies = ((question, subject.run(question.to(dtype)).answer) for question in questions)
+    return [Observation(question, answer) for question, answer in replies if answer is not None]
 
 
 def _interpret_observed(

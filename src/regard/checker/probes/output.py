@@ -22,7 +22,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.observe import ObservedSubject
 from regard.checker.subject.parts import attention_parts, model_sentence
 from regard.checker.subject.subject import SEQUENCES, MaskForm, Reply
-from regard.checker.understand import NEARLY_RIGHT, Understanding
+from regard.checker.understand import NEARLY_RIGHT, Understanding, observe
 
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
 
@@ -143,7 +143,7 @@ def _observe(session: CheckSession) -> list[Observation]:
     if subject.inputs == "qkv" and subject.layout not in SEQUENCES and attends:
         optional.append(cases.plain("value width", E=13, seed=10))
     if cases.fixed_length is None and kernel is None:
-        optional.append(cases.plain("longer sequence", B=1, T=40, seed=92))
+        optional.append(cases.longer())
     for question in questions + optional:
         reply = subject.run(question.to(session.dtype))
         if reply.answer is not None:
@@ -277,7 +277,7 @@ def _best_form(
                 return form, reply
         elif form.kind != "look":
             together = [*observations, Observation(question, _answer_of(reply))]
-            if diagnose(together, session.understanding.intents, pairs=False):
+            if diagnose(together, session.understanding.intents):
                 return form, reply
     return ran[0]
 
@@ -340,7 +340,7 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
     understanding = session.understanding
     intents = [understanding.right_intent] if understanding.right_intent else understanding.intents
     unknown = _unknown(session, intents[0])
-    matches = diagnose(observations, intents, session.source, pairs=False)
+    matches = diagnose(observations, intents, session.source)
     if not matches and understanding.observed is not None:
         matches = _diagnose_observed(session, understanding.observed)
     # Pairs of mistakes are tried only if nothing else explains why no single one fits.
@@ -373,7 +373,7 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         session.add_match(match, distance)
     if not matches and not session.mixed:
         worst = max(wrong.values())
-        if worst < 3e-2:
+        if worst < NEARLY_RIGHT:
             evidence = f"The output is right only to {worst:.0e}, even in float64: precision is lost."
             session.add_diagnosis("precision-lost", evidence, worst, distance=distance)
         else:
@@ -398,15 +398,12 @@ def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[M
         changed = {"out": "skip"} if observed.roles is None else {"roles": observed.roles}
         names = [name for name, m in CATALOGUE.items() if any(c == changed for c in m.changes)]
         return [Match((names[0],), 0.0)] if names else []
-    plain = observed.cases.plain
-    observations = []
-    for question in (plain(), plain(B=1, T=5, seed=3), plain(B=1, T=40, seed=92)):
-        reply = observed.compared.run(question.to(observed.dtype))
-        if reply.answer is not None:
-            observations.append(Observation(question, reply.answer))
+    cases = observed.cases
+    questions = [cases.plain(), cases.plain(B=1, T=5, seed=3), cases.longer()]
+    observations = observe(observed.compared, questions, observed.dtype)
     if search(observations, fitting_intents(observed.intents, observations), []) is not None:
         return []  # right between queries, keys and values: what is wrong lies elsewhere
-    return diagnose(observations, observed.intents, session.source, pairs=False)
+    return diagnose(observations, observed.intents, session.source)
 
 
 def _check_masks_of_items(session: CheckSession, observations: list[Observation]) -> bool:
@@ -415,10 +412,7 @@ def _check_masks_of_items(session: CheckSession, observations: list[Observation]
         items = list(observation.question.items())
         if observation.question.padding is None or len(items) < 2:
             continue
-        replies = [session.compared.run(item.to(session.dtype)) for item in items]
-        alone = [
-            Observation(i, r.answer) for i, r in zip(items, replies, strict=True) if r.answer is not None
-        ]
+        alone = observe(session.compared, items, session.dtype)
         if len(alone) == len(items) and all(_error(session, item) < TOLERANCE for item in alone):
             evidence = "With a mask, every sequence is right alone and wrong in a batch: masks are exchanged."
             session.add_pass("output")
@@ -448,7 +442,7 @@ def _is_undecided(
         session.add_skip("mask", f"what `{name}` does could not be found out")
         session.add_pass("output")
         return True
-    if max(wrong.values()) < 3e-2 and not unknown:
+    if max(wrong.values()) < NEARLY_RIGHT and not unknown:
         return False  # precision is lost
     if evidence:
         session.undecided = f"this is not softmax attention: {evidence}; {COMPARE}"
@@ -465,14 +459,12 @@ COMPARE = "pass your own slow version to compare with: oracle=my_reference, or -
 
 def _diagnose_single_sequence(session: CheckSession, intents: list[Intent]) -> list[Match]:
     """Find the mistakes in a single sequence, for code in which the items of a batch affect each other."""
-    observations = []
-    for question in (session.cases.plain(B=1, T=7, seed=2), session.cases.plain(B=1, T=5, seed=2)):
-        reply = session.compared.run(question.to(session.dtype))
-        if reply.answer is not None:
-            observations.append(Observation(question, reply.answer))
+    questions = [session.cases.plain(B=1, T=T, seed=2) for T in (7, 5)]
+    observations = observe(session.compared, questions, session.dtype)
     if any(VariantMatcher(intent, observations).fits(CORRECT) is not None for intent in intents):
         return []
-    return diagnose(observations, intents, session.source)
+    single = diagnose(observations, intents, session.source)
+    return single or diagnose_pairs(observations, intents, session.source)
 
 
 def _unknown(session: CheckSession, intent: Intent) -> str:
