@@ -12,11 +12,12 @@ NPM    := PATH="$$PATH:$(CURDIR)/$(BIN)" npm
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test chromium lint bench bench-gpu capture-table reference sessions format clean
+.PHONY: help demo test attack chromium lint bench bench-gpu capture-table reference sessions format clean
 
 help:
 	@echo "make demo       set up, look into the included model, write out/inspect.html and out/stages.png"
 	@echo "make test       set up, run every test"
+	@echo "make attack     hostile files, signals, threads, clients and tensors, drawn for minutes"
 	@echo "make lint       ruff and mypy; prettier and tsc for the page"
 	@echo "make capture-table  capture against every model type of Transformers; writes docs/transformers.md"
 	@echo "make bench      measure speed and memory on this CPU"
@@ -39,6 +40,10 @@ demo: $(READY)
 
 test: $(READY) chromium
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# The suite has a short version of each; a failure prints the seed and the draw that repeat it.
+attack: $(READY)
+	$(BIN)/python -m tests.attack
 
 # The page is tested in a real browser: installed if there is none, and never fetched if there is.
 chromium: $(READY)
