@@ -8,7 +8,6 @@ started afresh (never forked), meet through a file, and end with the process tha
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import sys
 import time
@@ -33,12 +32,12 @@ from regard.checker.probes.numbers import judge_lse
 from regard.checker.probes.output import describe_failure
 from regard.checker.reference import prepare_reference
 from regard.checker.ring import predict_mistakes, predict_orders
-from regard.checker.sandbox import INTERVAL, STARTING, TIMEOUT, read_lines
+from regard.checker.sandbox import INTERVAL, STARTING, TIMEOUT, read_lines, worker_command
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.subject import Reply, Subject
-from regard.checker.supervision import Supervision
 from regard.checker.understand import Understanding, declared_causality
+from regard.supervision import Supervision
 
 WAITING = 20.0  # seconds that a rank waits for another
 _MOST = 16  # processes
@@ -204,7 +203,7 @@ def _start_ranks(
         request |= {"world_size": processes, "path": [os.path.abspath(entry) for entry in sys.path]}
         requests = [request | {"rank": rank, "result": str(result)} for rank, result in enumerate(results)]
         ranks.start(
-            [["regard.checker.rank_worker", json.dumps(request)] for request in requests],
+            [worker_command("regard.checker.rank_worker", request) for request in requests],
             [environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)],
         )
         _wait_for_ranks(ranks, results)

@@ -9,6 +9,7 @@ This contains accidents; it does not stop malicious code.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from regard.checker.errors import CheckError
 from regard.checker.report import Report
 from regard.checker.subject.locate import split
-from regard.checker.supervision import Supervision
+from regard.supervision import Supervision
 
 TIMEOUT, MEMORY = 60.0, 4.0  # seconds, gigabytes
 STARTING = 300.0  # seconds for Python and PyTorch to start, on a busy machine
@@ -42,7 +43,7 @@ def check_in_process(
     with Supervision("check") as processes:
         result = processes.folder / "result"
         request = {"spec": spec, "options": options, "memory": memory, "result": str(result)}
-        processes.start([["regard.checker.worker", json.dumps(request)]], [{}])
+        processes.start([worker_command("regard.checker.worker", request)], [{}])
         lines, out_of_time = _wait(processes, result, timeout)
     last = lines[-1] if lines else {}
     if "report" in last:
@@ -53,6 +54,11 @@ def check_in_process(
     if out_of_time:
         raise CheckError(_describe_timeout(phase, place, spec, timeout))
     raise CheckError(_describe_end(processes, phase, place, spec, memory))
+
+
+def worker_command(module: str, request: dict[str, Any]) -> list[str]:
+    """Return the command that runs a module on a request. No file of the current folder hides a module."""
+    return [sys.executable, "-P", "-m", module, json.dumps(request)]
 
 
 def _wait(processes: Supervision, result: Path, timeout: float) -> tuple[list[dict[str, Any]], bool]:
@@ -79,7 +85,7 @@ def read_lines(result: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except ValueError:
-        raise CheckError(f"{result}: expected lines of JSON: the code has written to its own result") from None
+        raise CheckError("the code has written into the file of its own result: no verdict") from None
 
 
 def _describe_timeout(phase: str, place: str, spec: str, timeout: float) -> str:
@@ -91,7 +97,8 @@ def _describe_timeout(phase: str, place: str, spec: str, timeout: float) -> str:
             f"{place} was still being imported after {timeout:g} s: put code that is only for a script "
             '(a training loop?) under if __name__ == "__main__":, or allow more time with --timeout'
         )
-    return f"{spec} did not finish within {timeout:g} s: it hangs, or needs more time: --timeout {timeout * 4:g}"
+    more = f"--timeout {timeout * 4:g}"
+    return f"{spec} did not finish within {timeout:g} s: it hangs, or needs more time: {more}"
 
 
 def _describe_end(processes: Supervision, phase: str, place: str, spec: str, memory: float) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.options import Device, ModelName
+from regard.escapes import escape
 
 if TYPE_CHECKING:
     from regard.heads.survey import SurveyProgress
@@ -92,13 +93,13 @@ def survey(
         except KeyboardInterrupt:
             if ranks.is_main:
                 again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--fresh")])
-                typer.echo(f"stopped and saved; go on with: {again}", err=True)
+                typer.echo(escape(f"stopped and saved; go on with: {again}"), err=True)
             raise typer.Exit(130) from None
         if ranks.is_main:
             named = sum(bool(row.labels) for row in table)
             typer.echo(
-                f"{out}: {len(table)} heads over {table.texts:,} windows, {table.tokens:,} tokens; "
-                f"{named} have a label",
+                f"{escape(str(out))}: {len(table)} heads over {table.texts:,} windows, "
+                f"{table.tokens:,} tokens; {named} have a label",
                 err=True,
             )
 

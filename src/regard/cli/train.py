@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from regard.cli.options import Device
+from regard.escapes import escape
 
 
 def train(
@@ -125,10 +126,10 @@ def train(
     result = run(config, prepared, out, settings, resume=resume, device=device)
     if not result.finished:
         again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
-        typer.echo(f"stopped at step {result.step} and saved; go on with: {again}", err=True)
+        typer.echo(escape(f"stopped at step {result.step} and saved; go on with: {again}"), err=True)
         raise typer.Exit(130)
     typer.echo(
         f"best validation loss {result.best_loss:.4f} after {result.step} steps; "
-        f'try: regard generate --model {shlex.quote(str(out))} "…"',
+        f'try: regard generate --model {escape(shlex.quote(str(out)))} "…"',
         err=True,
     )

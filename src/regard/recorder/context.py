@@ -20,6 +20,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
+from regard.escapes import escape
 from regard.override import override_attribute
 from regard.recorder.recording import PassTokens, Recording
 from regard.recorder.result import Capture
@@ -84,7 +85,7 @@ class CaptureBlock:
         missing = self.mixers.missing(self.recording.heard) | self.recording.unreadable
         self.recording.close(missing)
         if missing and self.recording.seen.layers and self.warn:
-            warnings.warn(missing_message(self.model, missing), stacklevel=2)
+            warnings.warn(escape(missing_message(self.model, missing)), stacklevel=2)
         if self.recording.forwards and not self.recording.seen.layers:
             raise RuntimeError(_nothing_heard_message(self.model, self.recording.unreadable))
 

@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Any
 
+from regard.escapes import escape
+
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -42,6 +44,7 @@ class Progress:
         """Print a text, above the bar if there is one."""
         if self.quiet:
             return
+        text = escape(text)  # a sample may hold anything
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:

@@ -1,7 +1,8 @@
 """Processes that end with this one, and a folder that goes with them.
 
 `supervisor` is a process of its own, which starts them, ends them and removes the folder: when it is told to,
-and also when this process is killed. This file starts that process and talks to it.
+and also when this process is killed. This file starts that process and talks to it. It does not know what the
+processes do.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any, Self
-
-from regard.checker.errors import CheckError
+from typing import Self
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
+PATIENCE = 5.0  # seconds for killed processes to be gone
 FROM_OUTSIDE = {
     "SIGKILL": "was killed with {name} (from outside, or by the kernel when memory ran out)",
     "SIGTERM": "was ended from outside with {name}",
@@ -42,21 +43,17 @@ class Supervision:
 
     def __init__(self, name: str) -> None:
         self.folder = Path(tempfile.gettempdir()).absolute() / f"regard-{name}-{secrets.token_hex(8)}"
-        self.statuses: dict[int, int] = {}  # of those that have ended, by index: exit codes, or minus a signal
+        self.statuses: dict[int, int] = {}  # by index, of those that have ended: exit code, or minus signal
         self.ended = False  # whether the supervisor has ended
         self._numbers: list[int] = []
         self._text = b""
         self._supervisor: subprocess.Popen[bytes] | None = None
 
-    def start(self, modules: list[list[str]], environments: list[dict[str, str]]) -> None:
-        """Start `python -m` for each module with its arguments, each with additions to the environment.
-
-        Their temporary files go into `folder` too.
-        """
-        command = [sys.executable, "-P", "-m"]  # -P: files of the current folder are no modules of ours
+    def start(self, commands: list[list[str]], environments: list[dict[str, str]]) -> None:
+        """Start the commands, each with additions to the environment; temporary files go into `folder`."""
         processes = [
-            {"command": [*command, *words], "environment": environment}
-            for words, environment in zip(modules, environments, strict=True)
+            {"command": command, "environment": environment}
+            for command, environment in zip(commands, environments, strict=True)
         ]
         request = {"folder": str(self.folder), "parent": os.getpid(), "processes": processes}
         self._supervisor = subprocess.Popen(
@@ -82,7 +79,7 @@ class Supervision:
         *lines, self._text = (self._text + text).split(b"\n")
         for line in map(json.loads, lines):
             if "error" in line:
-                raise CheckError(f"a process to check it in could not be started: {line['error']}")
+                raise ChildProcessError(f"a process could not be started: {line['error']}")
             if "status" in line:
                 self.statuses[line["index"]] = line["status"]
             else:
@@ -101,11 +98,20 @@ class Supervision:
         for number in self._numbers:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(number, signal.SIGKILL)
+        limit = time.monotonic() + PATIENCE
+        while self._kill_marked() and time.monotonic() < limit:
+            time.sleep(0.01)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _kill_marked(self) -> int:
+        """Kill the processes that have the folder in their environment; return how many there were."""
+        count = 0
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
                 if bytes(self.folder) in path.read_bytes():
                     os.kill(int(path.parent.name), signal.SIGKILL)
-        shutil.rmtree(self.folder, ignore_errors=True)
+                    count += 1
+        return count
 
     def describe_end(self, index: int) -> str:
         """Return how a process ended, as the rest of a sentence: "crashed with SIGSEGV"."""

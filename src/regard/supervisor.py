@@ -128,10 +128,11 @@ def descendants() -> list[int]:
     for path in glob.glob("/proc/[0-9]*/stat"):
         with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
             number, _, rest = file.read().partition(" ")
-            children.setdefault(int(rest.rpartition(")")[2].split()[1]), []).append(int(number))
+            parent = int(rest.rpartition(")")[2].split()[1])  # after the name, which may hold anything
+            children.setdefault(parent, []).append(int(number))
     found = [os.getpid()]
-    for number in found:  # grows while it is read
-        found += children.get(number, [])
+    for process in found:  # grows while it is read
+        found += children.get(process, [])
     return found[1:]
 
 
