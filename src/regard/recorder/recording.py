@@ -335,11 +335,11 @@ class Recording:
             seen.attention_mask = self._mask_of_layers(seen.ids.shape)
         if seen.attention_mask is not None and bool(seen.attention_mask.all()):
             seen.attention_mask = None
-        seen.seal()
         self._strips.clear()
         if self.decode is not None:
             seen.tokens = None if seen.ids is None else self.decode(seen.ids)
             seen.target_tokens = None if seen.target_ids is None else self.decode(seen.target_ids)
+        seen.seal()
 
     def _mask_of_layers(self, shape: torch.Size) -> Tensor | None:
         """Return the padding (B, T) in the layers' own masks, for models that take no `attention_mask`."""
