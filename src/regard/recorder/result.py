@@ -88,6 +88,8 @@ class Capture:
 
     def __getitem__(self, index: int | str | tuple[int | str, int]) -> AttentionMap:
         """Return the map of a layer (B, H, T, S) or of one head (B, T, S), by their numbers in the model."""
+        if isinstance(index, tuple) and len(index) != 2:
+            raise KeyError(f"expected seen[layer] or seen[layer, head], got {len(index)} of them: {index!r}")
         key, head = index if isinstance(index, tuple) else (index, None)
         layer = self.layer(key)
         if head is None:
