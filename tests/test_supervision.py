@@ -68,9 +68,10 @@ def test_each_process_has_its_environment_and_one_folder_for_temporary_files(tem
 
 
 def test_what_cannot_be_started_is_said(temporary: Path) -> None:
-    with pytest.raises(ChildProcessError, match="No such file"), Supervision("test") as processes:
+    with Supervision("test") as processes:
         processes.start([SLEEPS, ["/no/such/program"]], [{}, {}])
-        wait_for(processes, 1)
+        with pytest.raises(ChildProcessError, match="No such file"):
+            wait_for(processes, 1)
     assert list(temporary.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""The attack with few draws, the first of them on the command itself. A failure names its seed and its draw."""
+"""The attack with few draws, the first of them on the command itself. A failure names its seed and draw."""
 
 from __future__ import annotations
 
