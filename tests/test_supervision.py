@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from regard import supervision
 from regard.supervision import Supervision
 from tests.attack.signals import marked
 
@@ -95,11 +96,25 @@ def test_a_supervisor_that_is_ended_takes_all_with_it(number: signal.Signals, te
     assert list(temporary.iterdir()) == []
 
 
+def test_a_supervisor_that_was_stopped_is_not_waited_for(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "STUCK", 0.1)
+    with Supervision("test") as processes:
+        processes.start([SLEEPS], [{}])
+        processes.wait(60)
+        assert processes._supervisor is not None
+        processes._supervisor.send_signal(signal.SIGSTOP)
+    assert processes._supervisor.returncode == -signal.SIGKILL
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_fork_of_the_parent_does_not_keep_it_alive(tmp_path: Path) -> None:
     """The fork holds the other end of the supervisor's input open, and yet the parent is gone."""
     mark = f"3600.{os.getpid()}{time.monotonic_ns()}"
     code = f"""
 import os, time
+from regard import supervision
 from regard.supervision import Supervision
 with Supervision("test") as processes:
     processes.start([["sleep", "{mark}"]], [{{}}])

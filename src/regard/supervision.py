@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Self
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
+STUCK = 30.0  # seconds after which a supervisor is not waited for any more: someone has stopped it
 PATIENCE = 5.0  # seconds for killed processes to be gone
 FROM_OUTSIDE = {
     "SIGKILL": "was killed with {name} (from outside, or by the kernel when memory ran out)",
@@ -89,7 +90,11 @@ class Supervision:
         """End all processes and remove the folder."""
         if self._supervisor is None:
             return
-        self._supervisor.communicate()  # closes its standard input and waits for it
+        try:
+            self._supervisor.communicate(timeout=STUCK)  # closes its standard input and waits for it
+        except subprocess.TimeoutExpired:
+            self._supervisor.kill()
+            self._supervisor.communicate()
         if self._supervisor.returncode:
             self._clear()
 

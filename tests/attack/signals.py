@@ -148,7 +148,7 @@ from regard.supervision import Supervision
 folder, program, kind, count, closes = sys.argv[1:]
 with Supervision("attack") as processes:
     processes.start([[sys.executable, program, kind]] * int(count), [{}] * int(count))
-    while not processes.ended and len(processes.statuses) < int(count):
+    while not processes.ended and not processes.statuses:
         processes.wait(0.005)
         if closes == "True" and list(pathlib.Path(folder).glob("ready-*")):
             break
@@ -235,7 +235,7 @@ def attack(draws: int, seed: int) -> dict[str, int | float]:
         folder = Path(tempfile.mkdtemp(prefix="attack-"))
         try:
             seconds, count = strike(draw, folder)
-        except AssertionError as error:
+        except (AssertionError, subprocess.TimeoutExpired) as error:
             raise AssertionError(f"seed {seed}, draw {number}: {draw}: {error}") from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -263,7 +263,7 @@ def strike(draw: Draw, folder: Path) -> tuple[float, int]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            preexec_fn=no_core_dumps,
+            preexec_fn=prepare,
         )
     try:
         if draw.launcher != "timeout":
@@ -315,9 +315,12 @@ def send(number: signal.Signals, draw: Draw, process: subprocess.Popen[bytes], m
         os.kill(victim, number)
 
 
-def no_core_dumps() -> None:
-    """Have crashes leave no file."""
+def prepare() -> None:
+    """Have crashes leave no file, and no signal ignored, as those of a job in the background are."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for name in SIGNALS:
+        if name != "SIGKILL":
+            signal.signal(signal.Signals[name], signal.SIG_DFL)
 
 
 def marked(mark: str) -> dict[int, str]:

@@ -16,6 +16,8 @@ from regard.checker.checker import check
 from regard.checker.errors import CheckError
 from regard.checker.subject.locate import locate
 
+LONGEST = 2000  # characters of an error that are handed on; the code may have written any number into it
+
 
 def limit_memory(gigabytes: float) -> None:
     """Limit the memory that this process may allocate beyond what it has now. Only Linux supports this."""
@@ -71,7 +73,7 @@ def main() -> None:
         options |= {name: locate(options[name]) for name in ("cached", "oracle") if options.get(name)}
         write_line(report=check(thing, **options).to_dict())
     except CheckError as error:
-        write_line(error=str(error))
+        write_line(error=str(error)[:LONGEST])
     except BaseException as error:
         write_line(error=f"{request['spec']} could not be checked: {error_line(error)}")
     os._exit(0)  # without waiting for threads that the author's code may have started
