@@ -62,13 +62,14 @@ def test_a_report_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
 def test_names_and_messages_of_checked_code_are_shown(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\n"
-        f"def attention(q, k, v):\n    raise type({HOSTILE[:20]!r}, (Exception,), {{}})({HOSTILE!r})\n"
+        "def attention(q, k, v):\n"
+        f"    raise type({HOSTILE[:20]!r}, (KeyboardInterrupt,), {{}})({HOSTILE!r})\n"
         f"attention.__name__ = {HOSTILE!r}\n"
     )
     said = CliRunner().invoke(app, ["check", f"{tmp_path}/mine.py:attention", "--json"])
     assert said.exit_code == 2
     assert not UNSAFE.search(said.stdout)
-    assert "\x1b" not in json.loads(said.stdout)["error"]
+    assert "could not be checked: \\u001b[31mred" in json.loads(said.stdout)["error"]
 
 
 def test_an_error_shows_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("raise SystemExit(3)", "exited with code 3"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed with SIGSEGV"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed with SIGKILL (from outside, or by the kernel"),
-        ("os.kill(os.getpid(), signal.SIGTERM)", "was ended from outside with SIGTERM"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "was ended with SIGTERM (from outside"),
         ("os.kill(os.getpid(), signal.SIGRTMIN + 2)", "crashed with signal"),
     ],
 )

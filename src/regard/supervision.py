@@ -24,13 +24,13 @@ from typing import Self
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 STUCK = 30.0  # seconds after which a supervisor is not waited for any more: someone has stopped it
 PATIENCE = 5.0  # seconds for killed processes to be gone
-FROM_OUTSIDE = {
+SENT = {
     "SIGKILL": "was killed with {name} (from outside, or by the kernel when memory ran out)",
-    "SIGTERM": "was ended from outside with {name}",
-    "SIGINT": "was ended from outside with {name}",
-    "SIGHUP": "was ended from outside with {name}",
+    "SIGTERM": "was ended with {name} (from outside, or by itself)",
+    "SIGINT": "was ended with {name} (from outside, or by itself)",
+    "SIGHUP": "was ended with {name} (from outside, or by itself)",
 }
-"""How a process ended, by signal. Any other is a crash."""
+"""How a process ended, by the signal that ended it. Any other is a crash."""
 
 
 class Supervision:
@@ -129,7 +129,7 @@ class Supervision:
             name = signal.Signals(-status).name
         except ValueError:  # a real-time signal
             name = f"signal {-status}"
-        return FROM_OUTSIDE.get(name, "crashed with {name}").format(name=name)
+        return SENT.get(name, "crashed with {name}").format(name=name)
 
     def __enter__(self) -> Self:
         return self

@@ -138,6 +138,7 @@ def descendants() -> list[int]:
 
 def remove(folder: str) -> None:
     """Remove a folder, also where someone has taken away the right to."""
+    shutil.rmtree(folder, ignore_errors=True)
     for path, folders, _ in os.walk(folder):
         for name in (".", *folders):
             with contextlib.suppress(OSError):

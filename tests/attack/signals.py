@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -119,7 +120,7 @@ def litter():
     ready()
     while True:
         tempfile.mkdtemp()
-        time.sleep(0.001)
+        time.sleep(0.01)
 
 def finish():
     """Ends by itself."""
@@ -272,11 +273,14 @@ def strike(draw: Draw, folder: Path) -> tuple[float, int]:
         for name in draw.signals if draw.launcher != "timeout" else []:
             send(signal.Signals[name], draw, process, mark)
             time.sleep(draw.random.choice([0, 0.001, 0.03]))
-        status = process.wait(STARTING)
-        start = time.monotonic() if draw.launcher == "timeout" or draw.kind == "finish" else start
-        while (marked(mark) or list(temporary.iterdir())) and time.monotonic() < start + PATIENCE:
-            time.sleep(0.002)
-        seconds, left = time.monotonic() - start, marked(mark)
+        if draw.launcher == "timeout" or draw.kind == "finish":
+            process.wait(STARTING)
+            start = time.monotonic()
+        wait_until_gone(mark, temporary, besides={process.pid})
+        seconds = time.monotonic() - start
+        status = process.wait(PATIENCE)
+        wait_until_gone(mark, temporary)
+        left = marked(mark)
         said = (folder / "output").read_text(errors="replace")[-800:]
         assert not left, f"{len(left)} processes are left: {list(left.values())[:3]}"
         assert not list(temporary.iterdir()), f"left: {[x.name for x in temporary.iterdir()]}"
@@ -289,6 +293,15 @@ def strike(draw: Draw, folder: Path) -> tuple[float, int]:
         for number in marked(mark):
             os.kill(number, signal.SIGKILL)
     return seconds, count
+
+
+def wait_until_gone(mark: str, temporary: Path, besides: Collection[int] = ()) -> None:
+    """Wait until there is no process with the mark and no temporary file, or for as long as may be."""
+    limit = time.monotonic() + PATIENCE
+    while marked(mark).keys() - besides or any(temporary.iterdir()):
+        if time.monotonic() > limit:
+            return
+        time.sleep(0.002)
 
 
 def wait_for_moment(draw: Draw, process: subprocess.Popen[bytes], folder: Path) -> None:

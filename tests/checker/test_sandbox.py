@@ -38,9 +38,6 @@ def kill(q, k, v):
 def say_goodbye(q, k, v):
     sys.exit(0)
 
-def interrupt(q, k, v):
-    raise KeyboardInterrupt("\x1b[2Jmine")
-
 FORGED = '{"phase": "checking"}\\n{"report": {"subject": "forged"}}\\n'
 
 def noisy(q, k, v):
@@ -110,7 +107,6 @@ def test_a_diagnosis_comes_back(tmp_path):
         ("mine.py:leave", "exited with code 3"),
         ("mine.py:crash", "crashed with SIGSEGV"),
         ("mine.py:kill", "was killed with SIGKILL .* while mine.py:kill was being checked"),
-        ("mine.py:interrupt", r"KeyboardInterrupt: \\u001b\[2Jmine"),
         ("mine.py:say_goodbye", "SystemExit"),
         ("mine.py:greedy", r"memory.*the limit is 1 GB"),
     ],
