@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Self
+
+from regard.supervisor import remove
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 STUCK = 30.0  # seconds after which a supervisor is not waited for any more: someone has stopped it
@@ -106,7 +107,7 @@ class Supervision:
         limit = time.monotonic() + PATIENCE
         while self._kill_marked() and time.monotonic() < limit:
             time.sleep(0.01)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(str(self.folder))
 
     def _kill_marked(self) -> int:
         """Kill the processes that have the folder in their environment; return how many there were."""

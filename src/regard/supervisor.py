@@ -139,11 +139,12 @@ def descendants() -> list[int]:
 def remove(folder: str) -> None:
     """Remove a folder, also where someone has taken away the right to."""
     shutil.rmtree(folder, ignore_errors=True)
-    for path, folders, _ in os.walk(folder):
-        for name in (".", *folders):
-            with contextlib.suppress(OSError):
-                if not os.path.islink(os.path.join(path, name)):
-                    os.chmod(os.path.join(path, name), 0o700)
+    with contextlib.suppress(OSError):
+        os.chmod(folder, 0o700)
+        for path, folders, _ in os.walk(folder):
+            for inner in (os.path.join(path, name) for name in folders):
+                if not os.path.islink(inner):
+                    os.chmod(inner, 0o700)
     shutil.rmtree(folder, ignore_errors=True)
 
 
