@@ -181,6 +181,8 @@ class Draw:
             self.moment = "running"
         if self.moment == "running" and self.kind != "finish" and self.launcher != "timeout":
             self.victim = draw.choice(["parent", "parent", "parent", "supervisor", "worker"])
+        if self.victim == "supervisor" and self.kind == "sessions":
+            self.victim = "parent"  # nobody else can find what has neither its session nor its environment
         if self.victim != "parent":
             self.signals = ["SIGKILL"]
 
