@@ -51,7 +51,8 @@ def survey(
     """Read a corpus window by window, and write what every head does over all of it.
 
     A survey that was stopped or killed continues when the same command is given again, and its numbers are
-    the same to the last bit. So are those of several processes, started with torchrun.
+    the same to the last bit. So are those of several processes, started with torchrun. While it runs, no
+    other survey can write to its file.
 
     \b
     Examples:
@@ -60,7 +61,7 @@ def survey(
       torchrun --nproc-per-node 4 --no-python regard survey corpus.txt --out survey.parquet
     """
     from regard.cli.model import Model
-    from regard.heads.survey import SurveyModel
+    from regard.heads.survey import SurveyModel, check_out
     from regard.heads.survey import survey as run
     from regard.processes import process_group
 
@@ -70,6 +71,7 @@ def survey(
     if not corpus.is_file():
         raise ValueError(f"corpus: expected a text file, got {corpus}, which is not there")
     with process_group(device) as ranks:
+        ranks.on_main(lambda: check_out(out))  # before the model is opened
         opened = Model.open(model).to(ranks.device)
         reader = SurveyModel(
             opened.title, opened.maps, opened.encode, opened.start, opened.digest(), ranks.device

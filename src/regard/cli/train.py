@@ -76,7 +76,7 @@ def train(
     """Train a small GPT, and record its losses and what every head does as it learns.
 
     The default sizes are nanoGPT's for a CPU. A run that was stopped or killed continues with --resume and
-    ends with the same losses.
+    ends with the same losses. While it runs, no other run can use its folder.
 
     \b
     Examples:
@@ -88,7 +88,9 @@ def train(
     from regard.gpt.config import Config
     from regard.gpt.training.corpus import prepare, python_documentation, read
     from regard.gpt.training.settings import TrainingSettings
+    from regard.gpt.training.train import check_folder
     from regard.gpt.training.train import train as run
+    from regard.processes import is_main_process
 
     settings = TrainingSettings(
         steps=steps,
@@ -107,6 +109,8 @@ def train(
         precision=precision,
         compile=compile,
     )
+    if is_main_process():
+        check_folder(out)  # before the text is read and its tokens are learned
     text = python_documentation() if corpus is None else read(corpus)
     prepared = prepare(text, context_length, vocab_size)
     config = Config(
