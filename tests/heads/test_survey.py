@@ -144,8 +144,9 @@ def test_another_survey_is_not_continued(corpus: Path, reader: SurveyModel, tmp_
     corpus.write_text(corpus.read_text() + "more")
     with pytest.raises(ValueError, match="another corpus"):
         survey(reader, corpus, out, ranks=RANKS, length=32)
-    (tmp_path / "out.csv.partial").write_bytes(b"rubbish")
-    with pytest.raises(ValueError, match="no unfinished survey"):
+    for name in ("out.csv.partial", "out.csv.partial.previous"):
+        (tmp_path / name).write_bytes(b"rubbish")
+    with pytest.raises(ValueError, match=r"not a checkpoint that can be read.*--fresh"):
         survey(reader, corpus, out, ranks=RANKS, length=32)
     survey(reader, corpus, out, ranks=RANKS, length=32, fresh=True)
     assert out.exists()

@@ -103,7 +103,7 @@ def test_twenty_kills_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
         if (folder / "checkpoint.safetensors").exists():
             checkpoint = training_module.checkpoints.load(folder)  # always complete
             assert checkpoint is not None
-            resumed_from.add(checkpoint[1]["step"])
+            resumed_from.add(checkpoint.state["step"])
     to_its_end(folder)
     assert losses(folder) == losses(undisturbed)
     assert tensors(folder) == tensors(undisturbed)
@@ -292,7 +292,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
         run(tmp_path / "run", settings=wild)
     checkpoint = training_module.checkpoints.load(tmp_path / "run")
     assert checkpoint is not None
-    assert all(x.isfinite().all() for x in checkpoint[0].values())
+    assert all(x.isfinite().all() for x in checkpoint.tensors.values())
 
 
 @pytest.mark.parametrize(
