@@ -18,7 +18,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing.process import BaseProcess
@@ -29,6 +29,7 @@ import torch
 from safetensors import safe_open
 
 from regard.gpt import GPT, Config
+from regard.gpt.training.history import HEADS_FILE, METRICS_FILE
 from regard.heads.survey import SurveyModel, survey
 from regard.processes import Processes
 from tests.gpt.training import short_runs
@@ -51,6 +52,8 @@ class Subject(NamedTuple):
     """All that must be the same at the end of every run."""
     checkpoint: str
     """The name of the newest checkpoint in the folder; the previous one is named by it."""
+    is_ending: Callable[[Path], bool]
+    """Whether the run in a folder has done its work, and may end at any moment."""
 
 
 def train(folder: Path, resume: bool) -> bool:
@@ -63,6 +66,12 @@ def train_result(folder: Path) -> Any:
     with safe_open(folder / "checkpoint.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}  # noqa: SIM118
     return (folder / "model.safetensors").read_bytes(), losses(folder), tensors
+
+
+def train_is_ending(folder: Path) -> bool:
+    """Whether the last evaluation is in the history."""
+    metrics = folder / METRICS_FILE
+    return metrics.exists() and f'"step": {TRAINING.steps}, "validation"' in metrics.read_text()
 
 
 def describe_heads(folder: Path, resume: bool) -> bool:
@@ -87,9 +96,14 @@ def survey_result(folder: Path) -> Any:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def survey_is_ending(folder: Path) -> bool:
+    """Whether the table is there."""
+    return (folder / "out.csv").exists()
+
+
 SUBJECTS = (
-    Subject("training", train, train_result, "checkpoint.safetensors"),
-    Subject("survey", describe_heads, survey_result, "out.csv.partial"),
+    Subject("training", train, train_result, "checkpoint.safetensors", train_is_ending),
+    Subject("survey", describe_heads, survey_result, "out.csv.partial", survey_is_ending),
 )
 
 
@@ -127,11 +141,13 @@ class Attack:
         home.mkdir()
         (home / CORPUS).write_text(short_runs.text(600))
         self.figures: Counter[str] = Counter()
+        self.processes: list[BaseProcess] = []
 
     def start(self, resume: bool = True, file_size: int | None = None) -> BaseProcess:
         """Start a run in a process of its own."""
         process = FORKS.Process(target=work, args=(self.subject, self.folder, resume, file_size))
         process.start()
+        self.processes.append(process)
         self.figures["processes"] += 1
         return process
 
@@ -165,25 +181,33 @@ class Attack:
         files = (path for path in self.folder.iterdir() if not path.name.endswith("lock"))
         return {path.name: path.read_bytes() for path in files}
 
-    def wait_for_a_moment(self, process: BaseProcess) -> None:
-        """Wait until a few checkpoints have been written, and a little longer."""
+    @contextmanager
+    def moment(self, process: BaseProcess) -> Iterator[bool]:
+        """Halt a process after a few of its checkpoints, and a little later; True if it is at work then."""
         checkpoint = self.folder / self.subject.checkpoint
-        changes, before = self.draw.randint(0, 6), _state(checkpoint)
+        changes, before, wrote = self.draw.randint(0, 6), _state(checkpoint), False
         while changes and process.is_alive():
             time.sleep(0.0005)
-            now = _state(checkpoint)
-            changes -= now != before
-            before = now
+            if (now := _state(checkpoint)) != before:
+                changes, before, wrote = changes - 1, now, True
         time.sleep(self.draw.uniform(0, 0.03))
+        _send(process, signal.SIGSTOP)
+        try:
+            yield wrote and process.is_alive() and not self.subject.is_ending(self.folder)
+        finally:
+            _send(process, signal.SIGCONT)
 
-    def stop(self, process: BaseProcess, numbers: list[int]) -> int:
-        """Send signals to a run at a random moment, and return its exit code."""
-        self.wait_for_a_moment(process)
-        for number in numbers:
-            if process.is_alive() and process.pid is not None:
-                os.kill(process.pid, number)
-                self.figures["signals"] += 1
-        return self.end(process)
+    def stop(self, process: BaseProcess, number: int, times: int = 1) -> int:
+        """Send a signal to a run at a random moment, and return its exit code."""
+        with self.moment(process) as at_work:
+            _send(process, number)
+            self.figures["signals"] += 1
+        if times > 1:
+            _send(process, number)
+        code = self.end(process)
+        if at_work and number != signal.SIGKILL and times == 1:
+            assert code in (0, STOPPED), f"signal {number} ended a run that was at work: {code}"
+        return code
 
     # The attacks
 
@@ -192,7 +216,7 @@ class Attack:
         for _ in range(self.draw.randint(1, 3)):
             number = self.draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
             process = self.start()
-            code = self.stop(process, [number] * self.draw.choice([1, 1, 2]))
+            code = self.stop(process, number, self.draw.choice([1, 1, 2]))
             # Before its run begins, a process dies of a signal as any other does.
             unbegun = not (self.home / f"said-{process.pid}.json").exists()
             assert code in (0, STOPPED, -number) or (unbegun and number == signal.SIGINT), (code, number)
@@ -203,12 +227,13 @@ class Attack:
         self.finish()
 
     def flips(self) -> None:
-        """A flipped byte in the newest checkpoint, in the previous one, or in both."""
+        """A flipped byte in the newest checkpoint, in the previous one, in both, or in the history."""
         if not self.interrupted():
             return
-        files = [self.folder / (self.subject.checkpoint + suffix) for suffix in ("", ".previous")]
-        there = [file for file in files if file.exists()]
-        hit = [file for file in there if self.draw.random() < 0.7]
+        newest, previous = (self.folder / (self.subject.checkpoint + suffix) for suffix in ("", ".previous"))
+        history = [self.folder / name for name in (METRICS_FILE, HEADS_FILE)]
+        choice = self.draw.choice([[newest], [newest], [newest], [previous], [newest, previous], history])
+        hit = [file for file in choice if file.exists() and file.stat().st_size]
         for file in hit:
             data = bytearray(file.read_bytes())
             data[self.draw.randrange(len(data))] ^= 1 << self.draw.randrange(8)
@@ -218,15 +243,16 @@ class Attack:
         process = self.start()
         code = self.end(process)
         said = self.said(process)
-        if hit == there:
+        all_damaged = {newest, previous} & {self.folder / name for name in before} <= {*hit}
+        if all_damaged or (choice is history and code == REFUSED):
             assert code == REFUSED, f"damage in every checkpoint was not noticed: {code}, {said}"
-            assert self.subject.checkpoint in said["error"], said
+            assert hit[0].name in said["error"], said
             assert self.contents() == before, "a refused resume changed something"
             self.figures["refused: all damaged"] += 1
             return
         assert code == 0, said
-        if files[0] in hit:
-            assert any("checksum" in x or "not a checkpoint" in x for x in said["warnings"]), said
+        if newest in hit:
+            assert any("is used instead" in x for x in said["warnings"]), said
             self.figures["resumed from the previous"] += 1
         self.compare()
 
@@ -257,20 +283,14 @@ class Attack:
     def beside(self) -> None:
         """Starts and resumes beside a live run, which is not disturbed by them."""
         live = self.start()
-        self.wait_for_a_moment(live)
         for _ in range(self.draw.randint(1, 3)):
-            if not live.is_alive() or not any(self.folder.glob(".*lock")):
-                break
-            os.kill(live.pid or 0, signal.SIGSTOP)  # so that it certainly lives until the other has ended
-            try:
-                holds = live.is_alive() and any(self.folder.glob(".*lock"))
+            with self.moment(live) as at_work:
+                if not at_work:
+                    break
                 other = self.start(resume=self.draw.random() < 0.5)
-                code = self.end(other)
-            finally:
-                os.kill(live.pid or 0, signal.SIGCONT)
-            said = self.said(other)
-            if holds and code != 0:
-                assert (code, said["kind"]) == (REFUSED, "InUseError"), said
+                code, said = self.end(other), self.said(other)
+                assert (code, said["kind"]) == (REFUSED, "InUseError"), f"beside a live run: {code}, {said}"
+                assert f"process {live.pid} since" in said["error"], said
                 self.figures["refused: in use"] += 1
         assert self.end(live) == 0, self.said(live)
         self.compare()
@@ -285,7 +305,7 @@ class Attack:
     def interrupted(self) -> bool:
         """Leave an unfinished run in the folder; False if it was too fast."""
         process = self.start()
-        code = self.stop(process, [self.draw.choice([signal.SIGKILL, signal.SIGTERM])])
+        code = self.stop(process, self.draw.choice([signal.SIGKILL, signal.SIGTERM]))
         return code != 0 and (self.folder / self.subject.checkpoint).exists()
 
 
@@ -313,6 +333,9 @@ def attack(draws: int, seed: int) -> dict[str, int | float]:
                 raise AssertionError(
                     f"seed {seed}, draw {number}: {way.__name__} of {subject.name}: {error}"
                 ) from error
+            finally:
+                for process in attempt.processes:
+                    process.kill()  # nothing, unless an assertion failed
             worst = max(worst, time.monotonic() - began)
             figures[f"{way.__name__} of {subject.name}"] += 1
             figures += attempt.figures
@@ -345,3 +368,10 @@ def _state(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+def _send(process: BaseProcess, number: int) -> None:
+    """Send a signal to a process, if it lives."""
+    with suppress(ProcessLookupError):
+        if process.is_alive() and process.pid is not None:
+            os.kill(process.pid, number)

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,7 +94,8 @@ def survey(
         except KeyboardInterrupt:
             if ranks.is_main:
                 again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--fresh")])
-                typer.echo(f"stopped and saved; go on with: {again}", err=True)
+                with suppress(OSError):  # the terminal may be gone
+                    typer.echo(f"stopped and saved; go on with: {again}", err=True)
             raise typer.Exit(130) from None
         if ranks.is_main:
             named = sum(bool(row.labels) for row in table)

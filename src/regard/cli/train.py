@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -129,7 +130,8 @@ def train(
     result = run(config, prepared, out, settings, resume=resume, device=device)
     if not result.finished:
         again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
-        typer.echo(f"stopped at step {result.step} and saved; go on with: {again}", err=True)
+        with suppress(OSError):  # the terminal may be gone
+            typer.echo(f"stopped at step {result.step} and saved; go on with: {again}", err=True)
         raise typer.Exit(130)
     typer.echo(
         f"best validation loss {result.best_loss:.4f} after {result.step} steps; "
