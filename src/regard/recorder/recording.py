@@ -70,6 +70,10 @@ class Recording:
         for name, selection in (("layers", layers), ("heads", heads)):
             if isinstance(selection, int | str):
                 raise ValueError(f"{name}: expected a list, as [{selection!r}], got {selection!r}")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(f"dtype: expected a floating dtype such as torch.bfloat16, got {dtype!r}")
+        if heads is not None and not all(isinstance(head, int) for head in heads):
+            raise ValueError(f"heads: expected numbers of heads, got {list(heads)}")
         self.layers = None if layers is None else {str(layer) for layer in layers}
         self.heads = None if heads is None else sorted(set(heads))
         self.dtype, self.values, self.verify, self.join_calls = dtype, values, verify, join_calls
@@ -335,11 +339,11 @@ class Recording:
             seen.attention_mask = self._mask_of_layers(seen.ids.shape)
         if seen.attention_mask is not None and bool(seen.attention_mask.all()):
             seen.attention_mask = None
-        seen.seal()
         self._strips.clear()
         if self.decode is not None:
             seen.tokens = None if seen.ids is None else self.decode(seen.ids)
             seen.target_tokens = None if seen.target_ids is None else self.decode(seen.target_ids)
+        seen.seal()
 
     def _mask_of_layers(self, shape: torch.Size) -> Tensor | None:
         """Return the padding (B, T) in the layers' own masks, for models that take no `attention_mask`."""
@@ -365,6 +369,8 @@ class Recording:
             self._finish_layers()
         if self.forwards and self.layers is not None and not self.seen.layers and self._names:
             keys = ", ".join(map(repr, self._names))
-            raise ValueError(f"layers: expected some of those that ran ({keys}), got {sorted(self.layers)}")
+            raise ValueError(
+                f"layers: expected some of those that ran ({keys}), got {', '.join(sorted(self.layers))}"
+            )
         if self.seen.layers:
             self.store.finish(self.seen)
