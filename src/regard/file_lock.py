@@ -26,7 +26,9 @@ from regard.atomic import write_error
 if sys.platform != "win32":
     import fcntl
 
-SECONDS_FOR_OWNER = 1.0  # for which the second comer waits until the owner has written its name
+SECONDS_WITHOUT_OWNER = 1.0
+"""For so long a lock is tried again if it names no living owner: the owner has not yet written its name, or it
+was killed and a child that it had just forked has not yet run, to let go of the lock."""
 MAX_COMMAND = 200  # characters of the owner's command that are shown
 OWNER_FIELDS = {"pid": int, "host": str, "since": str, "command": str}
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # from a file system without flock
@@ -48,8 +50,12 @@ class FileLock:
         handle = _Handle(path)
         self.release = weakref.finalize(self, handle.release)
         try:
-            if not handle.take():
-                raise InUseError(f"{name}: {place} {_owner_message(path)}")
+            deadline = time.monotonic() + SECONDS_WITHOUT_OWNER
+            while not handle.take():
+                owner = _read_owner(path)
+                if owner is not None or time.monotonic() > deadline:
+                    raise InUseError(f"{name}: {place} {_owner_message(owner)}")
+                time.sleep(0.02)
             handle.write_owner()
         except BaseException as error:
             self.release()
@@ -158,9 +164,8 @@ def _this_process() -> dict[str, Any]:
     }
 
 
-def _owner_message(path: Path) -> str:
+def _owner_message(owner: dict[str, Any] | None) -> str:
     """Say who holds a lock and what can be done about it."""
-    owner = _read_owner(path)
     if owner is None:
         return "is in use by another process: wait until it ends, or choose another place"
     here = owner["host"] == socket.gethostname()
@@ -177,16 +182,12 @@ def _owner_message(path: Path) -> str:
 
 
 def _read_owner(path: Path) -> dict[str, Any] | None:
-    """The owner that a lock file names, a living process; None if it names none for a second."""
-    deadline = time.monotonic() + SECONDS_FOR_OWNER
-    while time.monotonic() < deadline:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            stored = json.loads(path.read_bytes())
-            owner = {name: kind(stored[name]) for name, kind in OWNER_FIELDS.items()}
-            # The file that a killed owner has left names it until the new owner has written its own name.
-            if owner["host"] != socket.gethostname() or _lives(owner["pid"]):
-                return owner
-        time.sleep(0.02)
+    """The owner that a lock file names; None if it names no process, or one that has ended."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        stored = json.loads(path.read_bytes())
+        owner = {name: kind(stored[name]) for name, kind in OWNER_FIELDS.items()}
+        if owner["host"] != socket.gethostname() or _lives(owner["pid"]):
+            return owner
     return None
 
 
