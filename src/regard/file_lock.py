@@ -27,8 +27,8 @@ if sys.platform != "win32":
     import fcntl
 
 SECONDS_WITHOUT_OWNER = 1.0
-"""For so long a lock is tried again if it names no living owner: the owner has not yet written its name, or it
-was killed and a child that it had just forked has not yet run, to let go of the lock."""
+"""For so long a lock is tried again if it names no living owner. The owner may not have written its name yet;
+or it was killed, and a child that it had just forked has not run yet, to let go of the lock."""
 MAX_COMMAND = 200  # characters of the owner's command that are shown
 OWNER_FIELDS = {"pid": int, "host": str, "since": str, "command": str}
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # from a file system without flock
