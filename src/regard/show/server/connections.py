@@ -1,0 +1,234 @@
+"""Connections: how many there may be, how long they may take, and which gives way when there are too many.
+
+uvicorn parses HTTP and bounds neither silent nor slow clients. A `ConnectionPool` counts the connections of a
+server and closes those that are overdue; a `Connection` is uvicorn's protocol that reports to its pool. A
+connection whose request was admitted is never closed in favour of another one. This file knows sockets, bytes
+and seconds; it does not know what is served or who may see it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from regard.show.server.limits import Limits
+
+ACCEPTED_AT_ONCE = 48
+"""Connections that are accepted before those that are there are heard."""
+QUEUE = 1024
+"""Connections that the system holds until they are accepted."""
+SWEEP = 0.5
+"""Seconds between two looks for connections that are overdue."""
+
+
+class ConnectionPool:
+    """The open connections of a server, by the address of their client."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.clients: dict[str, set[Connection]] = {}
+        self.descriptors = _usable_descriptors()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.clients.values()))
+
+    def protocol(self, **arguments: Any) -> Connection:
+        """Return a new connection; uvicorn calls this with its own arguments."""
+        return Connection(self, **arguments)
+
+    def add(self, connection: Connection) -> None:
+        """Take in a connection. If there are too many, the one that has sent least gives way."""
+        own = self.clients.setdefault(connection.address, set())
+        own.add(connection)
+        if len(own) > self.limits.per_client:
+            self._shed(own)
+        elif len(self) > self.limits.connections or connection.descriptor >= self.descriptors:
+            self._shed(chain.from_iterable(self.clients.values()))
+        if self._timer is None:
+            self._timer = connection.loop.call_later(SWEEP, self._sweep, connection.loop)
+
+    def discard(self, connection: Connection) -> None:
+        """Forget a connection that is closed."""
+        own = self.clients.get(connection.address, set())
+        own.discard(connection)
+        if not own:
+            self.clients.pop(connection.address, None)
+
+    def _shed(self, crowd: Iterable[Connection]) -> None:
+        """Close the connection of a crowd that is least likely to be a reader's, if there is one."""
+        idle = [connection for connection in crowd if not connection.is_serving]
+        if idle:
+            self._end(min(idle, key=lambda connection: connection.merit))
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close the connections that are overdue, and look again later while there are others."""
+        for connection in [*chain.from_iterable(self.clients.values())]:
+            if connection.is_overdue():
+                self._end(connection)
+        self._timer = loop.call_later(SWEEP, self._sweep, loop) if self.clients else None
+
+    def _end(self, connection: Connection) -> None:
+        """Close a connection at once."""
+        self.discard(connection)
+        connection.transport.abort()
+
+
+class Connection(H11Protocol):
+    """A client's connection: uvicorn's protocol with limits on time, and an end that a client can read.
+
+    Arguments:
+        pool: the connections that this one belongs to.
+        arguments: those of uvicorn's protocol.
+    """
+
+    def __init__(self, pool: ConnectionPool, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.pool, self.limits = pool, pool.limits
+        self.address, self.descriptor = "", -1
+        self.is_known = False  # whether it has carried an admitted request
+        self.received = 0  # bytes of the request that is arriving
+        self.since = self.read_at = self.loop.time()  # when that began, and when the client last read
+        self.unread = 0  # bytes that the client had not read at the last look
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take in the connection."""
+        super().connection_made(cast(asyncio.Transport, LingeringTransport(transport, self)))
+        self.address = self.client[0] if self.client else ""
+        self.descriptor = transport.get_extra_info("socket").fileno()
+        self.pool.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self.pool.discard(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what has come, unless the answer is already given."""
+        if self.transport.is_closing():
+            cast(LingeringTransport, self.transport).drop(data)
+            return
+        if not self.received:
+            self.since = self.loop.time()
+        self.received += len(data)
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or close if the rest of this one is not wanted."""
+        self.is_known |= self._was_admitted
+        self.since, self.received = self.loop.time(), 0
+        if self.conn.their_state is h11.SEND_BODY:
+            self.transport.close()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, unless a response has already begun."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        super().send_400_response(msg)
+        if self._is_in_flight:  # the application would answer a second time
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def shutdown(self) -> None:
+        """End with the server."""
+        if self.transport.is_closing():
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether an admitted request is arriving, computed or sent."""
+        if self._is_in_flight:
+            return self._was_admitted
+        return self.is_known and self.transport.get_write_buffer_size() > 0
+
+    @property
+    def merit(self) -> tuple[bool, float]:
+        """How likely this is a reader: whether it is known, then the bytes a second of what is arriving.
+
+        A new connection begins with a credit, so that it outlives those that have been silent for longer.
+        """
+        return self.is_known, (self.received + 1000) / (self.loop.time() - self.since + 1)
+
+    @property
+    def expects_more(self) -> bool:
+        """Whether the client may still be sending a request that is already answered."""
+        return self.conn.their_state in (h11.SEND_BODY, h11.ERROR) or bool(self.conn.trailing_data[0])
+
+    def is_overdue(self) -> bool:
+        """Return whether the client has been silent, or too slow, for too long."""
+        now, unread = self.loop.time(), self.transport.get_write_buffer_size()
+        if unread < self.unread or not unread:
+            self.read_at = now
+        self.unread = unread
+        if unread:
+            return now - self.read_at > self.limits.stalled
+        if self._is_in_flight and not self.cycle.more_body:
+            return False
+        return now - self.since > self.limits.patience + self.received / self.limits.pace
+
+    @property
+    def _is_in_flight(self) -> bool:
+        """Whether there is a request whose response is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _was_admitted(self) -> bool:
+        """Whether the latest request was admitted."""
+        return self.scope is not None and bool(self.scope["state"].get("admitted"))
+
+
+class LingeringTransport:
+    """A transport whose `close` lets a client that is still sending read the response first.
+
+    A socket that is closed with unread bytes resets the connection, and the response is lost. So the writing
+    half is closed, and what the client sends is dropped until it ends, up to a limit.
+    """
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        self.transport, self.connection = transport, connection
+        self.lingers, self.dropped = False, 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what is not defined here from the transport itself."""
+        return getattr(self.transport, name)
+
+    def is_closing(self) -> bool:
+        """Return whether `close` was called."""
+        return self.lingers or self.transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection once everything is written and the client has ended its request."""
+        if self.is_closing():
+            return
+        if not self.connection.expects_more:
+            self.transport.close()
+            return
+        self.lingers = True
+        self.transport.write_eof()
+        self.transport.resume_reading()
+
+    def drop(self, data: bytes) -> None:
+        """Drop what came after the answer; close when it is too much."""
+        self.dropped += len(data)
+        if self.dropped > self.connection.limits.dropped:
+            self.transport.abort()
+
+
+def _usable_descriptors() -> int:
+    """Return the file descriptor from which on connections give way: the rest is left to the process."""
+    if sys.platform == "win32":  # where a process has no such limit
+        return sys.maxsize
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft * 3 // 4
