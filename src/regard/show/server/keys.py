@@ -1,9 +1,9 @@
 """The secrets of a server, and which of them a request needs.
 
-Anyone on the machine can connect to a port of loopback, so the page needs a key there, too. The *token* stands
-in the address that is printed; the page keeps it in its origin's storage and sends it in a header with every
-question. A *cookie* opens the page's own files and nothing more: browsers send cookies to every port of a
-host, so that another user's server may get to see it. A *ticket* is exchanged for the token, by clients of
+Anyone on the machine can connect to a port of loopback, so the page needs a key there, too. The *token*
+stands in the address that is printed; the page keeps it in its origin's storage and sends it in a header with
+every question. A *cookie* opens the page's own files and nothing more: browsers send cookies to every port of
+a host, so that another user's server may get to see it. A *ticket* is exchanged for the token, by clients of
 this user only: the command line that opens a browser is visible to every user of the machine.
 
 This file knows headers and sockets; it does not know what is served.
@@ -31,70 +31,64 @@ class Keys:
     """
 
     def __init__(self, port: int) -> None:
-        self.port = port
+        self.port, self.cookie_name = port, f"regard-{port}"
         self.token, self.cookie, self.ticket = (secrets.token_urlsafe(24) for _ in range(3))
 
     @property
     def set_cookie(self) -> str:
         """The header that gives a browser the cookie. It ends with the browser's session."""
-        return f"regard-{self.port}={self.cookie}; Path=/; HttpOnly; SameSite=Strict"
+        return f"{self.cookie_name}={self.cookie}; Path=/; HttpOnly; SameSite=Strict"
 
     def open_page(self, query: bytes) -> bool:
-        """Return whether the query of an address holds the token, once."""
-        return _matches(_parameter(query, "token"), self.token)
+        """Return whether the query of an address holds the token."""
+        return _match_once(parameters(query, "token"), self.token)
 
     def redeem(self, query: bytes, client: tuple[str, int] | None) -> bool:
         """Return whether the query holds the ticket, and the client is a process of this user."""
-        return _matches(_parameter(query, "ticket"), self.ticket) and is_own_process(client, self.port)
+        return _match_once(parameters(query, "ticket"), self.ticket) and is_own_process(client, self.port)
 
     def open_files(self, headers: Headers) -> bool:
-        """Return whether a request may have the page's own files."""
-        name = f"regard-{self.port}"
-        cookies = [
-            part.strip().partition("=") for line in headers.getlist("cookie") for part in line.split(";")
-        ]
-        matching = [_matches(value, self.cookie) for key, _, value in cookies if key == name]
-        return any(matching) or self.open_data(headers)
+        """Return whether a request may have the page's own files. Other ports may have added cookies."""
+        pairs = [pair.strip() for line in headers.getlist("cookie") for pair in line.split(";")]
+        prefix = f"{self.cookie_name}="
+        values = [pair.removeprefix(prefix) for pair in pairs if pair.startswith(prefix)]
+        return any([_match(value, self.cookie) for value in values]) or self.open_data(headers)
 
     def open_data(self, headers: Headers) -> bool:
         """Return whether a request may have anything: it has one Authorization header, with the token."""
-        values = headers.getlist("authorization")
-        scheme, _, value = values[0].partition(" ") if len(values) == 1 else ("", "", "")
-        return scheme.lower() == "bearer" and _matches(value, self.token)
+        return _match_once(headers.getlist("authorization"), f"Bearer {self.token}")
 
 
 def can_tell_users() -> bool:
     """Return whether this system says whose a connection is."""
-    return hasattr(os, "getuid") and SOCKETS[0].exists()
+    return hasattr(os, "geteuid") and SOCKETS[0].exists()
 
 
 def is_own_process(client: tuple[str, int] | None, port: int) -> bool:
     """Return whether the socket of a client on this machine, connected to `port`, belongs to this user."""
     if client is None or not can_tell_users():
         return False
-    owners = {
-        int(fields[7])
-        for table in SOCKETS
-        if table.exists()
-        for fields in (line.split() for line in table.read_text().splitlines()[1:])
-        if (_port(fields[1]), _port(fields[2])) == (client[1], port)
-    }
-    return owners == {os.getuid()}
+    rows = [line.split() for table in SOCKETS if table.exists() for line in table.read_text().splitlines()]
+    owners = {row[7] for row in rows if (_port(row[1]), _port(row[2])) == (client[1], port)}
+    return owners == {str(os.geteuid())}
 
 
 def _port(endpoint: str) -> int:
-    """Return the port of an endpoint as Linux writes it, such as 0100007F:1F90."""
-    return int(endpoint.rpartition(":")[2], 16)
+    """Return the port of an endpoint as Linux writes it, such as 0100007F:1F90; -1 in the table's heading."""
+    digits = endpoint.rpartition(":")[2]
+    return int(digits, 16) if ":" in endpoint else -1
 
 
-def _parameter(query: bytes, name: str) -> str:
-    """Return the value of a parameter that stands in a query once, or an empty string."""
-    values = (
-        parse_qs(query.decode("latin-1"), max_num_fields=100).get(name, []) if name.encode() in query else []
-    )
-    return values[0] if len(values) == 1 else ""
+def parameters(query: bytes, name: str) -> list[str]:
+    """Return the values of a parameter in a query."""
+    return parse_qs(query.decode("latin-1"), keep_blank_values=True).get(name, [])
 
 
-def _matches(value: str, secret: str) -> bool:
+def _match_once(values: list[str], secret: str) -> bool:
+    """Return whether there is one value, and it is the secret."""
+    return len(values) == 1 and _match(values[0], secret)
+
+
+def _match(value: str, secret: str) -> bool:
     """Compare a value with a secret in a time that does not depend on where they differ."""
     return hmac.compare_digest(value.encode("utf-8", "surrogatepass"), secret.encode())
