@@ -19,21 +19,30 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from regard.show.server.limits import Limits
 
-ACCEPTED_AT_ONCE = 48
+ACCEPTED_AT_ONCE = 8
 """Connections that are accepted before those that are there are heard."""
 QUEUE = 1024
 """Connections that the system holds until they are accepted."""
+NEW = 1.0
+"""Seconds for which a connection is new."""
+USUAL_HEAD = 2000
+"""Bytes of a usual request without its body."""
 SWEEP = 0.5
 """Seconds between two looks for connections that are overdue."""
 
 
 class ConnectionPool:
-    """The open connections of a server, by the address of their client."""
+    """The open connections of a server, by the address of their client.
+
+    They take at most half of the process's file descriptors; one client has at most three quarters of them.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.clients: dict[str, set[Connection]] = {}
-        self.descriptors = _usable_descriptors()
+        self.descriptors = _count_descriptors()
+        self.most = min(limits.connections, self.descriptors // 2)
+        self.most_per_client = min(limits.per_client, self.most * 3 // 4)
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -47,9 +56,10 @@ class ConnectionPool:
         """Take in a connection. If there are too many, the one that has sent least gives way."""
         own = self.clients.setdefault(connection.address, set())
         own.add(connection)
-        if len(own) > self.limits.per_client:
+        is_scarce = connection.descriptor >= self.descriptors * 3 // 4  # a new one has the lowest free number
+        if len(own) > self.most_per_client:
             self._shed(own)
-        elif len(self) > self.limits.connections or connection.descriptor >= self.descriptors:
+        elif len(self) > self.most or is_scarce:
             self._shed(chain.from_iterable(self.clients.values()))
         if self._timer is None:
             self._timer = connection.loop.call_later(SWEEP, self._sweep, connection.loop)
@@ -152,12 +162,15 @@ class Connection(H11Protocol):
         return self.is_known and self.transport.get_write_buffer_size() > 0
 
     @property
-    def merit(self) -> tuple[bool, float]:
-        """How likely this is a reader: whether it is known, then the bytes a second of what is arriving.
+    def merit(self) -> tuple[bool, bool, float]:
+        """How likely this is a reader: known, or else new, or else sending something.
 
-        A new connection begins with a credit, so that it outlives those that have been silent for longer.
+        A reader's request follows its connection at once, so a new connection outlives those that have been
+        silent or slow for longer. More bytes than a usual request has are no merit.
         """
-        return self.is_known, (self.received + 1000) / (self.loop.time() - self.since + 1)
+        age = self.loop.time() - self.since
+        is_new = age < NEW
+        return self.is_known, is_new, -age if is_new else min(self.received, USUAL_HEAD) / age
 
     @property
     def expects_more(self) -> bool:
@@ -174,7 +187,8 @@ class Connection(H11Protocol):
             return now - self.read_at > self.limits.stalled
         if self._is_in_flight and not self.cycle.more_body:
             return False
-        return now - self.since > self.limits.patience + self.received / self.limits.pace
+        allowance = self.received / self.limits.pace if self._is_in_flight else 0
+        return now - self.since > self.limits.patience + allowance
 
     @property
     def _is_in_flight(self) -> bool:
@@ -213,7 +227,7 @@ class LingeringTransport:
         if not self.connection.expects_more:
             self.transport.close()
             return
-        self.lingers = True
+        self.lingers, self.connection.since = True, self.connection.loop.time()
         self.transport.write_eof()
         self.transport.resume_reading()
 
@@ -224,11 +238,11 @@ class LingeringTransport:
             self.transport.abort()
 
 
-def _usable_descriptors() -> int:
-    """Return the file descriptor from which on connections give way: the rest is left to the process."""
-    if sys.platform == "win32":  # where a process has no such limit
+def _count_descriptors() -> int:
+    """Return how many file descriptors the process may have."""
+    if sys.platform == "win32":  # where there is no such limit
         return sys.maxsize
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft * 3 // 4
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft

@@ -36,9 +36,9 @@ class Limits:
     head: int = 1 << 15
     """Maximum size of a request's line and headers, in bytes."""
     patience: float = 30.0
-    """Seconds within which a request must arrive. An idle connection is kept for as long."""
+    """Seconds within which the head of a request must arrive. An idle connection is kept for as long."""
     pace: int = 100
-    """Bytes a second at which a request must arrive, on average, when it takes longer than `patience`."""
+    """Bytes a second at which a body must arrive, on average, after `patience`."""
     stalled: float = 300.0
     """Seconds after which a client that reads nothing of its response is disconnected."""
     dropped: int = 64 << 20
