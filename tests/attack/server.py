@@ -227,17 +227,17 @@ def pipeline(attacked: Target, client: socket.socket) -> Iterator[bytes]:
     yield attacked.head("GET / HTTP/1.1", "Accept: text/html") * 50
 
 
-HABITS = (
+Habit = Callable[[Target, socket.socket], Iterator[bytes]]
+STRANGERS: tuple[Habit, ...] = (
     be_silent,
     send_head_slowly,
-    send_body_slowly,
     send_chunks_forever,
-    never_read,
     close_half,
     send_long_line,
     pipeline,
 )
-Habit = Callable[[Target, socket.socket], Iterator[bytes]]
+OWNERS: tuple[Habit, ...] = (send_body_slowly, never_read)
+"""Habits with the key: their requests are served like any other, so that they may take a reader's place."""
 
 
 class Crowd:
@@ -263,6 +263,12 @@ class Crowd:
         """Close what is still open."""
         for client, _ in self.clients:
             client.close()
+
+
+def draw_crowd(draw: random.Random, count: int) -> list[Habit]:
+    """Return drawn habits of so many clients, some of whom have the key."""
+    owners = draw.choices(OWNERS, k=min(60, count // 4))
+    return draw.sample([*owners, *draw.choices(STRANGERS, k=count - len(owners))], count)
 
 
 def press(attacked: Target, habits: list[Habit], reads: int) -> dict[str, int | float]:
@@ -535,14 +541,18 @@ def attack(draws: int, seed: int) -> dict[str, int | float]:
         figures |= send_drawn_requests(attacked, draws, seed)
         crowds: dict[str, list[Habit]] = {
             "silent": [be_silent] * 330,
-            "mixed": draw.choices(HABITS, k=330 if is_long else 120),
+            "mixed": draw_crowd(draw, 330 if is_long else 120),
         }
         if is_long:
             many = raise_own_limit(2000)
-            crowds |= {habit.__name__: [habit] * 400 for habit in HABITS}
-            crowds |= {"many silent": [be_silent] * many, "many mixed": draw.choices(HABITS, k=many)}
+            crowds |= {habit.__name__: [habit] * 400 for habit in STRANGERS}
+            crowds |= {habit.__name__: [habit] * 60 for habit in OWNERS}
+            crowds |= {"many silent": [be_silent] * many, "many mixed": draw_crowd(draw, many)}
         for name, habits in crowds.items():
-            pressed = press(attacked, habits, 1500 if is_long else 40)
+            try:
+                pressed = press(attacked, habits, 1500 if is_long else 40)
+            except AssertionError as failure:
+                raise AssertionError(f"seed {seed}, crowd {name}: {failure}") from failure
             figures |= {f"{name}: {figure}": value for figure, value in pressed.items()}
         slow, silent = (50, 330) if is_long else (10, 60)
         figures |= mix_with_slow_readers(attacked, slow, silent, 1500 if is_long else 40)
