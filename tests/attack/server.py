@@ -206,7 +206,7 @@ def send_chunks_forever(attacked: Target, client: socket.socket) -> Iterator[byt
 
 def never_read(attacked: Target, client: socket.socket) -> Iterator[bytes]:
     """Ask for much, with the key, and read none of it."""
-    yield attacked.head("GET /api/tile?text=0&layer=0&head=0&z=0&i=0&j=0 HTTP/1.1", key=True) * 20
+    yield attacked.head("GET /api/tile?text=0&layer=0&head=0&z=0&i=0&j=0 HTTP/1.1", key=True) * 8
 
 
 def close_half(attacked: Target, client: socket.socket) -> Iterator[bytes]:
@@ -277,7 +277,7 @@ def press(attacked: Target, habits: list[Habit], reads: int) -> dict[str, int | 
     with Readers(attacked, 6) as readers:
         crowd = Crowd(attacked, habits)
         most = attacked.descriptors()
-        end, gone = time.monotonic() + 3 * attacked.patience + 3, False
+        end, gone = time.monotonic() + 3 * attacked.patience + 10, False
         while not gone or len(readers.seconds) < reads:
             crowd.act()
             time.sleep(0.1)

@@ -9,6 +9,7 @@ and seconds; it does not know what is served or who may see it.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import sys
 from collections.abc import Iterable
 from itertools import chain
@@ -23,6 +24,10 @@ ACCEPTED_AT_ONCE = 8
 """Connections that are accepted before those that are there are heard."""
 QUEUE = 1024
 """Connections that the system holds until they are accepted."""
+HEARD = 0.2
+"""Seconds after which a client that sends something at once has done so."""
+TURNS = 5
+"""Turns of the event loop after which what a client has sent is read, and its request admitted."""
 NEW = 1.0
 """Seconds for which a connection is new."""
 USUAL_HEAD = 2000
@@ -53,14 +58,19 @@ class ConnectionPool:
         return Connection(self, **arguments)
 
     def add(self, connection: Connection) -> None:
-        """Take in a connection. If there are too many, the one that has sent least gives way."""
+        """Take in a connection. If there are too many, those that have sent least give way.
+
+        Until a connection has been heard, it gives way only if file descriptors become scarce.
+        """
         own = self.clients.setdefault(connection.address, set())
         own.add(connection)
         is_scarce = connection.descriptor >= self.descriptors * 3 // 4  # a new one has the lowest free number
-        if len(own) > self.most_per_client:
-            self._shed(own)
-        elif len(self) > self.most or is_scarce:
-            self._shed(chain.from_iterable(self.clients.values()))
+        if is_scarce:
+            self._shed(self._all(), 1)
+        elif len(own) > self.most_per_client:
+            self._shed([one for one in own if one.was_heard], len(own) - self.most_per_client)
+        elif len(self) > self.most:
+            self._shed([one for one in self._all() if one.was_heard], len(self) - self.most)
         if self._timer is None:
             self._timer = connection.loop.call_later(SWEEP, self._sweep, connection.loop)
 
@@ -71,15 +81,19 @@ class ConnectionPool:
         if not own:
             self.clients.pop(connection.address, None)
 
-    def _shed(self, crowd: Iterable[Connection]) -> None:
-        """Close the connection of a crowd that is least likely to be a reader's, if there is one."""
-        idle = [connection for connection in crowd if not connection.is_serving]
-        if idle:
-            self._end(min(idle, key=lambda connection: connection.merit))
+    def _all(self) -> list[Connection]:
+        """Return the connections of every client."""
+        return [*chain.from_iterable(self.clients.values())]
+
+    def _shed(self, crowd: Iterable[Connection], count: int) -> None:
+        """Close so many connections of a crowd: those least likely to be a reader's, none that is served."""
+        idle = [one for one in crowd if not one.is_serving]
+        for connection in heapq.nsmallest(count, idle, key=lambda one: one.merit):
+            self._end(connection)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close the connections that are overdue, and look again later while there are others."""
-        for connection in [*chain.from_iterable(self.clients.values())]:
+        for connection in self._all():
             if connection.is_overdue():
                 self._end(connection)
         self._timer = loop.call_later(SWEEP, self._sweep, loop) if self.clients else None
@@ -102,6 +116,7 @@ class Connection(H11Protocol):
         super().__init__(**arguments)
         self.pool, self.limits = pool, pool.limits
         self.address, self.descriptor = "", -1
+        self.turns = TURNS  # of the event loop until what the client has sent at once is read
         self.is_known = False  # whether it has carried an admitted request
         self.received = 0  # bytes of the request that is arriving
         self.since = self.read_at = self.loop.time()  # when that began, and when the client last read
@@ -112,7 +127,14 @@ class Connection(H11Protocol):
         super().connection_made(cast(asyncio.Transport, LingeringTransport(transport, self)))
         self.address = self.client[0] if self.client else ""
         self.descriptor = transport.get_extra_info("socket").fileno()
+        self._listen(TURNS)
         self.pool.add(self)
+
+    def _listen(self, turns: int) -> None:
+        """Count down the turns of the event loop in which the client can be heard."""
+        self.turns = turns
+        if turns:
+            self.loop.call_soon(self._listen, turns - 1)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -162,15 +184,24 @@ class Connection(H11Protocol):
         return self.is_known and self.transport.get_write_buffer_size() > 0
 
     @property
-    def merit(self) -> tuple[bool, bool, float]:
-        """How likely this is a reader: known, or else new, or else sending something.
+    def was_heard(self) -> bool:
+        """Whether there was time to hear the client."""
+        return not self.turns and self.age >= HEARD
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was opened, or since the request that is arriving began."""
+        return self.loop.time() - self.since
+
+    @property
+    def merit(self) -> tuple[bool, bool, bool, float]:
+        """How likely this is a reader: known, or else not heard yet, or else new, or else sending something.
 
         A reader's request follows its connection at once, so a new connection outlives those that have been
         silent or slow for longer. More bytes than a usual request has are no merit.
         """
-        age = self.loop.time() - self.since
-        is_new = age < NEW
-        return self.is_known, is_new, -age if is_new else min(self.received, USUAL_HEAD) / age
+        is_new, pace = self.age < NEW, min(self.received, USUAL_HEAD) / (self.age + 1)
+        return self.is_known, not self.was_heard, is_new, -self.age if is_new else pace
 
     @property
     def expects_more(self) -> bool:
@@ -188,7 +219,7 @@ class Connection(H11Protocol):
         if self._is_in_flight and not self.cycle.more_body:
             return False
         allowance = self.received / self.limits.pace if self._is_in_flight else 0
-        return now - self.since > self.limits.patience + allowance
+        return self.age > self.limits.patience + allowance
 
     @property
     def _is_in_flight(self) -> bool:

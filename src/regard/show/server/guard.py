@@ -46,6 +46,7 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "no-store",
 }
+CLOSE = {"connection": "close"}  # a stranger gets one answer a connection
 OTHER_PAGE = "this request comes from another page: only the server's own page may send requests"
 
 
@@ -148,9 +149,9 @@ class Guard:
             self._check_origin(scope, headers)
         except NoKeyError as refusal:
             wants_page = "text/html" in headers.get("accept", "")
-            return self.refusal_page.response() if wants_page else _json(refusal)
+            return self.refusal_page.response() if wants_page else _refuse(refusal)
         except RefusedError as refusal:
-            return _json(refusal)
+            return _refuse(refusal)
         return None
 
     def _check_host(self, headers: Headers) -> None:
@@ -190,7 +191,7 @@ class RefusalPage:
 
     def response(self) -> Response:
         """Return the page as a response."""
-        return HTMLResponse(self.text, 403, {"content-security-policy": self.policy})
+        return HTMLResponse(self.text, 403, {**CLOSE, "content-security-policy": self.policy})
 
 
 def _is_page(scope: Scope) -> bool:
@@ -198,6 +199,6 @@ def _is_page(scope: Scope) -> bool:
     return scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
 
 
-def _json(refusal: RefusedError) -> Response:
+def _refuse(refusal: RefusedError) -> Response:
     """Return a refusal as JSON."""
-    return JSONResponse({"error": str(refusal)}, refusal.status)
+    return JSONResponse({"error": str(refusal)}, refusal.status, CLOSE)
