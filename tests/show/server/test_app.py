@@ -695,20 +695,21 @@ def test_silent_connections_give_way_and_those_that_are_served_stay(
     serve: Callable[..., BackgroundServer],
 ) -> None:
     slow = Slow()
-    running = serve(read=slow, limits=Limits(per_client=8))
+    running = serve(read=slow, limits=Limits(connections=12))
     with closing(begin(running, "/api/capture", {"text": "a"})) as served:
         assert slow.began.wait(30)
         silent = []
         for _ in range(40):
             silent.append(connect(running))
             assert ask(running, "/api/meta").status == 200
-        assert len(running.pool) <= 8
+        assert len(running.pool) <= 15  # a quarter more, until they have been heard
+        wait_until(lambda: len(running.pool) <= 9)  # of one client
         slow.go_on.set()
         answer = b""
         while not answer.endswith(b"0\r\n\r\n"):
             answer += served.recv(4096)
         assert b'{"text": 1}' in answer
-        for client in silent[:30]:
+        for client in silent[:28]:
             assert client.recv(1) == b""
     for client in silent:
         client.close()
@@ -799,9 +800,11 @@ def test_what_is_not_http_is_refused_also_in_the_middle_of_a_request(
     head = request(
         running, "POST /api/capture", "Content-Type: application/json", "Transfer-Encoding: chunked"
     )
-    for sent in (b"nonsense\r\n\r\n", long, head + b"4\r\nabcdzz\r\n"):
+    for sent in (b"nonsense\r\n\r\n", long, head + b"4\r\nabcdzz\r\n", b"HEAD" + head[4:] + b"zz\r\n"):
         with closing(connect(running, sent)) as client:
-            assert client.recv(4096).startswith(b"HTTP/1.1 400 ")
+            answer = b"".join(iter(lambda: client.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"error": "expected an HTTP request"}
     slow = Slow()
     running = serve(read=slow)
     with closing(begin(running, "/api/capture", {"text": "a"})) as client:

@@ -24,6 +24,18 @@ ACCEPTED_AT_ONCE = 8
 """Connections that are accepted before those that are there are heard."""
 QUEUE = 1024
 """Connections that the system holds until they are accepted."""
+NOT_HTTP = b"\r\n".join(
+    (
+        b"HTTP/1.1 400 Bad Request",
+        b"content-type: application/json",
+        b"content-length: 36",
+        b"x-content-type-options: nosniff",
+        b"cache-control: no-store",
+        b"connection: close",
+        b"",
+        b'{"error":"expected an HTTP request"}',
+    )
+)
 HEARD = 0.2
 """Seconds after which a client that sends something at once has done so."""
 TURNS = 5
@@ -60,17 +72,14 @@ class ConnectionPool:
     def add(self, connection: Connection) -> None:
         """Take in a connection. If there are too many, those that have sent least give way.
 
-        Until a connection has been heard, it gives way only if file descriptors become scarce.
+        Until a connection has been heard, it gives way only if there is no more room at all.
         """
         own = self.clients.setdefault(connection.address, set())
         own.add(connection)
         is_scarce = connection.descriptor >= self.descriptors * 3 // 4  # a new one has the lowest free number
-        if is_scarce:
+        if is_scarce or len(self) > self.most * 5 // 4:
             self._shed(self._all(), 1)
-        elif len(own) > self.most_per_client:
-            self._shed([one for one in own if one.was_heard], len(own) - self.most_per_client)
-        elif len(self) > self.most:
-            self._shed([one for one in self._all() if one.was_heard], len(self) - self.most)
+        self._trim(own)
         if self._timer is None:
             self._timer = connection.loop.call_later(SWEEP, self._sweep, connection.loop)
 
@@ -85,6 +94,13 @@ class ConnectionPool:
         """Return the connections of every client."""
         return [*chain.from_iterable(self.clients.values())]
 
+    def _trim(self, own: set[Connection]) -> None:
+        """Close the connections of one client and of all that are too many, of those that have been heard."""
+        if (excess := len(own) - self.most_per_client) > 0:
+            self._shed([one for one in own if one.was_heard], excess)
+        if (excess := len(self) - self.most) > 0:
+            self._shed([one for one in self._all() if one.was_heard], excess)
+
     def _shed(self, crowd: Iterable[Connection], count: int) -> None:
         """Close so many connections of a crowd: those least likely to be a reader's, none that is served."""
         idle = [one for one in crowd if not one.is_serving]
@@ -92,10 +108,12 @@ class ConnectionPool:
             self._end(connection)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close the connections that are overdue, and look again later while there are others."""
+        """Close the connections that are overdue or too many, and look again later while there are others."""
         for connection in self._all():
             if connection.is_overdue():
                 self._end(connection)
+        for own in [*self.clients.values()]:
+            self._trim(own)
         self._timer = loop.call_later(SWEEP, self._sweep, loop) if self.clients else None
 
     def _end(self, connection: Connection) -> None:
@@ -164,7 +182,8 @@ class Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
-        super().send_400_response(msg)
+        self.transport.write(NOT_HTTP)
+        self.transport.close()
         if self._is_in_flight:  # the application would answer a second time
             self.cycle.disconnected = True
             self.cycle.message_event.set()
