@@ -182,11 +182,11 @@ class Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
-        self.transport.write(NOT_HTTP)
-        self.transport.close()
         if self._is_in_flight:  # the application would answer a second time
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+        self.transport.write(NOT_HTTP)
+        self.transport.close()
 
     def shutdown(self) -> None:
         """End with the server."""
@@ -278,8 +278,11 @@ class LingeringTransport:
             self.transport.close()
             return
         self.lingers, self.connection.since = True, self.connection.loop.time()
-        self.transport.write_eof()
-        self.transport.resume_reading()
+        try:
+            self.transport.write_eof()
+            self.transport.resume_reading()
+        except OSError:  # the client is gone
+            self.transport.abort()
 
     def drop(self, data: bytes) -> None:
         """Drop what came after the answer; close when it is too much."""
