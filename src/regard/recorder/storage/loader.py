@@ -73,7 +73,7 @@ def open_folder(path: Path) -> Capture:
 
 def _from_json(described: dict[str, Any], path: Path) -> Capture:
     """Rebuild a capture from what `folder.to_json` wrote; invalid data raises one of Python's errors."""
-    fingerprint = described.get("fingerprint")  # without one, only the layers are certified, not the tokens
+    fingerprint = described.get("fingerprint") or "none"  # without one, no layer is certified
     seen = Capture(
         layers=[_layer(layer, path) for layer in described["layers"]],
         model=_checked(str, "model", described["model"]),
@@ -87,7 +87,7 @@ def _from_json(described: dict[str, Any], path: Path) -> Capture:
             _checked(str, "missing", name): _checked(str, "missing", kind)
             for name, kind in _checked(dict, "missing", described.get("missing", {})).items()
         },
-        fingerprint=None if fingerprint is None else _checked(str, "fingerprint", fingerprint),
+        fingerprint=_checked(str, "fingerprint", fingerprint),
     )
     keys = [layer.key for layer in seen.layers]
     if not keys or len(set(keys)) != len(keys):
