@@ -134,7 +134,9 @@ def served(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 def ask(address: str, path: str, body: dict[str, Any] | None = None) -> list[Any]:
     """The lines of JSON of an answer, also of one that refuses."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address + path, data, {"content-type": "application/json"})
+    origin, _, token = address.partition("?token=")
+    headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
+    request = urllib.request.Request(origin + path, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             said = answer.read()

@@ -56,7 +56,7 @@ def inspect(
         typer.Option(
             "--host",
             metavar="ADDRESS",
-            help="Address to serve the page on. Any but loopback needs the secret in the printed link.",
+            help="Address to serve the page on. The page needs the key in the printed address.",
         ),
     ] = "127.0.0.1",
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
@@ -64,7 +64,7 @@ def inspect(
     """Show what every head of a model attends to, on a page in the browser or in one file.
 
     Without arguments, the included model reads a built-in text. The page is served to this machine only,
-    until Ctrl-C.
+    to those who have the printed address, until Ctrl-C.
 
     \b
     Examples:
@@ -205,17 +205,18 @@ def _glimpse(contents: Any) -> None:
 def _serve(contents: Any, opened: Model | None, host: str, port: int, open_: bool) -> None:
     from regard.show.server.app import Site
     from regard.show.server.background import BackgroundServer
+    from regard.show.server.guard import is_loopback
     from regard.show.viewer import open_browser
 
     read = opened.read if opened else None
     generate = opened.generate if opened and opened.can_generate else None
     running = BackgroundServer(Site(contents, read, generate), host=host, port=port)
     typer.echo(running.address)
-    if running.bound_address.token:
+    if not is_loopback(host):
         typer.echo("Anyone with this whole address can read the texts on the page, from other machines too.")
     typer.echo("Ctrl-C ends it.")
     if open_:
-        open_browser(running.address)
+        open_browser(running.bound_address.ticket_address)
     code = 0
     try:
         running.run()
