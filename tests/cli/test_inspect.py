@@ -171,6 +171,20 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         assert (process.returncode, stderr) == (0, "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_and_leaves_nothing(
+    number: signal.Signals, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with served("--model", folder, "--text", TEXT) as (address, process):
+        assert ask(address, "api/meta")[0]["model"] == "tiny"
+        process.send_signal(number)
+        process.send_signal(number)  # `timeout` sends it twice
+        _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (128 + number, "")
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("regard")] == []
+
+
 def test_reading_stops_when_nobody_waits(folder: Path) -> None:
     told: list[int] = []
 

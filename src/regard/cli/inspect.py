@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.options import MODELS, Files, Texts
+from regard.escapes import escape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,7 +101,7 @@ def inspect(
             contents.generation = _written(console, opened, texts[0][1])
         _write(console, contents, out)
         _glimpse(contents)
-        typer.echo(f"Open {out} in any browser: it needs no server and no network.")
+        typer.echo(f"Open {escape(str(out))} in any browser: it needs no server and no network.")
         return
     _serve(contents, opened, host, port, open_)
 
@@ -136,9 +137,11 @@ def _loaded(path: Path) -> Capture:
 
 
 def _opened(console: Any, name: str) -> Model:
+    from rich.text import Text
+
     from regard.cli.model import Model
 
-    with console.status(f"Opening {name} …"):
+    with console.status(Text(f"Opening {escape(name)} …")):
         return Model.open(name)
 
 
@@ -174,7 +177,7 @@ def _write(console: Any, contents: Any, out: Path) -> None:
     with console.status("Writing the page …"):
         write(contents, out)
     size, seconds = out.stat().st_size / 1e6, time.perf_counter() - began
-    console.print(f"{out}: {size:.1f} MB, written in {seconds:.1f} s", markup=False)
+    console.print(f"{escape(str(out))}: {size:.1f} MB, written in {seconds:.1f} s", markup=False)
 
 
 def _glimpse(contents: Any) -> None:
@@ -214,12 +217,16 @@ def _serve(contents: Any, opened: Model | None, host: str, port: int, open_: boo
     typer.echo("Ctrl-C ends it.")
     if open_:
         open_browser(running.bound_address.ticket_address)
-    running.run()
-    _leave()
+    code = 0
+    try:
+        running.run()
+    except SystemExit as end:  # a signal
+        code = int(end.code or 0)
+    _leave(code)
 
 
-def _leave() -> None:
+def _leave(code: int) -> None:
     """Exit at once: Python would wait for threads whose results are no longer needed."""
     atexit._run_exitfuncs()  # what was kept in temporary folders goes
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(code)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from regard.escapes import escape
 from regard.extras import extra
 from regard.gpt.folder import StoredModel
 
@@ -125,7 +126,7 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer | None:
         return None
     if model != "gpt2" or pre not in SPLITS:
         warnings.warn(
-            f"no tokenizer: expected gpt2 with {', '.join(SPLITS)}, got {model} {pre}", stacklevel=4
+            escape(f"no tokenizer: expected gpt2 with {', '.join(SPLITS)}, got {model} {pre}"), stacklevel=4
         )
         return None
     tokens: list[str] = fields["tokenizer.ggml.tokens"]

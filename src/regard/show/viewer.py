@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.escapes import escape
 from regard.extras import extra
 from regard.recorder import Capture
 
@@ -48,7 +49,7 @@ def show(
         from regard.show.server.background import BackgroundServer
 
     server = BackgroundServer(Site(Contents(capture, **options)), port=port).start()
-    print(f"{server.address} shows {capture!r}", file=sys.stderr)
+    print(escape(f"{server.address} shows {capture!r}"), file=sys.stderr)
     if open:
         open_browser(server.bound_address.ticket_address)
     if block or (block is None and not hasattr(sys, "ps1") and not sys.flags.interactive):

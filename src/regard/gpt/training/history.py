@@ -8,8 +8,10 @@ the model nor the training loop.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from os import PathLike
@@ -19,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.atomic import atomic_write
 from regard.heads import HeadScores
 
 METRICS_FILE, HEADS_FILE = "metrics.jsonl", "heads.jsonl"
@@ -80,30 +81,50 @@ def score_table(scores: Sequence[HeadScores], baselines: Sequence[HeadScores]) -
     }
 
 
-def truncate(folder: Path, step: int, evaluated: int) -> None:
-    """Remove the lines that a killed run wrote after its checkpoint, and an incomplete last line.
+def fingerprint(folder: Path) -> dict[str, Any]:
+    """The length and the SHA-256 of each file of a history, which is on disk when this returns.
 
-    The checkpoint is of `step`, and its last evaluation was at step `evaluated`.
+    Lines are only ever appended, so that a checkpoint can name its part of the history by them.
     """
+    marks = {}
     for name in (METRICS_FILE, HEADS_FILE):
-        path = folder / name
-        if not path.exists():
-            continue
-        kept = []
-        for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if line["step"] <= (step if "loss" in line else evaluated) and text.endswith("\n"):
-                kept.append(text)
-        with atomic_write(path) as file:
-            file.write_text("".join(kept), encoding="utf-8")
+        data = b""
+        if (folder / name).exists():
+            with (folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+                data = file.read()
+        marks[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return marks
+
+
+def check(folder: Path, marks: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless a history begins as it was when `fingerprint` gave `marks`."""
+    for name, mark in marks.items():
+        path, data = folder / name, b""
+        if path.exists():
+            with path.open("rb") as file:
+                data = file.read(mark["bytes"])
+        if hashlib.sha256(data).hexdigest() != mark["sha256"]:
+            raise ValueError(
+                f"{path} is damaged: its first {mark['bytes']} bytes are not those that were there when the "
+                "checkpoint was saved"
+            )
+
+
+def truncate(folder: Path, marks: Mapping[str, Any]) -> None:
+    """Remove what was appended to a history after `fingerprint` gave `marks`."""
+    for name, mark in marks.items():
+        if (folder / name).exists():
+            os.truncate(folder / name, mark["bytes"])
 
 
 def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    """Append lines to a file; an OSError names it."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+    except OSError as error:
+        raise OSError(f"cannot write to {path}: {error.strerror or error}") from None
 
 
 def _fields(layers: Sequence[HeadScores], name: str) -> list[Tensor]:
