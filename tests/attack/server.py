@@ -541,7 +541,7 @@ def attack(draws: int, seed: int) -> dict[str, int | float]:
         figures |= send_drawn_requests(attacked, draws, seed)
         crowds: dict[str, list[Habit]] = {
             "silent": [be_silent] * 330,
-            "mixed": draw_crowd(draw, 330 if is_long else 120),
+            "mixed": draw_crowd(draw, 330 if is_long else 64),
         }
         if is_long:
             many = raise_own_limit(2000)
@@ -554,7 +554,7 @@ def attack(draws: int, seed: int) -> dict[str, int | float]:
             except AssertionError as failure:
                 raise AssertionError(f"seed {seed}, crowd {name}: {failure}") from failure
             figures |= {f"{name}: {figure}": value for figure, value in pressed.items()}
-        slow, silent = (50, 330) if is_long else (10, 60)
+        slow, silent = (50, 330) if is_long else (6, 60)
         figures |= mix_with_slow_readers(attacked, slow, silent, 1500 if is_long else 40)
     return figures
 

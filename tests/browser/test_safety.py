@@ -190,8 +190,8 @@ def test_another_port_of_this_machine_sees_a_cookie_that_opens_no_data(
     expect(page.locator("#model")).to_have_text("random")
     page.goto(elsewhere)
     assert page.evaluate("localStorage.getItem('regard-token')") is None
-    assert [sent for sent in requests if running.bound_address.keys.token in sent] == []
-    cookie = {"cookie": f"{running.bound_address.keys.cookie_name}={running.bound_address.keys.cookie}"}
+    assert [sent for sent in requests if running.bound_address.secrets.token in sent] == []
+    cookie = {"cookie": f"{running.bound_address.secrets.cookie_name}={running.bound_address.secrets.cookie}"}
     assert cookie["cookie"] in " ".join(requests)  # the browser has sent it there
     stolen = urllib.request.Request(f"{running.bound_address.origin}api/meta", headers=cookie)
     with pytest.raises(urllib.error.HTTPError, match="403"):

@@ -31,11 +31,11 @@ def test_the_key_leaves_the_address_and_the_page_can_be_reloaded(
     page: Page, serve: Callable[..., BackgroundServer]
 ) -> None:
     running = serve()
-    keys, origin = running.bound_address.keys, running.bound_address.origin
+    secrets, origin = running.bound_address.secrets, running.bound_address.origin
     page.goto(f"{running.address}#view=heads&layer=1")
     expect(page.locator("#view-heads")).to_be_visible()
     expect(page).to_have_url(f"{origin}#view=heads&layer=1")
-    assert keys.token not in page.evaluate(
+    assert secrets.token not in page.evaluate(
         "performance.getEntriesByType('resource').map((e) => e.name).join()"
     )
     assert page.evaluate("document.cookie") == ""  # no script can read it
@@ -93,7 +93,7 @@ def test_without_the_key_the_page_says_where_it_is(
     answer = page.goto(serve().bound_address.origin)
     assert answer is not None
     assert answer.status == 403
-    expect(page.get_by_role("heading")).to_have_text("This page needs its key")
+    expect(page.get_by_role("heading")).to_have_text("This page needs its whole address")
     assert page.evaluate("getComputedStyle(document.body).maxWidth") != "none"  # its policy allows its style
     assert [p for p in page.problems if "403" not in p] == []  # type: ignore[attr-defined]
     page.problems.clear()  # type: ignore[attr-defined]
@@ -108,5 +108,5 @@ def test_a_tab_of_a_server_that_was_started_again_says_so(page: Page) -> None:
         page.get_by_role("tab", name="Heads").click()
         expect(page.locator("#view-heads")).to_contain_text("open the whole address")
         page.reload()
-        expect(page.get_by_role("heading")).to_have_text("This page needs its key")
+        expect(page.get_by_role("heading")).to_have_text("This page needs its whole address")
     page.problems.clear()  # type: ignore[attr-defined]  # the console reports the refusals

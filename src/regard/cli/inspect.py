@@ -56,7 +56,7 @@ def inspect(
         typer.Option(
             "--host",
             metavar="ADDRESS",
-            help="Address to serve the page on. The page needs the key in the printed address.",
+            help="Address to serve the page on. The page needs the secret in the printed address.",
         ),
     ] = "127.0.0.1",
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,

@@ -36,7 +36,7 @@ def show(
         block: whether to serve until Ctrl-C. By default a script blocks and an interactive session does not.
         options: further arguments of `Contents`.
 
-    Nobody else sees it: the address that is printed holds a key, without which the server refuses.
+    Nobody else sees it: the address that is printed holds a secret, without which the server refuses.
 
     Returns the running server, which stops at `.close()` or when the session ends, or an `InlinePage`.
     """

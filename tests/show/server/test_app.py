@@ -20,11 +20,11 @@ import torch
 import regard
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
+from regard.show.server.access_secrets import can_tell_users, is_own_process
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
 from regard.show.server.connections import ConnectionPool
 from regard.show.server.guard import HEADERS, BoundAddress, is_loopback
-from regard.show.server.keys import can_tell_users, is_own_process
 from regard.show.server.limits import Limits
 from regard.show.server.line_stream import ReportProgress
 from tests.captures import captured
@@ -51,7 +51,7 @@ class Answer:
 
 
 def bearer(running: BackgroundServer) -> dict[str, str]:
-    return {"authorization": f"Bearer {running.bound_address.keys.token}"}
+    return {"authorization": f"Bearer {running.bound_address.secrets.token}"}
 
 
 def ask(
@@ -216,20 +216,20 @@ def test_without_the_key_there_is_nothing_but_the_refusal(
     host: str, serve: Callable[..., BackgroundServer]
 ) -> None:
     running = serve(host=host)
-    keys = running.bound_address.keys
-    assert len(keys.token) >= 32
-    assert running.address == f"http://127.0.0.1:{running.bound_address.port}/?token={keys.token}"
+    secrets = running.bound_address.secrets
+    assert len(secrets.token) >= 32
+    assert running.address == f"http://127.0.0.1:{running.bound_address.port}/?token={secrets.token}"
     paths = [
         "/",
         "/?token=",
-        f"/?token={keys.token[:-1]}",
-        f"/?token={keys.token}&token=x",
-        f"/{keys.token}/",
+        f"/?token={secrets.token[:-1]}",
+        f"/?token={secrets.token}&token=x",
+        f"/{secrets.token}/",
     ]
     for path in (
         *paths,
         "/api/meta",
-        f"/api/meta?token={keys.token}",
+        f"/api/meta?token={secrets.token}",
         "/web/main.js",
         "/nothing",
         "/%C3%BC/",
@@ -238,16 +238,16 @@ def test_without_the_key_there_is_nothing_but_the_refusal(
             answer = ask(running, path, method=method, key=False)
             assert answer.status == 403, path
             assert "?token=…" in answer.json["error"]
-            assert keys.token not in answer.body.decode()
-    assert len({BoundAddress("0.0.0.0", 80).keys.token for _ in range(3)}) == 3
+            assert secrets.token not in answer.body.decode()
+    assert len({BoundAddress("0.0.0.0", 80).secrets.token for _ in range(3)}) == 3
 
 
 def test_the_key_is_in_no_representation_and_in_no_message(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     wrong_host = ask(running, "/", headers={"host": "evil.example"})
     shown = f"{running!r} {running.bound_address!r} {wrong_host.body!r} {wrong_host.headers}"
-    keys = running.bound_address.keys
-    for secret in (keys.token, keys.cookie, keys.ticket):
+    secrets = running.bound_address.secrets
+    for secret in (secrets.token, secrets.cookie, secrets.ticket):
         assert secret not in shown
 
 
@@ -257,7 +257,7 @@ def test_the_address_gives_a_cookie_for_the_page_s_files_alone(
     first, second = serve(), serve()
     cookies = []
     for running in (first, second):
-        page = ask(running, f"/?token={running.bound_address.keys.token}", key=False)
+        page = ask(running, f"/?token={running.bound_address.secrets.token}", key=False)
         assert page.status == 200
         cookie, *attributes = page.headers["set-cookie"].split("; ")
         assert {*attributes} == {"Path=/", "HttpOnly", "SameSite=Strict"}
@@ -295,9 +295,12 @@ def test_a_ticket_is_exchanged_for_the_key_by_this_user_alone(
         pytest.skip("this system does not say whose a connection is, and makes no tickets")
     running = serve()
     ticket = running.bound_address.ticket_address.removeprefix(running.bound_address.origin)
-    assert running.bound_address.keys.token not in ticket
+    assert running.bound_address.secrets.token not in ticket
     answer = ask(running, f"/{ticket}", key=False)
-    assert (answer.status, answer.headers["location"]) == (303, f"/?token={running.bound_address.keys.token}")
+    assert (answer.status, answer.headers["location"]) == (
+        303,
+        f"/?token={running.bound_address.secrets.token}",
+    )
     assert ask(running, f"/{ticket}x", key=False).status == 403
     assert ask(running, f"/api/meta{ticket}", key=False).status == 403
     monkeypatch.setattr("os.geteuid", lambda: 4321)  # the client is then another user's
@@ -305,7 +308,7 @@ def test_a_ticket_is_exchanged_for_the_key_by_this_user_alone(
 
 
 def test_where_the_system_names_no_users_the_ticket_is_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.show.server.keys.SOCKETS", (Path("/nowhere"),))
+    monkeypatch.setattr("regard.show.server.access_secrets.SOCKETS", (Path("/nowhere"),))
     bound_address = BoundAddress("127.0.0.1", 5)
     assert bound_address.ticket_address == bound_address.address
     assert not is_own_process(("127.0.0.1", 6), 5)
@@ -451,7 +454,7 @@ class Slow:
 
 
 def key_line(running: BackgroundServer) -> str:
-    return f"Authorization: Bearer {running.bound_address.keys.token}\r\n"
+    return f"Authorization: Bearer {running.bound_address.secrets.token}\r\n"
 
 
 def begin(running: BackgroundServer, path: str, body: dict[str, Any]) -> socket.socket:

@@ -33,7 +33,7 @@ class BackgroundServer:
 
     Arguments:
         site: what is served.
-        host: the address to bind to. Whatever it is, nobody sees anything without the key in `address`.
+        host: the address to bind to. Whatever it is, nobody sees anything without the secret in `address`.
         port: the port to bind to; 0 takes a free one.
     """
 
@@ -72,7 +72,7 @@ class BackgroundServer:
 
     @property
     def address(self) -> str:
-        """The address to open in a browser. It holds the key."""
+        """The address to open in a browser. It holds a secret."""
         return self.bound_address.address
 
     def run(self) -> None:

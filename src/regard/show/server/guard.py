@@ -1,11 +1,11 @@
 """Access control: which requests are answered, and what a browser may do with the answers.
 
-Nobody without the server's key may see anything: neither other users of this machine nor, if the server is
+Nobody without the server's secret may see anything: neither other users of this machine nor, if the server is
 bound to another address than loopback, other machines. Pages of other origins must not be able to request
 anything, not even through a host name of their own that points at this machine (DNS rebinding). So the Host
 header must name the address that the server is bound to, a POST must come from the server's own page, and
-nothing is shared with other origins. This file knows HTTP's headers; `keys` knows the secrets; neither knows
-what is served.
+nothing is shared with other origins. This file knows HTTP's headers; `access_secrets` knows the secrets;
+neither knows what is served.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from regard.show.server.keys import Keys, can_tell_users, parameters
+from regard.show.server.access_secrets import AccessSecrets, can_tell_users, parameters
 from regard.show.server.limits import RefusedError
 
 POLICY = "; ".join(
@@ -60,18 +60,18 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class BoundAddress:
-    """The address that the server is bound to, and its keys."""
+    """The address that the server is bound to, and its secrets."""
 
     host: str
     port: int
-    keys: Keys = field(init=False, repr=False, compare=False)
+    secrets: AccessSecrets = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keys", Keys(self.port))
+        object.__setattr__(self, "secrets", AccessSecrets(self.port))
 
     @property
     def origin(self) -> str:
-        """The address without a key."""
+        """The address without a secret."""
         wildcards = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
         host = wildcards.get(self.host, f"[{self.host}]" if ":" in self.host else self.host)
         return f"http://{host}:{self.port}/"
@@ -79,12 +79,12 @@ class BoundAddress:
     @property
     def address(self) -> str:
         """The address to open in a browser."""
-        return f"{self.origin}?token={self.keys.token}"
+        return f"{self.origin}?token={self.secrets.token}"
 
     @property
     def ticket_address(self) -> str:
         """The address for a command line, which others can see: only processes of this user can use it."""
-        return f"{self.origin}?ticket={self.keys.ticket}" if can_tell_users() else self.address
+        return f"{self.origin}?ticket={self.secrets.ticket}" if can_tell_users() else self.address
 
     @property
     def hosts(self) -> set[str]:
@@ -94,14 +94,14 @@ class BoundAddress:
         return {f"{name}:{self.port}" for name in names} | (names if self.port == 80 else set())
 
 
-class NoKeyError(RefusedError):
-    """A request without the key that it needs."""
+class NoSecretError(RefusedError):
+    """A request without the secret that it needs."""
 
     def __init__(self) -> None:
         super().__init__(
             403,
-            "expected the server's key, got none or another one: open the whole address, with ?token=…, that "
-            "was printed when the server started",
+            "expected the server's secret, got none or another one: open the whole address, with ?token=…, "
+            "that was printed when the server started",
         )
 
 
@@ -109,7 +109,7 @@ class Guard:
     """ASGI middleware that refuses requests that are not allowed and adds security headers to all answers."""
 
     def __init__(self, app: ASGIApp, bound_address: BoundAddress) -> None:
-        self.app, self.bound_address, self.keys = app, bound_address, bound_address.keys
+        self.app, self.bound_address, self.secrets = app, bound_address, bound_address.secrets
         self.refusal_page = RefusalPage()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +119,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        is_entering = _is_page(scope) and self.keys.open_page(scope["query_string"])
+        is_entering = _is_page(scope) and self.secrets.open_page(scope["query_string"])
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -127,7 +127,7 @@ class Guard:
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
                 if is_entering and message["status"] == 200:
-                    headers.append("set-cookie", self.keys.set_cookie)
+                    headers.append("set-cookie", self.secrets.set_cookie)
             await send(message)
 
         answer = self._answer_at_the_door(scope, is_entering)
@@ -142,12 +142,12 @@ class Guard:
         headers = Headers(scope=scope)
         try:
             self._check_host(headers)
-            if _is_page(scope) and self.keys.redeem(scope["query_string"], scope.get("client")):
-                return RedirectResponse(f"/?token={self.keys.token}", 303)
+            if _is_page(scope) and self.secrets.redeem(scope["query_string"], scope.get("client")):
+                return RedirectResponse(f"/?token={self.secrets.token}", 303)
             if not is_entering:
-                self._check_key(scope, headers)
+                self._check_secret(scope, headers)
             self._check_origin(scope, headers)
-        except NoKeyError as refusal:
+        except NoSecretError as refusal:
             wants_page = "text/html" in headers.get("accept", "")
             return self.refusal_page.response() if wants_page else _refuse(refusal)
         except RefusedError as refusal:
@@ -160,13 +160,13 @@ class Guard:
         if is_loopback(self.bound_address.host) and not is_named:
             raise RefusedError(421, f"host: this server answers only to {self.bound_address.origin}")
 
-    def _check_key(self, scope: Scope, headers: Headers) -> None:
-        """Refuse a request without its key: the page's own files need the cookie, all else the token."""
+    def _check_secret(self, scope: Scope, headers: Headers) -> None:
+        """Refuse a request without its secret: the page's own files need the cookie, all else the token."""
         is_file = scope["path"] == "/" or scope["path"].startswith("/web/")
-        has_key = self.keys.open_files(headers) if is_file else self.keys.open_data(headers)
+        has_secret = self.secrets.open_files(headers) if is_file else self.secrets.open_data(headers)
         # With another token in its address, the page would keep that one.
-        if not has_key or (_is_page(scope) and parameters(scope["query_string"], "token")):
-            raise NoKeyError
+        if not has_secret or (_is_page(scope) and parameters(scope["query_string"], "token")):
+            raise NoSecretError
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """Refuse a request from another page."""
@@ -181,7 +181,7 @@ class Guard:
 
 
 class RefusalPage:
-    """The page for a reader without the key. It has no files: they need the key as well."""
+    """The page for a reader without the secret. It has no files: they need a secret as well."""
 
     def __init__(self) -> None:
         self.text = (Path(__file__).parent.parent / "web" / "refusal.html").read_text("utf-8")

@@ -1,6 +1,6 @@
 """The secrets of a server, and which of them a request needs.
 
-Anyone on the machine can connect to a port of loopback, so the page needs a key there, too. The *token*
+Anyone on the machine can connect to a port of loopback, so the page needs a secret there, too. The *token*
 stands in the address that is printed; the page keeps it in its origin's storage and sends it in a header with
 every question. A *cookie* opens the page's own files and nothing more: browsers send cookies to every port of
 a host, so that another user's server may get to see it. A *ticket* is exchanged for the token, by clients of
@@ -23,7 +23,7 @@ SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """Linux's tables of sockets with their owners."""
 
 
-class Keys:
+class AccessSecrets:
     """The secrets of one server, drawn when it starts.
 
     Arguments:
