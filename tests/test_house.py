@@ -21,6 +21,7 @@ FLOORS = {
     "atomic": 0,
     "attention": 0,
     "extras": 0,
+    "files": 0,
     "import_hooks": 0,
     "lru": 0,
     "override": 0,
