@@ -16,8 +16,9 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 MAX_JSON_BYTES = 1 << 28
 """The largest JSON file that is read: as Python objects it takes up to 25 times as much memory."""
@@ -39,11 +40,11 @@ _repr.maxstring = _repr.maxother = 60
 
 
 class FileError(ValueError):
-    """A file cannot be used: the message names the file and the field, what was expected and what it holds."""
+    """A file cannot be used: the message names file and field, what was expected and what it holds."""
 
 
 class ModelFileError(FileError):
-    """A file of a model cannot be used: its config, its weights, their index, its tokenizer, or a GGUF file."""
+    """A file of a model cannot be used: its config, weights, index or tokenizer, or a GGUF file."""
 
 
 class CaptureFileError(FileError):
@@ -87,7 +88,7 @@ def _describe_mode(mode: int) -> str:
     return "a pipe: save its contents to a file first" if stat.S_ISFIFO(mode) else "a device or a socket"
 
 
-def open_file(path: Path, kind: Kind, contents: str) -> BinaryIO:
+def open_file(path: Path, kind: Kind, contents: str) -> BufferedReader:
     """Open a regular file for reading; `kind` is raised if it is none, or cannot be opened."""
     check_regular_file(path, kind, contents)
     try:
@@ -197,17 +198,17 @@ def shorten(value: object) -> str:
 
 
 @contextmanager
-def naming_errors(path: Path, kind: Kind, advice: str = "") -> Iterator[None]:
-    """Raise a ValueError of the block as `kind`, after the name of the file and before `advice`.
+def naming_errors(path: Path, kind: Kind, problem: str = "", advice: str = "") -> Iterator[None]:
+    """Raise a ValueError of the block as `kind`, after the name of the file and its `problem`.
 
-    One that is a `FileError` already names its file and stays as it is.
+    `advice` follows at the end. A `FileError` names its file already and stays as it is.
     """
     try:
         yield
     except FileError:
         raise
     except ValueError as error:
-        raise kind(f"{path}: {error}{advice}") from None
+        raise kind(f"{path}{problem}: {error}{advice}") from None
 
 
 @contextmanager

@@ -52,8 +52,9 @@ class SafetensorFile:
         self.path, self.kind = path, kind
         # The library checks the lengths and offsets, and that they cover the file.
         with converting_errors(path, kind, CONTENTS):
-            self._handle: Any = safe_open(path, framework="pt")
-            self.metadata: dict[str, str] = dict(self._handle.metadata() or {})
+            handle: Any = safe_open(path, framework="pt")
+            self.metadata: dict[str, str] = dict(handle.metadata() or {})
+        self._handle = handle
         with naming_errors(path, kind):
             self.shapes = _read_shapes(path, kind)
 

@@ -223,8 +223,12 @@ def _rotary_scaling(rope: Settings) -> Llama3Scaling | None:
         return None
     if kind != "llama3":
         raise ValueError(f"rope_type: expected default or llama3, got {shorten(kind)}")
-    factors = (_positive(rope, name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    return Llama3Scaling(*factors, _size(rope, "original_max_position_embeddings"))
+    return Llama3Scaling(
+        factor=_positive(rope, "factor"),
+        low=_positive(rope, "low_freq_factor"),
+        high=_positive(rope, "high_freq_factor"),
+        original_length=_size(rope, "original_max_position_embeddings"),
+    )
 
 
 def _eos_token_id(settings: Settings, vocab_size: int) -> tuple[int, ...]:

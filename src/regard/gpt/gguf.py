@@ -89,7 +89,7 @@ def read(path: Path) -> StoredModel:
 def _settings(
     kind: str, fields: dict[str, Any], tensors: dict[str, GGUFTensor]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The settings by the names in a config.json of Transformers, and the names that the file has for them."""
+    """The settings by their names in Transformers, and the names that the file has for them."""
     settings: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, (theirs, number) in SETTINGS.items():
@@ -146,7 +146,7 @@ def _tokenizer(path: Path, fields: dict[str, Any]) -> Tokenizer | None:
         )
         return None
     tokens = _texts(fields, "tokenizer.ggml.tokens")
-    merges = [tuple(pair.split(" ", 1)) for pair in _texts(fields, "tokenizer.ggml.merges")]
+    merges: Any = [tuple(pair.split(" ", 1)) for pair in _texts(fields, "tokenizer.ggml.merges")]
     types = check_type("tokenizer.ggml.token_type", fields.get("tokenizer.ggml.token_type", []), list)
     with converting_errors(path, ModelFileError, "a GGUF file with a vocabulary and its merges"):
         tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))

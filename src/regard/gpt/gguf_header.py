@@ -181,12 +181,13 @@ class _Cursor:
                     f"{alignment} bytes, got {shape} at {offset}"
                 )
             nbytes = math.prod(shape) // elements * size
-            if first + offset + nbytes > len(self.data):
+            start = first + offset
+            if start + nbytes > len(self.data):
                 raise ValueError(
-                    f"{shorten(name)}: expected {nbytes:,} bytes from byte {first + offset:,} on for {shape}, "
+                    f"{shorten(name)}: expected {nbytes:,} bytes for {shape} from byte {start:,} on, "
                     f"but the file has {len(self.data):,}"
                 )
-            tensors.append(GGUFTensor(name, shape, kind, first + offset, nbytes))
+            tensors.append(GGUFTensor(name, shape, kind, start, nbytes))
         _check_apart(tensors)
         return tensors
 

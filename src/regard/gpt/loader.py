@@ -198,11 +198,13 @@ def _locate(name: str | PathLike[str]) -> Path:
         if path.suffix in PICKLES:
             raise _pickle_error(path, path.parent)
         if path.suffix != ".gguf":
-            raise ValueError(f"{path}: expected a .gguf file, or the folder of the weights")
+            raise ModelFileError(f"{path}: expected a .gguf file, or the folder of the weights")
         return path
     if isinstance(name, str) and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) and path.suffix != ".gguf":
         return _download_from_hub(name)
-    raise ValueError(f"{name}: expected a folder, a .gguf file or a name on the hub, and it is none of these")
+    raise ModelFileError(
+        f"{name}: expected a folder, a .gguf file or a name on the hub, and it is none of these"
+    )
 
 
 def _download_from_hub(name: str) -> Path:

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, distributed
 
+from regard.attention.arguments import check_whole_number
+from regard.files import SurveyFileError, check_type, get_field, parse_object, shorten
 from regard.heads.corpus import Batch, Encode, batches, digest
 from regard.heads.description import LayerHeads, RunModel, assemble, name_layer
 from regard.heads.measurement import add_up, measure
 from regard.heads.running_sums import RunningSums
-from regard.heads.table import HeadTable, check_writable
+from regard.heads.table import HeadTable, check_writable, split_key
 from regard.safetensor_files import read_safetensors, write_safetensors
 
 if TYPE_CHECKING:
@@ -132,6 +134,12 @@ def _rounds(
         for (ids, _), sums in zip(group, _gather(own, ranks), strict=False):  # idle processes come last
             if progress is None:
                 progress = SurveyProgress(0, 0, 0, layers, [])
+            elif [x.key for x in progress.layers] != [x.key for x in layers] or not all(
+                x.fits(len(layer.heads)) for x, layer in zip(progress.sums, layers, strict=True)
+            ):
+                raise SurveyFileError(
+                    "the unfinished survey is of other layers or heads than the model has: begin with --fresh"
+                )
             progress = SurveyProgress(
                 progress.batches + 1,
                 progress.windows + len(ids),
@@ -193,18 +201,15 @@ def _save(partial: Path, progress: SurveyProgress, settings: dict[str, Any]) -> 
 
 
 def _load(partial: Path, settings: dict[str, Any]) -> SurveyProgress | None:
-    """Read a progress checkpoint, if there is one; ValueError if it is of another survey."""
+    """Read a progress checkpoint, if there is one; an error if it is of another survey or damaged."""
     if not partial.exists():
         return None
     try:
-        header, mapped = read_safetensors(partial, [FORMAT])
-        tensors = {name: x.clone() for name, x in mapped.items()}  # the next checkpoint replaces the file
-        old_settings, counts = json.loads(header["settings"]), json.loads(header["progress"])
-        layers = [LayerHeads(*layer) for layer in counts["layers"]]
-        sums = [RunningSums(tensors[f"sums.{i}"], tensors[f"keys.{i}"]) for i in range(len(layers))]
-        progress = SurveyProgress(counts["batches"], counts["windows"], counts["tokens"], layers, sums)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
+        header, mapped = read_safetensors(partial, [FORMAT], SurveyFileError)
+        old_settings = parse_object(get_field(header, "settings", str))
+        progress = _decode_progress(parse_object(get_field(header, "progress", str)), mapped)
+    except ValueError as error:
+        raise SurveyFileError(
             f"{partial} is no unfinished survey that can be read ({error}): remove it, or begin with --fresh"
         ) from None
     if different := [name for name in settings if settings[name] != old_settings.get(name)]:
@@ -213,6 +218,42 @@ def _load(partial: Path, settings: dict[str, Any]) -> SurveyProgress | None:
             "resume with the same settings, write to another file, or start again with --fresh"
         )
     return progress
+
+
+def _decode_progress(counts: dict[str, Any], tensors: dict[str, Tensor]) -> SurveyProgress:
+    """The progress that `_save` wrote; a ValueError names the field that is wrong."""
+    done = {name: get_field(counts, name, int) for name in ("batches", "windows", "tokens")}
+    for name, count in done.items():
+        check_whole_number(name, count)
+    layers = [_decode_layer(check_type("layers", x, list)) for x in get_field(counts, "layers", list)]
+    expected = {f"{kind}.{i}" for kind in ("sums", "keys") for i in range(len(layers))}
+    if not layers or tensors.keys() != expected:
+        raise ValueError(
+            f"tensors: expected sums and keys of {len(layers)} layers, got {shorten(sorted(tensors))}"
+        )
+    sums = []
+    for i, layer in enumerate(layers):
+        # A copy: the next checkpoint replaces the file.
+        one = RunningSums(tensors[f"sums.{i}"].clone(), tensors[f"keys.{i}"].clone())
+        if not one.fits(len(layer.heads)):
+            raise ValueError(
+                f"layer {i}: expected the sums of {len(layer.heads)} heads, got "
+                f"{tuple(one.sums.shape)} {one.sums.dtype} and {tuple(one.keys.shape)} {one.keys.dtype}"
+            )
+        sums.append(one)
+    return SurveyProgress(done["batches"], done["windows"], done["tokens"], layers, sums)
+
+
+def _decode_layer(fields: list[Any]) -> LayerHeads:
+    """The key and the heads of a layer."""
+    if len(fields) != 3:
+        raise ValueError(f"layers: expected a key, heads and kv_heads, got {shorten(fields)}")
+    key, *numbers = fields
+    heads, kv_heads = ([check_type("heads", n, int) for n in check_type("heads", x, list)] for x in numbers)
+    if len(heads) != len(kv_heads):
+        raise ValueError(f"heads: expected a kv_head for each of {len(heads)}, got {len(kv_heads)}")
+    split_key(check_type("key", key, str))
+    return LayerHeads(key, heads, kv_heads)
 
 
 def _unfinished_writes(partial: Path) -> list[Path]:

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from regard.files import RunFileError, get_field, parse_object
 from regard.safetensor_files import read_safetensors, write_safetensors
 
 FILE = "checkpoint.safetensors"
@@ -40,40 +41,50 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state
 def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The tensors and the state in a folder; None if it has no checkpoint.
 
-    A ValueError says why a checkpoint cannot be read.
+    A `RunFileError` says why a checkpoint cannot be read.
     """
     path = folder / FILE
     if not path.exists():
         return None
     try:
-        header, tensors = read_safetensors(path, [FORMAT])
-        return tensors, json.loads(header["state"])
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"{path} is not a checkpoint that can be read: {error}") from None
+        header, tensors = read_safetensors(path, [FORMAT], RunFileError)
+        return tensors, parse_object(get_field(header, "state", str))
+    except ValueError as error:
+        raise RunFileError(f"{path} is not a checkpoint that can be read: {error}") from None
 
 
 def restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load the tensors of a checkpoint into a model and its optimizer.
 
-    A ValueError names the first tensor whose shape differs.
+    A `RunFileError` names the first tensor whose shape differs.
     """
     stored = {name: x for name, x in tensors.items() if name.startswith("model.")}
     expected = {f"model.{name}": x for name, x in model.state_dict().items()}
     for name in sorted(stored.keys() | expected.keys()):
         want, got = (tuple(side[name].shape) if name in side else None for side in (expected, stored))
         if want != got:
-            raise ValueError(f"checkpoint: expected {name} {want}, got {got}: is it of another model?")
+            raise RunFileError(f"checkpoint: expected {name} {want}, got {got}: is it of another model?")
+    for name, x in tensors.items():
+        if not x.is_floating_point() or x.itemsize < 2:
+            raise RunFileError(f"checkpoint: expected floats for {name}, got {x.dtype}")
     model.load_state_dict({name.removeprefix("model."): x for name, x in stored.items()})
 
     # The moments, numbered as the optimizer numbers its weights.
     groups = optimizer.state_dict()["param_groups"]
     moments: dict[int, dict[str, Tensor]] = {}
-    for number, (name, _) in enumerate(_optimized_weights(model, optimizer)):
+    for number, (name, weight) in enumerate(_optimized_weights(model, optimizer)):
         state = {
             kind: tensors[key].clone()  # not a view of the file, which the next checkpoint replaces
             for kind in ("step", "exp_avg", "exp_avg_sq")
             if (key := f"optimizer.{kind}.{name}") in tensors
         }
+        for kind, x in state.items():
+            want = () if kind == "step" else tuple(weight.shape)
+            if len(state) != 3 or tuple(x.shape) != want:
+                raise RunFileError(
+                    f"checkpoint: expected step, exp_avg and exp_avg_sq of {name}, {kind} {want}, "
+                    f"got {', '.join(state)}, {kind} {tuple(x.shape)}"
+                )
         if state:
             moments[number] = state
     optimizer.load_state_dict({"state": moments, "param_groups": groups})

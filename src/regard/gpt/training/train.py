@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.attention.arguments import check_whole_number
+from regard.files import RunFileError, get_field, naming_errors
 from regard.gpt.config import Config
 from regard.gpt.model import GPT
 from regard.gpt.training import checkpoints, history
@@ -109,6 +111,7 @@ def _find_checkpoint(
             raise ValueError(f"out: {folder} holds a model but no run to resume: choose another folder")
         return None
     state = checkpoint[1]
+    _check_state(state, folder)
     if not resume:
         raise ValueError(
             f"out: {folder} holds a run at step {state['step']}: "
@@ -121,6 +124,18 @@ def _find_checkpoint(
                 f"got {value!r}"
             )
     return checkpoint
+
+
+def _check_state(state: dict[str, Any], folder: Path) -> None:
+    """Raise a `RunFileError` that names the first field of a checkpoint's state that is not as it was saved."""
+    with naming_errors(folder / checkpoints.FILE, RunFileError):
+        check_whole_number("step", state.get("step"), 0)
+        check_whole_number("evaluated_step", state.get("evaluated_step"), -1)
+        for name in ("seconds", "warmup_seconds"):
+            get_field(state, name, float)
+        if state.get("best_loss") is not None:
+            get_field(state, "best_loss", float)
+        get_field(state, "arguments", dict)
 
 
 def _arguments(config: Config, corpus: Corpus, settings: TrainingSettings) -> dict[str, Any]:
