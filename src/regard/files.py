@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 MAX_JSON_BYTES = 1 << 28
 """The largest JSON file that is read: as Python objects it takes up to 25 times as much memory."""
 MAX_REASON = 200  # characters of another library's error message that are repeated in ours
+MAX_MESSAGE = 1000  # characters of a message
 LARGEST_INTEGER = (1 << 63) - 1
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of half a character
 
@@ -40,7 +41,15 @@ _repr.maxstring = _repr.maxother = 60
 
 
 class FileError(ValueError):
-    """A file cannot be used: the message names file and field, what was expected and what it holds."""
+    """A file cannot be used: the message names file and field, what was expected and what it holds.
+
+    It is one line of printable characters, whatever the file holds.
+    """
+
+    def __init__(self, message: str) -> None:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[:MAX_MESSAGE]}…"
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
 
 
 class ModelFileError(FileError):
@@ -102,7 +111,7 @@ def read_text(path: Path, kind: Kind, contents: str, most: int = MAX_JSON_BYTES)
     with open_file(path, kind, contents) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise kind(f"{path}: expected {contents} of at most {most:,} bytes, got {size:,}")
-        data = file.read(most)
+        data = file.read(size)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

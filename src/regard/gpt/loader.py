@@ -6,6 +6,7 @@ finds the files and checks that their tensors fit; `families` knows what they ar
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -258,7 +259,7 @@ def _open_tensors(folder: Path) -> dict[str, StoredTensor]:
     files, weight_map = _weight_files(folder)
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        if not (folder / file).exists():
+        if not os.path.exists(folder / file):  # unlike Path.exists, False for any name that cannot be
             raise ModelFileError(f"{folder}: expected {file}, which {INDEX} names, and it is missing")
         opened = SafetensorFile(folder / file, ModelFileError)
         for name, shape in opened.shapes.items():

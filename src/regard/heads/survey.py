@@ -213,7 +213,7 @@ def _load(partial: Path, settings: dict[str, Any]) -> SurveyProgress | None:
             f"{partial} is no unfinished survey that can be read ({error}): remove it, or begin with --fresh"
         ) from None
     if different := [name for name in settings if settings[name] != old_settings.get(name)]:
-        raise ValueError(
+        raise SurveyFileError(
             f"{partial} is of a survey with another {', '.join(different)}: "
             "resume with the same settings, write to another file, or start again with --fresh"
         )

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from regard.atomic import atomic_write
 from regard.extras import extra
-from regard.files import SurveyFileError, check_type, get_field, parse_json, read_text
+from regard.files import SurveyFileError, check_type, get_field, parse_json, read_text, shorten
 
 
 class Score(NamedTuple):
@@ -266,7 +266,7 @@ def split_key(key: str) -> tuple[str, int]:
     """
     stack, _, number = key.rpartition(".")
     if not number.isdecimal():
-        raise ValueError(f'keys: expected the number of a layer, as "3" or "decoder.3", got {key!r}')
+        raise ValueError(f'keys: expected the number of a layer, as "3" or "decoder.3", got {shorten(key)}')
     return stack, int(number)
 
 

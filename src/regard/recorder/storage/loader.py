@@ -119,9 +119,9 @@ def _layer(described: dict[str, Any], path: Path) -> StoredLayer:
     """A layer from its description."""
     file = get_field(described, "file", str)
     # A name, never a path: nothing outside the folder is opened, whatever capture.json says.
-    if not LAYER_FILE.fullmatch(file) or file.startswith(".") or (path / file).is_symlink():
+    if not LAYER_FILE.fullmatch(file) or file.startswith(".") or os.path.islink(path / file):
         raise ValueError(f"file: expected the name of a layer's file in the folder, got {shorten(file)}")
-    if not (path / file).exists():
+    if not os.path.exists(path / file):  # unlike Path.exists, False for any name that cannot be
         raise ValueError(f"file: {file} does not exist")
     size = check_regular_file(path / file, CaptureFileError, f"the file of a layer that {INDEX} names")
     shape, heads = (
