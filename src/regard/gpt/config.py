@@ -161,7 +161,8 @@ class Config:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         if unknown := sorted(set(plain) - set(fields)):
             raise ValueError(
-                f"config: unknown keys {', '.join(unknown)[:200]}; the fields of Config are {', '.join(fields)}"
+                f"config: unknown keys {', '.join(unknown)[:200]}; "
+                f"the fields of Config are {', '.join(fields)}"
             )
         required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
         if missing := [name for name in required if name not in plain]:

@@ -46,8 +46,8 @@ INCLUDED_MODEL = Path(__file__).parent / "included_model"
 """The folder of the model in the package, "default"."""
 INDEX, GENERATION_CONFIG = "model.safetensors.index.json", "generation_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-MAX_LAYERS = 512
-"""The most layers of a model that is loaded: four times as many as the deepest published ones have."""
+MAX_LAYERS = 256
+"""The most layers of a model that is loaded: twice as many as Llama 3.1 405B has."""
 MAX_TOKENIZER_BYTES = 1 << 28
 
 
@@ -66,7 +66,7 @@ def load(
     - `dtype`: the dtype of the weights; None keeps that of the files.
     - `device`: where the weights are put.
     """
-    path = _locate(name)
+    path = locate(name)
     stored = gguf.read(path) if path.suffix == ".gguf" else _read_folder(path)
     # The config is checked against the headers of the files before anything of its sizes is made.
     with naming_errors(path, ModelFileError):
@@ -182,7 +182,7 @@ def _read_float(stored: StoredModel, name: str) -> Tensor:
     return tensor
 
 
-def _locate(name: str | PathLike[str]) -> Path:
+def locate(name: str | PathLike[str]) -> Path:
     """The folder or GGUF file that `name` means; a hub name is downloaded."""
     if name == "default":
         if not (INCLUDED_MODEL / CONFIG).is_file():
@@ -234,7 +234,7 @@ def _read_folder(folder: Path) -> StoredModel:
         generation = read_json(folder / GENERATION_CONFIG, ModelFileError)
         settings["eos_token_id"] = generation.get("eos_token_id", settings.get("eos_token_id"))
     tokenizer = _read_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
-    return StoredModel(folder, settings, _open_tensors(folder), tokenizer)
+    return StoredModel(folder, settings, open_tensors(folder), tokenizer)
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
@@ -254,7 +254,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _open_tensors(folder: Path) -> dict[str, StoredTensor]:
+def open_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a folder by name, from one file or from several with an index."""
     files, weight_map = _weight_files(folder)
     tensors: dict[str, StoredTensor] = {}

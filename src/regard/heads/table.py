@@ -294,15 +294,18 @@ def _cell(x: Any) -> Any:
 
 def _row(data: dict[str, Any]) -> HeadRow:
     """A row from JSON; a ValueError names the field that is wrong."""
-    if "sink_key" not in data:
-        raise ValueError("sink_key: expected a whole number or null, got none")
+    scores = {name: _score(name, parts) for name, parts in get_field(data, "scores", dict).items()}
+    labels = tuple(check_type("labels", label, str) for label in get_field(data, "labels", list))
+    for label in labels:
+        if not {label, f"{label}_on_repeats"} & scores.keys():
+            raise ValueError(f"labels: expected names of its scores, got {shorten(label)}")
     return HeadRow(
         layer=get_field(data, "layer", int),
         head=get_field(data, "head", int),
         kv_head=get_field(data, "kv_head", int),
-        labels=tuple(check_type("labels", label, str) for label in get_field(data, "labels", list)),
-        sink_key=None if data["sink_key"] is None else get_field(data, "sink_key", int),
-        scores={name: _score(name, parts) for name, parts in get_field(data, "scores", dict).items()},
+        labels=labels,
+        sink_key=None if data.get("sink_key", "") is None else get_field(data, "sink_key", int),
+        scores=scores,
         stack=get_field(data, "stack", str),
     )
 

@@ -18,6 +18,8 @@ from typing import Any
 
 from regard.checker.errors import CheckError
 
+MAX_LISTED = 1 << 17  # bytes of a file that is parsed only to list what it defines
+
 
 def split(spec: str) -> tuple[str, str]:
     """Split `place:Name` into place and name; CheckError if the file or the name is missing."""
@@ -119,8 +121,10 @@ def _near(path: Path) -> str:
 
 
 def _defined(path: Path) -> str:
-    """List the classes and functions that a file defines, without running it."""
+    """List the classes and functions that a file defines, without running it, unless it is very long."""
     try:
+        if path.stat().st_size > MAX_LISTED:
+            return ""
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: too deep
         return ""
