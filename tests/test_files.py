@@ -76,19 +76,21 @@ def test_an_error_is_one_line_of_printable_characters() -> None:
 
 
 def test_errors_get_the_name_of_the_file_once() -> None:
-    with pytest.raises(CaptureFileError, match="^map is damaged: shape: odd$"):
-        with (
-            naming_errors(Path("other"), ModelFileError),
-            naming_errors(Path("map"), CaptureFileError, " is damaged"),
-        ):
-            raise ValueError("shape: odd")
+    with (
+        pytest.raises(CaptureFileError, match=r"^map is damaged: shape: odd$"),
+        naming_errors(Path("other"), ModelFileError),
+        naming_errors(Path("map"), CaptureFileError, " is damaged"),
+    ):
+        raise ValueError("shape: odd")
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), MemoryError(), BaseException("a panic\nof Rust")])
 def test_whatever_a_library_raises_becomes_ours(error: BaseException) -> None:
-    with pytest.raises(ModelFileError, match=r"^x is not a model: ('x'|MemoryError|a panic)$"):
-        with converting_errors(Path("x"), ModelFileError, "a model"):
-            raise error
+    with (
+        pytest.raises(ModelFileError, match=r"^x is not a model: ('x'|MemoryError|a panic)$"),
+        converting_errors(Path("x"), ModelFileError, "a model"),
+    ):
+        raise error
 
 
 def test_ctrl_c_is_no_error_of_a_file() -> None:

@@ -42,12 +42,7 @@ def test_a_header_is_read(tmp_path: Path) -> None:
     GPT.from_pretrained(tmp_path / "a.gguf")
 
 
-TINY = (
-    struct.pack("<4sIQQ", b"GGUF", 3, 0, 1)
-    + struct.pack("<Q", 3)
-    + b"key"
-    + struct.pack("<IIQ", 9, 4, 1 << 40)
-)
+TINY = struct.pack("<4sIQQQ3sIIQ", b"GGUF", 3, 0, 1, 3, b"key", 9, 4, 1 << 40)  # an array of 2^40 numbers
 
 
 @pytest.mark.parametrize(
