@@ -50,9 +50,15 @@ def ids() -> Tensor:
 
 
 def state(model: nn.Module) -> list[Any]:
-    """Everything that a capture might leave behind in a model."""
+    """Everything that a capture might leave behind in a model and its classes."""
     return [
-        (name, sorted(vars(module)), len(module._forward_hooks), len(module._forward_pre_hooks))
+        (
+            name,
+            sorted(vars(module)),
+            len(module._forward_hooks),
+            len(module._forward_pre_hooks),
+            type(module).forward,
+        )
         for name, module in model.named_modules()
     ] + [copy.deepcopy(model.config.to_dict()), model.config._attn_implementation]
 

@@ -134,6 +134,8 @@ class Folder:
         names = [layer.file.name for layer in seen.layers if isinstance(layer, StoredLayer)]
         if len(names) != len(seen.layers):
             raise ValueError("finish: expected layers that this folder wrote")
+        if seen.fingerprint is None:  # a capture that was put together by hand
+            seen.seal()
         text = json.dumps(to_json(seen, names), ensure_ascii=False, indent=1, allow_nan=False)
         with atomic_write(self.path / INDEX) as file:
             file.write_text(text, encoding="utf-8")

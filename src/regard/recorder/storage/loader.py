@@ -89,10 +89,8 @@ def _from_json(described: dict[str, Any], path: Path) -> Capture:
             name: check_type("missing", kind, str)
             for name, kind in check_type("missing", missing, dict).items()
         },
-        # Without a fingerprint only the layers are certified, not the tokens.
-        fingerprint=None
-        if described.get("fingerprint") is None
-        else get_field(described, "fingerprint", str),
+        # Without a fingerprint no layer is certified.
+        fingerprint=_optional(described, "fingerprint", str) or "none",
     )
     keys = [layer.key for layer in seen.layers]
     if not keys or len(set(keys)) != len(keys):
