@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from regard.files import ModelFileError
 from regard.gpt import GPT, Config, loader
-from regard.gpt.tokens import character_tokenizer
+from regard.gpt.tokens import bpe_tokenizer, character_tokenizer
 from tests.gpt.architectures import small
 
 LLAMA = {
@@ -433,4 +433,14 @@ def test_a_panic_in_a_tokenizer_is_a_sentence(folder: Path, monkeypatch: pytest.
     character_tokenizer("abc").save(str(folder / "tokenizer.json"))
     monkeypatch.setattr("tokenizers.Tokenizer", Panicking)
     with pytest.raises(ModelFileError, match=r"tokenizer\.json is not a tokenizer that can be read: called"):
+        GPT.from_pretrained(folder)
+
+
+def test_a_tokenizer_that_fails_on_use_is_refused_when_it_is_read(folder: Path) -> None:
+    """Its template names a special token that it does not describe, which `tokenizers` notices by a panic."""
+    bpe_tokenizer(["abc"], 260).save(str(folder / "tokenizer.json"))
+    described = json.loads((folder / "tokenizer.json").read_text())
+    described["post_processor"]["special_tokens"] = {}
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json is not a tokenizer that can be read"):
         GPT.from_pretrained(folder)

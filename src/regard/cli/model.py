@@ -227,7 +227,7 @@ def _check_sizes(folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModel
 
-    from regard.files import ModelFileError, read_json, shorten
+    from regard.files import ModelFileError, read_json
     from regard.gpt.folder import CONFIG
     from regard.gpt.loader import open_tensors
 
@@ -235,7 +235,7 @@ def _check_sizes(folder: Path) -> None:
     for name, value in _numbers(read_json(folder / CONFIG, ModelFileError)):
         if "layer" in name and value > len(tensors):
             raise ModelFileError(
-                f"{folder / CONFIG}: {shorten(name)}: expected at most {len(tensors)}, the number of tensors "
+                f"{folder / CONFIG}: {name}: expected at most {len(tensors)}, the number of tensors "
                 f"in its files, got {value}"
             )
     build: Any = AutoModel.from_config
