@@ -201,7 +201,7 @@ def shorten(value: object) -> str:
     """A value as an error message shows it: short, however large or deep it is.
 
     >>> shorten([[[[[[[[1]]]]]]]]), shorten("a" * 70)
-    ('[[[[[[[...]]]]]]]', "'aaaaaaaaaaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaaa'")
+    ('[[[[[[[...]]]]]]]', "'aaaaaaaaaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaaa'")
     """
     return _repr.repr(value)
 
