@@ -20,6 +20,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
 
+from regard.escapes import escape
+
 MAX_JSON_BYTES = 1 << 28
 """The largest JSON file that is read: as Python objects it takes up to 25 times as much memory."""
 MAX_REASON = 200  # characters of another library's error message that are repeated in ours
@@ -43,13 +45,13 @@ _repr.maxstring = _repr.maxother = 60
 class FileError(ValueError):
     """A file cannot be used: the message names file and field, what was expected and what it holds.
 
-    It is one line of printable characters, whatever the file holds.
+    It is one line without control characters, whatever the file holds.
     """
 
     def __init__(self, message: str) -> None:
         if len(message) > MAX_MESSAGE:
             message = f"{message[:MAX_MESSAGE]}…"
-        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
+        super().__init__(escape(message).replace("\n", "\\n"))
 
 
 class ModelFileError(FileError):

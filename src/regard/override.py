@@ -68,10 +68,10 @@ def _set_own(owner: Any, name: str, value: Any) -> None:
 
 
 class _ContextEntry(Generic[T]):
-    """An entry and whether its block is open."""
+    """An entry: one value while its block is open, and none after that, in whichever context it is still."""
 
     def __init__(self, value: T) -> None:
-        self.value, self.open = value, True
+        self.values: tuple[T, ...] = (value,)
 
 
 class ContextEntries(Generic[T]):
@@ -86,7 +86,7 @@ class ContextEntries(Generic[T]):
 
     def get(self) -> tuple[T, ...]:
         """Return the entries of the current context whose blocks are open, in the order of opening."""
-        return tuple(entry.value for entry in self._entries.get() if entry.open)
+        return tuple(value for entry in self._entries.get() for value in entry.values)
 
     @contextmanager
     def added(self, value: T) -> Iterator[None]:
@@ -96,11 +96,11 @@ class ContextEntries(Generic[T]):
         try:
             yield
         finally:
-            entry.open = False
+            entry.values = ()
             self._entries.set(self._still_open())
 
     def _still_open(self) -> tuple[_ContextEntry[T], ...]:
-        return tuple(entry for entry in self._entries.get() if entry.open)
+        return tuple(entry for entry in self._entries.get() if entry.values)
 
 
 _Key = tuple[int, str]  # the id of an object and the name of a method

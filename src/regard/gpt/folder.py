@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -47,7 +48,10 @@ class StoredModel(NamedTuple):
 
 
 def save(model: GPT, path: str | os.PathLike[str]) -> None:
-    """Write a model to a folder, which is created if its parent exists; otherwise a ValueError says so."""
+    """Write a model to a folder, which is created if its parent exists; otherwise a ValueError says so.
+
+    An OSError says why it could not be written.
+    """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"path: expected a folder, got {folder}, which is a file")
@@ -58,14 +62,17 @@ def save(model: GPT, path: str | os.PathLike[str]) -> None:
     folder.mkdir(exist_ok=True)
     config = {"model_type": MODEL_TYPE, **model.config.to_json()}
     weights = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}
-    with (
-        atomic_write(folder / WEIGHTS) as weights_file,
-        atomic_write(folder / CONFIG) as config_file,
-    ):
-        save_file(weights, weights_file, metadata={"format": "pt"})
-        config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        if model.tokenizer is None:
-            (folder / TOKENIZER).unlink(missing_ok=True)  # it would be the tokenizer of a previous model
-        else:
-            with atomic_write(folder / TOKENIZER) as tokenizer_file:
-                model.tokenizer.save(str(tokenizer_file))
+    try:
+        with (
+            atomic_write(folder / WEIGHTS) as weights_file,
+            atomic_write(folder / CONFIG) as config_file,
+        ):
+            save_file(weights, weights_file, metadata={"format": "pt"})
+            config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            if model.tokenizer is None:
+                (folder / TOKENIZER).unlink(missing_ok=True)  # it would be the tokenizer of a previous model
+            else:
+                with atomic_write(folder / TOKENIZER) as tokenizer_file:
+                    tokenizer_file.write_text(model.tokenizer.to_str(pretty=True), encoding="utf-8")
+    except (SafetensorError, OSError) as error:
+        raise OSError(f"cannot write the model to {folder}: {error}") from None

@@ -20,6 +20,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
+from regard.escapes import escape
 from regard.override import MethodWrappers
 from regard.recorder.recording import PassTokens, Recording
 from regard.recorder.result import Capture
@@ -73,13 +74,16 @@ class CaptureBlock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._undo.__exit__(kind, error, trace)
-        if kind is not None:
-            return
-        missing = self.mixers.missing(self.recording.heard) | self.recording.unreadable
-        self.recording.close(missing)
+        try:
+            self._undo.__exit__(kind, error, trace)
+            if kind is not None:
+                return
+            missing = self.mixers.missing(self.recording.heard) | self.recording.unreadable
+            self.recording.close(missing)
+        finally:
+            self.recording.store.release()
         if missing and self.recording.seen.layers and self.warn:
-            warnings.warn(missing_message(self.model, missing), stacklevel=2)
+            warnings.warn(escape(missing_message(self.model, missing)), stacklevel=2)
         if self.recording.seen.layers:
             return
         if self.recording.forwards:

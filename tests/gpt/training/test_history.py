@@ -67,13 +67,29 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_truncating_removes_what_came_after_a_checkpoint(tmp_path: Path) -> None:
-    append_run(tmp_path, [0, 10, 20])
+    append_run(tmp_path, [0, 10])
+    fingerprint = history.fingerprint(tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in (METRICS_FILE, HEADS_FILE)}
+    append_run(tmp_path, [20])
     with (tmp_path / METRICS_FILE).open("a") as file:
         file.write('{"step": 21, "lo')  # a line that a killed run did not finish
-    history.truncate(tmp_path, step=10, evaluated=0)
-    assert [line["step"] for line in read_metrics(tmp_path) if "loss" in line] == [0, 10]
-    assert [line["step"] for line in read_metrics(tmp_path) if "validation" in line] == [0]
-    assert read_run(tmp_path)["steps"] == [0]
+    history.check(tmp_path, fingerprint)
+    history.truncate(tmp_path, fingerprint)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.parametrize("name", [METRICS_FILE, HEADS_FILE])
+def test_a_history_that_is_damaged_is_named(tmp_path: Path, name: str) -> None:
+    append_run(tmp_path, [0, 10])
+    fingerprint = history.fingerprint(tmp_path)
+    data = bytearray((tmp_path / name).read_bytes())
+    for damaged in (data[:-1], b"", bytes([data[0] ^ 1]) + data[1:]):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{name} is damaged: its first {len(data)} bytes are not"):
+            history.check(tmp_path, fingerprint)
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=f"{name} is damaged"):
+        history.check(tmp_path, fingerprint)
 
 
 def test_the_names_of_the_files_are_in_one_place() -> None:

@@ -1,7 +1,8 @@
 """The checkpoint of a training run: one safetensors file, with JSON in its header for all that is no tensor.
 
-The file is written atomically, so that it holds either the old state or the new one whenever the run is
-killed. Random states are not saved: the draws of a step depend only on the seed and on its number.
+`checkpoint_files` writes it atomically, with a checksum, and keeps the one before it. Random states are not
+saved: the draws of a step depend only on the seed and on its number. The checkpoint carries the length and
+the checksum of the run's history, which is checked with it.
 """
 
 from __future__ import annotations
@@ -9,17 +10,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from regard import checkpoint_files
 from regard.files import RunFileError, get_field, parse_object
-from regard.safetensor_files import read_safetensors, write_safetensors
+from regard.gpt.training import history
+from regard.safetensor_files import SafetensorContent
 
 FILE = "checkpoint.safetensors"
-FORMAT = "regard.training 2"
+FORMAT = "regard.training 3"
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint as it was saved."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+    history: dict[str, Any]
+    """The fingerprint of the run's history when it was saved."""
+    problem: str | None = None
+    """What is wrong with a newer checkpoint, in whose place this one is used."""
 
 
 def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -31,26 +44,29 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state
     for name, weight in _optimized_weights(model, optimizer):
         for kind, x in optimizer.state.get(weight, {}).items():
             tensors[f"optimizer.{kind}.{name}"] = x
-    header = {"format": FORMAT, "state": json.dumps(state)}
-    try:
-        write_safetensors(folder / FILE, tensors, header)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise OSError(f"cannot write a checkpoint to {folder}: {error}") from None
+    header = {
+        "format": FORMAT,
+        "state": json.dumps(state),
+        "history": json.dumps(history.fingerprint(folder)),
+    }
+    checkpoint_files.save(folder / FILE, tensors, header)
 
 
-def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and the state in a folder; None if it has no checkpoint.
+def load(folder: Path) -> Checkpoint | None:
+    """The newest good checkpoint in a folder, with a history that is as it was; None if there is none.
 
-    A `RunFileError` says why a checkpoint cannot be read.
+    A `RunFileError` says why none of its checkpoints can be used.
     """
-    path = folder / FILE
-    if not path.exists():
-        return None
-    try:
-        header, tensors = read_safetensors(path, [FORMAT], RunFileError)
-        return tensors, parse_object(get_field(header, "state", str))
-    except ValueError as error:
-        raise RunFileError(f"{path} is not a checkpoint that can be read: {error}") from None
+
+    def parse(content: SafetensorContent) -> Checkpoint:
+        state, fingerprint = (
+            parse_object(get_field(content.metadata, name, str)) for name in ("state", "history")
+        )
+        history.check(folder, fingerprint)
+        return Checkpoint(content.tensors, state, fingerprint)
+
+    found = checkpoint_files.load(folder / FILE, FORMAT, parse, RunFileError)
+    return None if found is None else found[0]._replace(problem=found[1])
 
 
 def restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

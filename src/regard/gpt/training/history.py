@@ -8,8 +8,10 @@ the model nor the training loop.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from os import PathLike
@@ -19,9 +21,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.atomic import atomic_write
 from regard.attention.arguments import check_whole_number
-from regard.files import RunFileError, check_type, get_field, naming_errors, parse_json, read_text, shorten
+from regard.files import (
+    RunFileError,
+    check_regular_file,
+    check_type,
+    get_field,
+    naming_errors,
+    open_file,
+    parse_json,
+    read_text,
+    shorten,
+)
 from regard.heads import HeadScores
 
 METRICS_FILE, HEADS_FILE = "metrics.jsonl", "heads.jsonl"
@@ -82,26 +93,54 @@ def score_table(scores: Sequence[HeadScores], baselines: Sequence[HeadScores]) -
     }
 
 
-def truncate(folder: Path, step: int, evaluated: int) -> None:
-    """Remove the lines that a killed run wrote after its checkpoint, and an incomplete last line.
+def fingerprint(folder: Path) -> dict[str, Any]:
+    """The length and the SHA-256 of each file of a history, which is on disk when this returns.
 
-    The checkpoint is of `step`, and its last evaluation was at step `evaluated`.
+    Lines are only ever appended, so that a checkpoint can name its part of the history by them.
     """
+    marks = {}
     for name in (METRICS_FILE, HEADS_FILE):
-        path = folder / name
-        if not path.exists():
-            continue
-        kept = []
-        for text, line in _read_lines(path):
-            if line["step"] <= (step if "loss" in line else evaluated) and text.endswith("\n"):
-                kept.append(text)
-        with atomic_write(path) as file:
-            file.write_text("".join(kept), encoding="utf-8")
+        data = b""
+        if (folder / name).exists():
+            with (folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+                data = file.read()
+        marks[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return marks
+
+
+def check(folder: Path, marks: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless a history begins as it was when `fingerprint` gave `marks`."""
+    if marks.keys() != {METRICS_FILE, HEADS_FILE}:  # no other file is read, or truncated later
+        raise ValueError(f"history: expected {METRICS_FILE} and {HEADS_FILE}, got {shorten(sorted(marks))}")
+    for name in marks:
+        path, data, mark = folder / name, b"", get_field(marks, name, dict)
+        size = check_whole_number("bytes", get_field(mark, "bytes", int), 0)
+        if path.exists():
+            size = min(size, check_regular_file(path, RunFileError, "the history of a run"))
+            with open_file(path, RunFileError, "the history of a run") as file:
+                data = file.read(size)
+        if len(data) != mark["bytes"] or hashlib.sha256(data).hexdigest() != get_field(mark, "sha256", str):
+            raise ValueError(
+                f"{path} is damaged: its first {mark['bytes']} bytes are not those that were there when the "
+                "checkpoint was saved"
+            )
+
+
+def truncate(folder: Path, marks: Mapping[str, Any]) -> None:
+    """Remove what was appended to a history after `fingerprint` gave `marks`."""
+    for name, mark in marks.items():
+        if (folder / name).exists():
+            os.truncate(folder / name, mark["bytes"])
 
 
 def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    """Append lines to a file; an OSError names it."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+    except OSError as error:
+        raise OSError(f"cannot write to {path}: {error.strerror or error}") from None
 
 
 def _fields(layers: Sequence[HeadScores], name: str) -> list[Tensor]:
