@@ -279,10 +279,10 @@ def _load(partial: Path, settings: dict[str, Any], ranks: Processes) -> SurveyPr
 
 def _parse(content: SafetensorContent) -> tuple[SurveyProgress, dict[str, Any]]:
     """The progress and the settings in a progress checkpoint; a ValueError names the field that is wrong."""
-    settings = parse_object(get_field(content.metadata, "settings", str))
-    return _decode_progress(
-        parse_object(get_field(content.metadata, "progress", str)), content.tensors
-    ), settings
+    settings, counts = (
+        parse_object(get_field(content.metadata, name, str)) for name in ("settings", "progress")
+    )
+    return _decode_progress(counts, content.tensors), settings
 
 
 def _decode_progress(counts: dict[str, Any], tensors: dict[str, Tensor]) -> SurveyProgress:
