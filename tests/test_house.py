@@ -24,6 +24,7 @@ FLOORS = {
     "checkpoint_files": 0,
     "extras": 0,
     "file_lock": 0,
+    "files": 0,
     "import_hooks": 0,
     "lru": 0,
     "override": 0,

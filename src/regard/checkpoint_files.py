@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple, TypeVar
 from safetensors import SafetensorError
 from torch import Tensor
 
+from regard.files import FileError, Kind, open_file
 from regard.safetensor_files import SafetensorContent, read_safetensors, write_safetensors
 
 T = TypeVar("T")
@@ -57,12 +58,12 @@ def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str])
 
 
 def load(
-    path: Path, file_format: str, parse: Callable[[SafetensorContent], T]
+    path: Path, file_format: str, parse: Callable[[SafetensorContent], T], kind: Kind
 ) -> tuple[T, str | None] | None:
     """The newest checkpoint that is good, and what is wrong with a newer one; None if there is none at all.
 
-    `parse` makes of a file's content what the caller needs; a ValueError, KeyError or TypeError of its
-    means damage, too. If every checkpoint is damaged, a ValueError says so.
+    `parse` makes of a file's content what the caller needs; a ValueError of its means damage, too. If every
+    checkpoint is damaged, an error of type `kind` says so.
     """
     problems: list[str] = []
     for file in (path, previous(path)):
@@ -70,15 +71,15 @@ def load(
             continue
         if (damage := _damage(file)) is None:
             try:
-                content = parse(read_safetensors(file, [file_format]))
-            except (KeyError, TypeError, ValueError) as error:
+                content = parse(read_safetensors(file, [file_format], kind))
+            except ValueError as error:
                 damage = str(error)
             else:
                 used = f"; {file}, the checkpoint before it, is used instead"
                 return content, problems[0] + used if problems else None
         problems.append(f"{file} is not a checkpoint that can be read: {damage}")
     if problems:
-        raise ValueError("; ".join(problems))
+        raise kind("; ".join(problems))
     return None
 
 
@@ -98,7 +99,7 @@ def remove_temporary_files(path: Path) -> None:
 def _damage(path: Path) -> str | None:
     """What is wrong with the bytes of a checkpoint; None if they have the checksum that it carries."""
     try:
-        with path.open("rb") as file:
+        with open_file(path, FileError, "a checkpoint") as file:
             checksum = _read_checksum(file)
     except (OSError, ValueError) as error:
         return str(error)

@@ -109,13 +109,9 @@ def inspect(
 def _texts(given: list[str], files: list[Path]) -> list[tuple[str, str]]:
     """What is read, each with its title; the built-in text if nothing was given."""
     from regard.cli.demo_text import STORY, TITLE
+    from regard.gpt.training.corpus import read
 
-    found = [(_title(text), text) for text in given]
-    for path in files:
-        try:
-            found.append((path.name, path.read_text(encoding="utf-8")))
-        except UnicodeDecodeError:
-            raise ValueError(f"--file: expected a text in UTF-8, and {path} is not") from None
+    found = [(_title(text), text) for text in given] + [(path.name, read(path)) for path in files]
     for title, words in found:
         if not words.strip():
             raise ValueError(f"text: expected some text to read, and {title!r} is empty")

@@ -62,6 +62,7 @@ def survey(
       torchrun --nproc-per-node 4 --no-python regard survey corpus.txt --out survey.parquet
     """
     from regard.cli.model import Model
+    from regard.files import TextFileError, check_regular_file
     from regard.heads.survey import SurveyModel, check_out
     from regard.heads.survey import survey as run
     from regard.processes import process_group
@@ -69,8 +70,7 @@ def survey(
     for name, value, least in (("length", length, 2), ("batch", batch, 1), ("threads", threads, 1)):
         if value < least:
             raise ValueError(f"--{name}: expected at least {least}, got {value}")
-    if not corpus.is_file():
-        raise ValueError(f"corpus: expected a text file, got {corpus}, which is not there")
+    check_regular_file(corpus, TextFileError, "a text file as the corpus")
     with process_group(device) as ranks:
         ranks.on_main(lambda: check_out(out))  # before the model is opened
         opened = Model.open(model).to(ranks.device)

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError
@@ -28,13 +29,22 @@ MODEL_TYPE = "regard"
 """The `model_type` in a `config.json` that this file wrote."""
 
 
+class StoredTensor(NamedTuple):
+    """A tensor on disk; `read()` reads it."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
 class StoredModel(NamedTuple):
-    """A model on disk, with the names of its own family; each tensor is read when its function is called."""
+    """A model on disk, with the names of its own family; no tensor has been read yet."""
 
     path: Path
     settings: dict[str, Any]
-    tensors: Mapping[str, Callable[[], Tensor]]
+    tensors: Mapping[str, StoredTensor]
     tokenizer: Tokenizer | None
+    names: Mapping[str, str] = MappingProxyType({})
+    """What the file calls the settings that it has other names for."""
 
 
 def save(model: GPT, path: str | os.PathLike[str]) -> None:

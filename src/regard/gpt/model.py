@@ -177,8 +177,10 @@ class GPT(nn.Module):
         """GPT-2's initialisation: normal with std 0.02.
 
         The projections that are added to the residual stream get 0.02 / √(2 · num_layers), so that its
-        variance does not grow with depth.
+        variance does not grow with depth. Weights on the meta device have no values.
         """
+        if self.token_embedding.weight.is_meta:
+            return
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)

@@ -22,12 +22,14 @@ from torch import Tensor, distributed
 
 from regard import checkpoint_files
 from regard.atomic import check_folder_writable
+from regard.attention.arguments import check_whole_number
 from regard.file_lock import FileLock
+from regard.files import SurveyFileError, check_type, get_field, parse_object, shorten
 from regard.heads.corpus import Batch, Encode, batches, digest
 from regard.heads.description import LayerHeads, RunModel, assemble, name_layer
 from regard.heads.measurement import add_up, measure
 from regard.heads.running_sums import RunningSums
-from regard.heads.table import HeadTable, check_writable
+from regard.heads.table import HeadTable, check_writable, split_key
 from regard.safetensor_files import SafetensorContent
 from regard.stop_signals import stop_on_signal
 
@@ -175,6 +177,12 @@ def _rounds(
         for (ids, _), sums in zip(group, _gather(own, ranks), strict=False):  # idle processes come last
             if progress is None:
                 progress = SurveyProgress(0, 0, 0, layers, [])
+            elif [x.key for x in progress.layers] != [x.key for x in layers] or not all(
+                x.fits(len(layer.heads)) for x, layer in zip(progress.sums, layers, strict=True)
+            ):
+                raise SurveyFileError(
+                    "the unfinished survey is of other layers or heads than the model has: begin with --fresh"
+                )
             progress = SurveyProgress(
                 progress.batches + 1,
                 progress.windows + len(ids),
@@ -251,16 +259,16 @@ class Saving:
 
 
 def _load(partial: Path, settings: dict[str, Any], ranks: Processes) -> SurveyProgress | None:
-    """Read the progress of a survey, if there is any; ValueError if it is of another survey."""
+    """Read the progress of a survey, if there is any; an error if it is of another survey or damaged."""
     try:
-        found = checkpoint_files.load(partial, FORMAT, _parse)
-    except ValueError as error:
-        raise ValueError(f"{error}: remove it, or start again with --fresh") from None
+        found = checkpoint_files.load(partial, FORMAT, _parse, SurveyFileError)
+    except SurveyFileError as error:
+        raise SurveyFileError(f"{error}: remove it, or start again with --fresh") from None
     if found is None:
         return None
     (progress, old_settings), problem = found
     if different := [name for name in settings if settings[name] != old_settings.get(name)]:
-        raise ValueError(
+        raise SurveyFileError(
             f"{partial} is of a survey with another {', '.join(different)}: "
             "resume with the same settings, write to another file, or start again with --fresh"
         )
@@ -270,11 +278,44 @@ def _load(partial: Path, settings: dict[str, Any], ranks: Processes) -> SurveyPr
 
 
 def _parse(content: SafetensorContent) -> tuple[SurveyProgress, dict[str, Any]]:
-    """The progress and the settings in a progress checkpoint."""
-    metadata, mapped = content
-    tensors = {name: x.clone() for name, x in mapped.items()}  # the next checkpoint replaces the file
-    counts = json.loads(metadata["progress"])
-    layers = [LayerHeads(*layer) for layer in counts["layers"]]
-    sums = [RunningSums(tensors[f"sums.{i}"], tensors[f"keys.{i}"]) for i in range(len(layers))]
-    progress = SurveyProgress(counts["batches"], counts["windows"], counts["tokens"], layers, sums)
-    return progress, json.loads(metadata["settings"])
+    """The progress and the settings in a progress checkpoint; a ValueError names the field that is wrong."""
+    settings, counts = (
+        parse_object(get_field(content.metadata, name, str)) for name in ("settings", "progress")
+    )
+    return _decode_progress(counts, content.tensors), settings
+
+
+def _decode_progress(counts: dict[str, Any], tensors: dict[str, Tensor]) -> SurveyProgress:
+    """The progress that `Saving` wrote; a ValueError names the field that is wrong."""
+    done = {name: get_field(counts, name, int) for name in ("batches", "windows", "tokens")}
+    for name, count in done.items():
+        check_whole_number(name, count)
+    layers = [_decode_layer(check_type("layers", x, list)) for x in get_field(counts, "layers", list)]
+    expected = {f"{kind}.{i}" for kind in ("sums", "keys") for i in range(len(layers))}
+    if not layers or tensors.keys() != expected:
+        raise ValueError(
+            f"tensors: expected sums and keys of {len(layers)} layers, got {shorten(sorted(tensors))}"
+        )
+    sums = []
+    for i, layer in enumerate(layers):
+        # A copy: the next checkpoint replaces the file.
+        one = RunningSums(tensors[f"sums.{i}"].clone(), tensors[f"keys.{i}"].clone())
+        if not one.fits(len(layer.heads)):
+            raise ValueError(
+                f"layer {i}: expected the sums of {len(layer.heads)} heads, got "
+                f"{tuple(one.sums.shape)} {one.sums.dtype} and {tuple(one.keys.shape)} {one.keys.dtype}"
+            )
+        sums.append(one)
+    return SurveyProgress(done["batches"], done["windows"], done["tokens"], layers, sums)
+
+
+def _decode_layer(fields: list[Any]) -> LayerHeads:
+    """The key and the heads of a layer."""
+    if len(fields) != 3:
+        raise ValueError(f"layers: expected a key, heads and kv_heads, got {shorten(fields)}")
+    key, *numbers = fields
+    heads, kv_heads = ([check_type("heads", n, int) for n in check_type("heads", x, list)] for x in numbers)
+    if len(heads) != len(kv_heads):
+        raise ValueError(f"heads: expected a kv_head for each of {len(heads)}, got {len(kv_heads)}")
+    split_key(check_type("key", key, str))
+    return LayerHeads(key, heads, kv_heads)

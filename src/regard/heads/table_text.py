@@ -86,7 +86,7 @@ def rendered(table: HeadTable) -> Any:
             label = words(name) + (f" on {row.sink_key}" if name == "sink" else "")
             drawn.add_row(
                 *(("", "", "") if i else numbers),
-                Text(label + ("*" if on_repeats else ""), style=COLOURS[name]),
+                Text(label + ("*" if on_repeats else ""), style=COLOURS.get(name, "")),
                 Text(number(score.value), style="bold"),
                 f"{number(score.low)}–{number(score.high)}",
                 number(score.null),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import regard
+from regard.files import RunFileError
 from regard.gpt.loader import INCLUDED_MODEL
 from regard.gpt.training import history
 from regard.gpt.training.history import (
@@ -157,4 +158,34 @@ def test_a_number_of_heads_that_changes_is_refused(tmp_path: Path) -> None:
     write(tmp_path, [5], heads=3)
     (tmp_path / HEADS_FILE).write_text(first + (tmp_path / HEADS_FILE).read_text())
     with pytest.raises(ValueError, match="the number of heads changes"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("marks", "says"),
+    [
+        ({"../book.txt": {"bytes": 0, "sha256": ""}}, r"history: expected metrics\.jsonl and heads\.jsonl"),
+        ({METRICS_FILE: 5, HEADS_FILE: 5}, r"metrics\.jsonl: expected an object, got 5"),
+        (
+            {METRICS_FILE: {"bytes": -1}, HEADS_FILE: {}},
+            "bytes: expected a whole number of at least 0, got -1",
+        ),
+        ({METRICS_FILE: {"bytes": 1 << 60, "sha256": ""}, HEADS_FILE: {}}, "is damaged: its first"),
+    ],
+)
+def test_a_checkpoint_names_no_other_file_than_its_history(tmp_path: Path, marks: dict, says: str) -> None:
+    """A checkpoint of someone else may say anything, and what it names is truncated later."""
+    write(tmp_path, [0])
+    (tmp_path / METRICS_FILE).write_text("")
+    with pytest.raises(ValueError, match=says):
+        history.check(tmp_path, marks)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": "1"}', '{"step": 1, "loss": "low"}', "[1]", '{"loss": 1}', '{"step": 1, "step": 2}']
+)
+def test_a_line_of_another_kind_is_named(tmp_path: Path, line: str) -> None:
+    write(tmp_path, [0])
+    (tmp_path / METRICS_FILE).write_text(f"{line}\n")
+    with pytest.raises(RunFileError, match=r"metrics\.jsonl"):
         read_run(tmp_path)

@@ -334,7 +334,7 @@ def test_a_layer_unlike_the_index_is_refused(tmp_path: Path) -> None:
 def test_damaged_layers_are_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "layer-0.safetensors"
     q, k, lse = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
-    mask = {"mask": {"kind": "Full"}, "scale": 1.0, "softcap": None, "axes": [1, 1]}
+    mask = {"mask": {"kind": "Full"}, "scale": 1.0, "softcap": None, "axes": [True, True]}
 
     def refused(match: str, tensors: dict[str, torch.Tensor], **metadata: str) -> None:
         save_file(tensors, file, metadata=metadata)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import checkpoint_files
+from regard.files import RunFileError, get_field, parse_object
 from regard.gpt.training import history
 from regard.safetensor_files import SafetensorContent
 
@@ -54,40 +55,52 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state
 def load(folder: Path) -> Checkpoint | None:
     """The newest good checkpoint in a folder, with a history that is as it was; None if there is none.
 
-    A ValueError says why none of its checkpoints can be used.
+    A `RunFileError` says why none of its checkpoints can be used.
     """
 
     def parse(content: SafetensorContent) -> Checkpoint:
-        state, fingerprint = (json.loads(content.metadata[name]) for name in ("state", "history"))
+        state, fingerprint = (
+            parse_object(get_field(content.metadata, name, str)) for name in ("state", "history")
+        )
         history.check(folder, fingerprint)
         return Checkpoint(content.tensors, state, fingerprint)
 
-    found = checkpoint_files.load(folder / FILE, FORMAT, parse)
+    found = checkpoint_files.load(folder / FILE, FORMAT, parse, RunFileError)
     return None if found is None else found[0]._replace(problem=found[1])
 
 
 def restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load the tensors of a checkpoint into a model and its optimizer.
 
-    A ValueError names the first tensor whose shape differs.
+    A `RunFileError` names the first tensor whose shape differs.
     """
     stored = {name: x for name, x in tensors.items() if name.startswith("model.")}
     expected = {f"model.{name}": x for name, x in model.state_dict().items()}
     for name in sorted(stored.keys() | expected.keys()):
         want, got = (tuple(side[name].shape) if name in side else None for side in (expected, stored))
         if want != got:
-            raise ValueError(f"checkpoint: expected {name} {want}, got {got}: is it of another model?")
+            raise RunFileError(f"checkpoint: expected {name} {want}, got {got}: is it of another model?")
+    for name, x in tensors.items():
+        if not x.is_floating_point() or x.itemsize < 2:
+            raise RunFileError(f"checkpoint: expected floats for {name}, got {x.dtype}")
     model.load_state_dict({name.removeprefix("model."): x for name, x in stored.items()})
 
     # The moments, numbered as the optimizer numbers its weights.
     groups = optimizer.state_dict()["param_groups"]
     moments: dict[int, dict[str, Tensor]] = {}
-    for number, (name, _) in enumerate(_optimized_weights(model, optimizer)):
+    for number, (name, weight) in enumerate(_optimized_weights(model, optimizer)):
         state = {
             kind: tensors[key].clone()  # not a view of the file, which the next checkpoint replaces
             for kind in ("step", "exp_avg", "exp_avg_sq")
             if (key := f"optimizer.{kind}.{name}") in tensors
         }
+        for kind, x in state.items():
+            want = () if kind == "step" else tuple(weight.shape)
+            if len(state) != 3 or tuple(x.shape) != want:
+                raise RunFileError(
+                    f"checkpoint: expected step, exp_avg and exp_avg_sq of {name}, {kind} {want}, "
+                    f"got {', '.join(state)}, {kind} {tuple(x.shape)}"
+                )
         if state:
             moments[number] = state
     optimizer.load_state_dict({"state": moments, "param_groups": groups})

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from regard.atomic import check_folder_writable, write_error
+from regard.attention.arguments import check_whole_number
 from regard.file_lock import FileLock
+from regard.files import RunFileError, get_field, naming_errors, shorten
 from regard.gpt.config import Config
 from regard.gpt.model import GPT
 from regard.gpt.training import checkpoints, history
@@ -148,6 +150,7 @@ def _find_checkpoint(
             raise ValueError(f"out: {folder} holds a model but no run to resume: choose another folder")
         return None
     state = checkpoint.state
+    _check_state(state, folder)
     if not resume:
         raise ValueError(
             f"out: {folder} holds a run at step {state['step']}: "
@@ -155,11 +158,23 @@ def _find_checkpoint(
         )
     for name, value in _arguments(config, corpus, settings).items():
         if (started_with := state["arguments"].get(name)) != value:
-            raise ValueError(
-                f"{name}: expected {started_with!r}, with which the run in {folder} was started, "
+            raise RunFileError(
+                f"{name}: expected {shorten(started_with)}, with which the run in {folder} was started, "
                 f"got {value!r}"
             )
     return checkpoint
+
+
+def _check_state(state: dict[str, Any], folder: Path) -> None:
+    """Raise a `RunFileError` that names the first field of a checkpoint's state that cannot be."""
+    with naming_errors(folder / checkpoints.FILE, RunFileError):
+        check_whole_number("step", state.get("step"), 0)
+        check_whole_number("evaluated_step", state.get("evaluated_step"), -1)
+        for name in ("seconds", "warmup_seconds"):
+            get_field(state, name, float)
+        if state.get("best_loss", False) is not None:
+            get_field(state, "best_loss", float)
+        get_field(state, "arguments", dict)
 
 
 def _arguments(config: Config, corpus: Corpus, settings: TrainingSettings) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from regard.atomic import atomic_write, check_folder_writable, write_error
 from regard.file_lock import FileLock
+from regard.files import CaptureFileError
 from regard.recorder.certificate import Evidence
 from regard.recorder.layer import Layer, LayerData, LayerSettings
 from regard.recorder.storage import layer_file
@@ -92,7 +93,7 @@ class StoredLayer(Layer):
         """Open the file and return its tensors, which are read from disk when they are used."""
         data = layer_file.read(self.file)
         if data.matrix != self.shape:
-            raise ValueError(
+            raise CaptureFileError(
                 f"{self.file} is damaged: expected a layer of {self.shape}, as {INDEX} says, "
                 f"got {data.matrix}"
             )
