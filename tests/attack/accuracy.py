@@ -123,11 +123,11 @@ def exact(case: Case, nudges: np.random.Generator | None = None) -> dict[str, Ar
     With `nudges`, each product and each score is off by about one unit in its last place.
     """
     wide = np.longdouble if case.q.dtype == torch.float64 else np.float64
-    unit = torch.finfo(working_dtype(case.q.dtype)).eps
+    eps = torch.finfo(working_dtype(case.q.dtype)).eps
     group, factor, cap = case.q.shape[1] // case.k.shape[1], wide(case.factor), case.softcap
 
     def nudged(x: Array, size: Array) -> Array:
-        return x if nudges is None else x + unit * size * nudges.standard_normal(x.shape)
+        return x if nudges is None else x + eps * size * nudges.standard_normal(x.shape)
 
     def product(x: Array, y: Array) -> Array:
         """x yᵀ, each product and each sum of which may be nudged."""
@@ -258,6 +258,12 @@ def largest(x: Array) -> float:
     return math.inf if math.isnan(worst) else worst
 
 
+def unit(dtype: torch.dtype, x: float) -> float:
+    """One unit in the last place of x, at least the smallest number above 0."""
+    info = torch.finfo(dtype)
+    return info.eps * max(x, info.smallest_normal)
+
+
 def ratio(error: float, theirs: float, last_place: float, moved: float) -> float:
     """Our error over PyTorch's with both additions. A result of zeros has to be zeros."""
     return 0.0 if error == 0 else error / allowance if (allowance := theirs + last_place + moved) else math.inf
@@ -278,7 +284,7 @@ def compare_attend(case: Case, number: int, true: dict[str, Array], nudged: Any,
             return largest(np.where(rows, x, 0) - np.where(rows, true[name], 0))
 
         assert found.shape == true[name].shape, f"{name} of draw {number}: {tuple(found.shape)}"
-        last_place = torch.finfo(found.dtype).eps * largest(np.where(rows, true[name], 0))
+        last_place = unit(found.dtype, largest(np.where(rows, true[name], 0)))
         moved = max(error(x[name]) for x in nudged)
         errors = error(found), max(error(x[name]) for x in theirs if name in x)
         family = "gradients" if name.startswith("d") else name
@@ -364,7 +370,6 @@ def compare_map(
     """Add the worst ratio of all results of a map."""
     m = regard.attention_map(case.q, case.k, **case.arguments)
     parts = draw_parts(seed, number, *m.shape[2:])
-    eps = torch.finfo(m.dtype).eps
     right = parts.reduce(true["weights"], case)
     theirs = pytorchs(case, *case[:3], case.sinks)
     eager = parts.reduce((theirs["weights"] * case.seen[..., None]).numpy(), case)
@@ -375,7 +380,8 @@ def compare_map(
         assert found.shape == right[name].shape, f"{name} of draw {number}: {tuple(found.shape)}"
         error, *others = (largest(x - right[name]) for x in (found.double().numpy(), eager[name], alone[name]))
         moved = max(largest(x[name] - right[name]) for x in off)
-        last_place = eps * max(largest(right[name]), name == "entropy")  # of weights near 1, with logarithms
+        # The entropy of a row is computed from weights near 1 and their logarithms.
+        last_place = unit(m.dtype, max(largest(right[name]), float(name == "entropy")))
         worst = max(worst, (ratio(error, max(others), last_place, moved), name))
     ratios.add("map", worst[0], f"{worst[1]} of draw {number}: {case}")
 

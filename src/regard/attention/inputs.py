@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.attention.arguments import is_number
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import as_mask
+from regard.attention.tensors import check_floats, check_tensor
 
 
 class Shape(NamedTuple):
@@ -58,7 +59,7 @@ class Inputs(NamedTuple):
 def check_inputs(
     q: Tensor,
     k: Tensor,
-    v: Tensor | None = None,
+    v: Tensor,
     *,
     mask: Mask | Tensor | None = None,
     scale: float | None = None,
@@ -66,15 +67,12 @@ def check_inputs(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Inputs:
-    """Check the arguments of an attention, which are those of `attend`; v may be absent.
+    """Check the arguments of an attention, which are those of `attend`; a map has no v and passes k.
 
     Raises ValueError that names the argument which is wrong.
     """
-    tensors = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
-    for name, x in tensors.items():
+    for name, x in {"q": q, "k": k, "v": v}.items():
         _check_tensor(name, x, q)
-    if v is None:
-        v = k
 
     # Widths and lengths.
     lead, D = tuple(q.shape[:-2]), q.shape[-1]
@@ -116,14 +114,12 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _check_tensor(name: str, x: Tensor, q: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    check_tensor(name, x, values=False)
     if x.ndim < 2:
         raise ValueError(
             f"{name}: expected (batch, heads, length, width) or its last two, got {tuple(x.shape)}"
         )
-    if not x.dtype.is_floating_point:
-        raise ValueError(f"{name}: expected a floating-point tensor, got {x.dtype}: pass .float()")
+    check_floats(name, x, values=False)
     if x.dtype != q.dtype:
         raise ValueError(f"{name}: expected {q.dtype}, as q has, got {x.dtype}")
     if x.device != q.device:
@@ -156,8 +152,7 @@ def _check_numbers(
     if not (is_number(dropout) and 0 <= dropout <= 1):
         raise ValueError(f"dropout: expected a probability from 0 to 1, got {dropout!r}")
     if sinks is not None:
-        if not isinstance(sinks, Tensor) or not sinks.dtype.is_floating_point:
-            raise ValueError(f"sinks: expected a float tensor, one logit a head, got {sinks!r}")
+        check_floats("sinks", sinks, values=False)
         if tuple(sinks.shape) != (shape.H,):
             raise ValueError(f"sinks: expected ({shape.H},), one logit a head, got {tuple(sinks.shape)}")
         if sinks.device != q.device:

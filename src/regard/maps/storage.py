@@ -58,7 +58,7 @@ def _decode(options: Any, tensors: dict[str, Tensor]) -> MapData:
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, lse {tuple(lse.shape)} do not fit together"
         )
     mask, scale, softcap = rebuild_mask(options["mask"], tensors), float(options["scale"]), options["softcap"]
-    check_inputs(q, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
+    check_inputs(q, k, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
     if lse.dtype != working_dtype(q.dtype):
         raise ValueError(f"lse: expected {working_dtype(q.dtype)}, got {lse.dtype}")
     if 0 not in q.shape[:3] and k.shape[2]:

@@ -141,7 +141,7 @@ def backward(
             )
             part_dq = torch.zeros_like(q)
             for column in columns:
-                weights, capped, seen_q, k, v = score(part, q, rows, column, keep_capped=True)
+                weights, tanh, seen_q, k, v = score(part, q, rows, column, keep_tanh=True)
                 weights.sub_(row_top).exp_().mul_(row_inverse)  # (N, M, C)
                 ds = torch.bmm(do, v.mT)
                 dropped = weights
@@ -151,8 +151,8 @@ def backward(
                     ds.mul_(keep)
                 part_dv[:, :, column.keys] += torch.bmm(dropped.mT, do).view(b, G, -1, v.shape[-1])
                 ds.sub_(row_delta).mul_(weights)
-                if capped is not None and part.softcap is not None:
-                    ds.mul_(capped.div_(part.softcap).square_().neg_().add_(1.0))
+                if tanh is not None:
+                    ds.mul_(1.0 - tanh).mul_(tanh.add_(1.0))  # 1 − tanh² would lose digits near 1
                 part_dq.baddbmm_(ds, k)
                 part_dk[:, :, column.keys] += torch.bmm(ds.mT, seen_q).view(b, G, -1, D)
             dq[batch, heads, rows] = part_dq.mul_(part.scale).view(b, h, -1, D).to(dq.dtype)
