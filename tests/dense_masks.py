@@ -101,7 +101,10 @@ def _draw_one(rng: random.Random, at: Place) -> DenseMask:
         (regard.padding(lengths.tolist()), at.j < lengths.view(B, 1, 1, 1)),
         (regard.padding(real), real.view(B, 1, 1, S)),
         (regard.tensor_mask(table < 0.6), table < 0.6),
-        (regard.rule(lambda b, h, q, k: (b + h + q + k) % step != 0), (at.b + at.h + at.i + at.j) % step != 0),
+        (
+            regard.rule(lambda b, h, q, k: (b + h + q + k) % step != 0),
+            (at.b + at.h + at.i + at.j) % step != 0,
+        ),
     ]
     if T <= S:  # every query must have a document
         ids = torch.randint(0, 4, (B, S), generator=_generator(rng)).sort(-1).values

@@ -5,10 +5,10 @@ ratio is our largest error over PyTorch's, which gets two additions that take lu
 
 1. one unit in the last place of the largest true number: two results that are both correctly rounded may lie
    that far apart;
-2. how far the truth itself moves, at most over `NUDGES` draws, if every product q_d · k_d and every score is
-   off by about one unit in its last place. Whatever holds products and scores in float32 has such errors. If
-   two keys of a row have large scores that are nearly equal, the answer depends on the last digits of
-   the scores, and of two ways to add them up either comes out ahead by chance.
+2. how far the truth itself moves, at most over `NUDGES` draws, if every product of two numbers, every sum of
+   products and every score is off by about one unit in its last place. Whatever computes in float32 has such
+   errors. If two keys of a row have large scores that are nearly equal, the answer depends on the last digits
+   of the scores, and of two ways to add them up either comes out ahead by chance.
 
 Where `attend` hands a call to PyTorch's fused kernel, PyTorch's error is the larger of that kernel's and of
 its plain operations'; elsewhere it is that of the plain operations.
@@ -17,8 +17,9 @@ Without the second addition, the answer that is exact in all but one rounding of
 above 3 as well (`one rounding, plain worst`), and so has PyTorch's error over ours (`PyTorch's plain worst`):
 no way of computing could hold the bound, and ours is no worse than the other way round.
 
-A weight of a map is exp(score − lse), for one weight as for a whole row. So the second addition moves score
-and lse of a map apart. Heads that a map computes in float64 get no such addition.
+A weight of a map is exp(score − lse), for one weight as for a whole row. So PyTorch's error is that of its
+softmax or of exp(score − lse) with its scores, whichever is larger, and the second addition moves the
+difference. Heads that a map computes in float64 get neither: of them only the difference is rounded.
 """
 
 import math
@@ -159,16 +160,16 @@ def exact(case: Case, nudges: np.random.Generator | None = None) -> dict[str, Ar
     total = e.sum(-1, keepdims=True) + sink
     total = np.where(total == 0, 1, total)
     weights = e / total
-    output = weights @ v
+    output = product(weights, v.swapaxes(-1, -2))
     delta = product(upstream[..., None, :], output[..., None, :])[..., 0]
     ds = weights * (product(upstream, v) - delta) * slope * factor
-    dk, dv = ds.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ upstream
+    dk, dv = (product(x.swapaxes(-1, -2), y.swapaxes(-1, -2)) for x, y in ((ds, q), (weights, upstream)))
     return {
         "scores": s,
         "weights": weights,
         "lse": (top + np.log(total))[..., 0],
         "output": output,
-        "dq": ds @ k,
+        "dq": product(ds, k.swapaxes(-1, -2)),
         "dk": dk.reshape(len(q), -1, group, *dk.shape[2:]).sum(2),
         "dv": dv.reshape(len(q), -1, group, *dv.shape[2:]).sum(2),
         "dsinks": -(sink / total * delta).sum((0, 2, 3)),
@@ -184,7 +185,9 @@ def fused(case: Case, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> 
 def pytorchs(case: Case, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> dict[str, Tensor]:
     """The same by PyTorch: its own attention where that can express it, and plain operations for the rest."""
     dtype, group = working_dtype(q.dtype), q.shape[1] // k.shape[1]
-    allowed = case.mask.allowed | ~case.seen.unsqueeze(-1)  # rows without a key are left out of the comparison
+    allowed = case.mask.allowed | ~case.seen.unsqueeze(
+        -1
+    )  # rows without a key are left out of the comparison
     wide = [x.to(dtype) for x in (q, *(x.repeat_interleave(group, 1) for x in (k, v)))]
     s = wide[0] @ wide[1].mT * case.factor
     if case.softcap is not None:
@@ -266,7 +269,9 @@ def unit(dtype: torch.dtype, x: float) -> float:
 
 def ratio(error: float, theirs: float, last_place: float, moved: float) -> float:
     """Our error over PyTorch's with both additions. A result of zeros has to be zeros."""
-    return 0.0 if error == 0 else error / allowance if (allowance := theirs + last_place + moved) else math.inf
+    return (
+        0.0 if error == 0 else error / allowance if (allowance := theirs + last_place + moved) else math.inf
+    )
 
 
 def compare_attend(case: Case, number: int, true: dict[str, Array], nudged: Any, ratios: Ratios) -> None:
@@ -373,12 +378,15 @@ def compare_map(
     right = parts.reduce(true["weights"], case)
     theirs = pytorchs(case, *case[:3], case.sinks)
     eager = parts.reduce((theirs["weights"] * case.seen[..., None]).numpy(), case)
-    scores = [theirs["scores"].double().numpy(), *(x["scores"] for x in nudged)]
-    alone, *off = (parts.reduce(weights_alone(m, case, true, x), case) for x in scores)
+    nudges = np.random.default_rng((seed, number, 1))
+    alone = parts.reduce(weights_alone(m, case, true, theirs["scores"].double().numpy(), None), case)
+    off = [parts.reduce(weights_alone(m, case, true, x["scores"], nudges), case) for x in nudged]
     worst = (0.0, "")
     for name, found in parts.read(m, case).items():
         assert found.shape == right[name].shape, f"{name} of draw {number}: {tuple(found.shape)}"
-        error, *others = (largest(x - right[name]) for x in (found.double().numpy(), eager[name], alone[name]))
+        error, *others = (
+            largest(x - right[name]) for x in (found.double().numpy(), eager[name], alone[name])
+        )
         moved = max(largest(x[name] - right[name]) for x in off)
         # The entropy of a row is computed from weights near 1 and their logarithms.
         last_place = unit(m.dtype, max(largest(right[name]), float(name == "entropy")))
@@ -386,12 +394,26 @@ def compare_map(
     ratios.add("map", worst[0], f"{worst[1]} of draw {number}: {case}")
 
 
-def weights_alone(m: regard.AttentionMap, case: Case, true: dict[str, Array], scores: Array) -> Array:
-    """exp(score − lse) in the heads that a map computes in its own dtype, with lse rounded to that dtype."""
-    lse = torch.from_numpy(true["lse"].astype(np.float64)).to(m.dtype).double().numpy()
-    lse = np.where(np.isfinite(lse), lse, 0)[..., None]
-    weights = np.where(case.mask.allowed.numpy(), np.exp(np.minimum(scores - lse, 80.0)), 0)
-    return np.where(m.precise.large.numpy()[..., None, None], true["weights"], weights)
+def weights_alone(
+    m: regard.AttentionMap, case: Case, true: dict[str, Array], scores: Array, nudges: Any
+) -> Array:
+    """exp(score − lse), with these scores and a rounded lse in the heads that are not computed in float64.
+
+    With `nudges`, each difference is off by about one unit in its last place, as exp takes it in float32.
+    """
+    large = m.precise.large.numpy()[..., None, None]
+    lse = np.where(np.isfinite(true["lse"]), true["lse"], 0)[..., None]
+    rounded = torch.from_numpy(lse.astype(np.float64)).to(m.dtype).double().numpy()
+    visible = case.mask.allowed.numpy()
+    logs = np.where(large, true["scores"], scores) - np.where(large, lse, rounded)
+    logs = np.minimum(np.where(visible, logs, 0), 80.0)
+    if nudges is not None:
+        logs += (
+            torch.finfo(m.dtype).eps
+            * np.maximum(np.abs(logs), np.abs(lse) * ~large)
+            * nudges.standard_normal(logs.shape)
+        )
+    return np.where(visible, np.exp(logs), 0)
 
 
 def attack(draws: int, seed: int) -> dict[str, int | float]:

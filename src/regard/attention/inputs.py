@@ -73,6 +73,7 @@ def check_inputs(
     """
     for name, x in {"q": q, "k": k, "v": v}.items():
         _check_tensor(name, x, q)
+    _check_gradients({"q": q, "k": k, "v": v, "sinks": sinks})
 
     # Widths and lengths.
     lead, D = tuple(q.shape[:-2]), q.shape[-1]
@@ -128,6 +129,19 @@ def _check_tensor(name: str, x: Tensor, q: Tensor) -> None:
         raise ValueError(
             f"{name}: expected {q.ndim} dimensions, as q has, got {tuple(x.shape)} beside q {tuple(q.shape)}"
         )
+
+
+def _check_gradients(tensors: dict[str, Tensor | None]) -> None:
+    """Raise ValueError if a gradient is asked for of a tensor from inference mode, which keeps no history."""
+    given = {name: x for name, x in tensors.items() if isinstance(x, Tensor)}
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in given.values()):
+        return
+    for name, x in given.items():
+        if not torch.compiler.is_compiling() and x.is_inference():
+            raise ValueError(
+                f"{name}: expected a tensor from outside of torch.inference_mode(), as another one needs a "
+                "gradient, got one from inside: pass .clone()"
+            )
 
 
 def _flatten_batch(mask: Mask | Tensor | None, lead: tuple[int, ...]) -> Mask | Tensor | None:

@@ -15,7 +15,7 @@ WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check_tensor(name: str, x: object, *, values: bool = True) -> Tensor:
-    """Return `x` if it is an ordinary tensor; if `values`, it may not be on the meta device.
+    """Return `x` if it is an ordinary tensor; if `values`, one whose numbers can be read.
 
     >>> check_tensor("q", [1.0])
     Traceback (most recent call last):
@@ -27,6 +27,8 @@ def check_tensor(name: str, x: object, *, values: bool = True) -> Tensor:
         raise ValueError(f"{name}: expected an ordinary dense tensor, got {reason}")
     if values and x.is_meta:
         raise ValueError(f"{name}: expected a tensor with values, got one on the meta device")
+    if values and is_transformed(x) and torch._C._functorch.is_batchedtensor(x):
+        raise ValueError(f"{name}: expected a tensor with values, got one that torch.func.vmap maps over")
     return x
 
 
@@ -68,9 +70,7 @@ def is_transformed(x: Tensor) -> bool:
 def _oddity(x: Tensor) -> str | None:
     """What makes a tensor unlike those that attention computes with, and how to convert it; or None."""
     if x.is_nested:
-        return (
-            "a nested one: pass torch.nested.to_padded_tensor(x, 0.0), and regard.padding(lengths) as the mask"
-        )
+        return "a nested one: pass torch.nested.to_padded_tensor(x, 0.0), and regard.padding(lengths) as the mask"
     if x.layout is not torch.strided:
         return f"{str(x.layout).removeprefix('torch.')}: pass .to_dense()"
     if x.is_quantized:

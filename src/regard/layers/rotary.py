@@ -134,6 +134,8 @@ class Rotary(nn.Module):
             raise ValueError(
                 f"positions: expected {shapes}, one for each token, got {tuple(positions.shape)}"
             )
+        if positions.ndim == 2 and len(positions) == 1:
+            return positions[0]
         return positions if positions.ndim == 1 else positions.unsqueeze(1)
 
     def extra_repr(self) -> str:

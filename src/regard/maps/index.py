@@ -84,7 +84,7 @@ def parse_index(index: Any, axes: Axes, matrix: tuple[int, int, int, int]) -> Ma
 
 def select_kv_heads(k: Tensor, heads: slice, H: int) -> Tensor:
     """Select the key heads of k (B, G, S, D) that some of the H query heads read, grouped evenly again."""
-    group = H // k.shape[1]
+    group = H // max(k.shape[1], 1) or 1  # a map without heads has none of either
     first, count = heads.start, heads.stop - heads.start
     if group == 1 or count == 0:
         return k[:, heads] if group == 1 else k[:, :0]

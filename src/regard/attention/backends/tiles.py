@@ -101,9 +101,7 @@ class Tile(NamedTuple):
     v: Tensor  # (N, C, E)
 
 
-def score(
-    part: AttentionProblem, q: Tensor, rows: slice, column: Column, *, keep_tanh: bool = False
-) -> Tile:
+def score(part: AttentionProblem, q: Tensor, rows: slice, column: Column, *, keep_tanh: bool = False) -> Tile:
     """The masked scores of a tile. q is folded, (N, M, D), and already scaled.
 
     `keep_tanh` also returns what the gradient of the soft cap is computed from.
