@@ -46,7 +46,7 @@ def state() -> dict[str, Any]:
         "sys.path": [path for path in sys.path if "setuptools" not in path],
         # Transformers replaces its own entry when its models are first used.
         "sys.modules": {name: module for name, module in sys.modules.items() if name != "transformers"},
-        "signals": {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)},
+        "signals": {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)},
         "threads": {f"{x.name} ({x.ident})": x for x in threading.enumerate() if x.name not in LASTING},
         "processes": children(),
         "recursion limit": sys.getrecursionlimit(),

@@ -1,34 +1,31 @@
-"""Temporary replacement of attributes: of an object, or of modules and classes that several threads share.
+"""Temporary wrappers of methods and functions: what a capture puts around a model's code and takes off again.
 
-Unlike a hook, a replaced method leaves no trace on the model that other code could check for.
+A wrapper acts in the context (`contextvars`) that activated it and in contexts copied from it. Other threads
+run the wrapped code as if nothing had been done to it. Methods are replaced in the class, so that nothing is
+stored in an object: a copy of a model that is being captured is an ordinary model.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any, Generic, TypeVar
 
+from torch.compiler import is_compiling
 
-@contextmanager
-def override_attribute(obj: Any, name: str, value: Any) -> Iterator[None]:
-    """Set `obj.name` to `value` inside the block, and restore it after the block."""
-    own = vars(obj)  # nn.Module.__setattr__ would register modules and parameters
-    missing = object()
-    before = own.get(name, missing)
-    own[name] = value
-    try:
-        yield
-    finally:
-        if before is missing:
-            own.pop(name, None)
-        else:
-            own[name] = before
+T = TypeVar("T")
+Wrapper = Callable[..., Any]
+"""`wrapper(method, *args, **kwargs)`, called in place of `method(*args, **kwargs)`."""
 
 
 class SharedOverride:
-    """Replaces attributes of modules and classes while at least one block is open, in any thread."""
+    """Replaces attributes while at least one block is open, in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,15 +44,166 @@ class SharedOverride:
                 self._open -= 1
                 if not self._open:
                     for (_, name), (owner, own) in self._before.items():
-                        if own is None:
-                            delattr(owner, name)
-                        else:
-                            setattr(owner, name, own)
+                        _set_own(owner, name, own)
                     self._before.clear()
 
     def replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         """Set `owner.name` to `wrap(owner.name)`, once, while a block is open."""
         with self._lock:
             if self._open and (id(owner), name) not in self._before:
-                self._before[id(owner), name] = (owner, vars(owner).get(name))
-                setattr(owner, name, wrap(getattr(owner, name)))
+                own = vars(owner).get(name)
+                _set_own(owner, name, wrap(getattr(owner, name)))
+                self._before[id(owner), name] = (owner, own)
+
+
+def _set_own(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute of a class, a file or an object itself; None removes it."""
+    own = vars(owner)
+    if isinstance(own, dict):  # nn.Module.__setattr__ would register modules and parameters
+        own.update({name: value}) if value is not None else own.pop(name, None)
+    elif value is not None:
+        setattr(owner, name, value)
+    else:
+        delattr(owner, name)
+
+
+class _ContextEntry(Generic[T]):
+    """An entry: one value while its block is open, and none after that, in whichever context it is still."""
+
+    def __init__(self, value: T) -> None:
+        self.values: tuple[T, ...] = (value,)
+
+
+class ContextEntries(Generic[T]):
+    """A list that belongs to a context. A context copied from it has the entries that are still open.
+
+    A block may be left in another context than it was entered in, as that of an abandoned generator is. Its
+    entry then counts in neither.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._entries: ContextVar[tuple[_ContextEntry[T], ...]] = ContextVar(name, default=())
+
+    def get(self) -> tuple[T, ...]:
+        """Return the entries of the current context whose blocks are open, in the order of opening."""
+        return tuple(value for entry in self._entries.get() for value in entry.values)
+
+    @contextmanager
+    def added(self, value: T) -> Iterator[None]:
+        """Add an entry for the length of the block."""
+        entry = _ContextEntry(value)
+        self._entries.set((*self._still_open(), entry))
+        try:
+            yield
+        finally:
+            entry.values = ()
+            self._entries.set(self._still_open())
+
+    def _still_open(self) -> tuple[_ContextEntry[T], ...]:
+        return tuple(entry for entry in self._entries.get() if entry.values)
+
+
+_Key = tuple[int, str]  # the id of an object and the name of a method
+_active: ContextEntries[Mapping[_Key, list[Wrapper]]] = ContextEntries("method_wrappers")
+_observers: dict[_Key, list[Callable[[], None]]] = {}
+"""What to call when a wrapped method runs in a context that has no wrapper for it."""
+_within_own: ContextVar[_Key | None] = ContextVar("within_own_method", default=None)
+_override = SharedOverride()
+
+
+class MethodWrappers:
+    """Wrappers of methods of some objects, which act in the context that activates them."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, Any] = {}  # by their ids, which are unique while the objects are stored
+        self._wrappers: dict[_Key, list[Wrapper]] = {}
+        self._observers: list[tuple[_Key, Callable[[], None]]] = []
+
+    def add(self, obj: Any, name: str, wrapper: Wrapper, elsewhere: Callable[[], None] | None = None) -> None:
+        """Wrap `obj.name`. `elsewhere` is called when it runs in a context that does not wrap it."""
+        self._objects[id(obj)] = obj
+        self._wrappers.setdefault((id(obj), name), []).append(wrapper)
+        if elsewhere is not None:
+            self._observers.append(((id(obj), name), elsewhere))
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside the block, calls of the methods by this context go through the wrappers."""
+        with ExitStack() as undo:
+            undo.enter_context(_override.opened())
+            for key in self._wrappers:
+                _intercept(self._objects[key[0]], key[1])
+            for key, observer in self._observers:
+                _observers.setdefault(key, []).append(observer)
+                undo.callback(_remove_observer, key, observer)
+            undo.enter_context(_active.added(self._wrappers))
+            yield
+
+
+def _remove_observer(key: _Key, observer: Callable[[], None]) -> None:
+    observers = _observers[key] = [x for x in _observers[key] if x is not observer]
+    if not observers:
+        del _observers[key]
+
+
+def _intercept(obj: Any, name: str) -> None:
+    """Have each call of a method look for wrappers: in its class, or in an object that has its own method."""
+    kind = type(obj)
+    if name not in vars(obj) and isinstance(inspect.getattr_static(kind, name, None), FunctionType):
+        _override.replace(kind, name, functools.partial(_class_method, kind, name))
+    else:
+        _override.replace(obj, name, functools.partial(_OwnMethod, obj, name))
+
+
+def _class_method(kind: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a class that looks for wrappers when objects of just this class call it."""
+
+    @functools.wraps(method)
+    def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # A subclass calls this by super(), and an own method of the object may have looked for them already.
+        if is_compiling() or type(self) is not kind or _within_own.get() == (id(self), name):
+            return method(self, *args, **kwargs)
+        return _call((id(self), name), functools.partial(method, self), args, kwargs)
+
+    return dispatch
+
+
+class _OwnMethod:
+    """A method that an object holds itself, and that looks for wrappers; a copy of it is the plain method."""
+
+    def __init__(self, obj: Any, name: str, method: Callable[..., Any]) -> None:
+        self._key, self._method = (id(obj), name), method
+        functools.update_wrapper(self, method)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return self._method(*args, **kwargs)
+        return _call(self._key, self._run, args, kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        token = _within_own.set(self._key)
+        try:
+            return self._method(*args, **kwargs)
+        finally:
+            _within_own.reset(token)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._method, memo)
+
+    def __reduce__(self) -> Any:
+        return _identity, (self._method,)
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+def _call(key: _Key, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a method through the wrappers that this context has for it, the latest outermost."""
+    wrappers = [wrapper for entry in _active.get() for wrapper in entry.get(key, ())]
+    if not wrappers:
+        for observer in _observers.get(key, ()):
+            observer()
+    for wrapper in wrappers:
+        method = functools.partial(wrapper, method)
+    return method(*args, **kwargs)

@@ -7,7 +7,7 @@ operation is a no-op. This file knows ranks and devices; it does not know what i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import cast
@@ -40,6 +40,27 @@ class Processes:
             distributed.all_reduce(x)
         return x
 
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        if self.world_size == 1:
+            return flag
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0)
+
+    def on_main(self, action: Callable[[], object]) -> None:
+        """Run `action` on rank 0; an error of it is raised on every rank, so that none goes on alone."""
+        error: Exception | None = None
+        if self.is_main:
+            try:
+                action()
+            except Exception as raised:
+                error = raised
+        if self.world_size > 1:
+            errors = [error]
+            distributed.broadcast_object_list(errors)
+            error = errors[0]
+        if error is not None:
+            raise error
+
     def barrier(self) -> None:
         """Wait until every rank has come to this call."""
         if self.world_size > 1:
@@ -59,6 +80,11 @@ class Processes:
         if self.world_size == 1 or not enabled:
             return nullcontext()
         return cast(AbstractContextManager[None], cast(DistributedDataParallel, model).no_sync())
+
+
+def is_main_process() -> bool:
+    """Whether this process stands alone or is the first that `torchrun` started, before a group is joined."""
+    return int(os.environ.get("RANK", 0)) == 0
 
 
 @contextmanager

@@ -1,23 +1,37 @@
 """Reads and writes safetensors files whose header names the format of their contents.
 
 This is the only file that opens safetensors files. It knows nothing about what the tensors mean: each caller
-passes the formats that it understands and checks names and shapes itself.
+passes the formats that it understands and its own type of error, and checks names and shapes itself.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.atomic import atomic_write
+from regard.files import (
+    Kind,
+    check_regular_file,
+    converting_errors,
+    naming_errors,
+    open_file,
+    parse_object,
+    shorten,
+)
 
-LONGEST_REASON = 200  # characters of a library's error message that are repeated in ours
+CONTENTS = "a complete safetensors file"
+MAX_DIMENSIONS = 8
+MAX_EMPTY = 1 << 24
+"""The largest product of the other sizes of a tensor without elements: no data stands for them."""
 
 
 class SafetensorContent(NamedTuple):
@@ -27,38 +41,60 @@ class SafetensorContent(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def open_safetensors(path: str | os.PathLike[str]) -> Any:
-    """Open a safetensors file, whatever its format, and return the handle of `safetensors.safe_open`.
+class SafetensorFile:
+    """An open safetensors file, of which only the header was read. `kind` is raised for every problem.
 
-    Only the header is read. `handle.keys()` lists the tensors and `handle.get_tensor(name)` reads one of
-    them. A file that is missing, damaged or cut short raises a ValueError that names it.
+    `shapes` and `metadata` are those of the header; `read(name)` reads a tensor.
     """
-    path = Path(path)
-    if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        raise ValueError(f"path: expected a safetensors file, got {path}, which {problem}")
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise _damaged(path, error) from None
+
+    def __init__(self, path: Path, kind: Kind) -> None:
+        check_regular_file(path, kind, "a safetensors file")
+        self.path, self.kind = path, kind
+        # The library checks the lengths and offsets, and that they cover the file.
+        with converting_errors(path, kind, CONTENTS):
+            handle: Any = safe_open(path, framework="pt")
+            self.metadata: dict[str, str] = dict(handle.metadata() or {})
+        self._handle = handle
+        with naming_errors(path, kind):
+            self.shapes = _read_shapes(path, kind)
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, memory-mapped: its pages are read from disk when they are first used."""
+        with converting_errors(self.path, self.kind, CONTENTS):
+            tensor: Tensor = self._handle.get_tensor(name)
+        return tensor
 
 
-def read_safetensors(path: str | os.PathLike[str], formats: Collection[str]) -> SafetensorContent:
+def _read_shapes(path: Path, kind: Kind) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor, from the header of a file whose lengths were checked."""
+    with open_file(path, kind, CONTENTS) as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = parse_object(file.read(length).decode("utf-8"))
+    header.pop("__metadata__", None)
+    shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+    for name, shape in shapes.items():
+        if len(shape) > MAX_DIMENSIONS:
+            raise ValueError(
+                f"{shorten(name)}: expected at most {MAX_DIMENSIONS} dimensions, got {len(shape)}"
+            )
+        if 0 in shape and math.prod(size for size in shape if size) > MAX_EMPTY:
+            raise ValueError(
+                f"{shorten(name)}: expected a tensor without elements to have other sizes of at most "
+                f"{MAX_EMPTY:,} in all, got {shape}"
+            )
+    return shapes
+
+
+def read_safetensors(path: str | os.PathLike[str], formats: Collection[str], kind: Kind) -> SafetensorContent:
     """Read a safetensors file whose metadata names one of `formats` under "format".
 
-    The tensors are memory-mapped: their pages are read from disk when they are first used. Every problem with
-    the file raises a ValueError that names it.
+    The tensors are memory-mapped. Every problem with the file raises a `kind` that names it.
     """
-    with open_safetensors(path) as handle:
-        metadata = dict(handle.metadata() or {})
-        if (found := metadata.get("format")) not in formats:
-            expected = " or ".join(map(repr, formats))
-            raise ValueError(f"{path}: expected format {expected}, got {_shortened(repr(found))}")
-        try:
-            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise _damaged(Path(path), error) from None
-    return SafetensorContent(metadata, tensors)
+    file = SafetensorFile(Path(path), kind)
+    if (found := file.metadata.get("format")) not in formats:
+        expected = " or ".join(map(repr, formats))
+        raise kind(f"{path}: expected format {expected}, got {shorten(found)}")
+    return SafetensorContent(file.metadata, {name: file.read(name) for name in file.shapes})
 
 
 def write_safetensors(
@@ -86,11 +122,3 @@ def _without_shared_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         tensors[name] = x.clone() if address in addresses else x
         addresses.add(address)
     return tensors
-
-
-def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} is not a complete safetensors file: {_shortened(str(error))}")
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}…"

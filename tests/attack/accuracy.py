@@ -207,7 +207,7 @@ def pytorchs(case: Case, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) 
 
 def with_gradients(case: Case, function: Any) -> dict[str, Tensor]:
     """What a function of q, k, v and sinks gives, and the gradients of its output."""
-    tensors = [x if x is None else x.detach().clone().requires_grad_() for x in case[:3] + (case.sinks,)]
+    tensors = [x if x is None else x.detach().clone().requires_grad_() for x in (*case[:3], case.sinks)]
     results = function(case, *tensors)
     inputs = [x for x in tensors if x is not None]
     gradients = torch.autograd.grad(results["output"], inputs, case.upstream)

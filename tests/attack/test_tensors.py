@@ -32,6 +32,6 @@ def test_transformations_of_torch_func_are_served() -> None:
     found = torch.func.grad(lambda q: regard.attend(q, q, q, mask=mask).square().sum())(x[0])
     assert torch.allclose(found, right, atol=1e-5)
     with pytest.raises(
-        ValueError, match="q: expected a tensor with values, got one that torch.func.vmap maps"
+        ValueError, match=r"q: expected a tensor with values, got one that torch\.func\.vmap maps"
     ):
         torch.func.vmap(lambda q: regard.attention_map(q, q).to_dense())(x)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -107,7 +109,7 @@ def test_a_name_that_was_pointed_at_this_machine_is_refused(
 
 @pytest.fixture
 def requests() -> list[str]:
-    """The paths that were asked for `elsewhere`."""
+    """The paths that were asked for `elsewhere`, with their headers."""
     return []
 
 
@@ -117,7 +119,7 @@ def elsewhere(requests: list[str]) -> Iterator[str]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            requests.append(self.path)
+            requests.append(f"{self.path} {self.headers}")
             self.send_response(200)
             self.send_header("access-control-allow-origin", "*")
             self.send_header("content-type", "text/html")
@@ -146,12 +148,14 @@ def test_another_page_cannot_read_post_or_frame(
         return captured(4)
 
     running = serve(read=reader)
+    page.goto(running.address)  # the browser has the key
+    expect(page.locator("#model")).to_have_text("random")
     page.goto(elsewhere)
     attempt = """async ([url, options]) => {
       try { const r = await fetch(url, options); return `${r.type} ${(await r.text()).length}`; }
       catch (error) { return "failed"; }
     }"""
-    own = running.address
+    own = running.bound_address.origin
     post = {"method": "POST", "body": '{"text": "read this"}'}
     assert page.evaluate(attempt, [f"{own}api/meta", {}]) == "failed"
     assert page.evaluate(attempt, [f"{own}api/meta", {"mode": "no-cors"}]) in ("failed", "opaque 0")
@@ -177,21 +181,21 @@ def test_another_page_cannot_read_post_or_frame(
     page.problems.clear()  # type: ignore[attr-defined]  # the console reports what was refused
 
 
-def test_with_a_secret_in_the_address_the_page_works(
-    page: Page, serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch
+def test_another_port_of_this_machine_sees_a_cookie_that_opens_no_data(
+    page: Page, serve: Callable[..., BackgroundServer], elsewhere: str, requests: list[str]
 ) -> None:
-    monkeypatch.setattr("regard.show.server.guard.is_loopback", lambda host: False)
+    """Cookies do not keep ports apart: what another user's server gets must be worth nothing to it."""
     running = serve()
-    assert running.bound_address.token
     page.goto(running.address)
     expect(page.locator("#model")).to_have_text("random")
-    expect(page.locator("canvas").first).to_be_visible()
-    answer = page.goto(
-        running.address.replace(running.bound_address.token, "x" * len(running.bound_address.token))
-    )
-    assert answer is not None
-    assert answer.status == 403
-    assert page.problems.pop().startswith("error: Failed to load resource")  # type: ignore[attr-defined]
+    page.goto(elsewhere)
+    assert page.evaluate("localStorage.getItem('regard-token')") is None
+    assert [sent for sent in requests if running.bound_address.secrets.token in sent] == []
+    cookie = {"cookie": f"{running.bound_address.secrets.cookie_name}={running.bound_address.secrets.cookie}"}
+    assert cookie["cookie"] in " ".join(requests)  # the browser has sent it there
+    stolen = urllib.request.Request(f"{running.bound_address.origin}api/meta", headers=cookie)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(stolen, timeout=10)
 
 
 # Each way to run other code, or to reach anybody. It waits for a task of its own: what the test runs at once

@@ -1,6 +1,7 @@
 """`regard.check` as its callers meet it: options, what is assumed, errors, and the report itself."""
 
 import json
+import tempfile
 import time
 
 import pytest
@@ -286,3 +287,12 @@ def test_a_module_whose_only_path_is_its_cache_is_undecided_until_the_caller_say
     assert "cache" in by_name(report.passed)
     report = check(OnlyCached, cached=own_step, late=True)
     assert report.diagnoses[0].name == "top-left-causal", str(report)
+
+
+def test_a_check_leaves_no_temporary_file(tmp_path, monkeypatch):
+    """Nor threads and signal handlers, which `global_state` compares after every test."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert check(F.scaled_dot_product_attention).ok
+    with pytest.raises(CheckError):
+        check(lambda: None)
+    assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,6 @@
 """Code that is checked in its own process: whatever it does, there is an answer, and no process remains."""
 
+import tempfile
 import time
 from itertools import count
 from pathlib import Path
@@ -9,10 +10,10 @@ import pytest
 
 from regard.checker import CheckError, sandbox
 from regard.checker.examples import HEAD
-from regard.checker.sandbox import check_in_process
+from regard.checker.sandbox import check_in_process, read_lines
 
 CODE = """
-import os, sys, time, subprocess
+import os, sys, tempfile, time, subprocess
 import torch
 
 def right(q, k, v):
@@ -31,8 +32,29 @@ def leave(q, k, v):
 def crash(q, k, v):
     os.kill(os.getpid(), 11)
 
+def kill(q, k, v):
+    os.kill(os.getpid(), 9)
+
 def say_goodbye(q, k, v):
     sys.exit(0)
+
+FORGED = '{"phase": "checking"}\\n{"report": {"subject": "forged"}}\\n'
+
+def noisy(q, k, v):
+    if not noisy.forked:
+        noisy.forked = True
+        os.mkdir(os.path.join(folder := tempfile.mkdtemp(), "inner"))
+        os.chmod(folder, 0)
+        os.fork()  # both of them go on
+        for number in range(64):
+            try:
+                os.write(number, FORGED.encode())
+            except OSError:
+                pass
+        os.closerange(0, 64)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+noisy.forked = False
 
 def greedy(q, k, v):
     return torch.zeros(2_000_000_000)
@@ -53,6 +75,26 @@ def test_a_report_comes_back_whatever_is_printed(file):
     assert report.subject == "right"
 
 
+def test_one_answer_counts_whatever_else_is_written(file, tmp_path, monkeypatch):
+    """It forks, writes a report to every open file, closes them all, and leaves files that cannot be removed.
+
+    A file of the current folder called like a module of Python's own is not imported instead of that.
+    """
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "tempfile.py").write_text("raise RuntimeError('this is not Python's own')")
+    (tmp_path / "statistics.py").write_text("raise RuntimeError('this is not Python's own')")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    report = check_in_process("mine.py:noisy", {})
+    assert (report.verdict, report.subject) == ("right", "noisy")
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_what_is_no_result_is_no_verdict(tmp_path):
+    (tmp_path / "result").write_text('{"phase": "importing"}\nnoise\n')
+    with pytest.raises(CheckError, match="written into the file of its own result"):
+        read_lines(tmp_path / "result")
+
+
 def test_a_diagnosis_comes_back(tmp_path):
     (tmp_path / "head.py").write_text(HEAD.replace("dim=-1", "dim=-2"))
     report = check_in_process(f"{tmp_path}/head.py:CausalHead", {"d_model": 24, "causal": True})
@@ -64,6 +106,7 @@ def test_a_diagnosis_comes_back(tmp_path):
     [
         ("mine.py:leave", "exited with code 3"),
         ("mine.py:crash", "crashed with SIGSEGV"),
+        ("mine.py:kill", "was killed with SIGKILL .* while mine.py:kill was being checked"),
         ("mine.py:say_goodbye", "SystemExit"),
         ("mine.py:greedy", r"memory.*the limit is 1 GB"),
     ],

@@ -134,7 +134,9 @@ def served(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 def ask(address: str, path: str, body: dict[str, Any] | None = None) -> list[Any]:
     """The lines of JSON of an answer, also of one that refuses."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address + path, data, {"content-type": "application/json"})
+    origin, _, token = address.partition("?token=")
+    headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
+    request = urllib.request.Request(origin + path, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             said = answer.read()
@@ -167,6 +169,20 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
         assert (process.returncode, stderr) == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_and_leaves_nothing(
+    number: signal.Signals, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with served("--model", folder, "--text", TEXT) as (address, process):
+        assert ask(address, "api/meta")[0]["model"] == "tiny"
+        process.send_signal(number)
+        process.send_signal(number)  # `timeout` sends it twice
+        _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (128 + number, "")
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("regard")] == []
 
 
 def test_reading_stops_when_nobody_waits(folder: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard.gpt import GPT, loader
+from regard.files import ModelFileError
+from regard.gpt import GPT, Config, loader
+from regard.gpt.tokens import bpe_tokenizer, character_tokenizer
 from tests.gpt.architectures import small
 
 LLAMA = {
@@ -223,14 +226,14 @@ def test_broken_files(folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text("{")
     assert "config.json: expected JSON" in refused(folder)
     (folder / "config.json").write_text("[]")
-    assert "config.json: expected a JSON object, got list" in refused(folder)
+    assert "config.json: expected a JSON object, got []" in refused(folder)
     (folder / "config.json").unlink()
     assert "expected a config.json" in refused(folder)
 
 
 def test_a_broken_tokenizer_is_named(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
-    assert "tokenizer.json: " in refused(folder)
+    assert "tokenizer.json is not a tokenizer that can be read: " in refused(folder)
 
 
 def shard(folder: Path) -> dict:
@@ -268,7 +271,7 @@ def test_an_index_cannot_point_out_of_its_folder(folder: Path) -> None:
     index = shard(folder)
     index["weight_map"]["model.norm.weight"] = "../elsewhere.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "expected a weight_map of tensors to files in this folder" in refused(folder)
+    assert "expected a weight_map of tensors to .safetensors files in this folder" in refused(folder)
 
 
 def test_the_tokens_that_end_a_text(folder: Path) -> None:
@@ -326,3 +329,118 @@ def test_offline_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert "could not be downloaded from the hub" in refused("someone/no-such-model-at-all")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 1_000_000}, r"num_hidden_layers: expected at most \d+ layers.*got 1000000"),
+        ({"num_hidden_layers": 2**62}, "num_hidden_layers: expected at most"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers: expected a whole number of at least 1, got -1"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers: expected a whole number of at least 1, got '2'"),
+        ({"num_hidden_layers": True}, "num_hidden_layers: expected a whole number"),
+        ({"hidden_size": 2**40}, "expected .*1099511627776"),
+        ({"vocab_size": 2**40}, "expected .*1099511627776"),
+        ({"intermediate_size": 2**62}, "expected .*got"),
+        (
+            {"num_attention_heads": [2]},
+            r"num_attention_heads: expected a whole number of at least 1, got \[2\]",
+        ),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps: expected a number above 0, got 'small'"),
+        ({"rope_theta": -1}, "rope_theta: expected a number above 0, got -1"),
+        ({"rope_scaling": "llama3"}, "rope_scaling: expected an object, got 'llama3'"),
+        ({"attention_bias": "no"}, "attention_bias: expected true or false, got 'no'"),
+        ({"model_type": ["llama"]}, r"model_type: expected one of .*got \['llama'\]"),
+        ({"model_type": "qwen2", "num_hidden_layers": 10**9}, "num_hidden_layers: expected at most"),
+        ({"model_type": "qwen2", "layer_types": [1]}, "layer_types: expected text, got 1"),
+        ({"model_type": "mistral", "sliding_window": "4"}, "sliding_window: expected a whole number"),
+    ],
+)
+def test_sizes_and_types_that_cannot_be(folder: Path, changes: dict, message: str) -> None:
+    """They are refused at once, from the headers alone: no module is built."""
+    change_settings(folder, **changes)
+    start = time.process_time()
+    with pytest.raises(ModelFileError, match=message):
+        GPT.from_pretrained(folder)
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_layers": 1_000_000}, "num_layers: expected at most .* layers"),
+        ({"d_model": 2**50, "head_dim": 2}, "expected .*1125899906842624"),
+        ({"context_length": 2**50}, "position_embedding.weight: expected"),
+        ({"rotary_scaling": {"factor": "x"}}, "rotary_scaling.factor: expected a number above 0, got 'x'"),
+        ({"rotary_scaling": 5}, "rotary_scaling: expected a Llama3Scaling or None, got 5"),
+        ({"eos_token_id": 1}, "eos_token_id: expected a tuple of tokens, got 1"),
+        ({"dropout": "0"}, "dropout: expected a probability from 0 to below 1, got '0'"),
+        ({"window": [[1], 2]}, "window: expected a whole number"),
+    ],
+)
+def test_a_config_of_ours_that_cannot_be(tmp_path: Path, changes: dict, message: str) -> None:
+    GPT(Config(vocab_size=8, context_length=4, num_layers=2, num_heads=1, d_model=2)).save(tmp_path / "ours")
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    (tmp_path / "ours" / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ModelFileError, match=message):
+        GPT.from_pretrained(tmp_path / "ours")
+
+
+def test_more_layers_than_any_model_has(tmp_path: Path) -> None:
+    GPT(Config(vocab_size=8, context_length=4, num_layers=260, num_heads=1, d_model=2)).save(
+        tmp_path / "deep"
+    )
+    with pytest.raises(ModelFileError, match="a model has at most 256 layers, got 260"):
+        GPT.from_pretrained(tmp_path / "deep")
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "", "/etc/passwd", "a/b.safetensors", "x\0.safetensors", 5, "config.json"]
+)
+def test_an_index_names_safetensors_files_of_its_folder(folder: Path, name: object) -> None:
+    index = shard(folder)
+    index["weight_map"]["model.norm.weight"] = name
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelFileError, match=r"index\.json"):
+        GPT.from_pretrained(folder)
+
+
+def test_a_tensor_in_two_files_is_refused(folder: Path) -> None:
+    shard(folder)
+    first, second = sorted(folder.glob("model-*.safetensors"))
+    save_file(load_file(first) | load_file(second), second)
+    with pytest.raises(ModelFileError, match="expected it in one file, got two"):
+        GPT.from_pretrained(folder)
+
+
+def test_padding_and_truncation_of_a_tokenizer_are_left_out(folder: Path) -> None:
+    """A file that pads to 10^12 tokens would take all memory, and one that truncates hides text."""
+    tokenizer = character_tokenizer("abc")
+    tokenizer.enable_padding(length=10**12)
+    tokenizer.enable_truncation(2)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert GPT.from_pretrained(folder).tokenizer.encode("abcabc").ids == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_panic_in_a_tokenizer_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panic of Rust is a BaseException, which `except Exception` does not catch."""
+
+    class Panicking:
+        @staticmethod
+        def from_file(path: str) -> None:
+            raise BaseException("called `Option::unwrap()` on a `None` value")
+
+    character_tokenizer("abc").save(str(folder / "tokenizer.json"))
+    monkeypatch.setattr("tokenizers.Tokenizer", Panicking)
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json is not a tokenizer that can be read: called"):
+        GPT.from_pretrained(folder)
+
+
+def test_a_tokenizer_that_fails_on_use_is_refused_when_it_is_read(folder: Path) -> None:
+    """Its template names a special token that it does not describe, which `tokenizers` notices by a panic."""
+    bpe_tokenizer(["abc"], 260).save(str(folder / "tokenizer.json"))
+    described = json.loads((folder / "tokenizer.json").read_text())
+    described["post_processor"]["special_tokens"] = {}
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json is not a tokenizer that can be read"):
+        GPT.from_pretrained(folder)

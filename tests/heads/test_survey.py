@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
+from regard.file_lock import InUseError
 from regard.gpt import GPT, Config
 from regard.heads import HeadTable, describe
 from regard.heads.corpus import batches
-from regard.heads.survey import SurveyModel, survey
+from regard.heads.survey import SurveyModel, SurveyProgress, survey
 from regard.processes import Processes
 
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
@@ -131,6 +133,55 @@ def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "cut.csv", "whole.csv"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("damage", [False, True])
+def test_a_signal_saves_and_the_survey_goes_on_to_the_same_bits(
+    corpus: Path, reader: SurveyModel, tmp_path: Path, number: int, damage: bool
+) -> None:
+    """With the progress that it saved last, or, if that is damaged, with what it saved before."""
+    survey(reader, corpus, tmp_path / "whole.csv", ranks=RANKS, length=32)
+    cut, begun = tmp_path / "cut.csv", []
+    for stop in (2, 5):
+
+        def report(state: SurveyProgress, read: int, stop: int = stop) -> None:
+            if state.batches == stop:
+                signal.raise_signal(number)
+                signal.raise_signal(number)  # as `timeout` sends it
+
+        with pytest.raises(KeyboardInterrupt):
+            survey(reader, corpus, cut, ranks=RANKS, length=32, report=report)
+    partial = tmp_path / "cut.csv.partial"
+    if damage:
+        partial.write_bytes(partial.read_bytes()[:-1] + b"?")
+    expected = pytest.warns(UserWarning, match="checksum .* is used instead") if damage else nullcontext()
+    with expected:
+        survey(
+            reader,
+            corpus,
+            cut,
+            ranks=RANKS,
+            length=32,
+            report=lambda state, _: begun.append(state.batches),
+        )
+    assert begun[0] == (3 if damage else 6)
+    assert cut.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "cut.csv", "whole.csv"]
+
+
+def test_a_second_survey_is_refused(corpus: Path, reader: SurveyModel, tmp_path: Path) -> None:
+    out, refused = tmp_path / "out.csv", []
+
+    def second(state: SurveyProgress, read: int) -> None:
+        if state.batches == 2:
+            with pytest.raises(InUseError, match="is in use by this process since") as error:
+                survey(reader, corpus, out, ranks=RANKS, length=32)
+            refused.append(error)
+
+    survey(reader, corpus, out, ranks=RANKS, length=32, report=second)
+    assert len(refused) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out.csv"]
+
+
 def test_another_survey_is_not_continued(corpus: Path, reader: SurveyModel, tmp_path: Path) -> None:
     def stop(state: object, read: int) -> None:
         if state.batches > 2:  # type: ignore[attr-defined]
@@ -144,8 +195,9 @@ def test_another_survey_is_not_continued(corpus: Path, reader: SurveyModel, tmp_
     corpus.write_text(corpus.read_text() + "more")
     with pytest.raises(ValueError, match="another corpus"):
         survey(reader, corpus, out, ranks=RANKS, length=32)
-    (tmp_path / "out.csv.partial").write_bytes(b"rubbish")
-    with pytest.raises(ValueError, match="no unfinished survey"):
+    for name in ("out.csv.partial", "out.csv.partial.previous"):
+        (tmp_path / name).write_bytes(b"rubbish")
+    with pytest.raises(ValueError, match=r"not a checkpoint that can be read.*--fresh"):
         survey(reader, corpus, out, ranks=RANKS, length=32)
     survey(reader, corpus, out, ranks=RANKS, length=32, fresh=True)
     assert out.exists()

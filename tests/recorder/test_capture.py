@@ -50,9 +50,15 @@ def ids() -> Tensor:
 
 
 def state(model: nn.Module) -> list[Any]:
-    """Everything that a capture might leave behind in a model."""
+    """Everything that a capture might leave behind in a model and its classes."""
     return [
-        (name, sorted(vars(module)), len(module._forward_hooks), len(module._forward_pre_hooks))
+        (
+            name,
+            sorted(vars(module)),
+            len(module._forward_hooks),
+            len(module._forward_pre_hooks),
+            type(module).forward,
+        )
         for name, module in model.named_modules()
     ] + [copy.deepcopy(model.config.to_dict()), model.config._attn_implementation]
 
@@ -162,7 +168,7 @@ def test_layers_heads_dtype_and_values(model: nn.Module, ids: Tensor) -> None:
 
 
 def test_what_is_not_there_is_refused(model: nn.Module, ids: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"layers: expected some of those that ran \(0, 1, 2\), got \['7'\]"):
+    with pytest.raises(ValueError, match=r"layers: expected some of those that ran \(0, 1, 2\), got 7"):
         regard.capture(model, inputs={"input_ids": ids}, layers=[7])
     with pytest.raises(ValueError, match=r"heads: expected a list, as \[2\], got 2"):
         regard.capture(model, inputs={"input_ids": ids}, heads=2)

@@ -251,7 +251,7 @@ def test_a_budget_under_generate() -> None:
 def test_to_a_folder_as_layers_run(tmp_path: Path) -> None:
     model, ids = a_gpt(), torch.randint(0, 32, (1, 50))
     there: list[int] = []
-    model.blocks[3].register_forward_pre_hook(lambda *_: there.append(len(list(tmp_path.iterdir()))))
+    model.blocks[3].register_forward_pre_hook(lambda *_: there.append(len(list(tmp_path.glob("layer-*")))))
     with torch.no_grad(), regard.capture(model, folder=tmp_path) as seen:
         model(ids)
         assert not (tmp_path / "capture.json").exists()

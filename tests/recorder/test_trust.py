@@ -355,18 +355,6 @@ def test_two_sets_of_keys_are_two_maps() -> None:
     assert seen.certificate.certified
 
 
-def test_a_compiled_block_is_named() -> None:
-    model = llama()
-    model.model.layers[0] = torch.compile(model.model.layers[0], backend="eager")
-    ids = torch.randint(0, 97, (1, 6))
-    with torch.no_grad():
-        model(ids)
-        with pytest.warns(UserWarning, match="could not be captured and is missing: LlamaAttention"):
-            seen = regard.capture(model, inputs={"input_ids": ids})
-    assert list(seen.missing) == ["model.layers.0._orig_mod.self_attn"]
-    assert [layer.key for layer in seen.layers] == [1]
-
-
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's, with and without capture
 def test_attention_over_tensors_that_cannot_be_read() -> None:
     """Inside `vmap` a tensor's numbers cannot be looked at: the model runs on, and the layer is named."""

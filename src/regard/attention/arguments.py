@@ -64,9 +64,12 @@ def is_number(value: object) -> bool:
 
 def check_positive(name: str, value: object) -> float:
     """Return `value` as a float if it is a finite number above 0, or raise ValueError."""
-    number = float(value) if is_number(value) else math.nan  # type: ignore[arg-type]
+    try:
+        number = float(value) if is_number(value) else math.nan  # type: ignore[arg-type]
+    except OverflowError:  # a whole number beyond the range of floats
+        number = math.inf
     if not 0 < number < math.inf:
-        raise ValueError(f"{name}: expected a number above 0, got {value!r}")
+        raise ValueError(f"{name}: expected a number above 0, got {_shorten(value)}")
     return number
 
 

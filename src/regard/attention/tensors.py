@@ -70,7 +70,7 @@ def is_transformed(x: Tensor) -> bool:
 def _oddity(x: Tensor) -> str | None:
     """What makes a tensor unlike those that attention computes with, and how to convert it; or None."""
     if x.is_nested:
-        return "a nested one: pass torch.nested.to_padded_tensor(x, 0.0), and regard.padding(lengths) as the mask"
+        return "a nested one: pass torch.nested.to_padded_tensor(x, 0.0) and mask=regard.padding(lengths)"
     if x.layout is not torch.strided:
         return f"{str(x.layout).removeprefix('torch.')}: pass .to_dense()"
     if x.is_quantized:

@@ -8,11 +8,8 @@ started afresh (never forked), meet through a file, and end with the process tha
 from __future__ import annotations
 
 import inspect
-import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -35,11 +32,12 @@ from regard.checker.probes.numbers import judge_lse
 from regard.checker.probes.output import describe_failure
 from regard.checker.reference import prepare_reference
 from regard.checker.ring import predict_mistakes, predict_orders
-from regard.checker.sandbox import STARTING, TIMEOUT, end_process
+from regard.checker.sandbox import INTERVAL, STARTING, TIMEOUT, read_lines, worker_command
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.subject import Reply, Subject
 from regard.checker.understand import Understanding, declared_causality
+from regard.supervision import Supervision
 
 WAITING = 20.0  # seconds that a rank waits for another
 _MOST = 16  # processes
@@ -195,53 +193,36 @@ def _start_ranks(
     specs: list[str], processes: int, init: dict[str, Any], trials: list[dict[str, Any]], dtype: str
 ) -> list[list[dict[str, Any]]]:
     """Start one process for each rank and return the lines that each wrote. None of them is left running."""
-    environment = os.environ | {"REGARD_RANK": "1", "WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
+    environment = {"REGARD_RANK": "1", "WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
     if os.path.exists("/sys/class/net/lo"):
         environment["GLOO_SOCKET_IFNAME"] = "lo"
-    ranks: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="regard-ranks-") as folder:
-        results = [Path(folder) / f"result-{rank}" for rank in range(processes)]
+    with Supervision("ranks") as ranks:
+        results = [ranks.folder / f"result-{rank}" for rank in range(processes)]
         request: dict[str, Any] = {"specs": specs, "init": init, "trials": trials, "dtype": dtype}
-        request |= {"layouts": ["BHTD", "BTHD"], "store": str(Path(folder) / "store"), "waiting": WAITING}
-        request |= {"world_size": processes, "parent": os.getpid()}
-        request["path"] = [os.path.abspath(entry) for entry in sys.path]
-        try:
-            for rank, result in enumerate(results):
-                text = json.dumps(request | {"rank": rank, "result": str(result)})
-                ranks.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "regard.checker.rank_worker", text],
-                        env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
-                        start_new_session=True,  # so that the processes it starts can be ended with it
-                    )
-                )
-            _wait_for_ranks(ranks, results)
-        finally:
-            for process in ranks:
-                end_process(process)
-        return [_read_lines(result) for result in results]
+        request |= {"layouts": ["BHTD", "BTHD"], "store": str(ranks.folder / "store"), "waiting": WAITING}
+        request |= {"world_size": processes, "path": [os.path.abspath(entry) for entry in sys.path]}
+        requests = [request | {"rank": rank, "result": str(result)} for rank, result in enumerate(results)]
+        ranks.start(
+            [worker_command("regard.checker.rank_worker", request) for request in requests],
+            [environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)],
+        )
+        _wait_for_ranks(ranks, results)
+        lines = [read_lines(result) for result in results]
+        for rank in range(processes) if ranks.ended else ranks.statuses:
+            lines[rank].append({"end": ranks.describe_end(rank)})
+        return lines
 
 
-def _wait_for_ranks(ranks: list[subprocess.Popen[bytes]], results: list[Path]) -> None:
+def _wait_for_ranks(ranks: Supervision, results: list[Path]) -> None:
     """Wait until every rank has finished, one has ended early, or the time is over."""
     end, started = time.monotonic() + STARTING, False
-    while time.monotonic() < end and any(process.poll() is None for process in ranks):
-        lines = [_read_lines(result) for result in results]
+    while time.monotonic() < end and len(ranks.statuses) < len(results) and not ranks.ended:
+        ranks.wait(INTERVAL)
+        lines = [read_lines(result) for result in results]
         if not started and all(lines):  # the clock starts when the author's code does
             started, end = True, time.monotonic() + TIMEOUT
-        for process, written in zip(ranks, lines, strict=True):
-            if process.poll() not in (None, 0) and {"done": True} not in written:
-                return  # it crashed, and the others wait for it
-        time.sleep(0.02)
-
-
-def _read_lines(result: Path) -> list[dict[str, Any]]:
-    if not result.exists():
-        return []
-    return [json.loads(line) for line in result.read_text(encoding="utf-8").split("\n")[:-1]]
+        if any({"done": True} not in lines[rank] for rank in ranks.statuses):
+            return  # it crashed, and the others wait for it
 
 
 def _collect(ranks: list[list[dict[str, Any]]], spec: str, count: int) -> Answers | str:
@@ -277,8 +258,11 @@ def _explain_failure(ranks: list[list[dict[str, Any]]], spec: str) -> str:
     if own:
         return own[0]
     missing = [rank for rank, lines in enumerate(ranks) if {"done": True} not in lines]
+    ends = [f"rank {rank} {line['end']}" for rank in missing for line in ranks[rank] if "end" in line]
+    if ends:
+        return ends[0]
     if missing and len(missing) < len(ranks):
-        return f"rank {missing[0]} ended or hangs without an answer"
+        return f"rank {missing[0]} hangs without an answer"
     waits = f"the ranks wait for each other ({WAITING:g} s): is all that is sent received, in the same order?"
     return waits if errors else f"it did not finish within {TIMEOUT:g} s"
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,21 +22,16 @@ from regard.checker.cases import Cases
 from regard.checker.distributed import adapt_for_ranks, is_consequence
 from regard.checker.subject.locate import locate
 from regard.checker.subject.subject import Subject
-from regard.checker.worker import end_with_parent
+from regard.checker.worker import error_line, make_writer
 
 
 def main() -> None:
     """Answer every trial of the request, in every layout."""
     request: dict[str, Any] = json.loads(sys.argv[1])
     sys.argv = [sys.argv[0]]  # the author's code may parse it
-    end_with_parent(request["parent"], Path(request["result"]).parent)
     sys.path[:0] = request["path"]
     torch.set_num_threads(1)
-
-    def write_line(**fields: Any) -> None:
-        with open(request["result"], "a", encoding="utf-8") as result:
-            result.write(json.dumps(fields) + "\n")
-
+    write_line = make_writer(request["result"])
     write_line(started=True)
     for index, spec in enumerate(request["specs"]):
         try:
@@ -48,8 +42,8 @@ def main() -> None:
                     subject.replaced(layout=layout), request, store, partial(write_line, spec=spec)
                 ):
                     break
-        except (Exception, SystemExit) as error:
-            write_line(spec=spec, error=_error_line(error))
+        except BaseException as error:
+            write_line(spec=spec, error=error_line(error))
     write_line(done=True)
     os._exit(0)  # without waiting for threads that the author's code may have started
 
@@ -89,11 +83,6 @@ def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: C
     finally:
         distributed.destroy_process_group()
     return True
-
-
-def _error_line(error: BaseException) -> str:
-    text = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {text}"[:240]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from regard.checker.report_text import MARKS, report_lines
+from regard.escapes import escape
 
 COLOURS = {"right": "#2e7d32", "wrong": "#c62828", "undecided": "#b26a00"}
 
@@ -153,7 +154,7 @@ class Report:
         return "\n".join(line.text for line in report_lines(self))
 
     def __repr__(self) -> str:
-        return f"Report({self.summary})"
+        return escape(f"Report({self.summary})")
 
     def _repr_html_(self) -> str:
         rows = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
+from regard.escapes import escape
+
 if TYPE_CHECKING:
     from regard.checker.report import Diagnosis, Report
 
@@ -37,7 +39,7 @@ def report_lines(report: Report, width: int = WIDTH) -> list[Line]:
         lines += _paragraph("    ", f"{diagnosis.what} {diagnosis.effect}", width)
         lines += _paragraph("    fix: ", diagnosis.fix, width, "fix")
     if report.example:
-        lines += [Line(""), *(Line(f"  {line}") for line in report.example.splitlines())]
+        lines += [Line(""), *(Line(f"  {line}") for line in escape(report.example).split("\n"))]
     lines += _warnings(report, width)
     lines.append(Line(""))
     if report.passed:
@@ -90,7 +92,7 @@ def _paragraph(start: str, text: str, width: int, style: str = "", *, whole: boo
     if not text:
         return []
     wrapped = textwrap.wrap(
-        text,
+        escape(text),
         width,
         initial_indent=start,
         subsequent_indent=" " * len(start),

@@ -2,18 +2,14 @@
 
 A hang, a crash, an `exit()`, a training loop at module level or an allocation of gigabytes ends in a clear
 error, not in a dead checker. The report comes back as JSON in a file; nothing is unpickled, and the code's
-own output cannot be taken for the report. This contains accidents; it does not stop malicious code.
+own output cannot be taken for the report. Nothing is left running, however this process ends (`supervision`).
+This contains accidents; it does not stop malicious code.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,9 +17,11 @@ from typing import Any
 from regard.checker.errors import CheckError
 from regard.checker.report import Report
 from regard.checker.subject.locate import split
+from regard.supervision import Supervision
 
 TIMEOUT, MEMORY = 60.0, 4.0  # seconds, gigabytes
 STARTING = 300.0  # seconds for Python and PyTorch to start, on a busy machine
+INTERVAL = 0.02  # seconds between two looks at the result
 
 
 def check_in_process(
@@ -42,80 +40,74 @@ def check_in_process(
     place, _ = split(spec)
     if not timeout > 0 or not memory > 0:
         raise CheckError(f"expected a timeout and a memory above 0, got {timeout} seconds and {memory} GB")
-    with tempfile.TemporaryDirectory(prefix="regard-check-") as folder:
-        result = Path(folder) / "result"
-        request = json.dumps(
-            {"spec": spec, "options": options, "memory": memory, "result": str(result), "parent": os.getpid()}
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "regard.checker.worker", request],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that the processes it starts can be ended with it
-        )
-        try:
-            lines = _wait(process, result, timeout)
-        finally:
-            end_process(process)
+    with Supervision("check") as processes:
+        result = processes.folder / "result"
+        request = {"spec": spec, "options": options, "memory": memory, "result": str(result)}
+        processes.start([worker_command("regard.checker.worker", request)], [{}])
+        lines, out_of_time = _wait(processes, result, timeout)
     last = lines[-1] if lines else {}
     if "report" in last:
         return Report.from_dict(last["report"])
     if "error" in last:
         raise CheckError(_add_memory_hint(str(last["error"]), memory))
     phase = last.get("phase", "starting")
-    raise CheckError(_describe_exit(process.returncode, phase, place, spec, timeout, memory))
+    if out_of_time:
+        raise CheckError(_describe_timeout(phase, place, spec, timeout))
+    raise CheckError(_describe_end(processes, phase, place, spec, memory))
 
 
-def _wait(process: subprocess.Popen[bytes], result: Path, timeout: float) -> list[dict[str, Any]]:
-    """Return the lines that the worker wrote, once it has finished, has ended, or has run out of time."""
+def worker_command(module: str, request: dict[str, Any]) -> list[str]:
+    """Return the command that runs a module on a request. No file of the current folder hides a module."""
+    return [sys.executable, "-P", "-m", module, json.dumps(request)]
+
+
+def _wait(processes: Supervision, result: Path, timeout: float) -> tuple[list[dict[str, Any]], bool]:
+    """Return the lines that the worker wrote, once it has finished or ended, and whether its time is over."""
     end = time.monotonic() + STARTING
     lines: list[dict[str, Any]] = []
     while True:
-        ended = process.poll() is not None
-        before, lines = lines, _read(result)
+        processes.wait(INTERVAL)
+        ended = processes.ended or 0 in processes.statuses
+        before, lines = lines, read_lines(result)
         if lines and not before:  # the clock starts when the author's code does
             end = time.monotonic() + timeout
-        if ended or (lines and ("report" in lines[-1] or "error" in lines[-1])) or time.monotonic() > end:
-            return lines
-        time.sleep(0.02)
+        if ended or (lines and ("report" in lines[-1] or "error" in lines[-1])):
+            return lines, False
+        if time.monotonic() > end:
+            return lines, True
 
 
-def _read(result: Path) -> list[dict[str, Any]]:
-    with contextlib.suppress(OSError):
+def read_lines(result: Path) -> list[dict[str, Any]]:
+    """Return the lines of JSON that a process has written to a file so far."""
+    try:
         lines = result.read_text(encoding="utf-8").split("\n")[:-1]  # the last one may be half written
         return [json.loads(line) for line in lines]
-    return []
+    except FileNotFoundError:
+        return []
+    except ValueError:
+        raise CheckError("the code has written into the file of its own result: no verdict") from None
 
 
-def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End the process and everything it started."""
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    elif process.poll() is None:
-        process.kill()
-    process.wait()
-
-
-def _describe_exit(code: int, phase: str, place: str, spec: str, timeout: float, memory: float) -> str:
-    """Explain why the process ended without a report."""
-    doing = f"{place} was being imported" if phase == "importing" else f"{spec} was being checked"
-    if code == -signal.SIGKILL and phase == "importing":
+def _describe_timeout(phase: str, place: str, spec: str, timeout: float) -> str:
+    """Explain that the time was over before there was a report."""
+    if phase == "starting":
+        return f"Python and PyTorch did not start within {STARTING:g} s: is the machine busy?"
+    if phase == "importing":
         return (
             f"{place} was still being imported after {timeout:g} s: put code that is only for a script "
             '(a training loop?) under if __name__ == "__main__":, or allow more time with --timeout'
         )
-    if code == -signal.SIGKILL:
-        return (
-            f"{spec} did not finish within {timeout:g} s: it hangs, or needs more time: "
-            f"--timeout {timeout * 4:g}"
-        )
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = f" (out of memory? the limit is {memory:g} GB: --memory)" if name == "SIGABRT" else ""
-        return f"the process crashed with {name} while {doing}{hint}"
-    return f"the process exited with code {code} while {doing}: it calls os._exit or sys.exit"
+    more = f"--timeout {timeout * 4:g}"
+    return f"{spec} did not finish within {timeout:g} s: it hangs, or needs more time: {more}"
+
+
+def _describe_end(processes: Supervision, phase: str, place: str, spec: str, memory: float) -> str:
+    """Explain why the process ended without a report."""
+    doing = {"starting": "Python and PyTorch were starting", "importing": f"{place} was being imported"}
+    end = f"the process {processes.describe_end(0)} while {doing.get(phase, f'{spec} was being checked')}"
+    if end.startswith("the process crashed with SIGABRT"):
+        return f"{end} (out of memory? the limit is {memory:g} GB: --memory)"
+    return f"{end}: it calls os._exit or sys.exit" if processes.statuses.get(0, -1) >= 0 else end
 
 
 def _add_memory_hint(message: str, memory: float) -> str:

@@ -52,6 +52,7 @@ class Understanding:
     assumptions: list[str] = field(default_factory=list)
     declared_causal: bool | None = None  # what the caller or the code itself declares
     roles: tuple[int, int, int] | None = (0, 1, 2)  # which of query, key, value, by name, acts as each
+    inputs_as_named: bool = True  # whether each role is made of the input of its name, and of no other
     observed: Understanding | None = None  # by its own queries, keys and values, if its weights gave none
     fails_on_batch: bool = False  # right on one sequence; a batch fails because of .T
 
@@ -59,6 +60,11 @@ class Understanding:
     def intent(self) -> Intent | None:
         """The right interpretation, or the most plausible one."""
         return self.right_intent or (self.intents[0] if self.intents else None)
+
+    @property
+    def as_named(self) -> bool:
+        """Whether inputs and weights have the roles that their names promise."""
+        return self.inputs_as_named and self.roles == (0, 1, 2)
 
     @property
     def causal(self) -> bool:
@@ -212,7 +218,7 @@ def _understand_sequences(
         observed = _interpret_observed(understanding, hypotheses, heads, scale)
         if observed is not None and not understanding.intents and observed.right_intent is None:
             return observed
-        if observed is not None and observed.right_intent is not None and observed.roles == (0, 1, 2):
+        if observed is not None and observed.right_intent is not None and observed.as_named:
             return observed  # else its names promise another role, or another input
         understanding.observed = observed
     return understanding
@@ -364,7 +370,8 @@ def _interpret_observed(
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
     found = interpret(observed, understanding.cases, intents, dtype, reply, understanding.declared_causal)
     found.subject, found.first = subject, understanding.first
-    found.roles = named_roles(core, subject.module) if not core.crossed else (0, 2, 1)
+    found.roles = named_roles(core, subject.module) if core.sources == (0, 1, 2) else core.sources
+    found.inputs_as_named = core.sources == (0, 1, 2)
     found.assumptions = [*understanding.assumptions, describe_core(core)]
     return found
 

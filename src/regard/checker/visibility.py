@@ -200,8 +200,9 @@ def measure_visibility(
     if bias is not None:
         tensor_mask(check_floats("bias", bias)).check(shape.matrix)
     if padding is not None:
-        if check_tensor("padding", padding).dtype != torch.bool or padding.shape != (shape.B, shape.S):
-            got = f"{tuple(padding.shape)} {padding.dtype}"
+        marks = check_tensor("padding", padding)
+        if marks.dtype != torch.bool or marks.shape != (shape.B, shape.S):
+            got = f"{tuple(marks.shape)} {marks.dtype}"
             raise ValueError(f"padding: expected booleans {(shape.B, shape.S)}, True for tokens, got {got}")
     question = Question("inputs", q, k, v, causal, mask, padding, bias, window, softcap)
     question = replace(question, sinks=sinks, ahead=ahead)

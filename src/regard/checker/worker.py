@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import sys
-import threading
-import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from regard.checker.checker import check
 from regard.checker.errors import CheckError
 from regard.checker.subject.locate import locate
+
+LONGEST = 2000  # characters of an error that are handed on; the code may have written any number into it
 
 
 def limit_memory(gigabytes: float) -> None:
@@ -35,30 +33,37 @@ def limit_memory(gigabytes: float) -> None:
         return
 
 
-def end_with_parent(parent: int, folder: Path) -> None:
-    """End this process and all that it started, and remove `folder`, if the parent process is killed."""
+def make_writer(result: str) -> Callable[..., None]:
+    """Return a function that appends a line of JSON to the file `result`.
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        shutil.rmtree(folder, ignore_errors=True)
-        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)
-        os._exit(1)
+    If the author's code has forked this process, the fork ends there: one process gives one answer.
+    """
+    process = os.getpid()
 
-    threading.Thread(target=watch, daemon=True).start()
+    def write_line(**fields: Any) -> None:
+        if os.getpid() != process:
+            os._exit(0)
+        with open(result, "a", encoding="utf-8") as file:
+            file.write(json.dumps(fields) + "\n")
+
+    return write_line
+
+
+def error_line(error: BaseException) -> str:
+    """Return the kind of an error and the first line of its message, of a bounded length."""
+    try:
+        text = (str(error).strip().splitlines() or [""])[0]
+    except Exception:  # the author's error has a message that raises another
+        text = ""
+    return f"{type(error).__name__}: {text}"[:240]
 
 
 def main() -> None:
     """Check the code that the request names."""
     request: dict[str, Any] = json.loads(sys.argv[1])
     sys.argv = [sys.argv[0]]  # the author's code may parse it
-    end_with_parent(request["parent"], Path(request["result"]).parent)
-
-    def write_line(**fields: Any) -> None:
-        with open(request["result"], "a", encoding="utf-8") as result:
-            result.write(json.dumps(fields) + "\n")
-
+    sys.path.insert(0, os.getcwd())  # it may import its neighbours
+    write_line = make_writer(request["result"])
     write_line(phase="importing")
     limit_memory(request["memory"])
     try:
@@ -68,10 +73,9 @@ def main() -> None:
         options |= {name: locate(options[name]) for name in ("cached", "oracle") if options.get(name)}
         write_line(report=check(thing, **options).to_dict())
     except CheckError as error:
-        write_line(error=str(error))
-    except (Exception, SystemExit) as error:
-        text = (str(error).strip().splitlines() or [""])[0]
-        write_line(error=f"{request['spec']} could not be checked: {type(error).__name__}: {text}")
+        write_line(error=str(error)[:LONGEST])
+    except BaseException as error:
+        write_line(error=f"{request['spec']} could not be checked: {error_line(error)}")
     os._exit(0)  # without waiting for threads that the author's code may have started
 
 

@@ -21,6 +21,8 @@ from regard.cli import (
     survey,
     train,
 )
+from regard.cli.signals import unwind_on_signals
+from regard.escapes import escape
 from regard.extras import MissingExtraError
 from regard.version import __version__
 
@@ -76,7 +78,8 @@ def regard(
 def main() -> None:
     """Run the command. A user's mistake is answered in one line, without a traceback."""
     try:
-        app(prog_name="regard")
+        with unwind_on_signals():
+            app(prog_name="regard")
     except (ValueError, OSError, MissingExtraError) as error:
-        print(f"regard: {error}", file=sys.stderr)
+        print(f"regard: {escape(str(error))}", file=sys.stderr)
         sys.exit(2)

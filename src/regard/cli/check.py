@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.cli.signals import end_on_signals
+from regard.escapes import escape
+
 if TYPE_CHECKING:
     from regard.checker.report import Report
 
@@ -78,7 +81,8 @@ def check(
 ) -> None:
     """Check an attention function, module or class: a verdict, and what is wrong.
 
-    It runs in a process of its own. Exit code: 0 right, 1 wrong, 2 it could not be run, 3 undecided.
+    It runs in a process of its own, which ends with this one. Exit code: 0 right, 1 wrong, 2 it could not be
+    run, 3 undecided.
 
     \b
     Examples:
@@ -94,42 +98,44 @@ def check(
     if visibility:
         _print_visibility(as_json)
         return
-    from regard.checker.errors import CheckError
+    with end_on_signals():  # the supervisor ends what it has started
+        from regard.checker.errors import CheckError
 
-    words = [target, *context.args] if target else []  # --with takes several words
-    places = [word for word in words if "=" not in word]
-    try:
-        if len(places) != 1:
-            raise CheckError(
-                f"expected one thing to check, as path/to/file.py:Name, got {', '.join(places) or 'none'}"
-            )
-        options: dict[str, Any] = {
-            "init": _arguments([*(with_ or []), *(word for word in words if "=" in word)])
-        }
-        asked: dict[str, Any] = {
-            "causal": causal,
-            "window": window,
-            "softcap": softcap,
-            "scale": scale,
-            "heads": heads,
-        }
-        asked |= {"true_means": true_means, "cached": cached, "oracle": oracle, "device": device}
-        asked |= {"gradients": gradients, "processes": processes, "strict": strict}
-        options |= {name: value for name, value in asked.items() if value is not None}
-        from regard.checker.sandbox import check_in_process
+        words = [target, *context.args] if target else []  # --with takes several words
+        places = [word for word in words if "=" not in word]
+        try:
+            if len(places) != 1:
+                raise CheckError(
+                    f"expected one thing to check, as path/to/file.py:Name, got {', '.join(places) or 'none'}"
+                )
+            options: dict[str, Any] = {
+                "init": _arguments([*(with_ or []), *(word for word in words if "=" in word)])
+            }
+            asked: dict[str, Any] = {
+                "causal": causal,
+                "window": window,
+                "softcap": softcap,
+                "scale": scale,
+                "heads": heads,
+            }
+            asked |= {"true_means": true_means, "cached": cached, "oracle": oracle, "device": device}
+            asked |= {"gradients": gradients, "processes": processes, "strict": strict}
+            options |= {name: value for name, value in asked.items() if value is not None}
+            from regard.checker.sandbox import check_in_process
 
-        report = check_in_process(places[0], options, timeout=timeout, memory=memory)
-    except CheckError as error:
+            report = check_in_process(places[0], options, timeout=timeout, memory=memory)
+        except CheckError as error:
+            if as_json:
+                result = {"verdict": None, "ok": None, "error": str(error)}
+                typer.echo(escape(json.dumps(result, ensure_ascii=False)))
+            else:
+                typer.echo(f"regard: {escape(str(error))}", err=True)
+            raise typer.Exit(2) from None
         if as_json:
-            typer.echo(json.dumps({"verdict": None, "ok": None, "error": str(error)}, ensure_ascii=False))
+            typer.echo(escape(report.to_json()))
         else:
-            typer.echo(f"regard: {error}", err=True)
-        raise typer.Exit(2) from None
-    if as_json:
-        typer.echo(report.to_json())
-    else:
-        print_report(report)
-    raise typer.Exit(EXIT_CODES[report.verdict])
+            print_report(report)
+        raise typer.Exit(EXIT_CODES[report.verdict])
 
 
 def _arguments(words: list[str]) -> dict[str, Any]:

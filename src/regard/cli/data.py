@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from regard.escapes import escape
+
 
 def data(
     name: Annotated[
@@ -32,4 +34,4 @@ def data(
         for known, item in DOWNLOADS.items():
             typer.echo(f"{known:12} {item.about}")
     else:
-        typer.echo(fetch(name))
+        typer.echo(escape(str(fetch(name))))

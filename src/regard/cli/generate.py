@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.options import ModelName
+from regard.escapes import escape
 
 
 def generate(
@@ -66,9 +67,9 @@ def generate(
         stop=stop or [],
         cache=cache,
     )
-    typer.echo(prompt, nl=False)
+    typer.echo(escape(prompt), nl=False)
     try:
         for piece in pieces:
-            typer.echo(piece, nl=False)
+            typer.echo(escape(piece), nl=False)
     finally:
         typer.echo()  # after Ctrl-C too, so that the shell starts on a line of its own

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.options import Files, ModelName, Texts
+from regard.escapes import escape
 
 if TYPE_CHECKING:
     from regard.cli.model import Model
@@ -60,6 +61,7 @@ def heads(
       regard heads --model Qwen/Qwen3-0.6B --label induction --json heads.json
     """
     from rich.console import Console
+    from rich.text import Text
 
     from regard.cli.model import Model
     from regard.heads.table import check_writable
@@ -69,7 +71,7 @@ def heads(
             check_writable(path)
     texts = _texts(text or [], file or [])
     screen, words = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
-    with words.status(f"opening {model}") as status:
+    with words.status(Text(f"opening {escape(model)}")) as status:
         opened = Model.open(model)
         found, uncertified = _studied(opened, texts, length, windows, probe, shuffle, status)
     if json_file is not None:
@@ -78,7 +80,7 @@ def heads(
         found.save(csv_file)
     _print(screen, found, every, label)
     for line in uncertified:
-        words.print(f"[bold yellow]{line}[/]")
+        words.print(Text(escape(line), style="bold yellow"))
 
 
 def _studied(
@@ -86,6 +88,7 @@ def _studied(
 ) -> tuple[HeadTable, list[str]]:
     """The table, and what is to be said of layers that could not be certified."""
     import torch
+    from rich.text import Text
 
     from regard.heads import study
 
@@ -121,7 +124,7 @@ def _studied(
         probe=probe,
         max_length=model.context,
         model=model.title,
-        report=lambda message: status.update(f"{model.title}: {message}"),
+        report=lambda message: status.update(Text(escape(f"{model.title}: {message}"))),
     )
     return table, list(doubts.values())
 
@@ -142,7 +145,7 @@ def _print(screen: Any, table: HeadTable, every: bool, label: str | None) -> Non
     texts = f"{table.texts} texts, " if table.texts > 1 else ""
     screen.print(
         Text.assemble(
-            (table.model, "bold"),
+            (escape(table.model), "bold"),
             f": {len(labelled)} of {len(table)} heads have a label ",
             (f"({texts}", "dim"),
             (f"{table.tokens:,} tokens)", "dim"),
@@ -155,7 +158,7 @@ def _print(screen: Any, table: HeadTable, every: bool, label: str | None) -> Non
         screen.print()
         screen.print(Text(caption(shown), style="dim"))
     elif label:
-        screen.print(f"none earns the label {label}")
+        screen.print(f"none earns the label {escape(label)}", markup=False)
     strongest = Text("\nhighest\n", style="bold")
     for name in STRONGEST:
         if name in table.names:
@@ -165,6 +168,7 @@ def _print(screen: Any, table: HeadTable, every: bool, label: str | None) -> Non
             strongest.append(f"  {words(name) + on:<22}", style="default")
             strongest.append(f"{number(score.value):>5}", style="bold")
             strongest.append(
-                f"  layer {row.key} head {row.head}  (uniform {number(score.null)})\n", style="dim not bold"
+                f"  layer {escape(str(row.key))} head {row.head}  (uniform {number(score.null)})\n",
+                style="dim not bold",
             )
     screen.print(strongest, end="")

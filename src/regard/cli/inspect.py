@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.options import MODELS, Files, Texts
+from regard.escapes import escape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +56,7 @@ def inspect(
         typer.Option(
             "--host",
             metavar="ADDRESS",
-            help="Address to serve the page on. Any but loopback needs the secret in the printed link.",
+            help="Address to serve the page on. The page needs the secret in the printed address.",
         ),
     ] = "127.0.0.1",
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
@@ -63,7 +64,7 @@ def inspect(
     """Show what every head of a model attends to, on a page in the browser or in one file.
 
     Without arguments, the included model reads a built-in text. The page is served to this machine only,
-    until Ctrl-C.
+    to those who have the printed address, until Ctrl-C.
 
     \b
     Examples:
@@ -100,7 +101,7 @@ def inspect(
             contents.generation = _written(console, opened, texts[0][1])
         _write(console, contents, out)
         _glimpse(contents)
-        typer.echo(f"Open {out} in any browser: it needs no server and no network.")
+        typer.echo(f"Open {escape(str(out))} in any browser: it needs no server and no network.")
         return
     _serve(contents, opened, host, port, open_)
 
@@ -108,13 +109,9 @@ def inspect(
 def _texts(given: list[str], files: list[Path]) -> list[tuple[str, str]]:
     """What is read, each with its title; the built-in text if nothing was given."""
     from regard.cli.demo_text import STORY, TITLE
+    from regard.gpt.training.corpus import read
 
-    found = [(_title(text), text) for text in given]
-    for path in files:
-        try:
-            found.append((path.name, path.read_text(encoding="utf-8")))
-        except UnicodeDecodeError:
-            raise ValueError(f"--file: expected a text in UTF-8, and {path} is not") from None
+    found = [(_title(text), text) for text in given] + [(path.name, read(path)) for path in files]
     for title, words in found:
         if not words.strip():
             raise ValueError(f"text: expected some text to read, and {title!r} is empty")
@@ -136,9 +133,11 @@ def _loaded(path: Path) -> Capture:
 
 
 def _opened(console: Any, name: str) -> Model:
+    from rich.text import Text
+
     from regard.cli.model import Model
 
-    with console.status(f"Opening {name} …"):
+    with console.status(Text(f"Opening {escape(name)} …")):
         return Model.open(name)
 
 
@@ -174,7 +173,7 @@ def _write(console: Any, contents: Any, out: Path) -> None:
     with console.status("Writing the page …"):
         write(contents, out)
     size, seconds = out.stat().st_size / 1e6, time.perf_counter() - began
-    console.print(f"{out}: {size:.1f} MB, written in {seconds:.1f} s", markup=False)
+    console.print(f"{escape(str(out))}: {size:.1f} MB, written in {seconds:.1f} s", markup=False)
 
 
 def _glimpse(contents: Any) -> None:
@@ -202,23 +201,28 @@ def _glimpse(contents: Any) -> None:
 def _serve(contents: Any, opened: Model | None, host: str, port: int, open_: bool) -> None:
     from regard.show.server.app import Site
     from regard.show.server.background import BackgroundServer
+    from regard.show.server.guard import is_loopback
     from regard.show.viewer import open_browser
 
     read = opened.read if opened else None
     generate = opened.generate if opened and opened.can_generate else None
     running = BackgroundServer(Site(contents, read, generate), host=host, port=port)
     typer.echo(running.address)
-    if running.bound_address.token:
+    if not is_loopback(host):
         typer.echo("Anyone with this whole address can read the texts on the page, from other machines too.")
     typer.echo("Ctrl-C ends it.")
     if open_:
-        open_browser(running.address)
-    running.run()
-    _leave()
+        open_browser(running.bound_address.ticket_address)
+    code = 0
+    try:
+        running.run()
+    except SystemExit as end:  # a signal
+        code = int(end.code or 0)
+    _leave(code)
 
 
-def _leave() -> None:
+def _leave(code: int) -> None:
     """Exit at once: Python would wait for threads whose results are no longer needed."""
     atexit._run_exitfuncs()  # what was kept in temporary folders goes
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(code)

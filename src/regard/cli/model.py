@@ -6,6 +6,7 @@ The page and the head table know no models; this file hands them functions. It k
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from regard.maps import AttentionMap
     from regard.recorder import Capture
     from regard.show.server.line_stream import ReportProgress
+
+PACKED = 8  # the most weights that a quantised model packs into one stored number
 
 
 @dataclass
@@ -68,16 +71,19 @@ class Model:
                 from transformers import AutoModel, AutoTokenizer, logging
         except MissingExtraError as error:
             raise ValueError(f"{reason}; {error}") from None
+        from regard.files import ModelFileError, converting_errors
+        from regard.gpt.loader import locate
+
         words: Any = logging
         level, bar = words.get_verbosity(), words.is_progress_bar_enabled()
         words.set_verbosity_error()
         words.disable_progress_bar()
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
-            model = AutoModel.from_pretrained(name, use_safetensors=True).eval()
-        except Exception as error:  # files of others can fail in any way
-            first = str(error).strip().split("\n")[0]
-            raise ValueError(f"model: {name} could not be opened ({type(error).__name__}: {first})") from None
+            folder = locate(name)
+            with converting_errors(folder, ModelFileError, "a model that Transformers can open"):
+                _check_sizes(folder)
+                tokenizer = AutoTokenizer.from_pretrained(name)
+                model = AutoModel.from_pretrained(name, use_safetensors=True).eval()
         finally:
             words.set_verbosity(level)
             if bar:
@@ -211,6 +217,46 @@ class Model:
             sha256.update(name.encode())
             sha256.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return sha256.hexdigest()
+
+
+def _check_sizes(folder: Path) -> None:
+    """Raise an error if the config of a model of Transformers asks for more than its weights can fill.
+
+    Building a million layers would take minutes, and weights that are not in the files any memory.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    from regard.files import ModelFileError, read_json
+    from regard.gpt.folder import CONFIG
+    from regard.gpt.loader import open_tensors
+
+    tensors = open_tensors(folder)
+    for name, value in _numbers(read_json(folder / CONFIG, ModelFileError)):
+        if "layer" in name and value > len(tensors):
+            raise ModelFileError(
+                f"{folder / CONFIG}: {name}: expected at most {len(tensors)}, the number of tensors "
+                f"in its files, got {value}"
+            )
+    build: Any = AutoModel.from_config
+    with torch.device("meta"):
+        model = build(AutoConfig.from_pretrained(folder))
+    parameters = sum(weight.numel() for weight in model.parameters())
+    stored = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    if parameters > PACKED * stored:
+        raise ModelFileError(
+            f"{folder / CONFIG}: expected sizes of a model whose weights are in its files, which hold "
+            f"{stored:,} numbers, got sizes of {parameters:,} parameters"
+        )
+
+
+def _numbers(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The whole numbers in a config, with their names, at any level."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        elif type(value) is int:
+            yield name, value
 
 
 @contextmanager

@@ -6,13 +6,14 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli.options import Device, ModelName
+from regard.escapes import escape
 
 if TYPE_CHECKING:
     from regard.heads.survey import SurveyProgress
@@ -51,7 +52,8 @@ def survey(
     """Read a corpus window by window, and write what every head does over all of it.
 
     A survey that was stopped or killed continues when the same command is given again, and its numbers are
-    the same to the last bit. So are those of several processes, started with torchrun.
+    the same to the last bit. So are those of several processes, started with torchrun. While it runs, no
+    other survey can write to its file.
 
     \b
     Examples:
@@ -60,16 +62,17 @@ def survey(
       torchrun --nproc-per-node 4 --no-python regard survey corpus.txt --out survey.parquet
     """
     from regard.cli.model import Model
-    from regard.heads.survey import SurveyModel
+    from regard.files import TextFileError, check_regular_file
+    from regard.heads.survey import SurveyModel, check_out
     from regard.heads.survey import survey as run
     from regard.processes import process_group
 
     for name, value, least in (("length", length, 2), ("batch", batch, 1), ("threads", threads, 1)):
         if value < least:
             raise ValueError(f"--{name}: expected at least {least}, got {value}")
-    if not corpus.is_file():
-        raise ValueError(f"corpus: expected a text file, got {corpus}, which is not there")
+    check_regular_file(corpus, TextFileError, "a text file as the corpus")
     with process_group(device) as ranks:
+        ranks.on_main(lambda: check_out(out))  # before the model is opened
         opened = Model.open(model).to(ranks.device)
         reader = SurveyModel(
             opened.title, opened.maps, opened.encode, opened.start, opened.digest(), ranks.device
@@ -92,13 +95,14 @@ def survey(
         except KeyboardInterrupt:
             if ranks.is_main:
                 again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--fresh")])
-                typer.echo(f"stopped and saved; go on with: {again}", err=True)
+                with suppress(OSError):  # the terminal may be gone
+                    typer.echo(escape(f"stopped and saved; go on with: {again}"), err=True)
             raise typer.Exit(130) from None
         if ranks.is_main:
             named = sum(bool(row.labels) for row in table)
             typer.echo(
-                f"{out}: {len(table)} heads over {table.texts:,} windows, {table.tokens:,} tokens; "
-                f"{named} have a label",
+                f"{escape(str(out))}: {len(table)} heads over {table.texts:,} windows, "
+                f"{table.tokens:,} tokens; {named} have a label",
                 err=True,
             )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from regard.cli.options import Device
+from regard.escapes import escape
 
 
 def train(
@@ -76,7 +78,7 @@ def train(
     """Train a small GPT, and record its losses and what every head does as it learns.
 
     The default sizes are nanoGPT's for a CPU. A run that was stopped or killed continues with --resume and
-    ends with the same losses.
+    ends with the same losses. While it runs, no other run can use its folder.
 
     \b
     Examples:
@@ -88,7 +90,9 @@ def train(
     from regard.gpt.config import Config
     from regard.gpt.training.corpus import prepare, python_documentation, read
     from regard.gpt.training.settings import TrainingSettings
+    from regard.gpt.training.train import check_folder
     from regard.gpt.training.train import train as run
+    from regard.processes import is_main_process
 
     settings = TrainingSettings(
         steps=steps,
@@ -107,6 +111,8 @@ def train(
         precision=precision,
         compile=compile,
     )
+    if is_main_process():
+        check_folder(out)  # before the text is read and its tokens are learned
     text = python_documentation() if corpus is None else read(corpus)
     prepared = prepare(text, context_length, vocab_size)
     config = Config(
@@ -125,10 +131,11 @@ def train(
     result = run(config, prepared, out, settings, resume=resume, device=device)
     if not result.finished:
         again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
-        typer.echo(f"stopped at step {result.step} and saved; go on with: {again}", err=True)
+        with suppress(OSError):  # the terminal may be gone
+            typer.echo(escape(f"stopped at step {result.step} and saved; go on with: {again}"), err=True)
         raise typer.Exit(130)
     typer.echo(
         f"best validation loss {result.best_loss:.4f} after {result.step} steps; "
-        f'try: regard generate --model {shlex.quote(str(out))} "…"',
+        f'try: regard generate --model {escape(shlex.quote(str(out)))} "…"',
         err=True,
     )

@@ -7,11 +7,12 @@ names only: `model` builds the modules, and `families` reads the configs of Tran
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
-from regard.attention.arguments import check_positive, check_whole_number
+from regard.attention.arguments import check_positive, check_whole_number, is_number
+from regard.files import shorten
 from regard.layers import Llama3Scaling
 
 Norm = Literal["layer", "rms"]
@@ -78,17 +79,23 @@ class Config:
         for name, literal in CHOICES:
             if getattr(self, name) not in get_args(literal):
                 values = ", ".join(map(repr, get_args(literal)))
-                raise ValueError(f"{name}: expected one of {values}, got {getattr(self, name)!r}")
+                raise ValueError(f"{name}: expected one of {values}, got {shorten(getattr(self, name))}")
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+                raise ValueError(f"{name}: expected True or False, got {shorten(getattr(self, name))}")
         check_positive("norm_eps", self.norm_eps)
         check_positive("rotary_base", self.rotary_base)
+        if self.rotary_scaling is not None:
+            _check_scaling(self.rotary_scaling)
         if self.positions == "rotary" and self.head_dim % 2:
             raise ValueError(f"head_dim: expected an even number for rotary positions, got {self.head_dim}")
-        if isinstance(self.dropout, bool) or not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: expected a probability from 0 to below 1, got {self.dropout!r}")
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ValueError(
+                f"dropout: expected a probability from 0 to below 1, got {shorten(self.dropout)}"
+            )
         self._check_windows()
+        if not isinstance(self.eos_token_id, Iterable):
+            raise ValueError(f"eos_token_id: expected a tuple of tokens, got {shorten(self.eos_token_id)}")
         self._set("eos_token_id", tuple(check_whole_number("eos_token_id", x, 0) for x in self.eos_token_id))
         for token in self.eos_token_id:
             if token >= self.vocab_size:
@@ -154,7 +161,8 @@ class Config:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         if unknown := sorted(set(plain) - set(fields)):
             raise ValueError(
-                f"config: unknown keys {', '.join(unknown)}; the fields of Config are {', '.join(fields)}"
+                f"config: unknown keys {', '.join(unknown)[:200]}; "
+                f"the fields of Config are {', '.join(fields)}"
             )
         required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
         if missing := [name for name in required if name not in plain]:
@@ -167,3 +175,13 @@ class Config:
             except TypeError as error:
                 raise ValueError(f"rotary_scaling: {error}") from None
         return cls(**values)
+
+
+def _check_scaling(scaling: Llama3Scaling) -> None:
+    """Raise a ValueError that names the first field of a rotary scaling that cannot be."""
+    if not isinstance(scaling, Llama3Scaling):
+        raise ValueError(f"rotary_scaling: expected a Llama3Scaling or None, got {shorten(scaling)}")
+    for name, value in scaling._asdict().items():
+        check_positive(f"rotary_scaling.{name}", value)
+    if scaling.low >= scaling.high:
+        raise ValueError(f"rotary_scaling: expected low below high, got {scaling.low} and {scaling.high}")

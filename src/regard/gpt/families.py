@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from regard.attention.arguments import check_positive, check_whole_number
+from regard.files import check_type, shorten
 from regard.gpt.config import Activation, Config
 from regard.layers import Llama3Scaling
 
@@ -34,6 +36,8 @@ class Family(NamedTuple):
     """The stored tensors of each parameter of `GPT`, by name and without `prefix`."""
     prefix: str = ""
     """Precedes the names in `parts`, except in files that were saved without a language-model head."""
+    layers: str = "num_hidden_layers"
+    """The name of the setting that counts the layers."""
     derived: str = r"(?!)"
     """A pattern for tensors of old files that are not parameters, such as causal masks and rotary angles."""
 
@@ -41,8 +45,8 @@ class Family(NamedTuple):
 def find_family(settings: Settings) -> Family:
     """The family that the `model_type` of a `config.json` names; a ValueError lists those supported."""
     name = settings.get("model_type")
-    if name not in FAMILIES:
-        raise ValueError(f"model_type: expected one of {', '.join(sorted(FAMILIES))}, got {name!r}")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ValueError(f"model_type: expected one of {', '.join(sorted(FAMILIES))}, got {shorten(name)}")
     if "quantization_config" in settings:
         raise ValueError(
             "quantization_config: expected weights that are not quantised; "
@@ -60,22 +64,23 @@ def _gpt2(settings: Settings) -> Config:
         "gelu": "gelu",
     }
     activation = settings.get("activation_function", "gelu_new")
-    if activation not in activations:
-        raise ValueError(f"activation_function: expected one of {', '.join(activations)}, got {activation!r}")
-    vocab_size = _get(settings, "vocab_size")
+    if not isinstance(activation, str) or activation not in activations:
+        expected = ", ".join(activations)
+        raise ValueError(f"activation_function: expected one of {expected}, got {shorten(activation)}")
+    vocab_size, width = _size(settings, "vocab_size"), _size(settings, "n_embd")
     return Config(
         vocab_size=vocab_size,
-        context_length=_get(settings, "n_positions"),
-        num_layers=_get(settings, "n_layer"),
-        num_heads=_get(settings, "n_head"),
-        d_model=_get(settings, "n_embd"),
-        intermediate_size=settings.get("n_inner") or 4 * _get(settings, "n_embd"),
-        norm_eps=settings.get("layer_norm_epsilon", 1e-5),
+        context_length=_size(settings, "n_positions"),
+        num_layers=_size(settings, "n_layer"),
+        num_heads=_size(settings, "n_head"),
+        d_model=width,
+        intermediate_size=_size(settings, "n_inner", 4 * width),
+        norm_eps=_positive(settings, "layer_norm_epsilon", 1e-5),
         activation=activations[activation],
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
-        tie_word_embeddings=settings.get("tie_word_embeddings", True),
+        tie_word_embeddings=_flag(settings, "tie_word_embeddings", True),
         eos_token_id=_eos_token_id(settings, vocab_size),
     )
 
@@ -105,12 +110,14 @@ def _gpt2_parts(config: Config) -> dict[str, WeightPart]:
 
 
 def _llama(settings: Settings) -> Config:
-    biased = settings.get("attention_bias", False)
-    return _llama_like(settings, qkv_bias=biased, out_bias=biased, mlp_bias=settings.get("mlp_bias", False))
+    biased = _flag(settings, "attention_bias", False)
+    return _llama_like(
+        settings, qkv_bias=biased, out_bias=biased, mlp_bias=_flag(settings, "mlp_bias", False)
+    )
 
 
 def _mistral(settings: Settings) -> Config:
-    return _llama_like(settings, window=settings.get("sliding_window", 4096))
+    return _llama_like(settings, window=_window(settings))
 
 
 def _qwen2(settings: Settings) -> Config:
@@ -118,7 +125,7 @@ def _qwen2(settings: Settings) -> Config:
 
 
 def _qwen3(settings: Settings) -> Config:
-    biased = settings.get("attention_bias", False)
+    biased = _flag(settings, "attention_bias", False)
     return _llama_like(
         {"head_dim": 128, **settings},
         qkv_bias=biased,
@@ -132,24 +139,27 @@ def _llama_like(settings: Settings, **choices: Any) -> Config:
     """A Llama with the given `choices`, which are fields of `Config`."""
     _require(settings, "hidden_act", "silu")
     _require(settings, "partial_rotary_factor", 1.0)
-    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    vocab_size = _get(settings, "vocab_size")
+    name = "rope_parameters" if settings.get("rope_parameters") else "rope_scaling"
+    rope = check_type(name, settings.get(name) or {}, dict)
+    theta = _positive(settings, "rope_theta", 10000.0)
+    vocab_size, heads = _size(settings, "vocab_size"), _size(settings, "num_attention_heads")
     return Config(
         vocab_size=vocab_size,
-        context_length=_get(settings, "max_position_embeddings"),
-        num_layers=_get(settings, "num_hidden_layers"),
-        num_heads=_get(settings, "num_attention_heads"),
-        d_model=_get(settings, "hidden_size"),
-        num_kv_heads=settings.get("num_key_value_heads") or _get(settings, "num_attention_heads"),
-        head_dim=settings.get("head_dim"),  # type: ignore[arg-type]  # None is Config's default
-        intermediate_size=_get(settings, "intermediate_size"),
+        context_length=_size(settings, "max_position_embeddings"),
+        num_layers=_size(settings, "num_hidden_layers"),
+        num_heads=heads,
+        d_model=_size(settings, "hidden_size"),
+        num_kv_heads=_size(settings, "num_key_value_heads", heads),
+        # None is Config's default.
+        head_dim=_size(settings, "head_dim") if settings.get("head_dim") else None,  # type: ignore[arg-type]
+        intermediate_size=_size(settings, "intermediate_size"),
         norm="rms",
-        norm_eps=settings.get("rms_norm_eps", 1e-6),
+        norm_eps=_positive(settings, "rms_norm_eps", 1e-6),
         positions="rotary",
-        rotary_base=float(rope.get("rope_theta") or settings.get("rope_theta") or 10000.0),
+        rotary_base=_positive(rope, "rope_theta", theta),
         rotary_scaling=_rotary_scaling(rope),
         activation="swiglu",
-        tie_word_embeddings=settings.get("tie_word_embeddings", False),
+        tie_word_embeddings=_flag(settings, "tie_word_embeddings", False),
         eos_token_id=_eos_token_id(settings, vocab_size),
         **choices,
     )
@@ -191,14 +201,19 @@ def _llama_parts(config: Config) -> dict[str, WeightPart]:
 
 def _qwen_windows(settings: Settings) -> tuple[int | None, ...] | None:
     """The windows of Qwen's layers: from `layer_types`, or in older files from `max_window_layers` on."""
-    size = settings.get("sliding_window", 4096) if settings.get("use_sliding_window") else None
-    layers = _get(settings, "num_hidden_layers")
+    size = _window(settings) if _flag(settings, "use_sliding_window", False) else None
+    layers = _size(settings, "num_hidden_layers")
     types = settings.get("layer_types")
     if types is None:
-        first = settings.get("max_window_layers", 28)
+        first = check_type("max_window_layers", settings.get("max_window_layers", 28), int)
         types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+    types = [check_type("layer_types", kind, str) for kind in check_type("layer_types", types, list)]
     if unknown := set(types) - {"sliding_attention", "full_attention"}:
-        raise ValueError(f"layer_types: expected sliding_attention or full_attention, got {sorted(unknown)}")
+        raise ValueError(
+            f"layer_types: expected sliding_attention or full_attention, got {shorten(sorted(unknown))}"
+        )
+    if len(types) != layers:
+        raise ValueError(f"layer_types: expected one for each of {layers} layers, got {len(types)}")
     return tuple(size if kind == "sliding_attention" else None for kind in types) if size else None
 
 
@@ -207,27 +222,57 @@ def _rotary_scaling(rope: Settings) -> Llama3Scaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise ValueError(f"rope_type: expected default or llama3, got {kind!r}")
-    fields = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return Llama3Scaling(*(_get(rope, name) for name in fields))
+        raise ValueError(f"rope_type: expected default or llama3, got {shorten(kind)}")
+    return Llama3Scaling(
+        factor=_positive(rope, "factor"),
+        low=_positive(rope, "low_freq_factor"),
+        high=_positive(rope, "high_freq_factor"),
+        original_length=_size(rope, "original_max_position_embeddings"),
+    )
 
 
 def _eos_token_id(settings: Settings, vocab_size: int) -> tuple[int, ...]:
     """The tokens that end a text; those outside the vocabulary, which some files name, are left out."""
     value = settings.get("eos_token_id")
     tokens = value if isinstance(value, list) else [value]
-    return tuple(token for token in tokens if isinstance(token, int) and 0 <= token < vocab_size)
+    return tuple(token for token in tokens if type(token) is int and 0 <= token < vocab_size)
 
 
-def _get(settings: Settings, name: str) -> Any:
+def _window(settings: Settings) -> int | None:
+    """The sliding window; null is none."""
+    value = settings.get("sliding_window", 4096)
+    return None if value is None else check_whole_number("sliding_window", value)
+
+
+def _size(settings: Settings, name: str, default: int | None = None) -> int:
+    """A whole number of at least 1; the default, if there is one, stands for null, 0 and nothing."""
+    return check_whole_number(name, _value(settings, name, default))
+
+
+def _positive(settings: Settings, name: str, default: float | None = None) -> float:
+    """A number above 0; the default, if there is one, stands for null, 0 and nothing."""
+    return check_positive(name, _value(settings, name, default))
+
+
+def _value(settings: Settings, name: str, default: Any) -> Any:
+    if default is not None and not settings.get(name):
+        return default
     if name not in settings:
         raise ValueError(f"config.json: expected a value for {name}, got none")
     return settings[name]
 
 
+def _flag(settings: Settings, name: str, default: bool) -> bool:
+    """True or false; the default stands for null and nothing."""
+    value = settings.get(name)
+    return default if value is None else check_type(name, value, bool)
+
+
 def _require(settings: Settings, name: str, value: object) -> None:
     if settings.get(name, value) != value:
-        raise ValueError(f"{name}: expected {value!r}, the only value supported, got {settings[name]!r}")
+        raise ValueError(
+            f"{name}: expected {value!r}, the only value supported, got {shorten(settings[name])}"
+        )
 
 
 def add_head(parts: dict[str, WeightPart], prefix: str, config: Config) -> dict[str, WeightPart]:
@@ -243,10 +288,10 @@ def is_derived(family: Family, name: str) -> bool:
     return re.search(family.derived, name) is not None
 
 
-_LLAMA = Family(_llama, _llama_parts, "model.", r"rotary_emb\.inv_freq$")
+_LLAMA = Family(_llama, _llama_parts, "model.", derived=r"rotary_emb\.inv_freq$")
 
 FAMILIES: dict[str, Family] = {
-    "gpt2": Family(_gpt2, _gpt2_parts, "transformer.", r"\.attn\.(masked_)?bias$"),
+    "gpt2": Family(_gpt2, _gpt2_parts, "transformer.", "n_layer", r"\.attn\.(masked_)?bias$"),
     "llama": _LLAMA,
     "mistral": _LLAMA._replace(config=_mistral),
     "qwen2": _LLAMA._replace(config=_qwen2),

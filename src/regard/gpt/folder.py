@@ -10,8 +10,10 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -27,17 +29,29 @@ MODEL_TYPE = "regard"
 """The `model_type` in a `config.json` that this file wrote."""
 
 
+class StoredTensor(NamedTuple):
+    """A tensor on disk; `read()` reads it."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
 class StoredModel(NamedTuple):
-    """A model on disk, with the names of its own family; each tensor is read when its function is called."""
+    """A model on disk, with the names of its own family; no tensor has been read yet."""
 
     path: Path
     settings: dict[str, Any]
-    tensors: Mapping[str, Callable[[], Tensor]]
+    tensors: Mapping[str, StoredTensor]
     tokenizer: Tokenizer | None
+    names: Mapping[str, str] = MappingProxyType({})
+    """What the file calls the settings that it has other names for."""
 
 
 def save(model: GPT, path: str | os.PathLike[str]) -> None:
-    """Write a model to a folder, which is created if its parent exists; otherwise a ValueError says so."""
+    """Write a model to a folder, which is created if its parent exists; otherwise a ValueError says so.
+
+    An OSError says why it could not be written.
+    """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"path: expected a folder, got {folder}, which is a file")
@@ -48,14 +62,17 @@ def save(model: GPT, path: str | os.PathLike[str]) -> None:
     folder.mkdir(exist_ok=True)
     config = {"model_type": MODEL_TYPE, **model.config.to_json()}
     weights = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}
-    with (
-        atomic_write(folder / WEIGHTS) as weights_file,
-        atomic_write(folder / CONFIG) as config_file,
-    ):
-        save_file(weights, weights_file, metadata={"format": "pt"})
-        config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        if model.tokenizer is None:
-            (folder / TOKENIZER).unlink(missing_ok=True)  # it would be the tokenizer of a previous model
-        else:
-            with atomic_write(folder / TOKENIZER) as tokenizer_file:
-                model.tokenizer.save(str(tokenizer_file))
+    try:
+        with (
+            atomic_write(folder / WEIGHTS) as weights_file,
+            atomic_write(folder / CONFIG) as config_file,
+        ):
+            save_file(weights, weights_file, metadata={"format": "pt"})
+            config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            if model.tokenizer is None:
+                (folder / TOKENIZER).unlink(missing_ok=True)  # it would be the tokenizer of a previous model
+            else:
+                with atomic_write(folder / TOKENIZER) as tokenizer_file:
+                    tokenizer_file.write_text(model.tokenizer.to_str(pretty=True), encoding="utf-8")
+    except (SafetensorError, OSError) as error:
+        raise OSError(f"cannot write the model to {folder}: {error}") from None

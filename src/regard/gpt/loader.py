@@ -6,32 +6,50 @@ finds the files and checks that their tensors fit; `families` knows what they ar
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
+from regard.attention.arguments import check_whole_number
 from regard.extras import extra
+from regard.files import (
+    ModelFileError,
+    check_regular_file,
+    check_type,
+    converting_errors,
+    naming_errors,
+    read_json,
+    shorten,
+)
 from regard.gpt import downloads, gguf
 from regard.gpt.config import Config
 from regard.gpt.families import WeightPart, add_head, find_family, is_derived
-from regard.gpt.folder import CONFIG, MODEL_TYPE, TOKENIZER, WEIGHTS, StoredModel
-from regard.safetensor_files import open_safetensors
+from regard.gpt.folder import CONFIG, MODEL_TYPE, TOKENIZER, WEIGHTS, StoredModel, StoredTensor
+from regard.gpt.parameters import parameter_shapes
+from regard.safetensor_files import SafetensorFile
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from regard.gpt.model import GPT
 
     Model = TypeVar("Model", bound=GPT)
 
 INCLUDED_MODEL = Path(__file__).parent / "included_model"
 """The folder of the model in the package, "default"."""
-INDEX = "model.safetensors.index.json"
+INDEX, GENERATION_CONFIG = "model.safetensors.index.json", "generation_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+MAX_LAYERS = 256
+"""The most layers of a model that is loaded: twice as many as Llama 3.1 405B has."""
+MAX_TOKENIZER_BYTES = 1 << 28
+TRIAL = "A text, 1 of 2\n"  # which every tokenizer encodes once it is read
 
 
 def load(
@@ -49,40 +67,39 @@ def load(
     - `dtype`: the dtype of the weights; None keeps that of the files.
     - `device`: where the weights are put.
     """
-    path = _locate(name)
+    path = locate(name)
     stored = gguf.read(path) if path.suffix == ".gguf" else _read_folder(path)
-    try:
-        config, sources = _read_config(stored, cls)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    # The config is checked against the headers of the files before anything of its sizes is made.
+    with naming_errors(path, ModelFileError):
+        config, sources = _read_config(stored)
+        shapes = parameter_shapes(config)
+        for parameter, part in sources.items():
+            _check_shape(stored, parameter, part, shapes[parameter])
     # On the meta device: no memory and no random numbers for weights that are replaced at once.
     with torch.device("meta"):
         model = cls(config)
-    shapes = {name: tuple(x.shape) for name, x in model.state_dict().items()}
-    weights = {
-        name: _read_weight(stored, name, sources[name], shape, dtype).to(device)
-        for name, shape in shapes.items()
-    }
+    weights = {parameter: _read_weight(stored, part, dtype).to(device) for parameter, part in sources.items()}
     model.load_state_dict(weights, assign=True)
     model.tokenizer = stored.tokenizer
     return model.eval()
 
 
-def _read_config(stored: StoredModel, cls: type[GPT]) -> tuple[Config, dict[str, WeightPart]]:
-    """The config, and for each parameter of `cls` the stored tensors that it is made of.
+def _read_config(stored: StoredModel) -> tuple[Config, dict[str, WeightPart]]:
+    """The config, and for each parameter of the model the stored tensors that it is made of.
 
     A ValueError names stored tensors that are missing or that belong nowhere.
     """
     names = set(stored.tensors)
     # A folder that `GPT.save` wrote has our own names.
     if stored.settings.get("model_type") == MODEL_TYPE:
+        _check_layers(stored, "num_layers")
         config = Config.from_json({k: v for k, v in stored.settings.items() if k != "model_type"})
-        with torch.device("meta"):
-            sources = {name: WeightPart((name,)) for name in cls(config).state_dict()}
+        sources = {name: WeightPart((name,)) for name in parameter_shapes(config)}
         _check_names(names, sources, lambda name: False)
         return config, sources
     # Otherwise the names are those of a family in Transformers.
     family = find_family(stored.settings)
+    _check_layers(stored, family.layers)
     config = family.config(stored.settings)
     prefix = family.prefix if any(name.startswith(family.prefix) for name in names) else ""
     sources = add_head(family.parts(config), prefix, config)
@@ -91,6 +108,19 @@ def _read_config(stored: StoredModel, cls: type[GPT]) -> tuple[Config, dict[str,
         names.remove("lm_head.weight")
     _check_names(names, sources, lambda name: is_derived(family, name))
     return config, sources
+
+
+def _check_layers(stored: StoredModel, name: str) -> None:
+    """Raise a ValueError if the setting `name` asks for more layers than the tensors can fill."""
+    if name not in stored.settings:
+        return  # the config says so
+    most = min(MAX_LAYERS, len(stored.tensors))
+    in_file = stored.names.get(name, name)
+    if check_whole_number(in_file, stored.settings[name]) > most:
+        raise ValueError(
+            f"{in_file}: expected at most {most} layers, since the files hold {len(stored.tensors)} tensors "
+            f"and a model has at most {MAX_LAYERS} layers, got {shorten(stored.settings[name])}"
+        )
 
 
 def _check_names(names: set[str], sources: Mapping[str, WeightPart], derived: Callable[[str], bool]) -> None:
@@ -112,8 +142,11 @@ def _shorten(names: list[str], limit: int = 8) -> str:
 
 def _check_tied(stored: StoredModel, embedding: str) -> None:
     """Raise a ValueError if a stored output matrix differs from the embedding that it is tied to."""
-    if embedding in stored.tensors and not torch.equal(
-        stored.tensors["lm_head.weight"](), stored.tensors[embedding]()
+    if embedding not in stored.tensors:
+        return  # which is an error of its own
+    shapes = [stored.tensors[name].shape for name in ("lm_head.weight", embedding)]
+    if shapes[0] != shapes[1] or not bool(
+        (_read_float(stored, "lm_head.weight") == _read_float(stored, embedding)).all()
     ):
         raise ValueError(
             "lm_head.weight: expected the values of the embedding, since tie_word_embeddings is true, "
@@ -121,28 +154,36 @@ def _check_tied(stored: StoredModel, embedding: str) -> None:
         )
 
 
-def _read_weight(
-    stored: StoredModel, name: str, part: WeightPart, shape: tuple[int, ...], dtype: torch.dtype | None
-) -> Tensor:
-    """The parameter `name`, concatenated from its stored parts; a copy that does not refer to the file."""
-    tensors = []
-    for source in part.names:
-        tensor = stored.tensors[source]()
-        if not tensor.is_floating_point() or tensor.itemsize < 2:
-            raise ValueError(f"{stored.path}: {source}: expected float weights, got {tensor.dtype}")
-        tensors.append(tensor.T if part.transposed else tensor)
-    shapes = [tuple(x.shape) for x in tensors]
+def _check_shape(stored: StoredModel, parameter: str, part: WeightPart, shape: tuple[int, ...]) -> None:
+    """Raise a ValueError if the stored parts of a parameter do not have its shape together."""
+    shapes = [stored.tensors[name].shape for name in part.names]
+    if part.transposed:
+        shapes = [size[::-1] for size in shapes]
     joined = (sum(size[0] for size in shapes), *shapes[0][1:]) if all(shapes) else ()
     if joined != shape or len({size[1:] for size in shapes}) > 1:
         raise ValueError(
-            f"{stored.path}: {' + '.join(part.names)}: expected {shape} for {name}, "
-            f"got {' + '.join(map(str, shapes))}"
+            f"{' + '.join(part.names)}: expected {shape} for {parameter}, got {' + '.join(map(str, shapes))}"
         )
+
+
+def _read_weight(stored: StoredModel, part: WeightPart, dtype: torch.dtype | None) -> Tensor:
+    """A parameter, concatenated from its stored parts; a copy that does not refer to the file."""
+    tensors = [_read_float(stored, name) for name in part.names]
+    if part.transposed:
+        tensors = [x.T for x in tensors]
     weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     return weight.to(dtype or weight.dtype, copy=True).contiguous()
 
 
-def _locate(name: str | PathLike[str]) -> Path:
+def _read_float(stored: StoredModel, name: str) -> Tensor:
+    """A stored tensor, which must hold floats of at least 16 bits."""
+    tensor = stored.tensors[name].read()
+    if not tensor.is_floating_point() or tensor.itemsize < 2:
+        raise ModelFileError(f"{stored.path}: {name}: expected float weights, got {tensor.dtype}")
+    return tensor
+
+
+def locate(name: str | PathLike[str]) -> Path:
     """The folder or GGUF file that `name` means; a hub name is downloaded."""
     if name == "default":
         if not (INCLUDED_MODEL / CONFIG).is_file():
@@ -159,11 +200,13 @@ def _locate(name: str | PathLike[str]) -> Path:
         if path.suffix in PICKLES:
             raise _pickle_error(path, path.parent)
         if path.suffix != ".gguf":
-            raise ValueError(f"{path}: expected a .gguf file, or the folder of the weights")
+            raise ModelFileError(f"{path}: expected a .gguf file, or the folder of the weights")
         return path
     if isinstance(name, str) and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) and path.suffix != ".gguf":
         return _download_from_hub(name)
-    raise ValueError(f"{name}: expected a folder, a .gguf file or a name on the hub, and it is none of these")
+    raise ModelFileError(
+        f"{name}: expected a folder, a .gguf file or a name on the hub, and it is none of these"
+    )
 
 
 def _download_from_hub(name: str) -> Path:
@@ -184,70 +227,82 @@ def _download_from_hub(name: str) -> Path:
 
 def _read_folder(folder: Path) -> StoredModel:
     """The model in a folder that `GPT.save` or Transformers wrote."""
-    if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder}: expected a {CONFIG}, which describes the model, got none")
-    settings = _read_json(folder / CONFIG)
+    if not (folder / CONFIG).exists():
+        raise ModelFileError(f"{folder}: expected a {CONFIG}, which describes the model, got none")
+    settings = read_json(folder / CONFIG, ModelFileError)
     # The generation config of a chat model has more end-of-text tokens than its config.
-    if "eos_token_id" in (generation := _read_json(folder / "generation_config.json", optional=True)):
-        settings["eos_token_id"] = generation["eos_token_id"]
-    tokenizer = None
-    if (folder / TOKENIZER).is_file():
-        with extra("app", f"the tokenizer of {folder.name}"):
-            from tokenizers import Tokenizer
-
-        try:
-            tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-        except Exception as error:  # `tokenizers` raises nothing narrower
-            raise ValueError(f"{folder / TOKENIZER}: {error}") from None
-    return StoredModel(folder, settings, _open_tensors(folder), tokenizer)
+    if (folder / GENERATION_CONFIG).exists():
+        generation = read_json(folder / GENERATION_CONFIG, ModelFileError)
+        settings["eos_token_id"] = generation.get("eos_token_id", settings.get("eos_token_id"))
+    tokenizer = _read_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
+    return StoredModel(folder, settings, open_tensors(folder), tokenizer)
 
 
-def _open_tensors(folder: Path) -> dict[str, Callable[[], Tensor]]:
-    """A reader for every tensor of a folder by name, from one file or from several with an index."""
+def _read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a `tokenizer.json`.
+
+    It encodes whole texts: the padding and truncation that a file may ask for would change them.
+    """
+    with extra("app", f"the tokenizer of {path.parent.name}"):
+        from tokenizers import Tokenizer
+
+    if (size := check_regular_file(path, ModelFileError, "a tokenizer")) > MAX_TOKENIZER_BYTES:
+        raise ModelFileError(f"{path}: expected at most {MAX_TOKENIZER_BYTES:,} bytes, got {size:,}")
+    with converting_errors(path, ModelFileError, "a tokenizer that can be read"):
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.decode(tokenizer.encode(TRIAL).ids)  # parts that refer to missing ones fail on use only
+    return tokenizer
+
+
+def open_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a folder by name, from one file or from several with an index."""
     files, weight_map = _weight_files(folder)
-    readers: dict[str, Callable[[], Tensor]] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in files:
-        if not (folder / file).is_file():
-            raise ValueError(f"{folder}: expected {file}, which {INDEX} names, and it is missing")
-        tensors = open_safetensors(folder / file)
-        for name in tensors.keys():  # noqa: SIM118
-            readers[name] = lambda tensors=tensors, name=name: tensors.get_tensor(name)  # type: ignore[misc]
-    if missing := sorted(set(weight_map) - set(readers)):
-        raise ValueError(f"{folder}: {INDEX} names tensors that its files lack: {_shorten(missing)}")
-    return readers
+        if not os.path.exists(folder / file):  # unlike Path.exists, False for any name that cannot be
+            raise ModelFileError(f"{folder}: expected {file}, which {INDEX} names, and it is missing")
+        opened = SafetensorFile(folder / file, ModelFileError)
+        for name, shape in opened.shapes.items():
+            if name in tensors:
+                raise ModelFileError(f"{folder / file}: {shorten(name)}: expected it in one file, got two")
+            tensors[name] = StoredTensor(shape, partial(opened.read, name))
+    if missing := sorted(set(weight_map) - set(tensors)):
+        raise ModelFileError(f"{folder}: {INDEX} names tensors that its files lack: {_shorten(missing)}")
+    return tensors
 
 
 def _weight_files(folder: Path) -> tuple[list[str], dict[str, str]]:
     """The names of the safetensors files, and the index of tensors to files, empty for a single file."""
-    if (folder / INDEX).is_file():
-        weight_map: Any = _read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(
-            isinstance(file, str) and Path(file).name == file for file in weight_map.values()
-        ):
-            raise ValueError(f"{folder / INDEX}: expected a weight_map of tensors to files in this folder")
+    if (folder / INDEX).exists():
+        index = read_json(folder / INDEX, ModelFileError)
+        with naming_errors(folder / INDEX, ModelFileError):
+            weight_map = check_type("weight_map", index.get("weight_map"), dict)
+            for file in weight_map.values():
+                _check_file_name(file)
         return sorted(set(weight_map.values())), weight_map
-    if (folder / WEIGHTS).is_file():
+    if (folder / WEIGHTS).exists():
         return [WEIGHTS], {}
     if pickles := sorted(path for path in folder.iterdir() if path.suffix in PICKLES):
         raise _pickle_error(pickles[0], folder)
-    raise ValueError(f"{folder}: expected {WEIGHTS}, or several files with {INDEX}, got neither")
+    raise ModelFileError(f"{folder}: expected {WEIGHTS}, or several files with {INDEX}, got neither")
 
 
-def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:
-    """The object in a JSON file; {} if an `optional` file does not exist."""
-    if optional and not path.is_file():
-        return {}
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: expected JSON: {error}") from None
-    if not isinstance(plain, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(plain).__name__}")
-    return plain
+def _check_file_name(file: object) -> None:
+    """Raise a ValueError unless it is the name of a file, without a folder: an index names no others.
+
+    Files that are symbolic links are opened, since the cache of the hub is made of them.
+    """
+    if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+        raise ValueError(
+            "weight_map: expected a weight_map of tensors to .safetensors files in this folder, "
+            f"got {shorten(file)}"
+        )
 
 
-def _pickle_error(path: Path, folder: Path) -> ValueError:
-    return ValueError(
+def _pickle_error(path: Path, folder: Path) -> ModelFileError:
+    return ModelFileError(
         f"{path} is a pickle, which can run any code when it is opened, so Regard never opens one. "
         "If you trust it, convert it once with Transformers: "
         'python -c "from transformers import AutoModelForCausalLM as M; '

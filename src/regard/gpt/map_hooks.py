@@ -5,8 +5,9 @@ This file knows `regard.layers.Attention` and attention maps; it does not know t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.layers import Attention
 from regard.maps import AttentionMap, attention_map
-from regard.override import override_attribute
+from regard.override import MethodWrappers
 
 
 class LayerInputs(NamedTuple):
@@ -35,20 +36,24 @@ class LayerInputs(NamedTuple):
 
 @contextmanager
 def record_layer_inputs(layers: Sequence[Attention]) -> Iterator[list[LayerInputs]]:
-    """Append a `LayerInputs` to the returned list for every attention call inside the block."""
+    """Append a `LayerInputs` to the returned list for every attention call that this context makes."""
     records: list[LayerInputs] = []
-    with ExitStack() as overrides:
-        for layer in layers:
-            overrides.enter_context(override_attribute(layer, "attend", _recorder(layer, records)))
+    wrappers = MethodWrappers()
+    for layer in layers:
+        wrappers.add(layer, "attend", functools.partial(_record, layer, records))
+    with wrappers.active():
         yield records
 
 
-def _recorder(layer: Attention, records: list[LayerInputs]) -> Callable[..., Tensor]:
-    """The layer's `attend`, which also appends its arguments to `records`."""
-    attend = layer.attend
-
-    def record(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        records.append(LayerInputs(layer, q, k, mask))
-        return attend(q, k, v, mask)
-
-    return record
+def _record(
+    layer: Attention,
+    records: list[LayerInputs],
+    attend: Callable[..., Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+) -> Tensor:
+    """Run a layer's `attend` and append its arguments to `records`."""
+    records.append(LayerInputs(layer, q, k, mask))
+    return attend(q, k, v, mask)

@@ -178,8 +178,10 @@ class GPT(nn.Module):
         """GPT-2's initialisation: normal with std 0.02.
 
         The projections that are added to the residual stream get 0.02 / √(2 · num_layers), so that its
-        variance does not grow with depth.
+        variance does not grow with depth. Weights on the meta device have no values.
         """
+        if self.token_embedding.weight.is_meta:
+            return
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
@@ -219,9 +221,6 @@ class GPT(nn.Module):
         return cache[0].length
 
     def _check_ids(self, input_ids: Tensor, past: int) -> None:
-        if not isinstance(input_ids, Tensor):
-            got = type(input_ids).__name__
-            raise ValueError(f"input_ids: expected integers (batch, length), got {got}")
         check_tensor("input_ids", input_ids, values=False)
         if input_ids.ndim != 2 or input_ids.dtype not in (torch.int32, torch.int64):
             got = f"{tuple(input_ids.shape)} {input_ids.dtype}"

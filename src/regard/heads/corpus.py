@@ -15,7 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.files import TextFileError, check_regular_file, open_file
+
 CHUNK = 1 << 14  # characters that are encoded at a time, extended to the end of the line
+MAX_LINE = 1 << 20
 Encode = Callable[[str], list[int]]
 
 
@@ -63,25 +66,29 @@ def _windows(corpus: Path, encode: Encode, length: int, start: int | None) -> It
 
 
 def read_chunks(corpus: Path) -> Iterator[str]:
-    """The text of a file in chunks that end with a line; ValueError if it is no text file."""
-    if not corpus.is_file():
-        raise ValueError(f"corpus: expected a text file, got {corpus}, which is not there")
+    """The text of a file in chunks that end with a line; a `TextFileError` if it is no text file.
+
+    A line is cut after `MAX_LINE` characters.
+    """
+    check_regular_file(corpus, TextFileError, "a text file as the corpus")
     empty = True
     try:
         with corpus.open(encoding="utf-8-sig") as opened:
             while chunk := opened.read(CHUNK):
-                chunk += opened.readline()
+                chunk += opened.readline(MAX_LINE)
                 if "\0" in chunk:
-                    raise ValueError(f"corpus: expected text, but {corpus} holds zero bytes: is it binary?")
+                    raise TextFileError(
+                        f"corpus: expected text, but {corpus} holds zero bytes: is it binary?"
+                    )
                 empty = empty and not chunk.strip()
                 yield chunk
     except UnicodeDecodeError as error:
-        raise ValueError(f"corpus: expected UTF-8 text, but {corpus} is not: {error.reason}") from None
+        raise TextFileError(f"corpus: expected UTF-8 text, but {corpus} is not: {error.reason}") from None
     if empty:
-        raise ValueError(f"corpus: expected text, but {corpus} is empty")
+        raise TextFileError(f"corpus: expected text, but {corpus} is empty")
 
 
 def digest(corpus: Path) -> str:
     """The SHA-256 of the file."""
-    with corpus.open("rb") as opened:
+    with open_file(corpus, TextFileError, "a text file as the corpus") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -66,6 +66,17 @@ class RunningSums:
         sums = torch.cat([*(pieces[name].sum(-1) for name in SUMS), moments])
         return cls(sums, keys)
 
+    def fits(self, heads: int) -> bool:
+        """Whether its tensors are those of so many heads, as `from_pieces` makes them."""
+        expected = (2 * len(SUMS) + len(MOMENTS), len(NAMES), heads)
+        return (
+            tuple(self.sums.shape) == expected
+            and self.sums.dtype == torch.float64
+            and self.keys.ndim == 2
+            and len(self.keys) == heads
+            and self.keys.dtype == torch.int64
+        )
+
     def __add__(self, other: RunningSums) -> RunningSums:
         longest = max(self.keys.shape[1], other.keys.shape[1])
         keys = (torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in (self.keys, other.keys))

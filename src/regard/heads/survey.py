@@ -8,9 +8,11 @@ resumed. Each process works with a fixed number of threads, because the rounding
 from __future__ import annotations
 
 import json
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,17 +20,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, distributed
 
+from regard import checkpoint_files
+from regard.atomic import check_folder_writable
+from regard.attention.arguments import check_whole_number
+from regard.file_lock import FileLock
+from regard.files import SurveyFileError, check_type, get_field, parse_object, shorten
 from regard.heads.corpus import Batch, Encode, batches, digest
 from regard.heads.description import LayerHeads, RunModel, assemble, name_layer
 from regard.heads.measurement import add_up, measure
 from regard.heads.running_sums import RunningSums
-from regard.heads.table import HeadTable, check_writable
-from regard.safetensor_files import read_safetensors, write_safetensors
+from regard.heads.table import HeadTable, check_writable, split_key
+from regard.safetensor_files import SafetensorContent
+from regard.stop_signals import stop_on_signal
 
 if TYPE_CHECKING:
     from regard.processes import Processes
 
-FORMAT = "regard.survey 1"
+FORMAT = "regard.survey 2"
 
 
 class SurveyModel(NamedTuple):
@@ -73,56 +81,93 @@ def survey(
     """Describe every head over a corpus, and write the table to `out` (.parquet, .csv or .json).
 
     The corpus is read in windows of `length` tokens, `batch` at a time, at most `max_windows` in all, by the
-    processes `ranks` with `threads` threads each. Progress is saved every `save_every` seconds; a survey that
-    was stopped resumes from `out` + ".partial", unless `fresh`. `report` is called with the progress and with
-    the number of bytes of the corpus that have been read.
+    processes `ranks` with `threads` threads each. Progress is saved every `save_every` seconds, and when
+    Ctrl-C, SIGTERM or SIGHUP asks the survey to stop, which then raises a KeyboardInterrupt. A survey that
+    was stopped resumes from `out` + ".partial", unless `fresh`; if that is damaged, from the progress saved
+    before it, with a warning. While it runs, no other survey can write to `out`: an `InUseError` says which
+    process does. `report` is called with the progress and with the number of bytes of the corpus that have
+    been read.
     """
+    partial = out.with_name(f"{out.name}.partial")
+    with ExitStack() as stack:
+        ranks.on_main(lambda: stack.enter_context(_take_file(out)))
+        if fresh:
+            ranks.on_main(lambda: checkpoint_files.remove(partial))
+        settings = {
+            "corpus": digest(corpus),
+            "model": model.digest,
+            "length": length,
+            "batch": batch,
+            "max_windows": max_windows,
+            "threads": threads,
+            "device": ranks.device.type,
+            "torch": torch.__version__,
+        }
+        saved = _load(partial, settings, ranks)
+        ranks.barrier()  # no process writes before all have read
+        stream = batches(corpus, model.encode, length, batch, model.start, max_windows)
+        for _ in islice(stream, saved.batches if saved else 0):
+            pass  # skip what was done before
+
+        stack.enter_context(_threads(threads))
+        stop = stack.enter_context(stop_on_signal())
+        saving = Saving(partial, settings, save_every, ranks)
+        progress = _read_corpus(_rounds(model, stream, saved, ranks), saved, saving, stop, report)
+        if progress is None:
+            raise ValueError(f"corpus: expected text, but {corpus} has no tokens")
+        table = assemble(
+            progress.layers, progress.sums, texts=progress.windows, tokens=progress.tokens, model=model.name
+        )
+        ranks.on_main(lambda: _write_table(table, out, partial))
+        return table
+
+
+def check_out(out: Path) -> None:
+    """Raise an error, before any work is done, if a survey cannot write to a file now."""
+    _take_file(out).release()
+
+
+def _take_file(out: Path) -> FileLock:
+    """Lock the file of a survey; an error says why a survey cannot write to it."""
     check_writable(out)
-    partial = out.with_name(out.name + ".partial")
-    settings = {
-        "corpus": digest(corpus),
-        "model": model.digest,
-        "length": length,
-        "batch": batch,
-        "max_windows": max_windows,
-        "threads": threads,
-        "device": ranks.device.type,
-        "torch": torch.__version__,
-    }
-    saved = progress = None if fresh else _load(partial, settings)
-    ranks.barrier()  # no process writes before all have read
-    stream = batches(corpus, model.encode, length, batch, model.start, max_windows)
-    saved_at = time.monotonic()
-    with _threads(threads):
-        try:
-            for progress, bytes_read in _rounds(model, stream, saved, ranks):
-                report(progress, bytes_read)
-                if ranks.is_main and time.monotonic() - saved_at > save_every:
-                    _save(partial, progress, settings)
-                    saved_at = time.monotonic()
-        except KeyboardInterrupt:
-            if ranks.is_main and progress is not None:
-                _save(partial, progress, settings)
-            raise
-    if progress is None:
-        raise ValueError(f"corpus: expected text, but {corpus} has no tokens")
-    table = assemble(
-        progress.layers, progress.sums, texts=progress.windows, tokens=progress.tokens, model=model.name
-    )
-    if ranks.is_main:
+    check_folder_writable("out", out.absolute().parent)
+    return FileLock(out.with_name(f".{out.name}.lock"), "out", out)
+
+
+def _read_corpus(
+    rounds: Iterator[tuple[SurveyProgress, int]],
+    progress: SurveyProgress | None,
+    saving: Saving,
+    stop: threading.Event,
+    report: Callable[[SurveyProgress, int], None],
+) -> SurveyProgress | None:
+    """The progress after all rounds; if `stop` is set, it is saved and a KeyboardInterrupt raised."""
+    try:
+        for progress, bytes_read in rounds:
+            report(progress, bytes_read)
+            if saving.ranks.any(stop.is_set()):
+                raise KeyboardInterrupt
+            saving.when_due(progress)
+    except KeyboardInterrupt:
+        if progress is not None:
+            saving.now(progress)
+        raise
+    return progress
+
+
+def _write_table(table: HeadTable, out: Path, partial: Path) -> None:
+    """Write the table of a survey that is complete, and delete its progress."""
+    try:
         table.save(out)
-        for file in (partial, *_unfinished_writes(partial)):
-            file.unlink(missing_ok=True)
-    ranks.barrier()
-    return table
+    except OSError as error:
+        raise OSError(f"cannot write {out}: {error.strerror or error}") from None
+    checkpoint_files.remove(partial)
 
 
 def _rounds(
     model: SurveyModel, stream: Iterator[Batch], progress: SurveyProgress | None, ranks: Processes
 ) -> Iterator[tuple[SurveyProgress, int]]:
     """In each round every process takes a batch, and all sums are added in the order of the batches."""
-    for _ in islice(stream, progress.batches if progress else 0):
-        pass  # skip what was done before
     own: list[RunningSums] = []
     layers: list[LayerHeads] = []
     while group := list(islice(stream, ranks.world_size)):
@@ -132,6 +177,12 @@ def _rounds(
         for (ids, _), sums in zip(group, _gather(own, ranks), strict=False):  # idle processes come last
             if progress is None:
                 progress = SurveyProgress(0, 0, 0, layers, [])
+            elif [x.key for x in progress.layers] != [x.key for x in layers] or not all(
+                x.fits(len(layer.heads)) for x, layer in zip(progress.sums, layers, strict=True)
+            ):
+                raise SurveyFileError(
+                    "the unfinished survey is of other layers or heads than the model has: begin with --fresh"
+                )
             progress = SurveyProgress(
                 progress.batches + 1,
                 progress.windows + len(ids),
@@ -178,43 +229,93 @@ def _threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _save(partial: Path, progress: SurveyProgress, settings: dict[str, Any]) -> None:
-    """Write a progress checkpoint, atomically."""
-    tensors = {f"sums.{i}": layer.sums for i, layer in enumerate(progress.sums)}
-    tensors |= {f"keys.{i}": layer.keys for i, layer in enumerate(progress.sums)}
-    counts = {
-        "batches": progress.batches,
-        "windows": progress.windows,
-        "tokens": progress.tokens,
-        "layers": [[x.key, list(x.heads), list(x.kv_heads)] for x in progress.layers],
-    }
-    header = {"format": FORMAT, "settings": json.dumps(settings), "progress": json.dumps(counts)}
-    write_safetensors(partial, tensors, header)
+class Saving:
+    """Saves the progress of a survey to `partial` every `seconds`, on rank 0."""
+
+    def __init__(self, partial: Path, settings: dict[str, Any], seconds: float, ranks: Processes) -> None:
+        self.partial, self.settings, self.seconds, self.ranks = partial, settings, seconds, ranks
+        self.saved_at = time.monotonic()
+
+    def when_due(self, progress: SurveyProgress) -> None:
+        """Save, if it is time."""
+        if time.monotonic() - self.saved_at > self.seconds:
+            self.now(progress)
+
+    def now(self, progress: SurveyProgress) -> None:
+        """Save at once."""
+        if not self.ranks.is_main:
+            return
+        tensors = {f"sums.{i}": layer.sums for i, layer in enumerate(progress.sums)}
+        tensors |= {f"keys.{i}": layer.keys for i, layer in enumerate(progress.sums)}
+        counts = {
+            "batches": progress.batches,
+            "windows": progress.windows,
+            "tokens": progress.tokens,
+            "layers": [[x.key, list(x.heads), list(x.kv_heads)] for x in progress.layers],
+        }
+        header = {"format": FORMAT, "settings": json.dumps(self.settings), "progress": json.dumps(counts)}
+        checkpoint_files.save(self.partial, tensors, header)
+        self.saved_at = time.monotonic()
 
 
-def _load(partial: Path, settings: dict[str, Any]) -> SurveyProgress | None:
-    """Read a progress checkpoint, if there is one; ValueError if it is of another survey."""
-    if not partial.exists():
-        return None
+def _load(partial: Path, settings: dict[str, Any], ranks: Processes) -> SurveyProgress | None:
+    """Read the progress of a survey, if there is any; an error if it is of another survey or damaged."""
     try:
-        header, mapped = read_safetensors(partial, [FORMAT])
-        tensors = {name: x.clone() for name, x in mapped.items()}  # the next checkpoint replaces the file
-        old_settings, counts = json.loads(header["settings"]), json.loads(header["progress"])
-        layers = [LayerHeads(*layer) for layer in counts["layers"]]
-        sums = [RunningSums(tensors[f"sums.{i}"], tensors[f"keys.{i}"]) for i in range(len(layers))]
-        progress = SurveyProgress(counts["batches"], counts["windows"], counts["tokens"], layers, sums)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{partial} is no unfinished survey that can be read ({error}): remove it, or begin with --fresh"
-        ) from None
+        found = checkpoint_files.load(partial, FORMAT, _parse, SurveyFileError)
+    except SurveyFileError as error:
+        raise SurveyFileError(f"{error}: remove it, or start again with --fresh") from None
+    if found is None:
+        return None
+    (progress, old_settings), problem = found
     if different := [name for name in settings if settings[name] != old_settings.get(name)]:
-        raise ValueError(
+        raise SurveyFileError(
             f"{partial} is of a survey with another {', '.join(different)}: "
             "resume with the same settings, write to another file, or start again with --fresh"
         )
+    if problem is not None and ranks.is_main:
+        warnings.warn(problem, stacklevel=3)
     return progress
 
 
-def _unfinished_writes(partial: Path) -> list[Path]:
-    """Temporary files of a process that was killed while it wrote a checkpoint."""
-    return list(partial.parent.glob(f".{partial.name}.*"))
+def _parse(content: SafetensorContent) -> tuple[SurveyProgress, dict[str, Any]]:
+    """The progress and the settings in a progress checkpoint; a ValueError names the field that is wrong."""
+    settings, counts = (
+        parse_object(get_field(content.metadata, name, str)) for name in ("settings", "progress")
+    )
+    return _decode_progress(counts, content.tensors), settings
+
+
+def _decode_progress(counts: dict[str, Any], tensors: dict[str, Tensor]) -> SurveyProgress:
+    """The progress that `Saving` wrote; a ValueError names the field that is wrong."""
+    done = {name: get_field(counts, name, int) for name in ("batches", "windows", "tokens")}
+    for name, count in done.items():
+        check_whole_number(name, count)
+    layers = [_decode_layer(check_type("layers", x, list)) for x in get_field(counts, "layers", list)]
+    expected = {f"{kind}.{i}" for kind in ("sums", "keys") for i in range(len(layers))}
+    if not layers or tensors.keys() != expected:
+        raise ValueError(
+            f"tensors: expected sums and keys of {len(layers)} layers, got {shorten(sorted(tensors))}"
+        )
+    sums = []
+    for i, layer in enumerate(layers):
+        # A copy: the next checkpoint replaces the file.
+        one = RunningSums(tensors[f"sums.{i}"].clone(), tensors[f"keys.{i}"].clone())
+        if not one.fits(len(layer.heads)):
+            raise ValueError(
+                f"layer {i}: expected the sums of {len(layer.heads)} heads, got "
+                f"{tuple(one.sums.shape)} {one.sums.dtype} and {tuple(one.keys.shape)} {one.keys.dtype}"
+            )
+        sums.append(one)
+    return SurveyProgress(done["batches"], done["windows"], done["tokens"], layers, sums)
+
+
+def _decode_layer(fields: list[Any]) -> LayerHeads:
+    """The key and the heads of a layer."""
+    if len(fields) != 3:
+        raise ValueError(f"layers: expected a key, heads and kv_heads, got {shorten(fields)}")
+    key, *numbers = fields
+    heads, kv_heads = ([check_type("heads", n, int) for n in check_type("heads", x, list)] for x in numbers)
+    if len(heads) != len(kv_heads):
+        raise ValueError(f"heads: expected a kv_head for each of {len(heads)}, got {len(kv_heads)}")
+    split_key(check_type("key", key, str))
+    return LayerHeads(key, heads, kv_heads)

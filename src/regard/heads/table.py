@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from regard.atomic import atomic_write
 from regard.extras import extra
+from regard.files import SurveyFileError, check_type, get_field, parse_json, read_text, shorten
 
 
 class Score(NamedTuple):
@@ -176,25 +177,15 @@ class HeadTable:
 
     @classmethod
     def from_json(cls, text: str | PathLike[str]) -> HeadTable:
-        """Read the table from JSON text, or from a file."""
+        """Read the table from JSON text, or from a file; a `SurveyFileError` names what is wrong with it."""
+        name = "text"
         if not isinstance(text, str) or not text.lstrip().startswith("["):
-            text = Path(text).read_text(encoding="utf-8")
+            name, text = str(text), read_text(Path(text), SurveyFileError, "a table of heads")
         try:
-            data = json.loads(text)
-            rows = [
-                HeadRow(
-                    layer=row["layer"],
-                    head=row["head"],
-                    kv_head=row["kv_head"],
-                    labels=tuple(row["labels"]),
-                    sink_key=row["sink_key"],
-                    scores={name: _score(parts) for name, parts in row["scores"].items()},
-                    stack=row["stack"],
-                )
-                for row in data
-            ]
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"text: expected the JSON of a table of heads: {error!r}") from None
+            data = [check_type("rows", row, dict) for row in check_type("rows", parse_json(text), list)]
+            rows = [_row(row) for row in data]
+        except ValueError as error:
+            raise SurveyFileError(f"{name}: expected the JSON of a table of heads: {error}") from None
         how: Literal["text", "labels"] = "text" if data and data[0].get("shuffled") == "text" else "labels"
         return cls(rows, shuffled=how)
 
@@ -275,7 +266,7 @@ def split_key(key: str) -> tuple[str, int]:
     """
     stack, _, number = key.rpartition(".")
     if not number.isdecimal():
-        raise ValueError(f'keys: expected the number of a layer, as "3" or "decoder.3", got {key!r}')
+        raise ValueError(f'keys: expected the number of a layer, as "3" or "decoder.3", got {shorten(key)}')
     return stack, int(number)
 
 
@@ -301,7 +292,28 @@ def _cell(x: Any) -> Any:
     return "" if x is None or (isinstance(x, float) and math.isnan(x)) else x
 
 
-def _score(parts: dict[str, float | None]) -> Score:
+def _row(data: dict[str, Any]) -> HeadRow:
+    """A row from JSON; a ValueError names the field that is wrong."""
+    scores = {name: _score(name, parts) for name, parts in get_field(data, "scores", dict).items()}
+    labels = tuple(check_type("labels", label, str) for label in get_field(data, "labels", list))
+    for label in labels:
+        if not {label, f"{label}_on_repeats"} & scores.keys():
+            raise ValueError(f"labels: expected names of its scores, got {shorten(label)}")
+    return HeadRow(
+        layer=get_field(data, "layer", int),
+        head=get_field(data, "head", int),
+        kv_head=get_field(data, "kv_head", int),
+        labels=labels,
+        sink_key=None if data.get("sink_key", "") is None else get_field(data, "sink_key", int),
+        scores=scores,
+        stack=get_field(data, "stack", str),
+    )
+
+
+def _score(name: str, parts: Any) -> Score:
     """A score from JSON, in which None stands for NaN."""
-    values = {name: parts.get(name) for name in Score._fields}
-    return Score(**{name: math.nan if x is None else x for name, x in values.items()})
+    parts = check_type(name, parts, dict)
+    values = {part: parts.get(part) for part in Score._fields}
+    return Score(
+        **{part: math.nan if x is None else check_type(part, x, float) for part, x in values.items()}
+    )

@@ -10,6 +10,7 @@ import math
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from regard.escapes import escape
 from regard.extras import extra
 from regard.heads.labels import REPEATS
 from regard.heads.score_words import title
@@ -68,7 +69,7 @@ def rendered(table: HeadTable) -> Any:
         # Layer and key/value head are printed where they change.
         group = (row.key, row.kv_head)
         numbers = (
-            row.key if before is None or row.key != before[0] else "",
+            Text(escape(row.key) if before is None or row.key != before[0] else ""),
             str(row.kv_head) if group != before else "",
             str(row.head),
         )
@@ -85,7 +86,7 @@ def rendered(table: HeadTable) -> Any:
             label = words(name) + (f" on {row.sink_key}" if name == "sink" else "")
             drawn.add_row(
                 *(("", "", "") if i else numbers),
-                Text(label + ("*" if on_repeats else ""), style=COLOURS[name]),
+                Text(label + ("*" if on_repeats else ""), style=COLOURS.get(name, "")),
                 Text(number(score.value), style="bold"),
                 f"{number(score.low)}–{number(score.high)}",
                 number(score.null),

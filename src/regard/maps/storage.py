@@ -9,12 +9,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.description import describe_mask, rebuild_mask
+from regard.files import (
+    CaptureFileError,
+    check_type,
+    converting_errors,
+    get_field,
+    naming_errors,
+    parse_object,
+    shorten,
+)
 from regard.maps.data import MapData
 from regard.maps.index import Axes
 from regard.safetensor_files import read_safetensors, write_safetensors
@@ -38,33 +48,40 @@ def save(m: MapData, path: str | os.PathLike[str], extra: Mapping[str, Tensor] |
 
 def load(path: str | os.PathLike[str]) -> MapData:
     """Open a map that `save` wrote. Its tensors are mapped into memory and read on use."""
-    metadata, tensors = read_safetensors(path, [FORMAT])
+    metadata, tensors = read_safetensors(path, [FORMAT], CaptureFileError)
     return decode(path, metadata, tensors)
 
 
 def decode(path: str | os.PathLike[str], metadata: Mapping[str, str], tensors: dict[str, Tensor]) -> MapData:
-    """Make a map of the metadata and the tensors of a file; ValueError says what is wrong with it."""
-    try:
-        return _decode(json.loads(metadata["map"]), tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    """Make a map of the metadata and the tensors of a file; an error says what is wrong with it."""
+    path = Path(path)
+    with naming_errors(path, CaptureFileError, " is damaged"):
+        m = _decode(parse_object(get_field(metadata, "map", str)), tensors)
+    B, H, T, S = m.matrix
+    if 0 not in (B, H, T, S):
+        with converting_errors(path, CaptureFileError, "a map whose mask fits; it is damaged"):
+            m.mask.tile(range(1), range(1), m.matrix)  # tensors of odd shapes and dtypes raise here
+    return m
 
 
-def _decode(options: Any, tensors: dict[str, Tensor]) -> MapData:
-    """The same for options that were parsed, with any of many exceptions."""
+def _decode(options: dict[str, Any], tensors: dict[str, Tensor]) -> MapData:
+    """The same for options that were parsed; a ValueError names the field that is wrong."""
+    if missing := [name for name in ("q", "k", "lse") if name not in tensors]:
+        raise ValueError(f"tensors: expected q, k and lse; missing: {', '.join(missing)}")
     q, k, lse, sinks = tensors["q"], tensors["k"], tensors["lse"], tensors.get("sinks")
     if q.ndim != 4 or k.ndim != 4 or q.shape[-1] != k.shape[-1] or lse.shape != q.shape[:-1]:
         raise ValueError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, lse {tuple(lse.shape)} do not fit together"
         )
-    mask, scale, softcap = rebuild_mask(options["mask"], tensors), float(options["scale"]), options["softcap"]
+    mask, scale = rebuild_mask(get_field(options, "mask", dict), tensors), get_field(options, "scale", float)
+    softcap = None if options.get("softcap") is None else get_field(options, "softcap", float)
     check_inputs(q, k, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
     if lse.dtype != working_dtype(q.dtype):
         raise ValueError(f"lse: expected {working_dtype(q.dtype)}, got {lse.dtype}")
-    if 0 not in q.shape[:3] and k.shape[2]:
-        mask.tile(range(1), range(1), (*q.shape[:3], k.shape[2]))  # a mask with invalid settings raises here
-    batch, heads = (bool(shown) for shown in options["axes"])
-    axes = Axes(batch, heads)
+    shown = get_field(options, "axes", list)
+    if len(shown) != 2:
+        raise ValueError(f"axes: expected two, of the batch and the heads, got {shorten(shown)}")
+    axes = Axes(*(check_type("axes", axis, bool) for axis in shown))
     if any(size != 1 for size, shown in zip(q.shape[:2], axes, strict=True) if not shown):
         raise ValueError(f"axes: {tuple(axes)} do not fit q {tuple(q.shape)}")
     return MapData(q=q, k=k, lse=lse, mask=mask, scale=scale, softcap=softcap, sinks=sinks, axes=axes)

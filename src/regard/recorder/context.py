@@ -20,13 +20,15 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from regard.override import override_attribute
+from regard.escapes import escape
+from regard.override import MethodWrappers
 from regard.recorder.recording import PassTokens, Recording
 from regard.recorder.result import Capture
 from regard.recorder.sources import adapters as adapter_source
 from regard.recorder.sources import gpt as gpt_source
 from regard.recorder.sources import listener, torch_mha
-from regard.recorder.sources.token_mixers import TokenMixers, is_compiled
+from regard.recorder.sources.compilation import original_model, uncompiled
+from regard.recorder.sources.token_mixers import TokenMixers
 from regard.recorder.storage.stores import store_for
 from regard.recorder.tokens import decode_tokens, encode_text
 
@@ -50,50 +52,53 @@ class CaptureBlock:
         self._undo = ExitStack()
 
     def __enter__(self) -> Capture:
+        wrappers = MethodWrappers()
+        for module in self.model.modules():
+            if module is self.model or listener.is_pretrained(module):
+                # Wrapped, not hooked: PyTorch's encoder layers leave their fast path if they find a hook.
+                wrappers.add(module, "forward", self._run_pass)
         with ExitStack() as undo:
-            for module in self.model.modules():
-                if module is self.model or listener.is_pretrained(module):
-                    # Overridden, not hooked: PyTorch's encoder layers leave their fast path if they find a
-                    # hook.
-                    forward = self._announcing(module.forward)
-                    undo.enter_context(override_attribute(module, "forward", forward))
+            undo.enter_context(uncompiled(self.model))
             undo.enter_context(self.mixers.watched())
             for attach in self.sources:
                 undo.enter_context(attach(self.model, self.recording))
+            undo.enter_context(wrappers.active())
             self._undo = undo.pop_all()
         return self.recording.seen
 
-    def _announcing(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a model's `forward` so that the recording knows where a forward pass begins and ends."""
-
-        @functools.wraps(forward)
-        def announced(*args: Any, **kwargs: Any) -> Any:
-            if not self.recording.running:
-                self.recording.begin(_pass_tokens(args, kwargs))
-            with self.recording.forward_pass():
-                return forward(*args, **kwargs)
-
-        return announced
+    def _run_pass(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a model's `forward` so that the recording knows where a forward pass begins and ends."""
+        with self.recording.forward_pass(_pass_tokens(args, kwargs)):
+            return forward(*args, **kwargs)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._undo.__exit__(kind, error, trace)
-        if kind is not None:
-            return
-        missing = self.mixers.missing(self.recording.heard) | self.recording.unreadable
-        self.recording.close(missing)
+        try:
+            self._undo.__exit__(kind, error, trace)
+            if kind is not None:
+                return
+            missing = self.mixers.missing(self.recording.heard) | self.recording.unreadable
+            self.recording.close(missing)
+        finally:
+            self.recording.store.release()
         if missing and self.recording.seen.layers and self.warn:
-            warnings.warn(missing_message(self.model, missing), stacklevel=2)
-        if self.recording.forwards and not self.recording.seen.layers:
+            warnings.warn(escape(missing_message(self.model, missing)), stacklevel=2)
+        if self.recording.seen.layers:
+            return
+        if self.recording.forwards:
             raise RuntimeError(_nothing_heard_message(self.model, self.recording.unreadable))
+        if self.mixers.ran_only_elsewhere:
+            raise RuntimeError(
+                f"{type(self.model).__name__} ran only in other threads than the one that opened the "
+                "capture: open a capture in the thread that runs the model, or run it there by "
+                "contextvars.copy_context().run(model, …)"
+            )
 
 
 def _nothing_heard_message(model: nn.Module, unreadable: Mapping[str, str]) -> str:
     """Explain why a model that ran has no captured layer."""
     cause = "".join(f"; {name}: {reason}" for name, reason in list(unreadable.items())[:1])
-    if any(map(is_compiled, model.modules())):
-        cause = "; it is compiled: capture the model that was passed to torch.compile" + cause
     return (
         f"{type(model).__name__} ran, but no attention call was heard: it called neither "
         "scaled_dot_product_attention nor Transformers' AttentionInterface (some models call the "
@@ -227,6 +232,7 @@ def capture(
         raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if args or kwargs:
         raise TypeError(_unexpected_message(model, args, kwargs))
+    model = original_model(model)
     if tokenizer is None:
         tokenizer = getattr(model, "tokenizer", None)
     recording = Recording(

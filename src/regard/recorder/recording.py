@@ -9,6 +9,7 @@ layers and heads were selected; it does not know where the tensors come from.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -69,6 +70,10 @@ class Recording:
         for name, selection in (("layers", layers), ("heads", heads)):
             if isinstance(selection, int | str):
                 raise ValueError(f"{name}: expected a list, as [{selection!r}], got {selection!r}")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(f"dtype: expected a floating dtype such as torch.bfloat16, got {dtype!r}")
+        if heads is not None and not all(isinstance(head, int) for head in heads):
+            raise ValueError(f"heads: expected numbers of heads, got {list(heads)}")
         self.layers = None if layers is None else {str(layer) for layer in layers}
         self.heads = None if heads is None else sorted(set(heads))
         self.dtype, self.values, self.verify, self.join_calls = dtype, values, verify, join_calls
@@ -77,6 +82,8 @@ class Recording:
         self.seen = Capture(model=model)
         self.forwards = 0  # forward passes of the model so far
         self.running = 0  # forward passes of the model that have begun and not ended
+        self.refusal: str | None = None  # why nothing of this recording can be trusted
+        self._lock, self._thread = threading.RLock(), 0  # the thread that runs the model
         self.unreadable: dict[str, str] = {}  # by module name: why its attention could not be interpreted
         self.heard: set[str] = set()  # names of the modules whose attention ran, selected or not
         self._strips: dict[tuple[str, int], Strip] = {}  # by module name and how often it ran before
@@ -99,15 +106,40 @@ class Recording:
         self.store.expect(sum(self.selects(layer_id) for layer_id in layer_ids))
 
     @contextmanager
-    def forward_pass(self) -> Iterator[None]:
-        """Mark the block as a forward pass of the model: calls inside it belong to that pass."""
-        self.running += 1
+    def forward_pass(self, tokens: PassTokens, certain: bool = False) -> Iterator[None]:
+        """Mark the block as a forward pass that reads `tokens`, or as a part of the pass that is running.
+
+        `certain` says that the tokens are not guessed from the arguments of a model, so that they count even
+        if a model around this one has begun the pass.
+        """
+        with self._lock:
+            is_alone = self._is_alone()
+            if is_alone and not self.running:
+                self._thread = threading.get_ident()
+                self._begin(tokens)
+            elif is_alone and certain and not self._calls:
+                self._tokens = tokens
+            self.running += is_alone
         try:
             yield
         finally:
-            self.running -= 1
+            with self._lock:
+                self.running -= is_alone
 
-    def begin(self, tokens: PassTokens | None = None) -> None:
+    def _is_alone(self) -> bool:
+        """Return whether no other thread is running the model for this recording; otherwise refuse it.
+
+        A capture belongs to a context. If two threads have copies of that context and run the model at once,
+        nothing shows which of their calls belong together.
+        """
+        if self.running and self._thread != threading.get_ident():
+            self.refusal = (
+                "two threads ran the model at once inside one capture, and their calls cannot be told apart: "
+                "open a capture in each thread"
+            )
+        return self.refusal is None
+
+    def _begin(self, tokens: PassTokens | None = None) -> None:
         """Begin a forward pass of the model that reads `tokens`."""
         self._finish_forward()
         self.forwards += 1
@@ -129,9 +161,16 @@ class Recording:
         """
         if torch._C._current_graph_task_id() != -1:
             return  # recomputed in a backward pass (gradient checkpointing), and recorded before
-        if isinstance(call, UnreadableCall):
-            self.unreadable[layer_id.name] = call.reason
-            return
+        with self._lock:
+            if not self._is_alone():
+                return
+            if isinstance(call, UnreadableCall):
+                self.unreadable[layer_id.name] = call.reason
+            else:
+                self._add_call(layer_id, call, against, beside)
+
+    def _add_call(self, layer_id: LayerId, call: AttentionCall, against: str, beside: bool) -> None:
+        """Add a call to the layer that it continues, or as a new layer."""
         slot, layer_id = self._locate(layer_id, beside)
         if not self.selects(layer_id):
             return
@@ -163,7 +202,7 @@ class Recording:
             self._finish_forward()
             self._calls.clear()
         elif self.forwards and not self.running and not beside:  # a module called after the model ran
-            self.begin()
+            self._begin()
         self.heard.add(layer_id.name)
         self._calls[layer_id.name] += not beside
         repeats = self._calls[layer_id.name] - 1
@@ -300,11 +339,11 @@ class Recording:
             seen.attention_mask = self._mask_of_layers(seen.ids.shape)
         if seen.attention_mask is not None and bool(seen.attention_mask.all()):
             seen.attention_mask = None
-        seen.seal()
         self._strips.clear()
         if self.decode is not None:
             seen.tokens = None if seen.ids is None else self.decode(seen.ids)
             seen.target_tokens = None if seen.target_ids is None else self.decode(seen.target_ids)
+        seen.seal()
 
     def _mask_of_layers(self, shape: torch.Size) -> Tensor | None:
         """Return the padding (B, T) in the layers' own masks, for models that take no `attention_mask`."""
@@ -317,6 +356,9 @@ class Recording:
 
     def close(self, missing: Mapping[str, str] | None = None) -> None:
         """Finish the capture. `missing` names the modules that mix tokens and were not captured."""
+        if self.refusal is not None:
+            self.seen.layers.clear()
+            raise RuntimeError(self.refusal)
         with torch.no_grad():
             self._finish_forward()
             for layer, counts in self._write_counts:
@@ -327,6 +369,8 @@ class Recording:
             self._finish_layers()
         if self.forwards and self.layers is not None and not self.seen.layers and self._names:
             keys = ", ".join(map(repr, self._names))
-            raise ValueError(f"layers: expected some of those that ran ({keys}), got {sorted(self.layers)}")
+            raise ValueError(
+                f"layers: expected some of those that ran ({keys}), got {', '.join(sorted(self.layers))}"
+            )
         if self.seen.layers:
             self.store.finish(self.seen)

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from regard.heads import HeadTable
 
 PAGES = (".html", ".htm")
+NO_TEXT = "-"  # in a fingerprint: there was no text to hash
+
+
+def _hash(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
 @dataclass
@@ -83,6 +88,8 @@ class Capture:
 
     def __getitem__(self, index: int | str | tuple[int | str, int]) -> AttentionMap:
         """Return the map of a layer (B, H, T, S) or of one head (B, T, S), by their numbers in the model."""
+        if isinstance(index, tuple) and len(index) != 2:
+            raise KeyError(f"expected seen[layer] or seen[layer, head], got {len(index)} of them: {index!r}")
         key, head = index if isinstance(index, tuple) else (index, None)
         layer = self.layer(key)
         if head is None:
@@ -100,7 +107,7 @@ class Capture:
     def certificate(self) -> Certificate:
         """For every layer, the evidence that its map is what the model used."""
         evidence = [layer.evidence for layer in self.layers]
-        if self.fingerprint is not None and self.fingerprint != self._fingerprint():
+        if not self._is_as_sealed():
             problem = "the tokens or the layers of this capture are not those that the model ran with"
             evidence = [replace(layer_evidence, problem=problem) for layer_evidence in evidence]
         return Certificate([layer.key for layer in self.layers], evidence, self.missing)
@@ -109,10 +116,24 @@ class Capture:
         """Store a hash of the tokens and layers, so that the certificate notices if they are changed."""
         self.fingerprint = self._fingerprint()
 
+    def _is_as_sealed(self) -> bool:
+        """Return whether nothing has changed since `seal`. Text may be added where there was none."""
+        if self.fingerprint is None:
+            return True
+        (run, text), (sealed_run, _, sealed_text) = (
+            self._fingerprint().split(),
+            self.fingerprint.partition(" "),
+        )
+        return run == sealed_run and sealed_text in (text, NO_TEXT)
+
     def _fingerprint(self) -> str:
-        tokens = [None if x is None else x.tolist() for x in (self.ids, self.target_ids)]
-        layers = [(layer.key, layer.name, *layer.shape) for layer in self.layers]
-        return hashlib.sha256(json.dumps([tokens, layers]).encode()).hexdigest()
+        """Return two hashes: of what ran, and of its tokens as text."""
+        tables = (self.ids, self.target_ids, self.attention_mask)
+        tokens = [None if x is None else x.tolist() for x in tables]
+        layers = [(layer.key, layer.name, layer.heads, *layer.shape) for layer in self.layers]
+        text = [self.tokens, self.target_tokens]
+        has_text = any(x is not None for x in text)
+        return f"{_hash([tokens, self.boundary, layers])} {_hash(text) if has_text else NO_TEXT}"
 
     @property
     def nbytes(self) -> int:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.escapes import escape
 from regard.extras import extra
 from regard.recorder import Capture
 
@@ -35,6 +36,8 @@ def show(
         block: whether to serve until Ctrl-C. By default a script blocks and an interactive session does not.
         options: further arguments of `Contents`.
 
+    Nobody else sees it: the address that is printed holds a secret, without which the server refuses.
+
     Returns the running server, which stops at `.close()` or when the session ends, or an `InlinePage`.
     """
     if block is None and _in_notebook():
@@ -46,9 +49,9 @@ def show(
         from regard.show.server.background import BackgroundServer
 
     server = BackgroundServer(Site(Contents(capture, **options)), port=port).start()
-    print(f"{server.address} shows {capture!r}", file=sys.stderr)
+    print(escape(f"{server.address} shows {capture!r}"), file=sys.stderr)
     if open:
-        open_browser(server.address)
+        open_browser(server.bound_address.ticket_address)
     if block or (block is None and not hasattr(sys, "ps1") and not sys.flags.interactive):
         server.wait()
     else:

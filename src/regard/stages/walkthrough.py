@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.attention.masks.named_masks import causal, causal_mask
 from regard.attention.steps import Steps, trace
+from regard.escapes import escape
 from regard.extras import extra
 from regard.stages.against_pytorch import check_against_pytorch
 from regard.stages.cross import CrossAttention
@@ -48,7 +49,7 @@ def walk(save: str | Path | None = None) -> None:
     check_against_pytorch()
     if save is not None:
         save_figure(draw_stages(), save)
-        console.print(f"\nThe weights of all four stages as a figure: {save}", markup=False)
+        console.print(f"\nThe weights of all four stages as a figure: {escape(str(save))}", markup=False)
 
 
 def _tokens(console: Any) -> None:

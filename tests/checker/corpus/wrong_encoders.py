@@ -1,6 +1,8 @@
 # ruff: noqa: E501 (a line of source text is as long as it is)
 """Encoders, vision, speech and cross-attention, and what goes wrong in them."""
 
+from dataclasses import replace
+
 from tests.checker.styles import Style
 
 BERT = Style(
@@ -309,6 +311,18 @@ ENTRIES = [
         "the context is ignored by the values",
         ("v = self.value(x if xa is None else xa)", "v = self.value(x)"),
         mistakes=("context-ignored",),
+    ),
+    replace(
+        SPEECH.wrong(
+            "the keys are made of both inputs",
+            (
+                "k = self.key(x if xa is None else xa)",
+                "k = self.key(x if xa is None else xa * x.mean(1, keepdim=True))",
+            ),
+            mistakes=(),
+        ),
+        verdict="undecided",
+        why="neither attention to `xa` nor to both",
     ),
     CROSS.right(),
     CROSS.wrong("scale forgotten", (" * self.scale", ""), mistakes=("no-scale",)),

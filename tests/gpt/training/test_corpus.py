@@ -106,9 +106,9 @@ def test_bad_files(tmp_path: Path, data: bytes, message: str) -> None:
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"missing\.txt does not exist"):
+    with pytest.raises(ValueError, match=r"missing\.txt, which does not exist"):
         read(tmp_path / "missing.txt")
-    with pytest.raises(ValueError, match="got the folder"):
+    with pytest.raises(ValueError, match="which is a folder"):
         read(tmp_path)
 
 

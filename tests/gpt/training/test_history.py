@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import regard
+from regard.files import RunFileError
 from regard.gpt.loader import INCLUDED_MODEL
 from regard.gpt.training import history
 from regard.gpt.training.history import (
@@ -67,13 +68,29 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_truncating_removes_what_came_after_a_checkpoint(tmp_path: Path) -> None:
-    append_run(tmp_path, [0, 10, 20])
+    append_run(tmp_path, [0, 10])
+    fingerprint = history.fingerprint(tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in (METRICS_FILE, HEADS_FILE)}
+    append_run(tmp_path, [20])
     with (tmp_path / METRICS_FILE).open("a") as file:
         file.write('{"step": 21, "lo')  # a line that a killed run did not finish
-    history.truncate(tmp_path, step=10, evaluated=0)
-    assert [line["step"] for line in read_metrics(tmp_path) if "loss" in line] == [0, 10]
-    assert [line["step"] for line in read_metrics(tmp_path) if "validation" in line] == [0]
-    assert read_run(tmp_path)["steps"] == [0]
+    history.check(tmp_path, fingerprint)
+    history.truncate(tmp_path, fingerprint)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.parametrize("name", [METRICS_FILE, HEADS_FILE])
+def test_a_history_that_is_damaged_is_named(tmp_path: Path, name: str) -> None:
+    append_run(tmp_path, [0, 10])
+    fingerprint = history.fingerprint(tmp_path)
+    data = bytearray((tmp_path / name).read_bytes())
+    for damaged in (data[:-1], b"", bytes([data[0] ^ 1]) + data[1:]):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{name} is damaged: its first {len(data)} bytes are not"):
+            history.check(tmp_path, fingerprint)
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=f"{name} is damaged"):
+        history.check(tmp_path, fingerprint)
 
 
 def test_the_names_of_the_files_are_in_one_place() -> None:
@@ -141,4 +158,34 @@ def test_a_number_of_heads_that_changes_is_refused(tmp_path: Path) -> None:
     write(tmp_path, [5], heads=3)
     (tmp_path / HEADS_FILE).write_text(first + (tmp_path / HEADS_FILE).read_text())
     with pytest.raises(ValueError, match="the number of heads changes"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("marks", "says"),
+    [
+        ({"../book.txt": {"bytes": 0, "sha256": ""}}, r"history: expected metrics\.jsonl and heads\.jsonl"),
+        ({METRICS_FILE: 5, HEADS_FILE: 5}, r"metrics\.jsonl: expected an object, got 5"),
+        (
+            {METRICS_FILE: {"bytes": -1}, HEADS_FILE: {}},
+            "bytes: expected a whole number of at least 0, got -1",
+        ),
+        ({METRICS_FILE: {"bytes": 1 << 60, "sha256": ""}, HEADS_FILE: {}}, "is damaged: its first"),
+    ],
+)
+def test_a_checkpoint_names_no_other_file_than_its_history(tmp_path: Path, marks: dict, says: str) -> None:
+    """A checkpoint of someone else may say anything, and what it names is truncated later."""
+    write(tmp_path, [0])
+    (tmp_path / METRICS_FILE).write_text("")
+    with pytest.raises(ValueError, match=says):
+        history.check(tmp_path, marks)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": "1"}', '{"step": 1, "loss": "low"}', "[1]", '{"loss": 1}', '{"step": 1, "step": 2}']
+)
+def test_a_line_of_another_kind_is_named(tmp_path: Path, line: str) -> None:
+    write(tmp_path, [0])
+    (tmp_path / METRICS_FILE).write_text(f"{line}\n")
+    with pytest.raises(RunFileError, match=r"metrics\.jsonl"):
         read_run(tmp_path)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from regard.file_lock import InUseError
 from regard.gpt import GPT
 from regard.gpt.training import train as training_module
 from regard.gpt.training.history import HEADS_FILE, METRICS_FILE, read_metrics
@@ -103,7 +104,7 @@ def test_twenty_kills_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
         if (folder / "checkpoint.safetensors").exists():
             checkpoint = training_module.checkpoints.load(folder)  # always complete
             assert checkpoint is not None
-            resumed_from.add(checkpoint[1]["step"])
+            resumed_from.add(checkpoint.state["step"])
     to_its_end(folder)
     assert losses(folder) == losses(undisturbed)
     assert tensors(folder) == tensors(undisturbed)
@@ -138,6 +139,71 @@ def test_a_few_steps_at_a_time_are_the_same_run(
         runs += 1
     assert runs == 1 + SETTINGS.steps // 4
     assert losses(folder) == losses(undisturbed)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the run ends as if nothing had happened."""
+    folder = tmp_path / "damaged"
+    with monkeypatch.context() as patch:
+        stop_after(patch, step=17, number=signal.SIGTERM)
+        assert run(folder)[:2] == (17, False)
+    newest = folder / "checkpoint.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-5] ^= 4
+    newest.write_bytes(data)
+    with pytest.warns(UserWarning, match=r"its bytes do not have the checksum .*\.previous, the checkpoint"):
+        assert run(folder, resume=True).finished
+    assert losses(folder) == losses(undisturbed)
+    assert tensors(folder) == tensors(undisturbed)
+
+
+def test_damage_in_every_checkpoint_is_refused_and_nothing_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "damaged"
+    stop_after(monkeypatch, step=9, number=signal.SIGHUP)
+    assert not run(folder).finished
+    metrics = folder / METRICS_FILE
+    metrics.write_text(metrics.read_text().replace("0", "1", 1))  # which both checkpoints know otherwise
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=rf"{METRICS_FILE} is damaged.*{METRICS_FILE} is damaged"):
+        run(folder, resume=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_second_run_is_refused_and_the_first_goes_on(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, take_step, refused = tmp_path / "run", TrainingRun._take_step, []
+
+    def second(self: TrainingRun, *rest: Any) -> None:
+        take_step(self, *rest)
+        if self.step == 5:
+            for resume in (False, True):
+                with pytest.raises(InUseError, match=r"out: .* is in use by this process since") as error:
+                    run(folder, resume)
+                refused.append(error)
+
+    monkeypatch.setattr(TrainingRun, "_take_step", second)
+    assert run(folder).finished
+    assert len(refused) == 2
+    assert losses(folder) == losses(undisturbed)
+    assert not (folder / ".lock").exists()
+
+
+def stop_after(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
+    """Let a signal come at a step, twice, as `timeout` sends it."""
+    take_step = TrainingRun._take_step
+
+    def then_signal(self: TrainingRun, *rest: Any) -> None:
+        take_step(self, *rest)
+        if self.step == step:
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+
+    patch.setattr(TrainingRun, "_take_step", then_signal)
 
 
 def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path: Path) -> None:
@@ -292,7 +358,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
         run(tmp_path / "run", settings=wild)
     checkpoint = training_module.checkpoints.load(tmp_path / "run")
     assert checkpoint is not None
-    assert all(x.isfinite().all() for x in checkpoint[0].values())
+    assert all(x.isfinite().all() for x in checkpoint.tensors.values())
 
 
 @pytest.mark.parametrize(

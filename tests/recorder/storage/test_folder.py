@@ -17,6 +17,8 @@ from safetensors.torch import save_file
 
 import regard
 from regard import safetensor_files
+from regard.file_lock import InUseError
+from regard.gpt import GPT, Config
 from regard.recorder.certificate import Evidence
 from regard.recorder.layer import Layer
 from regard.recorder.result import Capture
@@ -40,6 +42,10 @@ def layer(number: int, stack: str = "", mask: Any = regard.causal, T: int = 6, *
 
 def a_capture(layers: int = 3, **about: Any) -> Capture:
     return Capture([layer(n) for n in range(layers)], model="Small", **about)
+
+
+def small_model() -> GPT:
+    return GPT(Config(vocab_size=8, context_length=8, num_layers=2, num_heads=2, d_model=8)).eval()
 
 
 def names(folder: Path) -> list[str]:
@@ -328,7 +334,7 @@ def test_a_layer_unlike_the_index_is_refused(tmp_path: Path) -> None:
 def test_damaged_layers_are_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "layer-0.safetensors"
     q, k, lse = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
-    mask = {"mask": {"kind": "Full"}, "scale": 1.0, "softcap": None, "axes": [1, 1]}
+    mask = {"mask": {"kind": "Full"}, "scale": 1.0, "softcap": None, "axes": [True, True]}
 
     def refused(match: str, tensors: dict[str, torch.Tensor], **metadata: str) -> None:
         save_file(tensors, file, metadata=metadata)
@@ -390,12 +396,43 @@ def test_a_folder_takes_layers_as_they_come(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     first = folder.put(layer(0))
     grown = folder.put(layer(0, T=9), instead_of=first)
-    assert len(names(tmp_path)) == 1
+    assert len([name for name in names(tmp_path) if name.startswith("layer")]) == 1
     second = folder.put(layer(1))
     with pytest.raises(ValueError, match="cut short"):
         regard.load(tmp_path)
     folder.finish(Capture([grown, second]))
+    folder.release()
     assert [m.shape[-1] for m in regard.load(tmp_path)] == [9, 6]
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    """The first to finish would delete the layers of the other."""
+    path, writer = tmp_path / "seen", small_model()
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    with regard.capture(writer, folder=path) as seen:
+        writer(ids)
+        with pytest.raises(InUseError, match="is in use by this process since"):
+            a_capture().save(path)
+        with pytest.raises(InUseError, match="is in use by this process since"):
+            regard.capture(writer, folder=path)
+    assert regard.load(path).certificate.certified
+    assert not (path / ".lock").exists()
+    seen.save(path)
+
+
+def test_a_capture_that_fails_lets_go_of_its_folder(tmp_path: Path) -> None:
+    model = small_model()
+
+    def fail() -> None:
+        with regard.capture(model, folder=tmp_path):
+            model(torch.zeros(1, 4, dtype=torch.long))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as error:
+        fail()
+    a_capture().save(tmp_path)  # while the error still refers to the capture
+    assert error is not None
+    assert not (tmp_path / ".lock").exists()
 
 
 def test_a_temporary_folder_lives_as_long_as_its_layers() -> None:

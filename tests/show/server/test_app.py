@@ -20,8 +20,10 @@ import torch
 import regard
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
+from regard.show.server.access_secrets import can_tell_users, is_own_process
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
+from regard.show.server.connections import ConnectionPool
 from regard.show.server.guard import HEADERS, BoundAddress, is_loopback
 from regard.show.server.limits import Limits
 from regard.show.server.line_stream import ReportProgress
@@ -48,6 +50,10 @@ class Answer:
         return torch.from_numpy(np.frombuffer(self.body, "<f4").copy())
 
 
+def bearer(running: BackgroundServer) -> dict[str, str]:
+    return {"authorization": f"Bearer {running.bound_address.secrets.token}"}
+
+
 def ask(
     running: BackgroundServer,
     path: str,
@@ -55,13 +61,15 @@ def ask(
     method: str = "GET",
     body: bytes | dict[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
+    key: bool = True,
 ) -> Answer:
+    headers = {**(bearer(running) if key else {}), **(headers or {})}
     if isinstance(body, dict):
-        body, headers = json.dumps(body).encode(), {"content-type": "application/json", **(headers or {})}
+        body, headers = json.dumps(body).encode(), {"content-type": "application/json", **headers}
     with closing(
         http.client.HTTPConnection("127.0.0.1", running.bound_address.port, timeout=30)
     ) as connection:
-        connection.request("POST" if body is not None else method, path, body, dict(headers or {}))
+        connection.request("POST" if body is not None else method, path, body, headers)
         return Answer(connection.getresponse())
 
 
@@ -203,32 +211,113 @@ def test_a_page_from_elsewhere_may_not_post(serve: Callable[..., BackgroundServe
     assert embedded.status == 403
 
 
-def test_bound_elsewhere_the_address_holds_a_secret(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve(host="0.0.0.0")
-    token = running.bound_address.token
-    assert len(token) >= 32
-    assert running.address == f"http://127.0.0.1:{running.bound_address.port}/{token}/"
-    assert token not in repr(running.bound_address)
-    assert ask(running, f"/{token}/").status == 200
-    assert ask(running, f"/{token}/api/meta").status == 200
-    for path in (
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_without_the_key_there_is_nothing_but_the_refusal(
+    host: str, serve: Callable[..., BackgroundServer]
+) -> None:
+    running = serve(host=host)
+    secrets = running.bound_address.secrets
+    assert len(secrets.token) >= 32
+    assert running.address == f"http://127.0.0.1:{running.bound_address.port}/?token={secrets.token}"
+    paths = [
         "/",
+        "/?token=",
+        f"/?token={secrets.token[:-1]}",
+        f"/?token={secrets.token}&token=x",
+        f"/{secrets.token}/",
+    ]
+    for path in (
+        *paths,
         "/api/meta",
-        f"/{token[:-1]}/api/meta",
-        f"/{token}x/",
-        "/%00/",
+        f"/api/meta?token={secrets.token}",
+        "/web/main.js",
+        "/nothing",
         "/%C3%BC/",
     ):
-        answer = ask(running, path)
-        assert answer.status == 403, path
-        assert token not in answer.body.decode()
-    assert BoundAddress.at("0.0.0.0", 80).token != BoundAddress.at("0.0.0.0", 80).token
+        for method in ("GET", "POST", "OPTIONS", "DELETE"):
+            answer = ask(running, path, method=method, key=False)
+            assert answer.status == 403, path
+            assert "?token=…" in answer.json["error"]
+            assert secrets.token not in answer.body.decode()
+    assert len({BoundAddress("0.0.0.0", 80).secrets.token for _ in range(3)}) == 3
+
+
+def test_the_key_is_in_no_representation_and_in_no_message(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    wrong_host = ask(running, "/", headers={"host": "evil.example"})
+    shown = f"{running!r} {running.bound_address!r} {wrong_host.body!r} {wrong_host.headers}"
+    secrets = running.bound_address.secrets
+    for secret in (secrets.token, secrets.cookie, secrets.ticket):
+        assert secret not in shown
+
+
+def test_the_address_gives_a_cookie_for_the_page_s_files_alone(
+    serve: Callable[..., BackgroundServer],
+) -> None:
+    first, second = serve(), serve()
+    cookies = []
+    for running in (first, second):
+        page = ask(running, f"/?token={running.bound_address.secrets.token}", key=False)
+        assert page.status == 200
+        cookie, *attributes = page.headers["set-cookie"].split("; ")
+        assert {*attributes} == {"Path=/", "HttpOnly", "SameSite=Strict"}
+        cookies.append(cookie)
+    both = {"cookie": "; ".join(cookies)}  # ports share their cookies
+    for running in (first, second):
+        for path in ("/", "/web/main.js"):
+            assert ask(running, path, headers=both, key=False).status == 200
+        assert ask(running, "/api/meta", headers=both, key=False).status == 403
+    # Another port may have set a cookie of the same name: that neither opens nor closes anything.
+    name = cookies[0].partition("=")[0]
+    assert ask(first, "/", headers={"cookie": f"{name}=x; {cookies[0]}"}, key=False).status == 200
+    assert ask(first, "/", headers={"cookie": f"{name}=x; {name}=y"}, key=False).status == 403
+    assert ask(first, "/", headers={"cookie": cookies[1]}, key=False).status == 403
+    stale = ask(first, "/?token=old", headers=both, key=False)  # the page would keep the old token
+    assert stale.status == 403
+
+
+def test_a_browser_without_the_key_gets_a_page_that_says_where_it_is(
+    serve: Callable[..., BackgroundServer],
+) -> None:
+    answer = ask(serve(), "/", headers={"accept": "text/html,*/*"}, key=False)
+    assert answer.status == 403
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "the terminal" in answer.body.decode()
+    expected = {name: value for name, value in HEADERS.items() if name != "content-security-policy"}
+    assert {name: answer.headers.get(name) for name in expected} == expected
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_ticket_is_exchanged_for_the_key_by_this_user_alone(
+    serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not can_tell_users():
+        pytest.skip("this system does not say whose a connection is, and makes no tickets")
+    running = serve()
+    ticket = running.bound_address.ticket_address.removeprefix(running.bound_address.origin)
+    assert running.bound_address.secrets.token not in ticket
+    answer = ask(running, f"/{ticket}", key=False)
+    assert (answer.status, answer.headers["location"]) == (
+        303,
+        f"/?token={running.bound_address.secrets.token}",
+    )
+    assert ask(running, f"/{ticket}x", key=False).status == 403
+    assert ask(running, f"/api/meta{ticket}", key=False).status == 403
+    monkeypatch.setattr("os.geteuid", lambda: 4321)  # the client is then another user's
+    assert ask(running, f"/{ticket}", key=False).status == 403
+
+
+def test_where_the_system_names_no_users_the_ticket_is_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.show.server.access_secrets.SOCKETS", (Path("/nowhere"),))
+    bound_address = BoundAddress("127.0.0.1", 5)
+    assert bound_address.ticket_address == bound_address.address
+    assert not is_own_process(("127.0.0.1", 6), 5)
 
 
 def test_what_is_loopback() -> None:
     assert all(is_loopback(x) for x in ("127.0.0.1", "127.1.2.3", "::1", "localhost"))
     assert not any(is_loopback(x) for x in ("0.0.0.0", "::", "192.168.0.2", "example.org", ""))
-    assert BoundAddress("::1", 5).address == "http://[::1]:5/"
+    assert BoundAddress("::1", 5).origin == "http://[::1]:5/"
     assert "[::1]:5" in BoundAddress("::1", 5).hosts
 
 
@@ -364,13 +453,17 @@ class Slow:
         raise AssertionError("nobody let it go")
 
 
+def key_line(running: BackgroundServer) -> str:
+    return f"Authorization: Bearer {running.bound_address.secrets.token}\r\n"
+
+
 def begin(running: BackgroundServer, path: str, body: dict[str, Any]) -> socket.socket:
     """A request that was sent, and whose answer nobody reads."""
     connection = socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30)
     sent = json.dumps(body).encode()
     connection.sendall(
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{running.bound_address.port}\r\n"
-        "Content-Type: application/json\r\n"
+        f"Content-Type: application/json\r\n{key_line(running)}"
         f"Content-Length: {len(sent)}\r\n\r\n".encode()
         + sent
     )
@@ -439,7 +532,7 @@ def test_a_slow_client_holds_nobody_up(serve: Callable[..., BackgroundServer]) -
         slow.append(connection)
     for _ in range(5):
         assert ask(running, "/api/meta").status == 200
-    slow[0].sendall(f"st: 127.0.0.1:{running.bound_address.port}\r\n\r\n".encode())
+    slow[0].sendall(f"st: 127.0.0.1:{running.bound_address.port}\r\n{key_line(running)}\r\n".encode())
     assert slow[0].recv(4096).startswith(b"HTTP/1.1 200")
     for connection in slow:
         connection.close()
@@ -450,7 +543,9 @@ def test_a_request_that_announces_too_much_is_refused_before_it_comes(
     serve: Callable[..., BackgroundServer],
 ) -> None:
     running = serve(limits=SMALL)
-    head = f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.bound_address.port}\r\n"
+    head = (
+        f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.bound_address.port}\r\n{key_line(running)}"
+    )
     with socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30) as client:
         client.sendall(
             (head + "Content-Type: application/json\r\nContent-Length: 999999999\r\n\r\n{").encode()
@@ -462,7 +557,9 @@ def test_a_request_that_breaks_off_is_no_mistake_of_ours(
     serve: Callable[..., BackgroundServer], caplog: pytest.LogCaptureFixture
 ) -> None:
     running = serve()
-    head = f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.bound_address.port}\r\n"
+    head = (
+        f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.bound_address.port}\r\n{key_line(running)}"
+    )
     with socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30) as client:
         client.sendall((head + 'Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"te').encode())
         time.sleep(0.2)
@@ -518,7 +615,9 @@ def test_work_that_nobody_waits_for_is_dropped(
     for number in range(6):
         connection = socket.create_connection(("127.0.0.1", port), timeout=30)
         path = f"/api/row?text=0&layer=0&head=0&row={number}"
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        connection.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{key_line(running)}\r\n".encode()
+        )
         wait_until(lambda number=number: running.site.waiting == number + 1)
         waiting.append(connection)
     for connection in waiting[1:]:
@@ -579,3 +678,151 @@ def test_a_capture_whose_files_are_damaged_is_reported_and_the_rest_goes_on(
     assert "which does not exist" in found.json["error"]
     assert ask(running, "/api/capture", body={"text": "a b c"}).lines[-1] == {"text": 1}
     assert ask(running, "/api/row?text=1&layer=0&head=0&row=2").status == 200
+
+
+def request(running: BackgroundServer, line: str, *headers: str) -> bytes:
+    """The head of a request with the key."""
+    host = f"Host: 127.0.0.1:{running.bound_address.port}\r\n"
+    return (
+        f"{line} HTTP/1.1\r\n{host}{key_line(running)}" + "".join(f"{h}\r\n" for h in headers)
+    ).encode() + b"\r\n"
+
+
+def connect(running: BackgroundServer, sent: bytes = b"") -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30)
+    client.sendall(sent)
+    return client
+
+
+def test_silent_connections_give_way_and_those_that_are_served_stay(
+    serve: Callable[..., BackgroundServer],
+) -> None:
+    slow = Slow()
+    running = serve(read=slow, limits=Limits(connections=12))
+    with closing(begin(running, "/api/capture", {"text": "a"})) as served:
+        assert slow.began.wait(30)
+        silent = []
+        for _ in range(40):
+            silent.append(connect(running))
+            assert ask(running, "/api/meta").status == 200
+        assert len(running.pool) <= 15  # a quarter more, until they have been heard
+        wait_until(lambda: len(running.pool) <= 9)  # of one client
+        slow.go_on.set()
+        answer = b""
+        while not answer.endswith(b"0\r\n\r\n"):
+            answer += served.recv(4096)
+        assert b'{"text": 1}' in answer
+        for client in silent[:28]:
+            assert client.recv(1) == b""
+    for client in silent:
+        client.close()
+
+
+def test_a_connection_with_less_to_say_gives_way_first(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve(limits=Limits(per_client=4))
+    begun = connect(running, b"GET /api/meta HTTP/1.1\r\n")
+    silent = connect(running)
+    time.sleep(1.1)  # neither is new any more
+    others = [connect(running) for _ in range(3)]
+    assert silent.recv(1) == b""
+    begun.sendall(request(running, "GET /").partition(b"\r\n")[2])
+    assert begun.recv(4096).startswith(b"HTTP/1.1 200")
+    for client in (begun, silent, *others):
+        client.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /api/meta HTTP/1.1\r\nHo"])
+def test_a_client_that_does_not_finish_its_request_is_sent_away(
+    sent: bytes, serve: Callable[..., BackgroundServer]
+) -> None:
+    running = serve(limits=Limits(patience=0.5))
+    with closing(connect(running, sent)) as client:
+        assert client.recv(4096) == b""
+    wait_until(lambda: len(running.pool) == 0)
+
+
+def test_a_body_must_keep_its_pace(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve(limits=Limits(patience=0.5, pace=1000))
+    head = request(running, "POST /api/capture", "Content-Type: application/json", "Content-Length: 2000")
+    with closing(connect(running, head + b'{"text": "a"')) as steady:
+        for _ in range(40):  # 2 seconds, four times the patience
+            steady.sendall(b" " * 49)
+            time.sleep(0.05)
+        steady.sendall(b" " * (2000 - 12 - 40 * 49 - 1) + b"}")
+        assert steady.recv(4096).startswith(b"HTTP/1.1 200")
+    with closing(connect(running, head + b"{")) as slow:
+        assert slow.recv(4096) == b""
+
+
+def test_a_client_that_never_reads_is_sent_away(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve(captured(600), limits=Limits(stalled=0.5))
+    tile = request(running, "GET /api/tile?text=0&layer=0&head=0&z=0&i=0&j=0")
+    with closing(connect(running, tile * 40)):
+        wait_until(lambda: len(running.pool) == 1)
+        wait_until(lambda: len(running.pool) == 0)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("key", [False, True])
+@pytest.mark.parametrize("more", [(), ("Connection: close",)])
+def test_a_refusal_can_be_read_by_one_who_is_still_sending(
+    chunked: bool, key: bool, more: tuple[str, ...], serve: Callable[..., BackgroundServer]
+) -> None:
+    running = serve()
+    size = 8 << 20
+    length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
+    head = request(running, "POST /api/capture", "Content-Type: application/json", length, *more)
+    part = b"100000\r\n" + b" " * (1 << 20) + b"\r\n" if chunked else b" " * (1 << 20)
+    head = head if key else head.replace(b"Bearer ", b"Bearer x")
+    with closing(connect(running, head)) as client:
+        for _ in range(8):
+            client.sendall(part)
+        answer = b""
+        while received := client.recv(4096):
+            answer += received
+    assert answer.startswith(b"HTTP/1.1 413 " if key else b"HTTP/1.1 403 ")
+    assert answer.endswith(b"}")
+    wait_until(lambda: len(running.pool) == 0)
+
+
+def test_what_a_refused_client_may_still_send_is_bounded(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve(limits=Limits(body=100, dropped=1 << 20))
+    head = request(
+        running, "POST /api/capture", "Content-Type: application/json", "Transfer-Encoding: chunked"
+    )
+    part = b"10000\r\n" + b" " * 65536 + b"\r\n"
+    with closing(connect(running, head)) as client, pytest.raises(ConnectionError):
+        client.sendall(part * 1000)
+
+
+def test_what_is_not_http_is_refused_also_in_the_middle_of_a_request(
+    serve: Callable[..., BackgroundServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    running = serve()
+    long = request(running, "GET /", "X-Long: " + "x" * (1 << 20))
+    head = request(
+        running, "POST /api/capture", "Content-Type: application/json", "Transfer-Encoding: chunked"
+    )
+    for sent in (b"nonsense\r\n\r\n", long, head + b"4\r\nabcdzz\r\n", b"HEAD" + head[4:] + b"zz\r\n"):
+        with closing(connect(running, sent)) as client:
+            answer = b"".join(iter(lambda: client.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"error": "expected an HTTP request"}
+    slow = Slow()
+    running = serve(read=slow)
+    with closing(begin(running, "/api/capture", {"text": "a"})) as client:
+        assert slow.began.wait(30)
+        client.sendall(b"nonsense\r\n\r\n")
+        slow.go_on.set()
+        assert b'{"text": 1}' in b"".join(iter(lambda: client.recv(4096), b""))
+    assert caplog.text == ""
+
+
+def test_connections_take_at_most_half_of_the_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    pool = ConnectionPool(Limits())
+    assert (pool.most, pool.most_per_client) == (128, 96)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    pool = ConnectionPool(Limits())
+    assert (pool.most, pool.most_per_client) == (640, 320)

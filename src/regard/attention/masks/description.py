@@ -15,6 +15,10 @@ from regard.attention.masks import named_masks as named_masks  # declares its cl
 from regard.attention.masks import views as views
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal
+from regard.files import check_type, get_field, shorten
+
+MAX_DEPTH = 64
+"""The most masks inside one another that are read, as in `~(a & (b | c))`, which has three."""
 
 
 def describe_mask(mask: Mask, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -41,13 +45,39 @@ def describe_mask(mask: Mask, tensors: dict[str, Tensor]) -> dict[str, Any]:
     return description
 
 
-def rebuild_mask(description: dict[str, Any], tensors: dict[str, Tensor]) -> Mask:
-    """The mask that `describe_mask` described; KeyError if it names an unknown class or tensor."""
+def rebuild_mask(description: dict[str, Any], tensors: dict[str, Tensor], depth: int = 0) -> Mask:
+    """The mask that `describe_mask` described; a ValueError names the field that is wrong.
+
+    Masks may be nested to `MAX_DEPTH`, of which `depth` are around this one.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(f"mask: expected at most {MAX_DEPTH} masks inside one another, got more")
+    kind = get_field(description, "kind", str)
+    if kind not in Mask.stored_classes:
+        raise ValueError(f"kind: expected one of {', '.join(Mask.stored_classes)}, got {shorten(kind)}")
+    cls: Any = Mask.stored_classes[kind]
+    fields = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    if (names := description.keys() - {"kind"}) != fields.keys():
+        raise ValueError(f"{kind}: expected the fields {sorted(fields)}, got {shorten(sorted(names))}")
     values: dict[str, Any] = {}
-    for name, value in description.items():
-        if isinstance(value, dict):
-            value = rebuild_mask(value, tensors) if "kind" in value else tensors[value["tensor"]]
-        values[name] = value
-    mask = Mask.stored_classes[values.pop("kind")](**values)
+    for name, annotation in fields.items():
+        value, label = description[name], f"{kind}.{name}"
+        if annotation == "Mask":
+            values[name] = rebuild_mask(check_type(label, value, dict), tensors, depth + 1)
+        elif annotation == "Tensor":
+            values[name] = _find_tensor(label, value, tensors)
+        elif value is None and annotation == "int | None":
+            values[name] = None
+        else:
+            values[name] = check_type(label, value, bool if annotation == "bool" else int)
+    mask: Mask = cls(**values)
     # Backends recognise these two by identity.
     return next((constant for constant in (full, causal) if constant == mask), mask)
+
+
+def _find_tensor(label: str, value: Any, tensors: dict[str, Tensor]) -> Tensor:
+    """The tensor that a field names."""
+    name = get_field(check_type(label, value, dict), "tensor", str)
+    if name not in tensors:
+        raise ValueError(f"{label}: expected a tensor of the file, got {shorten(name)}")
+    return tensors[name]

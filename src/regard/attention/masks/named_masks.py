@@ -143,6 +143,9 @@ class Chunks(Mask, stored=True):
 
     size: int
 
+    def __post_init__(self) -> None:
+        check_whole_number("chunks(n)", self.size)
+
     def allowed(self, at: Grid) -> Tensor:
         return at.q // self.size == at.k // self.size
 
@@ -496,7 +499,7 @@ def prefix(n: int) -> Mask:
 
 def chunks(n: int) -> Mask:
     """A query sees the keys of its own chunk of `n` positions."""
-    return Chunks(check_whole_number("chunks(n)", n))
+    return Chunks(check_whole_number("chunks(n)", n))  # as an int, which NumPy's is not
 
 
 def padding(lengths_or_mask: Sequence[int] | Tensor) -> Mask:

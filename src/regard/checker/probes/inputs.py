@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from regard.checker.intent import TOLERANCE
-from regard.checker.oracle.oracle import relative_difference
+from regard.checker.oracle.answer import Answer
+from regard.checker.oracle.oracle import expected_answer, relative_difference, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
 from regard.checker.subject.subject import SEQUENCES
@@ -57,11 +58,9 @@ def _is_affine(session: CheckSession, question: Question, name: str) -> bool | N
 
 
 def _check_context(session: CheckSession) -> None:
-    """Check that with a context no output depends on other tokens of the sequence.
-
-    Code that joins the two takes a context of any length; code that mixes them up needs equal lengths.
-    """
-    module, name = session.subject.module_as(session.dtype), session.subject.arguments["context"]
+    """Check attention to an optional context: compare it with the oracle, or else test what it depends on."""
+    name = session.subject.arguments["context"]
+    module = session.subject.module_as(session.dtype)
     question = session.cases.plain("context", T=6, seed=47).to(session.dtype)
     x, other = question.q, session.cases.plain("context", T=6, seed=48).to(session.dtype).q
     assert module is not None
@@ -83,7 +82,9 @@ def _check_context(session: CheckSession) -> None:
         session.add_untried(
             "cross-attention", f"how `{name}` is passed could not be guessed: pass a function of both"
         )
-    elif shorter is None and not torch.allclose(output[:, 1:], after[:, 1:], rtol=1e-5, atol=1e-7):
+        return
+    depends = not torch.allclose(output[:, 1:], after[:, 1:], rtol=1e-5, atol=1e-7)
+    if shorter is None and depends:
         evidence = (
             f"With `{name}` the output of a token depends on other tokens of the sequence, and a shorter "
             f"`{name}` raises an error: keys or values still come from the sequence."
@@ -95,5 +96,30 @@ def _check_context(session: CheckSession) -> None:
             evidence,
             distance=relative_difference(after[:, 1:], output[:, 1:]) / TOLERANCE,
         )
-    else:
-        session.add_pass("cross-attention", f"with `{name}`, tokens do not attend to each other")
+    elif (attended := _attended(session, x, other, output)) is not None:
+        session.add_pass("cross-attention", f"with `{name}`, it equals attention to {attended.format(name)}")
+    elif session.right_intent is not None:
+        session.undecided = (
+            f"with `{name}` it equals neither attention to `{name}` nor to both sequences: pass a function "
+            "of both, or your own slow version as oracle="
+        )
+
+
+def _attended(session: CheckSession, x: Tensor, context: Tensor, output: Tensor) -> str | None:
+    """Return to what the tokens of x attend if there is a context, by comparison with the oracle."""
+    intent = session.right_intent
+    if intent is None:
+        return None
+    keys = {"`{}`": context}
+    keys |= {"`{}` and the sequence": torch.cat([context, x], 1)}
+    keys |= {"the sequence and `{}`": torch.cat([x, context], 1)}
+    for attended, k in keys.items():
+        for causal in dict.fromkeys((False, intent.causal)):
+            question = replace(intent, causal=causal).apply(Question("context", x, k, k))
+            try:
+                expected = expected_answer(question, intent.wiring)
+            except (RuntimeError, ValueError):  # positions or masks that do not fit a context
+                continue
+            if relative_error(Answer(output), expected) < TOLERANCE:
+                return attended
+    return None

@@ -347,7 +347,7 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
     evidence = "" if matches else against_softmax(session)
     # Weights that were measured inside a module count if its roles are those of its names.
     observed = understanding.observed
-    measured = observed is not None and observed.roles == (0, 1, 2) and excludes_softmax(evidence)
+    measured = observed is not None and observed.as_named and excludes_softmax(evidence)
     if not matches and max(wrong.values()) >= NEARLY_RIGHT and not unknown and not measured:
         matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
@@ -395,6 +395,8 @@ def _is_convention(session: CheckSession, wrong: dict[str, float]) -> bool:
 def _diagnose_observed(session: CheckSession, observed: Understanding) -> list[Match]:
     """Find the mistakes between a module's own queries, keys, values and merged heads."""
     if observed.right_intent is not None:  # right but for the roles that its names promise
+        if not observed.inputs_as_named and sorted(observed.roles or ()) != [0, 1, 2]:
+            return []  # not the inputs in another order: another input, or a mixture
         changed = {"out": "skip"} if observed.roles is None else {"roles": observed.roles}
         names = [name for name, m in CATALOGUE.items() if any(c == changed for c in m.changes)]
         return [Match((names[0],), 0.0)] if names else []

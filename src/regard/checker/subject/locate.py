@@ -18,6 +18,8 @@ from typing import Any
 
 from regard.checker.errors import CheckError
 
+MAX_LISTED = 1 << 17  # bytes of a file that is parsed only to list what it defines
+
 
 def split(spec: str) -> tuple[str, str]:
     """Split `place:Name` into place and name; CheckError if the file or the name is missing."""
@@ -28,8 +30,10 @@ def split(spec: str) -> tuple[str, str]:
     if path.suffix == ".py" or "/" in place or "\\" in place or path.is_dir():
         if path.is_dir():
             raise CheckError(f"{place} is a folder; expected a file: {place.rstrip('/')}/file.py:Name")
-        if not path.is_file():
+        if not path.exists():
             raise CheckError(f"no file {place}{_near(path)}; expected path/to/file.py:Name")
+        if not path.is_file():
+            raise CheckError(f"{place} is a pipe or a device; expected path/to/file.py:Name")
     if not name:
         raise CheckError(f"say what to check, as {place}:Name{_defined(path)}")
     return place, name
@@ -117,10 +121,12 @@ def _near(path: Path) -> str:
 
 
 def _defined(path: Path) -> str:
-    """List the classes and functions that a file defines, without running it."""
+    """List the classes and functions that a file defines, without running it, unless it is very long."""
     try:
+        if path.stat().st_size > MAX_LISTED:
+            return ""
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: too deep
         return ""
     names = [n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name[0] != "_"]
     return f": it defines {', '.join(names[:8])}" if names else ""

@@ -41,7 +41,7 @@ class Core:
     surroundings: tuple[str, ...] = ()  # parameters of nodes around the attention
     on_scores: tuple[str, ...] = ()  # parameters that are added to the scores, or multiply them
     head_axes: bool = False  # whether a weight has an axis of heads, so that their order cannot be a mistake
-    crossed: bool = False  # whether a role is made of another input than the one of its name
+    sources: tuple[int, int, int] | None = (0, 1, 2)  # the input of each role; None if it is not clear
 
 
 def observe_core(subject: Subject, cases: Cases, dtype: torch.dtype, heads: int) -> Core | None:
@@ -163,7 +163,7 @@ class _RoleFinder:
             tuple(around),
             tuple(scores),
             head_axes=self._has_head_axes(paths),
-            crossed=self._is_crossed(query, key, value),
+            sources=self._sources(query, key, value),
         )
 
     def _has_head_axes(self, paths: dict[str, tuple[str, ...]]) -> bool:
@@ -176,21 +176,30 @@ class _RoleFinder:
             if name in used
         )
 
-    def _is_crossed(self, query: list[Place], key: list[Place], value: list[Place]) -> bool:
-        """Return whether queries, keys or values do not change with the input that they are named after."""
+    def _sources(
+        self, query: list[Place], key: list[Place], value: list[Place]
+    ) -> tuple[int, int, int] | None:
+        """Return which input queries, keys and values are made of; None if a role is not made of just one."""
         question = self.question
         if question.k is question.q:
-            return False
-        inputs = {"q": query, "k": key, "v": value}
-        for name, places in inputs.items():
-            if name in "kv" and question.k is question.v:
-                changed = replace(question, k=(moved := question.k + 1.0), v=moved)
-            else:
-                changed = replace(question, **{name: getattr(question, name) + 1.0})
+            return 0, 1, 2
+        names = "qk" if question.k is question.v else "qkv"
+        own_input = (0, 1, len(names) - 1)  # of each role
+        sources: list[list[int]] = [[], [], []]  # for each role, the inputs that it changes with
+        for i, name in enumerate(names):
+            moved = getattr(question, name) + 1.0
+            changed = replace(question, **{name: moved})
+            if name == "k" and question.k is question.v:
+                changed = replace(changed, v=moved)
             _, nodes = self._outputs(changed, {})
-            if not all(self._moves(nodes, place) for place in places):
-                return True
-        return False
+            for role, places in enumerate((query, key, value)):
+                if any(self._moves(nodes, place) for place in places):
+                    sources[role].append(i)
+        if any(len(inputs) != 1 for inputs in sources):
+            return None
+        if all(inputs == [own] for inputs, own in zip(sources, own_input, strict=True)):
+            return 0, 1, 2
+        return (sources[0][0], sources[1][0], sources[2][0]) if len(names) == 3 else None
 
     def _moves(self, nodes: list[Node], place: Place) -> bool:
         before, after = self.nodes[place.node].output, node_at(nodes, place).output

@@ -1,7 +1,8 @@
 """The checkpoint of a training run: one safetensors file, with JSON in its header for all that is no tensor.
 
-The file is written atomically, so that it holds either the old state or the new one whenever the run is
-killed. Random states are not saved: the draws of a step depend only on the seed and on its number.
+`checkpoint_files` writes it atomically, with a checksum, and keeps the one before it. Random states are not
+saved: the draws of a step depend only on the seed and on its number. The checkpoint carries the length and
+the checksum of the run's history, which is checked with it.
 """
 
 from __future__ import annotations
@@ -9,16 +10,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from regard.safetensor_files import read_safetensors, write_safetensors
+from regard import checkpoint_files
+from regard.files import RunFileError, get_field, parse_object
+from regard.gpt.training import history
+from regard.safetensor_files import SafetensorContent
 
 FILE = "checkpoint.safetensors"
-FORMAT = "regard.training 2"
+FORMAT = "regard.training 3"
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint as it was saved."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+    history: dict[str, Any]
+    """The fingerprint of the run's history when it was saved."""
+    problem: str | None = None
+    """What is wrong with a newer checkpoint, in whose place this one is used."""
 
 
 def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -30,50 +44,63 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state
     for name, weight in _optimized_weights(model, optimizer):
         for kind, x in optimizer.state.get(weight, {}).items():
             tensors[f"optimizer.{kind}.{name}"] = x
-    header = {"format": FORMAT, "state": json.dumps(state)}
-    try:
-        write_safetensors(folder / FILE, tensors, header)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise OSError(f"cannot write a checkpoint to {folder}: {error}") from None
+    header = {
+        "format": FORMAT,
+        "state": json.dumps(state),
+        "history": json.dumps(history.fingerprint(folder)),
+    }
+    checkpoint_files.save(folder / FILE, tensors, header)
 
 
-def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and the state in a folder; None if it has no checkpoint.
+def load(folder: Path) -> Checkpoint | None:
+    """The newest good checkpoint in a folder, with a history that is as it was; None if there is none.
 
-    A ValueError says why a checkpoint cannot be read.
+    A `RunFileError` says why none of its checkpoints can be used.
     """
-    path = folder / FILE
-    if not path.exists():
-        return None
-    try:
-        header, tensors = read_safetensors(path, [FORMAT])
-        return tensors, json.loads(header["state"])
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"{path} is not a checkpoint that can be read: {error}") from None
+
+    def parse(content: SafetensorContent) -> Checkpoint:
+        state, fingerprint = (
+            parse_object(get_field(content.metadata, name, str)) for name in ("state", "history")
+        )
+        history.check(folder, fingerprint)
+        return Checkpoint(content.tensors, state, fingerprint)
+
+    found = checkpoint_files.load(folder / FILE, FORMAT, parse, RunFileError)
+    return None if found is None else found[0]._replace(problem=found[1])
 
 
 def restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load the tensors of a checkpoint into a model and its optimizer.
 
-    A ValueError names the first tensor whose shape differs.
+    A `RunFileError` names the first tensor whose shape differs.
     """
     stored = {name: x for name, x in tensors.items() if name.startswith("model.")}
     expected = {f"model.{name}": x for name, x in model.state_dict().items()}
     for name in sorted(stored.keys() | expected.keys()):
         want, got = (tuple(side[name].shape) if name in side else None for side in (expected, stored))
         if want != got:
-            raise ValueError(f"checkpoint: expected {name} {want}, got {got}: is it of another model?")
+            raise RunFileError(f"checkpoint: expected {name} {want}, got {got}: is it of another model?")
+    for name, x in tensors.items():
+        if not x.is_floating_point() or x.itemsize < 2:
+            raise RunFileError(f"checkpoint: expected floats for {name}, got {x.dtype}")
     model.load_state_dict({name.removeprefix("model."): x for name, x in stored.items()})
 
     # The moments, numbered as the optimizer numbers its weights.
     groups = optimizer.state_dict()["param_groups"]
     moments: dict[int, dict[str, Tensor]] = {}
-    for number, (name, _) in enumerate(_optimized_weights(model, optimizer)):
+    for number, (name, weight) in enumerate(_optimized_weights(model, optimizer)):
         state = {
             kind: tensors[key].clone()  # not a view of the file, which the next checkpoint replaces
             for kind in ("step", "exp_avg", "exp_avg_sq")
             if (key := f"optimizer.{kind}.{name}") in tensors
         }
+        for kind, x in state.items():
+            want = () if kind == "step" else tuple(weight.shape)
+            if len(state) != 3 or tuple(x.shape) != want:
+                raise RunFileError(
+                    f"checkpoint: expected step, exp_avg and exp_avg_sq of {name}, {kind} {want}, "
+                    f"got {', '.join(state)}, {kind} {tuple(x.shape)}"
+                )
         if state:
             moments[number] = state
     optimizer.load_state_dict({"state": moments, "param_groups": groups})

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.files import TextFileError, open_file
 from regard.gpt import tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+PIECE_BYTES = 1 << 24  # bytes of a file that are read at a time
 VALIDATION_SHARE = 0.1  # of a text, at its end
 
 
@@ -126,23 +128,28 @@ def token_tensor(ids: np.ndarray) -> Tensor:
 
 
 def read(path: Path) -> str:
-    """The text of a UTF-8 file; a ValueError says why it cannot be read."""
-    if not path.exists():
-        raise ValueError(f"corpus: expected a text file, but {path} does not exist")
-    if path.is_dir():
-        raise ValueError(f"corpus: expected a text file, got the folder {path}")
-    data = path.read_bytes()
+    """The text of a UTF-8 file; a `TextFileError` says why it cannot be read."""
+    pieces = []
+    with open_file(path, TextFileError, "a text file") as file:
+        try:
+            while piece := file.read(PIECE_BYTES):
+                pieces.append(piece)
+                if b"\0" in piece:  # the rest need not be read
+                    break
+            data = b"".join(pieces)
+        except MemoryError:
+            raise TextFileError(f"corpus: expected text that fits into memory, got {path}") from None
     if not data.strip():
-        raise ValueError(f"corpus: expected text, but {path} is empty")
+        raise TextFileError(f"corpus: expected text, but {path} is empty")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise TextFileError(
             f"corpus: expected UTF-8 text, but {path} is not at byte {error.start}: "
             "is it binary, or in another encoding?"
         ) from None
     if "\0" in text:
-        raise ValueError(f"corpus: expected text, but {path} contains zero bytes: it is binary, or UTF-16")
+        raise TextFileError(f"corpus: expected text, but {path} contains zero bytes: it is binary, or UTF-16")
     return text
 
 

@@ -8,8 +8,10 @@ the model nor the training loop.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from os import PathLike
@@ -19,7 +21,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.atomic import atomic_write
+from regard.attention.arguments import check_whole_number
+from regard.files import (
+    RunFileError,
+    check_regular_file,
+    check_type,
+    get_field,
+    naming_errors,
+    open_file,
+    parse_json,
+    read_text,
+    shorten,
+)
 from regard.heads import HeadScores
 
 METRICS_FILE, HEADS_FILE = "metrics.jsonl", "heads.jsonl"
@@ -80,30 +93,54 @@ def score_table(scores: Sequence[HeadScores], baselines: Sequence[HeadScores]) -
     }
 
 
-def truncate(folder: Path, step: int, evaluated: int) -> None:
-    """Remove the lines that a killed run wrote after its checkpoint, and an incomplete last line.
+def fingerprint(folder: Path) -> dict[str, Any]:
+    """The length and the SHA-256 of each file of a history, which is on disk when this returns.
 
-    The checkpoint is of `step`, and its last evaluation was at step `evaluated`.
+    Lines are only ever appended, so that a checkpoint can name its part of the history by them.
     """
+    marks = {}
     for name in (METRICS_FILE, HEADS_FILE):
-        path = folder / name
-        if not path.exists():
-            continue
-        kept = []
-        for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if line["step"] <= (step if "loss" in line else evaluated) and text.endswith("\n"):
-                kept.append(text)
-        with atomic_write(path) as file:
-            file.write_text("".join(kept), encoding="utf-8")
+        data = b""
+        if (folder / name).exists():
+            with (folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+                data = file.read()
+        marks[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return marks
+
+
+def check(folder: Path, marks: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless a history begins as it was when `fingerprint` gave `marks`."""
+    if marks.keys() != {METRICS_FILE, HEADS_FILE}:  # no other file is read, or truncated later
+        raise ValueError(f"history: expected {METRICS_FILE} and {HEADS_FILE}, got {shorten(sorted(marks))}")
+    for name in marks:
+        path, data, mark = folder / name, b"", get_field(marks, name, dict)
+        size = check_whole_number("bytes", get_field(mark, "bytes", int), 0)
+        if path.exists():
+            size = min(size, check_regular_file(path, RunFileError, "the history of a run"))
+            with open_file(path, RunFileError, "the history of a run") as file:
+                data = file.read(size)
+        if len(data) != mark["bytes"] or hashlib.sha256(data).hexdigest() != get_field(mark, "sha256", str):
+            raise ValueError(
+                f"{path} is damaged: its first {mark['bytes']} bytes are not those that were there when the "
+                "checkpoint was saved"
+            )
+
+
+def truncate(folder: Path, marks: Mapping[str, Any]) -> None:
+    """Remove what was appended to a history after `fingerprint` gave `marks`."""
+    for name, mark in marks.items():
+        if (folder / name).exists():
+            os.truncate(folder / name, mark["bytes"])
 
 
 def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    """Append lines to a file; an OSError names it."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+    except OSError as error:
+        raise OSError(f"cannot write to {path}: {error.strerror or error}") from None
 
 
 def _fields(layers: Sequence[HeadScores], name: str) -> list[Tensor]:
@@ -121,7 +158,7 @@ def has_history(folder: Path) -> bool:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of the metrics file of a run; an incomplete last line is left out."""
-    return list(_read_lines(folder / METRICS_FILE))
+    return [line for _, line in _read_lines(folder / METRICS_FILE)]
 
 
 def read_run(folder: str | PathLike[str]) -> dict[str, Any]:
@@ -135,16 +172,16 @@ def read_run(folder: str | PathLike[str]) -> dict[str, Any]:
     heads_file = folder / HEADS_FILE
 
     # A resumed run may have evaluated a step twice: the later line counts.
-    by_step = {line["step"]: line for line in _read_lines(heads_file)}
+    by_step = {line["step"]: line for _, line in _read_lines(heads_file)}
     if not by_step:
-        raise ValueError(f"run: {heads_file} holds no evaluation yet")
+        raise RunFileError(f"run: {heads_file} holds no evaluation yet")
     evaluations = [by_step[step] for step in sorted(by_step)]
     evaluations = [evaluations[i] for i in _spread(len(evaluations), MAX_EVALUATIONS)]
     steps = [line["step"] for line in evaluations]
     try:
         scores = {name: _read_scores(evaluations, name) for name in INPUTS if name in evaluations[0]}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"run: {heads_file} is not a history of `regard train`: {error!r}") from None
+    except ValueError as error:
+        raise RunFileError(f"run: {heads_file} is not a history of `regard train`: {error}") from None
 
     metrics = read_metrics(folder) if (folder / METRICS_FILE).exists() else []
     validation = {line["step"]: line for line in metrics if "validation" in line}
@@ -154,40 +191,47 @@ def read_run(folder: str | PathLike[str]) -> dict[str, Any]:
         **scores,
         "validation": [_number(validation.get(step, {}).get("validation")) for step in steps],
         "sample": [str(validation.get(step, {}).get("sample", ""))[:MAX_SAMPLE] for step in steps],
-        "loss": _mean_losses([(line["step"], line["loss"]) for line in metrics if "loss" in line]),
+        "loss": _mean_losses(_read_losses(folder / METRICS_FILE, metrics)),
     }
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file that have a step; the last line may be incomplete."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(
-            f"run: expected a folder that `regard train` wrote, with {path.name} in it: {error}"
-        ) from None
-    for number, json_line in enumerate(text.splitlines(), start=1):
+def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a file as text and as objects with a step; an incomplete last line is left out."""
+    if not path.exists():
+        raise RunFileError(
+            f"run: expected a folder that `regard train` wrote, with {path.name} in it, got {path.parent}"
+        )
+    lines = read_text(path, RunFileError, "the history of a run").splitlines(keepends=True)
+    for number, text in enumerate(lines, start=1):
         try:
-            line = json.loads(json_line)
-        except ValueError:
-            if text.endswith("\n") or number < len(text.splitlines()):
-                raise ValueError(f"run: line {number} of {path} is not JSON") from None
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            yield line
+            line = check_type("line", parse_json(text, finite=False), dict)
+            check_whole_number("step", line.get("step"), 0)
+        except ValueError as error:
+            if number == len(lines) and not text.endswith("\n"):
+                return  # the run was killed while it wrote this line
+            raise RunFileError(f"run: line {number} of {path} is not JSON with a step: {error}") from None
+        yield text, line
+
+
+def _read_losses(path: Path, metrics: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+    """The step and the training loss of the lines that have one."""
+    with naming_errors(path, RunFileError):
+        return [(line["step"], get_field(line, "loss", float)) for line in metrics if "loss" in line]
 
 
 def _read_scores(lines: Sequence[dict[str, Any]], inputs: str) -> dict[str, Any]:
     """Each score on `inputs` over all steps; a ValueError if the number of heads changes."""
-    shape = [len(layer) for layer in next(iter(lines[0][inputs].values()))["heads"]]
+    shape = None
     scores = {}
-    for name in lines[0][inputs]:
-        tables = [line[inputs][name]["heads"] for line in lines]
+    for name in get_field(lines[0], inputs, dict):
+        entries = [get_field(get_field(line, inputs, dict), name, dict) for line in lines]
+        tables = [[check_type(name, x, list) for x in get_field(entry, "heads", list)] for entry in entries]
+        shape = shape or [len(layer) for layer in tables[0]]
         if any([len(layer) for layer in table] != shape for table in tables):
-            raise ValueError(f"run: the number of heads changes during the run ({name})")
+            raise ValueError(f"run: the number of heads changes during the run ({shorten(name)})")
         scores[name] = {
             "heads": [[[_number(x) for x in layer] for layer in table] for table in tables],
-            "null": [_number(line[inputs][name]["null"]) for line in lines],
+            "null": [_number(entry.get("null")) for entry in entries],
         }
     return scores
 

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from regard.escapes import escape
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -28,9 +32,10 @@ class Progress:
         figures = f"loss {loss:.4f}  {speed:,.0f} tokens/s"
         now = time.perf_counter()
         if self._bar is not None:
-            self._bar.update(
-                self._bar.task_ids[0], completed=min(done, self.total), figures=figures, step=step
-            )
+            with self._silent_without_terminal():
+                self._bar.update(
+                    self._bar.task_ids[0], completed=min(done, self.total), figures=figures, step=step
+                )
         elif not self.quiet and now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
             elapsed = now - self._started
@@ -42,16 +47,27 @@ class Progress:
         """Print a text, above the bar if there is one."""
         if self.quiet:
             return
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        text = escape(text)  # a sample may hold anything
+        with self._silent_without_terminal():
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False)
+            else:
+                print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Remove the bar."""
         if self._bar is not None:
-            self._bar.stop()
+            with self._silent_without_terminal():
+                self._bar.stop()
             self._bar = None
+
+    @contextmanager
+    def _silent_without_terminal(self) -> Iterator[None]:
+        """Print nothing any more if the terminal or the pipe is gone: the run goes on, or saves and ends."""
+        try:
+            yield
+        except OSError:
+            self.quiet, self._bar = True, None
 
 
 def clock(seconds: float) -> str:

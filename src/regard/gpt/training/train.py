@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.atomic import check_folder_writable, write_error
+from regard.attention.arguments import check_whole_number
+from regard.file_lock import FileLock
+from regard.files import RunFileError, get_field, naming_errors, shorten
 from regard.gpt.config import Config
 from regard.gpt.model import GPT
 from regard.gpt.training import checkpoints, history
+from regard.gpt.training.checkpoints import Checkpoint
 from regard.gpt.training.corpus import Corpus
 from regard.gpt.training.evaluation import head_scores, next_token_loss, validation_loss
 from regard.gpt.training.history import StepMetrics
@@ -31,7 +36,9 @@ from regard.gpt.training.optimizer import adamw, learning_rate
 from regard.gpt.training.progress import Progress
 from regard.gpt.training.settings import TrainingSettings
 from regard.processes import Processes, process_group
+from regard.stop_signals import stop_on_signal
 
+LOCK = ".lock"  # the file in a run's folder that its owner locks
 LOG_EVERY = 10  # steps between reads of the losses, each of which waits for the GPU
 SAMPLE_TOKENS = 200
 
@@ -64,7 +71,9 @@ def train(
     - `device`: "cpu" or "cuda"; by default a GPU if there is one.
     - `quiet`: print no progress.
 
-    Ctrl-C or SIGTERM saves a checkpoint and returns a result with `finished=False`.
+    Ctrl-C, SIGTERM or SIGHUP saves a checkpoint and returns a result with `finished=False`. While it runs, no
+    other run can use the folder: an `InUseError` says which process does. A checkpoint that is damaged is
+    reported by a warning, and the one before it is used.
     """
     folder = Path(folder)
     if corpus.vocab_size > config.vocab_size or corpus.context_length != config.context_length:
@@ -75,40 +84,73 @@ def train(
     with process_group(device) as ranks:
         if ranks.world_size > 1 and settings.minutes is not None:
             raise ValueError("minutes: expected None for several processes, whose clocks differ: give steps")
-        checkpoint = _find_checkpoint(folder, config, corpus, settings, resume)
-        run = TrainingRun(config, corpus, folder, settings, ranks, quiet)
-        if checkpoint is not None:
-            run.restore(*checkpoint)
-        try:
-            with _stop_on_signal() as stop:
-                return run.run(stop)
-        except OSError as error:
-            raise OSError(
-                f"{error}; the checkpoint of step {run.saved_step} in {folder} is complete"
-            ) from None
-        finally:
-            run.progress.close()
+        with _owned_folder(folder, ranks):
+            checkpoint = _find_checkpoint(folder, config, corpus, settings, resume)
+            run = TrainingRun(config, corpus, folder, settings, ranks, quiet)
+            if checkpoint is not None:
+                run.restore(checkpoint)
+            try:
+                with stop_on_signal() as stop:
+                    return run.run(stop)
+            except OSError as error:
+                complete = f"; the checkpoint of step {run.saved_step} in {folder} is complete"
+                raise OSError(f"{error}{complete if run.saved_step >= 0 else ''}") from None
+            finally:
+                run.progress.close()
 
 
-def _find_checkpoint(
-    folder: Path, config: Config, corpus: Corpus, settings: TrainingSettings, resume: bool
-) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The checkpoint to resume from, if there is one.
+def check_folder(folder: Path) -> None:
+    """Raise an error, before any work is done, if a run cannot use a folder now."""
+    if folder.exists():
+        _take_folder(folder).release()
+    else:
+        _check_path(folder)
+        check_folder_writable("out", folder.absolute().parent)
 
-    A ValueError refuses to overwrite another run or model, and to resume with other arguments.
-    """
+
+@contextmanager
+def _owned_folder(folder: Path, ranks: Processes) -> Iterator[None]:
+    """Own the folder of a run inside the block: rank 0 does, for all ranks."""
+    with ExitStack() as stack:
+        ranks.on_main(lambda: stack.enter_context(_take_folder(folder)))
+        yield
+
+
+def _take_folder(folder: Path) -> FileLock:
+    """Create the folder of a run if need be, and lock it; an error says why a run cannot use it."""
+    _check_path(folder)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise write_error("out", folder, error) from None
+    check_folder_writable("out", folder)
+    return FileLock(folder / LOCK, "out", folder)
+
+
+def _check_path(folder: Path) -> None:
+    """Raise a ValueError unless a path is a folder, or can become one."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"out: expected a folder, got the file {folder}")
     if not folder.absolute().parent.is_dir():
         raise ValueError(
             f"out: expected a folder whose parent exists: create {folder.absolute().parent} first"
         )
+
+
+def _find_checkpoint(
+    folder: Path, config: Config, corpus: Corpus, settings: TrainingSettings, resume: bool
+) -> Checkpoint | None:
+    """The checkpoint to resume from, if there is one.
+
+    A ValueError refuses to overwrite another run or model, and to resume with other arguments.
+    """
     checkpoint = checkpoints.load(folder)
     if checkpoint is None:
         if folder.is_dir() and any(folder.glob("model*.safetensors")):
             raise ValueError(f"out: {folder} holds a model but no run to resume: choose another folder")
         return None
-    state = checkpoint[1]
+    state = checkpoint.state
+    _check_state(state, folder)
     if not resume:
         raise ValueError(
             f"out: {folder} holds a run at step {state['step']}: "
@@ -116,11 +158,23 @@ def _find_checkpoint(
         )
     for name, value in _arguments(config, corpus, settings).items():
         if (started_with := state["arguments"].get(name)) != value:
-            raise ValueError(
-                f"{name}: expected {started_with!r}, with which the run in {folder} was started, "
+            raise RunFileError(
+                f"{name}: expected {shorten(started_with)}, with which the run in {folder} was started, "
                 f"got {value!r}"
             )
     return checkpoint
+
+
+def _check_state(state: dict[str, Any], folder: Path) -> None:
+    """Raise a `RunFileError` that names the first field of a checkpoint's state that cannot be."""
+    with naming_errors(folder / checkpoints.FILE, RunFileError):
+        check_whole_number("step", state.get("step"), 0)
+        check_whole_number("evaluated_step", state.get("evaluated_step"), -1)
+        for name in ("seconds", "warmup_seconds"):
+            get_field(state, name, float)
+        if state.get("best_loss", False) is not None:
+            get_field(state, "best_loss", float)
+        get_field(state, "arguments", dict)
 
 
 def _arguments(config: Config, corpus: Corpus, settings: TrainingSettings) -> dict[str, Any]:
@@ -157,25 +211,29 @@ class TrainingRun:
         self.quiet = quiet or not ranks.is_main
         self.progress = Progress(1, quiet=True)
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; the history after it is removed, since it will be written again."""
-        checkpoints.restore(tensors, self.model, self.optimizer)
+        state = checkpoint.state
+        checkpoints.restore(checkpoint.tensors, self.model, self.optimizer)
         self.step, self.evaluated_step = state["step"], state["evaluated_step"]
         self.earlier_seconds, self.warmup_seconds = state["seconds"], state["warmup_seconds"]
         self.saved_step = self.step
         self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
         if self.ranks.is_main:
-            history.truncate(self.folder, self.step, self.evaluated_step)
+            history.truncate(self.folder, checkpoint.history)
+            if checkpoint.problem is not None:
+                warnings.warn(checkpoint.problem, stacklevel=3)
 
     def run(self, stop: threading.Event) -> TrainingResult:
         """Train until the end, or until `stop` is set; a checkpoint is saved in both cases."""
         s = self.settings
         if self.ranks.is_main:
-            self.folder.mkdir(exist_ok=True)
             self._remove_temporary_files()
         self.started = time.perf_counter()
         total = s.steps if s.minutes is None else s.minutes * 60
         self.progress = Progress(total, self._done(), self.quiet)
+        if self.saved_step >= 0:
+            self.progress.print(f"resumed from the checkpoint of step {self.saved_step}")
         parallel = self.ranks.data_parallel(self.model)
 
         def forward(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -267,8 +325,7 @@ class TrainingRun:
         """Whether `stop` is set on any rank: all of them must stop at the same step."""
         if self.ranks.world_size == 1 or self.step % LOG_EVERY:
             return self.ranks.world_size == 1 and stop.is_set()
-        flag = torch.tensor(float(stop.is_set()), device=self.ranks.device)
-        return bool(self.ranks.sum(flag) > 0)
+        return self.ranks.any(stop.is_set())
 
     def _restart_timer(self) -> None:
         """Start measuring the speed again, so that evaluations and saves do not count."""
@@ -358,24 +415,3 @@ class TrainingRun:
         self.ranks.barrier()
         self.saved_step = self.step
         self._restart_timer()
-
-
-@contextmanager
-def _stop_on_signal() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets; a second one interrupts at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def handle(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -13,9 +13,8 @@ projection, its layer cannot be certified.
 from __future__ import annotations
 
 import difflib
-import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 from regard.attention.attend import attend
 from regard.attention.inputs import check_inputs
-from regard.override import override_attribute
+from regard.override import MethodWrappers, Wrapper
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.layer import LayerId
 from regard.recorder.recording import Recording
@@ -65,21 +64,17 @@ def attach(
     """Call the adapters after every call of their modules; restore the modules on leaving."""
     modules, targets = dict(model.named_modules()), layer_ids(model, adapters, first)
     recording.expect([layer_id for layer_id, _ in targets.values()])
-    with ExitStack() as undo:
-        for name, (layer_id, adapter) in targets.items():
-            forward = _adapted_forward(modules[name], layer_id, adapter, recording)
-            undo.enter_context(override_attribute(modules[name], "forward", forward))
+    wrappers = MethodWrappers()
+    for name, (layer_id, adapter) in targets.items():
+        wrappers.add(modules[name], "forward", _adapted_forward(modules[name], layer_id, adapter, recording))
+    with wrappers.active():
         yield
 
 
-def _adapted_forward(
-    module: nn.Module, layer_id: LayerId, adapter: Adapter, recording: Recording
-) -> Callable[..., Any]:
-    """Wrap a module's `forward` so that its adapter describes every call to the recording."""
-    forward = module.forward
+def _adapted_forward(module: nn.Module, layer_id: LayerId, adapter: Adapter, recording: Recording) -> Wrapper:
+    """Return a wrapper of a module's `forward` that has its adapter describe every call to the recording."""
 
-    @functools.wraps(forward)
-    def adapted(*args: Any, **kwargs: Any) -> Any:
+    def adapted(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = forward(*args, **kwargs)
         if recording.selects(layer_id):
             with torch.no_grad():

@@ -1,7 +1,7 @@
 """`regard.layers.Attention` as a source, and with it `regard.gpt.GPT`.
 
-Every such layer computes its attention in `layer.attend`. That method is overridden while a capture is open:
-it runs the same kernel and takes the kernel's lse as well. A cache that evicts keys passes on only those that
+Every such layer computes its attention in `layer.attend`. That method is wrapped while a capture is open: it
+runs the same kernel and takes the kernel's lse as well. A cache that evicts keys passes on only those that
 it still holds; the evicted ones are remembered here, so that the map shows every token.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +20,12 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import as_mask
 from regard.gpt import GPT
 from regard.layers import Attention, KVCache
-from regard.override import override_attribute
+from regard.override import MethodWrappers
 from regard.recorder.attention_call import AttentionCall, dropout_problem
 from regard.recorder.layer import LayerId
 from regard.recorder.recording import PassTokens, Recording
+
+_ATTEND = Attention.attend
 
 
 def fits(model: nn.Module) -> bool:
@@ -42,30 +44,31 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
     """Record the attention layers of a model; restore them on leaving."""
     layers = layer_ids(model)
     recording.expect(layers.values())
-    with ExitStack() as undo:
-        for layer, layer_id in layers.items():
-            watch = LayerWatch(layer, layer_id, recording)
-            undo.enter_context(override_attribute(layer, "forward", watch.forward))
-            undo.enter_context(override_attribute(layer, "attend", watch.attend))
-        for module in model.modules():
-            if isinstance(module, GPT):
-                states = _announcing(module.states, recording)
-                undo.enter_context(override_attribute(module, "states", states))
+    wrappers = MethodWrappers()
+    for layer, layer_id in layers.items():
+        watch = LayerWatch(layer, layer_id, recording)
+        wrappers.add(layer, "forward", watch.forward)
+        wrappers.add(layer, "attend", watch.attend)
+    for module in model.modules():
+        if isinstance(module, GPT):
+            wrappers.add(module, "states", functools.partial(_announce, recording))
+    with wrappers.active():
         yield
 
 
-def _announcing(states: Callable[..., Tensor], recording: Recording) -> Callable[..., Tensor]:
-    """Wrap a GPT's `states`, which both a plain call and `generate` use, to announce each forward pass."""
-
-    @functools.wraps(states)
-    def announced(input_ids: Tensor, *, attention_mask: Tensor | None = None, **options: Any) -> Tensor:
-        ids = input_ids.detach().cpu().clone() if isinstance(input_ids, Tensor) else None
-        is_token = attention_mask.detach().cpu().bool() if isinstance(attention_mask, Tensor) else None
-        recording.begin(PassTokens(ids, None, is_token))
-        with recording.forward_pass():
-            return states(input_ids, attention_mask=attention_mask, **options)
-
-    return announced
+def _announce(
+    recording: Recording,
+    states: Callable[..., Tensor],
+    input_ids: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """Run a GPT's `states`, which both a plain call and `generate` use, as a pass of the recording."""
+    ids = input_ids.detach().cpu().clone() if isinstance(input_ids, Tensor) else None
+    is_token = attention_mask.detach().cpu().bool() if isinstance(attention_mask, Tensor) else None
+    with recording.forward_pass(PassTokens(ids, None, is_token), certain=True):
+        return states(input_ids, attention_mask=attention_mask, **options)
 
 
 class _LayerArguments(NamedTuple):
@@ -80,33 +83,35 @@ class LayerWatch:
 
     def __init__(self, layer: Attention, layer_id: LayerId, recording: Recording) -> None:
         self.layer, self.layer_id, self.recording = layer, layer_id, recording
-        self._forward, self._attend = layer.forward, layer.attend
-        self._uses_own_attend = type(layer).attend is Attention.attend and "attend" not in vars(layer)
         self._arguments = _LayerArguments(None, None)
         self._past: tuple[Tensor, Tensor] | None = None  # keys and values of all tokens so far
 
-    def forward(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(
+        self, forward: Callable[..., Tensor], x: Tensor, context: Tensor | None = None, **options: Any
+    ) -> Tensor:
         """Run the layer's `forward` and remember its cache and mask for `attend`."""
         self._arguments = _LayerArguments(options.get("cache"), options.get("mask"))
-        return self._forward(x, context, **options)
+        return forward(x, context, **options)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    def attend(
+        self, own_attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Mask
+    ) -> Tensor:
         """Run the layer's attention and record it."""
         layer = self.layer
         dropout = layer.dropout if layer.training else 0.0
         settings: dict[str, Any] = {"scale": layer.scale, "softcap": layer.softcap, "sinks": layer.sinks}
-        if self._uses_own_attend:
+        # A subclass may compute attention in its own way, and another capture may wrap this method too.
+        is_plain = getattr(own_attend, "func", None) is _ATTEND
+        if is_plain:
             output, lse = attend(q, k, v, mask=mask, **settings, dropout=dropout, return_lse=True)
         else:
-            output = self._attend(q, k, v, mask)
+            output = own_attend(q, k, v, mask)
             with torch.no_grad():
                 lse = attend(q, k, k, mask=mask, **settings, return_lse=True)[1]
         settings["scale"] = q.shape[-1] ** -0.5 if layer.scale is None else layer.scale
         k, v, mask = self._with_evicted_keys(q, k, v, mask)
         problem = dropout_problem(dropout)
-        call = AttentionCall(
-            q, k, v, output, lse, mask, **settings, own_lse=self._uses_own_attend, problem=problem
-        )
+        call = AttentionCall(q, k, v, output, lse, mask, **settings, own_lse=is_plain, problem=problem)
         self.recording.record(self.layer_id, call)
         return output
 

@@ -7,7 +7,8 @@ of the model a call belongs to; what a call means is read in `sdpa` and `transfo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
+from regard.override import MethodWrappers
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import write_count
@@ -141,9 +143,13 @@ class Listener:
             return LayerId(number_in(self.names[module], 0), self.names[module])
         return self.layer_ids[module]
 
-    def forget_calls(self, module: nn.Module, *_: Any) -> None:
-        """Drop a module's earlier calls, when it is called and when it has run."""
+    def run_module(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a module's `forward`, with none of its earlier calls before it and after it."""
         self.earlier.pop(module, None)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            self.earlier.pop(module, None)
 
 
 @contextmanager
@@ -151,10 +157,11 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
     """Listen to the model's attention; restore everything on leaving."""
     listener = Listener(model, recording)
     recording.expect(listener.layer_ids.values())
+    wrappers = MethodWrappers()
+    for module in listener.layer_ids:
+        wrappers.add(module, "forward", functools.partial(listener.run_module, module))
     with ExitStack() as undo:
-        for module in listener.layer_ids:
-            undo.callback(module.register_forward_pre_hook(listener.forget_calls).remove)
-            undo.callback(module.register_forward_hook(listener.forget_calls, always_call=True).remove)
+        undo.enter_context(wrappers.active())
         undo.enter_context(sdpa.intercepted(model))
         if is_transformers(model):
             from regard.recorder.sources import transformers_interface
@@ -162,7 +169,7 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
             if not listener.layer_ids:
                 raise ValueError(no_attention_message(model))
             undo.enter_context(transformers_interface.intercepted(listener))
-        undo.enter_context(sdpa.listening(*sdpa.current_listeners(), listener.hear))
+        undo.enter_context(sdpa.capture_listeners.added(listener.hear))
         yield
 
 

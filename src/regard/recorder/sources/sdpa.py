@@ -11,7 +11,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FunctionType, ModuleType
 from typing import Any
@@ -28,31 +28,34 @@ from regard.attention.backends import fused_attention
 from regard.attention.backends.problem import prepare
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal
-from regard.override import SharedOverride
+from regard.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
 from regard.recorder.sources.mask_recognition import masked_entries, read_mask
+from regard.recorder.sources.token_mixers import mixes_tokens
 
 aten = torch.ops.aten
 original = functional.scaled_dot_product_attention
 
 CallListener = Callable[[AttentionCall | UnreadableCall], None]
-_listeners: ContextVar[tuple[CallListener, ...]] = ContextVar("listeners", default=())
+capture_listeners: ContextEntries[CallListener] = ContextEntries("attention_listeners")
+"""The listeners of the captures that are open in a context."""
+_instead: ContextVar[tuple[CallListener, ...] | None] = ContextVar("listeners_instead", default=None)
 
 
 @contextmanager
 def listening(*listeners: CallListener) -> Iterator[None]:
     """Inside the block, these listeners and no others receive the calls that this context makes."""
-    before = _listeners.get()
-    _listeners.set(listeners)
+    token = _instead.set(listeners)
     try:
         yield
     finally:
-        _listeners.set(before)
+        _instead.reset(token)
 
 
 def current_listeners() -> tuple[CallListener, ...]:
     """Return the listeners of the current context."""
-    return _listeners.get()
+    instead = _instead.get()
+    return capture_listeners.get() if instead is None else instead
 
 
 _computing: ContextVar[bool] = ContextVar("computing", default=False)  # inside `observed_attention`
@@ -62,16 +65,24 @@ _override = SharedOverride()
 @contextmanager
 def intercepted(model: nn.Module) -> Iterator[None]:
     """While any such block is open, the function is intercepted under every name in the model's code."""
-    with _override.opened(), ExitStack() as undo:
+    wrappers = MethodWrappers()
+    # PyTorch's own modules leave their fused kernels while such a mode is on.
+    if not any(isinstance(x, nn.MultiheadAttention | nn.TransformerEncoderLayer) for x in model.modules()):
+        for module in model.modules():
+            if module is model or mixes_tokens(module):
+                wrappers.add(module, "forward", _run_in_mode)
+    with _override.opened(), wrappers.active():
         for file in (functional, *_files(model)):
             intercept_in(file)
-        # PyTorch's own modules leave their fused kernels while such a mode is on.
-        fused = any(
-            isinstance(x, nn.MultiheadAttention | nn.TransformerEncoderLayer) for x in model.modules()
-        )
-        if not fused and not any(isinstance(mode, AttentionMode) for mode in _modes()):  # type: ignore[no-untyped-call]
-            undo.enter_context(AttentionMode())
         yield
+
+
+def _run_in_mode(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a module's `forward` with an `AttentionMode`. The modes of a thread are a stack: one is enough."""
+    if any(isinstance(mode, AttentionMode) for mode in _modes()):  # type: ignore[no-untyped-call]
+        return forward(*args, **kwargs)
+    with AttentionMode():
+        return forward(*args, **kwargs)
 
 
 class AttentionMode(TorchFunctionMode):
@@ -136,7 +147,7 @@ def _observed(
         scale=scale,
         enable_gqa=enable_gqa,
     )
-    listeners = _listeners.get()
+    listeners = current_listeners()
     if not listeners or torch.compiler.is_compiling():
         return run(query, key, value)
     if query.is_nested:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from regard.override import MethodWrappers
 from regard.recorder.sources.layer_names import called_names
 
 MIXERS = re.compile(
@@ -70,12 +72,6 @@ def mixes_tokens(module: nn.Module, model: str = "") -> bool:
     return bool(MIXERS.search(name)) or computes
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether a module runs as a compiled graph, in which calls cannot be heard."""
-    in_place = getattr(module, "_compiled_call_impl", None) is not None
-    return in_place or type(module).__name__ == "OptimizedModule"
-
-
 def kind_of(module: nn.Module) -> str:
     """Return the name of a module's class, also for TorchScript."""
     return str(getattr(module, "original_name", type(module).__name__))
@@ -120,31 +116,44 @@ class TokenMixers:
             if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
         }
         self.ran: set[str] = set()
-        # Whether a module inside a compiled graph runs cannot be observed.
-        graphs = [
-            name
-            for name, module in self.modules.items()
-            if is_compiled(module) or isinstance(module, torch.jit.ScriptModule)
-        ]
+        self.ran_elsewhere: set[str] = set()  # in threads or contexts that this capture does not hear
+        self.other_users: set[int] = set()  # threads that run the whole model for themselves
+        # Whether a module inside TorchScript runs cannot be observed.
+        graphs = [n for n, module in self.modules.items() if isinstance(module, torch.jit.ScriptModule)]
         self.hidden = {name for name in self.mixing if any(_inside(name, graph) for graph in graphs)}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Inside the block, note which of the modules run."""
         names = {*self.mixing, *(block for blocks in self.blocks.values() for block in blocks)}
-        with ExitStack() as undo:
-            for name in names:
-                if not isinstance(self.modules[name], (*FUSED, torch.jit.ScriptModule)):
-                    note = functools.partial(_note, self.ran, name)
-                    undo.callback(self.modules[name].register_forward_pre_hook(note).remove)
+        wrappers = MethodWrappers()
+        for name in ("", *names):
+            if not isinstance(self.modules[name], (*FUSED, torch.jit.ScriptModule)):
+                note = functools.partial(_note, self.ran, name)
+                elsewhere = functools.partial(self._note_elsewhere, name)
+                wrappers.add(self.modules[name], "forward", note, elsewhere)
+        with wrappers.active():
             yield
+
+    def _note_elsewhere(self, name: str) -> None:
+        """Note that a module, or the whole model, ran where this capture does not hear it."""
+        thread = threading.get_ident()
+        if not name:
+            self.other_users.add(thread)
+        elif thread not in self.other_users:
+            self.ran_elsewhere.add(name)
+
+    @property
+    def ran_only_elsewhere(self) -> bool:
+        """Whether the model ran in other threads or contexts, and nothing of it in this one."""
+        return not self.ran and bool(self.ran_elsewhere or self.other_users)
 
     def missing(self, heard: Collection[str]) -> dict[str, str]:
         """Return the modules that ran, mix tokens and are not in `heard`: the class of each, by its name."""
         missing = [
             name
             for name in self.mixing
-            if name in self.ran | self.hidden
+            if name in self.ran | self.hidden | self.ran_elsewhere
             and not any(
                 _inside(x, name) or (_inside(name, x) and not self._mixes_beside(name)) for x in heard
             )
@@ -154,7 +163,12 @@ class TokenMixers:
             if any(_inside(x, block) for block in blocks for x in heard):
                 missing += [block for block in blocks if self._unexplained(block, heard, missing)]
         innermost = [name for name in missing if not any(_inside(x, name) for x in missing if x != name)]
-        return {name: self.kinds[name] for name in self.modules if name in innermost}
+        return {name: self._describe(name) for name in self.modules if name in innermost}
+
+    def _describe(self, name: str) -> str:
+        """Return the class of a module, and whether it ran only where this capture does not hear it."""
+        elsewhere = name in self.ran_elsewhere and name not in self.ran
+        return self.kinds[name] + (", which ran in another thread" if elsewhere else "")
 
     def _mixes_beside(self, name: str) -> bool:
         """Whether a module inside one that was heard mixes tokens beside the attention that was heard."""
@@ -183,8 +197,10 @@ class TokenMixers:
         return not tokenwise or bool((SCANS | PRODUCTS) & called_names(cast(Any, type(module))))
 
 
-def _note(ran: set[str], name: str, *_: Any) -> None:
+def _note(ran: set[str], name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a module's `forward` and note that it ran."""
     ran.add(name)
+    return forward(*args, **kwargs)
 
 
 def _inside(name: str, outer: str) -> bool:

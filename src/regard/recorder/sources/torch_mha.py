@@ -13,24 +13,21 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.override import SharedOverride, override_attribute
+from regard.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
 from regard.recorder.layer import LayerId
 from regard.recorder.recording import Recording
 from regard.recorder.sources import sdpa, torch_fused
 from regard.recorder.sources.sdpa import CallListener, current_listeners, listening
 from regard.recorder.sources.torch_fused import difference_problem
-
-_listeners: dict[nn.MultiheadAttention, list[CallListener]] = {}
-"""The listeners of each attention module, while captures are open."""
 
 
 def fits(model: nn.Module) -> bool:
@@ -62,38 +59,35 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
     """Record the `MultiheadAttention` modules of a model; restore everything on leaving."""
     modules = layer_ids(model)
     recording.expect(modules.values())
-    with ExitStack() as undo:
-        undo.enter_context(sdpa.intercepted(model))
-        undo.enter_context(_intercepted_functions())
-        for attention, layer_id in modules.items():
-            listener = functools.partial(recording.record, layer_id)
-            _listeners.setdefault(attention, []).append(listener)
-            undo.callback(_remove_listener, attention, listener)
-        for module in model.modules():
-            # The fused kernel of an encoder layer does not call its attention.
-            inner = module.self_attn if isinstance(module, nn.TransformerEncoderLayer) else module
-            if isinstance(inner, nn.MultiheadAttention):
-                # Overridden, not hooked: PyTorch leaves its fast path if it finds a hook.
-                forward = _listening_forward(module.forward, inner)
-                undo.enter_context(override_attribute(module, "forward", forward))
+    listeners = {
+        module: functools.partial(recording.record, layer_id) for module, layer_id in modules.items()
+    }
+    wrappers = MethodWrappers()
+    for module in model.modules():
+        # The fused kernel of an encoder layer does not call its attention.
+        inner = module.self_attn if isinstance(module, nn.TransformerEncoderLayer) else module
+        if isinstance(inner, nn.MultiheadAttention):
+            # Wrapped, not hooked: PyTorch leaves its fast path if it finds a hook.
+            wrappers.add(module, "forward", functools.partial(_run_module, inner))
+    with (
+        sdpa.intercepted(model),
+        _intercepted_functions(),
+        _listeners.added(listeners),
+        wrappers.active(),
+    ):
         yield
 
 
-def _remove_listener(attention: nn.MultiheadAttention, listener: CallListener) -> None:
-    _listeners[attention].remove(listener)
-    if not _listeners[attention]:
-        del _listeners[attention]
+_listeners: ContextEntries[Mapping[nn.MultiheadAttention, CallListener]] = ContextEntries("mha_listeners")
+"""For each open capture of a context, the listener of each attention module."""
 
 
-def _listening_forward(forward: Callable[..., Any], attention: nn.MultiheadAttention) -> Callable[..., Any]:
-    """Wrap a module's `forward` so that its calls go to the listeners of its attention."""
-
-    @functools.wraps(forward)
-    def with_listeners(*args: Any, **kwargs: Any) -> Any:
-        with listening(*_listeners.get(attention, ())):
-            return forward(*args, **kwargs)
-
-    return with_listeners
+def _run_module(
+    attention: nn.MultiheadAttention, forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Run a module's `forward` so that its calls go to the listeners of its attention, and to no others."""
+    with listening(*(listeners[attention] for listeners in _listeners.get() if attention in listeners)):
+        return forward(*args, **kwargs)
 
 
 def _notify(listeners: tuple[CallListener, ...], call: AttentionCall | UnreadableCall) -> None:

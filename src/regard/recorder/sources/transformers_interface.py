@@ -13,13 +13,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.override import SharedOverride
+from regard.override import ContextEntries, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import sampled_rows
 from regard.recorder.sources import sdpa
@@ -33,7 +32,7 @@ from regard.recorder.sources.transformers_masks import mask_origin
 if TYPE_CHECKING:
     from regard.recorder.sources.listener import Listener
 
-_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("interface_listeners", default=())
+_listeners: ContextEntries[Listener] = ContextEntries("interface_listeners")
 _override = SharedOverride()
 
 
@@ -48,11 +47,8 @@ def intercepted(listener: Listener) -> Iterator[None]:
         _override.replace(AttentionInterface, "get_interface", _get_interface)
         _override.replace(AttentionInterface, "__getitem__", _getitem)
         _override.replace(AttentionMaskInterface, "__getitem__", _get_mask_function)
-        _listeners.set((*_listeners.get(), listener))
-        try:
+        with _listeners.added(listener):
             yield
-        finally:
-            _listeners.set(tuple(x for x in _listeners.get() if x is not listener))
 
 
 def _get_interface(get: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.atomic import atomic_write
+from regard.atomic import atomic_write, check_folder_writable, write_error
+from regard.file_lock import FileLock
+from regard.files import CaptureFileError
 from regard.recorder.certificate import Evidence
 from regard.recorder.layer import Layer, LayerData, LayerSettings
 from regard.recorder.storage import layer_file
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 FORMAT = "regard.capture 1"
 INDEX = "capture.json"
+LOCK = ".lock"
 LAYER_FILE = re.compile(r"\.?layer-[\w.-]{1,200}\.safetensors(\.\w+)?")  # a leading dot: an unfinished write
 
 
@@ -45,8 +48,11 @@ def save(seen: Capture, path: str | os.PathLike[str]) -> None:
     if not seen.layers:
         raise ValueError("save: expected a capture with layers, got one that captured nothing")
     folder = Folder(path)
-    layers: list[Layer] = [folder.put(layer) for layer in seen.layers]
-    folder.finish(dataclasses.replace(seen, layers=layers))
+    try:
+        layers: list[Layer] = [folder.put(layer) for layer in seen.layers]
+        folder.finish(dataclasses.replace(seen, layers=layers))
+    finally:
+        folder.release()
 
 
 class StoredLayer(Layer):
@@ -87,7 +93,7 @@ class StoredLayer(Layer):
         """Open the file and return its tensors, which are read from disk when they are used."""
         data = layer_file.read(self.file)
         if data.matrix != self.shape:
-            raise ValueError(
+            raise CaptureFileError(
                 f"{self.file} is damaged: expected a layer of {self.shape}, as {INDEX} says, "
                 f"got {data.matrix}"
             )
@@ -95,13 +101,24 @@ class StoredLayer(Layer):
 
 
 class Folder:
-    """A folder that layers are written to one by one. It is a `Store`."""
+    """A folder that layers are written to one by one. It is a `Store`.
+
+    From the first layer that is put until `release` no other capture can be written to it: an `InUseError`
+    says who writes.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"path: expected a folder for the capture, got {self.path}, which is a file")
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error("path", self.path, error) from None
+        check_folder_writable("path", self.path)
+        self._lock: FileLock | None = None
+        self._own()
+        self.release()  # until the first layer comes, which may be never
         # No other save uses these names.
         self._names = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count())
 
@@ -115,8 +132,20 @@ class Folder:
     def expect(self, layers: int) -> None:
         """Do nothing."""
 
+    def release(self) -> None:
+        """Let other captures be written to the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _own(self) -> None:
+        """Keep other captures from being written to the folder."""
+        if self._lock is None:
+            self._lock = FileLock(self.path / LOCK, "path", self.path)
+
     def put(self, layer: Layer, instead_of: Layer | None = None) -> StoredLayer:
         """Write a layer, perhaps in place of one that has grown, and return one that reads from the file."""
+        self._own()
         if isinstance(layer, StoredLayer) and layer.file.parent.samefile(self.path):
             return layer
         name = re.sub(r"[^\w.-]", "_", str(layer.key))[:100]
@@ -133,6 +162,8 @@ class Folder:
         names = [layer.file.name for layer in seen.layers if isinstance(layer, StoredLayer)]
         if len(names) != len(seen.layers):
             raise ValueError("finish: expected layers that this folder wrote")
+        if seen.fingerprint is None:  # a capture that was put together by hand
+            seen.seal()
         text = json.dumps(to_json(seen, names), ensure_ascii=False, indent=1, allow_nan=False)
         with atomic_write(self.path / INDEX) as file:
             file.write_text(text, encoding="utf-8")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.named_masks import TensorMask
+from regard.files import CaptureFileError
 from regard.maps import AttentionMap, storage
 from regard.recorder.layer import LayerData
 from regard.recorder.summary import LayerSummary
@@ -19,6 +20,7 @@ from regard.safetensor_files import read_safetensors, write_safetensors
 
 FORMAT = "regard.Summary 1"
 VALUES = "values"
+DIMENSIONS = {"mass": 4, "max": 4}  # of the fields of a summary; those of the others are (B, H, …)
 MAX_MASK_BYTES = 1 << 28  # the largest mask tensor that is written in place of a mask that is a function
 
 
@@ -32,15 +34,15 @@ def write(data: LayerData, path: Path) -> None:
 
 
 def read(path: Path) -> LayerData:
-    """Read the tensors of a layer; a file that is damaged raises a ValueError that says what is wrong."""
-    metadata, tensors = read_safetensors(path, [storage.FORMAT, FORMAT])
+    """Read the tensors of a layer; a file that is damaged raises an error that says what is wrong."""
+    metadata, tensors = read_safetensors(path, [storage.FORMAT, FORMAT], CaptureFileError)
     values = tensors.pop(VALUES, None)
     if metadata["format"] == FORMAT:
         return LayerData(values=values, summary=_summary(path, tensors))
     attention_map = AttentionMap.from_data(storage.decode(path, metadata, tensors))
     if values is not None and (values.ndim != 4 or values.shape[:3] != attention_map.k.shape[:3]):
         shapes = f"values {tuple(values.shape)} do not fit k {tuple(attention_map.k.shape)}"
-        raise ValueError(f"{path} is damaged: {shapes}")
+        raise CaptureFileError(f"{path} is damaged: {shapes}")
     return LayerData(attention_map, values)
 
 
@@ -48,11 +50,15 @@ def _summary(path: Path, tensors: dict[str, Tensor]) -> LayerSummary:
     try:
         summary = LayerSummary(**tensors)
     except TypeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise CaptureFileError(f"{path} is damaged: {error}") from None
     heads = summary.entropy.shape[:2]
-    if any(x.ndim < 3 or x.shape[:2] != heads or not x.is_floating_point() for x in summary):
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in summary._asdict().items())
-        raise ValueError(f"{path} is damaged: {shapes} do not fit together")
+    fields = summary._asdict()
+    if any(
+        x.ndim != DIMENSIONS.get(name, 3) or x.shape[:2] != heads or not x.is_floating_point()
+        for name, x in fields.items()
+    ):
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in fields.items())
+        raise CaptureFileError(f"{path} is damaged: {shapes} do not fit together")
     return summary
 
 

@@ -6,33 +6,35 @@ Only `capture.json` is read at first; a layer's file is opened when the layer is
 
 from __future__ import annotations
 
-import contextlib
-import json
+import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from regard.files import (
+    CaptureFileError,
+    check_regular_file,
+    check_type,
+    get_field,
+    naming_errors,
+    parse_object,
+    read_text,
+    shorten,
+)
 from regard.maps import AttentionMap
 from regard.maps import load as load_map
 from regard.recorder.certificate import Evidence
 from regard.recorder.result import Capture
 from regard.recorder.storage.folder import FORMAT, INDEX, LAYER_FILE, StoredLayer
 
-NUMBERS = (
-    "difference",
-    "tolerance",
-    "row_sums",
-    "row_sums_tolerance",
-    "scale",
-    "softcap",
-    "weights",
-    "weights_tolerance",
-    "scores",
-)
-"""The fields of `Evidence` that are floats, or may be."""
+T = TypeVar("T")
+MAX_EMPTY = 1 << 24
+"""The largest size of a layer without elements: no data stands for it."""
+NOT_FINITE = ("inf", "-inf", "nan")  # as `capture.json` has them: JSON has none of these numbers
+TYPES = {"float": float, "int": int, "bool": bool, "str": str}
 
 
 def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
@@ -44,8 +46,8 @@ def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
     path = Path(path)
     if path.is_dir():
         return open_folder(path)
-    if not path.is_file():
-        raise ValueError(
+    if not path.exists():
+        raise CaptureFileError(
             "path: expected a folder that seen.save(folder) wrote or a file that map.save(file) wrote, "
             f"got {path}, which does not exist"
         )
@@ -55,99 +57,130 @@ def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
 def open_folder(path: Path) -> Capture:
     """Open the capture that a folder holds; only `capture.json` is read."""
     index = path / INDEX
-    if not index.is_file():
+    if not index.exists():
         unfinished = any(LAYER_FILE.fullmatch(file.name) for file in path.iterdir())
-        raise ValueError(
+        raise CaptureFileError(
             f"path: expected a folder that seen.save(folder) wrote, got {path}, which holds no {INDEX}"
             + (": its writing was cut short" if unfinished else "")
         )
-    try:
-        described = json.loads(index.read_text(encoding="utf-8"))
-        if not isinstance(described, dict) or described.get("format") != FORMAT:
-            found = described.get("format") if isinstance(described, dict) else type(described).__name__
-            raise ValueError(f"expected format {FORMAT!r}, got {found!r}")
+    text = read_text(index, CaptureFileError, "the description of a capture")
+    with naming_errors(index, CaptureFileError, " is damaged"):
+        described = parse_object(text)
+        if (found := described.get("format")) != FORMAT:
+            raise ValueError(f"expected format {FORMAT!r}, got {shorten(found)}")
         return _from_json(described, path)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{index} is damaged: {type(error).__name__}: {error}") from None
 
 
 def _from_json(described: dict[str, Any], path: Path) -> Capture:
-    """Rebuild a capture from what `folder.to_json` wrote; invalid data raises one of Python's errors."""
-    fingerprint = described.get("fingerprint")  # without one, only the layers are certified, not the tokens
+    """Rebuild a capture from what `folder.to_json` wrote; a ValueError names the field that is wrong."""
+    missing = described.get("missing", {})
     seen = Capture(
-        layers=[_layer(layer, path) for layer in described["layers"]],
-        model=_checked(str, "model", described["model"]),
-        ids=_table("ids", described["ids"], torch.long),
-        tokens=_texts(described["tokens"]),
-        target_ids=_table("target_ids", described["target_ids"], torch.long),
-        target_tokens=_texts(described["target_tokens"]),
-        attention_mask=_table("attention_mask", described["attention_mask"], torch.bool),
-        boundary=None if described["boundary"] is None else _checked(int, "boundary", described["boundary"]),
+        layers=[
+            _layer(check_type("layers", layer, dict), path) for layer in get_field(described, "layers", list)
+        ],
+        model=get_field(described, "model", str),
+        ids=_table(described, "ids", torch.long),
+        tokens=_texts(described, "tokens"),
+        target_ids=_table(described, "target_ids", torch.long),
+        target_tokens=_texts(described, "target_tokens"),
+        attention_mask=_table(described, "attention_mask", torch.bool),
+        boundary=_optional(described, "boundary", int),
         missing={
-            _checked(str, "missing", name): _checked(str, "missing", kind)
-            for name, kind in _checked(dict, "missing", described.get("missing", {})).items()
+            name: check_type("missing", kind, str)
+            for name, kind in check_type("missing", missing, dict).items()
         },
-        fingerprint=None if fingerprint is None else _checked(str, "fingerprint", fingerprint),
+        # Without a fingerprint no layer is certified.
+        fingerprint=_optional(described, "fingerprint", str) or "none",
     )
     keys = [layer.key for layer in seen.layers]
     if not keys or len(set(keys)) != len(keys):
-        raise ValueError(f"layers: expected at least one and each once, got {keys}")
+        raise ValueError(f"layers: expected at least one and each once, got {shorten(keys)}")
+    for name, ids, tokens in (
+        ("tokens", seen.ids, seen.tokens),
+        ("target_tokens", seen.target_ids, seen.target_tokens),
+    ):
+        if (
+            ids is not None
+            and tokens is not None
+            and [len(row) for row in tokens] != [ids.shape[1]] * len(ids)
+        ):
+            raise ValueError(f"{name}: expected a text for each of the ids {tuple(ids.shape)}, got others")
     return seen
 
 
+def _optional(described: dict[str, Any], name: str, kind: type[T]) -> T | None:
+    """The value of a field that may be null or missing."""
+    return None if described.get(name) is None else get_field(described, name, kind)
+
+
 def _layer(described: dict[str, Any], path: Path) -> StoredLayer:
-    file = _checked(str, "file", described["file"])
+    """A layer from its description."""
+    file = get_field(described, "file", str)
     # A name, never a path: nothing outside the folder is opened, whatever capture.json says.
-    if not LAYER_FILE.fullmatch(file) or file.startswith(".") or (path / file).is_symlink():
-        raise ValueError(f"file: expected the name of a layer's file in the folder, got {file!r}")
-    if not (path / file).is_file():
+    if not LAYER_FILE.fullmatch(file) or file.startswith(".") or os.path.islink(path / file):
+        raise ValueError(f"file: expected the name of a layer's file in the folder, got {shorten(file)}")
+    if not os.path.exists(path / file):  # unlike Path.exists, False for any name that cannot be
         raise ValueError(f"file: {file} does not exist")
-    shape, heads = ([_checked(int, name, n) for n in described[name]] for name in ("shape", "heads"))
+    size = check_regular_file(path / file, CaptureFileError, f"the file of a layer that {INDEX} names")
+    shape, heads = (
+        [check_type(name, n, int) for n in get_field(described, name, list)] for name in ("shape", "heads")
+    )
     if len(shape) != 4 or min(shape) < 0 or len(heads) != shape[1]:
-        raise ValueError(f"shape: expected (B, H, T, S) and a number for each head, got {shape} and {heads}")
-    number = _checked(int, "number", described["number"])
-    name, stack = (_checked(str, field, described[field]) for field in ("name", "stack"))
-    return StoredLayer(number, name, stack, shape, _evidence(described["evidence"]), heads, path / file)
+        raise ValueError(
+            "shape: expected (B, H, T, S) and a number for each head, "
+            f"got {shorten(shape)} and {shorten(heads)}"
+        )
+    _check_size(shape, file, size)
+    number, evidence = get_field(described, "number", int), get_field(described, "evidence", dict)
+    name, stack = get_field(described, "name", str), get_field(described, "stack", str)
+    return StoredLayer(number, name, stack, shape, _evidence(evidence), heads, path / file)
+
+
+def _check_size(shape: list[int], file: str, size: int) -> None:
+    """Raise a ValueError if a layer of this shape does not fit into a file of so many bytes.
+
+    The file holds at least a byte for every query of each head, and for every key.
+    """
+    B, H, T, S = shape
+    least, most = (max(shape), MAX_EMPTY) if 0 in shape else (max(B * H * T, B * S), size)
+    if least > most:
+        raise ValueError(f"shape: expected one that fits into the {size:,} bytes of {file}, got {shape}")
 
 
 def _evidence(described: dict[str, Any]) -> Evidence:
-    values = dict(described)
-    for name in NUMBERS:
-        if isinstance(values.get(name), str | int):
-            values[name] = float(values[name])  # "inf" and "nan" are stored as text
-    evidence = Evidence(**values)
-    for name in NUMBERS:
-        if name not in ("softcap", "weights") or getattr(evidence, name) is not None:
-            _checked(float, name, getattr(evidence, name))
-    for name in ("rows", "total_rows"):
-        _checked(int, name, getattr(evidence, name))
-    if not (evidence.problem is None or isinstance(evidence.problem, str)):
-        raise ValueError(f"problem: expected text, got {evidence.problem!r}")
-    _checked(str, "mask", evidence.mask)
-    return evidence
+    """The evidence of a layer, whose fields have the types that the class declares."""
+    types = {field.name: str(field.type).split(" | ") for field in dataclasses.fields(Evidence)}
+    if unknown := sorted(described.keys() - types):
+        raise ValueError(f"evidence: expected the fields {', '.join(types)}, got {shorten(unknown)}")
+    values: dict[str, Any] = {}
+    for name, value in described.items():
+        kind, *optional = types[name]
+        if kind == "float" and value in NOT_FINITE:
+            values[name] = float(value)
+        else:
+            values[name] = None if value is None and optional else check_type(name, value, TYPES[kind])
+    try:
+        return Evidence(**values)
+    except TypeError as error:  # a required field is missing
+        raise ValueError(f"evidence: {error}") from None
 
 
-def _checked(kind: type, name: str, value: Any) -> Any:
-    """Return the value if it is of this type; otherwise raise a ValueError with its name."""
-    if type(value) is not kind:
-        raise ValueError(f"{name}: expected {kind.__name__}, got {value!r}")
-    return value
-
-
-def _table(name: str, rows: Any, dtype: torch.dtype) -> Tensor | None:
-    """Return lists of lists of integers as a tensor (B, T)."""
-    if rows is None:
+def _table(described: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor | None:
+    """Lists of lists of integers, all of one length, as a tensor (B, T); None for null."""
+    if described.get(name) is None:
         return None
+    rows = [check_type(name, row, list) for row in get_field(described, name, list)]
     for row in rows:
         for number in row:
-            _checked(int, name, number)
-    with contextlib.suppress(OverflowError):
-        return torch.tensor(rows, dtype=torch.long).to(dtype)
-    raise ValueError(f"{name}: expected integers that fit into 64 bits")
+            check_type(name, number, int)
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError(f"{name}: expected rows of one length, got {shorten([len(row) for row in rows])}")
+    return torch.tensor(rows, dtype=torch.long).view(len(rows), -1 if rows else 0).to(dtype)
 
 
-def _texts(rows: Any) -> list[list[str]] | None:
-    """Return lists of lists of text, each checked."""
-    if rows is None:
+def _texts(described: dict[str, Any], name: str) -> list[list[str]] | None:
+    """Lists of lists of text; None for null."""
+    if described.get(name) is None:
         return None
-    return [[_checked(str, "tokens", token) for token in row] for row in _checked(list, "tokens", rows)]
+    rows = [check_type(name, row, list) for row in get_field(described, name, list)]
+    return [[check_type(name, token, str) for token in row] for row in rows]

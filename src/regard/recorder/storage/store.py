@@ -26,6 +26,9 @@ class Store(Protocol):
     def finish(self, seen: Capture) -> None:
         """Complete the capture: `seen` holds the layers that `put` returned."""
 
+    def release(self) -> None:
+        """Let go of what the store holds while it is written to, whether or not the capture is complete."""
+
 
 class MemoryStore:
     """Leaves every layer in memory."""
@@ -38,4 +41,7 @@ class MemoryStore:
         return layer
 
     def finish(self, seen: Capture) -> None:
+        """Do nothing."""
+
+    def release(self) -> None:
         """Do nothing."""

@@ -66,6 +66,10 @@ class StatisticsStore:
         """Complete the inner store."""
         self.inner.finish(seen)
 
+    def release(self) -> None:
+        """Release the inner store."""
+        self.inner.release()
+
 
 class BudgetStore:
     """Uses at most `limit` bytes of memory, and then a temporary folder that lives as long as its layers."""
@@ -89,6 +93,11 @@ class BudgetStore:
 
     def finish(self, seen: Capture) -> None:
         """Do nothing."""
+
+    def release(self) -> None:
+        """Release the temporary folder."""
+        if self._folder is not None:
+            self._folder.release()
 
 
 class CheckedMemoryStore(MemoryStore):

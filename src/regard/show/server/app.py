@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from regard.escapes import escape
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.server.limits import ExclusiveJob, Limits, RefusedError, check_number, check_text
@@ -297,5 +299,6 @@ async def _answer_not_found(request: Request, error: Exception) -> Response:
 
 
 async def _answer_failed(request: Request, error: Exception) -> Response:
-    logging.getLogger(__name__).error("a request failed: %s", request.url.path, exc_info=error)
+    text = f"a request failed: {request.url.path}\n{''.join(traceback.format_exception(error))}"
+    logging.getLogger(__name__).error("%s", escape(text))
     return Json({"error": f"internal error: {type(error).__name__}: {error}"}, 500)

@@ -1,4 +1,7 @@
-"""A server for a `Site`: its socket, its thread, and how both end. `app` knows what is served."""
+"""A server for a `Site`: its socket, its thread, and how both end.
+
+`app` knows what is served, `guard` to whom, `connections` how many clients there may be.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,18 @@ from typing import Self
 import uvicorn
 
 from regard.show.server.app import Site
+from regard.show.server.connections import ACCEPTED_AT_ONCE, QUEUE, ConnectionPool
 from regard.show.server.guard import BoundAddress, Guard
+
+
+class QueueingServer(uvicorn.Server):
+    """A server that accepts few connections at a time, while the system holds many."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to serve."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUE)
 
 
 class BackgroundServer:
@@ -19,7 +33,7 @@ class BackgroundServer:
 
     Arguments:
         site: what is served.
-        host: the address to bind to. Anything but loopback puts a secret into the address.
+        host: the address to bind to. Whatever it is, nobody sees anything without the secret in `address`.
         port: the port to bind to; 0 takes a free one.
     """
 
@@ -34,11 +48,13 @@ class BackgroundServer:
                 f"host, port: {host}:{port} cannot be served ({error}): try another port, or 0 for a free one"
             ) from None
         self.site = site
-        self.bound_address = BoundAddress.at(host, self._socket.getsockname()[1])
-        self._server = uvicorn.Server(
+        self.bound_address = BoundAddress(host, self._socket.getsockname()[1])
+        self.pool = ConnectionPool(site.limits)
+        self._server = QueueingServer(
             uvicorn.Config(
                 Guard(site.application(), self.bound_address),
-                http="h11",
+                http=self.pool.protocol,  # type: ignore[arg-type]  # a class is no more than what makes one
+                loop="asyncio",
                 ws="none",
                 lifespan="off",
                 log_level="critical",  # requests interrupted by Ctrl-C are not errors; the site logs its own
@@ -46,8 +62,9 @@ class BackgroundServer:
                 server_header=False,
                 date_header=False,
                 proxy_headers=False,
-                limit_concurrency=site.limits.waiting + 64,
-                timeout_keep_alive=30,
+                backlog=ACCEPTED_AT_ONCE,
+                h11_max_incomplete_event_size=site.limits.head,
+                timeout_keep_alive=max(1, round(site.limits.patience)),
                 timeout_graceful_shutdown=1,
             )
         )
@@ -55,7 +72,7 @@ class BackgroundServer:
 
     @property
     def address(self) -> str:
-        """The address to open in a browser."""
+        """The address to open in a browser. It holds a secret."""
         return self.bound_address.address
 
     def run(self) -> None:
@@ -96,7 +113,7 @@ class BackgroundServer:
         self.site.workers.shutdown(wait=False, cancel_futures=True)
 
     def __repr__(self) -> str:
-        return f"BackgroundServer({self.address})"
+        return f"BackgroundServer({self.bound_address.origin})"
 
     def __enter__(self) -> Self:
         return self.start()

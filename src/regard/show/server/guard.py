@@ -1,23 +1,27 @@
 """Access control: which requests are answered, and what a browser may do with the answers.
 
-Pages of other origins must not be able to request anything, not even through a host name of their own that
-points at this machine (DNS rebinding). So the Host header must name the address that the server is bound to,
-a POST must come from the server's own page, and nothing is shared with other origins. If the server is bound
-to anything but loopback, every path begins with a secret. This file knows HTTP's headers; it does not know
-what is served.
+Nobody without the server's secret may see anything: neither other users of this machine nor, if the server is
+bound to another address than loopback, other machines. Pages of other origins must not be able to request
+anything, not even through a host name of their own that points at this machine (DNS rebinding). So the Host
+header must name the address that the server is bound to, a POST must come from the server's own page, and
+nothing is shared with other origins. This file knows HTTP's headers; `access_secrets` knows the secrets;
+neither knows what is served.
 """
 
 from __future__ import annotations
 
-import hmac
+import base64
+import hashlib
 import ipaddress
-import secrets
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from regard.show.server.access_secrets import AccessSecrets, can_tell_users, parameters
 from regard.show.server.limits import RefusedError
 
 POLICY = "; ".join(
@@ -42,6 +46,7 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "no-store",
 }
+CLOSE = {"connection": "close"}  # a stranger gets one answer a connection
 OTHER_PAGE = "this request comes from another page: only the server's own page may send requests"
 
 
@@ -55,23 +60,31 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class BoundAddress:
-    """The address that the server is bound to, and the secret in its path if other machines can reach it."""
+    """The address that the server is bound to, and its secrets."""
 
     host: str
     port: int
-    token: str = field(default="", repr=False)
+    secrets: AccessSecrets = field(init=False, repr=False, compare=False)
 
-    @classmethod
-    def at(cls, host: str, port: int) -> BoundAddress:
-        """Return the address, with a new secret unless the host is loopback."""
-        return cls(host, port, "" if is_loopback(host) else secrets.token_urlsafe(24))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "secrets", AccessSecrets(self.port))
+
+    @property
+    def origin(self) -> str:
+        """The address without a secret."""
+        wildcards = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+        host = wildcards.get(self.host, f"[{self.host}]" if ":" in self.host else self.host)
+        return f"http://{host}:{self.port}/"
 
     @property
     def address(self) -> str:
         """The address to open in a browser."""
-        wildcards = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-        host = wildcards.get(self.host, f"[{self.host}]" if ":" in self.host else self.host)
-        return f"http://{host}:{self.port}/" + (f"{self.token}/" if self.token else "")
+        return f"{self.origin}?token={self.secrets.token}"
+
+    @property
+    def ticket_address(self) -> str:
+        """The address for a command line, which others can see: only processes of this user can use it."""
+        return f"{self.origin}?ticket={self.secrets.ticket}" if can_tell_users() else self.address
 
     @property
     def hosts(self) -> set[str]:
@@ -81,11 +94,23 @@ class BoundAddress:
         return {f"{name}:{self.port}" for name in names} | (names if self.port == 80 else set())
 
 
+class NoSecretError(RefusedError):
+    """A request without the secret that it needs."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            403,
+            "expected the server's secret, got none or another one: open the whole address, with ?token=…, "
+            "that was printed when the server started",
+        )
+
+
 class Guard:
     """ASGI middleware that refuses requests that are not allowed and adds security headers to all answers."""
 
     def __init__(self, app: ASGIApp, bound_address: BoundAddress) -> None:
-        self.app, self.bound_address = app, bound_address
+        self.app, self.bound_address, self.secrets = app, bound_address, bound_address.secrets
+        self.refusal_page = RefusalPage()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -94,45 +119,86 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        is_entering = _is_page(scope) and self.secrets.open_page(scope["query_string"])
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                if is_entering and message["status"] == 200:
+                    headers.append("set-cookie", self.secrets.set_cookie)
             await send(message)
 
-        try:
-            scope = self._admit(scope)
-        except RefusedError as refusal:
-            answer = JSONResponse({"error": str(refusal)}, refusal.status)
+        answer = self._answer_at_the_door(scope, is_entering)
+        if answer is None:
+            scope.setdefault("state", {})["admitted"] = True
+            await self.app(scope, receive, with_headers)
+        else:
             await answer(scope, receive, with_headers)
-            return
-        await self.app(scope, receive, with_headers)
 
-    def _admit(self, scope: Scope) -> Scope:
-        """Return the request without its secret, or raise `RefusedError`."""
+    def _answer_at_the_door(self, scope: Scope, is_entering: bool) -> Response | None:
+        """Return the answer to a request that the application does not see, or None."""
         headers = Headers(scope=scope)
-        host = headers.get("host", "").lower()
-        if self.bound_address.token:
-            scope = self._strip_token(scope)
-        elif host not in self.bound_address.hosts:
-            raise RefusedError(421, f"host: this server answers only to {self.bound_address.address}")
+        try:
+            self._check_host(headers)
+            if _is_page(scope) and self.secrets.redeem(scope["query_string"], scope.get("client")):
+                return RedirectResponse(f"/?token={self.secrets.token}", 303)
+            if not is_entering:
+                self._check_secret(scope, headers)
+            self._check_origin(scope, headers)
+        except NoSecretError as refusal:
+            wants_page = "text/html" in headers.get("accept", "")
+            return self.refusal_page.response() if wants_page else _refuse(refusal)
+        except RefusedError as refusal:
+            return _refuse(refusal)
+        return None
+
+    def _check_host(self, headers: Headers) -> None:
+        """Refuse a request for a name that is not this server's; names of other addresses are not known."""
+        is_named = headers.get("host", "").lower() in self.bound_address.hosts
+        if is_loopback(self.bound_address.host) and not is_named:
+            raise RefusedError(421, f"host: this server answers only to {self.bound_address.origin}")
+
+    def _check_secret(self, scope: Scope, headers: Headers) -> None:
+        """Refuse a request without its secret: the page's own files need the cookie, all else the token."""
+        is_file = scope["path"] == "/" or scope["path"].startswith("/web/")
+        has_secret = self.secrets.open_files(headers) if is_file else self.secrets.open_data(headers)
+        # With another token in its address, the page would keep that one.
+        if not has_secret or (_is_page(scope) and parameters(scope["query_string"], "token")):
+            raise NoSecretError
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """Refuse a request from another page."""
         if scope["method"] == "POST":
             origin = headers.get("origin")
-            if origin is not None and origin.lower() != f"http://{host}":
+            if origin is not None and origin.lower() != f"http://{headers.get('host', '').lower()}":
                 raise RefusedError(403, OTHER_PAGE)
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 raise RefusedError(415, "content-type: expected application/json")
         elif headers.get("sec-fetch-site") in ("cross-site", "same-site") and scope["path"] != "/":
             raise RefusedError(403, OTHER_PAGE)
-        return scope
 
-    def _strip_token(self, scope: Scope) -> Scope:
-        """Remove the secret from the front of the path; refuse a request with another one or none."""
-        token, slash, rest = scope["path"].removeprefix("/").partition("/")
-        if not hmac.compare_digest(token.encode(), self.bound_address.token.encode()):
-            raise RefusedError(
-                403, "the address needs the server's secret: use the whole address that it printed"
-            )
-        if not slash:
-            raise RefusedError(404, "the address must end in a slash")
-        return {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
+
+class RefusalPage:
+    """The page for a reader without the secret. It has no files: they need a secret as well."""
+
+    def __init__(self) -> None:
+        self.text = (Path(__file__).parent.parent / "web" / "refusal.html").read_text("utf-8")
+        style = re.findall(r"<style>(.*?)</style>", self.text, re.DOTALL)[0]
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        self.policy = POLICY.replace("style-src 'self'", f"style-src 'sha256-{digest}'")
+
+    def response(self) -> Response:
+        """Return the page as a response."""
+        return HTMLResponse(self.text, 403, {**CLOSE, "content-security-policy": self.policy})
+
+
+def _is_page(scope: Scope) -> bool:
+    """Return whether a request is for the page itself."""
+    return scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
+
+
+def _refuse(refusal: RefusedError) -> Response:
+    """Return a refusal as JSON."""
+    return JSONResponse({"error": str(refusal)}, refusal.status, CLOSE)

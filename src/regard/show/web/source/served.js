@@ -4,17 +4,22 @@
 import { layerOf } from "../common/layers.js";
 import { LRU } from "../common/lru.js";
 import { cellsAlong } from "../common/tile.js";
+import { takeToken } from "./token.js";
 
 const KEPT = 96; // answers
+let token = "";
 
 /**
- * `fetch`, with a sentence for a server that is gone.
+ * `fetch` with the server's token, and a sentence for a server that is gone.
  * @param {string} path
- * @param {RequestInit} options
+ * @param {{ method?: string, headers?: Record<string, string>, body?: string, signal?: AbortSignal }} options
  */
 async function reach(path, options) {
   try {
-    return await fetch(path, options);
+    return await fetch(path, {
+      ...options,
+      headers: { ...options.headers, authorization: `Bearer ${token}` },
+    });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("The server does not answer any more. Start it again, and reload this page.");
@@ -89,6 +94,7 @@ async function follow(path, body, onLine, signal) {
 
 /** @returns {Promise<Source>} */
 export async function openServed() {
+  token = takeToken();
   /** @type {LRU<any>} */
   const kept = new LRU(KEPT);
   /**

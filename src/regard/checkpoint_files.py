@@ -1,0 +1,137 @@
+"""Checkpoint files: safetensors files that carry the SHA-256 of all their bytes, each with its predecessor.
+
+A new checkpoint is written beside the old one, which then becomes the previous one, `path` + ".previous".
+Whenever the process is killed, a complete checkpoint is there. One that is damaged is noticed, and the
+previous one is read in its place. This file does not know what a checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, TypeVar
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from regard.files import FileError, Kind, open_file
+from regard.safetensor_files import SafetensorContent, read_safetensors, write_safetensors
+
+T = TypeVar("T")
+CHECKSUM = "sha256"
+MARK = f'"{CHECKSUM}":"'.encode()  # stands before the checksum in the file's header, and nowhere else
+BLANK = b"0" * 64  # stands for the checksum in the bytes that it is computed from
+CHUNK = 1 << 20
+
+
+class Checksum(NamedTuple):
+    """The checksum that a file carries, the one that its bytes have, and the position of the first."""
+
+    stored: bytes
+    computed: bytes
+    position: int
+
+
+def previous(path: Path) -> Path:
+    """The file of the checkpoint before the one in `path`."""
+    return path.with_name(f"{path.name}.previous")
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a checkpoint to `path`; the one that was there becomes the previous one, if it is undamaged.
+
+    An OSError says why it could not be written; the checkpoints that were there are then unchanged.
+    """
+    new = path.with_name(f".{path.name}.new")
+    try:
+        write_safetensors(new, tensors, {**metadata, CHECKSUM: BLANK.decode()})
+        _write_checksum(new)
+        if path.exists() and _damage(path) is None:
+            os.replace(path, previous(path))
+        os.replace(new, path)
+    except (SafetensorError, OSError, ValueError) as error:
+        new.unlink(missing_ok=True)
+        raise OSError(f"cannot write a checkpoint to {path.parent}: {error}") from None
+
+
+def load(
+    path: Path, file_format: str, parse: Callable[[SafetensorContent], T], kind: Kind
+) -> tuple[T, str | None] | None:
+    """The newest checkpoint that is good, and what is wrong with a newer one; None if there is none at all.
+
+    `parse` makes of a file's content what the caller needs; a ValueError of its means damage, too. If every
+    checkpoint is damaged, an error of type `kind` says so.
+    """
+    problems: list[str] = []
+    for file in (path, previous(path)):
+        if not file.exists():
+            continue
+        if (damage := _damage(file)) is None:
+            try:
+                content = parse(read_safetensors(file, [file_format], kind))
+            except ValueError as error:
+                damage = str(error)
+            else:
+                used = f"; {file}, the checkpoint before it, is used instead"
+                return content, problems[0] + used if problems else None
+        problems.append(f"{file} is not a checkpoint that can be read: {damage}")
+    if problems:
+        raise kind("; ".join(problems))
+    return None
+
+
+def remove(path: Path) -> None:
+    """Delete the checkpoints of `path`, and what a process that was killed has left of one."""
+    for file in (path, previous(path)):
+        file.unlink(missing_ok=True)
+    remove_temporary_files(path)
+
+
+def remove_temporary_files(path: Path) -> None:
+    """Delete what a process that was killed while it saved a checkpoint has left."""
+    for file in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        file.unlink(missing_ok=True)
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with the bytes of a checkpoint; None if they have the checksum that it carries."""
+    try:
+        with open_file(path, FileError, "a checkpoint") as file:
+            checksum = _read_checksum(file)
+    except (OSError, ValueError) as error:
+        return str(error)
+    if checksum.stored != checksum.computed:
+        return "its bytes do not have the checksum that they had when it was written"
+    return None
+
+
+def _write_checksum(path: Path) -> None:
+    """Put the checksum in its place in a file that was written with a blank one."""
+    with path.open("r+b") as file:
+        checksum = _read_checksum(file)
+        file.seek(checksum.position)
+        file.write(checksum.computed)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_checksum(file: BinaryIO) -> Checksum:
+    """The checksum of an open file, read and computed; a ValueError if it carries none."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    header_bytes = int.from_bytes(file.read(8), "little")
+    if not 0 < header_bytes <= size - 8:
+        raise ValueError(f"expected a header within its {size} bytes, got one of {header_bytes}")
+    file.seek(0)
+    header = file.read(8 + header_bytes)
+    before, mark, after = header.partition(MARK)
+    if not mark:
+        raise ValueError("it carries no checksum")
+    position, end = len(before) + len(mark), len(before) + len(mark) + len(BLANK)
+    hashing = hashlib.sha256(header[:position] + BLANK + header[end:])
+    while chunk := file.read(CHUNK):
+        hashing.update(chunk)
+    return Checksum(after[: len(BLANK)], hashing.hexdigest().encode(), position)

@@ -1,0 +1,202 @@
+"""A lock on what one process at a time may write: the folder of a run, the file of a survey.
+
+The lock is `flock` on a small file, which the system releases when the process ends, however it ends. The
+file names the owner, for the message to whoever comes second; after `kill -9` it stays, and locks nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shlex
+import socket
+import sys
+import time
+import warnings
+import weakref
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from regard.atomic import write_error
+
+if sys.platform != "win32":
+    import fcntl
+
+SECONDS_WITHOUT_OWNER = 1.0
+"""For so long a lock is tried again if it names no living owner. The owner may not have written its name yet;
+or it was killed, and a child that it had just forked has not run yet, to let go of the lock."""
+MAX_COMMAND = 200  # characters of the owner's command that are shown
+OWNER_FIELDS = {"pid": int, "host": str, "since": str, "command": str}
+UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # from a file system without flock
+
+
+class InUseError(OSError):
+    """Another run writes to the same place; the message says which one."""
+
+
+class FileLock:
+    """The lock `path` on `place`, a folder or a file, which messages name as the argument `name`.
+
+    Creating the object takes the lock, or raises an `InUseError` that says who has it. It is held until
+    `release`, the end of a `with` block, or the end of the process. A process that is forked meanwhile does
+    not hold it. Where there is no `flock`, a warning says so and nothing is locked.
+    """
+
+    def __init__(self, path: Path, name: str, place: Path) -> None:
+        handle = _Handle(path)
+        self.release = weakref.finalize(self, handle.release)
+        try:
+            deadline = time.monotonic() + SECONDS_WITHOUT_OWNER
+            while not handle.take():
+                owner = _read_owner(path)
+                if owner is not None or time.monotonic() > deadline:
+                    raise InUseError(f"{name}: {place} {_owner_message(owner)}")
+                time.sleep(0.02)
+            handle.write_owner()
+        except BaseException as error:
+            self.release()
+            if isinstance(error, OSError) and not isinstance(error, InUseError):
+                raise write_error(name, place, error) from None
+            raise
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class _Handle:
+    """A lock file. `descriptor` is its file descriptor while this process holds the lock, else None."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor: int | None = None
+        _handles.add(self)
+
+    def take(self) -> bool:
+        """Lock the file; False if another process holds it."""
+        while True:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+            try:
+                free = _flock(descriptor)
+                if free and _is_file(descriptor, self.path):
+                    self.descriptor, descriptor = descriptor, -1
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
+            if self.descriptor is not None or not free:
+                return free
+
+    def write_owner(self) -> None:
+        """Name this process in the file."""
+        if self.descriptor is not None:
+            os.ftruncate(self.descriptor, 0)
+            os.write(self.descriptor, json.dumps(_this_process()).encode())
+
+    def release(self) -> None:
+        """Delete the file and let go of the lock; nothing if this process does not hold it."""
+        if self.descriptor is not None:
+            with suppress(OSError):
+                self.path.unlink()
+            self.close()
+
+    def close(self) -> None:
+        """Close the file: the lock is free once every process that shares it has closed it."""
+        if self.descriptor is not None:
+            descriptor, self.descriptor = self.descriptor, None
+            os.close(descriptor)
+
+
+def _flock(descriptor: int) -> bool:
+    """Lock an open file, and return whether it was free; where that is impossible, warn and go on."""
+    try:
+        if sys.platform == "win32":
+            raise OSError(errno.ENOSYS, "not on Windows")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        reason = error.strerror
+    message = f"there is no flock here ({reason}): a second run in the same place would not be noticed"
+    warnings.warn(message, stacklevel=5)
+    return True
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Whether a path still leads to an open file: an owner deletes its lock file before it lets go."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+_handles: weakref.WeakSet[_Handle] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close what a forked process inherits, which would keep the lock of a killed parent."""
+    for handle in list(_handles):
+        handle.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _this_process() -> dict[str, Any]:
+    """This process, as its lock file names it."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else []
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.now().astimezone().isoformat(" ", "seconds"),
+        "command": shlex.join(words)[:MAX_COMMAND],
+    }
+
+
+def _owner_message(owner: dict[str, Any] | None) -> str:
+    """Say who holds a lock and what can be done about it."""
+    if owner is None:
+        return "is in use by another process: wait until it ends, or choose another place"
+    here = owner["host"] == socket.gethostname()
+    if here and owner["pid"] == os.getpid():
+        return (
+            f"is in use by this process since {owner['since']}: wait until that ends, or choose another place"
+        )
+    where = "" if here else f" on {owner['host']}"
+    message = (
+        f"is in use by process {owner['pid']}{where} since {owner['since']} ({owner['command']}): "
+        f"wait until it ends, stop it with `kill {owner['pid']}`{where}, or choose another place"
+    )
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
+
+
+def _read_owner(path: Path) -> dict[str, Any] | None:
+    """The owner that a lock file names; None if it names no process, or one that has ended."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        stored = json.loads(path.read_bytes())
+        owner = {name: kind(stored[name]) for name, kind in OWNER_FIELDS.items()}
+        if owner["host"] != socket.gethostname() or _lives(owner["pid"]):
+            return owner
+    return None
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process of this machine exists."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it is another user's
+    return True

@@ -1,0 +1,237 @@
+"""Reads files that anyone may have written, and says in one sentence what is wrong with one.
+
+Each kind of file has one error type, a `FileError`. Only regular files are opened, so that a pipe or a device
+never blocks; sizes are compared with limits before anything is read; JSON is parsed strictly. This file knows
+bytes, text and JSON; what the fields of a file mean is known to its reader.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import reprlib
+import stat
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, TypeVar
+
+from regard.escapes import escape
+
+MAX_JSON_BYTES = 1 << 28
+"""The largest JSON file that is read: as Python objects it takes up to 25 times as much memory."""
+MAX_REASON = 200  # characters of another library's error message that are repeated in ours
+MAX_MESSAGE = 1000  # characters of a message
+LARGEST_INTEGER = (1 << 63) - 1
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of half a character
+
+T = TypeVar("T")
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 60
+
+
+class FileError(ValueError):
+    """A file cannot be used: the message names file and field, what was expected and what it holds.
+
+    It is one line without control characters, whatever the file holds.
+    """
+
+    def __init__(self, message: str) -> None:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[:MAX_MESSAGE]}…"
+        super().__init__(escape(message).replace("\n", "\\n"))
+
+
+class ModelFileError(FileError):
+    """A file of a model cannot be used: its config, weights, index or tokenizer, or a GGUF file."""
+
+
+class CaptureFileError(FileError):
+    """A file of a saved map or capture cannot be used."""
+
+
+class RunFileError(FileError):
+    """A file of a training run cannot be used: its checkpoint, or its history."""
+
+
+class SurveyFileError(FileError):
+    """A file of a survey cannot be used: its progress, or a table of heads."""
+
+
+class TextFileError(FileError):
+    """A text file cannot be used."""
+
+
+Kind = type[FileError]
+
+
+def check_regular_file(path: Path, kind: Kind, contents: str) -> int:
+    """Return the size of a file, or raise `kind` if it is missing or no regular file.
+
+    `contents` says what it should hold, as "a JSON file". Opening a pipe would wait for its other end, and
+    opening a device may do anything, so neither is opened.
+    """
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        problem = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        raise kind(f"path: expected {contents}, got {path}, which {problem}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise kind(f"path: expected {contents}, got {path}, which is {_describe_mode(status.st_mode)}")
+    return status.st_size
+
+
+def _describe_mode(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    return "a pipe: save its contents to a file first" if stat.S_ISFIFO(mode) else "a device or a socket"
+
+
+def open_file(path: Path, kind: Kind, contents: str) -> BufferedReader:
+    """Open a regular file for reading; `kind` is raised if it is none, or cannot be opened."""
+    check_regular_file(path, kind, contents)
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise kind(f"path: expected {contents}, got {path}, which cannot be read: {error}") from None
+
+
+def read_text(path: Path, kind: Kind, contents: str, most: int = MAX_JSON_BYTES) -> str:
+    """The text of a UTF-8 file of at most so many bytes; `kind` is raised if it is none."""
+    with open_file(path, kind, contents) as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise kind(f"{path}: expected {contents} of at most {most:,} bytes, got {size:,}")
+        data = file.read(size)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise kind(f"{path}: expected {contents} in UTF-8, and byte {error.start} is not") from None
+
+
+def read_json(path: Path, kind: Kind) -> dict[str, Any]:
+    """The object in a JSON file."""
+    text = read_text(path, kind, "a JSON file")
+    with naming_errors(path, kind):
+        return parse_object(text)
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """The object in a JSON text; see `parse_json`."""
+    plain = parse_json(text)
+    if not isinstance(plain, dict):
+        raise ValueError(f"expected a JSON object, got {shorten(plain)}")
+    return plain
+
+
+def parse_json(text: str, *, finite: bool = True) -> Any:
+    """Parse JSON strictly; a ValueError of one sentence says what is wrong.
+
+    A key may occur once in an object, integers fit into 64 bits, and numbers are finite unless `finite` is
+    False.
+    """
+    try:
+        plain = json.loads(
+            text,
+            object_pairs_hook=_unique_keys,
+            parse_int=_integer,
+            parse_float=_finite if finite else float,
+            parse_constant=_finite if finite else float,
+        )
+        if SURROGATE.search(text):
+            json.dumps(plain, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected JSON: {error}") from None
+    except UnicodeEncodeError:
+        raise ValueError("expected JSON: a text in it holds half a character (a lone surrogate)") from None
+    except RecursionError:
+        raise ValueError("expected JSON with fewer levels: its lists and objects are too deep") from None
+    return plain
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    plain = dict(pairs)
+    if len(plain) != len(pairs):
+        name, count = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"expected each key of an object once, got {shorten(name)} {count} times")
+    return plain
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20 or not -LARGEST_INTEGER <= (number := int(text)) <= LARGEST_INTEGER:
+        raise ValueError(f"expected integers that fit into 64 bits, got {shorten(text)}")
+    return number
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"expected finite numbers, got {shorten(text)}")
+    return number
+
+
+def get_field(data: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """The value of a field, which must be of this type; a ValueError names it."""
+    if name not in data:
+        raise ValueError(f"{name}: expected {WORDS[kind]}, got none")
+    return check_type(name, data[name], kind)
+
+
+def check_type(name: str, value: Any, kind: type[T]) -> T:
+    """Return the value of a field if it is of this type, or raise a ValueError that names it.
+
+    A whole number is a number, and true is neither.
+    """
+    if kind is float and type(value) is int:
+        return float(value)  # type: ignore[return-value]
+    if type(value) is not kind:
+        raise ValueError(f"{name}: expected {WORDS[kind]}, got {shorten(value)}")
+    return value
+
+
+def shorten(value: object) -> str:
+    """A value as an error message shows it: short, however large or deep it is.
+
+    >>> shorten([[[[[[[[1]]]]]]]]), shorten("a" * 70)
+    ('[[[[[[[...]]]]]]]', "'aaaaaaaaaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaaa'")
+    """
+    return _repr.repr(value)
+
+
+@contextmanager
+def naming_errors(path: Path, kind: Kind, problem: str = "", advice: str = "") -> Iterator[None]:
+    """Raise a ValueError of the block as `kind`, after the name of the file and its `problem`.
+
+    `advice` follows at the end. A `FileError` names its file already and stays as it is.
+    """
+    try:
+        yield
+    except FileError:
+        raise
+    except ValueError as error:
+        raise kind(f"{path}{problem}: {error}{advice}") from None
+
+
+@contextmanager
+def converting_errors(path: Path, kind: Kind, contents: str) -> Iterator[None]:
+    """Raise whatever another library raises in the block as `kind`: their readers raise any type.
+
+    A panic of a library in Rust is not even an `Exception`.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, FileError):
+        raise
+    except BaseException as error:
+        reason = str(error).strip().partition("\n")[0][:MAX_REASON] or type(error).__name__
+        raise kind(f"{path} is not {contents}: {reason}") from None

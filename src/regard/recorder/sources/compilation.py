@@ -1,0 +1,73 @@
+"""Has compiled models run uncompiled inside a capture, since calls inside a compiled graph cannot be heard.
+
+The three ways of `torch.compile` are served: `torch.compile(model)`, `model.compile()` and
+`model.forward = torch.compile(model.forward)`. Only the context of the capture is affected.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from regard.override import ContextEntries, MethodWrappers, SharedOverride
+
+_captured: ContextEntries[frozenset[nn.Module]] = ContextEntries("captured_modules")
+"""The modules of the models that are captured in a context."""
+_override = SharedOverride()
+
+
+def original_model(model: nn.Module) -> nn.Module:
+    """Return the model that was passed to `torch.compile`, or the model itself."""
+    kind = _compiled_kind()
+    return model._orig_mod if kind is not None and isinstance(model, kind) else model  # type: ignore[return-value]
+
+
+def _compiled_kind() -> type[nn.Module] | None:
+    """Return the class of compiled modules; None before anything is compiled, as importing it is slow."""
+    file = sys.modules.get("torch._dynamo.eval_frame")
+    return None if file is None else file.OptimizedModule
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Inside the block, this context runs the original code of a model and of every module in it."""
+    wrappers = MethodWrappers()
+    for module in model.modules():
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            wrappers.add(module, "_compiled_call_impl", _in_place_of(module._call_impl))
+        original = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
+        if original is not None and not isinstance(module, _compiled_kind() or ()):
+            wrappers.add(module, "forward", _in_place_of(original))
+        if hasattr(module, "get_compiled_call"):  # of Transformers, for generation with a static cache
+            wrappers.add(module, "get_compiled_call", functools.partial(_plain_call, module))
+    with _override.opened(), _captured.added(frozenset(model.modules())), wrappers.active():
+        if (kind := _compiled_kind()) is not None:
+            _override.replace(kind, "__call__", _original_call)
+        yield
+
+
+def _in_place_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a wrapper that calls the original in place of what it wraps."""
+    return lambda _, *args, **kwargs: original(*args, **kwargs)
+
+
+def _plain_call(module: nn.Module, *_: Any, **__: Any) -> Callable[..., Any]:
+    """Return a model's own call, where its compiled call is asked for."""
+    return module.__call__
+
+
+def _original_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the call of compiled modules: those of a captured model run their original."""
+
+    @functools.wraps(call)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(self._orig_mod in modules for modules in _captured.get()):
+            return self._orig_mod(*args, **kwargs)
+        return call(self, *args, **kwargs)
+
+    return run

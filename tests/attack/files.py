@@ -1,0 +1,846 @@
+"""Hostile files: thousands of damaged files of every format, each of which must load or end in a sentence.
+
+Each draw takes a small sample of a format and damages it: flipped, lost, moved and repeated bytes, sizes that
+cannot be, and JSON values of other types. What loads is used a little. It must take less than a second of a
+processor's time and 200 MB, and raise nothing but the error of that kind of file. The draws run in a process
+of their own, whose memory is limited; a draw that hangs or crashes it is named by its format and number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import struct
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+DRAWS = 5000  # files of each format
+MAX_SECONDS, MAX_BYTES = 1.0, 200 << 20
+PATIENCE = 20.0  # seconds that a draw may take on the clock before it counts as a hang
+
+SIZES = (0, 1, 2, 7, 255, 1 << 16, (1 << 31) - 1, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
+STRANGE = (
+    None,
+    True,
+    0,
+    -1,
+    1,
+    3,
+    1_000_000,
+    1 << 31,
+    1 << 40,
+    (1 << 63) - 1,
+    1 << 64,
+    10**400,
+    0.5,
+    -0.0,
+    1e-320,
+    1e308,
+    math.nan,
+    math.inf,
+    -math.inf,
+    "",
+    "x",
+    "\0",
+    "\ud800",
+    "../../etc/passwd",
+    "/dev/zero",
+    "inf",
+    "long " * 2000,
+    [],
+    [[]],
+    [0] * 2000,
+    {},
+    {"kind": "Full"},
+    {"a": {"b": [1]}},
+)
+
+
+class Format(NamedTuple):
+    """A format: how to write a sample, how to read it, and what may be raised."""
+
+    write: Callable[[Path], Path]
+    """Writes a sample into a folder and returns the file that is damaged."""
+    read: Callable[[Path], Any]
+    """Reads the file, or the folder that it is in, and uses what it gets."""
+    kind: str
+    """The name of the error type, in `regard.files` or `regard.checker`."""
+    damage: Callable[[bytes, random.Random], bytes]
+
+
+# Damage
+
+
+def damage_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Damage the bytes of a file, without knowing what they mean."""
+    out, how = bytearray(data), rng.randrange(8)
+    start = rng.randrange(len(out) + 1) if rng.random() < 0.5 else min(len(out), int(rng.expovariate(0.02)))
+    stop = min(len(out), start + int(rng.expovariate(0.05)) + 1)
+    if how in (0, 1):
+        for _ in range(rng.randint(1, 8)):
+            if out:
+                out[min(len(out) - 1, rng.randrange(len(out)) if how else start)] ^= 1 << rng.randrange(8)
+    elif how == 2:
+        del out[start:]
+    elif how == 3:
+        del out[start:stop]
+    elif how == 4:
+        out[start:start] = out[start:stop] * rng.choice((1, 2, 50))
+    elif how == 5:
+        out[start:stop] = bytes(stop - start)
+    elif how == 6:
+        out[start:stop] = rng.randbytes(stop - start)
+    else:
+        out[start : start + 8] = struct.pack("<Q", rng.choice(SIZES))
+    return bytes(out)
+
+
+def damage_json(data: bytes, rng: random.Random) -> bytes:
+    """Damage a JSON file: mostly its values, keys and levels, sometimes its bytes."""
+    if rng.random() < 0.3:
+        return damage_bytes(data, rng)
+    lines = data.decode().splitlines() if b"\n{" in data else [data.decode()]
+    number = rng.randrange(len(lines))
+    plain = json.loads(lines[number])
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        plain = _damage_value(plain, rng)
+    text = json.dumps(plain)
+    how = rng.random()
+    if how < 0.05:
+        depth = rng.choice((50, 900, 100_000))
+        text = text.replace("1", "[" * depth + "]" * depth, 1)
+    elif how < 0.15 and '": ' in text:
+        start = rng.choice([i for i in range(len(text)) if text.startswith('": ', i)])
+        name = text[text.rfind('"', 0, start) + 1 : start]
+        text = f'{text[: start + 3]}0, "{name}": {text[start + 3 :]}'
+    lines[number] = text
+    return ("\n".join(lines) + ("\n" if data.endswith(b"\n") else "")).encode()
+
+
+def _damage_value(plain: Any, rng: random.Random) -> Any:
+    """The same data with one value replaced, removed or repeated, at any level."""
+    if isinstance(plain, str) and plain[:1] == "{" and rng.random() < 0.8:  # JSON in JSON
+        with contextlib.suppress(ValueError):
+            return json.dumps(_damage_value(json.loads(plain), rng))
+    if not isinstance(plain, dict | list) or not plain or rng.random() < 0.05:
+        return rng.choice(STRANGE)
+    plain = plain.copy()
+    key = rng.choice(list(plain)) if isinstance(plain, dict) else rng.randrange(len(plain))
+    how = rng.random()
+    if how < 0.1:
+        del plain[key]
+    elif how < 0.15 and isinstance(plain, list):
+        plain.append(plain[key])
+    elif how < 0.2 and isinstance(plain, dict):
+        plain[rng.choice(("extra", "", "window", "\ud800"))] = rng.choice(STRANGE)
+    elif how < 0.25 and isinstance(plain, dict):
+        plain[key] = plain[rng.choice(list(plain))]
+    elif isinstance(plain[key], int) and how < 0.4:
+        plain[key] = plain[key] + rng.choice((-1, 1, 1000))
+    else:
+        plain[key] = _damage_value(plain[key], rng)
+    return plain
+
+
+def damage_safetensors(data: bytes, rng: random.Random) -> bytes:
+    """Damage a safetensors file: mostly its header, with its length made to fit."""
+    if rng.random() < 0.3:
+        return damage_bytes(data, rng)
+    (length,) = struct.unpack("<Q", data[:8])
+    header = damage_json(data[8 : 8 + length].rstrip(), rng)
+    return struct.pack("<Q", len(header)) + header + data[8 + length :]
+
+
+def damage_checkpoint(data: bytes, rng: random.Random) -> bytes:
+    """Damage a checkpoint; most often its checksum is made to fit, as whoever means harm would do."""
+    damaged = damage_safetensors(data, rng)
+    if rng.random() < 0.2 or len(damaged) < 8:
+        return damaged
+    (length,) = struct.unpack("<Q", damaged[:8])
+    header = damaged[8 : 8 + length].replace(b'"sha256": "', b'"sha256":"')
+    damaged = struct.pack("<Q", len(header)) + header + damaged[8 + length :]
+    before, mark, after = damaged.partition(b'"sha256":"')
+    blank = before + mark + b"0" * 64 + after[64:]
+    return before + mark + hashlib.sha256(blank).hexdigest().encode() + after[64:]
+
+
+GGUF_CODES = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+
+
+def encode_gguf(fields: list[Any], tensors: list[Any], counts: tuple[int, int] | None = None) -> bytes:
+    """A GGUF file of fields (name, type, value) and tensors (name, shape, type, offset), and 4 kB of data."""
+    count = counts or (len(tensors), len(fields))
+    out = struct.pack("<4sIQQ", b"GGUF", 3, *count)
+    for name, kind, value in fields:
+        out += _encode_text(name) + struct.pack("<I", kind) + _encode_value(kind, value)
+    for name, shape, kind, offset in tensors:
+        out += _encode_text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+        out += struct.pack("<IQ", kind, offset)
+    return out + bytes(-len(out) % 32) + bytes(range(256)) * 16
+
+
+def _encode_text(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    return struct.pack("<Q", len(data)) + data
+
+
+def _encode_value(kind: int, value: Any) -> bytes:
+    """A value; an array is (type, values, length)."""
+    if kind == 8:
+        return _encode_text(value)
+    if kind == 9:
+        inner, values, length = value
+        items = b"".join(_encode_value(inner, item) for item in values)
+        return struct.pack("<IQ", inner, length) + items
+    return struct.pack(f"<{GGUF_CODES[kind]}", value)
+
+
+def gguf_parts() -> tuple[list[Any], list[Any]]:
+    """The fields and tensors of a small Llama."""
+    tokens = [*"abcdefgĠ", "ab", "<s>"]
+    numbers = {
+        "block_count": 2,
+        "context_length": 16,
+        "embedding_length": 8,
+        "feed_forward_length": 8,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+    }
+    fields: list[Any] = [("general.architecture", 8, "llama"), ("general.alignment", 4, 32)]
+    fields += [(f"llama.{name}", 4, value) for name, value in numbers.items()]
+    fields += [
+        ("llama.attention.layer_norm_rms_epsilon", 6, 1e-5),
+        ("llama.rope.freq_base", 6, 10000.0),
+        ("tokenizer.ggml.model", 8, "gpt2"),
+        ("tokenizer.ggml.pre", 8, "gpt-2"),
+        ("tokenizer.ggml.tokens", 9, (8, tokens, len(tokens))),
+        ("tokenizer.ggml.merges", 9, (8, ["a b"], 1)),
+        ("tokenizer.ggml.token_type", 9, (5, [1] * 9 + [3], 10)),
+        ("tokenizer.ggml.eos_token_id", 4, 9),
+    ]
+    shapes = {"token_embd": (8, 10), "output_norm": (8,)}
+    for layer in range(2):
+        block = {"attn_q": (8, 8), "attn_k": (8, 4), "attn_v": (8, 4), "attn_output": (8, 8)}
+        block |= {"ffn_gate": (8, 8), "ffn_up": (8, 8), "ffn_down": (8, 8)}
+        block |= {"attn_norm": (8,), "ffn_norm": (8,)}
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
+    tensors, offset = [], 0
+    for name, shape in shapes.items():
+        tensors.append((f"{name}.weight", shape, 1, offset))
+        offset += -(-2 * math.prod(shape) // 32) * 32
+    return fields, tensors
+
+
+def damage_gguf(data: bytes, rng: random.Random) -> bytes:
+    """Damage a GGUF file: a field, a tensor, a count, or the bytes."""
+    how = rng.random()
+    if how < 0.4:
+        return damage_bytes(data, rng)
+    fields, tensors = gguf_parts()
+    number, counts = rng.randrange(len(fields)), None
+    if how < 0.7:
+        name, kind, value = fields[number]
+        kind = rng.choice((kind, kind, *GGUF_CODES, 8, 9))
+        fields[number] = (
+            rng.choice((name, name, name, "", fields[0][0])),
+            kind,
+            _gguf_value(kind, value, rng),
+        )
+        if rng.random() < 0.1:
+            fields.append(rng.choice(fields))
+    elif how < 0.95:
+        number = rng.randrange(len(tensors))
+        name, shape, kind, offset = tensors[number]
+        strange = rng.randrange(5)
+        if strange == 0:
+            shape = tuple(rng.choice(SIZES) for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 200))))
+        elif strange == 1:
+            kind = rng.randrange(45)
+        elif strange == 2:
+            offset = rng.choice((*SIZES[:-1], 32, 64, 4096))
+        elif strange == 3:
+            name = rng.choice(
+                (tensors[0][0], "", "blk", "blk.1", "blk.999999.attn_q.weight", "model.norm.weight")
+            )
+        else:
+            shape = shape[::-1] if len(shape) > 1 else (*shape, 2)
+        tensors[number] = (name, shape, kind, offset)
+    else:
+        counts = (rng.choice((len(tensors), *SIZES)), rng.choice((len(fields), *SIZES)))
+    return encode_gguf(fields, tensors, counts)
+
+
+def _gguf_value(kind: int, value: Any, rng: random.Random) -> Any:
+    """A value of a type, most likely not the right one."""
+    if kind == 8:
+        return rng.choice(("", "llama", "qwen3", "gpt2", "none", "yarn", "x" * 3000, "\ud800"))
+    if kind == 9 and isinstance(value, tuple):
+        inner, values, length = value
+        values = rng.choice((values, values[:1], values * 300, [values[0]] * 3))
+        return inner, values, rng.choice((len(values), length, *SIZES))
+    if kind == 9:
+        depth, nested = rng.choice((1, 2, 5, 300)), (4, [1], 1)
+        for _ in range(depth):
+            nested = (9, [nested], rng.choice((1, 1, 1 << 40)))
+        return nested
+    code = GGUF_CODES[kind]
+    if code in "fd":
+        return rng.choice((0.0, -1.0, math.nan, math.inf, 1e-30, 1e30))
+    if code == "?":
+        return True
+    bits = 8 * struct.calcsize(f"<{code}") - code.islower()
+    return rng.choice([n for n in (*SIZES, 1_000_000, 3) if n < 1 << bits])
+
+
+def damage_code(data: bytes, rng: random.Random) -> bytes:
+    """Damage Python source."""
+    if rng.random() < 0.8:
+        return damage_bytes(data, rng)
+    depth = rng.choice((50, 150, 3000, 30_000))
+    left, right = rng.choice(
+        (("(", ")"), ("[", "]"), ("-", ""), ("not ", ""), ("a.", ""), ("1+", ""), ("f(", ")"))
+    )
+    body = f"x = {left * depth}1{right * depth}\n".encode()
+    return rng.choice((body, data + body, "\ufeff".encode() + data, b"# coding: latin-9\n\xff" + data))
+
+
+# Formats
+
+
+def _write_model(folder: Path, **options: Any) -> None:
+    import torch
+
+    from regard.gpt import GPT, Config
+
+    torch.manual_seed(0)
+    options = {
+        "vocab_size": 10,
+        "context_length": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "d_model": 8,
+    } | options
+    model = GPT(Config(**options))
+    model.tokenizer = _tokenizer()
+    model.save(folder)
+
+
+def _tokenizer() -> Any:
+    from regard.gpt.tokens import character_tokenizer
+
+    return character_tokenizer("abcdefg ")
+
+
+def write_own_config(folder: Path) -> Path:
+    _write_model(folder, window=(4, None), eos_token_id=(1,), norm="rms", positions="rotary")
+    return folder / "config.json"
+
+
+def write_weights(folder: Path) -> Path:
+    _write_model(folder)
+    return folder / "model.safetensors"
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """A tokenizer with every part that one may have."""
+    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+
+    from regard.gpt.tokens import bpe_tokenizer
+
+    _write_model(folder, vocab_size=300)
+    tokenizer = bpe_tokenizer(["the cat sat on the mat because the cat was tired\n" * 3], 280)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace("q", "k")])
+    split = pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, tokenizer.pre_tokenizer])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])
+    tokenizer.enable_truncation(12)
+    tokenizer.enable_padding(length=12)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def _write_family(folder: Path, kind: str) -> None:
+    """A model by the names of Transformers, with its config."""
+    import torch
+    from safetensors.torch import save_file
+
+    from regard.gpt.families import FAMILIES, add_head
+    from regard.gpt.parameters import parameter_shapes
+
+    settings: dict[str, Any] = {"model_type": kind, "vocab_size": 10, "eos_token_id": [1, 2]}
+    if kind == "gpt2":
+        settings |= {"n_positions": 16, "n_layer": 2, "n_head": 2, "n_embd": 8, "n_inner": None}
+        settings |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+    else:
+        settings |= {"max_position_embeddings": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        settings |= {"num_key_value_heads": 1, "hidden_size": 8, "intermediate_size": 8, "head_dim": 4}
+        settings |= {"hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+        settings |= {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+        settings |= {"attention_bias": False, "tie_word_embeddings": False}
+        settings["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8,
+        }
+    family = FAMILIES[kind]
+    config = family.config(settings)
+    shapes, tensors = parameter_shapes(config), {}
+    for name, part in add_head(family.parts(config), family.prefix, config).items():
+        rows = {"q": 8, "k": 4, "v": 4}
+        for source in part.names:
+            shape = shapes[name]
+            if len(part.names) > 1:
+                module = source.split(".")[-2]
+                shape = (
+                    rows.get(module[0], 8) if module.endswith("_proj") and "self" in source else 8,
+                    *shape[1:],
+                )
+            tensors[source] = torch.full(shape[::-1] if part.transposed else shape, 0.1)
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3], "top_p": 0.5}))
+
+
+def write_family_config(kind: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        _write_family(folder, kind)
+        return folder / "config.json"
+
+    return write
+
+
+def write_index(folder: Path) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    _write_family(folder, "llama")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    weight_map = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(tensors)}
+    for file in sorted(set(weight_map.values())):
+        part = {name: x.clone() for name, x in tensors.items() if weight_map[name] == file}
+        save_file(part, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    return index
+
+
+def write_gguf(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "model.gguf").write_bytes(encode_gguf(*gguf_parts()))
+    return folder / "model.gguf"
+
+
+def read_model(path: Path) -> None:
+    """Load a model from a file or its folder, and run it."""
+    import torch
+
+    from regard.gpt import GPT
+
+    model = GPT.from_pretrained(path if path.suffix == ".gguf" else path.parent)
+    ids = [0, 1, 2]
+    with torch.no_grad(), contextlib.suppress(ValueError):  # such as a context of two tokens
+        model(torch.tensor([ids]))
+        if model.tokenizer is not None:
+            model.generate("abc", max_new_tokens=1)
+
+
+def write_map(folder: Path) -> Path:
+    import torch
+
+    import regard
+
+    folder.mkdir(exist_ok=True)
+    q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
+    mask = (regard.causal & regard.window(4)) | regard.documents(torch.tensor([[0, 0, 1, 1, 1, 2]] * 2))
+    regard.attention_map(q, k, mask=mask & regard.padding([6, 4]), softcap=30.0).save(folder / "map")
+    return folder / "map"
+
+
+def read_map(path: Path) -> None:
+    import regard
+
+    m = regard.load(path)
+    if 0 not in m.shape:
+        m[(0,) * (m.ndim - 1)]
+    m.entropy()
+
+
+def _write_capture(folder: Path, store: str) -> None:
+    import torch
+
+    import regard
+    from regard.gpt import GPT, Config
+
+    torch.manual_seed(0)
+    model = GPT(Config(vocab_size=10, context_length=16, num_layers=2, num_heads=2, d_model=8))
+    model.tokenizer = _tokenizer()
+    seen = regard.capture(model, text="abc cab", tokenizer=model.tokenizer, store=store)
+    seen.save(folder)
+
+
+def write_capture(folder: Path) -> Path:
+    _write_capture(folder, "maps")
+    return folder / "capture.json"
+
+
+def write_layer(store: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        _write_capture(folder, store)
+        return min(folder.glob("layer-*.safetensors"))
+
+    return write
+
+
+def read_capture(path: Path) -> None:
+    import regard
+
+    seen = regard.load(path.parent)
+    str(seen.certificate)
+    repr(seen)
+    for layer in seen.layers:
+        data = layer.data()
+        if data.map is not None:
+            data.map.entropy()
+
+
+class _LoadedError(Exception):
+    """What was to be read has been read: no more is done."""
+
+
+def write_survey(folder: Path) -> Path:
+    import torch
+
+    folder.mkdir(exist_ok=True)
+    (folder / "corpus.txt").write_text("abc cab gag fed\n" * 40)
+    calls = []
+
+    def interrupted(ids: torch.Tensor) -> Any:
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(ids)
+        return _survey_model().maps(ids)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        _survey(folder, interrupted)
+    (folder / "heads.csv.partial.previous").unlink(missing_ok=True)
+    return folder / "heads.csv.partial"
+
+
+def _survey_model() -> Any:
+    import torch
+
+    from regard.gpt import GPT, Config
+
+    torch.manual_seed(0)
+    return GPT(Config(vocab_size=10, context_length=32, num_layers=2, num_heads=2, d_model=8)).eval()
+
+
+def _survey(folder: Path, run: Callable[[Any], Any]) -> None:
+    from regard.heads.survey import SurveyModel, survey
+    from regard.processes import process_group
+
+    tokenizer = _tokenizer()
+    model = SurveyModel("m", run, lambda text: tokenizer.encode(text.replace("\n", " ")).ids, None, "digest")
+    with process_group("cpu") as ranks:
+        survey(model, folder / "corpus.txt", folder / "heads.csv", ranks=ranks, length=32)
+
+
+def read_survey(path: Path) -> None:
+    def stop(ids: Any) -> Any:
+        raise _LoadedError
+
+    with contextlib.suppress(_LoadedError):
+        _survey(path.parent, stop)
+
+
+def write_table(folder: Path) -> Path:
+    from regard.heads.table import HeadRow, HeadTable, Score
+
+    folder.mkdir(exist_ok=True)
+    score = Score(0.5, 0.1, math.nan, 0.4, 0.6, 0.5)
+    rows = [
+        HeadRow(0, head, head, ("induction",), 0, {"induction": score, "sink": score}) for head in range(2)
+    ]
+    HeadTable(rows).to_json(folder / "heads.json")
+    return folder / "heads.json"
+
+
+def read_table(path: Path) -> None:
+    from regard.heads import HeadTable
+
+    table = HeadTable.from_json(path)
+    str(table)
+    table.to_json()
+
+
+def _run_arguments() -> tuple[Any, ...]:
+    from regard.gpt import Config
+    from regard.gpt.training.corpus import prepare
+    from regard.gpt.training.settings import TrainingSettings
+
+    corpus = prepare("the cat sat on the mat because the cat was tired\n" * 4, 8)
+    sizes = {"num_layers": 1, "num_heads": 2, "d_model": 8}
+    config = Config(vocab_size=corpus.vocab_size, context_length=8, **sizes)
+    return config, corpus, TrainingSettings(steps=2, batch_size=2, evaluate_every=1, evaluate_tokens=64)
+
+
+def write_run(file: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        from regard.gpt.training.train import train
+
+        config, corpus, settings = _run_arguments()
+        folder.parent.mkdir(exist_ok=True)
+        train(config, corpus, folder, settings, device="cpu", quiet=True)
+        for older in folder.glob("*previous*"):
+            older.unlink()
+        return folder / file
+
+    return write
+
+
+def read_run(path: Path) -> None:
+    """Resume a run, but train no more."""
+    from regard.gpt.training import train as module
+
+    run, module.TrainingRun.run = module.TrainingRun.run, lambda self, stop: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config, corpus, settings = _run_arguments()
+            module.train(config, corpus, path.parent, settings, resume=True, device="cpu", quiet=True)
+    finally:
+        module.TrainingRun.run = run
+
+
+def read_history(path: Path) -> None:
+    from regard.gpt.training.history import read_run
+
+    json.dumps(read_run(path.parent), allow_nan=False)
+
+
+def write_text(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "book.txt").write_text("Ein Äpfelchen, 見, and more of the same text.\n" * 20, encoding="utf-8")
+    return folder / "book.txt"
+
+
+def read_text(path: Path) -> None:
+    from regard.files import TextFileError
+    from regard.gpt.training.corpus import read
+    from regard.heads.corpus import read_chunks
+
+    try:
+        read(path)
+    except TextFileError:
+        for _ in read_chunks(path):
+            pass
+        raise
+
+
+CODE = '''"""An attention. It imports nothing: the damaged name of a module might be that of another one."""
+
+
+def attention(q, k, v, scale=8**-0.5):
+    scores = q @ k.mT * scale
+    return scores.softmax(-1) @ v
+
+
+class Attention:
+    def __init__(self, width=8):
+        self.width = width
+
+    def __call__(self, x):
+        return attention(x, x, x, self.width**-0.5)
+'''
+
+
+def write_code(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "attention.py").write_text(CODE)
+    return folder / "attention.py"
+
+
+def read_code(path: Path) -> None:
+    from regard.checker import CheckError
+    from regard.checker.subject.locate import locate, split
+
+    before = list(sys.path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(CheckError):  # it lists what the file defines, without running it
+            split(str(path))
+        try:
+            locate(f"{path}:Attention")
+        finally:
+            sys.path[:] = before
+
+
+FORMATS = {
+    "gguf": Format(write_gguf, read_model, "ModelFileError", damage_gguf),
+    "config": Format(write_own_config, read_model, "ModelFileError", damage_json),
+    "llama_config": Format(write_family_config("llama"), read_model, "ModelFileError", damage_json),
+    "gpt2_config": Format(write_family_config("gpt2"), read_model, "ModelFileError", damage_json),
+    "qwen3_config": Format(write_family_config("qwen3"), read_model, "ModelFileError", damage_json),
+    "weights": Format(write_weights, read_model, "ModelFileError", damage_safetensors),
+    "index": Format(write_index, read_model, "ModelFileError", damage_json),
+    "tokenizer": Format(write_tokenizer, read_model, "ModelFileError", damage_json),
+    "map": Format(write_map, read_map, "CaptureFileError", damage_safetensors),
+    "capture": Format(write_capture, read_capture, "CaptureFileError", damage_json),
+    "layer": Format(write_layer("maps"), read_capture, "CaptureFileError", damage_safetensors),
+    "summary": Format(write_layer("statistics"), read_capture, "CaptureFileError", damage_safetensors),
+    "survey": Format(write_survey, read_survey, "SurveyFileError", damage_checkpoint),
+    "table": Format(write_table, read_table, "SurveyFileError", damage_json),
+    "checkpoint": Format(write_run("checkpoint.safetensors"), read_run, "RunFileError", damage_checkpoint),
+    "metrics": Format(write_run("metrics.jsonl"), read_history, "RunFileError", damage_json),
+    "heads": Format(write_run("heads.jsonl"), read_history, "RunFileError", damage_json),
+    "text": Format(write_text, read_text, "TextFileError", damage_bytes),
+    "code": Format(write_code, read_code, "CheckError", damage_code),
+}
+
+
+# The process that reads
+
+
+def _error_type(name: str) -> type[Exception]:
+    from regard import checker, files
+
+    kind: type[Exception] = getattr(files, name, None) or getattr(checker, name)
+    return kind
+
+
+def _work(names: list[str], draws: int, seed: int, folder: str, pipe: Any) -> None:
+    """Draw files of the formats, and send what becomes of each format; the draw at hand is sent before it."""
+    import torch
+
+    torch.set_num_threads(1)
+    sys.dont_write_bytecode = True
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    warnings.simplefilter("ignore")
+    for name in names:
+        figures = {"loaded": 0, "seconds": 0.0, "bytes": 0}
+        sample = FORMATS[name].write(Path(folder) / name)
+        FORMATS[name].read(sample)  # the sample itself is a good file
+        whole = sample.read_bytes()
+        for draw in range(draws):
+            pipe.send(("draw", name, draw))
+            problem = _draw(FORMATS[name], sample, whole, random.Random(f"{seed} {name} {draw}"), figures)
+            if problem is not None:
+                pipe.send(("failed", name, draw, problem))
+                return
+        pipe.send(("done", name, figures))
+        shutil.rmtree(Path(folder) / name)
+    pipe.send(("end",))
+
+
+def _draw(
+    format: Format, sample: Path, whole: bytes, rng: random.Random, figures: dict[str, Any]
+) -> str | None:
+    """Damage a sample, read it and add to the figures; return what is wrong with that, or None."""
+    damaged = format.damage(whole, rng)
+    sample.write_bytes(damaged)
+    kept = {path.name: path.stat().st_mtime_ns for path in sample.parent.iterdir()}
+    memory = _reset_peak()
+    _limit_memory(MAX_BYTES)
+    start, problem = time.process_time(), None
+    try:
+        format.read(sample)
+        figures["loaded"] += 1
+    except _error_type(format.kind) as error:
+        if "\n" in str(error) or len(str(error)) > 2000:
+            problem = f"expected one sentence, got {str(error)[:300]!r} of {len(str(error))} characters"
+    except BaseException as error:
+        problem = f"expected {format.kind}, got {type(error).__name__}: {str(error)[:300]}"
+    seconds = time.process_time() - start
+    _limit_memory(None)
+    grown = _peak() - memory
+    if problem is None and (seconds > MAX_SECONDS or grown > MAX_BYTES):
+        problem = f"took {seconds:.2f} s of a processor and {grown / 1e6:.0f} MB"
+    figures["seconds"], figures["bytes"] = max(figures["seconds"], seconds), max(figures["bytes"], grown)
+    for path in sample.parent.iterdir():
+        if path.name not in kept and path.is_file():
+            path.unlink()  # what a resume wrote
+    return problem
+
+
+def _limit_memory(more: int | None) -> None:
+    """Limit the address space to so many bytes beyond what is used now; None lifts the limit."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (hard if more is None else used + more, hard))
+
+
+def _reset_peak() -> int:
+    """Forget the highest memory use so far, and return the present one."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _peak()
+
+
+def _peak() -> int:
+    """The highest use of memory since `_reset_peak`, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("no VmHWM in /proc/self/status")
+
+
+# The attack
+
+
+def attack(draws: int = DRAWS, seed: int = 0, names: list[str] | None = None) -> dict[str, int | float]:
+    """Draw so many files of each format; an AssertionError names the first draw that went wrong."""
+    names = names or list(FORMATS)
+    context = multiprocessing.get_context("spawn")
+    figures: dict[str, int | float] = {"formats": 0, "files": 0, "files that loaded": 0}
+    figures |= {"worst seconds": 0.0, "worst MB": 0.0, "hangs": 0, "crashes": 0}
+    with tempfile.TemporaryDirectory(prefix="regard-attack-") as folder:
+        receiver, sender = context.Pipe(duplex=False)
+        worker = context.Process(target=_work, args=(names, draws, seed, folder, sender), daemon=True)
+        worker.start()
+        sender.close()
+        try:
+            _watch(receiver, draws, seed, figures)
+        finally:
+            worker.kill()
+            worker.join()
+    return figures
+
+
+def _watch(receiver: Any, draws: int, seed: int, figures: dict[str, int | float]) -> None:
+    """Follow the process to its end."""
+    at = "before the first draw"
+    patience = 120.0  # PyTorch is imported first
+    while True:
+        try:
+            assert receiver.poll(patience), f"{at} (seed {seed}): hangs"
+            message = receiver.recv()
+        except EOFError:
+            raise AssertionError(f"{at} (seed {seed}): the process crashed") from None
+        if message[0] == "draw":
+            at, patience = f"{message[1]}, draw {message[2]}", PATIENCE
+        elif message[0] == "failed":
+            raise AssertionError(f"{at} (seed {seed}): {message[3]}")
+        elif message[0] == "done":
+            patience = 120.0  # the next sample is made
+            found = message[2]
+            figures["formats"] += 1
+            figures["files"] += draws
+            figures["files that loaded"] += found["loaded"]
+            figures["worst seconds"] = max(figures["worst seconds"], found["seconds"])
+            figures["worst MB"] = max(figures["worst MB"], found["bytes"] / 1e6)
+        else:
+            return

@@ -1,0 +1,377 @@
+"""Attacks on long runs, training and survey: signals at any moment, flipped bytes, several starts at once.
+
+Also a resume beside a live run, and files that cannot grow. What a run leaves at its end must be the same, to
+the last byte, as if nobody had disturbed it, and no two processes may work in one place at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import pairwise
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+
+from regard.gpt import GPT, Config
+from regard.gpt.training.history import HEADS_FILE, METRICS_FILE
+from regard.heads.survey import SurveyModel, survey
+from regard.processes import Processes
+from tests.gpt.training import short_runs
+from tests.gpt.training.short_runs import SETTINGS, losses
+
+DRAWS = 150
+PATIENCE = 60.0  # seconds after which a process counts as hanging
+STOPPED, REFUSED = 130, 2  # exit codes of a run that a signal stopped, and of one that ended with a sentence
+CORPUS = "corpus.txt"
+TRAINING = replace(SETTINGS, steps=24, evaluate_every=12, save_every=2)
+
+
+class Subject(NamedTuple):
+    """A kind of run: how it is done, what is left of it at the end, and its progress checkpoints."""
+
+    name: str
+    run: Callable[[Path, bool], bool]
+    """Run in a folder, or go on there; True if it came to its end."""
+    result: Callable[[Path], Any]
+    """All that must be the same at the end of every run."""
+    checkpoint: str
+    """The name of the newest checkpoint in the folder; the previous one is named by it."""
+    is_ending: Callable[[Path], bool]
+    """Whether the run in a folder has done its work, and may end at any moment."""
+
+
+def train(folder: Path, resume: bool) -> bool:
+    """Train a small model."""
+    return short_runs.run(folder, resume, TRAINING).finished
+
+
+def train_result(folder: Path) -> Any:
+    """The model, every loss, and the tensors of the last checkpoint."""
+    with safe_open(folder / "checkpoint.safetensors", "pt") as file:
+        tensors = {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}  # noqa: SIM118
+    return (folder / "model.safetensors").read_bytes(), losses(folder), tensors
+
+
+def train_is_ending(folder: Path) -> bool:
+    """Whether the last evaluation is in the history."""
+    metrics = folder / METRICS_FILE
+    return metrics.exists() and f'"step": {TRAINING.steps}, "validation"' in metrics.read_text()
+
+
+def describe_heads(folder: Path, resume: bool) -> bool:
+    """Survey a small model over a short corpus."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    sizes = {"num_layers": 1, "num_heads": 2, "d_model": 8}
+    model = GPT(Config(vocab_size=64, context_length=16, **sizes)).eval()
+    reader = SurveyModel("small", model.maps, lambda text: [ord(x) % 64 for x in text], 0, "weights")
+    folder.mkdir(exist_ok=True)
+    corpus = folder.parent / CORPUS
+    ranks = Processes(0, 1, torch.device("cpu"))
+    try:
+        survey(reader, corpus, folder / "out.csv", ranks=ranks, length=16, save_every=0, fresh=not resume)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def survey_result(folder: Path) -> Any:
+    """The table, which is the only file that is left."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def survey_is_ending(folder: Path) -> bool:
+    """Whether the table is there."""
+    return (folder / "out.csv").exists()
+
+
+SUBJECTS = (
+    Subject("training", train, train_result, "checkpoint.safetensors", train_is_ending),
+    Subject("survey", describe_heads, survey_result, "out.csv.partial", survey_is_ending),
+)
+
+
+def work(subject: Subject, folder: Path, resume: bool, file_size: int | None) -> None:
+    """What a process does: a run whose outcome is in its exit code, and its sentences in a file."""
+    if file_size is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+    said: dict[str, Any] = {"error": "", "kind": "", "from": time.monotonic()}
+    code = 1
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            code = 0 if subject.run(folder, resume) else STOPPED
+        said["warnings"] = [str(warning.message) for warning in caught]
+    except (ValueError, OSError) as error:
+        said |= {"error": str(error), "kind": type(error).__name__}
+        code = REFUSED
+    except KeyboardInterrupt:  # before or after the time in which the run listens for signals
+        code = STOPPED
+    except BaseException as error:
+        said |= {"error": repr(error), "kind": type(error).__name__}
+    if file_size is None:  # else nothing can be written: the exit code must do
+        said["to"] = time.monotonic()
+        (folder.parent / f"said-{os.getpid()}.json").write_text(json.dumps(said))
+    os._exit(code)
+
+
+class Attack:
+    """One folder, the processes that are started in it, and the draws."""
+
+    def __init__(self, subject: Subject, expected: Any, home: Path, draw: random.Random) -> None:
+        self.subject, self.expected, self.draw = subject, expected, draw
+        self.home = home
+        self.folder = home / "run"
+        home.mkdir()
+        (home / CORPUS).write_text(short_runs.text(600))
+        self.figures: Counter[str] = Counter()
+        self.processes: list[BaseProcess] = []
+
+    def start(self, resume: bool = True, file_size: int | None = None) -> BaseProcess:
+        """Start a run in a process of its own."""
+        process = FORKS.Process(target=work, args=(self.subject, self.folder, resume, file_size))
+        process.start()
+        self.processes.append(process)
+        self.figures["processes"] += 1
+        return process
+
+    def end(self, process: BaseProcess) -> int:
+        """Wait for a process and return its exit code."""
+        process.join(PATIENCE)
+        assert not process.is_alive(), "a process hangs"
+        assert process.exitcode is not None
+        return process.exitcode
+
+    def said(self, process: BaseProcess) -> dict[str, Any]:
+        """The error and the warnings of a process that has ended by itself."""
+        said: dict[str, Any] = json.loads((self.home / f"said-{process.pid}.json").read_text())
+        return said
+
+    def finish(self) -> None:
+        """Go on to the end, and compare what is there with what must be."""
+        process = self.start()
+        code = self.end(process)
+        assert code == 0, self.said(process)
+        self.compare()
+
+    def compare(self) -> None:
+        """The result must be that of an undisturbed run, with nothing beside it."""
+        assert self.subject.result(self.folder) == self.expected, "the result differs"
+        left = [path.name for path in self.folder.iterdir() if path.name.startswith(".")]
+        assert not left, f"left behind: {left}"
+
+    def contents(self) -> dict[str, bytes]:
+        """The files of the folder, but for the lock that a killed process may leave."""
+        files = (path for path in self.folder.iterdir() if not path.name.endswith("lock"))
+        return {path.name: path.read_bytes() for path in files}
+
+    @contextmanager
+    def moment(self, process: BaseProcess) -> Iterator[bool]:
+        """Halt a process after a few of its checkpoints, and a little later; True if it is at work then."""
+        checkpoint = self.folder / self.subject.checkpoint
+        changes, before, wrote = self.draw.randint(0, 6), _state(checkpoint), False
+        while changes and process.is_alive():
+            time.sleep(0.0005)
+            if (now := _state(checkpoint)) != before:
+                changes, before, wrote = changes - 1, now, True
+        time.sleep(self.draw.uniform(0, 0.03))
+        _send(process, signal.SIGSTOP)
+        try:
+            yield wrote and process.is_alive() and not self.subject.is_ending(self.folder)
+        finally:
+            _send(process, signal.SIGCONT)
+
+    def stop(self, process: BaseProcess, number: int, times: int = 1) -> int:
+        """Send a signal to a run at a random moment, and return its exit code."""
+        with self.moment(process) as at_work:
+            _send(process, number)
+            self.figures["signals"] += 1
+        if times > 1:
+            _send(process, number)
+        code = self.end(process)
+        if at_work and number != signal.SIGKILL and times == 1:
+            assert code in (0, STOPPED), f"signal {number} ended a run that was at work: {code}"
+        return code
+
+    # The attacks
+
+    def signals(self) -> None:
+        """Kills and polite signals, one after the other, at random moments."""
+        for _ in range(self.draw.randint(1, 3)):
+            number = self.draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+            process = self.start()
+            code = self.stop(process, number, self.draw.choice([1, 1, 2]))
+            # Before its run begins, a process dies of a signal as any other does.
+            unbegun = not (self.home / f"said-{process.pid}.json").exists()
+            assert code in (0, STOPPED, -number) or (unbegun and number == signal.SIGINT), (code, number)
+            self.figures["stopped and saved"] += code == STOPPED
+            self.figures["killed"] += code == -signal.SIGKILL
+            if code == 0 and self.subject.name == "survey":
+                break
+        self.finish()
+
+    def flips(self) -> None:
+        """A flipped byte in the newest checkpoint, in the previous one, in both, or in the history."""
+        if not self.interrupted():
+            return
+        newest, previous = (self.folder / (self.subject.checkpoint + suffix) for suffix in ("", ".previous"))
+        history = [self.folder / name for name in (METRICS_FILE, HEADS_FILE)]
+        choice = self.draw.choice([[newest], [newest], [newest], [previous], [newest, previous], history])
+        hit = [file for file in choice if file.exists() and file.stat().st_size]
+        for file in hit:
+            data = bytearray(file.read_bytes())
+            data[self.draw.randrange(len(data))] ^= 1 << self.draw.randrange(8)
+            file.write_bytes(data)
+            self.figures["flipped bytes"] += 1
+        before = self.contents()
+        process = self.start()
+        code = self.end(process)
+        said = self.said(process)
+        all_damaged = {newest, previous} & {self.folder / name for name in before} <= {*hit}
+        if all_damaged or (choice is history and code == REFUSED):
+            assert code == REFUSED, f"damage in every checkpoint was not noticed: {code}, {said}"
+            assert hit[0].name in said["error"], said
+            assert self.contents() == before, "a refused resume changed something"
+            self.figures["refused: all damaged"] += 1
+            return
+        assert code == 0, said
+        if newest in hit:
+            assert any("is used instead" in x for x in said["warnings"]), said
+            self.figures["resumed from the previous"] += 1
+        self.compare()
+
+    def starts(self) -> None:
+        """Two to eight starts at once: one runs, the others say who does."""
+        begun = self.draw.random() < 0.5 and self.interrupted()
+        processes = [self.start(resume=begun) for _ in range(self.draw.randint(2, 8))]
+        codes = [self.end(process) for process in processes]
+        outcomes = [self.said(process) for process in processes]
+        for code, said in zip(codes, outcomes, strict=True):
+            # One that comes after the end of a run finds it finished: it is refused, or a resume has no work.
+            finished = code == 0 or f"holds a run at step {TRAINING.steps}" in said["error"]
+            assert finished or (code, said["kind"]) == (REFUSED, "InUseError"), said
+            if said["kind"] == "InUseError":
+                pids = [f"process {process.pid} since" for process in processes]
+                assert any(pid in said["error"] for pid in pids), said
+                self.figures["refused: in use"] += 1
+        times = sorted(
+            (said["from"], said["to"]) for code, said in zip(codes, outcomes, strict=True) if not code
+        )
+        assert times, outcomes
+        for (_, first_end), (second_start, second_end) in pairwise(times):
+            overlap = first_end - second_start
+            assert overlap < 0.1 or overlap < (second_end - second_start) / 2, f"two ran at once: {times}"
+        self.figures["starts at once"] += len(processes)
+        self.compare()
+
+    def beside(self) -> None:
+        """Starts and resumes beside a live run, which is not disturbed by them."""
+        live = self.start()
+        for _ in range(self.draw.randint(1, 3)):
+            with self.moment(live) as at_work:
+                if not at_work:
+                    break
+                other = self.start(resume=self.draw.random() < 0.5)
+                code, said = self.end(other), self.said(other)
+                assert (code, said["kind"]) == (REFUSED, "InUseError"), f"beside a live run: {code}, {said}"
+                assert f"process {live.pid} since" in said["error"], said
+                self.figures["refused: in use"] += 1
+        assert self.end(live) == 0, self.said(live)
+        self.compare()
+
+    def full_disk(self) -> None:
+        """Files that cannot grow beyond a random size, which is how a full disk looks to the writer."""
+        code = self.end(self.start(file_size=int(2 ** self.draw.uniform(0, 17))))
+        assert code in (0, REFUSED), code
+        self.figures["refused: no space"] += code == REFUSED
+        self.finish()
+
+    def interrupted(self) -> bool:
+        """Leave an unfinished run in the folder; False if it was too fast."""
+        process = self.start()
+        code = self.stop(process, self.draw.choice([signal.SIGKILL, signal.SIGTERM]))
+        return code != 0 and (self.folder / self.subject.checkpoint).exists()
+
+
+ATTACKS = (Attack.signals, Attack.flips, Attack.starts, Attack.beside, Attack.full_disk)
+FORKS = multiprocessing.get_context("forkserver")
+
+
+def attack(draws: int, seed: int) -> dict[str, int | float]:
+    """Draw attacks on training and survey; every one must leave what an undisturbed run leaves."""
+    FORKS.set_forkserver_preload(["tests.attack.runs", "torch._dynamo", "tokenizers"])
+    figures: Counter[str] = Counter()
+    worst = 0.0
+    with _home() as home:
+        expected = {subject.name: _undisturbed(subject, home) for subject in SUBJECTS}
+        for number in range(draws):
+            draw = random.Random(f"{seed} {number}")
+            turn, place_in_turn = divmod(number, len(ATTACKS))
+            subject, way = SUBJECTS[(turn + place_in_turn) % 2], ATTACKS[place_in_turn]
+            place = home / str(number)
+            began = time.monotonic()
+            attempt = Attack(subject, expected[subject.name], place, draw)
+            try:
+                way(attempt)
+            except AssertionError as error:
+                raise AssertionError(
+                    f"seed {seed}, draw {number}: {way.__name__} of {subject.name}: {error}"
+                ) from error
+            finally:
+                for process in attempt.processes:
+                    process.kill()  # nothing, unless an assertion failed
+            worst = max(worst, time.monotonic() - began)
+            figures[f"{way.__name__} of {subject.name}"] += 1
+            figures += attempt.figures
+            shutil.rmtree(place)
+    left = len(multiprocessing.active_children())
+    assert not left, f"{left} processes are left"
+    return {**dict(sorted(figures.items())), "processes left": left, "worst seconds of a draw": worst}
+
+
+def _undisturbed(subject: Subject, home: Path) -> Any:
+    """The result of a run that nobody disturbs, in a process like those of the others."""
+    place = home / subject.name
+    attempt = Attack(subject, None, place, random.Random(0))
+    process = attempt.start(resume=False)
+    assert attempt.end(process) == 0, attempt.said(process)
+    return subject.result(attempt.folder)
+
+
+@contextmanager
+def _home() -> Iterator[Path]:
+    """A temporary folder for all draws."""
+    with tempfile.TemporaryDirectory(prefix="regard-attack-") as name:
+        yield Path(name)
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """What tells one state of a file from the next."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _send(process: BaseProcess, number: int) -> None:
+    """Send a signal to a process, if it lives."""
+    with suppress(ProcessLookupError):
+        if process.is_alive() and process.pid is not None:
+            os.kill(process.pid, number)

@@ -1,0 +1,63 @@
+"""Signals to a command: it ends as after an error, and the exit code says which one it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from regard.atomic import atomic_write
+from regard.cli import main
+from regard.cli.signals import end_on_signals, unwind_on_signals
+from regard.gpt import downloads
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_was_being_written_is_removed(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(name: str) -> None:
+        with atomic_write(tmp_path / "page.html") as file:
+            file.write_text("half of a page")
+            try:
+                os.kill(os.getpid(), number)
+            finally:
+                os.kill(os.getpid(), number)  # `timeout` sends it twice
+
+    monkeypatch.setattr(downloads, "fetch", fetch)
+    monkeypatch.setattr(sys, "argv", ["regard", "data", "smollm2"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_later_signal_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    with unwind_on_signals():
+        with pytest.raises(SystemExit, match="143"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert raised == []
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert raised == [signal.SIGTERM]
+
+
+def test_an_ignored_hangup_stays_ignored_and_an_ignored_interrupt_does_not() -> None:
+    """`nohup` ignores the one; a shell that starts a job in the background ignores the other."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT)}
+    try:
+        with unwind_on_signals(), end_on_signals():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,309 @@
+"""A capture belongs to the context that opened it: threads, copies of contexts, copies of models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import json
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard.override import MethodWrappers
+from tests.attack.capture import MODELS, Encoder, llama
+
+
+def random_ids(T: int = 7) -> Tensor:
+    return torch.randint(0, 97, (1, T))
+
+
+def in_thread(run: Callable[..., Any], *args: Any) -> Any:
+    """Run a function in another thread, which has none of this context, and return its result."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run, *args).result()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_another_thread_is_not_heard(name: str) -> None:
+    model, ids, others = MODELS[name]().eval(), random_ids(7), random_ids(9)
+    with regard.capture(model) as seen:
+        in_thread(torch.no_grad()(model), others)
+        model(ids)
+        in_thread(torch.no_grad()(model), others)
+    assert torch.equal(seen.ids, ids)
+    assert len(seen.layers) == 3
+    assert not seen.passes
+    assert not seen.missing
+    assert seen.certificate.certified
+
+
+@torch.no_grad()
+def test_a_model_that_ran_only_in_another_thread_is_an_error_that_says_what_to_do() -> None:
+    model = llama("sdpa")
+    message = "open a capture in the thread that runs the model, or run it there"
+    with pytest.raises(RuntimeError, match=message), regard.capture(model):
+        in_thread(model, random_ids())
+
+
+@torch.no_grad()
+def test_a_copy_of_the_context_is_heard() -> None:
+    model, ids = llama("sdpa"), random_ids()
+    with regard.capture(model) as seen:
+        in_thread(contextvars.copy_context().run, torch.no_grad()(model), ids)
+        asyncio.run(asyncio.to_thread(lambda: None))
+    assert torch.equal(seen.ids, ids)
+    assert seen.certificate.certified
+
+
+@torch.no_grad()
+def test_a_copy_of_the_context_hears_nothing_after_the_block() -> None:
+    model, ids = llama("sdpa"), random_ids()
+    with regard.capture(model) as seen:
+        model(ids)
+        context = contextvars.copy_context()
+    context.run(model, random_ids(9))
+    assert torch.equal(seen.ids, ids)
+    assert len(seen.layers) == 3
+
+
+class Waiting(nn.Module):
+    """Waits, in the middle of its forward pass, until another thread is in the middle of it too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.meeting = Encoder(), threading.Barrier(2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.meeting.wait(timeout=60)
+        return self.encoder(ids)
+
+
+def test_two_threads_at_once_in_one_capture_are_refused() -> None:
+    model = Waiting().eval()
+    refused = pytest.raises(RuntimeError, match="two threads ran the model at once inside one capture")
+    with refused, regard.capture(model) as seen, ThreadPoolExecutor(2) as pool:
+        list(
+            pool.map(
+                lambda context: context.run(model, random_ids()), [contextvars.copy_context() for _ in "ab"]
+            )
+        )
+    assert not seen.layers
+
+
+class Threaded(nn.Module):
+    """Runs the second of its layers in a thread of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2))
+        self.blocks = nn.ModuleList(SelfAttention(layer) for layer in self.layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks[0](x)
+        return in_thread(self.blocks[1], x)
+
+
+class SelfAttention(nn.Module):
+    """Attention of tokens to each other."""
+
+    def __init__(self, attention: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+def test_a_layer_that_the_model_runs_in_another_thread_is_named() -> None:
+    model = Threaded()
+    named = pytest.warns(UserWarning, match=r"SelfAttention, which ran in another thread \(blocks.1\)")
+    with named, regard.capture(model) as seen:
+        model(torch.randn(1, 5, 16))
+    assert len(seen.layers) == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_a_copy_made_inside_a_capture_computes_with_its_own_weights(name: str) -> None:
+    model, ids = MODELS[name]().eval(), random_ids()
+    with regard.capture(model) as seen:
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        model(ids)
+    for twin in copies:
+        assert [sorted(vars(x)) for x in twin.modules()] == [sorted(vars(x)) for x in model.modules()]
+        for parameter in twin.parameters():
+            parameter.zero_()
+        output = twin(ids)
+        assert not bool((output if isinstance(output, Tensor) else output.logits).any())
+    assert len(seen.layers) == 3
+
+
+@torch.no_grad()
+def test_an_own_forward_of_a_module_is_kept_and_copied() -> None:
+    """Other libraries replace the `forward` of an object itself."""
+    model, ids = llama("sdpa"), random_ids()
+    inner = model.model.layers[0].self_attn
+    plain, calls = inner.forward, []
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return plain(*args, **kwargs)
+
+    inner.forward = own
+    seen = regard.capture(model, inputs=(ids,))
+    assert inner.forward is own
+    assert len(calls) == 1
+    assert len(seen.layers) == 3
+    assert seen.certificate.certified
+    with regard.capture(model):
+        assert copy.deepcopy(model).model.layers[0].self_attn.forward is own
+
+
+@torch.no_grad()
+def test_a_forward_that_was_read_inside_a_capture_and_put_back_is_heard_once() -> None:
+    model, ids = llama("sdpa"), random_ids()
+    inner = model.model.layers[1].self_attn
+    with regard.capture(model):
+        inner.forward = inner.forward
+        model(ids)
+    seen = regard.capture(model, inputs=(ids,))
+    assert [layer.key for layer in seen.layers] == [0, 1, 2]
+    assert seen.certificate.certified
+
+
+def compiled_in_place(model: nn.Module) -> nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+def compiled_forward(model: nn.Module) -> nn.Module:
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+def compiled_block(model: nn.Module) -> nn.Module:
+    model.model.layers[0] = torch.compile(model.model.layers[0], backend="eager")
+    return model
+
+
+WAYS_TO_COMPILE = {
+    "torch.compile(model)": lambda model: torch.compile(model, backend="eager"),
+    "model.compile()": compiled_in_place,
+    "model.forward = torch.compile(model.forward)": compiled_forward,
+    "a block": compiled_block,
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_COMPILE)
+@torch.no_grad()
+def test_a_compiled_model_is_captured_through_its_original(way: str) -> None:
+    torch._dynamo.reset()
+    model, ids = llama("sdpa"), random_ids()
+    expected = regard.capture(model, inputs=(ids,))
+    compiled = WAYS_TO_COMPILE[way](model)
+    compiled(ids)
+    for seen in (regard.capture(compiled, inputs=(ids,)), regard.capture(model, inputs=(ids,))):
+        assert torch.equal(seen.ids, ids)
+        assert [layer.key for layer in seen.layers] == [0, 1, 2]
+        assert all(torch.equal(a.to_dense(), b.to_dense()) for a, b in zip(seen, expected, strict=True))
+        assert seen.certificate.certified
+        assert not seen.missing
+    compiled(ids)
+    # The model that was compiled is captured, and the compiled one is run.
+    with regard.capture(model) as seen:
+        compiled(ids)
+    assert len(seen.layers) == 3
+    torch._dynamo.reset()
+
+
+@torch.no_grad()
+def test_generation_with_a_compiled_step_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers compiles the step of a static cache on GPUs, by `get_compiled_call`."""
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "0")  # which Transformers sets when it compiles
+    from transformers import CompileConfig
+
+    torch._dynamo.reset()
+    model, ids = llama("sdpa"), random_ids()
+    config = CompileConfig(backend="eager", fullgraph=False)
+    config._compile_all_devices = True
+    options = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": "static"}
+    with regard.capture(model) as seen:
+        text = model.generate(ids, **options, compile_config=config)
+    assert torch.equal(seen.ids, text[:, :-1])
+    assert seen[0].shape[-2:] == (10, 10)
+    assert seen.certificate.certified
+    torch._dynamo.reset()
+
+
+def test_another_thread_stays_compiled() -> None:
+    torch._dynamo.reset()
+    model = llama("sdpa")
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend)
+    with torch.no_grad(), regard.capture(model):
+        in_thread(torch.no_grad()(compiled), random_ids())
+        model(random_ids())
+    assert graphs
+    torch._dynamo.reset()
+
+
+class Counted:
+    """Something with a method."""
+
+    def double(self, x: int) -> int:
+        return 2 * x
+
+
+def test_wrappers_nest_and_leave_in_any_order() -> None:
+    thing, first, second = Counted(), MethodWrappers(), MethodWrappers()
+    first.add(thing, "double", lambda double, x: double(x) + 1)
+    second.add(thing, "double", lambda double, x: 10 * double(x))
+    plain = Counted.double
+    outer, inner = first.active(), second.active()
+    outer.__enter__()
+    inner.__enter__()
+    assert (thing.double(1), Counted().double(1), in_thread(thing.double, 1)) == (30, 2, 2)
+    outer.__exit__(None, None, None)
+    assert thing.double(1) == 20
+    inner.__exit__(None, None, None)
+    assert thing.double(1) == 2
+    assert Counted.double is plain
+
+
+@torch.no_grad()
+def test_the_certificate_covers_ids_and_text() -> None:
+    model, ids = llama("sdpa"), random_ids()
+    seen = regard.capture(model, inputs=(ids,))
+    seen.tokens = [[f"t{i}" for i in ids[0].tolist()]]  # there was none
+    assert seen.certificate.certified
+    seen.seal()
+    seen.tokens = [["someone", "else", "'s", "text", "is", "not", "this"]]
+    assert not seen.certificate.certified
+    seen = regard.capture(model, inputs=(ids,))
+    seen.ids = random_ids()
+    assert not seen.certificate.certified
+    assert "not those that the model ran with" in str(seen.certificate)
+
+
+@torch.no_grad()
+def test_a_stored_capture_without_its_fingerprint_is_not_certified(tmp_path: Any) -> None:
+    regard.capture(llama("sdpa"), inputs=(random_ids(),)).save(tmp_path)
+    assert regard.load(tmp_path).certificate.certified
+    described = json.loads((tmp_path / "capture.json").read_text())
+    for change in ({"fingerprint": None}, {"ids": [[1] * 7]}):
+        (tmp_path / "capture.json").write_text(json.dumps(described | change))
+        assert not regard.load(tmp_path).certificate.certified

@@ -1,0 +1,228 @@
+"""Locks: one owner at a time, who is named to the second, and who cannot leave a lock behind."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from regard.atomic import check_folder_writable
+from regard.file_lock import FileLock, InUseError
+
+OWNER = """
+import os, sys, time
+from pathlib import Path
+from regard.file_lock import FileLock
+folder = Path(sys.argv[1])
+lock = FileLock(folder / ".lock", "out", folder)
+{then}
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def owner(folder: Path, then: str = "") -> subprocess.Popen[str]:
+    """A process that has locked a folder, and has then done something."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER.format(then=then), str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
+    return process
+
+
+def take(folder: Path) -> FileLock:
+    return FileLock(folder / ".lock", "out", folder)
+
+
+def test_the_second_is_told_who_is_first_and_what_to_do(tmp_path: Path) -> None:
+    process = owner(tmp_path)
+    message = (
+        rf"out: .*{tmp_path.name} is in use by process {process.pid} since \d{{4}}-.* \(-c .*\): "
+        rf"wait until it ends, stop it with `kill {process.pid}`, or choose another place"
+    )
+    try:
+        with pytest.raises(InUseError, match=message):
+            take(tmp_path)
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        process.communicate()
+    # A killed owner has left its file, which locks nothing and is not in the way.
+    assert (tmp_path / ".lock").exists()
+    with take(tmp_path):
+        assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "child",
+    [
+        "if os.fork() == 0: time.sleep(60)",
+        "from multiprocessing import get_context\n"
+        "get_context('fork').Process(target=time.sleep, args=(60,)).start()",
+        "import subprocess; subprocess.Popen(['sleep', '60'], close_fds=False)",
+    ],
+)
+def test_the_children_of_a_killed_owner_do_not_hold_its_lock(tmp_path: Path, child: str) -> None:
+    process = owner(tmp_path, f"os.setsid()\n{child}")
+    try:
+        with pytest.raises(InUseError):
+            take(tmp_path)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        take(tmp_path).release()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_a_child_that_ends_leaves_the_lock_to_its_parent(tmp_path: Path) -> None:
+    """Even one that runs the exit handlers which it inherits."""
+    process = owner(tmp_path, "if os.fork() == 0: lock.release(); sys.exit()\nos.wait()")
+    try:
+        with pytest.raises(InUseError, match=f"process {process.pid} "):
+            take(tmp_path)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_exception_releases_it(tmp_path: Path) -> None:
+    def fail() -> None:
+        with take(tmp_path):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    take(tmp_path).release()
+
+
+def test_two_threads_are_two(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def second() -> None:
+        try:
+            take(tmp_path)
+        except InUseError as error:
+            errors.append(error)
+
+    with take(tmp_path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    assert "is in use by this process since" in str(errors[0])
+
+
+def test_locks_taken_in_turn_are_never_held_by_two(tmp_path: Path) -> None:
+    """The file is deleted and made again all the time: who locks a deleted file has locked nothing."""
+    holders, most, rounds = 0, [0], [0]
+
+    def work() -> None:
+        nonlocal holders
+        while rounds[0] < 300:
+            try:
+                lock = take(tmp_path)
+            except InUseError:
+                continue
+            holders += 1
+            most[0] = max(most[0], holders)
+            rounds[0] += 1
+            holders -= 1
+            lock.release()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+
+
+def test_the_owner_in_a_file_cannot_write_to_a_terminal(tmp_path: Path) -> None:
+    with take(tmp_path):
+        named = json.loads((tmp_path / ".lock").read_text())
+        (tmp_path / ".lock").write_text(json.dumps(named | {"host": "elsewhere", "command": "\x1b[2J"}))
+        with pytest.raises(InUseError, match=r"on elsewhere since .* \(\\x1b\[2J\)"):
+            take(tmp_path)
+        (tmp_path / ".lock").write_text("rubbish")
+        with pytest.raises(InUseError, match="is in use by another process: wait until it ends"):
+            take(tmp_path)
+
+
+def test_a_file_system_without_flock_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.warns(UserWarning, match=r"no flock here .*: a second run in the same place"):
+        take(tmp_path).release()
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "valuable").write_text("content")
+    (tmp_path / ".lock").symlink_to(tmp_path / "valuable")
+    with pytest.raises(OSError, match="out: expected a place that can be written to"):
+        take(tmp_path)
+    assert (tmp_path / "valuable").read_text() == "content"
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.EACCES, "which is read-only for this user"),
+        (errno.EROFS, "which is on a read-only file system"),
+        (errno.ENOSPC, "where no space is left"),
+        (errno.EDQUOT, "where no space is left in this user's quota"),
+        (errno.EIO, "which cannot be written to: Input/output error"),
+    ],
+)
+def test_why_a_folder_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, message: str
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(OSError, match=f"out: expected a place that can be written to, got .*, {message}"):
+        check_folder_writable("out", tmp_path)
+
+
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+from regard.gpt.training.train import check_folder
+from regard.heads.survey import check_out
+if os.getuid() == 0:
+    os.setuid(65534)  # root may write anywhere: another user tries
+folder = Path(sys.argv[1])
+for check, place in ((check_folder, folder), (check_folder, folder / "run"), (check_out, folder / "out.csv")):
+    try:
+        check(place)
+    except OSError as error:
+        print(error)
+"""
+
+
+def test_a_read_only_folder_is_reported_as_such() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o555)
+        done = subprocess.run(
+            [sys.executable, "-c", READ_ONLY, name], capture_output=True, text=True, check=True
+        )
+        os.chmod(name, 0o755)
+        message = (
+            f"out: expected a place that can be written to, got {name}, which is read-only for this user\n"
+        )
+        assert done.stdout == 3 * message
+        assert os.listdir(name) == []

@@ -1,0 +1,158 @@
+"""Processes under a supervisor: how they ended is known, and nothing of them is left, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from regard import supervision
+from regard.supervision import Supervision
+from tests.attack.signals import marked
+
+SLEEPS = ["sleep", "3600"]
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", code]
+
+
+def wait_for(processes: Supervision, count: int) -> None:
+    """Wait until so many processes have ended."""
+    limit = time.monotonic() + 60
+    while len(processes.statuses) < count and not processes.ended:
+        assert time.monotonic() < limit
+        processes.wait(0.05)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files, which is empty afterwards."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("raise SystemExit(3)", "exited with code 3"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed with SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed with SIGKILL (from outside, or by the kernel"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "was ended with SIGTERM (from outside"),
+        ("os.kill(os.getpid(), signal.SIGRTMIN + 2)", "crashed with signal"),
+    ],
+)
+def test_how_a_process_ended_is_said(code: str, says: str, temporary: Path) -> None:
+    with Supervision("test") as processes:
+        processes.start([python(f"import os, signal; {code}")], [{}])
+        wait_for(processes, 1)
+        assert processes.folder.is_dir()
+    assert processes.describe_end(0).startswith(says)
+    assert list(temporary.iterdir()) == []
+
+
+def test_each_process_has_its_environment_and_one_folder_for_temporary_files(temporary: Path) -> None:
+    code = "import os, tempfile; open(f'{tempfile.gettempdir()}/../{os.environ[\"NAME\"]}', 'w')"
+    with Supervision("test") as processes:
+        processes.start([python(code)] * 2, [{"NAME": "first"}, {"NAME": "second"}])
+        wait_for(processes, 2)
+        assert sorted(path.name for path in processes.folder.iterdir()) == ["first", "second", "tmp"]
+        assert processes.folder.stat().st_mode & 0o777 == 0o700
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_cannot_be_started_is_said(temporary: Path) -> None:
+    with Supervision("test") as processes:
+        processes.start([SLEEPS, ["/no/such/program"]], [{}, {}])
+        with pytest.raises(ChildProcessError, match="No such file"):
+            wait_for(processes, 1)
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_supervisor_that_is_ended_takes_all_with_it(number: signal.Signals, temporary: Path) -> None:
+    mark = f"3600.{os.getpid()}{time.monotonic_ns()}"
+    left = f"import subprocess; subprocess.Popen(['sleep', '{mark}'], start_new_session=True).wait()"
+    with Supervision("test") as processes:
+        processes.start([python(left), ["sleep", mark]], [{}, {}])
+        limit = time.monotonic() + 60
+        while len(marked(mark)) < 3:
+            assert time.monotonic() < limit
+            processes.wait(0.01)
+        assert processes._supervisor is not None
+        processes._supervisor.send_signal(number)
+        wait_for(processes, 1)
+        assert processes.ended
+    assert processes.describe_end(0) == "was ended from outside, with the process that supervises it"
+    while marked(mark):
+        assert time.monotonic() < limit
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_supervisor_that_was_stopped_is_not_waited_for(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "STUCK", 0.1)
+    with Supervision("test") as processes:
+        processes.start([SLEEPS], [{}])
+        processes.wait(60)
+        assert processes._supervisor is not None
+        processes._supervisor.send_signal(signal.SIGSTOP)
+    assert processes._supervisor.returncode == -signal.SIGKILL
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_fork_of_the_parent_does_not_keep_it_alive(tmp_path: Path) -> None:
+    """The fork holds the other end of the supervisor's input open, and yet the parent is gone."""
+    mark = f"3600.{os.getpid()}{time.monotonic_ns()}"
+    code = f"""
+import os, time
+from regard import supervision
+from regard.supervision import Supervision
+with Supervision("test") as processes:
+    processes.start([["sleep", "{mark}"]], [{{}}])
+    processes.wait(60)
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"ready\n"
+    fork = int(Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()[-1])
+    parent.kill()
+    parent.wait()
+    limit = time.monotonic() + 60
+    try:
+        while any(command.startswith("sleep") for command in marked(mark).values()) or any(
+            tmp_path.iterdir()
+        ):
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        parent.stdout.close()
+
+
+def test_it_works_in_a_thread_and_leaves_no_handler_and_no_thread(temporary: Path) -> None:
+    """`global_state` compares the handlers and the threads after every test."""
+
+    def run() -> None:
+        with Supervision("test") as processes:
+            processes.start([SLEEPS], [{}])
+            processes.wait(1)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert list(temporary.iterdir()) == []
