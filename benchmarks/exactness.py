@@ -5,9 +5,11 @@
 
 Every result of a map is compared with that of the dense float64 matrix, and so is that of eager attention:
 scores in the dtype of q and k, softmax in float32. The figure is the ratio of the two largest errors, the
-worst over several kinds of heads and masks. Eager's error is taken as at least four units in the last place
-of 1 in float32 (or of the largest number, if that is more): it is 0 by chance where a row attends to one key
-only.
+worst over several kinds of heads and masks. A map computes one weight as it computes a row, as
+exp(score − lse), so eager's error is that of its softmax or that of exp(score − lse) in float32, whichever is
+larger; heads that a map computes in float64 are held to the softmax. It is taken as at least four units in
+the last place of 1 in float32 (or of the largest number, if that is more): it is 0 by chance where a row
+attends to one key only.
 Writes a dated JSON to benchmarks/results/.
 """
 
@@ -120,10 +122,10 @@ def options(name: str, magnitude: float, T: int, S: int) -> dict[str, Any]:
 OPTIONS = ("full", "causal", "window", "padding", "alibi", "bias", "softcap", "sinks")
 
 
-def matrix(
+def masked_scores(
     q: Tensor, k: Tensor, dtype: torch.dtype, rounded: torch.dtype, arguments: dict[str, Any]
 ) -> Tensor:
-    """The dense matrix by definition, computed in `dtype` with the scores rounded to `rounded`."""
+    """The masked scores by definition, computed in `dtype` and rounded to `rounded`."""
     (_, _, T, D), S = q.shape, k.shape[2]
     rule = regard.attention.masks.named_masks.as_mask(arguments["mask"])
     place = (range(T), range(S), (1, H, T, S))
@@ -133,11 +135,31 @@ def matrix(
         s = cap * torch.tanh(s / cap)
     if (bias := rule.bias(*place, device=q.device)) is not None:
         s = (s + bias.to(dtype)).to(rounded).to(dtype)
-    s = s.masked_fill(~rule.tile(*place, device=q.device), -torch.inf)
+    return s.masked_fill(~rule.tile(*place, device=q.device), -torch.inf)
+
+
+def with_sinks(s: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """Scores (1, H, T, S) with the column of sink logits, if there are any."""
     if (sinks := arguments.get("sinks")) is None:
-        return s.softmax(-1).nan_to_num(0.0)
-    column = sinks.to(dtype).view(1, H, 1, 1).expand(1, H, T, 1)
-    return torch.cat([s, column], -1).softmax(-1)[..., :-1]
+        return s
+    return torch.cat([s, sinks.to(s.dtype).view(1, H, 1, 1).expand(*s.shape[:-1], 1)], -1)
+
+
+def matrix(s: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """The dense matrix of masked scores (1, H, T, S)."""
+    return with_sinks(s, arguments).softmax(-1)[..., : s.shape[-1]].nan_to_num(0.0)
+
+
+def weights_alone(s: Tensor, true: Tensor, large: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """exp(score − lse) of each weight alone, from scores s and the lse of the true scores, in float32.
+
+    A map computes a weight so, and eager attention has to if it is asked for one. Heads that are `large`
+    (1, H) are exact, as a map computes them in float64.
+    """
+    lse = with_sinks(true, arguments).logsumexp(-1, keepdim=True)
+    lse = lse.masked_fill(lse == -torch.inf, 0.0)
+    alone = (s.double() - lse.float().double()).exp()
+    return alone.where(~large[..., None, None].to(s.device), matrix(true, arguments))
 
 
 def by_definition(A: Tensor, v: Tensor) -> Numbers:
@@ -208,14 +230,20 @@ def ratios(
         name: x.to(device) if isinstance(x, Tensor) else x
         for name, x in options(option, magnitude, T, S).items()
     }
-    true = by_definition(matrix(q, k, torch.float64, torch.float64, arguments), v)
-    eager = by_definition(matrix(q, k, torch.float32, dtype, arguments), v)
-    ours = by_map(regard.attention_map(q, k, **arguments), v)
+    m = regard.attention_map(q, k, **arguments)
+    exact = masked_scores(q, k, torch.float64, torch.float64, arguments)
+    true = by_definition(matrix(exact, arguments), v)
+    eager = by_definition(matrix(masked_scores(q, k, torch.float32, dtype, arguments), arguments), v)
+    single = masked_scores(q, k, torch.float32, torch.float32, arguments)
+    alone = by_definition(weights_alone(single, exact, m.precise.large, arguments), v)
+    ours = by_map(m, v)
     out = {}
     for name, right in true.items():
         unit = UNITS * torch.finfo(torch.float32).eps * max(right.abs().max().item(), 1.0)
-        error, theirs = ((x[name].double() - right).abs().max().item() for x in (ours, eager))
-        theirs = math.inf if math.isnan(theirs) else theirs  # a score that float16 does not hold
+        error, theirs, single_error = (
+            (x[name].double() - right).abs().max().item() for x in (ours, eager, alone)
+        )
+        theirs = math.inf if math.isnan(theirs) else max(theirs, single_error)  # NaN: too large for float16
         out[name] = math.inf if math.isnan(error) else error / max(theirs, unit)
     return out
 

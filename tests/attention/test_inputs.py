@@ -140,10 +140,10 @@ BAD = {
     "dropout above 1": ({"dropout": 1.1}, "dropout: expected a probability from 0 to 1, got 1.1"),
     "dropout is NaN": ({"dropout": math.nan}, "dropout: expected a probability from 0 to 1, got nan"),
     "dropout is None": ({"dropout": None}, "dropout: expected a probability from 0 to 1, got None"),
-    "sinks are no tensor": ({"sinks": [0.0] * 4}, "sinks: expected a float tensor, one logit a head, got"),
+    "sinks are no tensor": ({"sinks": [0.0] * 4}, "sinks: expected a torch.Tensor, got list"),
     "sinks of integers": (
         {"sinks": zeros(4).long()},
-        "sinks: expected a float tensor, one logit a head, got",
+        "sinks: expected a floating-point tensor .*, got torch.int64: pass .float",
     ),
     "too few sinks": ({"sinks": zeros(2)}, r"sinks: expected \(4,\), one logit a head, got \(2,\)"),
     "one sink": ({"sinks": torch.tensor(0.0)}, r"sinks: expected \(4,\), one logit a head, got \(\)"),
@@ -220,8 +220,8 @@ def test_checked_inputs():
     assert found.mask is causal
     assert found.scale == 8**-0.5
     assert check_inputs(q, k, v, scale=2).scale == 2.0
-    assert check_inputs(q, k).shape.E == 8  # without values the keys stand in
-    assert check_inputs(q, k).mask is regard.full
+    assert check_inputs(q, k, k).shape.E == 8  # a map has no values: its keys stand in
+    assert check_inputs(q, k, k).mask is regard.full
     assert check_inputs(q[0, 0], k[0, 0], v[0, 0]).shape.matrix == (1, 1, 3, 5)
     assert check_inputs(q[0], k[0], v[0]).shape.matrix == (1, 4, 3, 5)
     assert check_inputs(q[None], k[None], v[None]).shape.matrix == (2, 4, 3, 5)

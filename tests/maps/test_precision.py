@@ -16,20 +16,21 @@ from regard.maps.dense_rows import exact_rows
 @given(
     kind=st.sampled_from(sorted(DRAWS)),
     option=st.sampled_from(OPTIONS),
-    magnitude=st.sampled_from(MAGNITUDES),
+    magnitude=st.one_of(st.sampled_from(MAGNITUDES), st.floats(2.0, 16.0)),  # limits of float32 lie there
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     D=st.sampled_from([1, 8, 64, 128]),
     T=st.sampled_from([54, 60, 75]),
     seed=st.integers(0, 2**20),
 )
-def test_whatever_a_map_gives_errs_at_most_twice_as_much_as_eager_attention(
+def test_whatever_a_map_gives_errs_less_than_three_times_as_much_as_eager_attention(
     kind: str, option: str, magnitude: float, dtype: torch.dtype, D: int, T: int, seed: int
 ) -> None:
     if dtype == torch.float16 and magnitude > 1e6:
         magnitude = 1e6  # q and k have to be finite
     torch.manual_seed(seed)
     found = ratios(kind, option, magnitude, dtype, T, 60, D)
-    assert max(found.values()) <= 2, found
+    # Of two ways to add up a dot product, either errs more by chance.
+    assert max(found.values()) < 3, found
 
 
 @pytest.mark.parametrize("magnitude", [10.0, 1e3, 1e6])

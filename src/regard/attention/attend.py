@@ -188,6 +188,10 @@ def _unsupported_reason(problem: AttentionProblem, name: str) -> str | None:
         return "there is nothing to attend to"
     if problem.bias_needs_grad:
         return "the bias needs a gradient"
+    if problem.q.is_meta:
+        return "the meta device has no values"
+    if problem.transformed:
+        return "it runs inside a transformation of torch.func"
     module = fused_attention if name == "torch" else launch if name == "triton" else tiled_attention
     reason: str | None = module.unsupported_reason(problem)
     return reason

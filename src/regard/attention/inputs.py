@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.attention.arguments import is_number
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import as_mask
+from regard.attention.tensors import check_floats, check_tensor
 
 
 class Shape(NamedTuple):
@@ -58,7 +59,7 @@ class Inputs(NamedTuple):
 def check_inputs(
     q: Tensor,
     k: Tensor,
-    v: Tensor | None = None,
+    v: Tensor,
     *,
     mask: Mask | Tensor | None = None,
     scale: float | None = None,
@@ -66,15 +67,13 @@ def check_inputs(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Inputs:
-    """Check the arguments of an attention, which are those of `attend`; v may be absent.
+    """Check the arguments of an attention, which are those of `attend`; a map has no v and passes k.
 
     Raises ValueError that names the argument which is wrong.
     """
-    tensors = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
-    for name, x in tensors.items():
+    for name, x in {"q": q, "k": k, "v": v}.items():
         _check_tensor(name, x, q)
-    if v is None:
-        v = k
+    _check_gradients({"q": q, "k": k, "v": v, "sinks": sinks})
 
     # Widths and lengths.
     lead, D = tuple(q.shape[:-2]), q.shape[-1]
@@ -116,14 +115,12 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _check_tensor(name: str, x: Tensor, q: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    check_tensor(name, x, values=False)
     if x.ndim < 2:
         raise ValueError(
             f"{name}: expected (batch, heads, length, width) or its last two, got {tuple(x.shape)}"
         )
-    if not x.dtype.is_floating_point:
-        raise ValueError(f"{name}: expected a floating-point tensor, got {x.dtype}: pass .float()")
+    check_floats(name, x, values=False)
     if x.dtype != q.dtype:
         raise ValueError(f"{name}: expected {q.dtype}, as q has, got {x.dtype}")
     if x.device != q.device:
@@ -132,6 +129,19 @@ def _check_tensor(name: str, x: Tensor, q: Tensor) -> None:
         raise ValueError(
             f"{name}: expected {q.ndim} dimensions, as q has, got {tuple(x.shape)} beside q {tuple(q.shape)}"
         )
+
+
+def _check_gradients(tensors: dict[str, Tensor | None]) -> None:
+    """Raise ValueError if a gradient is asked for of a tensor from inference mode, which keeps no history."""
+    given = {name: x for name, x in tensors.items() if isinstance(x, Tensor)}
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in given.values()):
+        return
+    for name, x in given.items():
+        if not torch.compiler.is_compiling() and x.is_inference():
+            raise ValueError(
+                f"{name}: expected a tensor from outside of torch.inference_mode(), as another one needs a "
+                "gradient, got one from inside: pass .clone()"
+            )
 
 
 def _flatten_batch(mask: Mask | Tensor | None, lead: tuple[int, ...]) -> Mask | Tensor | None:
@@ -156,8 +166,7 @@ def _check_numbers(
     if not (is_number(dropout) and 0 <= dropout <= 1):
         raise ValueError(f"dropout: expected a probability from 0 to 1, got {dropout!r}")
     if sinks is not None:
-        if not isinstance(sinks, Tensor) or not sinks.dtype.is_floating_point:
-            raise ValueError(f"sinks: expected a float tensor, one logit a head, got {sinks!r}")
+        check_floats("sinks", sinks, values=False)
         if tuple(sinks.shape) != (shape.H,):
             raise ValueError(f"sinks: expected ({shape.H},), one logit a head, got {tuple(sinks.shape)}")
         if sinks.device != q.device:

@@ -19,6 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attention.inputs import check_inputs
+from regard.attention.masks.named_masks import tensor_mask
+from regard.attention.tensors import check_floats, check_tensor
 from regard.checker.cases import Cases
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.checker import ask, check
@@ -186,9 +189,21 @@ def measure_visibility(
         if not (q is k is v is None):
             raise ValueError("q, k, v: expected all three, or none for the inputs of a check")
         return _of_the_check()
+    for name, x in {"q": q, "k": k, "v": v}.items():
+        check_floats(name, x)
     if not q.ndim == k.ndim == v.ndim == 4:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(f"q, k, v: expected (B, H, T, D), (B, G, S, D) and (B, G, S, D), got {shapes}")
+    shape = check_inputs(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks).shape
+    if 0 in (*shape.matrix, shape.E):
+        raise ValueError(f"q, k, v: expected sizes of at least 1, got {shape.matrix} and {shape.E}")
+    if bias is not None:
+        tensor_mask(check_floats("bias", bias)).check(shape.matrix)
+    if padding is not None:
+        marks = check_tensor("padding", padding)
+        if marks.dtype != torch.bool or marks.shape != (shape.B, shape.S):
+            got = f"{tuple(marks.shape)} {marks.dtype}"
+            raise ValueError(f"padding: expected booleans {(shape.B, shape.S)}, True for tokens, got {got}")
     question = Question("inputs", q, k, v, causal, mask, padding, bias, window, softcap)
     question = replace(question, sinks=sinks, ahead=ahead)
     question = question.to(torch.float64 if q.dtype == torch.float64 else torch.float32)

@@ -16,6 +16,7 @@ from torch.nn.functional import dropout, embedding, linear
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import as_mask, padding
+from regard.attention.tensors import WHOLE_NUMBERS, check_tensor
 from regard.gpt import folder, generation, loader
 from regard.gpt.block import Block, make_norm
 from regard.gpt.config import Config
@@ -220,12 +221,14 @@ class GPT(nn.Module):
         return cache[0].length
 
     def _check_ids(self, input_ids: Tensor, past: int) -> None:
-        integers = (torch.int32, torch.int64)
-        if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.dtype not in integers:
-            got = type(input_ids).__name__
-            if isinstance(input_ids, Tensor):
-                got = f"{tuple(input_ids.shape)} {input_ids.dtype}"
+        check_tensor("input_ids", input_ids, values=False)
+        if input_ids.ndim != 2 or input_ids.dtype not in (torch.int32, torch.int64):
+            got = f"{tuple(input_ids.shape)} {input_ids.dtype}"
             raise ValueError(f"input_ids: expected integers (batch, length), got {got}")
+        if input_ids.device != self.device:
+            raise ValueError(
+                f"input_ids: expected them on {self.device}, where the model is, got {input_ids.device}"
+            )
         if past + input_ids.shape[1] > self.config.context_length:
             cached = f" after {past} in the cache" if past else ""
             raise ValueError(
@@ -236,7 +239,8 @@ class GPT(nn.Module):
     def _token_mask(self, attention_mask: Tensor, input_ids: Tensor, past: int) -> Tensor:
         """The attention mask as booleans (B, past + T), True for tokens."""
         shape = (len(input_ids), past + input_ids.shape[1])
-        if attention_mask.dtype.is_floating_point or tuple(attention_mask.shape) != shape:
+        check_tensor("attention_mask", attention_mask)
+        if attention_mask.dtype not in (torch.bool, *WHOLE_NUMBERS) or tuple(attention_mask.shape) != shape:
             raise ValueError(
                 f"attention_mask: expected booleans or integers {shape}, one for every token so far, "
                 f"got {tuple(attention_mask.shape)} {attention_mask.dtype}"

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.tensors import check_tensor, check_whole_numbers
 from regard.heads.query_scores import NEAR, Options, QueryScore, TextScorer
 from regard.maps import AttentionMap
 
@@ -83,6 +84,10 @@ def _check(m: AttentionMap, ids: Tensor) -> None:
     if m.ndim != 4 or m.shape[2] != m.shape[3]:
         raise ValueError(f"m: expected (B, H, T, T), the map of self-attention, got {tuple(m.shape)}")
     expected = (m.shape[0], m.shape[2])
-    if not isinstance(ids, Tensor) or tuple(ids.shape) != expected or ids.dtype.is_floating_point:
-        got = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
-        raise ValueError(f"ids: expected whole numbers {expected}, the tokens of the text, got {got}")
+    ids = check_whole_numbers(
+        "ids", check_tensor("ids", ids), f"whole numbers {expected}, the tokens of the text"
+    )
+    if tuple(ids.shape) != expected:
+        raise ValueError(
+            f"ids: expected whole numbers {expected}, the tokens of the text, got {tuple(ids.shape)}"
+        )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.tensors import check_tensor, check_whole_numbers
 from regard.heads.query_scores import KnownStatistics, Options, TextScorer
 from regard.heads.running_sums import BLOCKS, RunningSums, sum_pieces
 from regard.heads.without_sink import without_sink
@@ -94,16 +95,17 @@ def _check(m: AttentionMap, ids: Tensor | None, is_token: Tensor | None) -> None
         raise ValueError(f"maps: expected (B, H, T, S) each, got {tuple(m.shape)}")
     B, _, T, S = m.matrix
     if ids is not None:
-        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.dtype.is_floating_point or len(ids) != B:
-            got = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
-            raise ValueError(f"ids: expected whole numbers ({B}, {S}), the tokens of the text, got {got}")
+        expected_ids = f"whole numbers ({B}, {S}), the tokens of the text"
+        ids = check_whole_numbers("ids", check_tensor("ids", ids), expected_ids)
+        if ids.ndim != 2 or len(ids) != B:
+            raise ValueError(f"ids: expected {expected_ids}, got {tuple(ids.shape)}")
         if ids.shape[1] not in (T, S):
             raise ValueError(f"ids: expected ({B}, {S}), a token for each key, got {tuple(ids.shape)}")
     if is_token is not None:
         expected = (B, S) if ids is None else tuple(ids.shape)
-        if not isinstance(is_token, Tensor) or is_token.dtype != torch.bool or is_token.shape != expected:
-            is_tensor = isinstance(is_token, Tensor)
-            got = f"{tuple(is_token.shape)} {is_token.dtype}" if is_tensor else type(is_token).__name__
+        is_token = check_tensor("attention_mask", is_token)
+        if is_token.dtype != torch.bool or is_token.shape != expected:
+            got = f"{tuple(is_token.shape)} {is_token.dtype}"
             raise ValueError(f"attention_mask: expected booleans {expected}, False for padding, got {got}")
 
 

@@ -15,6 +15,7 @@ from regard.attention.arguments import check_whole_number
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import as_mask
+from regard.attention.tensors import check_floats
 from regard.layers.cache import KVCache
 from regard.layers.cache_mask import mask_on_cached_keys
 from regard.layers.norm import RMSNorm
@@ -174,12 +175,15 @@ class Attention(nn.Module):
         return projected.view(B, T, width // self.head_dim, self.head_dim).transpose(1, 2)  # (B, heads, T, D)
 
     def _check(self, name: str, x: Tensor, batch: int | None = None) -> None:
+        check_floats(name, x, values=False)
         if x.ndim != 3 or x.shape[2] != self.d_model or batch not in (None, len(x)):
             B = "batch" if batch is None else batch
             raise ValueError(f"{name}: expected ({B}, length, {self.d_model}), got {tuple(x.shape)}")
         weight = self.qkv.weight
         if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(f"{name}: expected {weight.dtype}, as the weights are, got {x.dtype}")
+        if x.device != weight.device:
+            raise ValueError(f"{name}: expected it on {weight.device}, where the weights are, got {x.device}")
 
     def extra_repr(self) -> str:
         mask = "" if self.mask is None else f", mask={self.mask}"

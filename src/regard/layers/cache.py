@@ -19,6 +19,7 @@ from torch import Tensor
 from regard.attention.arguments import check_whole_number
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import prefix, window
+from regard.attention.tensors import check_floats
 
 Pair = tuple[Tensor, Tensor]
 """Keys (B, G, S, D) and values (B, G, S, E)."""
@@ -177,6 +178,7 @@ class KVCache:
 
     def _check(self, k: Tensor, v: Tensor) -> None:
         for name, x in (("k", k), ("v", v)):
+            check_floats(name, x, values=False)
             if x.ndim != 4 or x.shape[:3] != k.shape[:3]:
                 like = "(B, G, T, D)" if x is k else f"{tuple(k.shape[:3])} before the width, as k has"
                 raise ValueError(f"{name}: expected {like}, got {tuple(x.shape)}")

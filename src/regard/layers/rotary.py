@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from regard.attention.arguments import check_positive, check_whole_number
 from regard.attention.inputs import working_dtype
+from regard.attention.tensors import FLOATS, WHOLE_NUMBERS, check_floats, check_tensor
 
 
 class Llama3Scaling(NamedTuple):
@@ -71,6 +72,7 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor, positions: int | Tensor = 0) -> Tensor:
         """x (…, T, D) rotated. `positions` is the position of the first token, or a (T,) or (B, T) tensor."""
+        check_floats("x", x, values=False)
         if x.ndim < 2 or x.shape[-1] < self.width:
             raise ValueError(f"x: expected (…, T, D) with D at least {self.width}, got {tuple(x.shape)}")
         cos, sin = self.angles(x, positions)  # (T, width) or (B, 1, T, width)
@@ -92,6 +94,7 @@ class Rotary(nn.Module):
         T, dtype = x.shape[-2], working_dtype(x.dtype)
         if isinstance(positions, Tensor):
             return self._cos_sin(self._check_positions(positions, x), dtype)
+        positions = check_whole_number("positions", positions, -(2**62))
         if positions < 0:  # the first of more queries than keys stand before the first key
             return self._cos_sin(torch.arange(positions, positions + T, device=x.device), dtype)
         cos, sin = self._table_of(positions + T, x.device, dtype)
@@ -120,12 +123,19 @@ class Rotary(nn.Module):
 
     def _check_positions(self, positions: Tensor, x: Tensor) -> Tensor:
         """Positions (T,), or (B, T) as (B, 1, T), which broadcasts with (B, H, T)."""
+        check_tensor("positions", positions, values=not x.is_meta)
+        if positions.dtype not in (*FLOATS, *WHOLE_NUMBERS):
+            raise ValueError(f"positions: expected numbers, got {positions.dtype}")
+        if positions.device != x.device:
+            raise ValueError(f"positions: expected them on {x.device}, where x is, got {positions.device}")
         T, B = x.shape[-2], x.shape[0] if x.ndim == 4 else None
         if tuple(positions.shape) not in ((T,), (1, T), (B, T)):
             shapes = f"({T},)" if B is None else f"({T},) or ({B}, {T})"
             raise ValueError(
                 f"positions: expected {shapes}, one for each token, got {tuple(positions.shape)}"
             )
+        if positions.ndim == 2 and len(positions) == 1:
+            return positions[0]
         return positions if positions.ndim == 1 else positions.unsqueeze(1)
 
     def extra_repr(self) -> str:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.tensors import check_whole_numbers
+
 NAMES = ("batch", "heads", "rows", "keys")
 
 
@@ -59,7 +61,8 @@ def parse_index(index: Any, axes: Axes, matrix: tuple[int, int, int, int]) -> Ma
             start, stop, step = item.indices(size)
             spans[name] = slice(start, max(start, stop)) if step == 1 else torch.arange(start, stop, step)
         elif isinstance(item, Tensor | list | range) and name in ("rows", "keys"):
-            spans[name] = _check_positions(torch.as_tensor(item), size, name)
+            expected = f"whole numbers in one dimension for {name}"
+            spans[name] = _check_positions(check_whole_numbers("index", item, expected), size, name)
         else:
             i = _check_position(item, size, name)
             spans[name] = slice(i, i + 1)
@@ -81,7 +84,7 @@ def parse_index(index: Any, axes: Axes, matrix: tuple[int, int, int, int]) -> Ma
 
 def select_kv_heads(k: Tensor, heads: slice, H: int) -> Tensor:
     """Select the key heads of k (B, G, S, D) that some of the H query heads read, grouped evenly again."""
-    group = H // k.shape[1]
+    group = H // max(k.shape[1], 1) or 1  # a map without heads has none of either
     first, count = heads.start, heads.stop - heads.start
     if group == 1 or count == 0:
         return k[:, heads] if group == 1 else k[:, :0]
@@ -118,8 +121,11 @@ def _check_position(item: Any, size: int, name: str) -> int:
 
 def _check_positions(index: Tensor, size: int, name: str) -> Tensor:
     """A list of integer indices, counted from 0."""
-    if index.ndim != 1 or index.dtype.is_floating_point or index.dtype == torch.bool:
-        raise ValueError(f"index: expected whole numbers in one dimension for {name}, got {index.dtype}")
+    if index.ndim != 1:
+        raise ValueError(
+            f"index: expected whole numbers in one dimension for {name}, got {tuple(index.shape)}"
+        )
+    index = index.long()
     if len(index) and not (-size <= int(index.min()) and int(index.max()) < size):
         raise IndexError(f"index: expected {name} from {-size} to {size - 1}, got up to {int(index.max())}")
     return index % size

@@ -19,6 +19,7 @@ from regard.attention.attend import attend
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
+from regard.attention.tensors import check_floats, check_tensor
 from regard.maps import overview, precision, storage, sweep
 from regard.maps.data import MapData
 from regard.maps.dense_rows import NORMALISED, tile_weights
@@ -54,11 +55,18 @@ def attention_map(
     >>> m[1]
     tensor([0.3302, 0.6698, 0.0000])
     """
-    shape, rule, scale = check_inputs(q, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
+    shape, rule, scale = check_inputs(q, k, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
+    check_tensor("q", q)  # a map needs values
     if q.ndim > 4:
         raise ValueError(f"q: expected at most 4 dimensions (B, H, T, D), got {tuple(q.shape)}")
-    if lse is not None and tuple(lse.shape) != tuple(q.shape[:-1]):
-        raise ValueError(f"lse: expected {tuple(q.shape[:-1])}, one number a query, got {tuple(lse.shape)}")
+    if lse is not None:
+        check_floats("lse", lse)
+        if tuple(lse.shape) != tuple(q.shape[:-1]):
+            raise ValueError(
+                f"lse: expected {tuple(q.shape[:-1])}, one number a query, got {tuple(lse.shape)}"
+            )
+        if lse.device != q.device:
+            raise ValueError(f"lse: expected it on {q.device}, where q is, got {lse.device}")
     axes = Axes(batch=q.ndim == 4, heads=q.ndim >= 3)
     q = q.detach().reshape(shape.B, shape.H, shape.T, shape.D)
     k = k.detach().reshape(shape.B, shape.G, shape.S, shape.D)
@@ -279,8 +287,12 @@ class AttentionMap(MapData):
         >>> (regard.attention_map(x, x, mask=regard.causal) @ v).flatten()
         tensor([0.0000, 0.5000, 1.0000, 1.5000])
         """
-        if isinstance(v, Tensor) and (values := expand_values(self, v)) is not None:
-            return self._shaped(multiply(self, values))
+        if isinstance(v, Tensor):
+            check_floats("v", v)
+            if v.device != self.device:
+                raise ValueError(f"v: expected it on {self.device}, where the map is, got {v.device}")
+            if (values := expand_values(self, v)) is not None:
+                return self._shaped(multiply(self, values))
         lead = (*self.axes.visible((self.matrix[0], self.k.shape[1])), self.matrix[3])
         got = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
         raise ValueError(f"v: expected ({', '.join(map(str, lead))}, E), got {got}")

@@ -75,7 +75,7 @@ def _decode(options: dict[str, Any], tensors: dict[str, Tensor]) -> MapData:
         )
     mask, scale = rebuild_mask(get_field(options, "mask", dict), tensors), get_field(options, "scale", float)
     softcap = None if options.get("softcap") is None else get_field(options, "softcap", float)
-    check_inputs(q, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
+    check_inputs(q, k, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
     if lse.dtype != working_dtype(q.dtype):
         raise ValueError(f"lse: expected {working_dtype(q.dtype)}, got {lse.dtype}")
     shown = get_field(options, "axes", list)

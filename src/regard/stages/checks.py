@@ -59,7 +59,9 @@ def visible_keys(mask: Mask | Tensor, q: Tensor, k: Tensor) -> Tensor:
     """
     if isinstance(mask, Tensor) and mask.ndim == 3:
         mask = mask.unsqueeze(-3)  # (B, 1, T, S)
-    inputs = check_inputs(q.unsqueeze(-3), k.unsqueeze(-3), mask=mask)  # (B, 1, T, D), (B, 1, S, D)
+    inputs = check_inputs(
+        q.unsqueeze(-3), k.unsqueeze(-3), k.unsqueeze(-3), mask=mask
+    )  # (B, 1, T, D), (B, 1, S, D)
     if inputs.mask.biased:
         raise ValueError(
             f"mask: expected one that tells which keys are visible, but {inputs.mask} adds to scores"

@@ -30,6 +30,8 @@ def unsupported_reason(problem: AttentionProblem) -> str | None:
         return "its kernels have no softcap"
     if problem.sinks is not None:
         return "its kernels have no sinks"
+    if not problem.scale > 0:  # they multiply −inf by the scale, or take the greatest score before it
+        return f"its kernels want a scale above 0, and this is {problem.scale:g}"
     if problem.mask is not full and problem.mask is not causal and not _padded_only(problem):
         return f"its kernels know no mask but causal, and this is {problem.mask}"
     if problem.mask is causal and q.shape[2] != k.shape[2]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.attention.inputs import check_inputs
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal
+from regard.attention.tensors import is_transformed
 
 
 class AttentionProblem(NamedTuple):
@@ -40,6 +41,12 @@ class AttentionProblem(NamedTuple):
         """Whether gradients have to flow to q, k, v or sinks."""
         tensors = (self.q, self.k, self.v) if self.sinks is None else (self.q, self.k, self.v, self.sinks)
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+    @property
+    def transformed(self) -> bool:
+        """Whether it runs inside `torch.func.vmap`, `grad` or another transformation."""
+        tensors = (self.q, self.k, self.v) if self.sinks is None else (self.q, self.k, self.v, self.sinks)
+        return any(is_transformed(x) for x in tensors)
 
     @property
     def bias_needs_grad(self) -> bool:

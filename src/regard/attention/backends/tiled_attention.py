@@ -44,18 +44,26 @@ def run(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
 
 def forward(problem: AttentionProblem, seed: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """Output and lse without gradients, computed in `dtype`, or in the working dtype if None."""
-    output, top, log_total = online_softmax(problem, seed, dtype)
-    return output, top + log_total  # −inf where no key is visible
+    output, top, total = online_softmax(problem, seed, dtype, problem.q.dtype)
+    return output, top + total.log_()  # −inf where no key is visible
 
 
 def online_softmax(
-    problem: AttentionProblem, seed: int, dtype: torch.dtype | None = None
+    problem: AttentionProblem,
+    seed: int,
+    dtype: torch.dtype | None = None,
+    output_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output (B, H, T, E), and of each row the greatest score and the log of the total (B, H, T)."""
+    """The output (B, H, T, E), and of each row the greatest score and the total (B, H, T).
+
+    All are computed in `dtype`, by default the working dtype, and the output is stored in `output_dtype`, by
+    default the same.
+    """
     B, H, T, _ = problem.matrix
     E = problem.v.shape[-1]
-    output = problem.q.new_empty(B, H, T, E)
-    tops, log_totals = problem.q.new_empty(2, B, H, T, dtype=dtype or working_dtype(problem.q.dtype))
+    dtype = dtype or working_dtype(problem.q.dtype)
+    output = problem.q.new_empty(B, H, T, E, dtype=output_dtype or dtype)
+    tops, totals = problem.q.new_empty(2, B, H, T, dtype=dtype)
     for n, (batch, heads, _, part) in enumerate(parts(problem, dtype)):
         b, h = part.q.shape[:2]
         G = part.k.shape[1]
@@ -85,11 +93,9 @@ def online_softmax(
                 sum_.mul_(shrink)
                 top = new_top
             R = rows.stop - rows.start
-            tops[batch, heads, rows], log_totals[batch, heads, rows] = (
-                x.view(b, h, R) for x in (top, total.log())
-            )
+            tops[batch, heads, rows], totals[batch, heads, rows] = (x.view(b, h, R) for x in (top, total))
             output[batch, heads, rows] = sum_.div_(total.masked_fill(total == 0, 1.0)).view(b, h, R, E)
-    return output, tops, log_totals
+    return output, tops, totals
 
 
 class Tiled(torch.autograd.Function):
@@ -99,29 +105,30 @@ class Tiled(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, problem: AttentionProblem, seed: int
     ) -> tuple[Tensor, Tensor]:
-        output, top, log_total = online_softmax(problem._replace(q=q, k=k, v=v, sinks=sinks), seed)
-        ctx.save_for_backward(q, k, v, sinks, output, top, log_total)
+        output, top, total = online_softmax(problem._replace(q=q, k=k, v=v, sinks=sinks), seed)
+        ctx.save_for_backward(q, k, v, sinks, output, top, total)
         ctx.problem, ctx.seed = problem._replace(q=q[:0], k=k[:0], v=v[:0], sinks=None), seed
-        lse = top + log_total
+        lse = top + total.log()
         ctx.mark_non_differentiable(lse)
-        return output, lse
+        # The backward pass subtracts numbers that are computed from the output: it needs all its digits.
+        return output.to(q.dtype), lse
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sinks, output, top, log_total = ctx.saved_tensors
+        q, k, v, sinks, output, top, total = ctx.saved_tensors
         problem = ctx.problem._replace(q=q, k=k, v=v, sinks=sinks)
-        return *backward(problem, ctx.seed, grad, output, top, log_total), None, None
+        return *backward(problem, ctx.seed, grad, output, top, total), None, None
 
 
 def backward(
-    problem: AttentionProblem, seed: int, grad: Tensor, output: Tensor, top: Tensor, log_total: Tensor
+    problem: AttentionProblem, seed: int, grad: Tensor, output: Tensor, top: Tensor, total: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and sinks. Each tile is recomputed as exp(score − top − log total)."""
+    """Gradients of q, k, v and sinks. Each tile is recomputed as exp(score − top) / total."""
     dq, dk, dv = (torch.empty_like(x) for x in (problem.q, problem.k, problem.v))
     # The gradient of softmax subtracts the weighted mean of the weights' gradient from every entry of a row.
     delta = (grad.to(top.dtype) * output).sum(-1)  # (B, H, T)
     empty = top == -torch.inf
-    top, log_total = (x.masked_fill(empty, 0.0) for x in (top, log_total))
+    top, inverse = top.masked_fill(empty, 0.0), total.masked_fill(empty, 1.0).reciprocal_()
     for n, (batch, heads, groups, part) in enumerate(parts(problem)):
         b, h, _, D = part.q.shape
         G = part.k.shape[1]
@@ -129,13 +136,13 @@ def backward(
         for rows, columns in visits(part):
             q = fold(part.q[:, :, rows] * part.scale, G)  # (N, M, D)
             do = fold(grad[batch, heads, rows].to(q.dtype), G)  # (N, M, E)
-            row_top, row_log_total, row_delta = (
-                fold(x[batch, heads, rows, None], G) for x in (top, log_total, delta)
+            row_top, row_inverse, row_delta = (
+                fold(x[batch, heads, rows, None], G) for x in (top, inverse, delta)
             )
             part_dq = torch.zeros_like(q)
             for column in columns:
-                weights, capped, seen_q, k, v = score(part, q, rows, column, keep_capped=True)
-                weights.sub_(row_top).sub_(row_log_total).exp_()  # (N, M, C)
+                weights, tanh, seen_q, k, v = score(part, q, rows, column, keep_tanh=True)
+                weights.sub_(row_top).exp_().mul_(row_inverse)  # (N, M, C)
                 ds = torch.bmm(do, v.mT)
                 dropped = weights
                 if problem.dropout:
@@ -144,15 +151,15 @@ def backward(
                     ds.mul_(keep)
                 part_dv[:, :, column.keys] += torch.bmm(dropped.mT, do).view(b, G, -1, v.shape[-1])
                 ds.sub_(row_delta).mul_(weights)
-                if capped is not None and part.softcap is not None:
-                    ds.mul_(capped.div_(part.softcap).square_().neg_().add_(1.0))
+                if tanh is not None:
+                    ds.mul_(1.0 - tanh).mul_(tanh.add_(1.0))  # 1 − tanh² would lose digits near 1
                 part_dq.baddbmm_(ds, k)
                 part_dk[:, :, column.keys] += torch.bmm(ds.mT, seen_q).view(b, G, -1, D)
             dq[batch, heads, rows] = part_dq.mul_(part.scale).view(b, h, -1, D).to(dq.dtype)
         dk[batch, groups], dv[batch, groups] = part_dk.to(dk.dtype), part_dv.to(dv.dtype)
     if problem.sinks is None:
         return dq, dk, dv, None
-    share = (problem.sinks.to(top.dtype).view(-1, 1) - top - log_total).exp_()  # (B, H, T)
+    share = (problem.sinks.to(top.dtype).view(-1, 1) - top).exp_() * inverse  # (B, H, T)
     share = share.masked_fill_(empty, 0.0)
     return dq, dk, dv, -(share * delta).sum((0, 2)).to(problem.sinks.dtype)
 

@@ -95,18 +95,16 @@ class Tile(NamedTuple):
     """The masked scores of a tile, and the tensors that they were computed from."""
 
     scores: Tensor  # (N, M, C) with N = b·G and M = group·R
-    capped: Tensor | None  # the scores after softcap and before the mask, for the backward pass
+    tanh: Tensor | None  # tanh(score / softcap), for the backward pass
     q: Tensor  # (N, M, D)
     k: Tensor  # (N, C, D)
     v: Tensor  # (N, C, E)
 
 
-def score(
-    part: AttentionProblem, q: Tensor, rows: slice, column: Column, *, keep_capped: bool = False
-) -> Tile:
+def score(part: AttentionProblem, q: Tensor, rows: slice, column: Column, *, keep_tanh: bool = False) -> Tile:
     """The masked scores of a tile. q is folded, (N, M, D), and already scaled.
 
-    `keep_capped` also returns the scores between soft cap and mask.
+    `keep_tanh` also returns what the gradient of the soft cap is computed from.
     """
     b, H = part.q.shape[:2]
     keys = column.keys
@@ -119,16 +117,17 @@ def score(
             allowed = allowed.expand(b, H, rows.stop - rows.start, keys.stop - keys.start)
             q, k, v = without_idle(allowed, q, k, v)
     s = torch.bmm(q, k.mT)  # (N, M, C)
-    capped = None
+    tanh = None
     if part.softcap is not None:
-        s.div_(part.softcap).tanh_().mul_(part.softcap)
-        capped = s.clone() if keep_capped else None
+        s.div_(part.softcap).tanh_()
+        tanh = s.clone() if keep_tanh else None
+        s.mul_(part.softcap)
     matrix = s.view(b, H, rows.stop - rows.start, keys.stop - keys.start)
     if part.mask.biased and (bias := part.mask.score_bias(at)) is not None:
         matrix.add_(bias.detach())
     if allowed is not None:
         matrix.masked_fill_(~allowed, -torch.inf)
-    return Tile(s, capped, q, k, v)
+    return Tile(s, tanh, q, k, v)
 
 
 def without_idle(allowed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

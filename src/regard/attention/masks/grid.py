@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.tensors import WHOLE_NUMBERS, check_tensor
+
 FEW_PAIRS = 16  # up to this number, a loop over the pairs of edges takes fewer operations
 
 Span = slice | range | Tensor
@@ -68,7 +70,7 @@ def indices(
     `name` is the argument that errors name, and `length` the limit of the indices; None is no limit.
     """
     if isinstance(span, Tensor):
-        if span.ndim != 1 or span.dtype.is_floating_point or span.dtype == torch.bool:
+        if check_tensor(name, span).ndim != 1 or span.dtype not in WHOLE_NUMBERS:
             raise _span_error(name, f"{tuple(span.shape)} {span.dtype}")
         index = span.to(device=device, dtype=torch.long)
         if index.is_cpu and len(index):  # reading the numbers would make the host wait for a GPU

@@ -21,6 +21,14 @@ from regard.attention.arguments import check_whole_number
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Index, Mask, full
 from regard.attention.masks.grid import Blocks, Grid, extremes
+from regard.attention.tensors import (
+    FLOATS,
+    WHOLE_NUMBERS,
+    as_tensor,
+    check_tensor,
+    check_whole_numbers,
+    is_transformed,
+)
 
 Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """A function of index tensors (b, h, q, k) that broadcast, which returns a boolean tensor."""
@@ -505,15 +513,16 @@ def padding(lengths_or_mask: Sequence[int] | Tensor) -> Mask:
     tensor([[ True, False, False],
             [ True,  True,  True]])
     """
-    table = torch.as_tensor(lengths_or_mask)
+    expected = "whole lengths (B,) or a boolean (B, S) tensor, True for tokens"
+    table = as_tensor("padding", lengths_or_mask, expected)
     if table.ndim == 2 and table.dtype == torch.bool:
         return Padding(table)
-    if table.ndim == 1 and not table.dtype.is_floating_point and table.dtype != torch.bool:
+    if table.ndim == 1 and table.dtype in WHOLE_NUMBERS:
         if len(table) and int(table.min()) < 0:
             raise ValueError(f"padding: expected lengths of at least 0, got {int(table.min())}")
         return Padding(table)
     raise ValueError(
-        "padding: expected whole lengths (B,) or a boolean (B, S) tensor, True for tokens, "
+        f"padding: expected {expected}, "
         f"got {tuple(table.shape)} {table.dtype}" + (": pass .bool()" if table.ndim == 2 else "")
     )
 
@@ -526,8 +535,8 @@ def documents(ids: Sequence[int] | Tensor) -> Mask:
             [1, 1, 0],
             [0, 0, 1]], dtype=torch.int32)
     """
-    ids = torch.as_tensor(ids)
-    if ids.ndim not in (1, 2) or ids.dtype.is_floating_point or ids.dtype == torch.bool:
+    ids = check_whole_numbers("documents", ids, "whole ids (S,) or (B, S)")
+    if ids.ndim not in (1, 2):
         raise ValueError(f"documents: expected whole ids (S,) or (B, S), got {tuple(ids.shape)} {ids.dtype}")
     return Documents(ids if ids.ndim == 2 else ids[None])
 
@@ -552,14 +561,15 @@ def tensor_mask(tensor: Tensor) -> Mask:
     """A mask from a tensor that broadcasts to (B, H, T, S): True is visible, floats are added to scores."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"mask: expected a tensor or a mask, got {type(tensor).__name__}")
+    check_tensor("mask", tensor)
     if tensor.ndim > 4:
         raise ValueError(f"mask: expected at most 4 dimensions (B, H, T, S), got {tuple(tensor.shape)}")
-    if tensor.dtype != torch.bool and not tensor.dtype.is_floating_point:
+    if tensor.dtype != torch.bool and tensor.dtype not in FLOATS:
         raise ValueError(
             f"mask: expected booleans (True = visible) or floats (added to the scores), got {tensor.dtype}: "
             "pass .bool() if 1 means visible"
         )
-    if tensor.dtype.is_floating_point and tensor.numel() and _looks_boolean(tensor.detach()):
+    if tensor.dtype in FLOATS and tensor.numel() and _looks_boolean(tensor.detach()):
         raise ValueError(
             "mask: a float mask is added to the scores, but this one holds only 0 and 1, which is ambiguous: "
             "pass .bool() if 1 means visible"
@@ -568,6 +578,9 @@ def tensor_mask(tensor: Tensor) -> Mask:
 
 
 def _looks_boolean(tensor: Tensor) -> bool:
+    """Whether all numbers are 0 or 1 and some are 1; False inside torch.func, where no number can be read."""
+    if is_transformed(tensor):
+        return False
     ones = tensor == 1
     return bool(ones.any()) and bool((ones | (tensor == 0)).all())
 
