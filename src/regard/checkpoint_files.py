@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple, TypeVar
 from safetensors import SafetensorError
 from torch import Tensor
 
+from regard.atomic import remove_temporary_files
 from regard.files import FileError, Kind, open_file
 from regard.safetensor_files import SafetensorContent, read_safetensors, write_safetensors
 
@@ -40,12 +41,17 @@ def previous(path: Path) -> Path:
     return path.with_name(f"{path.name}.previous")
 
 
+def _unfinished(path: Path) -> Path:
+    """The file of a checkpoint that is being written."""
+    return path.with_name(f".{path.name}.new")
+
+
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a checkpoint to `path`; the one that was there becomes the previous one, if it is undamaged.
 
     An OSError says why it could not be written; the checkpoints that were there are then unchanged.
     """
-    new = path.with_name(f".{path.name}.new")
+    new = _unfinished(path)
     try:
         write_safetensors(new, tensors, {**metadata, CHECKSUM: BLANK.decode()})
         _write_checksum(new)
@@ -87,13 +93,14 @@ def remove(path: Path) -> None:
     """Delete the checkpoints of `path`, and what a process that was killed has left of one."""
     for file in (path, previous(path)):
         file.unlink(missing_ok=True)
-    remove_temporary_files(path)
+    remove_unfinished(path)
 
 
-def remove_temporary_files(path: Path) -> None:
+def remove_unfinished(path: Path) -> None:
     """Delete what a process that was killed while it saved a checkpoint has left."""
-    for file in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        file.unlink(missing_ok=True)
+    new = _unfinished(path)
+    new.unlink(missing_ok=True)
+    remove_temporary_files(path.parent, glob.escape(new.name))
 
 
 def _damage(path: Path) -> str | None:

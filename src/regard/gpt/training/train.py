@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.atomic import check_folder_writable, write_error
+from regard.atomic import check_folder_writable, remove_temporary_files, write_error
 from regard.attention.arguments import check_whole_number
+from regard.checkpoint_files import remove_unfinished
 from regard.file_lock import FileLock
 from regard.files import RunFileError, get_field, naming_errors, shorten
 from regard.gpt.config import Config
@@ -261,9 +262,9 @@ class TrainingRun:
 
     def _remove_temporary_files(self) -> None:
         """Remove what a save that was killed has left."""
-        for pattern in (".*.safetensors.*", ".*.json*.*"):
-            for path in self.folder.glob(pattern):
-                path.unlink()
+        remove_unfinished(self.folder / checkpoints.FILE)
+        for pattern in ("*.safetensors", "*.json*"):
+            remove_temporary_files(self.folder, pattern)
 
     def _take_step(self, parallel: torch.nn.Module, forward: Any) -> None:
         """One optimizer step; `forward` computes the loss of a batch with the model `parallel`."""
