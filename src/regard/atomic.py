@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import tempfile
 from collections.abc import Iterator
@@ -33,6 +34,13 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_temporary_files(path: Path) -> None:
+    """Delete what `atomic_write` left of `path` in a process that was killed, and no other file."""
+    for file in path.parent.glob(f".{glob.escape(path.name)}.{'[a-z0-9_]' * 8}"):  # as mkstemp names them
+        if file.is_file():
+            file.unlink(missing_ok=True)
 
 
 def check_folder_writable(name: str, folder: Path) -> None:
