@@ -41,9 +41,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def remove_temporary_files(folder: Path, pattern: str) -> None:
-    """Delete what killed processes have left of files whose names match a pattern, while they wrote them."""
-    for leftover in folder.glob(f".{pattern}.{'?' * 8}"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    """Delete what `atomic_write` left of files whose names match a pattern, in processes that were killed."""
+    for leftover in folder.glob(f".{pattern}.{'[a-z0-9_]' * 8}"):  # as mkdtemp names them
+        shutil.rmtree(leftover, ignore_errors=True)  # a file of this name is not ours, and stays
 
 
 def check_folder_writable(name: str, folder: Path) -> None:

@@ -398,3 +398,25 @@ def test_only_matrices_decay() -> None:
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert all(weight.ndim >= 2 for weight in decayed["params"])
     assert len(decayed["params"]) + len(kept["params"]) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", [METRICS_FILE, HEADS_FILE])
+def test_a_history_without_a_checkpoint_is_not_continued(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)  # opening it to append would wait for a reader forever
+    with pytest.raises(ValueError, match=f"holds {name} of another run but no checkpoint"):
+        run(tmp_path)
+
+
+def test_files_of_others_are_left_alone_and_those_of_killed_saves_are_removed(tmp_path: Path) -> None:
+    others = [".notes.json.swp", ".old.safetensors.backup", ".config.json.swp"]
+    left = [
+        ".model.safetensors.ab3_x9zq",
+        "..checkpoint.safetensors.new.ab3_x9zq",
+        ".checkpoint.safetensors.new",
+    ]
+    for name in [*others, *left]:
+        (tmp_path / name).touch()
+    (tmp_path / ".a.json.d").mkdir()
+    run(tmp_path, settings=replace(SETTINGS, steps=1))
+    assert all((tmp_path / name).exists() for name in [*others, ".a.json.d"])
+    assert not any((tmp_path / name).exists() for name in left)
