@@ -4,8 +4,8 @@ A weight is exp(score − lse), and the score is computed again, by another kern
 the lse. Float32 holds either to a few units in its last place, so the weight of a score of 1,000 is off by
 1e-4, where the softmax of eager attention subtracts a rounding error from itself. The size of the lse tells
 which heads have such scores; `precision.py` computes their weights in float64. A soft cap hides the size of
-the scores from lse, so there the lengths of q and k tell. Otherwise this file reads lse and mask only: q and k
-may lie in a file.
+the scores from lse, so there the lengths of q and k tell. Otherwise this file reads lse and mask only: q and
+k may lie in a file.
 """
 
 from __future__ import annotations
