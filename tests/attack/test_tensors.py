@@ -10,7 +10,7 @@ from tests.attack import tensors
 def test_every_entrance_serves_odd_tensors_or_names_the_argument() -> None:
     figures = tensors.attack(200, seed=0)
     assert figures["served"] > 60
-    assert figures["refused"] > 60
+    assert figures["refused"] > 50
     assert figures["empty"] == 50
 
 

@@ -16,7 +16,7 @@ from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.views import Keys, Rows
 from regard.maps.index import Axes, select_kv_heads
-from regard.maps.large_heads import PreciseHeads, find_large_heads, no_large_heads
+from regard.maps.large_heads import PreciseHeads, find_large_heads, no_large_heads, score_size
 
 
 class MapData:
@@ -64,7 +64,8 @@ class MapData:
                 self._precise = no_large_heads(B, H)
             else:
                 half = self.q.dtype != torch.float32
-                self._precise = find_large_heads(self.lse, self.mask, S, self.first_position, half)
+                uncapped = None if self.softcap is None else score_size(self.q, self.k, self.scale)
+                self._precise = find_large_heads(self.lse, self.mask, S, self.first_position, half, uncapped)
         return self._precise
 
     @property

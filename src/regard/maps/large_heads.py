@@ -3,8 +3,9 @@
 A weight is exp(score − lse), and the score is computed again, by another kernel than the one that computed
 the lse. Float32 holds either to a few units in its last place, so the weight of a score of 1,000 is off by
 1e-4, where the softmax of eager attention subtracts a rounding error from itself. The size of the lse tells
-which heads have such scores; `precision.py` computes their weights in float64. This file reads lse and mask
-only: q and k may lie in a file.
+which heads have such scores; `precision.py` computes their weights in float64. A soft cap hides the size of
+the scores from lse, so there the lengths of q and k tell. Otherwise this file reads lse and mask only: q and
+k may lie in a file.
 """
 
 from __future__ import annotations
@@ -54,20 +55,38 @@ def no_large_heads(B: int, H: int) -> PreciseHeads:
 
 
 def find_large_heads(
-    lse: Tensor, mask: Mask, S: int, first_position: int, half_precision: bool
+    lse: Tensor,
+    mask: Mask,
+    S: int,
+    first_position: int,
+    half_precision: bool,
+    uncapped: Tensor | None = None,
 ) -> PreciseHeads:
     """Find the heads with scores too large for float32.
 
     `lse` (B, H, T) is the row log-sum-exp of a map with S keys, `first_position` the position of its first
-    query among them; `half_precision` says that q and k are float16 or bfloat16.
+    query among them; `half_precision` says that q and k are float16 or bfloat16. `uncapped` (B, H) is the
+    size of the scores before a soft cap.
     """
     magnitude = lse.nan_to_num(0.0, 0.0, 0.0).abs()  # (B, H, T)
     large = (magnitude > _limits(lse, mask, S, first_position, half_precision)).any(-1).cpu()
+    if uncapped is not None:
+        on_kernels = lse.device.type == "cuda" and half_precision
+        large |= uncapped.cpu() > (MIN_LIMIT_FOR_KERNELS if on_kernels else MIN_LIMIT)
     if not bool(large.any()):
         return PreciseHeads(large, None)
     with torch.inference_mode(False):  # it is written to later, perhaps outside of that mode
         unknown = torch.full(lse.shape, torch.nan, dtype=torch.float64, device=lse.device)
     return PreciseHeads(large, unknown)
+
+
+def score_size(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """The size of a score of the longest query and the longest key if they are unrelated, (B, H)."""
+    lengths = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (q, k))
+    longest_q, longest_k = (x.nan_to_num(0.0, 0.0).amax(-1) for x in lengths)  # padding may hold anything
+    longest_k = longest_k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    size: Tensor = longest_q * longest_k * abs(scale) * q.shape[-1] ** -0.5
+    return size
 
 
 def _limits(lse: Tensor, mask: Mask, S: int, first_position: int, half_precision: bool) -> Tensor | float:

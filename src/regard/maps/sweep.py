@@ -148,7 +148,9 @@ def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
 def entries(m: MapData, rows: Tensor, keys: Tensor) -> Tensor:
     """Single weights A[rows[n], keys[n]] of every head, (B, H, N): one dot product each."""
     B, H, G = *m.q.shape[:2], m.k.shape[1]
-    q, k = m.q[:, :, rows].to(m.dtype), m.k[:, :, keys].to(m.dtype)
+    # These products are few, and adding them up in another order than the kernel of lse costs digits.
+    dtype = m.dtype if m.device.type == "mps" else torch.float64  # which MPS does not have
+    q, k = m.q[:, :, rows].to(dtype), m.k[:, :, keys].to(dtype)
     q = q.view(B, G, H // max(G, 1), *q.shape[2:])  # (B, G, group, N, D)
     s: Tensor = (q * k.unsqueeze(2)).sum(-1).view(B, H, len(rows)) * m.scale
     if m.softcap is not None:
@@ -156,7 +158,7 @@ def entries(m: MapData, rows: Tensor, keys: Tensor) -> Tensor:
     allowed, bias = _mask_entries(m, rows, keys)
     if bias is not None:
         s = s + bias
-    return (s - finite_lse(m.lse[:, :, rows])).exp_().masked_fill_(~allowed, 0.0)
+    return (s - finite_lse(m.lse[:, :, rows])).to(m.result_dtype).exp_().masked_fill_(~allowed, 0.0)
 
 
 def _mask_entries(m: MapData, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor | None]:
