@@ -409,14 +409,12 @@ def test_a_history_without_a_checkpoint_is_not_continued(tmp_path: Path, name: s
 
 def test_files_of_others_are_left_alone_and_those_of_killed_saves_are_removed(tmp_path: Path) -> None:
     others = [".notes.json.swp", ".old.safetensors.backup", ".config.json.swp"]
-    left = [
-        ".model.safetensors.ab3_x9zq",
-        "..checkpoint.safetensors.new.ab3_x9zq",
-        ".checkpoint.safetensors.new",
-    ]
-    for name in [*others, *left]:
+    folders = [".model.safetensors.ab3_x9zq", "..checkpoint.safetensors.new.ab3_x9zq"]
+    left = [*folders, ".checkpoint.safetensors.new"]
+    for name in [".a.json.d", *folders]:
+        (tmp_path / name).mkdir()
+    for name in [*others, *(f"{name}/.tmpAb3x9Z" for name in folders), left[-1]]:
         (tmp_path / name).touch()
-    (tmp_path / ".a.json.d").mkdir()
     run(tmp_path, settings=replace(SETTINGS, steps=1))
     assert all((tmp_path / name).exists() for name in [*others, ".a.json.d"])
     assert not any((tmp_path / name).exists() for name in left)
