@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from regard.atomic import check_folder_writable
-from regard.file_lock import FileLock, InUseError
+from regard.file_lock import FileLock, InUseError, LostLockError
 
 OWNER = """
 import os, sys, time
@@ -226,3 +227,33 @@ def test_a_read_only_folder_is_reported_as_such() -> None:
         )
         assert done.stdout == 3 * message
         assert os.listdir(name) == []
+
+
+def test_an_owner_notices_that_its_lock_was_removed_or_replaced(tmp_path: Path) -> None:
+    first = take(tmp_path)
+    first.check()
+    (tmp_path / ".lock").unlink()
+    with pytest.raises(LostLockError, match=r"out: .*\.lock was removed or replaced"):
+        first.check()
+    with take(tmp_path) as second:
+        with pytest.raises(LostLockError, match=r"out: .*\.lock was removed or replaced"):
+            first.check()
+        first.release()  # which leaves the lock to the second
+        second.check()
+        with pytest.raises(InUseError):
+            take(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_owner_notices_that_its_folder_was_removed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    lock = take(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(LostLockError):
+        lock.check()
+    (tmp_path / "run").touch()
+    with pytest.raises(LostLockError):
+        lock.check()
+    lock.release()
+    with pytest.raises(LostLockError):
+        lock.check()

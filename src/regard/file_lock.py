@@ -38,16 +38,22 @@ class InUseError(OSError):
     """Another run writes to the same place; the message says which one."""
 
 
+class LostLockError(OSError):
+    """The file of a lock was removed, so that another run may write to the same place by now."""
+
+
 class FileLock:
     """The lock `path` on `place`, a folder or a file, which messages name as the argument `name`.
 
     Creating the object takes the lock, or raises an `InUseError` that says who has it. It is held until
-    `release`, the end of a `with` block, or the end of the process. A process that is forked meanwhile does
-    not hold it. Where there is no `flock`, a warning says so and nothing is locked.
+    `release`, the end of a `with` block, or the end of the process, unless someone removes its file, which
+    `check` notices. A process that is forked meanwhile does not hold it. Where there is no `flock`, a warning
+    says so and nothing is locked.
     """
 
     def __init__(self, path: Path, name: str, place: Path) -> None:
-        handle = _Handle(path)
+        self.name, self.place = name, place
+        self._handle = handle = _Handle(path)
         self.release = weakref.finalize(self, handle.release)
         try:
             deadline = time.monotonic() + SECONDS_WITHOUT_OWNER
@@ -62,6 +68,18 @@ class FileLock:
             if isinstance(error, OSError) and not isinstance(error, InUseError):
                 raise write_error(name, place, error) from None
             raise
+
+    def check(self) -> None:
+        """Raise a `LostLockError` if the lock is lost: its file was removed or replaced, or its folder was.
+
+        An owner calls it before it writes, since another one may be there by now.
+        """
+        if not self._handle.is_held():
+            raise LostLockError(
+                f"{self.name}: expected {self.place} to stay with its owner, but {self._handle.path} was "
+                "removed or replaced, so that another run may be there by now: this one ends, and nothing "
+                "more is written"
+            )
 
     def __enter__(self) -> FileLock:
         return self
@@ -100,12 +118,16 @@ class _Handle:
             os.ftruncate(self.descriptor, 0)
             os.write(self.descriptor, json.dumps(_this_process()).encode())
 
+    def is_held(self) -> bool:
+        """Whether this process holds the lock, and others would find it locked."""
+        return self.descriptor is not None and _is_file(self.descriptor, self.path)
+
     def release(self) -> None:
-        """Delete the file and let go of the lock; nothing if this process does not hold it."""
-        if self.descriptor is not None:
-            with suppress(OSError):
+        """Delete the file, unless it is another's by now, and let go of the lock."""
+        with suppress(OSError):
+            if self.is_held():
                 self.path.unlink()
-            self.close()
+        self.close()
 
     def close(self) -> None:
         """Close the file: the lock is free once every process that shares it has closed it."""
@@ -135,8 +157,8 @@ def _flock(descriptor: int) -> bool:
 def _is_file(descriptor: int, path: Path) -> bool:
     """Whether a path still leads to an open file: an owner deletes its lock file before it lets go."""
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

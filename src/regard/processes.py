@@ -10,11 +10,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,16 @@ class Processes:
             return flag
         return bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0)
 
-    def on_main(self, action: Callable[[], object]) -> None:
-        """Run `action` on rank 0; an error of it is raised on every rank, so that none goes on alone."""
+    def on_main(self, action: Callable[[], T]) -> T | None:
+        """The result of `action` on rank 0, and None on the others.
+
+        An error of it is raised on every rank, so that none goes on alone.
+        """
+        result: T | None = None
         error: Exception | None = None
         if self.is_main:
             try:
-                action()
+                result = action()
             except Exception as raised:
                 error = raised
         if self.world_size > 1:
@@ -60,6 +66,7 @@ class Processes:
             error = errors[0]
         if error is not None:
             raise error
+        return result
 
     def barrier(self) -> None:
         """Wait until every rank has come to this call."""

@@ -1,7 +1,8 @@
 """Attacks on long runs, training and survey: signals at any moment, flipped bytes, several starts at once.
 
-Also a resume beside a live run, and files that cannot grow. What a run leaves at its end must be the same, to
-the last byte, as if nobody had disturbed it, and no two processes may work in one place at a time.
+Also a resume beside a live run, files that cannot grow, and files of the model that are damaged. What a run
+leaves at its end must be the same, to the last byte, as if nobody had disturbed it, and no two processes may
+work in one place at a time.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ DRAWS = 150
 PATIENCE = 60.0  # seconds after which a process counts as hanging
 STOPPED, REFUSED = 130, 2  # exit codes of a run that a signal stopped, and of one that ended with a sentence
 CORPUS = "corpus.txt"
+MODEL_FILES = ("model.safetensors", "config.json", "tokenizer.json")
 TRAINING = replace(SETTINGS, steps=24, evaluate_every=12, save_every=2)
 
 
@@ -54,6 +56,8 @@ class Subject(NamedTuple):
     """The name of the newest checkpoint in the folder; the previous one is named by it."""
     is_ending: Callable[[Path], bool]
     """Whether the run in a folder has done its work, and may end at any moment."""
+    rewritten: tuple[str, ...] = ()
+    """Files of the folder that a resumed run writes again, whatever became of them."""
 
 
 def train(folder: Path, resume: bool) -> bool:
@@ -65,7 +69,7 @@ def train_result(folder: Path) -> Any:
     """The model, every loss, and the tensors of the last checkpoint."""
     with safe_open(folder / "checkpoint.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}  # noqa: SIM118
-    return (folder / "model.safetensors").read_bytes(), losses(folder), tensors
+    return [(folder / name).read_bytes() for name in MODEL_FILES], losses(folder), tensors
 
 
 def train_is_ending(folder: Path) -> bool:
@@ -102,7 +106,7 @@ def survey_is_ending(folder: Path) -> bool:
 
 
 SUBJECTS = (
-    Subject("training", train, train_result, "checkpoint.safetensors", train_is_ending),
+    Subject("training", train, train_result, "checkpoint.safetensors", train_is_ending, MODEL_FILES),
     Subject("survey", describe_heads, survey_result, "out.csv.partial", survey_is_ending),
 )
 
@@ -222,9 +226,22 @@ class Attack:
             assert code in (0, STOPPED, -number) or (unbegun and number == signal.SIGINT), (code, number)
             self.figures["stopped and saved"] += code == STOPPED
             self.figures["killed"] += code == -signal.SIGKILL
+            self.damage_result()
             if code == 0 and self.subject.name == "survey":
                 break
         self.finish()
+
+    def damage_result(self) -> None:
+        """Delete, empty or change some of the files that the next resume writes again."""
+        if not (self.folder / self.subject.checkpoint).exists():
+            return
+        for file in (self.folder / name for name in self.subject.rewritten):
+            way = self.draw.choice(
+                [None, Path.unlink, lambda x: x.write_bytes(b""), lambda x: x.write_text("{}")]
+            )
+            if way is not None and file.exists():
+                way(file)
+                self.figures["damaged model files"] += 1
 
     def flips(self) -> None:
         """A flipped byte in the newest checkpoint, in the previous one, in both, or in the history."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.file_lock import InUseError
+from regard.file_lock import InUseError, LostLockError
 from regard.gpt import GPT, Config
 from regard.heads import HeadTable, describe
 from regard.heads.corpus import batches
@@ -179,6 +179,26 @@ def test_a_second_survey_is_refused(corpus: Path, reader: SurveyModel, tmp_path:
 
     survey(reader, corpus, out, ranks=RANKS, length=32, report=second)
     assert len(refused) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out.csv"]
+
+
+@pytest.mark.parametrize("save_every", [0.0, 20.0])
+def test_a_survey_whose_lock_was_removed_leaves_the_file_to_the_next(
+    corpus: Path, reader: SurveyModel, tmp_path: Path, save_every: float
+) -> None:
+    """It notices when it saves its progress, and before it writes the table."""
+    out, reports = tmp_path / "out.csv", []
+
+    def take_over(state: SurveyProgress, read: int) -> None:
+        reports.append(state.batches)
+        if len(reports) == 1:
+            (tmp_path / ".out.csv.lock").unlink()
+            survey(reader, corpus, out, ranks=RANKS, length=32)
+            out.write_text("the next survey's")
+
+    with pytest.raises(LostLockError, match=r"out: .*\.out\.csv\.lock was removed or replaced"):
+        survey(reader, corpus, out, ranks=RANKS, length=32, save_every=save_every, report=take_over)
+    assert out.read_text() == "the next survey's"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out.csv"]
 
 

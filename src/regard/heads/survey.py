@@ -85,12 +85,12 @@ def survey(
     Ctrl-C, SIGTERM or SIGHUP asks the survey to stop, which then raises a KeyboardInterrupt. A survey that
     was stopped resumes from `out` + ".partial", unless `fresh`; if that is damaged, from the progress saved
     before it, with a warning. While it runs, no other survey can write to `out`: an `InUseError` says which
-    process does. `report` is called with the progress and with the number of bytes of the corpus that have
-    been read.
+    process does. If its lock is removed meanwhile, a `LostLockError` ends the survey before it writes more.
+    `report` is called with the progress and with the number of bytes of the corpus that have been read.
     """
     partial = out.with_name(f"{out.name}.partial")
     with ExitStack() as stack:
-        ranks.on_main(lambda: stack.enter_context(_take_file(out)))
+        lock = ranks.on_main(lambda: stack.enter_context(_take_file(out)))
         if fresh:
             ranks.on_main(lambda: checkpoint_files.remove(partial))
         settings = {
@@ -111,14 +111,14 @@ def survey(
 
         stack.enter_context(_threads(threads))
         stop = stack.enter_context(stop_on_signal())
-        saving = Saving(partial, settings, save_every, ranks)
+        saving = Saving(partial, settings, save_every, ranks, lock)
         progress = _read_corpus(_rounds(model, stream, saved, ranks), saved, saving, stop, report)
         if progress is None:
             raise ValueError(f"corpus: expected text, but {corpus} has no tokens")
         table = assemble(
             progress.layers, progress.sums, texts=progress.windows, tokens=progress.tokens, model=model.name
         )
-        ranks.on_main(lambda: _write_table(table, out, partial))
+        ranks.on_main(lambda: _write_table(table, out, saving))
         return table
 
 
@@ -155,13 +155,14 @@ def _read_corpus(
     return progress
 
 
-def _write_table(table: HeadTable, out: Path, partial: Path) -> None:
+def _write_table(table: HeadTable, out: Path, saving: Saving) -> None:
     """Write the table of a survey that is complete, and delete its progress."""
+    saving.check_owner()
     try:
         table.save(out)
     except OSError as error:
         raise OSError(f"cannot write {out}: {error.strerror or error}") from None
-    checkpoint_files.remove(partial)
+    checkpoint_files.remove(saving.partial)
 
 
 def _rounds(
@@ -230,11 +231,24 @@ def _threads(n: int) -> Iterator[None]:
 
 
 class Saving:
-    """Saves the progress of a survey to `partial` every `seconds`, on rank 0."""
+    """Saves the progress of a survey to `partial` every `seconds`, on rank 0, which owns the `lock`."""
 
-    def __init__(self, partial: Path, settings: dict[str, Any], seconds: float, ranks: Processes) -> None:
+    def __init__(
+        self,
+        partial: Path,
+        settings: dict[str, Any],
+        seconds: float,
+        ranks: Processes,
+        lock: FileLock | None,
+    ) -> None:
         self.partial, self.settings, self.seconds, self.ranks = partial, settings, seconds, ranks
+        self.lock = lock
         self.saved_at = time.monotonic()
+
+    def check_owner(self) -> None:
+        """Raise a `LostLockError` if another survey may write to the same file by now."""
+        if self.lock is not None:
+            self.lock.check()
 
     def when_due(self, progress: SurveyProgress) -> None:
         """Save, if it is time."""
@@ -245,6 +259,7 @@ class Saving:
         """Save at once."""
         if not self.ranks.is_main:
             return
+        self.check_owner()
         tensors = {f"sums.{i}": layer.sums for i, layer in enumerate(progress.sums)}
         tensors |= {f"keys.{i}": layer.keys for i, layer in enumerate(progress.sums)}
         counts = {

@@ -68,7 +68,7 @@ def test_other_safetensors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="it carries no checksum"):
         checkpoints.load(tmp_path)
     checkpoint_files.save(tmp_path / checkpoints.FILE, {"x": torch.zeros(2)}, {"format": "another"})
-    with pytest.raises(ValueError, match=r"expected format 'regard\.training 3', got 'another'"):
+    with pytest.raises(ValueError, match=r"expected format 'regard\.training 4', got 'another'"):
         checkpoints.load(tmp_path)
 
 

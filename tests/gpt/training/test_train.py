@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.file_lock import InUseError
+from regard.file_lock import InUseError, LostLockError
 from regard.gpt import GPT
 from regard.gpt.training import train as training_module
 from regard.gpt.training.history import HEADS_FILE, METRICS_FILE, read_metrics
@@ -418,3 +419,107 @@ def test_files_of_others_are_left_alone_and_those_of_killed_saves_are_removed(tm
     run(tmp_path, settings=replace(SETTINGS, steps=1))
     assert all((tmp_path / name).exists() for name in [*others, ".a.json.d"])
     assert not any((tmp_path / name).exists() for name in left)
+
+
+OVERSHOOTING = replace(SETTINGS, learning_rate=3.0, min_learning_rate=3.0, warmup_steps=0)
+"""With such a learning rate the model of step 0 stays the best."""
+
+
+def model_files(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in MODEL_FILES}
+
+
+MODEL_FILES = ("model.safetensors", "config.json", "tokenizer.json")
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "of another model": lambda path: path.write_bytes(b"{}"),
+    "empty": lambda path: path.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("name", MODEL_FILES)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_resumed_run_has_its_best_model(
+    tmp_path: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    """Though its checkpoint is of a later step: a file of the model that is missing or changed is mended."""
+    best = run(tmp_path / "run", settings=OVERSHOOTING).best_loss
+    whole = model_files(tmp_path / "run")
+    validations = [line["validation"] for line in read_metrics(tmp_path / "run") if "validation" in line]
+    assert validations[0] == best < min(validations[1:])
+    damage(tmp_path / "run" / name)
+    assert run(tmp_path / "run", resume=True, settings=OVERSHOOTING) == (SETTINGS.steps, True, best)
+    assert model_files(tmp_path / "run") == whole
+
+
+def test_the_model_of_another_run_does_not_stay(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even until the next evaluation, if the resumed run is stopped before it."""
+    folder = tmp_path / "run"
+    stop_after(monkeypatch, step=47, number=signal.SIGTERM)
+    stop_after(monkeypatch, step=49, number=signal.SIGTERM)
+    assert run(folder)[:2] == (47, False)
+    best = model_files(folder)
+    run(tmp_path / "other", settings=replace(SETTINGS, steps=1, seed=2))
+    shutil.copy(tmp_path / "other" / "model.safetensors", folder)
+    assert run(folder, resume=True)[:2] == (49, False)
+    assert model_files(folder) == best
+    assert run(folder, resume=True).finished
+    assert model_files(folder) == model_files(undisturbed)
+
+
+def test_a_model_that_is_deleted_beside_a_live_run_is_there_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "whole", settings=OVERSHOOTING)
+    at_step(monkeypatch, 45, lambda: (tmp_path / "run" / "model.safetensors").unlink())
+    assert run(tmp_path / "run", settings=OVERSHOOTING).finished
+    assert model_files(tmp_path / "run") == model_files(tmp_path / "whole")
+
+
+def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) -> None:
+    """Let something happen once, after a step."""
+    take_step, happened = TrainingRun._take_step, []
+
+    def then_act(self: TrainingRun, *rest: Any) -> None:
+        take_step(self, *rest)
+        if self.step == step and not happened:
+            happened.append(step)
+            action()
+
+    patch.setattr(TrainingRun, "_take_step", then_act)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("step", [3, 19, 59])
+def test_a_run_whose_lock_was_removed_leaves_the_folder_to_the_next(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    folder, left = tmp_path / "run", {}
+
+    def take_over() -> None:
+        (folder / ".lock").unlink()
+        assert run(folder, resume=True).finished
+        left.update(contents(folder))
+
+    at_step(monkeypatch, step, take_over)
+    with pytest.raises(LostLockError, match=r"out: .*\.lock was removed.* nothing more is written") as error:
+        run(folder)
+    assert "is complete" not in str(error.value)
+    assert contents(folder) == left
+    assert losses(folder) == losses(undisturbed)
+    assert model_files(folder) == model_files(undisturbed)
+
+
+@pytest.mark.parametrize("step", [3, 19, 59])
+def test_a_run_whose_folder_was_removed_does_not_make_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    at_step(monkeypatch, step, lambda: shutil.rmtree(tmp_path / "run"))
+    with pytest.raises(LostLockError):
+        run(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []

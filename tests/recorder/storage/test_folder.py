@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import regard
 from regard import safetensor_files
-from regard.file_lock import InUseError
+from regard.file_lock import InUseError, LostLockError
 from regard.gpt import GPT, Config
 from regard.recorder.certificate import Evidence
 from regard.recorder.layer import Layer
@@ -418,6 +418,21 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
     assert regard.load(path).certificate.certified
     assert not (path / ".lock").exists()
     seen.save(path)
+
+
+def test_a_folder_whose_lock_was_removed_is_left_to_the_next(tmp_path: Path) -> None:
+    """The layers of a capture that was saved meanwhile would be deleted otherwise."""
+    folder = Folder(tmp_path)
+    first = folder.put(layer(0))
+    (tmp_path / ".lock").unlink()
+    a_capture().save(tmp_path)
+    before = names(tmp_path)
+    for write in (lambda: folder.put(layer(1)), lambda: folder.finish(Capture([first]))):
+        with pytest.raises(LostLockError, match=r"path: .*\.lock was removed or replaced"):
+            write()
+    folder.release()
+    assert names(tmp_path) == before
+    assert len(regard.load(tmp_path)) == len(a_capture())
 
 
 def test_a_capture_that_fails_lets_go_of_its_folder(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 `checkpoint_files` writes it atomically, with a checksum, and keeps the one before it. Random states are not
 saved: the draws of a step depend only on the seed and on its number. The checkpoint carries the length and
-the checksum of the run's history, which is checked with it.
+the checksum of the run's history, which is checked with it, and the weights of the best model, so that a
+resumed run does not depend on what became of the model's own files.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ from regard.gpt.training import history
 from regard.safetensor_files import SafetensorContent
 
 FILE = "checkpoint.safetensors"
-FORMAT = "regard.training 3"
+FORMAT = "regard.training 4"
+MODEL, BEST = "model.", "best."  # before the names of the weights, and of those of the best model
 
 
 class Checkpoint(NamedTuple):
@@ -35,12 +37,20 @@ class Checkpoint(NamedTuple):
     """What is wrong with a newer checkpoint, in whose place this one is used."""
 
 
-def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    best: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write the weights, the optimizer's moments and `state`, which is plain data, to a folder.
 
-    An OSError says why it could not be written.
+    `best` are the weights of the best model, unless the model itself is the best. An OSError says why it
+    could not be written.
     """
-    tensors = {f"model.{name}": x for name, x in model.state_dict().items()}
+    tensors = {f"{MODEL}{name}": x for name, x in model.state_dict().items()}
+    tensors |= {f"{BEST}{name}": x for name, x in (best or {}).items()}
     for name, weight in _optimized_weights(model, optimizer):
         for kind, x in optimizer.state.get(weight, {}).items():
             tensors[f"optimizer.{kind}.{name}"] = x
@@ -74,16 +84,10 @@ def restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim
 
     A `RunFileError` names the first tensor whose shape differs.
     """
-    stored = {name: x for name, x in tensors.items() if name.startswith("model.")}
-    expected = {f"model.{name}": x for name, x in model.state_dict().items()}
-    for name in sorted(stored.keys() | expected.keys()):
-        want, got = (tuple(side[name].shape) if name in side else None for side in (expected, stored))
-        if want != got:
-            raise RunFileError(f"checkpoint: expected {name} {want}, got {got}: is it of another model?")
     for name, x in tensors.items():
         if not x.is_floating_point() or x.itemsize < 2:
             raise RunFileError(f"checkpoint: expected floats for {name}, got {x.dtype}")
-    model.load_state_dict({name.removeprefix("model."): x for name, x in stored.items()})
+    model.load_state_dict(_weights(tensors, MODEL, model))
 
     # The moments, numbered as the optimizer numbers its weights.
     groups = optimizer.state_dict()["param_groups"]
@@ -104,6 +108,26 @@ def restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim
         if state:
             moments[number] = state
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+
+def best_weights(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The weights of the best model in the tensors of a checkpoint, which may be those of the model itself.
+
+    A `RunFileError` names the first one whose shape differs.
+    """
+    prefix = BEST if any(name.startswith(BEST) for name in tensors) else MODEL
+    return {name: x.clone() for name, x in _weights(tensors, prefix, model).items()}
+
+
+def _weights(tensors: Mapping[str, Tensor], prefix: str, model: nn.Module) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, if they are weights of a model."""
+    stored = {name: x for name, x in tensors.items() if name.startswith(prefix)}
+    expected = {f"{prefix}{name}": x for name, x in model.state_dict().items()}
+    for name in sorted(stored.keys() | expected.keys()):
+        want, got = (tuple(side[name].shape) if name in side else None for side in (expected, stored))
+        if want != got:
+            raise RunFileError(f"checkpoint: expected {name} {want}, got {got}: is it of another model?")
+    return {name.removeprefix(prefix): x for name, x in stored.items()}
 
 
 def _optimized_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,9 @@
 """The training loop: optimizer steps, evaluations, and checkpoints from which a run resumes.
 
 The folder of a run holds its checkpoint (`checkpoints`), the best model so far, which
-`GPT.from_pretrained(folder)` loads, and its history (`history`). A step depends only on the settings and on
+`GPT.from_pretrained(folder)` loads, and its history (`history`). The checkpoint carries the best model, too,
+which a resumed run writes again: whatever became of the model's files, they are then those of `best_loss`,
+and of no evaluation that a kill has undone. A step depends only on the settings and on
 its number, so that a run that was killed and resumed ends with the same numbers, bit for bit on a CPU.
 """
 
@@ -25,7 +27,7 @@ from torch import Tensor
 from regard.atomic import check_folder_writable, remove_temporary_files, write_error
 from regard.attention.arguments import check_whole_number
 from regard.checkpoint_files import remove_unfinished
-from regard.file_lock import FileLock
+from regard.file_lock import FileLock, LostLockError
 from regard.files import RunFileError, get_field, naming_errors, shorten
 from regard.gpt.config import Config
 from regard.gpt.folder import CONFIG, TOKENIZER, WEIGHTS
@@ -75,7 +77,8 @@ def train(
     - `quiet`: print no progress.
 
     Ctrl-C, SIGTERM or SIGHUP saves a checkpoint and returns a result with `finished=False`. While it runs, no
-    other run can use the folder: an `InUseError` says which process does. A checkpoint that is damaged is
+    other run can use the folder: an `InUseError` says which process does. If its lock is removed meanwhile, a
+    `LostLockError` ends the run before it writes anything more. A checkpoint that is damaged is
     reported by a warning, and the one before it is used.
     """
     folder = Path(folder)
@@ -87,14 +90,16 @@ def train(
     with process_group(device) as ranks:
         if ranks.world_size > 1 and settings.minutes is not None:
             raise ValueError("minutes: expected None for several processes, whose clocks differ: give steps")
-        with _owned_folder(folder, ranks):
+        with _owned_folder(folder, ranks) as lock:
             checkpoint = _find_checkpoint(folder, config, corpus, settings, resume)
-            run = TrainingRun(config, corpus, folder, settings, ranks, quiet)
+            run = TrainingRun(config, corpus, folder, settings, ranks, lock, quiet)
             if checkpoint is not None:
                 run.restore(checkpoint)
             try:
                 with stop_on_signal() as stop:
                     return run.run(stop)
+            except LostLockError:
+                raise
             except OSError as error:
                 complete = f"; the checkpoint of step {run.saved_step} in {folder} is complete"
                 raise OSError(f"{error}{complete if run.saved_step >= 0 else ''}") from None
@@ -112,11 +117,10 @@ def check_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _owned_folder(folder: Path, ranks: Processes) -> Iterator[None]:
-    """Own the folder of a run inside the block: rank 0 does, for all ranks."""
+def _owned_folder(folder: Path, ranks: Processes) -> Iterator[FileLock | None]:
+    """Own the folder of a run inside the block: rank 0 does, for all ranks, and gets the lock."""
     with ExitStack() as stack:
-        ranks.on_main(lambda: stack.enter_context(_take_folder(folder)))
-        yield
+        yield ranks.on_main(lambda: stack.enter_context(_take_folder(folder)))
 
 
 def _take_folder(folder: Path) -> FileLock:
@@ -201,9 +205,10 @@ class TrainingRun:
         folder: Path,
         settings: TrainingSettings,
         ranks: Processes,
+        lock: FileLock | None,
         quiet: bool,
     ) -> None:
-        self.settings, self.folder, self.ranks = settings, folder, ranks
+        self.settings, self.folder, self.ranks, self.lock = settings, folder, ranks, lock
         self.arguments = _arguments(config, corpus, settings)
         self.corpus = corpus.to(ranks.device)
         torch.manual_seed(settings.seed)
@@ -214,6 +219,8 @@ class TrainingRun:
         self.step = 0
         self.evaluated_step = self.saved_step = -1  # the steps of the last evaluation and checkpoint
         self.best_loss = math.inf
+        self.best: dict[str, Tensor] | None = None  # the weights of the best model so far, on rank 0
+        self.best_step = -1  # their step, unless they were restored
         self.earlier_seconds = 0.0  # of this run, before it was resumed
         self.warmup_seconds = 0.0  # when the warmup ended
         self.pending: list[tuple[int, float, Tensor, Tensor]] = []  # step, learning rate, loss, gradient norm
@@ -229,6 +236,8 @@ class TrainingRun:
         self.saved_step = self.step
         self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
         if self.ranks.is_main:
+            if state["best_loss"] is not None:
+                self.best = checkpoints.best_weights(checkpoint.tensors, self.model)
             history.truncate(self.folder, checkpoint.history)
             if checkpoint.problem is not None:
                 warnings.warn(checkpoint.problem, stacklevel=3)
@@ -238,6 +247,7 @@ class TrainingRun:
         s = self.settings
         if self.ranks.is_main:
             self._remove_temporary_files()
+            self._save_best()
         self.started = time.perf_counter()
         total = s.steps if s.minutes is None else s.minutes * 60
         self.progress = Progress(total, self._done(), self.quiet)
@@ -260,6 +270,8 @@ class TrainingRun:
             if self.saved_step != self.step and (ended or self.step % s.save_every == 0):
                 self._save()
             if ended:
+                if self.ranks.is_main:
+                    self._save_best()
                 return TrainingResult(self.step, True, self.best_loss)
             self._take_step(parallel, compiled)
             if self.step % LOG_EVERY == 0:
@@ -361,6 +373,7 @@ class TrainingRun:
         seconds = max(1e-9, time.perf_counter() - self._timer_start)
         speed = tokens * (self.step - self._timer_step) / seconds
         if self.ranks.is_main:
+            self._check_owner()
             rows = zip(steps, means, rates, torch.stack(norms).tolist(), strict=True)
             history.append_steps(self.folder, [StepMetrics(*row) for row in rows], speed, self._seconds())
         self.progress.show(self._done(), self.step, means[-1], speed)
@@ -377,18 +390,24 @@ class TrainingRun:
             )
         if self.ranks.is_main:
             sample = self._sample()
+            scores = head_scores(self.model, self.corpus)
+            self._check_owner()
             history.append_evaluation(
                 self.folder,
                 self.step,
                 validation=validation,
                 seconds=self._seconds(),
                 sample=sample,
-                scores=head_scores(self.model, self.corpus),
+                scores=scores,
             )
             indented = "\n".join(f"    {line}" for line in sample.splitlines())
             self.progress.print(f"step {self.step}  validation loss {validation:.4f}\n{indented}")
             if validation < self.best_loss:
-                self.model.save(self.folder)
+                self.best_step = self.step
+                self.best = {
+                    name: x.detach().to("cpu", copy=True) for name, x in self.model.state_dict().items()
+                }
+                self._save_best()
         self.best_loss = min(self.best_loss, validation)
         self.model.train()
         self.ranks.barrier()
@@ -408,10 +427,27 @@ class TrainingRun:
         text: str = self.corpus.tokenizer.decode(ids)
         return text
 
+    def _check_owner(self) -> None:
+        """Raise a `LostLockError` if another run may use the folder by now; rank 0 does before it writes."""
+        if self.lock is not None:
+            self.lock.check()
+
+    def _save_best(self) -> None:
+        """Write the best model so far, if there is one."""
+        self._check_owner()
+        if self.best is None:
+            return
+        with torch.device("meta"):  # no memory for weights that are replaced
+            model = GPT(self.model.config)
+        model.load_state_dict(self.best, assign=True)
+        model.tokenizer = self.model.tokenizer
+        model.save(self.folder)
+
     def _save(self) -> None:
         """Write a checkpoint."""
         self._log()
         if self.ranks.is_main:
+            self._check_owner()
             state = {
                 "step": self.step,
                 "evaluated_step": self.evaluated_step,
@@ -420,7 +456,8 @@ class TrainingRun:
                 "warmup_seconds": self.warmup_seconds,
                 "arguments": self.arguments,
             }
-            checkpoints.save(self.folder, self.model, self.optimizer, state)
+            best = None if self.best_step == self.step else self.best
+            checkpoints.save(self.folder, self.model, self.optimizer, state, best)
         self.ranks.barrier()
         self.saved_step = self.step
         self._restart_timer()

@@ -139,9 +139,10 @@ class Folder:
             self._lock = None
 
     def _own(self) -> None:
-        """Keep other captures from being written to the folder."""
+        """Keep other captures from being written to the folder; an error if one may be there by now."""
         if self._lock is None:
             self._lock = FileLock(self.path / LOCK, "path", self.path)
+        self._lock.check()
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> StoredLayer:
         """Write a layer, perhaps in place of one that has grown, and return one that reads from the file."""
@@ -162,6 +163,7 @@ class Folder:
         names = [layer.file.name for layer in seen.layers if isinstance(layer, StoredLayer)]
         if len(names) != len(seen.layers):
             raise ValueError("finish: expected layers that this folder wrote")
+        self._own()
         if seen.fingerprint is None:  # a capture that was put together by hand
             seen.seal()
         text = json.dumps(to_json(seen, names), ensure_ascii=False, indent=1, allow_nan=False)
