@@ -6,7 +6,6 @@ finds the files and checks that their tensors fit; `families` knows what they ar
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -265,7 +264,7 @@ def open_tensors(folder: Path) -> dict[str, StoredTensor]:
     files, weight_map = _weight_files(folder)
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        if not os.path.exists(folder / file):  # unlike Path.exists, False for any name that cannot be
+        if not is_present(folder / file):
             raise ModelFileError(f"{folder}: expected {file}, which {INDEX} names, and it is missing")
         opened = SafetensorFile(folder / file, ModelFileError)
         for name, shape in opened.shapes.items():
