@@ -204,7 +204,9 @@ def _multiply_ids(plain: dict[str, Any], rng: random.Random) -> None:
     while "processors" in template:
         template = template["processors"][0]
     token = next(iter(template["special_tokens"].values()))
-    token["ids"], token["tokens"] = ([token[name][0]] * rng.choice((1, 10, 1000)) for name in ("ids", "tokens"))
+    token["ids"], token["tokens"] = (
+        [token[name][0]] * rng.choice((1, 10, 1000)) for name in ("ids", "tokens")
+    )
     template["single"] = [rng.choice(template["single"])] * rng.choice((1, 2, 100, 3000))
     if rng.random() < 0.5:
         most = max(1, LARGEST_PART // len(json.dumps(plain["post_processor"])))
@@ -215,8 +217,11 @@ def _multiply_ids(plain: dict[str, Any], rng: random.Random) -> None:
 def _lengthen_tokens(plain: dict[str, Any], rng: random.Random) -> None:
     """Make a token, a prefix of subwords or an added token long."""
     model, long = plain["model"], rng.choice("t1") * rng.choice((30, 4000, 300_000))
-    how = rng.randrange(4)
+    how = rng.randrange(5)
     if how == 0:
+        vocab = [[long[:length], -1.0] for length in range(1, rng.choice((2, 256, 1200)))]
+        plain["model"] = {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": vocab}
+    elif "vocab" in model and isinstance(model["vocab"], dict) and how == 4:
         model["vocab"][long] = 299
     elif how == 1:
         model[rng.choice(("unk_token", "continuing_subword_prefix", "end_of_word_suffix"))] = long

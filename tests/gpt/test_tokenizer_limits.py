@@ -69,10 +69,22 @@ def precompiled(replacement: bytes) -> Described:
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
 
 
+def unigram_model(pieces: list[str]) -> Described:
+    vocab = [[piece, -1.0] for piece in pieces]
+    return {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": vocab}
+
+
 SELF = {"Sequence": {"id": "A", "type_id": 0}}
 TWICE = {"type": "TemplateProcessing", "single": [SELF, SELF], "pair": [], "special_tokens": {}}
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-ADDED = {"id": 300, "single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
+ADDED = {
+    "id": 300,
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": True,
+    "special": False,
+}
 WORD_PIECE = {"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "", "vocab": {"a": 0}}
 
 
@@ -103,6 +115,8 @@ HOSTILE: dict[str, Callable[[Described], Any]] = {
         normalizer=replace("1", "1" * 8000), added_tokens=[{**ADDED, "content": "1" * 4000}]
     ),
     "a long token": lambda j: j["model"]["vocab"].update({"1" * 500_000: 999}),
+    "a long piece": lambda j: j.update(model=unigram_model(["1" * 257])),
+    "long pieces": lambda j: j.update(model=unigram_model([f"{i:0200}" for i in range(4000)])),
     "a long unknown token": lambda j: j["model"].update(unk_token="1" * 500_000),
     "a long prefix": lambda j: j["model"].update(continuing_subword_prefix="1" * 500_000),
     "long words": lambda j: j.update(model={**WORD_PIECE, "max_input_chars_per_word": 1 << 40}),
@@ -131,7 +145,9 @@ def test_a_tokenizer_that_explodes_is_refused_before_it_is_built(
     (tmp_path / "tokenizer.json").write_text(json.dumps(plain))
     monkeypatch.setattr(Tokenizer, "from_str", build, raising=False)
     monkeypatch.setattr(Tokenizer, "from_file", build, raising=False)
-    with pytest.raises(ModelFileError, match=r"tokenizer\.json is not a tokenizer that can be read: .*expected"):
+    with pytest.raises(
+        ModelFileError, match=r"tokenizer\.json is not a tokenizer that can be read: .*expected"
+    ):
         _read_tokenizer(tmp_path / "tokenizer.json")
 
 
@@ -178,7 +194,9 @@ def bert() -> Tokenizer:
 
 
 def clip() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE({"<unk>": 0, "a</w>": 1}, [], unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer = Tokenizer(
+        models.BPE({"<unk>": 0, "a</w>": 1}, [], unk_token="<unk>", end_of_word_suffix="</w>")
+    )
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
     )

@@ -50,7 +50,7 @@ INDEX, GENERATION_CONFIG = "model.safetensors.index.json", "generation_config.js
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 MAX_LAYERS = 256
 """The most layers of a model that is loaded: twice as many as Llama 3.1 405B has."""
-TRIAL = "A 1\n"  # which every tokenizer encodes once it is read
+TRIAL = "A 1"  # which every tokenizer encodes once it is read
 TRIAL_IDS = 16  # which it decodes then
 
 
@@ -255,7 +255,9 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_str(text)
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        tokenizer.decode(tokenizer.encode(TRIAL).ids[:TRIAL_IDS])  # parts that refer to missing ones fail on use only
+        tokenizer.decode(
+            tokenizer.encode(TRIAL).ids[:TRIAL_IDS]
+        )  # parts that refer to missing ones fail on use only
     return tokenizer
 
 

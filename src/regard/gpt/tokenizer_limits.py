@@ -17,7 +17,7 @@ from typing import Any
 
 from regard.files import check_type, get_field, shorten
 
-MAX_STEPS = 64
+MAX_STEPS = 32
 """The most steps of each part of a tokenizer: its normalizers, pre-tokenizers, post-processors or decoders."""
 MAX_GROWTH = 8192
 """The most bytes that normalizers and pre-tokenizers may make of one: those of ALBERT make up to 5,000."""
@@ -25,9 +25,12 @@ MAX_DECODED_GROWTH = 256
 MAX_COPIES = 4  # of a text by templates
 MAX_ADDED_IDS = 1024  # by templates, to each text
 MAX_TOKEN = 4096  # characters of a token
-MAX_AFFIX = 32  # characters of a prefix or suffix of subwords, as "##" or "</w>"
+MAX_PIECE = 256  # characters of a token of a Unigram, whose time grows with their square
+MAX_PIECES_BYTES, MAX_MEAN_PIECE = 600_000, 24
+"""The tokens of a Unigram have at most so many bytes in all, or so many on average: each takes 300 in memory."""
+MAX_AFFIX = 16  # characters of a prefix or suffix of subwords, as "##" or "</w>"
 MAX_WORD = 256  # characters of a word in WordPiece, whose time grows with their cube
-MAX_NORMALIZED = 1 << 21  # bytes that the normalizers may make of the added tokens
+MAX_NORMALIZED = 1 << 20  # bytes that the normalizers may make of the added tokens
 MAX_PATTERN = 4096  # characters of a regular expression
 MAX_REPETITIONS = 10_000  # of a part of a regular expression, where one without limit counts as 1,000
 
@@ -172,7 +175,9 @@ def _check_post_processor(described: Mapping[str, Any]) -> None:
         }
         for name in ("single", "pair"):
             pieces = [check_type(name, piece, dict) for piece in check_type(name, step.get(name, []), list)]
-            names = [check_type(name, x["SpecialToken"], dict).get("id") for x in pieces if "SpecialToken" in x]
+            names = [
+                check_type(name, x["SpecialToken"], dict).get("id") for x in pieces if "SpecialToken" in x
+            ]
             if missing := [x for x in names if not isinstance(x, str) or x not in sizes]:
                 raise ValueError(f"{name}: expected names of special_tokens, got {shorten(missing[0])}")
             ids += sum(sizes[x] for x in names)
@@ -195,11 +200,11 @@ def _check_added_tokens(described: Mapping[str, Any], growth: float) -> None:
 def _check_model(model: Any) -> None:
     """Check the lengths of tokens, subword prefixes and words."""
     model = check_type("model", model, dict)
-    vocab = model.get("vocab", {})
-    for entry in vocab if isinstance(vocab, dict | list) else ():  # a Unigram has pairs of token and score
-        token = entry[0] if isinstance(entry, list) and entry else entry
-        if isinstance(token, str) and len(token) > MAX_TOKEN:
-            _check_most("model.vocab: characters of a token", len(token), MAX_TOKEN)
+    vocab = model.get("vocab")
+    if isinstance(vocab, list):
+        _check_pieces(vocab)
+    elif isinstance(vocab, dict):
+        _check_most("model.vocab: characters of a token", max(map(len, vocab), default=0), MAX_TOKEN)
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name) is not None:
             _check_most(f"model.{name}: characters", len(get_field(model, name, str)), MAX_AFFIX)
@@ -207,6 +212,14 @@ def _check_model(model: Any) -> None:
         _check_most("model.unk_token: characters", len(get_field(model, "unk_token", str)), MAX_TOKEN)
     word = model.get("max_input_chars_per_word", 0)
     _check_most("model.max_input_chars_per_word", check_type("max_input_chars_per_word", word, int), MAX_WORD)
+
+
+def _check_pieces(vocab: list[Any]) -> None:
+    """Check the tokens of a Unigram, which are pairs of a token and its score."""
+    pieces = [pair[0] for pair in vocab if isinstance(pair, list) and pair and isinstance(pair[0], str)]
+    _check_most("model.vocab: characters of a token", max(map(len, pieces), default=0), MAX_PIECE)
+    most = max(MAX_PIECES_BYTES, MAX_MEAN_PIECE * len(pieces))
+    _check_most("model.vocab: bytes of all tokens", sum(map(_size, pieces)), most)
 
 
 def _check_pattern(pattern: str) -> None:
