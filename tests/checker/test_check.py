@@ -315,3 +315,10 @@ def test_gradients_are_compared_also_where_the_caller_has_switched_them_off(with
 
     with without():
         assert check(attention).verdict == "wrong"
+
+
+def test_a_patched_pytorch_is_not_an_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle would compute with the same function, and call anything right that uses it."""
+    monkeypatch.setattr(torch, "softmax", lambda x, dim: torch.ones_like(x) / x.shape[dim])
+    with pytest.raises(CheckError, match=r"torch\.softmax: replaced by other code than PyTorch's"):
+        check(lambda q, k, v: torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v)

@@ -367,3 +367,83 @@ def test_steps_of_two_caches_are_passes_with_all_their_layers() -> None:
     assert {layer.shape for layer in seen.layers} == {(1, 4, 1, 8)}
     assert {layer.shape for layer in seen.passes[1].layers} == {(1, 4, 7, 7)}
     assert seen.certificate.certified
+
+
+class TwoTexts(nn.Module):
+    """Two models in one, each with a text of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = llama("sdpa"), llama("sdpa")
+
+    def forward(self, x: Tensor, y: Tensor) -> None:
+        self.first(x)
+        self.second(y)
+
+
+@torch.no_grad()
+def test_the_second_text_of_a_forward_pass_is_not_certified_as_the_first() -> None:
+    model, x, y = TwoTexts(), random_ids(), random_ids()
+    seen = regard.capture(model, inputs=(x, y))
+    assert torch.equal(seen.ids, x)
+    certified = {layer.name.split(".")[0]: layer.evidence.certified for layer in seen.layers}
+    assert certified == {"first": True, "second": False}
+    assert "it read another text than the one of this capture" in str(seen.certificate)
+    assert regard.capture(model, inputs=(x, x)).certificate.certified
+
+
+class Cropping(nn.Module):
+    """Hands the end of a text to the model inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = llama("sdpa")
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.inner(ids[:, -5:])
+
+
+@torch.no_grad()
+def test_the_text_is_the_one_that_the_model_inside_reads() -> None:
+    ids = random_ids(9)
+    seen = regard.capture(Cropping(), inputs=(ids,))
+    assert torch.equal(seen.ids, ids[:, -5:])
+    assert seen.certificate.certified
+
+
+@torch.no_grad()
+def test_the_text_of_a_decoder_that_is_made_of_labels() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}
+    config = T5Config(vocab_size=97, **sizes, decoder_start_token_id=0)
+    ids, labels = random_ids(), random_ids()
+    model = T5ForConditionalGeneration(config).eval()
+    seen = regard.capture(model, inputs={"input_ids": ids, "labels": labels})
+    assert torch.equal(seen.ids, ids)
+    assert torch.equal(seen.target_ids[:, 1:], labels[:, :-1])
+    assert seen.certificate.certified
+
+
+class Keeping(nn.Module):
+    """Attention whose caller keeps its queries."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = x + 0.0
+        return nn.functional.scaled_dot_product_attention(self.kept, x, x)
+
+
+def test_queries_that_are_written_to_after_the_block_are_not_certified() -> None:
+    model = Keeping()
+    with regard.capture(model) as seen:
+        model(torch.randn(1, 2, 5, 8))
+    assert seen.certificate.certified
+    model.kept.zero_()
+    assert not seen.certificate.certified
+    assert "were written to after its attention had run" in str(seen.certificate)
+
+
+def test_a_capture_of_nothing_is_not_certified() -> None:
+    with regard.capture(llama("sdpa")) as seen:
+        pass
+    assert not seen.certificate.certified

@@ -18,6 +18,7 @@ import torch
 from regard.checker.distributed import check_on_processes
 from regard.checker.errors import CheckError
 from regard.checker.hypotheses import head_width
+from regard.checker.patched_functions import patched_functions
 from regard.checker.probes.cache import ADAPTER, probe_cache
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.inputs import probe_inputs
@@ -89,6 +90,11 @@ def check(
     ('wrong', 'no-scale')
     """
     started = time.perf_counter()
+    if patched := ", ".join(patched_functions()):
+        raise CheckError(
+            f"{patched}: replaced by other code than PyTorch's, so the oracle would compute with it too; "
+            "check again without that"
+        )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _one_thread(), _gradients():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)

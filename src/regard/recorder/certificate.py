@@ -146,8 +146,8 @@ class Certificate(Sequence[Evidence]):
 
     @property
     def certified(self) -> bool:
-        """Whether every captured layer is certified."""
-        return all(evidence.certified for evidence in self.evidence)
+        """Whether there are layers, and every one of them is certified."""
+        return bool(self.evidence) and all(evidence.certified for evidence in self.evidence)
 
     @property
     def complete(self) -> bool:

@@ -60,10 +60,10 @@ class CaptureBlock:
             )
         self._opened = True
         wrappers = MethodWrappers()
-        for module in self.model.modules():
+        for name, module in self.model.named_modules():
             if module is self.model or listener.is_pretrained(module):
                 # Wrapped, not hooked: PyTorch's encoder layers leave their fast path if they find a hook.
-                wrappers.add(module, "forward", self._run_pass)
+                wrappers.add(module, "forward", functools.partial(self._run_pass, "decoder" in name))
         with ExitStack() as undo:
             undo.enter_context(uncompiled(self.model))
             undo.enter_context(self.mixers.watched())
@@ -73,9 +73,9 @@ class CaptureBlock:
             self._undo = undo.pop_all()
         return self.recording.seen
 
-    def _run_pass(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _run_pass(self, in_decoder: bool, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a model's `forward` so that the recording knows where a forward pass begins and ends."""
-        with self.recording.forward_pass(_pass_tokens(args, kwargs)):
+        with self.recording.forward_pass(_pass_tokens(args, kwargs), in_decoder):
             return forward(*args, **kwargs)
 
     def __exit__(

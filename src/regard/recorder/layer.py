@@ -8,13 +8,17 @@ stored in a file is a subclass in `storage`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
 
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Evidence
+from regard.recorder.map_preparation import write_count
 from regard.recorder.summary import LayerSummary, summarise
+
+WRITTEN = "its queries or keys were written to after its attention had run"
 
 
 class LayerId(NamedTuple):
@@ -119,11 +123,20 @@ class Layer:
         name.
 
         "cross" is the attention of a decoder to its encoder."""
-        self.evidence = evidence
-        """How its map compares with the model's own output."""
+        self._evidence = evidence
         self.heads = tuple(heads)
         """For each head of the map, its number in the model."""
         self._data = LayerData(attention_map, values, summary)
+        # The model's own tensors are stored, not copies of them, unless they had been written to before.
+        tensors = () if attention_map is None else (attention_map.q, attention_map.k)
+        self._write_counts = [(x, write_count(x)) for x in tensors]
+
+    @property
+    def evidence(self) -> Evidence:
+        """How its map compares with the model's own output."""
+        if all(write_count(x) == count for x, count in self._write_counts):
+            return self._evidence
+        return replace(self._evidence, problem=WRITTEN)
 
     def data(self) -> LayerData:
         """Return the layer's tensors. A layer in a file reads the file at every call."""

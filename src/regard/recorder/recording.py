@@ -27,7 +27,7 @@ from regard.recorder.generation.mask_join import join_masks
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.generation.strips import Addition, Strip, StripStep
 from regard.recorder.layer import Layer, LayerId
-from regard.recorder.map_preparation import cast_map, compact_map, own_memory, select_heads, write_count
+from regard.recorder.map_preparation import cast_map, compact_map, own_memory, select_heads
 from regard.recorder.result import Capture
 from regard.recorder.storage.store import MemoryStore, Store
 
@@ -97,6 +97,7 @@ class Recording:
         self.seen = Capture(model=model)
         self.forwards = 0  # forward passes of the model so far
         self.running = 0  # forward passes of the model that have begun and not ended
+        self._other_text = False  # whether a model inside the model is reading a second text
         self.refusal: str | None = None  # why nothing of this recording can be trusted
         self._lock, self._thread = threading.RLock(), 0  # the thread that runs the model
         self.unreadable: dict[str, str] = {}  # by module name: why its attention could not be interpreted
@@ -109,7 +110,6 @@ class Recording:
         self._additions: list[tuple[Strip, Addition]] = []  # what this forward pass adds to its layers
         self._continuing: list[FirstCall] = []  # the calls of these additions, should they continue nothing
         self._started: dict[Slot, Strip] = {}  # the strips that this forward pass has started
-        self._write_counts: list[tuple[Layer, list[tuple[Tensor, int | None]]]] = []  # of q and k in memory
         self._joined_masks: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # of this forward pass
 
     def selects(self, layer_id: LayerId) -> bool:
@@ -123,25 +123,45 @@ class Recording:
         self.store.expect(sum(self.selects(layer_id) for layer_id in layer_ids))
 
     @contextmanager
-    def forward_pass(self, tokens: PassTokens, certain: bool = False) -> Iterator[None]:
+    def forward_pass(self, tokens: PassTokens, in_decoder: bool = False) -> Iterator[None]:
         """Mark the block as a forward pass that reads `tokens`, or as a part of the pass that is running.
 
-        `certain` says that the tokens are not guessed from the arguments of a model, so that they count even
-        if a model around this one has begun the pass.
+        `in_decoder` says that the tokens are those of a decoder, which may stand beside an encoder.
         """
         with self._lock:
-            is_alone = self._is_alone()
+            is_alone, other_text = self._is_alone(), self._other_text
             if is_alone and not self.running:
                 self._thread = threading.get_ident()
                 self._begin(tokens)
-            elif is_alone and certain and not self._calls:
-                self._tokens = tokens
+            elif is_alone:
+                self._other_text = not self._belongs(tokens, in_decoder)
             self.running += is_alone
         try:
             yield
         finally:
             with self._lock:
                 self.running -= is_alone
+                self._other_text = other_text
+
+    def _belongs(self, tokens: PassTokens, in_decoder: bool) -> bool:
+        """Return whether a model inside the model reads the text of this forward pass.
+
+        What it reads counts if the model around it did not show its text, or a decoder's text, and also if it
+        is the first to read anything: it may have been handed a part of the text.
+        """
+        ids, announced = tokens.ids, self._tokens
+        if ids is None or announced is None:
+            return True
+        known = [x for x in (announced.ids, announced.target_ids) if x is not None]
+        if any(x.shape == ids.shape and torch.equal(x, ids) for x in known):
+            return True
+        if announced.ids is None or not self._calls:
+            self._tokens = announced._replace(ids=ids, attention_mask=tokens.attention_mask)
+        elif in_decoder and announced.target_ids is None:
+            self._tokens = announced._replace(target_ids=ids)
+        else:
+            return False
+        return True
 
     def _is_alone(self) -> bool:
         """Return whether no other thread is running the model for this recording; otherwise refuse it.
@@ -184,6 +204,8 @@ class Recording:
             if isinstance(call, UnreadableCall):
                 self.unreadable[layer_id.name] = call.reason
             else:
+                if self._other_text and call.problem is None:
+                    call = call._replace(problem="it read another text than the one of this capture")
                 self._add_call(layer_id, call, against, beside)
 
     def _add_call(self, layer_id: LayerId, call: AttentionCall, against: str, beside: bool) -> None:
@@ -265,8 +287,6 @@ class Recording:
         values = None if call.values is None else own_memory(call.values)
         layer = Layer(*call.layer_id, m, call.evidence, call.heads, values)
         stored = self.store.put(layer)
-        if stored is layer:
-            self._write_counts.append((layer, [(x, write_count(x)) for x in (m.q, m.k)]))
         self.seen.layers.append(stored)
         self._strips[call.slot] = self._started[call.slot] = Strip(stored, m)
 
@@ -400,10 +420,6 @@ class Recording:
             raise RuntimeError(self.refusal)
         with torch.no_grad():
             self._finish_forward()
-            for layer, counts in self._write_counts:
-                if any(write_count(x) != count for x, count in counts):
-                    problem = "its queries or keys were written to after its attention had run"
-                    layer.evidence = dataclasses.replace(layer.evidence, problem=problem)
             self.seen.missing.update(missing or {})  # shared with the earlier passes
             self._finish_layers()
         if self.forwards and self.layers is not None and not self.seen.layers and self._names:

@@ -7,6 +7,7 @@ for beam search, which reorders the batch, and for static caches, which are over
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -149,4 +150,6 @@ class Strip:
         if values is not None:
             values = torch.cat([values, *(part.to(values.device) for part in self.v)], 2)
         m = first._with(q=q, k=k, lse=lse, mask=self.mask)
-        return Layer(layer.number, layer.name, layer.stack, m, self.evidence, layer.heads, values)
+        # The first call's tensors may have been written to since.
+        evidence = replace(self.evidence, problem=self.evidence.problem or layer.evidence.problem)
+        return Layer(layer.number, layer.name, layer.stack, m, evidence, layer.heads, values)

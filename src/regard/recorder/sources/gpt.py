@@ -67,7 +67,7 @@ def _announce(
     """Run a GPT's `states`, which both a plain call and `generate` use, as a pass of the recording."""
     ids = input_ids.detach().cpu().clone() if isinstance(input_ids, Tensor) else None
     is_token = attention_mask.detach().cpu().bool() if isinstance(attention_mask, Tensor) else None
-    with recording.forward_pass(PassTokens(ids, None, is_token), certain=True):
+    with recording.forward_pass(PassTokens(ids, None, is_token)):
         return states(input_ids, attention_mask=attention_mask, **options)
 
 
