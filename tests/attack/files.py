@@ -171,8 +171,8 @@ def damage_tokenizer(data: bytes, rng: random.Random) -> bytes:
     if rng.random() < 0.5:
         return damage_json(data, rng)
     plain = json.loads(data)
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        rng.choice((_multiply_steps, _multiply_ids, _lengthen_tokens))(plain, rng)
+    for multiply in rng.sample((_multiply_steps, _multiply_ids, _lengthen_tokens), rng.choice((1, 1, 2, 3))):
+        multiply(plain, rng)
     return json.dumps(plain).encode()
 
 
@@ -201,8 +201,6 @@ def _multiply_steps(plain: dict[str, Any], rng: random.Random) -> None:
 def _multiply_ids(plain: dict[str, Any], rng: random.Random) -> None:
     """Let the template add many ids, or many copies of the text."""
     template = plain["post_processor"]
-    while "processors" in template:
-        template = template["processors"][0]
     token = next(iter(template["special_tokens"].values()))
     token["ids"], token["tokens"] = (
         [token[name][0]] * rng.choice((1, 10, 1000)) for name in ("ids", "tokens")

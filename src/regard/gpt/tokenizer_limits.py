@@ -18,7 +18,7 @@ from typing import Any
 from regard.files import check_type, get_field, shorten
 
 MAX_STEPS = 32
-"""The most steps of each part of a tokenizer: its normalizers, pre-tokenizers, post-processors or decoders."""
+"""The most steps of each part of a tokenizer, as its normalizers or its decoders."""
 MAX_GROWTH = 8192
 """The most bytes that normalizers and pre-tokenizers may make of one: those of ALBERT make up to 5,000."""
 MAX_DECODED_GROWTH = 256
@@ -27,7 +27,7 @@ MAX_ADDED_IDS = 1024  # by templates, to each text
 MAX_TOKEN = 4096  # characters of a token
 MAX_PIECE = 256  # characters of a token of a Unigram, whose time grows with their square
 MAX_PIECES_BYTES, MAX_MEAN_PIECE = 600_000, 24
-"""The tokens of a Unigram have at most so many bytes in all, or so many on average: each takes 300 in memory."""
+"""The tokens of a Unigram have at most so many bytes in all, or on average: each takes 300 in memory."""
 MAX_AFFIX = 16  # characters of a prefix or suffix of subwords, as "##" or "</w>"
 MAX_WORD = 256  # characters of a word in WordPiece, whose time grows with their cube
 MAX_NORMALIZED = 1 << 20  # bytes that the normalizers may make of the added tokens
