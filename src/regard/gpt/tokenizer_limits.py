@@ -30,7 +30,7 @@ MAX_PIECES_BYTES, MAX_MEAN_PIECE = 600_000, 24
 """The tokens of a Unigram have at most so many bytes in all, or on average: each takes 300 in memory."""
 MAX_AFFIX = 16  # characters of a prefix or suffix of subwords, as "##" or "</w>"
 MAX_WORD = 256  # characters of a word in WordPiece, whose time grows with their cube
-MAX_NORMALIZED = 1 << 20  # bytes that the normalizers may make of the added tokens
+MAX_NORMALIZED = 1 << 21  # bytes that the normalizers may make of the added tokens
 MAX_PATTERN = 4096  # characters of a regular expression
 MAX_REPETITIONS = 10_000  # of a part of a regular expression, where one without limit counts as 1,000
 
