@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import regard
+from regard import checkpoint_files
 from regard.files import (
     CaptureFileError,
     FileError,
     ModelFileError,
+    RunFileError,
     TextFileError,
     check_type,
     converting_errors,
@@ -25,6 +27,12 @@ from regard.files import (
 from regard.gpt import GPT
 from regard.gpt.training.corpus import read
 from regard.heads.corpus import digest, read_chunks
+
+LINKS = [
+    ("nowhere", "is a symbolic link to a file that does not exist"),
+    ("{name}", "cannot be read: .*Too many levels of symbolic links"),
+]
+"""Where a link leads that cannot be followed, and what is said of it."""
 
 
 @pytest.mark.parametrize(
@@ -40,6 +48,7 @@ from regard.heads.corpus import digest, read_chunks
         ("[NaN]", "expected finite numbers, got 'NaN'"),
         ("-Infinity", "expected finite numbers"),
         (r'"\ud800"', "half a character"),
+        ("[" + "[]," * 3_000_000 + "[]]", "expected JSON of at most 4,194,304 values, got about 6,000,002"),
     ],
 )
 def test_json_that_is_refused(text: str, says: str) -> None:
@@ -146,10 +155,58 @@ def test_every_file_of_a_model_is_a_regular_one(name: str, kind: str, tmp_path: 
         GPT.from_pretrained(tmp_path / "model")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "generation_config.json",
+    ],
+)
+@pytest.mark.parametrize(("target", "says"), LINKS)
+def test_a_link_of_a_model_that_leads_nowhere_is_not_an_absent_file(
+    name: str, target: str, says: str, tmp_path: Path
+) -> None:
+    """Without its tokenizer or generation config a model would load, and be another one."""
+    from regard.gpt import Config
+
+    model = GPT(Config(vocab_size=8, context_length=4, num_layers=1, num_heads=1, d_model=2))
+    model.save(tmp_path / "model")
+    (tmp_path / "model" / name).unlink(missing_ok=True)
+    (tmp_path / "model" / name).symlink_to(target.format(name=name))
+    with pytest.raises(ModelFileError, match=f"{name}, which {says}"):
+        GPT.from_pretrained(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "heads.jsonl"])
+@pytest.mark.parametrize(("target", "says"), LINKS)
+def test_a_link_of_a_run_that_leads_nowhere_is_not_an_absent_file(
+    name: str, target: str, says: str, tmp_path: Path
+) -> None:
+    from regard.gpt.training.history import read_run
+
+    (tmp_path / "heads.jsonl").write_text('{"step": 0}\n')
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(target.format(name=name))
+    with pytest.raises(RunFileError, match=f"{name}, which {says}"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(("target", "says"), LINKS)
+def test_a_link_to_a_checkpoint_that_leads_nowhere_is_not_an_absent_file(
+    target: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run").symlink_to(target.format(name="run"))
+    with pytest.raises(RunFileError, match=f"run, which {says}"):
+        checkpoint_files.load(tmp_path / "run", "format", lambda content: content, RunFileError)
+
+
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(1 << 40)  # sparse: it takes no room on the disk
-    with pytest.raises(ModelFileError, match=r"of at most 268,435,456 bytes, got 1,099,511,627,776"):
+    with pytest.raises(ModelFileError, match=r"of at most 16,777,216 bytes, got 1,099,511,627,776"):
         read_json(tmp_path / "config.json", ModelFileError)
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from regard.atomic import remove_temporary_files
-from regard.files import FileError, Kind, open_file
+from regard.files import FileError, Kind, is_present, open_file
 from regard.safetensor_files import SafetensorContent, SafetensorFile, read_safetensors, write_safetensors
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ def load(
     """
     problems: list[str] = []
     for file in (path, previous(path)):
-        if not file.exists():
+        if not is_present(file):
             continue
         if (damage := _damage(file)) is None:
             try:

@@ -22,8 +22,12 @@ from typing import Any, TypeVar
 
 from regard.escapes import escape
 
-MAX_JSON_BYTES = 1 << 28
-"""The largest JSON file that is read: as Python objects it takes up to 25 times as much memory."""
+MAX_CONFIG_BYTES = 1 << 24
+"""The largest config or index of weights: the index of 90,000 tensors has 9 MB."""
+MAX_JSON_BYTES = 1 << 26
+"""The largest JSON file of tokens or heads: a tokenizer of 260,000 tokens has 35 MB."""
+MAX_VALUES = 1 << 22
+"""The most commas and brackets in a JSON text: as a Python object each takes up to 100 bytes."""
 MAX_REASON = 200  # characters of another library's error message that are repeated in ours
 MAX_MESSAGE = 1000  # characters of a message
 LARGEST_INTEGER = (1 << 63) - 1
@@ -77,6 +81,17 @@ class TextFileError(FileError):
 Kind = type[FileError]
 
 
+def is_present(path: Path) -> bool:
+    """Whether there is anything of this name: a symbolic link, too, that leads nowhere or to itself.
+
+    An optional file is absent only if there is nothing: what cannot be opened is an error.
+    """
+    try:
+        return os.path.lexists(path)
+    except ValueError:  # a path with a zero byte
+        return False
+
+
 def check_regular_file(path: Path, kind: Kind, contents: str) -> int:
     """Return the size of a file, or raise `kind` if it is missing or no regular file.
 
@@ -87,6 +102,8 @@ def check_regular_file(path: Path, kind: Kind, contents: str) -> int:
         status = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         problem = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        if is_present(path) and isinstance(error, FileNotFoundError):
+            problem = "is a symbolic link to a file that does not exist"
         raise kind(f"path: expected {contents}, got {path}, which {problem}") from None
     if not stat.S_ISREG(status.st_mode):
         raise kind(f"path: expected {contents}, got {path}, which is {_describe_mode(status.st_mode)}")
@@ -122,7 +139,7 @@ def read_text(path: Path, kind: Kind, contents: str, most: int = MAX_JSON_BYTES)
 
 def read_json(path: Path, kind: Kind) -> dict[str, Any]:
     """The object in a JSON file."""
-    text = read_text(path, kind, "a JSON file")
+    text = read_text(path, kind, "a JSON file", MAX_CONFIG_BYTES)
     with naming_errors(path, kind):
         return parse_object(text)
 
@@ -139,8 +156,10 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
     """Parse JSON strictly; a ValueError of one sentence says what is wrong.
 
     A key may occur once in an object, integers fit into 64 bits, and numbers are finite unless `finite` is
-    False.
+    False. Texts of very many values are refused before they are parsed.
     """
+    if (values := sum(map(text.count, ",[{"))) > MAX_VALUES:
+        raise ValueError(f"expected JSON of at most {MAX_VALUES:,} values, got about {values:,}")
     try:
         plain = json.loads(
             text,

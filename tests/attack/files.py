@@ -154,6 +154,84 @@ def _damage_value(plain: Any, rng: random.Random) -> Any:
     return plain
 
 
+LARGEST_PART = 200_000  # bytes of a part of a tokenizer, so that its file stays below 1 MB
+PATTERNS: tuple[dict[str, str], ...] = (
+    {"String": "t"},
+    {"String": "1"},
+    {"String": ""},
+    {"Regex": "."},
+    {"Regex": "(?=1)"},
+    {"Regex": "(.|.)*x"},
+    {"Regex": "((a{0,1000}){0,1000}){0,1000}"},
+)
+
+
+def damage_tokenizer(data: bytes, rng: random.Random) -> bytes:
+    """Damage a tokenizer: half of the time, as any JSON; else it gets steps that multiply a text."""
+    if rng.random() < 0.5:
+        return damage_json(data, rng)
+    plain = json.loads(data)
+    for multiply in rng.sample((_multiply_steps, _multiply_ids, _lengthen_tokens), rng.choice((1, 1, 2, 3))):
+        multiply(plain, rng)
+    return json.dumps(plain).encode()
+
+
+def _multiply_steps(plain: dict[str, Any], rng: random.Random) -> None:
+    """Add many steps to a part, on one level or on several, sometimes without their type."""
+    part, field = rng.choice(
+        (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"), ("decoder", "decoders"))
+    )
+    size = rng.choice((1, 2, 2, 3, 100, 9000))
+    steps: tuple[dict[str, Any], ...] = (
+        {"type": "Replace", "pattern": rng.choice(PATTERNS), "content": "t1"[rng.randrange(2)] * size},
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False},
+        {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
+        {"type": "Prepend", "prepend": "1" * size},
+        {"type": rng.choice(("NFKD", "NFC", "Lowercase", "Fuse", "BertNormalizer"))},
+    )
+    step = rng.choice(steps)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        most = max(1, LARGEST_PART // len(json.dumps(step)))
+        step = {"type": "Sequence", field: [step] * min(most, rng.choice((1, 2, 3, 5, 12, 24, 60, 1000)))}
+    if rng.random() < 0.1:
+        del step["type"]
+    plain[part] = step
+
+
+def _multiply_ids(plain: dict[str, Any], rng: random.Random) -> None:
+    """Let the template add many ids, or many copies of the text."""
+    template = plain["post_processor"]
+    token = next(iter(template["special_tokens"].values()))
+    token["ids"], token["tokens"] = (
+        [token[name][0]] * rng.choice((1, 10, 1000)) for name in ("ids", "tokens")
+    )
+    template["single"] = [rng.choice(template["single"])] * rng.choice((1, 2, 100, 3000))
+    if rng.random() < 0.5:
+        most = max(1, LARGEST_PART // len(json.dumps(plain["post_processor"])))
+        processors = [plain["post_processor"]] * min(most, rng.choice((1, 3, 24)))
+        plain["post_processor"] = {"type": "Sequence", "processors": processors}
+
+
+def _lengthen_tokens(plain: dict[str, Any], rng: random.Random) -> None:
+    """Make a token, a prefix of subwords or an added token long."""
+    model, long = plain["model"], rng.choice("t1") * rng.choice((30, 4000, 300_000))
+    how = rng.randrange(5)
+    if how == 0:
+        vocab = [[long[:length], -1.0] for length in range(1, rng.choice((2, 256, 1200)))]
+        plain["model"] = {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": vocab}
+    elif "vocab" in model and isinstance(model["vocab"], dict) and how == 4:
+        model["vocab"][long] = 299
+    elif how == 1:
+        model[rng.choice(("unk_token", "continuing_subword_prefix", "end_of_word_suffix"))] = long
+    elif how == 2:
+        added = {**plain["added_tokens"][0], "id": 299, "content": long, "normalized": True}
+        plain["added_tokens"].append(added)
+    else:
+        vocab = {name: number for number, name in enumerate((long, "t", "1", " "))}
+        plain["model"] = {"type": "WordPiece", "unk_token": long, "continuing_subword_prefix": ""}
+        plain["model"] |= {"max_input_chars_per_word": rng.choice((100, 256, 1 << 40)), "vocab": vocab}
+
+
 def damage_safetensors(data: bytes, rng: random.Random) -> bytes:
     """Damage a safetensors file: mostly its header, with its length made to fit."""
     if rng.random() < 0.3:
@@ -698,7 +776,7 @@ FORMATS = {
     "qwen3_config": Format(write_family_config("qwen3"), read_model, "ModelFileError", damage_json),
     "weights": Format(write_weights, read_model, "ModelFileError", damage_safetensors),
     "index": Format(write_index, read_model, "ModelFileError", damage_json),
-    "tokenizer": Format(write_tokenizer, read_model, "ModelFileError", damage_json),
+    "tokenizer": Format(write_tokenizer, read_model, "ModelFileError", damage_tokenizer),
     "map": Format(write_map, read_map, "CaptureFileError", damage_safetensors),
     "capture": Format(write_capture, read_capture, "CaptureFileError", damage_json),
     "layer": Format(write_layer("maps"), read_capture, "CaptureFileError", damage_safetensors),

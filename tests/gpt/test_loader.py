@@ -427,7 +427,7 @@ def test_a_panic_in_a_tokenizer_is_a_sentence(folder: Path, monkeypatch: pytest.
 
     class Panicking:
         @staticmethod
-        def from_file(path: str) -> None:
+        def from_str(text: str) -> None:
             raise BaseException("called `Option::unwrap()` on a `None` value")
 
     character_tokenizer("abc").save(str(folder / "tokenizer.json"))

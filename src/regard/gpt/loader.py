@@ -6,7 +6,6 @@ finds the files and checks that their tensors fit; `families` knows what they ar
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,11 +20,13 @@ from regard.attention.arguments import check_whole_number
 from regard.extras import extra
 from regard.files import (
     ModelFileError,
-    check_regular_file,
     check_type,
     converting_errors,
+    is_present,
     naming_errors,
+    parse_object,
     read_json,
+    read_text,
     shorten,
 )
 from regard.gpt import downloads, gguf
@@ -33,6 +34,7 @@ from regard.gpt.config import Config
 from regard.gpt.families import WeightPart, add_head, find_family, is_derived
 from regard.gpt.folder import CONFIG, MODEL_TYPE, TOKENIZER, WEIGHTS, StoredModel, StoredTensor
 from regard.gpt.parameters import parameter_shapes
+from regard.gpt.tokenizer_limits import check_limits
 from regard.safetensor_files import SafetensorFile
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ INDEX, GENERATION_CONFIG = "model.safetensors.index.json", "generation_config.js
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 MAX_LAYERS = 256
 """The most layers of a model that is loaded: twice as many as Llama 3.1 405B has."""
-MAX_TOKENIZER_BYTES = 1 << 28
-TRIAL = "A text, 1 of 2\n"  # which every tokenizer encodes once it is read
+TRIAL = "A 1"  # which every tokenizer encodes once it is read
+TRIAL_IDS = 16  # which it decodes then
 
 
 def load(
@@ -227,14 +229,14 @@ def _download_from_hub(name: str) -> Path:
 
 def _read_folder(folder: Path) -> StoredModel:
     """The model in a folder that `GPT.save` or Transformers wrote."""
-    if not (folder / CONFIG).exists():
+    if not is_present(folder / CONFIG):
         raise ModelFileError(f"{folder}: expected a {CONFIG}, which describes the model, got none")
     settings = read_json(folder / CONFIG, ModelFileError)
     # The generation config of a chat model has more end-of-text tokens than its config.
-    if (folder / GENERATION_CONFIG).exists():
+    if is_present(folder / GENERATION_CONFIG):
         generation = read_json(folder / GENERATION_CONFIG, ModelFileError)
         settings["eos_token_id"] = generation.get("eos_token_id", settings.get("eos_token_id"))
-    tokenizer = _read_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
+    tokenizer = _read_tokenizer(folder / TOKENIZER) if is_present(folder / TOKENIZER) else None
     return StoredModel(folder, settings, open_tensors(folder), tokenizer)
 
 
@@ -246,13 +248,16 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     with extra("app", f"the tokenizer of {path.parent.name}"):
         from tokenizers import Tokenizer
 
-    if (size := check_regular_file(path, ModelFileError, "a tokenizer")) > MAX_TOKENIZER_BYTES:
-        raise ModelFileError(f"{path}: expected at most {MAX_TOKENIZER_BYTES:,} bytes, got {size:,}")
+    text = read_text(path, ModelFileError, "a tokenizer")
+    with naming_errors(path, ModelFileError, " is not a tokenizer that can be read"):
+        check_limits(parse_object(text))
     with converting_errors(path, ModelFileError, "a tokenizer that can be read"):
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(text)
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        tokenizer.decode(tokenizer.encode(TRIAL).ids)  # parts that refer to missing ones fail on use only
+        tokenizer.decode(
+            tokenizer.encode(TRIAL).ids[:TRIAL_IDS]
+        )  # parts that refer to missing ones fail on use only
     return tokenizer
 
 
@@ -261,7 +266,7 @@ def open_tensors(folder: Path) -> dict[str, StoredTensor]:
     files, weight_map = _weight_files(folder)
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        if not os.path.exists(folder / file):  # unlike Path.exists, False for any name that cannot be
+        if not is_present(folder / file):
             raise ModelFileError(f"{folder}: expected {file}, which {INDEX} names, and it is missing")
         opened = SafetensorFile(folder / file, ModelFileError)
         for name, shape in opened.shapes.items():
@@ -275,14 +280,14 @@ def open_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def _weight_files(folder: Path) -> tuple[list[str], dict[str, str]]:
     """The names of the safetensors files, and the index of tensors to files, empty for a single file."""
-    if (folder / INDEX).exists():
+    if is_present(folder / INDEX):
         index = read_json(folder / INDEX, ModelFileError)
         with naming_errors(folder / INDEX, ModelFileError):
             weight_map = check_type("weight_map", index.get("weight_map"), dict)
             for file in weight_map.values():
                 _check_file_name(file)
         return sorted(set(weight_map.values())), weight_map
-    if (folder / WEIGHTS).exists():
+    if is_present(folder / WEIGHTS):
         return [WEIGHTS], {}
     if pickles := sorted(path for path in folder.iterdir() if path.suffix in PICKLES):
         raise _pickle_error(pickles[0], folder)

@@ -27,6 +27,7 @@ from regard.files import (
     check_regular_file,
     check_type,
     get_field,
+    is_present,
     naming_errors,
     open_file,
     parse_json,
@@ -41,6 +42,7 @@ INPUTS = ("text", "repeats")
 
 MAX_EVALUATIONS = 64  # evaluations that are returned; those of a longer run are thinned out evenly
 MAX_LOSSES = 256  # points of the training loss, each the mean over the steps since the last one
+MAX_HISTORY_BYTES = 1 << 28  # of a file; its lines are parsed one by one
 MAX_SAMPLE = 400  # characters of a sample
 
 
@@ -116,7 +118,7 @@ def check(folder: Path, marks: Mapping[str, Any]) -> None:
     for name in marks:
         path, data, mark = folder / name, b"", get_field(marks, name, dict)
         size = check_whole_number("bytes", get_field(mark, "bytes", int), 0)
-        if path.exists():
+        if is_present(path):
             size = min(size, check_regular_file(path, RunFileError, "the history of a run"))
             with open_file(path, RunFileError, "the history of a run") as file:
                 data = file.read(size)
@@ -153,7 +155,7 @@ def _fields(layers: Sequence[HeadScores], name: str) -> list[Tensor]:
 
 def has_history(folder: Path) -> bool:
     """Whether a folder holds the history of a training run."""
-    return (folder / HEADS_FILE).is_file()
+    return is_present(folder / HEADS_FILE)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -183,7 +185,7 @@ def read_run(folder: str | PathLike[str]) -> dict[str, Any]:
     except ValueError as error:
         raise RunFileError(f"run: {heads_file} is not a history of `regard train`: {error}") from None
 
-    metrics = read_metrics(folder) if (folder / METRICS_FILE).exists() else []
+    metrics = read_metrics(folder) if is_present(folder / METRICS_FILE) else []
     validation = {line["step"]: line for line in metrics if "validation" in line}
     return {
         "name": folder.resolve().name,
@@ -197,11 +199,11 @@ def read_run(folder: str | PathLike[str]) -> dict[str, Any]:
 
 def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of a file as text and as objects with a step; an incomplete last line is left out."""
-    if not path.exists():
+    if not is_present(path):
         raise RunFileError(
             f"run: expected a folder that `regard train` wrote, with {path.name} in it, got {path.parent}"
         )
-    lines = read_text(path, RunFileError, "the history of a run").splitlines(keepends=True)
+    lines = read_text(path, RunFileError, "the history of a run", MAX_HISTORY_BYTES).splitlines(keepends=True)
     for number, text in enumerate(lines, start=1):
         try:
             line = check_type("line", parse_json(text, finite=False), dict)

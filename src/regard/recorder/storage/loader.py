@@ -19,6 +19,7 @@ from regard.files import (
     check_regular_file,
     check_type,
     get_field,
+    is_present,
     naming_errors,
     parse_object,
     read_text,
@@ -46,7 +47,7 @@ def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
     path = Path(path)
     if path.is_dir():
         return open_folder(path)
-    if not path.exists():
+    if not is_present(path):
         raise CaptureFileError(
             "path: expected a folder that seen.save(folder) wrote or a file that map.save(file) wrote, "
             f"got {path}, which does not exist"
@@ -57,7 +58,7 @@ def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
 def open_folder(path: Path) -> Capture:
     """Open the capture that a folder holds; only `capture.json` is read."""
     index = path / INDEX
-    if not index.exists():
+    if not is_present(index):
         unfinished = any(LAYER_FILE.fullmatch(file.name) for file in path.iterdir())
         raise CaptureFileError(
             f"path: expected a folder that seen.save(folder) wrote, got {path}, which holds no {INDEX}"

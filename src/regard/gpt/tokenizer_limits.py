@@ -1,0 +1,271 @@
+"""Limits of a tokenizer: what a small `tokenizer.json` may make of a text, checked before it is built.
+
+Each step of a tokenizer may lengthen a text by a factor, and the factors multiply: 24 replacements of "t" by
+"tt" make 16 million letters of one. This file reads the parsed JSON and bounds those factors from above, and
+with them the numbers of steps, the ids that are added to a text, and the lengths of tokens. It knows neither
+the `tokenizers` library nor what a token means.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from regard.files import check_type, get_field, shorten
+
+MAX_STEPS = 32
+"""The most steps of each part of a tokenizer, as its normalizers or its decoders."""
+MAX_GROWTH = 8192
+"""The most bytes that normalizers and pre-tokenizers may make of one: those of ALBERT make up to 5,000."""
+MAX_DECODED_GROWTH = 256
+MAX_COPIES = 4  # of a text by templates
+MAX_ADDED_IDS = 1024  # by templates, to each text
+MAX_TOKEN = 4096  # characters of a token
+MAX_PIECE = 256  # characters of a token of a Unigram, whose time grows with their square
+MAX_PIECES_BYTES, MAX_MEAN_PIECE = 600_000, 24
+"""The tokens of a Unigram have at most so many bytes in all, or on average: each takes 300 in memory."""
+MAX_AFFIX = 16  # characters of a prefix or suffix of subwords, as "##" or "</w>"
+MAX_WORD = 256  # characters of a word in WordPiece, whose time grows with their cube
+MAX_NORMALIZED = 1 << 21  # bytes that the normalizers may make of the added tokens
+MAX_PATTERN = 4096  # characters of a regular expression
+MAX_REPETITIONS = 10_000  # of a part of a regular expression, where one without limit counts as 1,000
+
+NESTED = ("normalizers", "pretokenizers", "processors", "decoders")  # the fields of a Sequence
+QUANTIFIER = re.compile(r"[*+?]|\{(\d*)(?:(,)(\d*))?\}")
+
+Step = Mapping[str, Any]
+Growth = Callable[[Step], float]
+
+
+def check_limits(described: Mapping[str, Any]) -> None:
+    """Raise a ValueError if a tokenizer, given as its parsed JSON, exceeds a limit; it names the part."""
+    normalized = _growth(described, "normalizer", NORMALIZERS)
+    growth = normalized * _growth(described, "pre_tokenizer", PRE_TOKENIZERS)
+    _check_most("normalizer and pre_tokenizer: bytes of one byte of a text", growth, MAX_GROWTH)
+    decoded = _growth(described, "decoder", DECODERS)
+    _check_most("decoder: bytes of one byte of a token", decoded, MAX_DECODED_GROWTH)
+    _check_post_processor(described)
+    _check_added_tokens(described, normalized)
+    _check_model(described.get("model"))
+
+
+def _check_most(name: str, value: float, most: int) -> None:
+    if value > most:
+        raise ValueError(f"{name}: expected at most {most:,}, got {value:,.0f}")
+
+
+def _steps(described: Mapping[str, Any], part: str) -> Iterator[tuple[str, Step]]:
+    """The type and the fields of each step of a part, with those inside Sequences."""
+    waiting = [] if described.get(part) is None else [described[part]]
+    count = 0
+    while waiting:
+        step = check_type(part, waiting.pop(), dict)
+        count += 1
+        _check_most(f"{part}: steps", count, MAX_STEPS)
+        for name in NESTED:
+            nested = check_type(f"{part}.{name}", step.get(name, []), list)
+            _check_most(f"{part}: steps", count + len(waiting) + len(nested), MAX_STEPS)
+            waiting += nested
+        yield get_field(step, "type", str), step
+
+
+def _growth(described: Mapping[str, Any], part: str, growths: Mapping[str, float | Growth]) -> float:
+    """The most bytes that the steps of a part make of one byte."""
+    product = 1.0
+    for kind, step in _steps(described, part):
+        if kind not in growths:
+            raise ValueError(f"{part}: expected a type of {', '.join(growths)}, got {shorten(kind)}")
+        growth = growths[kind]
+        product = min(product * (growth(step) if callable(growth) else growth), math.inf)
+        if isinstance(pattern := step.get("pattern"), dict) and "Regex" in pattern:
+            _check_pattern(get_field(pattern, "Regex", str))
+    return product
+
+
+def _replace_growth(step: Step) -> float:
+    """The growth of a Replace: a regular expression may match nothing, before every character."""
+    pattern, content = step.get("pattern"), _size(get_field(step, "content", str))
+    length = _size(pattern["String"]) if isinstance(pattern, dict) and "String" in pattern else 0
+    return max(1.0, content / length) if length else content + 1.0
+
+
+def _prepend_growth(step: Step) -> float:
+    return 1.0 + _size(get_field(step, "prepend", str))
+
+
+def _metaspace_growth(step: Step) -> float:
+    return 1.0 + _size(get_field(step, "replacement", str))
+
+
+def _precompiled_growth(step: Step) -> float:
+    """The length of the longest replacement in the table of a SentencePiece model.
+
+    The table is the length of an index, the index, and replacements that each end with a zero byte.
+    """
+    try:
+        table = base64.b64decode(check_type("precompiled_charsmap", step.get("precompiled_charsmap"), str))
+    except binascii.Error as error:
+        raise ValueError(f"precompiled_charsmap: expected base64: {error}") from None
+    replacements = table[4 + int.from_bytes(table[:4], "little") :]
+    return max(1.0, *map(len, replacements.split(b"\0")))
+
+
+def _size(text: object) -> int:
+    """The number of UTF-8 bytes of a text of the file."""
+    return len(check_type("pattern", text, str).encode())
+
+
+NORMALIZERS: dict[str, float | Growth] = {
+    "Sequence": 1,
+    "BertNormalizer": 8,  # spaces around Chinese characters, decomposition and lower case
+    "ByteLevel": 2,
+    "Lowercase": 1.5,
+    "NFC": 3,
+    "NFD": 4,
+    "NFKC": 11,
+    "NFKD": 11,
+    "Nmt": 1,
+    "Precompiled": _precompiled_growth,
+    "Prepend": _prepend_growth,
+    "Replace": _replace_growth,
+    "Strip": 1,
+    "StripAccents": 1,
+}
+"""The most bytes that each normalizer makes of one byte."""
+PRE_TOKENIZERS: dict[str, float | Growth] = {
+    "Sequence": 1,
+    "BertPreTokenizer": 1,
+    "ByteLevel": 4,  # a space before each word, and two bytes for each byte
+    "CharDelimiterSplit": 1,
+    "Digits": 1,
+    "FixedLength": 1,
+    "Metaspace": _metaspace_growth,
+    "Punctuation": 1,
+    "Split": 1,
+    "UnicodeScripts": 1,
+    "Whitespace": 1,
+    "WhitespaceSplit": 1,
+}
+DECODERS: dict[str, float | Growth] = {
+    "Sequence": 1,
+    "BPEDecoder": 2,
+    "ByteFallback": 1,
+    "ByteLevel": 3,  # a byte that belongs to no character becomes a replacement character
+    "CTC": 2,
+    "Fuse": 1,
+    "Metaspace": 1,
+    "Replace": _replace_growth,
+    "Strip": 1,
+    "WordPiece": 2,
+}
+
+
+def _check_post_processor(described: Mapping[str, Any]) -> None:
+    """Check how many ids and how many copies of a text the templates make."""
+    ids, copies = 0, 1
+    for _, step in _steps(described, "post_processor"):
+        specials = check_type("special_tokens", step.get("special_tokens", {}), dict)
+        sizes = {
+            name: len(get_field(check_type("special_tokens", token, dict), "ids", list))
+            for name, token in specials.items()
+        }
+        for name in ("single", "pair"):
+            pieces = [check_type(name, piece, dict) for piece in check_type(name, step.get(name, []), list)]
+            names = [
+                check_type(name, x["SpecialToken"], dict).get("id") for x in pieces if "SpecialToken" in x
+            ]
+            if missing := [x for x in names if not isinstance(x, str) or x not in sizes]:
+                raise ValueError(f"{name}: expected names of special_tokens, got {shorten(missing[0])}")
+            ids += sum(sizes[x] for x in names)
+        copies *= max(1, sum("Sequence" in piece for piece in step.get("single", [])))
+        _check_most("post_processor: ids added to a text", ids, MAX_ADDED_IDS)
+        _check_most("post_processor: copies of a text", copies, MAX_COPIES)
+
+
+def _check_added_tokens(described: Mapping[str, Any], growth: float) -> None:
+    """Check the added tokens, which the normalizers lengthen by `growth` when the tokenizer is built."""
+    size = 0
+    for token in check_type("added_tokens", described.get("added_tokens", []), list):
+        content = get_field(check_type("added_tokens", token, dict), "content", str)
+        _check_most("added_tokens: characters of a token", len(content), MAX_TOKEN)
+        size += _size(content) if token.get("normalized") else 0
+    if growth > 1:
+        _check_most("added_tokens: bytes once they are normalized", size * growth, MAX_NORMALIZED)
+
+
+def _check_model(model: Any) -> None:
+    """Check the lengths of tokens, subword prefixes and words."""
+    model = check_type("model", model, dict)
+    vocab = model.get("vocab")
+    if isinstance(vocab, list):
+        _check_pieces(vocab)
+    elif isinstance(vocab, dict):
+        _check_most("model.vocab: characters of a token", max(map(len, vocab), default=0), MAX_TOKEN)
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name) is not None:
+            _check_most(f"model.{name}: characters", len(get_field(model, name, str)), MAX_AFFIX)
+    if model.get("unk_token") is not None:
+        _check_most("model.unk_token: characters", len(get_field(model, "unk_token", str)), MAX_TOKEN)
+    word = model.get("max_input_chars_per_word", 0)
+    _check_most("model.max_input_chars_per_word", check_type("max_input_chars_per_word", word, int), MAX_WORD)
+
+
+def _check_pieces(vocab: list[Any]) -> None:
+    """Check the tokens of a Unigram, which are pairs of a token and its score."""
+    pieces = [pair[0] for pair in vocab if isinstance(pair, list) and pair and isinstance(pair[0], str)]
+    _check_most("model.vocab: characters of a token", max(map(len, pieces), default=0), MAX_PIECE)
+    most = max(MAX_PIECES_BYTES, MAX_MEAN_PIECE * len(pieces))
+    _check_most("model.vocab: bytes of all tokens", sum(map(_size, pieces)), most)
+
+
+def _check_pattern(pattern: str) -> None:
+    """Raise a ValueError if a regular expression is long, or repeats what is repeated too often.
+
+    The library that compiles it ends in a panic on such ones.
+    """
+    _check_most("pattern: characters of a regular expression", len(pattern), MAX_PATTERN)
+    # The most repetitions inside the groups that are open, and inside the last atom.
+    groups, atom, at = [1], 1, 0
+    while at < len(pattern):
+        if (quantifier := QUANTIFIER.match(pattern, at)) and pattern[at - 1 : at] != "(":
+            atom *= _repetitions(quantifier)
+            _check_most(f"pattern: repetitions in {shorten(pattern)}", atom, MAX_REPETITIONS)
+            groups[-1] = max(groups[-1], atom)
+            at = quantifier.end()
+            continue
+        if pattern[at] == "(":
+            groups.append(1)
+        elif pattern[at] == ")" and len(groups) > 1:
+            atom = groups.pop()
+            groups[-1] = max(groups[-1], atom)
+        else:
+            atom = 1
+        at = _atom_end(pattern, at)
+
+
+def _repetitions(quantifier: re.Match[str]) -> int:
+    """How often a quantifier repeats what is before it at most; 1,000 stands for no limit."""
+    if quantifier[0] in "*+?":
+        return 1 if quantifier[0] == "?" else 1000
+    most = quantifier[3] if quantifier[2] else quantifier[1]
+    return max(1, int(most[:9])) if most else 1000
+
+
+def _atom_end(pattern: str, at: int) -> int:
+    """Where the atom that begins at `at` ends: an escape, a class in brackets, or one character."""
+    if pattern[at] == "\\":
+        return at + 2
+    if pattern[at] != "[":
+        return at + 1
+    depth, at = 1, at + 1
+    while at < len(pattern) and depth:
+        if pattern[at] == "\\":
+            at += 1
+        else:
+            depth += (pattern[at] == "[") - (pattern[at] == "]")
+        at += 1
+    return at

@@ -1,0 +1,281 @@
+"""Tokenizers that explode are refused before they are built, and those of real models are not."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from regard.files import ModelFileError
+from regard.gpt.loader import _read_tokenizer
+from regard.gpt.tokenizer_limits import MAX_GROWTH, check_limits
+from regard.gpt.tokens import bpe_tokenizer
+
+Described = dict[str, Any]
+GPT4_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+O200K_PATTERN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DIGITS_PATTERN = r"\d{1,3}(?=(?:\d{3})*\b)"  # groups of three digits, from the right
+
+
+def described() -> Described:
+    plain: Described = json.loads(bpe_tokenizer(["abc text"], 270).to_str())
+    return plain
+
+
+def template(pieces: int, specials: int, ids: int) -> Described:
+    """A template with so many pieces, and so many ids for each special token."""
+    return {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": f"s{i % specials}", "type_id": 0}} for i in range(pieces)],
+        "pair": [],
+        "special_tokens": {
+            f"s{i}": {"id": f"s{i}", "ids": [0] * ids, "tokens": ["a"] * ids} for i in range(specials)
+        },
+    }
+
+
+def replace(pattern: str, content: str, kind: str = "String") -> Described:
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+
+def sequence(field: str, steps: list[Described]) -> Described:
+    return {"type": "Sequence", field: steps}
+
+
+def nested(depth: int) -> Described:
+    step: Described = {"type": "Lowercase"}
+    for _ in range(depth):
+        step = sequence("normalizers", [step])
+    return step
+
+
+def precompiled(replacement: bytes) -> Described:
+    """The table of a SentencePiece model without an index that is of use."""
+    table = struct.pack("<I", 1024) + bytes(1024) + replacement + b"\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+
+
+def unigram_model(pieces: list[str]) -> Described:
+    vocab = [[piece, -1.0] for piece in pieces]
+    return {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": vocab}
+
+
+SELF = {"Sequence": {"id": "A", "type_id": 0}}
+TWICE = {"type": "TemplateProcessing", "single": [SELF, SELF], "pair": [], "special_tokens": {}}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+ADDED = {
+    "id": 300,
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": True,
+    "special": False,
+}
+WORD_PIECE = {"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "", "vocab": {"a": 0}}
+
+
+HOSTILE: dict[str, Callable[[Described], Any]] = {
+    "normalizers": lambda j: j.update(normalizer=sequence("normalizers", [replace("1", "11")] * 24)),
+    "one replacement": lambda j: j.update(normalizer=replace("1", "1" * 100_000)),
+    "empty pattern": lambda j: j.update(normalizer=sequence("normalizers", [replace("", "a")] * 24)),
+    "regular expression": lambda j: j.update(
+        normalizer=sequence("normalizers", [replace("(?=1)", "1", "Regex")] * 24)
+    ),
+    "nested": lambda j: j.update(
+        normalizer=sequence("normalizers", [sequence("normalizers", [replace("1", "11")] * 5)] * 5)
+    ),
+    "prefixes": lambda j: j.update(normalizer={"type": "Prepend", "prepend": "1" * 10_000}),
+    "without a type": lambda j: j.update(normalizer={"normalizers": [{"type": "Lowercase"}] * 10_000}),
+    "many steps": lambda j: j.update(normalizer=sequence("normalizers", [{"type": "Lowercase"}] * 10_000)),
+    "deep": lambda j: j.update(normalizer=nested(100)),
+    "precompiled": lambda j: j.update(normalizer=precompiled(b"1" * 100_000)),
+    "pre-tokenizers": lambda j: j.update(pre_tokenizer=sequence("pretokenizers", [BYTE_LEVEL] * 28)),
+    "both": lambda j: j.update(
+        normalizer=replace("1", "1" * 8000), pre_tokenizer=sequence("pretokenizers", [BYTE_LEVEL] * 4)
+    ),
+    "decoders": lambda j: j.update(decoder=sequence("decoders", [replace("1", "11")] * 32)),
+    "ids": lambda j: j.update(post_processor=template(10_000, 1, 1000)),
+    "many special tokens": lambda j: j.update(post_processor=template(10_000, 10_000, 1)),
+    "copies": lambda j: j.update(post_processor=sequence("processors", [TWICE] * 24)),
+    "added tokens": lambda j: j.update(
+        normalizer=replace("1", "1" * 8000), added_tokens=[{**ADDED, "content": "1" * 4000}]
+    ),
+    "a long token": lambda j: j["model"]["vocab"].update({"1" * 500_000: 999}),
+    "a long piece": lambda j: j.update(model=unigram_model(["1" * 257])),
+    "long pieces": lambda j: j.update(model=unigram_model([f"{i:0200}" for i in range(4000)])),
+    "a long unknown token": lambda j: j["model"].update(unk_token="1" * 500_000),
+    "a long prefix": lambda j: j["model"].update(continuing_subword_prefix="1" * 500_000),
+    "long words": lambda j: j.update(model={**WORD_PIECE, "max_input_chars_per_word": 1 << 40}),
+    "repetitions": lambda j: j.update(
+        pre_tokenizer={
+            "type": "Split",
+            "pattern": {"Regex": "((a{0,1000}){0,1000}){0,1000}"},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+    ),
+    "repetitions without limit": lambda j: j.update(normalizer=replace("((a+)+)+", "a", "Regex")),
+    "an escaped bracket": lambda j: j.update(normalizer=replace(r"[\]](x[(]{900}){900}", "a", "Regex")),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_tokenizer_that_explodes_is_refused_before_it_is_built(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(text: str) -> None:
+        raise AssertionError("the tokenizer is built")
+
+    plain = described()
+    HOSTILE[name](plain)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(plain))
+    monkeypatch.setattr(Tokenizer, "from_str", build, raising=False)
+    monkeypatch.setattr(Tokenizer, "from_file", build, raising=False)
+    with pytest.raises(
+        ModelFileError, match=r"tokenizer\.json is not a tokenizer that can be read: .*expected"
+    ):
+        _read_tokenizer(tmp_path / "tokenizer.json")
+
+
+def gpt2() -> Tokenizer:
+    return bpe_tokenizer(["abc text"], 270)
+
+
+def llama2() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE({"<unk>": 0, "▁": 1, "a": 2}, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<unk> $A", pair="<unk> $A <unk> $B", special_tokens=[("<unk>", 0)]
+    )
+    return tokenizer
+
+
+def llama3(pattern: str = GPT4_PATTERN) -> Tokenizer:
+    tokenizer = bpe_tokenizer(["abc text"], 270)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.post_processor = processors.Sequence(
+        [processors.ByteLevel(trim_offsets=False), tokenizer.post_processor]
+    )
+    return tokenizer
+
+
+def bert() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[CLS]": 1, "a": 2, "##b": 3}, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(["[UNK]", "[CLS]"])
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [CLS]", pair="[CLS] $A [CLS] $B:1 [CLS]:1", special_tokens=[("[CLS]", 1)]
+    )
+    return tokenizer
+
+
+def clip() -> Tokenizer:
+    tokenizer = Tokenizer(
+        models.BPE({"<unk>": 0, "a</w>": 1}, [], unk_token="<unk>", end_of_word_suffix="</w>")
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.post_processor = processors.RobertaProcessing(("<unk>", 0), ("<unk>", 0))
+    return tokenizer
+
+
+def whisper() -> Tokenizer:
+    tokenizer = gpt2()
+    names = [f"<|{seconds / 50:.2f}|>" for seconds in range(1501)]
+    tokenizer.add_tokens(names)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|0.00|> <|0.02|> $A <|0.04|>",
+        pair="<|0.00|> $A $B:1 <|0.04|>:1",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in names[:3]],
+    )
+    return tokenizer
+
+
+def unigram(steps: list[Described]) -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁", -1.0), ("a", -2.0)], 0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_tokens([f"<extra_id_{i}>" for i in range(100)])
+    plain = json.loads(tokenizer.to_str())
+    return Tokenizer.from_str(json.dumps({**plain, "normalizer": sequence("normalizers", steps)}))
+
+
+REAL: dict[str, Callable[[], Tokenizer]] = {
+    "GPT-2": gpt2,
+    "Llama 2": llama2,
+    "Llama 3": llama3,
+    "o200k": lambda: llama3(O200K_PATTERN),
+    "groups of digits": lambda: llama3(DIGITS_PATTERN),
+    "BERT": bert,
+    "CLIP": clip,
+    "Whisper": whisper,
+    # The longest replacement of NFKC is that of U+FDFA, of 33 bytes.
+    "T5": lambda: unigram([precompiled(b"1" * 33), replace(" {2,}", "▁", "Regex")]),
+    "ALBERT": lambda: unigram(
+        [
+            replace("``", '"'),
+            replace("''", '"'),
+            {"type": "NFKD"},
+            {"type": "StripAccents"},
+            {"type": "Lowercase"},
+            precompiled(b"1" * 33),
+            replace(" {2,}", " ", "Regex"),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_tokenizers_of_real_models_are_read(name: str, tmp_path: Path) -> None:
+    tokenizer = REAL[name]()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = "a aab 1234,  a"
+    assert _read_tokenizer(tmp_path / "tokenizer.json").encode(text).ids == tokenizer.encode(text).ids
+
+
+def test_the_limit_of_growth_is_sharp() -> None:
+    plain = described() | {"pre_tokenizer": None}
+    check_limits(plain | {"normalizer": replace("1", "1" * MAX_GROWTH)})
+    with pytest.raises(ValueError, match="expected at most 8,192, got 8,193"):
+        check_limits(plain | {"normalizer": replace("1", "1" * (MAX_GROWTH + 1))})
+
+
+def test_a_pattern_too_large_to_compile_prints_nothing(tmp_path: Path) -> None:
+    """`tokenizers` ends in a panic on it, which would print to stderr."""
+    plain = described() | {"normalizer": replace("((a{0,1000}){0,1000}){0,1000}", "a", "Regex")}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(plain))
+    code = (
+        "import sys; from pathlib import Path; from regard.gpt.loader import _read_tokenizer\n"
+        "try: _read_tokenizer(Path(sys.argv[1]))\n"
+        "except ValueError as error: print(error)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "tokenizer.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    assert "repetitions" in done.stdout
