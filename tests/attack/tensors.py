@@ -206,7 +206,7 @@ def entrances(rng: random.Random) -> dict[str, Call]:
 def check_call(
     name: str, function: Callable[..., Any], tensors: dict[str, Tensor], odd: dict[str, str]
 ) -> str:
-    """Call with some tensors made odd: "served", "refused", or "not made" where PyTorch has no such tensor."""
+    """Call with some tensors made odd: "served", "refused", or "not made" if PyTorch has no such tensor."""
     arguments: dict[str, Any] = dict(tensors)
     for argument, kind in odd.items():
         try:
