@@ -17,14 +17,16 @@ from typing import BinaryIO, NamedTuple, TypeVar
 from safetensors import SafetensorError
 from torch import Tensor
 
+from regard.atomic import remove_temporary_files
 from regard.files import FileError, Kind, open_file
-from regard.safetensor_files import SafetensorContent, read_safetensors, write_safetensors
+from regard.safetensor_files import SafetensorContent, SafetensorFile, read_safetensors, write_safetensors
 
 T = TypeVar("T")
 CHECKSUM = "sha256"
 MARK = f'"{CHECKSUM}":"'.encode()  # stands before the checksum in the file's header, and nowhere else
 BLANK = b"0" * 64  # stands for the checksum in the bytes that it is computed from
 CHUNK = 1 << 20
+MAX_HEADER = 100_000_000  # bytes, as the library for safetensors has it
 
 
 class Checksum(NamedTuple):
@@ -40,12 +42,17 @@ def previous(path: Path) -> Path:
     return path.with_name(f"{path.name}.previous")
 
 
+def _unfinished(path: Path) -> Path:
+    """The file of a checkpoint that is being written."""
+    return path.with_name(f".{path.name}.new")
+
+
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a checkpoint to `path`; the one that was there becomes the previous one, if it is undamaged.
 
     An OSError says why it could not be written; the checkpoints that were there are then unchanged.
     """
-    new = path.with_name(f".{path.name}.new")
+    new = _unfinished(path)
     try:
         write_safetensors(new, tensors, {**metadata, CHECKSUM: BLANK.decode()})
         _write_checksum(new)
@@ -87,18 +94,21 @@ def remove(path: Path) -> None:
     """Delete the checkpoints of `path`, and what a process that was killed has left of one."""
     for file in (path, previous(path)):
         file.unlink(missing_ok=True)
-    remove_temporary_files(path)
+    remove_unfinished(path)
 
 
-def remove_temporary_files(path: Path) -> None:
+def remove_unfinished(path: Path) -> None:
     """Delete what a process that was killed while it saved a checkpoint has left."""
-    for file in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        file.unlink(missing_ok=True)
+    new = _unfinished(path)
+    new.unlink(missing_ok=True)
+    remove_temporary_files(path.parent, glob.escape(new.name))
 
 
 def _damage(path: Path) -> str | None:
     """What is wrong with the bytes of a checkpoint; None if they have the checksum that it carries."""
     try:
+        # The header must account for every byte before they are all read: a sparse file may have any size.
+        SafetensorFile(path, FileError)
         with open_file(path, FileError, "a checkpoint") as file:
             checksum = _read_checksum(file)
     except (OSError, ValueError) as error:
@@ -123,8 +133,10 @@ def _read_checksum(file: BinaryIO) -> Checksum:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     header_bytes = int.from_bytes(file.read(8), "little")
-    if not 0 < header_bytes <= size - 8:
-        raise ValueError(f"expected a header within its {size} bytes, got one of {header_bytes}")
+    if not 0 < header_bytes <= min(size - 8, MAX_HEADER):
+        raise ValueError(
+            f"expected a header within its {size} bytes, of at most {MAX_HEADER}, got one of {header_bytes}"
+        )
     file.seek(0)
     header = file.read(8 + header_bytes)
     before, mark, after = header.partition(MARK)

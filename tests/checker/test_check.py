@@ -3,11 +3,12 @@
 import json
 import tempfile
 import time
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from regard.checker import CheckError, Report, check
 from regard.checker.examples import HEAD, LAYER
@@ -296,3 +297,21 @@ def test_a_check_leaves_no_temporary_file(tmp_path, monkeypatch):
     with pytest.raises(CheckError):
         check(lambda: None)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_compared_also_where_the_caller_has_switched_them_off(without: Any) -> None:
+    class WrongBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return gradient, gradient, gradient
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return WrongBackward.apply(q, k, v)
+
+    with without():
+        assert check(attention).verdict == "wrong"

@@ -269,7 +269,7 @@ def test_a_model_that_only_transformers_knows_is_shown(tmp_path: Path) -> None:
     [
         (["--text", " "], "text: expected some text to read"),
         (["--text", "the cat " * 20], "text: expected at most 64 tokens"),
-        (["--file", "no-such-file.txt"], "No such file"),
+        (["--file", "no-such-file.txt"], "which does not exist"),
         (["--out", "no/such/page.html"], "--out: there is no folder 'no/such'"),
         (["--run", "no-such-run"], "run: expected a folder that `regard train` wrote"),
         (["--port", "99999", "--no-open"], "port: expected a number from 0"),
@@ -308,4 +308,4 @@ def test_what_is_no_capture_is_said_in_a_line(
     assert "expected a capture" in said
     (tmp_path / "text.bin").write_bytes(b"\xff\xfe")
     said = fails(monkeypatch, capsys, "--file", tmp_path / "text.bin")
-    assert "expected a text in UTF-8" in said
+    assert "expected UTF-8 text" in said

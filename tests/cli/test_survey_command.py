@@ -73,5 +73,5 @@ def test_what_a_user_gets_wrong(folder: Path, corpus: Path, arguments: list[str]
 
 
 def test_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="corpus: expected a text file"):
+    with pytest.raises(ValueError, match="expected a text file as the corpus"):
         run(tmp_path / "none.txt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def write_gguf(
     quantised: bool = False,
     tokens: list[str] | None = None,
     pre: str = "gpt-2",
-    **extra: str,
+    **extra: str | float,
 ) -> None:
     writer = gguf.GGUFWriter(path, kind)
     writer.add_block_count(LAYERS)
@@ -106,7 +107,8 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(5000.0)
     for name, value in extra.items():
-        writer.add_string(f"{kind}.{name.replace('_', '.')}", value)
+        add: Any = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(f"{kind}.{name.replace('_', '.')}", value)
     if tokens is not None:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(pre)
@@ -204,6 +206,7 @@ def test_a_tokenizer_of_another_kind_is_left_out_with_a_warning(tmp_path: Path) 
     [
         ("mamba", {}, "general.architecture: expected llama, qwen2 or qwen3, got 'mamba'"),
         ("llama", {"rope_scaling_type": "yarn"}, "rope_type: expected default or llama3, got 'yarn'"),
+        ("llama", {"rope_scaling_factor": 4.0}, "rope_type: expected default or llama3, got 'linear'"),
     ],
 )
 def test_files_of_other_models(kind: str, extra: dict, message: str, tmp_path: Path) -> None:

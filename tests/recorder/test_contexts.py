@@ -307,3 +307,63 @@ def test_a_stored_capture_without_its_fingerprint_is_not_certified(tmp_path: Any
     for change in ({"fingerprint": None}, {"ids": [[1] * 7]}):
         (tmp_path / "capture.json").write_text(json.dumps(described | change))
         assert not regard.load(tmp_path).certificate.certified
+
+
+@torch.no_grad()
+def test_a_capture_is_opened_once() -> None:
+    model = llama("sdpa")
+    block = regard.capture(model)
+    with block as seen:
+        model(random_ids(7))
+    with pytest.raises(RuntimeError, match="has been opened before"), block:
+        model(random_ids(4))
+    assert len(seen.layers) == 3
+    assert seen.certificate.certified
+
+
+class Towers(nn.Module):
+    """Two encoders, each for a text of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList([Encoder(), Encoder()])
+
+    def forward(self, ids: Tensor, tower: int) -> Tensor:
+        return self.towers[tower](ids)
+
+
+@torch.no_grad()
+def test_layers_that_read_other_texts_are_other_passes() -> None:
+    model, first, second = Towers().eval(), random_ids(), random_ids()
+    with regard.capture(model) as seen:
+        model(first, 0)
+        model(second, 1)
+    assert [len(x.layers) for x in (*seen.passes, seen)] == [3, 3]
+    assert torch.equal(seen.passes[0].ids, first)
+    assert torch.equal(seen.ids, second)
+    with regard.capture(model) as seen:  # one text, read by both
+        model(first, 0)
+        model(first, 1)
+    assert len(seen.layers) == 6
+    with regard.capture(model, layers=["towers.0.encoder.layers.0.self_attn"]) as seen:
+        model(first, 0)
+        model(second, 1)
+    assert torch.equal(seen.ids, first)
+
+
+@torch.no_grad()
+def test_steps_of_two_caches_are_passes_with_all_their_layers() -> None:
+    from transformers import DynamicCache
+
+    model, ids = llama("sdpa").eval(), random_ids()
+    plain, patched = DynamicCache(), DynamicCache()
+    with regard.capture(model) as seen:
+        model(ids, past_key_values=plain)
+        hook = model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output + 1)
+        model(ids, past_key_values=patched)
+        hook.remove()
+        model(random_ids(1), past_key_values=plain)  # the first layer has the same keys in both caches
+    assert [[layer.key for layer in x.layers] for x in (*seen.passes, seen)] == [[0, 1, 2]] * 3
+    assert {layer.shape for layer in seen.layers} == {(1, 4, 1, 8)}
+    assert {layer.shape for layer in seen.passes[1].layers} == {(1, 4, 7, 7)}
+    assert seen.certificate.certified

@@ -104,7 +104,10 @@ def _settings(
         "tie_word_embeddings": "lm_head.weight" not in tensors,
         "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
     }
-    if (scaling := fields.get(f"{kind}.rope.scaling.type", "none")) != "none":
+    # As in llama.cpp, a factor without a type is linear; older files call it scale_linear.
+    factors = (fields.get(f"{kind}.rope.{name}", 1) for name in ("scaling.factor", "scale_linear"))
+    default = "linear" if any(factor not in (0, 1) for factor in factors) else "none"
+    if (scaling := fields.get(f"{kind}.rope.scaling.type", default)) != "none":
         settings["rope_scaling"] = {"rope_type": scaling}  # `families` refuses it by name
     return settings, names
 

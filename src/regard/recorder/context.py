@@ -50,8 +50,15 @@ class CaptureBlock:
         self.model, self.recording, self.sources = model, recording, sources
         self.mixers, self.warn = TokenMixers(model), warn
         self._undo = ExitStack()
+        self._opened = False
 
     def __enter__(self) -> Capture:
+        if self._opened:
+            raise RuntimeError(
+                "this capture has been opened before, and a second text would be mixed with the first: write "
+                "`with regard.capture(model) as seen:` for each"
+            )
+        self._opened = True
         wrappers = MethodWrappers()
         for module in self.model.modules():
             if module is self.model or listener.is_pretrained(module):

@@ -40,6 +40,21 @@ class PassTokens(NamedTuple):
     attention_mask: Tensor | None = None  # (B, tokens so far), True for tokens and False for padding
 
 
+Slot = tuple[str, int]
+"""The name of a module, and how often it ran before in this forward pass."""
+
+
+class FirstCall(NamedTuple):
+    """An attention call from which a strip can be started."""
+
+    slot: Slot
+    layer_id: LayerId
+    m: AttentionMap
+    values: Tensor | None
+    evidence: Evidence
+    heads: tuple[int, ...]
+
+
 class Recording:
     """The state of one capture: which layers and heads are selected, and what has been recorded so far.
 
@@ -86,12 +101,14 @@ class Recording:
         self._lock, self._thread = threading.RLock(), 0  # the thread that runs the model
         self.unreadable: dict[str, str] = {}  # by module name: why its attention could not be interpreted
         self.heard: set[str] = set()  # names of the modules whose attention ran, selected or not
-        self._strips: dict[tuple[str, int], Strip] = {}  # by module name and how often it ran before
+        self._strips: dict[Slot, Strip] = {}
         self._calls: Counter[str] = Counter()  # calls of each module in this forward pass
         self._names: dict[int | str, str] = {}  # by layer key: the name of its module
         self._modules: Counter[str] = Counter()  # modules in each stack
         self._tokens: PassTokens | None = None  # of this forward pass, until it is known what it continues
         self._additions: list[tuple[Strip, Addition]] = []  # what this forward pass adds to its layers
+        self._continuing: list[FirstCall] = []  # the calls of these additions, should they continue nothing
+        self._started: dict[Slot, Strip] = {}  # the strips that this forward pass has started
         self._write_counts: list[tuple[Layer, list[tuple[Tensor, int | None]]]] = []  # of q and k in memory
         self._joined_masks: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # of this forward pass
 
@@ -181,6 +198,7 @@ class Recording:
 
             # A call that continues the layer's earlier calls is added to them; any other starts a new layer,
             # and if the layer exists already, a new pass.
+            first = FirstCall(slot, layer_id, selected, values, evidence, heads)
             strip = self._strips.get(slot)
             step = None
             if strip is not None and self.join_calls:
@@ -188,15 +206,16 @@ class Recording:
             if strip is None or step is None:
                 if strip is not None:
                     self._finish_pass()
-                self._strips[slot] = self._new_strip(layer_id, selected, values, evidence, heads)
+                self._start_strip(first)
                 return
             addition = strip.addition(step, selected, values, evidence)
             if beside:
                 strip.extend(addition, None, self._joined_mask(strip, addition, None))
             else:
                 self._additions.append((strip, addition))
+                self._continuing.append(first)
 
-    def _locate(self, layer_id: LayerId, beside: bool) -> tuple[tuple[str, int], LayerId]:
+    def _locate(self, layer_id: LayerId, beside: bool) -> tuple[Slot, LayerId]:
         """Return the slot of a call's strip, and its layer id made unique within the capture."""
         if not self.forwards and not beside:  # no source announces forward passes: every call is one
             self._finish_forward()
@@ -240,22 +259,16 @@ class Recording:
         )
         return m, evidence
 
-    def _new_strip(
-        self,
-        layer_id: LayerId,
-        m: AttentionMap,
-        values: Tensor | None,
-        evidence: Evidence,
-        heads: tuple[int, ...],
-    ) -> Strip:
-        """Store a new layer and return the strip that later calls may extend."""
-        m = compact_map(m)
-        layer = Layer(*layer_id, m, evidence, heads, None if values is None else own_memory(values))
+    def _start_strip(self, call: FirstCall) -> None:
+        """Store a new layer, and start the strip that later calls may extend."""
+        m = compact_map(call.m)
+        values = None if call.values is None else own_memory(call.values)
+        layer = Layer(*call.layer_id, m, call.evidence, call.heads, values)
         stored = self.store.put(layer)
         if stored is layer:
             self._write_counts.append((layer, [(x, write_count(x)) for x in (m.q, m.k)]))
         self.seen.layers.append(stored)
-        return Strip(stored, m)
+        self._strips[call.slot] = self._started[call.slot] = Strip(stored, m)
 
     def _finish_forward(self) -> None:
         """Finish a forward pass: extend the layers by what it added, and the tokens by what it read.
@@ -274,9 +287,20 @@ class Recording:
                 addition = addition._replace(evidence=evidence)
             strip.extend(addition, order, self._joined_mask(strip, addition, order))
         self._joined_masks.clear()
+        self._continuing.clear()
         tokens, self._tokens = self._tokens, None
-        if tokens is not None and self._calls:
+        if tokens is not None and (additions or self._started):
+            if not additions and self._reads_other_text(tokens):
+                self._finish_pass()
             self._add_tokens(tokens, bool(additions), order)
+        self._started.clear()
+
+    def _reads_other_text(self, tokens: PassTokens) -> bool:
+        """Whether this forward pass reads other tokens than the layers that ran before it."""
+        pairs = ((tokens.ids, self.seen.ids), (tokens.target_ids, self.seen.target_ids))
+        return len(self._strips) > len(self._started) and any(
+            new is not None and old is not None and not torch.equal(new, old) for new, old in pairs
+        )
 
     def _batch_order(self, steps: list[StripStep]) -> tuple[Tensor | None, str | None]:
         """Return which old sequence each batch entry continues, None for its own; and a problem, if any."""
@@ -320,13 +344,28 @@ class Recording:
             seen.attention_mask = mask
 
     def _finish_pass(self) -> None:
-        """Move the layers so far to `seen.passes`: the calls to come do not continue them."""
+        """Move the layers of earlier forward passes to `seen.passes`: this one does not continue them.
+
+        Layers may disagree: with several caches of one text, the keys of the first layer show no difference.
+        What this forward pass has recorded so far, also of layers that seemed to continue, starts a new pass.
+        """
+        started, self._started = self._started, {}
+        continuing, self._continuing = self._continuing, []
+        self._additions.clear()
+        layers = [strip.layer for strip in started.values()]
+        self.seen.layers = [x for x in self.seen.layers if all(x is not layer for layer in layers)]
+        for slot in started:
+            del self._strips[slot]
         self._finish_layers()
         earlier = dataclasses.replace(self.seen, passes=[])  # `missing` is shared, and filled at the end
         self.seen.passes.append(earlier)
-        self.seen.layers = []
+        self.seen.layers = layers
+        self._strips.update(started)
+        self._started = started
         self.seen.ids = self.seen.target_ids = self.seen.tokens = self.seen.target_tokens = None
         self.seen.attention_mask = self.seen.boundary = None
+        for call in continuing:
+            self._start_strip(call)
 
     def _finish_layers(self) -> None:
         """Store the layers that have grown, and complete the tokens that belong to them."""

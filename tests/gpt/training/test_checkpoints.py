@@ -156,3 +156,21 @@ def test_saving_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, *trained(1), {})
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [checkpoints.FILE, f"{checkpoints.FILE}.previous"]
+
+
+@pytest.mark.parametrize("header_bytes", [(1 << 40) - 8, None])
+def test_a_sparse_file_of_a_terabyte_is_refused_at_once(tmp_path: Path, header_bytes: int | None) -> None:
+    header = b'{"__metadata__":{"sha256":"' + b"0" * 64 + b'"}}'
+    path = tmp_path / checkpoints.FILE
+    path.write_bytes((header_bytes or len(header)).to_bytes(8, "little") + header)
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ValueError, match="is not a checkpoint that can be read"):
+        checkpoints.load(tmp_path)
+
+
+def test_what_a_killed_process_left_is_removed_with_the_checkpoints(tmp_path: Path) -> None:
+    path = tmp_path / "survey.csv.partial"
+    for name in (path.name, ".survey.csv.partial.new", "..survey.csv.partial.new.ab3_x9zq"):
+        (tmp_path / name).touch()
+    checkpoint_files.remove(path)
+    assert not list(tmp_path.iterdir())

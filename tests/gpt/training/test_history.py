@@ -168,7 +168,7 @@ def test_a_number_of_heads_that_changes_is_refused(tmp_path: Path) -> None:
         ({METRICS_FILE: 5, HEADS_FILE: 5}, r"metrics\.jsonl: expected an object, got 5"),
         (
             {METRICS_FILE: {"bytes": -1}, HEADS_FILE: {}},
-            "bytes: expected a whole number of at least 0, got -1",
+            "bytes: expected a whole number .*got -1",
         ),
         ({METRICS_FILE: {"bytes": 1 << 60, "sha256": ""}, HEADS_FILE: {}}, "is damaged: its first"),
     ],

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,8 +100,7 @@ def test_twenty_kills_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
             if (folder / "checkpoint.safetensors").exists() and kills < 20:
                 # It finished before it was killed often enough: start again.
                 assert losses(folder) == losses(undisturbed)
-                for file in folder.iterdir():
-                    file.unlink()
+                shutil.rmtree(folder)
         if (folder / "checkpoint.safetensors").exists():
             checkpoint = training_module.checkpoints.load(folder)  # always complete
             assert checkpoint is not None
@@ -398,3 +398,23 @@ def test_only_matrices_decay() -> None:
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert all(weight.ndim >= 2 for weight in decayed["params"])
     assert len(decayed["params"]) + len(kept["params"]) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", [METRICS_FILE, HEADS_FILE])
+def test_a_history_without_a_checkpoint_is_not_continued(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)  # opening it to append would wait for a reader forever
+    with pytest.raises(ValueError, match=f"holds {name} of another run but no checkpoint"):
+        run(tmp_path)
+
+
+def test_files_of_others_are_left_alone_and_those_of_killed_saves_are_removed(tmp_path: Path) -> None:
+    others = [".notes.json.swp", ".old.safetensors.backup", ".config.json.swp"]
+    folders = [".model.safetensors.ab3_x9zq", "..checkpoint.safetensors.new.ab3_x9zq"]
+    left = [*folders, ".checkpoint.safetensors.new"]
+    for name in [".a.json.d", *folders]:
+        (tmp_path / name).mkdir()
+    for name in [*others, *(f"{name}/.tmpAb3x9Z" for name in folders), left[-1]]:
+        (tmp_path / name).touch()
+    run(tmp_path, settings=replace(SETTINGS, steps=1))
+    assert all((tmp_path / name).exists() for name in [*others, ".a.json.d"])
+    assert not any((tmp_path / name).exists() for name in left)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import threading
 import time
 import warnings
@@ -21,11 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.atomic import check_folder_writable, write_error
+from regard.atomic import check_folder_writable, remove_temporary_files, write_error
 from regard.attention.arguments import check_whole_number
+from regard.checkpoint_files import remove_unfinished
 from regard.file_lock import FileLock
 from regard.files import RunFileError, get_field, naming_errors, shorten
 from regard.gpt.config import Config
+from regard.gpt.folder import CONFIG, TOKENIZER, WEIGHTS
 from regard.gpt.model import GPT
 from regard.gpt.training import checkpoints, history
 from regard.gpt.training.checkpoints import Checkpoint
@@ -148,6 +151,12 @@ def _find_checkpoint(
     if checkpoint is None:
         if folder.is_dir() and any(folder.glob("model*.safetensors")):
             raise ValueError(f"out: {folder} holds a model but no run to resume: choose another folder")
+        for name in (history.METRICS_FILE, history.HEADS_FILE):
+            if os.path.lexists(folder / name):  # a run saves a checkpoint before its history begins
+                raise ValueError(
+                    f"out: {folder} holds {name} of another run but no checkpoint to resume from: "
+                    "choose another folder"
+                )
         return None
     state = checkpoint.state
     _check_state(state, folder)
@@ -261,9 +270,9 @@ class TrainingRun:
 
     def _remove_temporary_files(self) -> None:
         """Remove what a save that was killed has left."""
-        for pattern in (".*.safetensors.*", ".*.json*.*"):
-            for path in self.folder.glob(pattern):
-                path.unlink()
+        remove_unfinished(self.folder / checkpoints.FILE)
+        for name in (CONFIG, TOKENIZER, WEIGHTS):
+            remove_temporary_files(self.folder, name)
 
     def _take_step(self, parallel: torch.nn.Module, forward: Any) -> None:
         """One optimizer step; `forward` computes the loss of a batch with the model `parallel`."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.atomic import atomic_write, check_folder_writable, write_error
+from regard.atomic import atomic_write, check_folder_writable, remove_temporary_files, write_error
 from regard.file_lock import FileLock
 from regard.files import CaptureFileError
 from regard.recorder.certificate import Evidence
@@ -167,6 +167,7 @@ class Folder:
         text = json.dumps(to_json(seen, names), ensure_ascii=False, indent=1, allow_nan=False)
         with atomic_write(self.path / INDEX) as file:
             file.write_text(text, encoding="utf-8")
+        remove_temporary_files(self.path, "layer-*.safetensors")
         for path in self.path.iterdir():
             if LAYER_FILE.fullmatch(path.name) and path.name not in names:
                 path.unlink(missing_ok=True)
