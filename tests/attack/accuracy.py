@@ -128,7 +128,11 @@ def exact(case: Case, nudges: np.random.Generator | None = None) -> dict[str, Ar
     group, factor, cap = case.q.shape[1] // case.k.shape[1], wide(case.factor), case.softcap
 
     def nudged(x: Array, size: Array) -> Array:
-        return x if nudges is None else x + eps * size * nudges.standard_normal(x.shape)
+        if nudges is None:
+            return x
+        # With a scale of 0 all rows are alike, and so are their errors, which a sum over rows then adds up.
+        rows = 1 if factor == 0 else x.shape[-2]
+        return x + eps * size * nudges.standard_normal((*x.shape[:-2], rows, x.shape[-1]))
 
     def product(x: Array, y: Array) -> Array:
         """x yᵀ, each product and each sum of which may be nudged."""

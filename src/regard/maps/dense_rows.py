@@ -43,13 +43,14 @@ def tile_weights(m: MapData, at: Grid) -> Tensor:
 
 def _tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:
     """The masked scores of a tile, (B, H, rows, keys), computed in `dtype`."""
-    q = m.q[:, :, at.rows].to(dtype) * m.scale
+    q = m.q[:, :, at.rows].to(dtype)
+    q = q * m.scale if m.softcap is None else q  # below a soft cap the products are scaled, which rounds once
     k = m.k[:, :, at.cols].to(dtype)  # (B, G, keys, D)
     (B, H, T, D), (_, G, S, _) = q.shape, k.shape
     # The heads that share a key/value head lie one below another, so that its keys are read once.
     s = (q.reshape(B, G, H // max(G, 1) * T, D) @ k.mT).view(B, H, T, S)
     if m.softcap is not None:
-        s.div_(m.softcap).tanh_().mul_(m.softcap)
+        s.mul_(m.scale / m.softcap).tanh_().mul_(m.softcap)
     if (bias := m.mask.score_bias(at)) is not None:
         s.add_(bias.detach())
     return s.masked_fill_(~m.mask.allowed(at), -torch.inf)

@@ -54,13 +54,21 @@ class HeadPass:
     """
 
     def __init__(self, m: MapData, b: int, h: int, q_bins: Bins, k_bins: Bins, mask_tiles: MaskTiles) -> None:
-        self.q_bins, self.k_bins, self.mask_tiles, self.softcap = q_bins, k_bins, mask_tiles, m.softcap
+        self.q_bins, self.k_bins, self.mask_tiles = q_bins, k_bins, mask_tiles
+        self.scale, self.softcap = m.scale, m.softcap
         self.mask = m.mask.select(slice(b, b + 1), slice(h, h + 1))
         self.first_position = m.first_position
         self.matrix = m.matrix
         self.dtype = m.result_dtype
         lse, one = finite_lse(m.lse[b, h]), m.lse.new_ones(1, 1)
-        q = torch.cat([m.q[b, h].to(m.dtype) * m.scale, -lse[:, None], one.expand(len(lse), 1)], -1)
+        q = torch.cat(
+            [
+                m.q[b, h].to(m.dtype) * (m.scale if m.softcap is None else 1.0),
+                -lse[:, None],
+                one.expand(len(lse), 1),
+            ],
+            -1,
+        )
         k = m.k[b, h // (m.q.shape[1] // m.k.shape[1])].to(m.dtype)
         k = torch.cat([k, one.expand(len(k), 1), torch.zeros_like(one).expand(len(k), 1)], -1)
         self.q, self.k = q[q_bins.places.to(q.device)], k[k_bins.places.to(k.device)]  # (runs, width, D + 2)
@@ -126,7 +134,9 @@ class HeadPass:
         if self.softcap is None:
             torch.mm(k, q, out=products)
         else:
-            torch.mm(k[:, :-2], q[:-2], out=products).div_(self.softcap).tanh_().mul_(self.softcap)
+            torch.mm(k[:, :-2], q[:-2], out=products).mul_(self.scale / self.softcap).tanh_().mul_(
+                self.softcap
+            )
             products.addmm_(k[:, -2:], q[-2:])
         bias, hidden = None, None
         if self.mask.biased or not tile.whole:

@@ -63,8 +63,7 @@ def log_tiles(m: MapData, mask: Mask | None = None) -> Iterator[LogTile]:
             part = part._replace(q=q, k=k, scale=1.0)
         b, h = part.q.shape[:2]
         for rows, columns in visits(part):
-            q = part.q[:, :, rows] * part.scale if part.scale != 1.0 else part.q[:, :, rows]
-            q = fold(q, part.k.shape[1])
+            q = fold(part.q[:, :, rows], part.k.shape[1])  # scaled already, or a soft cap is
             for column in columns:
                 logs = score(part, q, rows, column).scores.view(b, h, rows.stop - rows.start, -1)
                 if m.softcap is not None:

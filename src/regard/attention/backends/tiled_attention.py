@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.problem import AttentionProblem
-from regard.attention.backends.tiles import fold, parts, score, visits
+from regard.attention.backends.tiles import fold, parts, scale_queries, score, visits
 from regard.attention.inputs import working_dtype
 
 
@@ -68,7 +68,7 @@ def online_softmax(
         b, h = part.q.shape[:2]
         G = part.k.shape[1]
         for rows, columns in visits(part):
-            q = fold(part.q[:, :, rows] * part.scale, G)  # (N, M, D)
+            q = fold(scale_queries(part, rows), G)  # (N, M, D)
             top = q.new_full((*q.shape[:2], 1), -torch.inf)
             total = torch.zeros_like(top)
             sum_ = q.new_zeros(*q.shape[:2], E)
@@ -134,7 +134,7 @@ def backward(
         G = part.k.shape[1]
         part_dk, part_dv = torch.zeros_like(part.k), torch.zeros_like(part.v)
         for rows, columns in visits(part):
-            q = fold(part.q[:, :, rows] * part.scale, G)  # (N, M, D)
+            q = fold(scale_queries(part, rows), G)  # (N, M, D)
             do = fold(grad[batch, heads, rows].to(q.dtype), G)  # (N, M, E)
             row_top, row_inverse, row_delta = (
                 fold(x[batch, heads, rows, None], G) for x in (top, inverse, delta)
@@ -156,6 +156,8 @@ def backward(
                 part_dq.baddbmm_(ds, k)
                 part_dk[:, :, column.keys] += torch.bmm(ds.mT, seen_q).view(b, G, -1, D)
             dq[batch, heads, rows] = part_dq.mul_(part.scale).view(b, h, -1, D).to(dq.dtype)
+        if part.softcap is not None:
+            part_dk.mul_(part.scale)  # which the queries do not hold then
         dk[batch, groups], dv[batch, groups] = part_dk.to(dk.dtype), part_dv.to(dv.dtype)
     if problem.sinks is None:
         return dq, dk, dv, None
