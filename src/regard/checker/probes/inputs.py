@@ -98,10 +98,16 @@ def _check_context(session: CheckSession) -> None:
         )
     elif (attended := _attended(session, x, other, output)) is not None:
         session.add_pass("cross-attention", f"with `{name}`, it equals attention to {attended.format(name)}")
-    elif session.right_intent is not None:
+    elif session.right_intent is not None and session.compared is session.subject:
         session.undecided = (
             f"with `{name}` it equals neither attention to `{name}` nor to both sequences: pass a function "
             "of both, or your own slow version as oracle="
+        )
+    elif not depends:
+        session.add_pass("cross-attention", f"with `{name}`, tokens do not attend to each other")
+    else:
+        session.add_untried(
+            "cross-attention", f"with `{name}` the output could not be compared: pass a function of both"
         )
 
 
@@ -113,9 +119,10 @@ def _attended(session: CheckSession, x: Tensor, context: Tensor, output: Tensor)
     keys = {"`{}`": context}
     keys |= {"`{}` and the sequence": torch.cat([context, x], 1)}
     keys |= {"the sequence and `{}`": torch.cat([x, context], 1)}
+    plain = session.cases.plain("context", T=x.shape[1]).to(session.dtype)
     for attended, k in keys.items():
         for causal in dict.fromkeys((False, intent.causal)):
-            question = replace(intent, causal=causal).apply(Question("context", x, k, k))
+            question = replace(intent, causal=causal).apply(replace(plain, q=x, k=k, v=k))
             try:
                 expected = expected_answer(question, intent.wiring)
             except (RuntimeError, ValueError):  # positions or masks that do not fit a context
