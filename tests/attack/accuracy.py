@@ -14,9 +14,9 @@ Where `attend` hands a call to PyTorch's fused kernel, PyTorch's error is the la
 its plain operations'; elsewhere it is that of the plain operations.
 
 Without the second addition the ratio has no bound that holds: over 10,000 draws ours is 8 to 24 at worst
-(`ours, plain worst`), PyTorch's error over ours 6 to 33 (`PyTorch's, plain worst`), and an answer that is exact
-in all but one rounding of each score reaches 2 to 10 (`one rounding, plain worst`). The addition takes the luck
-out of single draws; it would not hide a loss of digits, which `test_accuracy.py` shows.
+(`ours, plain worst`), PyTorch's error over ours 6 to 33 (`PyTorch's, plain worst`), and an answer that is
+exact in all but one rounding of each score reaches 2 to 10 (`one rounding, plain worst`). The addition takes
+the luck out of single draws; it would not hide a loss of digits, which `test_accuracy.py` shows.
 
 A weight of a map is exp(score − lse), for one weight as for a whole row. So PyTorch's error is that of its
 softmax or of exp(score − lse) with its scores, whichever is larger, and the second addition moves the
