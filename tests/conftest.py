@@ -4,6 +4,7 @@ Tests run in a new order each time, and each leaves the process as it found it: 
 """
 
 import os
+import signal
 
 import hypothesis
 import matplotlib
@@ -13,6 +14,9 @@ from matplotlib import pyplot
 
 from tests import global_state
 
+# A shell that starts the tests in the background, or under nohup, has these ignored, and they are tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 matplotlib.use("Agg")  # tests draw to files, never to a window
 torch.set_num_threads(1)  # workers of pytest-xdist would fight over the cores
 

@@ -175,7 +175,7 @@ def smollm2() -> tuple[GPT, nn.Module]:
     with torch.device("meta"):
         other = transformers.LlamaForCausalLM(config)
     other.load_state_dict(
-        {name: tensor() for name, tensor in stored.tensors.items()}, assign=True, strict=False
+        {name: tensor.read() for name, tensor in stored.tensors.items()}, assign=True, strict=False
     )
     other.tie_weights()
     other.model.rotary_emb = type(other.model.rotary_emb)(config)

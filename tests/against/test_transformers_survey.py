@@ -112,7 +112,7 @@ def captured_wrongly(model: nn.Module, wrong: str) -> Any:
     if wrong == "forgets":
         del seen.layers[0]
     if wrong == "scale":
-        seen.layers[1].map.q.mul_(1.1)
+        seen.layers[1].map.q.data.mul_(1.1)  # a write that PyTorch does not count
     if wrong == "changes":
         model.set_attn_implementation("eager")
     if wrong == "raises":

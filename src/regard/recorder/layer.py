@@ -138,6 +138,10 @@ class Layer:
             return self._evidence
         return replace(self._evidence, problem=WRITTEN)
 
+    @evidence.setter
+    def evidence(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+
     def data(self) -> LayerData:
         """Return the layer's tensors. A layer in a file reads the file at every call."""
         return self._data

@@ -308,7 +308,7 @@ def test_a_ticket_is_exchanged_for_the_key_by_this_user_alone(
 
 
 def test_where_the_system_names_no_users_the_ticket_is_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.show.server.access_secrets.SOCKETS", (Path("/nowhere"),))
+    monkeypatch.setitem(can_tell_users.__globals__, "SOCKETS", (Path("/nowhere"),))
     bound_address = BoundAddress("127.0.0.1", 5)
     assert bound_address.ticket_address == bound_address.address
     assert not is_own_process(("127.0.0.1", 6), 5)
