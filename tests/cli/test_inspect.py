@@ -121,6 +121,7 @@ def served(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also if these tests ignore it
     )
     assert process.stdout is not None
     try:
