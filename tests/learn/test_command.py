@@ -195,3 +195,40 @@ def test_a_lesson_that_is_not_there_is_named(tmp_path: Path, wrong: str) -> None
     result = learn(tmp_path, wrong)
     assert result.exit_code != 0
     assert wrong in str(result.exception) + result.output
+
+
+def test_the_hunt_draws_a_puzzle_and_judges_answers(tmp_path: Path) -> None:
+    shown = learn(tmp_path, "hunt")
+    assert shown.exit_code == 0
+    mistake = read_progress(tmp_path).puzzle
+    assert mistake in shown.output
+    assert "--answer" in shown.output
+    wrong = learn(tmp_path, "hunt", "--answer", "banana")
+    assert wrong.exit_code == 1
+    assert "no mistake called 'banana'" in wrong.output
+    assert "hint" not in wrong.output
+    right = learn(tmp_path, "hunt", "--answer", mistake.upper().replace("-", " "))
+    assert right.exit_code == 0
+    assert "Right" in right.output
+    progress = read_progress(tmp_path)
+    assert progress.found == [mistake]
+    assert progress.puzzle == ""
+
+
+def test_the_hunt_is_given_away_on_request(tmp_path: Path) -> None:
+    assert "there is no puzzle yet" in str(learn(tmp_path, "hunt", "--answer", "1").exception)
+    learn(tmp_path, "hunt")
+    mistake = read_progress(tmp_path).puzzle
+    assert f"It is {mistake}" in learn(tmp_path, "hunt", "--answer", "?").output
+    assert read_progress(tmp_path).found == []
+
+
+def test_what_was_found_is_not_drawn_again(tmp_path: Path) -> None:
+    found = set()
+    for _ in range(5):
+        learn(tmp_path, "hunt")
+        mistake = read_progress(tmp_path).puzzle
+        assert mistake not in found
+        learn(tmp_path, "hunt", "--answer", mistake)
+        found.add(mistake)
+    assert set(read_progress(tmp_path).found) == found
