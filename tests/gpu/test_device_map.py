@@ -57,7 +57,8 @@ def test_layers_on_two_devices_are_captured_and_certified(model, tmp_path: Path)
             logits = model(ids).logits
     assert [str(m.device) for m in seen] == ["cpu", "cpu", "cuda:0", "cuda:0"]
     assert torch.equal(logits, plain)
-    assert seen.certificate.certified and seen.certificate.complete
+    assert seen.certificate.certified
+    assert seen.certificate.complete
     for m, e in zip(seen, expected, strict=True):
         assert (m.to_dense().cpu() - e.to_dense()).abs().max() < 1e-6
     assert len(seen.heads()) == 16
@@ -66,7 +67,8 @@ def test_layers_on_two_devices_are_captured_and_certified(model, tmp_path: Path)
     assert seen.to_html(tmp_path / "page.html").exists()
     with regard.capture(model) as generated:
         model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
-    assert generated.certificate.certified and generated[3].shape[-1] == 53
+    assert generated.certificate.certified
+    assert generated[3].shape[-1] == 53
 
 
 @pytest.mark.parametrize("last", ["cpu", "disk"])
@@ -81,6 +83,7 @@ def test_device_map_that_offloads_layers(model, last: str, tmp_path: Path):
     ).eval()
     seen = regard.capture(split, inputs={"input_ids": ids.cuda()})
     assert [str(m.device) for m in seen] == ["cuda:0"] * 4  # offloaded weights run on the GPU too
-    assert seen.certificate.certified and seen.certificate.complete
+    assert seen.certificate.certified
+    assert seen.certificate.complete
     for m, e in zip(seen, expected, strict=True):
         assert (m.to_dense().cpu() - e.to_dense()).abs().max() < 1e-6
