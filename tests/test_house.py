@@ -36,6 +36,7 @@ FLOORS = {
     "version": 0,
     "maps": 1,
     "layers": 1,
+    "learn": 3,
     "stages": 1,
     "heads": 2,
     "gpt": 2,
@@ -52,7 +53,12 @@ UPWARD = {
 }
 """Imports that point up, by module and package: inside functions only, each with its reason."""
 OPENERS = {"safe_open", "load_file"}  # the functions of the safetensors library that open a file
-FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+LESSONS = SOURCE / "learn" / "lessons"  # programs of the learners: data, not modules
+FILES = sorted(
+    path
+    for path in SOURCE.rglob("*.py")
+    if path != SOURCE / "__init__.py" and not path.is_relative_to(LESSONS)
+)
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 MODULES = {
     ".".join(("regard", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path

@@ -46,7 +46,18 @@ def test_every_public_name_needs_only_torch_numpy_and_safetensors() -> None:
     assert "torch._dynamo" not in modules  # takes as long as the rest of PyTorch
 
 
-COMMANDS = ("check", "data", "explain-mistake", "generate", "heads", "inspect", "stages", "survey", "train")
+COMMANDS = (
+    "check",
+    "data",
+    "explain-mistake",
+    "generate",
+    "heads",
+    "inspect",
+    "learn",
+    "stages",
+    "survey",
+    "train",
+)
 
 
 def test_help_and_version_import_no_torch() -> None:

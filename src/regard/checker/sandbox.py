@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +39,36 @@ def check_in_process(
     Returns the report; raises `CheckError` if the process ended without one.
     """
     place, _ = split(spec)
+    request = {"spec": spec, "options": options}
+    last = run_in_process("regard.checker.worker", request, place, spec, timeout=timeout, memory=memory)
+    return Report.from_dict(last["report"])
+
+
+def run_in_process(
+    module: str,
+    request: dict[str, Any],
+    place: str,
+    spec: str,
+    *,
+    timeout: float = TIMEOUT,
+    memory: float = MEMORY,
+    tell: Callable[[dict[str, Any]], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Run a worker module on a request, with limits; return the last line of JSON that it wrote.
+
+    `place` is the author's file and `spec` what is run of it, for messages. `tell` is called with each line
+    that the worker writes on the way. Raises `CheckError` if the worker wrote an error or no `"report"`.
+    """
     if not timeout > 0 or not memory > 0:
         raise CheckError(f"expected a timeout and a memory above 0, got {timeout} seconds and {memory} GB")
     with Supervision("check") as processes:
         result = processes.folder / "result"
-        request = {"spec": spec, "options": options, "memory": memory, "result": str(result)}
-        processes.start([worker_command("regard.checker.worker", request)], [{}])
-        lines, out_of_time = _wait(processes, result, timeout)
+        request = request | {"memory": memory, "result": str(result)}
+        processes.start([worker_command(module, request)], [{}])
+        lines, out_of_time = _wait(processes, result, timeout, tell)
     last = lines[-1] if lines else {}
     if "report" in last:
-        return Report.from_dict(last["report"])
+        return last
     if "error" in last:
         raise CheckError(_add_memory_hint(str(last["error"]), memory))
     phase = last.get("phase", "starting")
@@ -61,7 +82,9 @@ def worker_command(module: str, request: dict[str, Any]) -> list[str]:
     return [sys.executable, "-P", "-m", module, json.dumps(request)]
 
 
-def _wait(processes: Supervision, result: Path, timeout: float) -> tuple[list[dict[str, Any]], bool]:
+def _wait(
+    processes: Supervision, result: Path, timeout: float, tell: Callable[[dict[str, Any]], None]
+) -> tuple[list[dict[str, Any]], bool]:
     """Return the lines that the worker wrote, once it has finished or ended, and whether its time is over."""
     end = time.monotonic() + STARTING
     lines: list[dict[str, Any]] = []
@@ -71,6 +94,8 @@ def _wait(processes: Supervision, result: Path, timeout: float) -> tuple[list[di
         before, lines = lines, read_lines(result)
         if lines and not before:  # the clock starts when the author's code does
             end = time.monotonic() + timeout
+        for line in lines[len(before) :]:
+            tell(line)
         if ended or (lines and ("report" in lines[-1] or "error" in lines[-1])):
             return lines, False
         if time.monotonic() > end:

@@ -58,8 +58,11 @@ def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:240]
 
 
-def main() -> None:
-    """Check the code that the request names."""
+def run_request(work: Callable[[dict[str, Any], Callable[..., None]], Any]) -> None:
+    """Do the work of the request that this process was started with, write its result or error, and exit.
+
+    `work` gets the request and a function that writes a line of progress; it returns plain data.
+    """
     request: dict[str, Any] = json.loads(sys.argv[1])
     sys.argv = [sys.argv[0]]  # the author's code may parse it
     sys.path.insert(0, os.getcwd())  # it may import its neighbours
@@ -67,11 +70,7 @@ def main() -> None:
     write_line(phase="importing")
     limit_memory(request["memory"])
     try:
-        thing = locate(request["spec"])
-        write_line(phase="checking")
-        options = request["options"]
-        options |= {name: locate(options[name]) for name in ("cached", "oracle") if options.get(name)}
-        write_line(report=check(thing, **options).to_dict())
+        write_line(report=work(request, write_line))
     except CheckError as error:
         write_line(error=str(error)[:LONGEST])
     except BaseException as error:
@@ -79,5 +78,14 @@ def main() -> None:
     os._exit(0)  # without waiting for threads that the author's code may have started
 
 
+def check_request(request: dict[str, Any], write_line: Callable[..., None]) -> dict[str, Any]:
+    """Check the code that the request names."""
+    thing = locate(request["spec"])
+    write_line(phase="checking")
+    options = request["options"]
+    options |= {name: locate(options[name]) for name in ("cached", "oracle") if options.get(name)}
+    return check(thing, **options).to_dict()
+
+
 if __name__ == "__main__":
-    main()
+    run_request(check_request)

@@ -42,7 +42,7 @@ def split(spec: str) -> tuple[str, str]:
 def locate(spec: str) -> Any:
     """Import the place of `place:Name` and return the object called Name."""
     place, name = split(spec)
-    module = _import(place)
+    module = import_place(place)
     thing: Any = module
     for part in name.split("."):
         if not hasattr(thing, part):
@@ -51,7 +51,8 @@ def locate(spec: str) -> Any:
     return thing
 
 
-def _import(place: str) -> ModuleType:
+def import_place(place: str) -> ModuleType:
+    """Import a file `path/to/file.py` or a module; CheckError if that fails."""
     try:
         return _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
     except CheckError:

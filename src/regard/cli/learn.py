@@ -1,0 +1,282 @@
+"""`regard learn`: the course, lesson by lesson."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.escapes import escape
+
+if TYPE_CHECKING:
+    from regard.learn.lesson import Lesson, Outcome
+
+INTERVAL = 0.3  # seconds between two looks at a watched file
+MARKS = {"done": "✓", "wrong": "✗", "unfinished": "…"}
+STYLES = {"done": "green", "wrong": "red", "unfinished": "yellow"}
+EXIT_CODES = {"done": 0, "wrong": 1, "unfinished": 3}  # 2: it could not be judged
+
+
+def learn(
+    lesson: Annotated[
+        str | None,
+        typer.Argument(metavar="[N|hunt]", help="The number of a lesson; hunt shows code with a mistake."),
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Judge your lessonN.py.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Judge it whenever you save it, until it is right.")
+    ] = False,
+    hint: Annotated[
+        bool, typer.Option("--hint", help="Judge it, and say how to mend what is wrong.")
+    ] = False,
+    solution: Annotated[bool, typer.Option("--solution", help="Print the solution.")] = False,
+    notebook: Annotated[
+        bool, typer.Option("--notebook", help="Write the lesson's text as lessonN.ipynb.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Write lessonN.py anew, after asking.")] = False,
+    answer: Annotated[
+        str | None, typer.Option("--answer", metavar="NAME", help="Your answer to the last hunt.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Time limit for your code.", show_default="60, more where it trains"
+        ),
+    ] = None,
+    folder: Annotated[
+        Path,
+        typer.Option("--folder", metavar="FOLDER", help="Where your lesson files are.", show_default="here"),
+    ] = Path(),
+    open_: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the lesson's page in the browser.")
+    ] = True,
+) -> None:
+    """Learn attention by writing it: thirteen lessons that judge your code and name your mistake.
+
+    Without arguments, the lessons are listed with what you have done. `regard learn 3` writes lesson3.py for
+    you to complete and opens the lesson's page. Nothing of yours is overwritten without asking. Exit code of
+    --check: 0 done, 1 wrong, 2 it could not be judged, 3 unfinished.
+
+    \b
+    Examples:
+      regard learn                 the lessons, and how far you are
+      regard learn 1               write lesson1.py and open its page
+      regard learn 1 --check       is it right, and if not, which mistake is it?
+      regard learn 1 --watch       the same whenever you save the file
+      regard learn 1 --hint        how to mend it
+      regard learn hunt            find the mistake in a piece of code
+    """
+    if not folder.is_dir():
+        raise ValueError(f"--folder: there is no folder {str(folder)!r}: make it first")
+    if lesson is None:
+        _list(folder)
+    elif lesson == "hunt":
+        from regard.cli.hunt import hunt
+
+        hunt(folder, answer)
+    else:
+        chosen = _lesson(lesson)
+        if solution:
+            _print_solution(chosen)
+        elif notebook:
+            _write_notebook(chosen, folder)
+        elif watch:
+            _watch(chosen, folder, timeout)
+        elif check or hint:
+            raise typer.Exit(_judge(chosen, folder, hint, timeout))
+        else:
+            _begin(chosen, folder, again, open_)
+
+
+def _lesson(text: str) -> Lesson:
+    from regard.learn.course import LESSONS, get_lesson
+
+    if not text.isdecimal():
+        raise ValueError(f"expected the number of a lesson, 0 to {len(LESSONS) - 1}, or hunt, got {text!r}")
+    return get_lesson(int(text))
+
+
+def _list(folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from regard.learn.course import LESSONS
+    from regard.learn.progress import read_progress
+
+    progress = read_progress(folder)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for lesson in LESSONS:
+        done = lesson.number in progress.done
+        title = f"[green]✓ {lesson.title}[/green]" if done else f"  {lesson.title}"
+        table.add_row(str(lesson.number), title, f"[dim]{lesson.idea}[/dim]")
+    console = Console(highlight=False)
+    console.print("Attention from nothing, in thirteen lessons. You write it; regard checks it.\n")
+    console.print(table)
+    following = next((lesson for lesson in LESSONS if lesson.number not in progress.done), None)
+    if following is None:
+        console.print("\nAll done. Find mistakes in other people's code: regard learn hunt")
+    else:
+        console.print(f"\nGo on: regard learn {following.number}")
+        if any(lesson.number in progress.done for lesson in LESSONS if lesson.has_code):
+            console.print("Or find the mistake in a piece of code: regard learn hunt")
+
+
+def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
+    """Write the learner's file, unless it is there, and the pages; open the page."""
+    from regard.learn.exercise import make_exercise
+    from regard.learn.page import page_path, write_pages
+    from regard.learn.progress import read_progress, write_progress
+    from regard.show.viewer import open_browser
+
+    path = folder / lesson.file
+    if lesson.has_code:
+        if not path.exists() or (again and _may_replace(path)):
+            from regard.atomic import atomic_write
+
+            with atomic_write(path) as file:
+                file.write_text(make_exercise(lesson.solution), encoding="utf-8")
+            typer.echo(f"{path}: {lesson.goal}. Complete the lines that are still `...`.")
+        else:
+            typer.echo(f"{path} is there already and stays as it is.")
+    else:
+        progress = read_progress(folder)
+        progress.done.setdefault(lesson.number, _today())
+        write_progress(folder, progress)
+    write_pages(folder)
+    page = page_path(lesson, folder)
+    typer.echo(f"{page}: read this first.")
+    if lesson.has_code:
+        typer.echo(
+            f"\nThen: regard learn {lesson.number} --check   (or --watch, which checks whenever you save)"
+        )
+    else:
+        typer.echo(f"\nThen: regard learn {lesson.number + 1}")
+    if open_:
+        open_browser(page.resolve().as_uri())
+
+
+def _may_replace(path: Path) -> bool:
+    if not sys.stdin.isatty():
+        raise ValueError(f"--again: {path} is there already, and nobody is there to ask: move it away first")
+    return typer.confirm(f"Replace {path}? What you wrote there is lost.", default=False)
+
+
+def _print_solution(lesson: Lesson) -> None:
+    from regard.learn.exercise import plain_solution
+
+    if not lesson.has_code:
+        raise ValueError(f"lesson {lesson.number} has nothing to write")
+    typer.echo(plain_solution(lesson.solution), nl=False)
+
+
+def _write_notebook(lesson: Lesson, folder: Path) -> None:
+    from regard.atomic import atomic_write
+    from regard.learn.notebook import make_notebook
+
+    path = folder / f"lesson{lesson.number}.ipynb"
+    if path.exists() and not _may_replace(path):
+        return
+    with atomic_write(path) as file:
+        file.write_text(json.dumps(make_notebook(lesson), indent=1, ensure_ascii=False), encoding="utf-8")
+    typer.echo(f"{path}: the lesson as a notebook.")
+
+
+def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> int:
+    """Judge the learner's file, print what came of it, keep the progress; return the exit code."""
+    from rich.console import Console
+
+    from regard.checker.errors import CheckError
+    from regard.learn.judgement import is_done, judge_in_process
+    from regard.learn.progress import read_progress, write_progress
+
+    console = Console(highlight=False)
+    if not lesson.has_code:
+        raise ValueError(
+            f"lesson {lesson.number} has nothing to write: go on with regard learn {lesson.number + 1}"
+        )
+    progress = read_progress(folder)
+    try:
+        with console.status("Judging …") as status:
+
+            def tell(line: dict[str, Any]) -> None:
+                if "doing" in line:
+                    status.update(escape(str(line["doing"])))
+
+            outcomes = judge_in_process(lesson, folder / lesson.file, timeout=timeout, tell=tell)
+    except CheckError as error:
+        typer.echo(f"regard: {escape(str(error))}", err=True)
+        return 2
+    _print_outcomes(console, lesson, outcomes, hint)
+    progress.tries[lesson.number] = progress.tries.get(lesson.number, 0) + 1
+    met = [outcome.mistake for outcome in outcomes if outcome.mistake]
+    progress.met = list(dict.fromkeys([*progress.met, *met]))
+    if is_done(outcomes):
+        progress.done.setdefault(lesson.number, _today())
+        _celebrate(console, lesson, outcomes, folder)
+    write_progress(folder, progress)
+    return max(EXIT_CODES[outcome.status] for outcome in outcomes)
+
+
+def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint: bool) -> None:
+    from rich.text import Text
+
+    for outcome in outcomes:
+        head = f"{MARKS[outcome.status]} {outcome.task}"
+        name = f": {outcome.mistake}." if outcome.mistake else ":"
+        console.print(
+            Text.assemble((escape(head + name), STYLES[outcome.status]), " ", escape(outcome.message))
+        )
+        if hint and outcome.hint:
+            console.print(Text.assemble(("  hint: ", "cyan"), escape(outcome.hint)))
+    if not hint and any(outcome.hint for outcome in outcomes):
+        console.print(f"\nHow to mend it: regard learn {lesson.number} --hint", style="dim")
+    mistake = next((outcome.mistake for outcome in outcomes if outcome.mistake), "")
+    if mistake:
+        console.print(f"All about it:   regard explain-mistake {mistake}", style="dim")
+
+
+def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Path) -> None:
+    """Show the learner's own weights, and what comes next."""
+    from regard.learn.course import next_lesson
+    from regard.learn.page import picture_path, write_pages
+    from regard.learn.picture import print_picture, save_picture
+
+    picture = next((outcome.picture for outcome in outcomes if outcome.picture), None)
+    if picture is not None:
+        print_picture(console, picture)
+        picture_path(lesson, folder).parent.mkdir(exist_ok=True)
+        save_picture(picture, picture_path(lesson, folder))
+        write_pages(folder)
+    following = next_lesson(lesson)
+    console.print(f"\n[bold green]Lesson {lesson.number} is done.[/bold green] Now you have: {lesson.idea}.")
+    if following is None:
+        console.print("That was the last one. Find mistakes in other people's code: regard learn hunt")
+    else:
+        console.print(f"Next, {following.title}: regard learn {following.number}")
+
+
+def _watch(lesson: Lesson, folder: Path, timeout: float | None) -> None:
+    """Judge the learner's file whenever it changes, until it is right or Ctrl-C."""
+    path = folder / lesson.file
+    seen: tuple[float, int] | None = None
+    while True:
+        now = (path.stat().st_mtime, path.stat().st_size) if path.exists() else (0.0, -1)
+        if now != seen:
+            seen = now
+            typer.echo(f"\n{path}, {datetime.datetime.now():%H:%M:%S}")
+            if _judge(lesson, folder, False, timeout) == 0:
+                return
+            typer.echo(f"Waiting until you save {path}; Ctrl-C ends it.")
+        time.sleep(INTERVAL)
+
+
+def _today() -> str:
+    return datetime.date.today().isoformat()

@@ -1,0 +1,102 @@
+"""The course: every lesson in its order."""
+
+from __future__ import annotations
+
+from regard.learn.lesson import Lesson
+
+LESSONS = (
+    Lesson(0, "why", "Why attention", "a word means what its neighbours make it mean"),
+    Lesson(
+        1,
+        "similarity",
+        "Similarity",
+        "the dot product says how alike two tokens are; softmax turns that into weights",
+        "write softmax(XXᵀ)X",
+    ),
+    Lesson(
+        2,
+        "projections",
+        "Queries, keys, values",
+        "three projections give a token three roles",
+        "write self-attention with three projections",
+    ),
+    Lesson(3, "scale", "Why √d", "scores are divided by √d so that softmax stays soft", "predict and scale"),
+    Lesson(
+        4,
+        "mask",
+        "No peeking",
+        "a mask hides the future before softmax",
+        "mask the future, and find a leak",
+    ),
+    Lesson(
+        5,
+        "head",
+        "A head",
+        "a module of its own width, with a buffer and dropout, verified",
+        "write a head, and your own check of it",
+    ),
+    Lesson(
+        6,
+        "heads",
+        "Several heads",
+        "several heads attend in several ways, computed by one product",
+        "split, attend, merge",
+    ),
+    Lesson(
+        7,
+        "output",
+        "Output projection, cross-attention",
+        "W_o mixes the heads; keys and values may come from another sequence",
+        "add W_o, and attend to a second sequence",
+    ),
+    Lesson(
+        8,
+        "positions",
+        "Positions",
+        "attention is blind to order until positions are put in",
+        "rotate queries and keys",
+    ),
+    Lesson(
+        9,
+        "cache",
+        "The cache",
+        "keys and values of earlier tokens need not be computed again",
+        "decode with a cache, exact at every split",
+    ),
+    Lesson(
+        10,
+        "block",
+        "The block and the GPT",
+        "attention, MLP, norms and residuals make a block; blocks make a GPT",
+        "write the block, and train it below a loss",
+        timeout=600.0,
+    ),
+    Lesson(
+        11,
+        "trained_heads",
+        "What trained heads do",
+        "heads of a trained model do things that can be named, measured and tested",
+        "name three heads of a trained model, and cut one",
+        timeout=180.0,
+    ),
+    Lesson(
+        12,
+        "transplant",
+        "Your attention in a trained model",
+        "your module with a trained model's weights gives its very map",
+        "load the weights, and compare maps",
+        timeout=180.0,
+    ),
+)
+
+
+def get_lesson(number: int) -> Lesson:
+    """Return the lesson of this number; ValueError if there is none."""
+    if not 0 <= number < len(LESSONS):
+        raise ValueError(f"lesson: expected a number from 0 to {len(LESSONS) - 1}, got {number}")
+    return LESSONS[number]
+
+
+def next_lesson(lesson: Lesson) -> Lesson | None:
+    """Return the lesson after this one; None after the last."""
+    return LESSONS[lesson.number + 1] if lesson.number + 1 < len(LESSONS) else None

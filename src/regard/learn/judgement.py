@@ -1,0 +1,146 @@
+"""Judging a lesson file: in a process of its own with limits on time and memory, or in this one.
+
+A file that is missing, empty or no Python is answered without running anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from regard.checker.errors import CheckError
+from regard.checker.sandbox import run_in_process
+from regard.checker.subject.locate import import_place
+from regard.files import TextFileError, read_text
+from regard.learn.course import get_lesson
+from regard.learn.exercise import Blank, find_blanks
+from regard.learn.lesson import Lesson, Outcome, Task, UsualMistake
+
+MAX_BYTES = 1 << 20  # of a lesson file
+
+
+def judge_in_process(
+    lesson: Lesson,
+    path: Path,
+    *,
+    timeout: float | None = None,
+    tell: Callable[[dict[str, Any]], None] = lambda line: None,
+) -> list[Outcome]:
+    """Judge the learner's file in a process of its own; return the outcome of each task.
+
+    Arguments:
+        lesson: the lesson that the file is for.
+        path: the file.
+        timeout: seconds that it may run; the lesson's own limit if None.
+        tell: called with each line of progress.
+
+    Raises `CheckError` with one sentence if the file cannot be judged at all.
+    """
+    read_program(lesson, path)
+    request = {"lesson": lesson.number, "spec": str(path)}
+    limit = lesson.timeout if timeout is None else timeout
+    last = run_in_process(
+        "regard.learn.worker", request, str(path), path.name, timeout=limit, memory=4.0, tell=tell
+    )
+    return [Outcome.from_dict(outcome) for outcome in last["report"]]
+
+
+def read_program(lesson: Lesson, path: Path) -> str:
+    """Return the text of a lesson file, or raise `CheckError`: missing, empty, or no Python."""
+    if not path.exists():
+        raise CheckError(f"there is no {path}: regard learn {lesson.number} writes it")
+    try:
+        program = read_text(path, TextFileError, "a Python file", MAX_BYTES)
+        tree = ast.parse(program)
+    except TextFileError as error:
+        raise CheckError(str(error)) from None
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        shown = f": {error.text.strip()}" if error.text else ""
+        raise CheckError(
+            f"{path.name}{line}: {error.msg}{shown}  (Python cannot read the file until this is mended)"
+        ) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise CheckError(f"{path.name} is not Python: {error}") from None
+    if not tree.body:
+        raise CheckError(f"{path.name} is empty: regard learn {lesson.number} --again writes it anew")
+    return program
+
+
+def judge(
+    lesson: Lesson, path: Path, write_line: Callable[..., None] = lambda **fields: None
+) -> list[Outcome]:
+    """Judge the learner's file in this process. It runs the file: see `judge_in_process`."""
+    program = read_program(lesson, path)
+    tasks = tasks_of(lesson)
+    blanks = {task.name: find_blanks(program, task.name) for task in tasks}
+    if all(blanks.values()):  # nothing is written yet: nothing to run
+        return [_unfinished(task.name, blanks[task.name]) for task in tasks]
+    module = import_place(str(path))
+    write_line(phase="checking")
+    return [
+        _unfinished(task.name, blanks[task.name]) if blanks[task.name] else _judge_task(task, module, path)
+        for task in tasks
+    ]
+
+
+def judge_module(lesson: Lesson) -> Any:
+    """Return the module that judges a lesson: it has `TASKS` and `USUAL_MISTAKES`."""
+    return importlib.import_module(f"regard.learn.judges.{lesson.noun}")
+
+
+def tasks_of(lesson: Lesson) -> tuple[Task, ...]:
+    """Return the tasks of a lesson, in the order of its file."""
+    tasks: tuple[Task, ...] = judge_module(lesson).TASKS
+    return tasks
+
+
+def usual_mistakes_of(lesson: Lesson) -> tuple[UsualMistake, ...]:
+    """Return the usual mistakes of a lesson."""
+    mistakes: tuple[UsualMistake, ...] = judge_module(lesson).USUAL_MISTAKES
+    return mistakes
+
+
+def is_done(outcomes: list[Outcome]) -> bool:
+    """Whether every task of a lesson is done."""
+    return all(outcome.status == "done" for outcome in outcomes)
+
+
+def judge_request(request: dict[str, Any], write_line: Callable[..., None]) -> list[dict[str, Any]]:
+    """Judge what a request of `judge_in_process` names; the worker calls it."""
+    lesson = get_lesson(request["lesson"])
+    return [outcome.to_dict() for outcome in judge(lesson, Path(request["spec"]), write_line)]
+
+
+def _unfinished(name: str, blanks: list[Blank]) -> Outcome:
+    first = blanks[0]
+    more = f", and {len(blanks) - 1} more" if len(blanks) > 1 else ""
+    return Outcome(name, "unfinished", f"still to write: line {first.line}, {first.text}{more}")
+
+
+def _judge_task(task: Task, module: ModuleType, path: Path) -> Outcome:
+    if not hasattr(module, task.name):
+        return Outcome(
+            task.name, "unfinished", f"{path.name} has no `{task.name}`, and the lesson asks for that name"
+        )
+    try:
+        return task.judge(getattr(module, task.name), module)
+    except NotImplementedError as error:
+        return Outcome(task.name, "unfinished", f"still to write: {error or task.name}")
+    except Exception as error:
+        return Outcome(task.name, "wrong", describe_error(error, path))
+
+
+def describe_error(error: BaseException, path: Path) -> str:
+    """Return an error of the learner's code in a sentence, with the last line of the file that it passed."""
+    lines = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == path.name
+    ]
+    text = (str(error).strip().splitlines() or [""])[0]
+    where = f"line {lines[-1].lineno}, {lines[-1].line}: " if lines else ""
+    return f"{where}{type(error).__name__}: {text}"[:400]

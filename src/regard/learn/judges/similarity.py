@@ -1,0 +1,117 @@
+"""Lesson 1: softmax(X Xᵀ) X, compared with the right numbers and with those of each usual mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.checker.catalogue import get_mistake
+from regard.learn.judges.verdicts import example_picture, judge_guess, largest_difference
+from regard.learn.lesson import Outcome, Task, UsualMistake
+from regard.stages.example import X
+from regard.stages.simplified import simplified_self_attention
+
+TOLERANCE = 1e-5
+SCORES, WEIGHTS, OUT = "x @ x.mT", "torch.softmax(scores, dim=-1)", "weights @ x"
+
+
+def _weights_of(x: Tensor, mistake: str) -> Tensor:
+    """The weights that a mistake gives for tokens x (…, T, d)."""
+    scores = x @ x.mT
+    of: dict[str, Callable[[], Tensor]] = {
+        "softmax-over-queries": lambda: torch.softmax(scores, dim=-2),
+        "softmax-missing": lambda: scores,
+        "softmax-twice": lambda: torch.softmax(torch.softmax(scores, dim=-1), dim=-1),
+        "sum-not-divided": lambda: torch.exp(scores - scores.amax(-1, keepdim=True)),
+    }
+    return of[mistake]()
+
+
+MISTAKES = ("softmax-over-queries", "softmax-missing", "softmax-twice", "sum-not-divided")
+
+
+def judge_function(function: Any, module: ModuleType) -> Outcome:
+    """Compare the learner's function with the right one, on one sequence and on a batch."""
+    name = "simplified_self_attention"
+    generator = torch.Generator().manual_seed(0)
+    one, batch = torch.randn(7, 3, generator=generator), torch.randn(2, 5, 4, generator=generator)
+    answer = function(one)
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return Outcome(
+            name, "wrong", "expected two tensors, the output and the weights", hint="return out, weights"
+        )
+    for x in (one, batch):
+        try:
+            out, weights = function(x)
+        except RuntimeError as error:
+            if x is one:
+                raise
+            return _named(name, "dot-t-on-a-batch", f"It works on one sequence and fails on a batch: {error}")
+        wrong = _compare(name, x, out, weights)
+        if wrong is not None:
+            return wrong
+    _, weights = function(X)
+    done = "softmax(X Xᵀ) X: every token is now a mean of all tokens, weighted by how alike they are."
+    return Outcome(name, "done", done, picture=example_picture(["your weights"], [weights]))
+
+
+def _compare(name: str, x: Tensor, out: Tensor, weights: Tensor) -> Outcome | None:
+    """Return what is wrong with the answer for x; None if nothing is."""
+    expected_out, expected = simplified_self_attention(x)
+    if weights.shape != expected.shape:
+        shapes = (
+            f"expected the weights {tuple(expected.shape)} for x {tuple(x.shape)}, got {tuple(weights.shape)}"
+        )
+        return Outcome(name, "wrong", f"{shapes}: one row for each query, one column for each key")
+    if largest_difference(weights, expected) > TOLERANCE:
+        for mistake in MISTAKES:
+            if largest_difference(weights, _weights_of(x, mistake)) < TOLERANCE:
+                return _named(name, mistake)
+        if largest_difference(weights, torch.softmax(x @ x.mT / x.shape[-1] ** 0.5, -1)) < TOLERANCE:
+            return Outcome(
+                name, "wrong", "the scores are divided by √d, which is lesson 3: leave it out here"
+            )
+        return Outcome(
+            name,
+            "wrong",
+            f"the weights differ from softmax(X Xᵀ) by up to {largest_difference(weights, expected):.2g}",
+            hint="scores = x @ x.mT, then torch.softmax(scores, dim=-1)",
+        )
+    if out.shape != expected_out.shape or largest_difference(out, expected_out) > TOLERANCE:
+        return Outcome(
+            name,
+            "wrong",
+            "the weights are right; the output is not their product with x",
+            hint="out = weights @ x",
+        )
+    return None
+
+
+def _named(name: str, mistake: str, evidence: str = "") -> Outcome:
+    """Return the outcome for a mistake of the catalogue."""
+    entry = get_mistake(mistake)
+    said = evidence or f"Your weights equal attention {entry.what}."
+    return Outcome(name, "wrong", f"{entry.effect} {said}", mistake, entry.fix)
+
+
+def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
+    """Compare the guess with the weight; any guess will do, since the lesson is in the comparison."""
+    exact = simplified_self_attention(X)[1][1, 1].item()
+    return judge_guess(
+        "weight_of_model_on_itself", guess, exact, within=float("inf"), said='the weight of "model" on itself'
+    )
+
+
+TASKS = (
+    Task("simplified_self_attention", judge_function),
+    Task("weight_of_model_on_itself", judge_prediction),
+)
+USUAL_MISTAKES = (
+    UsualMistake("softmax-over-queries", WEIGHTS, "torch.softmax(scores, dim=0 if x.ndim == 2 else 1)"),
+    UsualMistake("softmax-missing", WEIGHTS, "scores"),
+    UsualMistake("dot-t-on-a-batch", SCORES, "x @ x.T"),
+)

@@ -1,0 +1,84 @@
+"""What the judges of several lessons share: outcomes from the checker, from guesses, and from comparisons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.checker.checker import check
+from regard.checker.errors import CheckError
+from regard.checker.report import Report
+from regard.learn.lesson import Outcome, WeightPicture
+from regard.stages.example import TOKENS
+
+
+def check_attention(name: str, thing: Any, done: str, **options: Any) -> Outcome:
+    """Judge an attention with the checker.
+
+    Arguments:
+        name: of the task.
+        thing: the learner's function, module or class.
+        done: what to say if it is right.
+        options: keyword arguments of `regard.check`.
+    """
+    try:
+        return outcome_of_report(name, check(thing, **options), done)
+    except CheckError as error:
+        return Outcome(name, "wrong", str(error))
+
+
+def outcome_of_report(name: str, report: Report, done: str) -> Outcome:
+    """Return the outcome that a report of the checker amounts to: the mistake's name and effect first."""
+    if report.ok:
+        return Outcome(name, "done", done)
+    named = [diagnosis for diagnosis in report.diagnoses if not diagnosis.warning]
+    if named:
+        first = named[0]
+        return Outcome(name, "wrong", f"{first.effect} {first.what}", first.name, first.fix)
+    if report.verdict == "wrong":
+        failures = "; ".join(str(failure) for failure in report.failures[:2])
+        hint = f"The smallest case: {report.example}" if report.example else ""
+        return Outcome(name, "wrong", f"no known mistake explains it: {failures}", hint=hint)
+    return Outcome(name, "wrong", f"it could not be compared: {report.undecided}")
+
+
+def judge_guess(name: str, guess: Any, exact: float, within: float, said: str) -> Outcome:
+    """Judge a number that the learner has guessed.
+
+    Arguments:
+        name: of the task.
+        guess: what the learner wrote.
+        exact: the number.
+        within: the largest relative error that counts as right.
+        said: what the number is, as the subject of a sentence.
+    """
+    if isinstance(guess, bool) or not isinstance(guess, int | float | Tensor):
+        return Outcome(name, "unfinished", f"expected a number, got {guess!r}: guess before you look")
+    near = abs(float(guess) - exact) <= within * abs(exact)
+    message = f"{said} is {exact:.4g}; you guessed {float(guess):.4g}"
+    if near:
+        return Outcome(name, "done", message)
+    return Outcome(
+        name, "wrong", f"{message}, which is more than {within:.0%} off", hint=f"it is {exact:.4g}"
+    )
+
+
+def example_picture(titles: list[str], weights: list[Tensor], rows: list[str] | None = None) -> WeightPicture:
+    """Return weights (T, S) over the tokens of the running example as a picture, one for each title."""
+    tokens = list(TOKENS)
+    return WeightPicture(titles, rows or tokens, tokens, [matrix.detach().tolist() for matrix in weights])
+
+
+def set_example_weights(module: nn.Module, **weights: Tensor) -> None:
+    """Give projections of a module the weights of the running example: `W_q=WQ` with WQ (d_in, d_out)."""
+    with torch.no_grad():
+        for name, weight in weights.items():
+            getattr(module, name).weight.copy_(weight.T)
+
+
+def largest_difference(a: Tensor, b: Tensor) -> float:
+    """Return the largest absolute difference of two tensors; infinite where one is not finite."""
+    difference = (a.detach().double() - b.detach().double()).abs().max().item()
+    return difference if difference == difference else float("inf")

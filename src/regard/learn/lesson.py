@@ -1,0 +1,110 @@
+"""The parts of the course: lessons, the tasks in them, and the outcome of judging one.
+
+This file is data. `judges` know how a task is judged, `course` lists the lessons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FOLDER = Path(__file__).parent / "lessons"
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A lesson: its text, its solution and its picture are files of `folder`."""
+
+    number: int
+    noun: str  # of its folder and of its judge
+    title: str
+    idea: str  # in one sentence
+    goal: str = ""  # what the learner's file has to do, as an infinitive; empty if there is nothing to write
+    timeout: float = 60.0  # seconds that judging may take
+
+    @property
+    def folder(self) -> Path:
+        """Where the text, the solution and the picture are."""
+        return FOLDER / f"{self.number:02}_{self.noun}"
+
+    @property
+    def text(self) -> str:
+        """The lesson in Markdown."""
+        return (self.folder / "lesson.md").read_text(encoding="utf-8")
+
+    @property
+    def solution(self) -> str:
+        """The program that solves it, with the learner's lines marked (see `exercise`)."""
+        return (self.folder / "solution.py").read_text(encoding="utf-8")
+
+    @property
+    def has_code(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self.goal)
+
+    @property
+    def file(self) -> str:
+        """The name of the learner's file."""
+        return f"lesson{self.number}.py"
+
+
+@dataclass(frozen=True)
+class WeightPicture:
+    """Attention weights with their labels, to be drawn: one matrix for each of `titles`."""
+
+    titles: list[str]
+    rows: list[str]
+    cols: list[str]
+    weights: list[list[list[float]]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of judging one task.
+
+    The status is "done", "wrong", or "unfinished" if lines are still to be written. `message` says what is
+    wrong and what it does, `hint` how to mend it.
+    """
+
+    task: str
+    status: str
+    message: str
+    mistake: str = ""  # the name in the catalogue, if it is a known one
+    hint: str = ""
+    picture: WeightPicture | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome as plain data that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Outcome:
+        """Return the outcome that `to_dict` made into data."""
+        picture = data["picture"]
+        return cls(**{**data, "picture": picture if picture is None else WeightPicture(**picture)})
+
+
+@dataclass(frozen=True)
+class Task:
+    """A thing that the learner writes: a function, a class or a value of the name `name`.
+
+    `judge` gets the thing and the module that it is in.
+    """
+
+    name: str
+    judge: Callable[[Any, ModuleType], Outcome]
+
+
+@dataclass(frozen=True)
+class UsualMistake:
+    """A mistake that learners make in a lesson: what to replace in the solution to make it.
+
+    `name` is its name in the catalogue; `wrong` replaces `right`, which occurs once in the solution.
+    """
+
+    name: str
+    right: str
+    wrong: str

@@ -1,0 +1,35 @@
+"""Lesson 1, similarity: softmax(X Xᵀ) X, attention with nothing to learn.
+
+Each row of x is a token. The score of two tokens is their dot product: large where they point the same way.
+Softmax turns the scores of one token into weights that are positive and sum to 1. The output of that token is
+the mean of all tokens with these weights.
+
+Replace every `...` below, then run:
+
+    regard learn 1 --check      judges this file, and names your mistake
+    regard learn 1 --watch      does so whenever you save it
+    regard learn 1 --hint       says how to mend it
+    python lesson1.py           runs the lines at the end
+"""
+
+import torch
+
+
+def simplified_self_attention(x):
+    """Attention of tokens x (..., T, d): the output (..., T, d) and the weights (..., T, T)."""
+    scores = x @ x.mT  #: the dot product of every token with every token, (..., T, T)
+    weights = torch.softmax(scores, dim=-1)  #: softmax of each row, so that it sums to 1, (..., T, T)
+    out = weights @ x  #: the mean of the tokens with these weights, (..., T, d)
+    return out, weights
+
+
+# Predict, then look: the weight that "model" gives to itself. Six equal weights would be 0.167.
+weight_of_model_on_itself = 0.2319  #: your guess, before you run anything
+
+
+if __name__ == "__main__":
+    from regard.stages.example import TOKENS, X
+
+    out, weights = simplified_self_attention(X)
+    for token, row in zip(TOKENS, weights):
+        print(f"{token:>8}", *(f"{weight:.4f}" for weight in row))

@@ -1,0 +1,147 @@
+"""The pages of the lessons: HTML files that need no network, made from the lessons' Markdown.
+
+Formulas become MathML, code is coloured, pictures are in the file, and names of mistakes say what they are
+when pointed at. What the learner has made is shown on top once the lesson is done.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import importlib.resources
+import re
+from pathlib import Path
+from typing import Any
+
+from regard.atomic import atomic_write
+from regard.checker.catalogue import CATALOGUE
+from regard.extras import extra
+from regard.learn.course import LESSONS
+from regard.learn.lesson import Lesson
+
+MARK = "<!-- a lesson of Regard: written by `regard learn`, which may write it again -->"
+PAGES = "regard-lessons"
+LESSON_LINK = re.compile(r"^\.\./(\d\d)_\w+/lesson\.md$")
+
+
+def write_pages(folder: Path) -> None:
+    """Write the page of every lesson into the folder `regard-lessons` of a learner's folder.
+
+    A file there that we did not write stays as it is, with an error.
+    """
+    pages = folder / PAGES
+    pages.mkdir(exist_ok=True)
+    for lesson in LESSONS:
+        if not (lesson.folder / "lesson.md").exists():
+            continue
+        path = page_path(lesson, folder)
+        if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:400]:
+            raise ValueError(
+                f"{path} is not a lesson's page: move it away, or learn in another folder (--folder)"
+            )
+        with atomic_write(path) as file:
+            file.write_text(lesson_page(lesson, picture_path(lesson, folder).exists()), encoding="utf-8")
+
+
+def page_path(lesson: Lesson, folder: Path) -> Path:
+    """Where the page of a lesson is, for a learner's folder."""
+    return folder / PAGES / f"lesson{lesson.number}.html"
+
+
+def picture_path(lesson: Lesson, folder: Path) -> Path:
+    """Where the picture of the learner's own weights is, once the lesson is done."""
+    return folder / PAGES / f"lesson{lesson.number}-yours.svg"
+
+
+def lesson_page(lesson: Lesson, with_picture: bool = False) -> str:
+    """Return the page of a lesson as HTML, with or without the picture of the learner's own weights."""
+    style = importlib.resources.files("regard.learn").joinpath("page.css").read_text(encoding="utf-8")
+    title = html.escape(f"{lesson.number} {lesson.title}")
+    yours = (
+        f"<figure><img src='lesson{lesson.number}-yours.svg' alt='the weights of your own code'>"
+        "<figcaption>Done: these weights are computed by your code.</figcaption></figure>\n"
+        if with_picture
+        else ""
+    )
+    return (
+        f"<!doctype html>\n{MARK}\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
+        f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<nav>{_lesson_list(lesson)}</nav>\n"
+        f"<main>\n{yours}{_render(lesson)}\n{_how_to_go_on(lesson)}</main>\n</body>\n</html>\n"
+    )
+
+
+def _lesson_list(current: Lesson) -> str:
+    items = [
+        f"<li{' class=current' if lesson is current else ''}>"
+        f"<a href='lesson{lesson.number}.html'>{lesson.number} {html.escape(lesson.title)}</a></li>"
+        for lesson in LESSONS
+    ]
+    return f"<ol>{''.join(items)}</ol>"
+
+
+def _how_to_go_on(lesson: Lesson) -> str:
+    """The commands that follow a lesson's text."""
+    if not lesson.has_code:
+        return "<p class='next'>Go on: <code>regard learn 1</code></p>"
+    commands = (("--check", "judges it"), ("--watch", "whenever you save it"), ("--hint", "how to mend it"))
+    lines = [f"regard learn {lesson.number} {option}   # {what}" for option, what in commands]
+    code = html.escape("\n".join(lines))
+    return (
+        f"<h2>Your turn</h2><p>Your file is <code>{lesson.file}</code>: {lesson.goal}.</p><pre>{code}</pre>"
+    )
+
+
+def _render(lesson: Lesson) -> str:
+    with extra("app", "the page of a lesson"):
+        from markdown_it import MarkdownIt
+        from mdit_py_plugins.anchors import anchors_plugin
+        from mdit_py_plugins.dollarmath import dollarmath_plugin
+
+    markdown = MarkdownIt("commonmark", {"html": True, "highlight": _highlight}).enable("table")
+    markdown.use(dollarmath_plugin, renderer=_formula).use(anchors_plugin, max_level=3)
+    folder = lesson.folder
+    markdown.add_render_rule("image", lambda _, tokens, i, *rest: _image(folder, tokens[i]))
+    markdown.add_render_rule("link_open", lambda _, tokens, i, *rest: _link(folder, tokens[i]))
+    markdown.add_render_rule("code_inline", lambda _, tokens, i, *rest: _code(tokens[i].content))
+    rendered: str = markdown.render(lesson.text)
+    return rendered.replace("<table>", "<div class='wide'><table>").replace("</table>", "</table></div>")
+
+
+def _formula(latex: str, options: dict[str, Any]) -> str:
+    from latex2mathml.converter import convert
+
+    mathml: str = convert(latex, display="block" if options["display_mode"] else "inline")
+    return mathml
+
+
+def _highlight(code: str, language: str, _: str) -> str:
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import get_lexer_by_name
+
+    name = "pycon" if code.startswith(">>>") else language or "text"
+    coloured: str = highlight(code, get_lexer_by_name(name), HtmlFormatter(nowrap=True))
+    return coloured
+
+
+def _image(folder: Path, token: Any) -> str:
+    data = base64.b64encode((folder / str(token.attrs["src"])).read_bytes()).decode("ascii")
+    return f"<img src='data:image/svg+xml;base64,{data}' alt='{html.escape(token.content, quote=True)}'>"
+
+
+def _link(folder: Path, token: Any) -> str:
+    """A link to a lesson says its command when pointed at; a link to a file of the package opens it."""
+    target = str(token.attrs["href"])
+    if found := LESSON_LINK.match(target):
+        number = int(found[1])
+        return f"<a href='lesson{number}.html' title='regard learn {number}'>"
+    if target.startswith(("https://", "#")):
+        return f"<a href='{html.escape(target, quote=True)}'>"
+    return f"<a href='{html.escape((folder / target).resolve().as_uri(), quote=True)}'>"
+
+
+def _code(text: str) -> str:
+    known = CATALOGUE.get(text)
+    title = f" class='mistake' title='{html.escape(known.effect, quote=True)}'" if known else ""
+    return f"<code{title}>{html.escape(text)}</code>"

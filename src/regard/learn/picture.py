@@ -1,0 +1,39 @@
+"""The picture of the learner's own weights: in the terminal, and as an SVG for the lesson's page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.extras import extra
+from regard.learn.lesson import WeightPicture
+from regard.stages.picture import draw_heatmap, print_heatmap, save_figure
+
+
+def print_picture(console: Any, picture: WeightPicture) -> None:
+    """Print weights on a Rich console, one heatmap for each title."""
+    for title, weights in zip(picture.titles, picture.weights, strict=True):
+        console.print(f"\n{title}: one row for each query", markup=False)
+        print_heatmap(console, torch.tensor(weights), picture.rows, picture.cols, hidden=_hidden(weights))
+
+
+def save_picture(picture: WeightPicture, path: Path) -> None:
+    """Save weights as a figure, one heatmap for each title."""
+    with extra("app", "a figure"):
+        from matplotlib.figure import Figure
+
+    count = len(picture.titles)
+    figure = Figure(figsize=(4.6 * count, 4.2), layout="constrained")
+    for ax, title, weights in zip(
+        figure.subplots(1, count, squeeze=False)[0], picture.titles, picture.weights, strict=True
+    ):
+        matrix = torch.tensor(weights)
+        draw_heatmap(ax, matrix, picture.rows, picture.cols, hidden=_hidden(weights), title=title)
+    save_figure(figure, path)
+
+
+def _hidden(weights: list[list[float]]) -> torch.Tensor:
+    """Which cells to draw as hidden: weights that are exactly 0, as only a mask makes them."""
+    return torch.tensor(weights) == 0

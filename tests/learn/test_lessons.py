@@ -1,0 +1,120 @@
+"""Every lesson: its text runs, its solution is right, its usual mistakes are named, blanks are met kindly."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+from regard.checker.catalogue import CATALOGUE
+from regard.learn.course import LESSONS
+from regard.learn.exercise import find_blanks, make_exercise, plain_solution
+from regard.learn.judgement import is_done, tasks_of, usual_mistakes_of
+from regard.learn.lesson import Lesson
+from tests.learn.in_process import judged
+
+READY = [lesson for lesson in LESSONS if (lesson.folder / "lesson.md").exists()]
+WITH_CODE = [lesson for lesson in READY if lesson.has_code]
+SECTIONS = [
+    "The picture",
+    "The formula",
+    "By hand",
+    "In code",
+    "Predict, then look",
+    "Usual mistakes",
+    "Takeaways",
+    "Further",
+]
+
+
+def name_of(lesson: Lesson) -> str:
+    return lesson.noun
+
+
+def test_every_lesson_is_there() -> None:
+    assert [lesson.number for lesson in READY] == list(range(13))
+
+
+@pytest.mark.parametrize("lesson", READY, ids=name_of)
+def test_a_lesson_has_every_section_in_order(lesson: Lesson) -> None:
+    assert lesson.text.startswith(f"# {lesson.number} {lesson.title}\n")
+    headings = re.findall(r"^## (.*)$", lesson.text, flags=re.MULTILINE)
+    expected = SECTIONS if lesson.has_code else ["The picture", "Takeaways", "Further"]
+    assert [heading for heading in headings if heading in expected] == expected
+    assert "![" in lesson.text
+    assert (lesson.folder / "picture.svg").stat().st_size < 400_000
+
+
+@pytest.mark.parametrize("lesson", READY, ids=name_of)
+def test_the_sessions_of_a_lesson_run(lesson: Lesson) -> None:
+    result = doctest.testfile(
+        str(lesson.folder / "lesson.md"),
+        module_relative=False,
+        optionflags=doctest.ELLIPSIS,
+        encoding="utf-8",
+    )
+    assert result.failed == 0
+    assert result.attempted >= (3 if lesson.has_code else 0)
+
+
+@pytest.mark.parametrize("lesson", READY, ids=name_of)
+def test_the_links_of_a_lesson_lead_somewhere(lesson: Lesson) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", lesson.text):
+        assert target.startswith("https://") or (lesson.folder / target).exists(), target
+
+
+@pytest.mark.parametrize("lesson", WITH_CODE, ids=name_of)
+def test_the_usual_mistakes_in_the_text_are_those_that_are_planted(lesson: Lesson) -> None:
+    table = lesson.text.split("## Usual mistakes")[1].split("\n## ")[0]
+    named = re.findall(r"^\| `([\w-]+)`", table, flags=re.MULTILINE)
+    assert named == [mistake.name for mistake in usual_mistakes_of(lesson)]
+    assert len(named) >= 3
+    assert set(named) <= CATALOGUE.keys()
+
+
+@pytest.mark.parametrize("lesson", WITH_CODE, ids=name_of)
+def test_the_solution_is_right(lesson: Lesson, tmp_path: Path) -> None:
+    outcomes = judged(lesson, plain_solution(lesson.solution), tmp_path)
+    assert is_done(outcomes), outcomes
+    assert [outcome.task for outcome in outcomes] == [task.name for task in tasks_of(lesson)]
+
+
+@pytest.mark.parametrize(
+    ("lesson", "index"),
+    [(lesson, index) for lesson in WITH_CODE for index in range(len(usual_mistakes_of(lesson)))],
+    ids=lambda value: value.noun if isinstance(value, Lesson) else str(value),
+)
+@pytest.mark.filterwarnings("ignore:The use of `x.T`:UserWarning")
+def test_a_usual_mistake_is_named(lesson: Lesson, index: int, tmp_path: Path) -> None:
+    mistake = usual_mistakes_of(lesson)[index]
+    assert lesson.solution.count(mistake.right) == 1
+    outcomes = judged(lesson, lesson.solution.replace(mistake.right, mistake.wrong), tmp_path)
+    assert mistake.name in [outcome.mistake for outcome in outcomes], outcomes
+    wrong = next(outcome for outcome in outcomes if outcome.mistake == mistake.name)
+    assert wrong.status == "wrong"
+    assert wrong.message
+    assert wrong.hint
+
+
+@pytest.mark.parametrize("lesson", WITH_CODE, ids=name_of)
+def test_an_unfinished_file_is_met_with_what_is_left(lesson: Lesson, tmp_path: Path) -> None:
+    exercise = make_exercise(lesson.solution)
+    assert exercise != lesson.solution
+    ast.parse(exercise)
+    tasks = tasks_of(lesson)
+    assert all(find_blanks(exercise, task.name) for task in tasks), "every task has something to write"
+    assert not any(find_blanks(lesson.solution, task.name) for task in tasks)
+    outcomes = judged(lesson, exercise, tmp_path)
+    assert {outcome.status for outcome in outcomes} == {"unfinished"}
+    assert all("line" in outcome.message for outcome in outcomes)
+
+
+@pytest.mark.parametrize("lesson", WITH_CODE, ids=name_of)
+def test_the_file_says_what_it_is_and_how_to_go_on(lesson: Lesson) -> None:
+    docstring = ast.get_docstring(ast.parse(lesson.solution)) or ""
+    assert docstring.startswith(f"Lesson {lesson.number}, ")
+    for option in ("--check", "--watch", "--hint"):
+        assert f"regard learn {lesson.number} {option}" in docstring
