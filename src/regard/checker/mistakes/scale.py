@@ -17,7 +17,7 @@ SCALE_MISTAKES = (
     Mistake(
         "no-scale",
         "without the scale 1/√D on the scores",
-        "Scores grow with the head's width, softmax saturates and gradients shrink: it learns, but worse.",
+        "Scores grow with the head's width, and softmax puts nearly all weight on one key: it learns, but worse.",
         "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])",
         "hand-written layers that follow a diagram without its footnote",
         ({"scale": lambda n: 1.0},),
