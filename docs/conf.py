@@ -12,6 +12,7 @@ author = "The Regard authors"
 version = release = __version__
 extensions = ["myst_parser", "mathml", "name_links", "live_pages", "code_blocks"]
 exclude_patterns = ["_sphinx", "learn/*/*.md"]
+suppress_warnings = ["toc.empty_glob"]  # a section may have no page yet
 
 myst_enable_extensions = ["dollarmath"]
 myst_dmath_double_inline = True
@@ -21,6 +22,7 @@ myst_links_external_new_tab = False
 html_theme = "furo"
 html_title = "Regard"
 html_math_renderer = "mathml"
+html_favicon = "_static/icon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["copy.js"]

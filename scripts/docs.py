@@ -29,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 LESSON_FILES = LESSONS[0].folder.parent
 EMBEDDED_PAGE = "_static/pages/model.html"
 ORPHAN = "---\norphan: true\n---\n"  # a page that other pages link to, and that may be in no list
+FOLDER_TOCTREE = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"  # the pages beside an index
 STEPS = {
     "similarity": (
         "steps&example=Simplified&row=1",
@@ -107,6 +108,8 @@ def page(path: Path) -> str | None:
     text = LIVE.sub(_live_page, path.read_text(encoding="utf-8"))
     if path.is_relative_to(LESSON_FILES):
         return text + lesson_end(path.parent)
+    if path.name == "index.md" and "{toctree}" not in text:
+        return text + FOLDER_TOCTREE
     return text if name.startswith("docs/") else ORPHAN + text
 
 
