@@ -26,10 +26,10 @@ from regard.learn import LESSONS, Lesson, make_notebook
 from regard.show.data.stage_example import build_example
 
 ROOT = Path(__file__).parent.parent
+PITFALLS = ROOT / "docs" / "pitfalls"  # a hundred pages, which their index lists and the sidebar does not
 LESSON_FILES = LESSONS[0].folder.parent
 EMBEDDED_PAGE = "_static/pages/model.html"
 ORPHAN = "---\norphan: true\n---\n"  # a page that other pages link to, and that may be in no list
-FOLDER_TOCTREE = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"  # the pages beside an index
 STEPS = {
     "similarity": (
         "steps&example=Simplified&row=1",
@@ -108,9 +108,8 @@ def page(path: Path) -> str | None:
     text = LIVE.sub(_live_page, path.read_text(encoding="utf-8"))
     if path.is_relative_to(LESSON_FILES):
         return text + lesson_end(path.parent)
-    if path.name == "index.md" and "{toctree}" not in text:
-        return text + FOLDER_TOCTREE
-    return text if name.startswith("docs/") else ORPHAN + text
+    in_toctree = name.startswith("docs/") and (path.parent != PITFALLS or path.name == "index.md")
+    return text if in_toctree else ORPHAN + text
 
 
 def lessons() -> list[Lesson]:

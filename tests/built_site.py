@@ -107,9 +107,20 @@ def broken_links(folder: Path) -> Iterator[str]:
             parts = urlsplit(address)
             if parts.scheme or parts.netloc:
                 continue
-            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = resolve(path, address)
             if not target.is_file() or not _has_anchor(target, unquote(parts.fragment)):
                 yield f"{path.relative_to(folder)}: {address}"
+
+
+def resolve(path: Path, address: str) -> Path:
+    """Return the file that an address on a page leads to."""
+    name = unquote(urlsplit(address).path)
+    return (path.parent / name).resolve() if name else path
+
+
+def targets(path: Path) -> list[Path]:
+    """Return the files of the site that the links of a page lead to."""
+    return [resolve(path, link) for link in read(path).links if not urlsplit(link).scheme]
 
 
 def _has_anchor(path: Path, anchor: str) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import table
 from regard.checker.catalogue import CATALOGUE
 from scripts import docs
-from tests.built_site import broken_links, external_resources, pages, read
+from tests.built_site import broken_links, external_resources, pages, read, targets
 
 STATE = docs.ROOT / "src" / "regard" / "show" / "web" / "state.js"
 STATE_NAMES = set(re.findall(r"^  (\w+): ", STATE.read_text(encoding="utf-8").split("};")[0], re.MULTILINE))
@@ -52,6 +52,16 @@ def test_every_document_has_its_page(site: Path) -> None:
     assert len(docs.lessons()) >= 1
     for path in documents:
         assert (site / docs.place(path)).with_suffix(".html").is_file(), path
+
+
+def test_links_lead_from_the_first_page_to_every_other(site: Path) -> None:
+    found, waiting = set(), [site / "index.html"]
+    while waiting:
+        path = waiting.pop()
+        if path not in found and path.suffix == ".html" and path.is_relative_to(site):
+            found.add(path)
+            waiting += targets(path)
+    assert set(pages(site)) - found == {site / "search.html"}  # which the search field opens
 
 
 def test_formulas_are_mathml(site: Path) -> None:
