@@ -58,20 +58,21 @@ def look(console: Console) -> None:
     )
     for line in map_lines(console, tokens, weights):
         console.print(line)
+    certified = sum(evidence.certified for evidence in seen.certificate.evidence)
     last, key = len(tokens) - 1, int(weights[-1].argmax())
     say(
         console,
         "",
         f'Look at the last row: "{tokens[last].strip()}" puts {weights[last, key]:.2f} of its attention on '
-        f'"{tokens[key].strip()}", which followed it the first time. A head that does so is an induction head. '
-        f"Uniform attention would put {1 / len(tokens):.2f} there. The dark first column is a sink: the token "
-        "that receives most of the attention.",
+        f'"{tokens[key].strip()}", which followed it the first time; uniform attention would put '
+        f"{1 / len(tokens):.2f} there. A head that does so is an induction head. The dark first column is a "
+        "sink: the token that receives most of the attention.",
     )
     say(
         console,
         "",
-        f"These are the weights that the model used: in {sum(e.certified for e in seen.certificate.evidence)} of "
-        f"{len(seen.certificate)} layers, weights times values give the layer's own output.",
+        f"These are the weights that the model used: in {certified} of {len(seen.certificate)} layers, "
+        "weights times values give the layer's own output.",
     )
 
 
@@ -113,9 +114,9 @@ def page(console: Console) -> None:
     say(
         console,
         "See",
-        f"{PAGE} ({PAGE.stat().st_size / 1e6:.0f} MB) is a page of every head of that model on a longer text. "
-        "Open it in a browser: the short diagonals are phrases that come back. Click a dark cell, "
-        "then Steps: you see how that weight was computed, number by number.",
+        f"{PAGE} ({PAGE.stat().st_size / 1e6:.0f} MB) is a page of every head of that model on a longer "
+        "text. Open it in a browser: the short diagonals are phrases that come back. Click a dark cell, then "
+        "Steps: you see how that weight was computed, number by number.",
     )
 
 
