@@ -1,4 +1,4 @@
-"""Every lesson: its text runs, its solution is right, its usual mistakes are named, its blanks are met kindly."""
+"""Every lesson: its text runs, its solution is right, its usual mistakes are named, blanks are met kindly."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from regard.checker.catalogue import CATALOGUE
 from regard.learn.course import LESSONS
 from regard.learn.exercise import find_blanks, make_exercise, plain_solution
-from regard.learn.judgement import is_done, judge, tasks_of, usual_mistakes_of
-from regard.learn.lesson import Lesson, Outcome
+from regard.learn.judgement import is_done, tasks_of, usual_mistakes_of
+from regard.learn.lesson import Lesson
+from tests.learn.in_process import judged
 
 READY = [lesson for lesson in LESSONS if (lesson.folder / "lesson.md").exists()]
 WITH_CODE = [lesson for lesson in READY if lesson.has_code]
@@ -31,13 +32,6 @@ SECTIONS = [
 
 def name_of(lesson: Lesson) -> str:
     return lesson.noun
-
-
-def judged(lesson: Lesson, program: str, folder: Path) -> list[Outcome]:
-    """Judge a program in this process."""
-    path = folder / lesson.file
-    path.write_text(program, encoding="utf-8")
-    return judge(lesson, path)
 
 
 def test_every_lesson_is_there() -> None:

@@ -105,7 +105,7 @@ def _multi_head(console: Any) -> None:
         console.print(f"Head {number}:")
         _weights(console, head, FUTURE)
     _outputs(console, out)
-    separate = SeparateHeads(d_in=3, d_out=4, num_heads=2, block_size=6).eval()
+    separate = SeparateHeads(d_model=3, d_out=4, num_heads=2).eval()
     difference = (separate(X) - join_heads(separate)(X)).abs().max()
     console.print(f"One big projection or one a head: {difference:.1e} apart.")
     projected = ProjectedMultiHeadAttention(d_model=4, num_heads=2).eval()
