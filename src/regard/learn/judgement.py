@@ -142,9 +142,5 @@ def describe_error(error: BaseException, path: Path) -> str:
         frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == path.name
     ]
     text = (str(error).strip().splitlines() or [""])[0]
-    where = f"line {lines[-1].lineno}, {_without_comment(lines[-1].line or '')}: " if lines else ""
+    where = f"line {lines[-1].lineno}, {str(lines[-1].line).split('  #')[0].rstrip(':')}: " if lines else ""
     return f"{where}{type(error).__name__}: {text}"[:400]
-
-
-def _without_comment(line: str) -> str:
-    return line.partition("  #")[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SHARPNESS = 4.0
+SHARPNESS = 3.0
 
 
 def seeking_queries() -> Tensor:

@@ -102,7 +102,7 @@ def judge_head(thing: Any, module: ModuleType) -> Outcome:
     outcome = check_attention("Head", thing, done, hints=MISTAKE_HINTS, init=INIT, causal=True)
     if outcome.status != "done":
         return outcome
-    return Outcome("Head", "done", outcome.message, picture=_picture(thing))
+    return replace(outcome, picture=_picture(thing))
 
 
 def _picture(thing: Any) -> WeightPicture:

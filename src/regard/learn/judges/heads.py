@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -34,7 +35,7 @@ def judge_module(thing: Any, module: ModuleType) -> Outcome:
         outcome = check_attention(NAME, thing, done, hints=HINTS, init=init, causal=True, heads=4)
         if outcome.status != "done":
             return outcome
-    return Outcome(NAME, "done", outcome.message, picture=_picture(thing))
+    return replace(outcome, picture=_picture(thing))
 
 
 def _picture(thing: Any) -> WeightPicture:

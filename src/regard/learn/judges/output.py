@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from types import ModuleType
 from typing import Any
@@ -64,7 +65,7 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
     outcome = check_attention(CROSS, thing, done, hints=MISTAKE_HINTS, init=CROSS_INIT, causal=False)
     if outcome.status != "done":
         return outcome
-    return Outcome(CROSS, "done", outcome.message, picture=_picture(thing))
+    return replace(outcome, picture=_picture(thing))
 
 
 def _sources(thing: Any) -> tuple[str, ...] | None:
@@ -109,7 +110,7 @@ MISTAKE_HINTS = {
 CROSS_HINTS = (
     (
         "cannot be multiplied",
-        "a token of x has d_model numbers, one of the context d_context: q comes from x, k and v from context",
+        "a token of x has d_model numbers, one of the context d_context: q is of x, k and v of context",
     ),
     (
         "missing 1 required positional argument",

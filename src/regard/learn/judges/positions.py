@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -98,7 +99,7 @@ def judge_layer(thing: Any, module: ModuleType) -> Outcome:
         blind = get_mistake("positions-cancel")
         said = "Order is invisible: with the tokens before it reversed, the last one has the same output."
         return Outcome(LAYER, "wrong", said, blind.name, "q, k = rotate(q), rotate(k), both (B, H, T, D)")
-    return Outcome(LAYER, "done", outcome.message, picture=_picture(thing))
+    return replace(outcome, picture=_picture(thing))
 
 
 def _is_blind(thing: Any) -> bool:

@@ -37,11 +37,12 @@ def check_attention(
 def outcome_of_report(name: str, report: Report, done: str) -> Outcome:
     """Return the outcome that a report of the checker amounts to: the mistake's name and effect first.
 
-    What the report warns of is said beside what is done.
+    Warnings do not make it wrong: they are added to what is said.
     """
     if report.ok:
-        warnings = [f" Worth knowing, {found.name}: {found.what}" for found in report.diagnoses]
-        return Outcome(name, "done", done + "".join(warnings))
+        warnings = [f" One warning, {warning.name}: {warning.what}" for warning in report.diagnoses]
+        fixes = [warning.fix for warning in report.diagnoses]
+        return Outcome(name, "done", done + "".join(warnings), hint="; ".join(fixes))
     named = [diagnosis for diagnosis in report.diagnoses if not diagnosis.warning]
     if named:
         first = named[0]
