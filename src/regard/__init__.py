@@ -77,6 +77,7 @@ _PACKAGES = (
     "gpt",
     "heads",
     "layers",
+    "learn",
     "maps",
     "recorder",
     "show",

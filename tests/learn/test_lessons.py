@@ -1,10 +1,11 @@
-"""Every lesson: its text runs, its solution is right, its usual mistakes are named, its blanks are met kindly."""
+"""Every lesson: its text runs, its solution is right, its usual mistakes are named, blanks are met kindly."""
 
 from __future__ import annotations
 
 import ast
 import doctest
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,14 @@ def name_of(lesson: Lesson) -> str:
 
 
 def judged(lesson: Lesson, program: str, folder: Path) -> list[Outcome]:
-    """Judge a program in this process."""
-    path = folder / lesson.file
+    """Judge a program in this process, which importing it leaves as it was."""
+    path, places = folder / lesson.file, sys.path.copy()
     path.write_text(program, encoding="utf-8")
-    return judge(lesson, path)
+    try:
+        return judge(lesson, path)
+    finally:
+        sys.path[:] = places
+        sys.modules.pop(f"checked_{path.stem}", None)
 
 
 def test_every_lesson_is_there() -> None:

@@ -17,7 +17,7 @@ class ProgressFileError(FileError):
 
 
 @dataclass
-class Progress:
+class LearnerProgress:
     """Which lessons are done, on which day, and which mistakes were met on the way and in the bug hunt."""
 
     done: dict[int, str] = field(default_factory=dict)  # the day, by the number of the lesson
@@ -28,15 +28,15 @@ class Progress:
     found: list[str] = field(default_factory=list)  # names of mistakes that the learner has found in the hunt
 
 
-def read_progress(folder: Path) -> Progress:
+def read_progress(folder: Path) -> LearnerProgress:
     """Return the progress that a folder holds; none yet if there is no file."""
     path = folder / NAME
     if not path.exists():
-        return Progress()
+        return LearnerProgress()
     data = read_json(path, ProgressFileError)
     with naming_errors(path, ProgressFileError, advice="; mend the file or move it away"):
         done, tries = get_field(data, "done", dict), get_field(data, "tries", dict)
-        return Progress(
+        return LearnerProgress(
             {int(number): str(day) for number, day in done.items()},
             {int(number): int(count) for number, count in tries.items()},
             [str(name) for name in get_field(data, "met", list)],
@@ -44,7 +44,7 @@ def read_progress(folder: Path) -> Progress:
         )
 
 
-def write_progress(folder: Path, progress: Progress) -> None:
+def write_progress(folder: Path, progress: LearnerProgress) -> None:
     """Write the progress to its file, atomically."""
     with atomic_write(folder / NAME) as path:
         path.write_text(json.dumps(asdict(progress), indent=2) + "\n", encoding="utf-8")

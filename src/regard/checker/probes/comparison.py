@@ -62,7 +62,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ComparisonOutcome:
     """The code's reply to a trial, the reference's answer, and how much they differ."""
 
     trial: Trial
@@ -98,7 +98,7 @@ class ReferencePair:
         """Give both the same weights."""
         self.match.apply(self.session.subject, self.reference.subject)
 
-    def run(self, trial: Trial) -> Outcome | None:
+    def run(self, trial: Trial) -> ComparisonOutcome | None:
         """Run both on a trial; None if the reference does not take it, or gives no finite number."""
         rounded = trial.question.to(self.session.dtype)
         theirs = _with_extra(self.reference.subject, trial.theirs).run(rounded.to(self.reference.dtype))
@@ -107,7 +107,7 @@ class ReferencePair:
         expected = theirs.answer._replace(free=_free_rows(trial.question, theirs.answer.output))
         reply = _with_extra(self.session.subject, trial.own).run(rounded)
         error = float("inf") if reply.answer is None else relative_error(reply.answer, expected)
-        return Outcome(trial, reply, expected, error)
+        return ComparisonOutcome(trial, reply, expected, error)
 
     def difference(self, question: Question) -> float:
         """Return how much the outputs differ on a question; inf if one of the two fails."""
@@ -134,7 +134,7 @@ def compare_outputs(pair: ReferencePair) -> None:
     if session.undecided:
         return
     _choose_mask_form(pair)
-    outcomes: list[Outcome] = []
+    outcomes: list[ComparisonOutcome] = []
     for trial in _trials(pair):
         outcome = pair.run(trial)
         if outcome is None:
@@ -165,7 +165,7 @@ def compare_outputs(pair: ReferencePair) -> None:
         _compare_statistics(session, answer, outcomes[0].expected)
 
 
-def _describe(outcome: Outcome) -> str:
+def _describe(outcome: ComparisonOutcome) -> str:
     shapes = outcome.trial.question.shapes()
     if outcome.reply.answer is None:
         return f"{shapes} raised {outcome.reply.error_line}"
@@ -255,7 +255,7 @@ def _choose_mask_form(pair: ReferencePair) -> None:
     theirs.mask_form = mine.mask_form = running[0] if running else MaskForm()
 
 
-def _name_mistakes(pair: ReferencePair, wrong: list[Outcome]) -> None:
+def _name_mistakes(pair: ReferencePair, wrong: list[ComparisonOutcome]) -> None:
     """Name the mistakes that show in what the outputs depend on, or in how they are rounded."""
     session = pair.session
     for outcome in wrong if not session.mixed else []:
@@ -284,7 +284,7 @@ def _name_mistakes(pair: ReferencePair, wrong: list[Outcome]) -> None:
         session.add_diagnosis("precision-lost", evidence, worst)
 
 
-def _intervene(pair: ReferencePair, outcome: Outcome) -> None:
+def _intervene(pair: ReferencePair, outcome: ComparisonOutcome) -> None:
     """Change the code's softmax until its output agrees, at two sizes, and record what that says."""
     question = pair.cases.plain(B=3, T=5, D=6, H=2, seed=3)
     options = {key: getattr(outcome.trial.question, key) for key in ("flag", "window", "softcap")}
@@ -330,7 +330,7 @@ def _jumps(pair: ReferencePair) -> bool:
     return relative_difference(*changes) > 0.5
 
 
-def _smallest_case(pair: ReferencePair, wrong: list[Outcome]) -> str:
+def _smallest_case(pair: ReferencePair, wrong: list[ComparisonOutcome]) -> str:
     """Describe the smallest case that differs, and its first number that does."""
     first = wrong[0].trial
     options = {key: getattr(first.question, key) for key in ("flag", "window", "softcap")}
