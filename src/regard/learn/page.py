@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from regard.atomic import atomic_write
-from regard.checker.catalogue import CATALOGUE
 from regard.extras import extra
 from regard.learn.course import LESSONS
 from regard.learn.lesson import Lesson
+from regard.learn.mistakes import find_mistake
 
 MARK = "<!-- a lesson of Regard: written by `regard learn`, which may write it again -->"
 PAGES = "regard-lessons"
@@ -143,6 +143,6 @@ def _link(folder: Path, renderer: Any, tokens: Sequence[Any], index: int, *_: An
 
 def _code(renderer: Any, tokens: Sequence[Any], index: int, *_: Any) -> str:
     text = tokens[index].content
-    known = CATALOGUE.get(text)
+    known = find_mistake(text)
     title = f" class='mistake' title='{html.escape(known.effect, quote=True)}'" if known else ""
     return f"<code{title}>{html.escape(text)}</code>"

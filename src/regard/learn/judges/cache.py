@@ -49,7 +49,10 @@ def _check_interface(layer: nn.Module, x: Tensor) -> Outcome | None:
     answer = layer(x)
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Tensor):
         return Outcome(
-            NAME, "wrong", "expected two results, the output and the cache", hint="return self.W_o(out), cache"
+            NAME,
+            "wrong",
+            "expected two results, the output and the cache",
+            hint="return self.W_o(out), cache",
         )
     out, cache = answer
     if out.shape != x.shape:
