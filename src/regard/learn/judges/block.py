@@ -22,7 +22,8 @@ STEPS, BATCH, EVERY, LEARNING_RATE = 600, 32, 25, 3e-3
 LEAK_STEPS = 150  # that show how low the loss falls if the model sees its answers
 D_MODEL, HEADS, LAYERS = 32, 4, 2
 TOLERANCE = 1e-4
-SENTENCE = ". mia found the lamp near the river today and she took the lamp from the river home .".split()
+TEXT = ". mia found the lamp near the river today and she took the lamp from the river home ."
+SENTENCE = TEXT.split()
 LOOKS_BACK = {"and → she": (9, 1), "the → lamp": (12, 4), "the → river": (15, 7)}
 """Queries of SENTENCE whose next word is known from an earlier one: the places of both."""
 PART_NAMES = ("attention_norm", "attention", "mlp_norm", "mlp")
@@ -251,7 +252,7 @@ def _weights(attention: Any, x: Tensor) -> Tensor:
     return torch.softmax(scores, dim=-1)
 
 
-def trained(name: str, loss: float, before: Tensor, after: Tensor) -> Outcome:
+def _trained(name: str, loss: float, before: Tensor, after: Tensor) -> Outcome:
     """The outcome of a trained model, with the map of its sharpest head before and after training."""
     queries, keys = zip(*LOOKS_BACK.values(), strict=True)
     found = after[:, queries, keys].mean(-1)  # what each head gives to the words that tell the next one
@@ -260,7 +261,7 @@ def trained(name: str, loss: float, before: Tensor, after: Tensor) -> Outcome:
     message = (
         f"loss {loss:.3f}, below {BOUND}; {entropy():.3f} is possible, and {loss_without_attention():.3f} "
         f"without looking back. In head {head % HEADS} of layer {head // HEADS} the entropy of the rows shown "
-        f"below fell from {sharpness[0]:.2f} to {sharpness[1]:.2f} nats: diffuse at the start, sharp at the end."
+        f"below fell from {sharpness[0]:.2f} to {sharpness[1]:.2f} nats: diffuse at first, sharp in the end."
     )
     columns = max(keys) + 1
     rows = [maps[head, list(queries), :columns].tolist() for maps in (before, after)]
