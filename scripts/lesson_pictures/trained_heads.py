@@ -6,8 +6,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from regard.gpt import GPT
-from regard.learn.judges.trained_heads import TEXT
+from regard.learn.judges.trained_heads import TEXT, encode, load_model
 from regard.stages.picture import draw_heatmap
 
 HEADS = {"head 1 of layer 4: the token before": (4, 1), "head 3 of layer 5: what followed the copy": (5, 3)}
@@ -15,11 +14,8 @@ HEADS = {"head 1 of layer 4: the token before": (4, 1), "head 3 of layer 5: what
 
 def draw() -> Figure:
     """Draw both maps; what the name of each head promises is framed."""
-    model = GPT.from_pretrained("default")
-    assert model.tokenizer is not None
-    ids = model.tokenizer.encode(TEXT).ids
-    words = ["(start)", *(model.tokenizer.decode([token]).strip() for token in ids)]
-    maps = model.maps(torch.tensor([[0, *ids]]))
+    ids, words = encode(TEXT)
+    maps = load_model().maps(torch.tensor([ids]))
     hidden = ~torch.ones(len(words), len(words), dtype=torch.bool).tril()
     figure = Figure(figsize=(10.4, 5.2), layout="constrained")
     half = len(ids) // 2

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 FOLDER = Path(__file__).parent / "lessons"
@@ -104,7 +103,8 @@ class Task:
 class UsualMistake:
     """A mistake that learners make in a lesson: what to replace in the solution to make it.
 
-    `name` is its name in the catalogue or in `mistakes`; `wrong` replaces `right`, which occurs once in the solution.
+    `name` is its name in the catalogue or in `mistakes`; `wrong` replaces `right`, which occurs once in the
+    solution.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Mistakes that the lessons name and the checker's catalogue does not have: those of a model around attention.
+"""Mistakes that lessons name and the checker's catalogue does not have: those of a model around attention.
 
 The catalogue is of attention alone. Blocks, losses, scores of heads and hooks have mistakes of their own.
 """
@@ -82,6 +82,13 @@ _MODEL_MISTAKES = (
         "can hardly fall, and learning is slow.",
         "F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())",
     ),
+    # Of weights that come from another model
+    ModelMistake(
+        "other-rotary-pairing",
+        "Channels are paired as neighbours (0 1)(2 3)…, and these weights were trained with channel i paired "
+        "with i + D/2. It is a right rotary attention, and not this model's.",
+        "a, b = x[..., : D // 2], x[..., D // 2 :]",
+    ),
     # Of scores and cuts of heads
     ModelMistake(
         "map-read-sideways",
@@ -107,7 +114,7 @@ _MODEL_MISTAKES = (
     ModelMistake(
         "head-cut-after-mixing",
         "The output projection has mixed the heads: a slice of its output holds a part of every head.",
-        "cut before the projection: register_forward_pre_hook on attention.out, which gets the heads side by side",
+        "cut before it, where the heads lie side by side: attention.out.register_forward_pre_hook(zero)",
     ),
     ModelMistake(
         "whole-layer-cut",

@@ -260,8 +260,8 @@ def _trained(name: str, loss: float, before: Tensor, after: Tensor) -> Outcome:
     sharpness = [_entropy(maps[head, list(queries)]) for maps in (before, after)]
     message = (
         f"loss {loss:.3f}, below {BOUND}; {entropy():.3f} is possible, and {loss_without_attention():.3f} "
-        f"without looking back. In head {head % HEADS} of layer {head // HEADS} the entropy of the rows shown "
-        f"below fell from {sharpness[0]:.2f} to {sharpness[1]:.2f} nats: diffuse at first, sharp in the end."
+        f"without looking back. In head {head % HEADS} of layer {head // HEADS} the entropy of the rows "
+        f"shown below fell from {sharpness[0]:.2f} to {sharpness[1]:.2f} nats: first diffuse, then sharp."
     )
     columns = max(keys) + 1
     rows = [maps[head, list(queries), :columns].tolist() for maps in (before, after)]

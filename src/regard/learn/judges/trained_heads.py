@@ -24,7 +24,7 @@ from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 
 TOLERANCE = 1e-5
 DRAWS, TOKENS = 10, 25  # random tokens, said twice after a start token
-TEXT = " river lamp king stone gold river lamp king stone gold"
+TEXT = " river king army city gold river king army city gold"
 Score = Callable[[Tensor, Tensor], float]
 
 
@@ -32,6 +32,14 @@ Score = Callable[[Tensor, Tensor], float]
 def load_model() -> GPT:
     """Return the included model."""
     return GPT.from_pretrained("default")
+
+
+def encode(text: str) -> tuple[list[int], list[str]]:
+    """Return the tokens of a text after a start token: as ids, and as words to print."""
+    tokenizer = load_model().tokenizer
+    assert tokenizer is not None
+    ids = tokenizer.encode(text).ids
+    return ids, ["(start)", *(tokenizer.decode([token]).strip() for token in ids[1:])]
 
 
 def repeats(seed: int = 0) -> Tensor:
@@ -106,8 +114,8 @@ REMARKS: dict[str, tuple[tuple[Score, str], ...]] = {
 HINTS = {
     "previous_token": "A.diagonal(-1).mean()",
     "sink": "A[:, 0].mean()",
-    "induction": "follows_a_copy = (before[None, :] == ids[:, None]) & (k < q) & (k > 0); mass = the sum of A "
-    "there",
+    "induction": "follows_a_copy = (before[None, :] == ids[:, None]) & (k < q) & (k > 0); mass = the sum "
+    "of A there",
 }
 
 
@@ -182,7 +190,7 @@ def judge_head(kind: str) -> Callable[[Any, ModuleType], Outcome]:
             return Outcome(
                 name,
                 "wrong",
-                f"expected (layer, head) with a layer from 0 to {layers - 1} and a head from 0 to {heads - 1}, "
+                f"expected (layer, head), a layer from 0 to {layers - 1} and a head from 0 to {heads - 1}, "
                 f"got {answer!r}",
             )
         score, best = scores[place].item(), scores.max().item()
@@ -216,24 +224,21 @@ def _place(answer: Any, scores: Tensor) -> tuple[int, int] | None:
 
 
 def _picture(module: ModuleType) -> WeightPicture:
-    """The learner's induction head and previous-token head on five words said twice: the second time's rows."""
+    """The learner's two heads on five words said twice: the rows of the second time."""
     model, scores = load_model(), scores_of_all("induction")
-    assert model.tokenizer is not None
-    encoded = model.tokenizer.encode(TEXT)
-    words = [model.tokenizer.decode([token]).strip() for token in encoded.ids]
-    ids = torch.tensor([[0, *encoded.ids]])
+    ids, words = encode(TEXT)
     places = {
         "induction head": _place(module.induction_head, scores),
         "previous-token head": _place(module.previous_token_head, scores),
     }
-    maps = model.maps(ids)
+    maps = model.maps(torch.tensor([ids]))
     titles, weights = [], []
-    half = 1 + len(words) // 2
+    half = 1 + len(words) // 2  # the start token, and five words
     for title, place in places.items():
         if place is not None:
             titles.append(f"your {title}, {place}")
             weights.append(maps[place[0]].to_dense()[0, place[1], half:].tolist())
-    return WeightPicture(titles, words[half - 1 :], ["(start)", *words], weights)
+    return WeightPicture(titles, words[half:], words, weights)
 
 
 def judge_cut(function: Any, module: ModuleType) -> Outcome:
@@ -250,9 +255,9 @@ def judge_cut(function: Any, module: ModuleType) -> Outcome:
     own = rises.pop(place[1])
     others = ", ".join(f"{rise:+.2f}" for rise in rises.values())
     message = (
-        f"the loss on the second half is {whole:.2f} nats a token. Without head {place[1]} of layer {place[0]} "
-        f"it is {whole + own:.2f} ({own:+.2f}); without one of the other heads of that layer it changes by "
-        f"{others}."
+        f"the loss on the second half is {whole:.2f} nats a token. Without head {place[1]} of layer "
+        f"{place[0]} it is {whole + own:.2f} ({own:+.2f}); without one of the other heads of "
+        f"that layer it changes by {others}."
     )
     return Outcome(name, "done", message)
 
@@ -298,7 +303,8 @@ def _describe_cut(before: Tensor, after: Tensor, head: int, D: int) -> str:
     tokens, channels = (before != after)[0].nonzero().unbind(1)
     first, last = int(channels.min()), int(channels.max())
     if len(tokens.unique()) < before.shape[1]:
-        return f"{len(tokens.unique())} of the {before.shape[1]} tokens were changed: a head is a slice of the last axis"
+        count = len(tokens.unique())
+        return f"{count} of {before.shape[1]} tokens were changed: a head is a slice of the last axis, of all"
     return (
         f"expected channels {head * D} to {(head + 1) * D - 1} to be 0 for head {head}, and no other; "
         f"{len(channels.unique())} channels from {first} to {last} were changed"
@@ -306,7 +312,7 @@ def _describe_cut(before: Tensor, after: Tensor, head: int, D: int) -> str:
 
 
 def _projection(model: GPT, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """What the output projection of a layer gets, (B, T, H · D), and what its block gives, (B, T, d_model)."""
+    """What the output projection of a layer gets (B, T, H · D), and its block gives (B, T, d_model)."""
     merged: list[Tensor] = []
     watching = model.blocks[layer].attention.out.register_forward_hook(
         lambda _, inputs, out: merged.append(inputs[0].clone())

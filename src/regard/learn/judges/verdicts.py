@@ -45,11 +45,11 @@ def outcome_of_report(name: str, report: Report, done: str) -> Outcome:
     return Outcome(name, "wrong", f"it could not be compared: {report.undecided}")
 
 
-def named_mistake(name: str, mistake: str, evidence: str = "") -> Outcome:
+def named_mistake(name: str, mistake: str, evidence: str = "", hint: str = "") -> Outcome:
     """Return the outcome for a mistake of the catalogue or of `mistakes`, with what shows it."""
     entry = find_mistake(mistake)
     assert entry is not None, mistake
-    return Outcome(name, "wrong", f"{entry.effect} {evidence}".strip(), mistake, entry.fix)
+    return Outcome(name, "wrong", f"{entry.effect} {evidence}".strip(), mistake, hint or entry.fix)
 
 
 def judge_guess(name: str, guess: Any, exact: float, within: float, said: str) -> Outcome:
