@@ -6,7 +6,7 @@ import re
 import pytest
 
 from regard.checker.catalogue import CATALOGUE, THEMES, get_mistake
-from regard.checker.examples import ALL_TEMPLATES, example_program, plant_mistake
+from regard.checker.examples import example_program, mended_program, plant_mistake
 from regard.checker.snippet import LENGTH, make_snippet
 
 
@@ -22,6 +22,8 @@ def test_an_entry_says_everything(entry):
     assert entry.effect.endswith(".")
     assert entry.fix
     assert entry.origin
+    assert entry.symptom.endswith(".")
+    assert entry.why.endswith(".")
     assert entry.plants
     compile(example_program(entry), entry.name, "exec")
     for kind in entry.plants:
@@ -34,7 +36,7 @@ def test_a_snippet_is_short_and_cut_from_the_programs_that_are_tested(entry):
     assert 0 < len(snippet) <= LENGTH + 2
     assert {line.mark for line in snippet} & {"+", "-"}
     ast.parse("\n".join(line.text for line in snippet if line.mark != "+" or "-" not in _marks(snippet)))
-    sources = [(ALL_TEMPLATES[kind], plant_mistake(entry, kind)) for kind in entry.plants]
+    sources = [(mended_program(entry, kind), plant_mistake(entry, kind)) for kind in entry.plants]
     assert any(
         all(_holds(template, line.text) for line in snippet if line.mark != "-")
         and all(_holds(planted, line.text) for line in snippet if line.mark != "+")

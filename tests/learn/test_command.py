@@ -1,4 +1,4 @@
-"""`regard learn` as a learner meets it: files are written and never overwritten, every file gets a sentence."""
+"""`regard learn` as a learner meets it: nothing of theirs is overwritten, and every file gets a sentence."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from regard.cli import learn as command
 from regard.learn.course import LESSONS
 from regard.learn.exercise import plain_solution
 from regard.learn.progress import read_progress
+from tests.learn.in_process import judge_here
 
 SIMILARITY = LESSONS[1]
 
@@ -28,6 +29,12 @@ def learn(folder: Path, *arguments: str) -> Result:
 
 def write(folder: Path, program: str) -> None:
     (folder / "lesson1.py").write_text(program, encoding="utf-8")
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command judges in this process."""
+    monkeypatch.setattr("regard.learn.judgement.judge_in_process", judge_here)
 
 
 def test_the_list_shows_every_lesson_and_what_is_done(tmp_path: Path) -> None:
@@ -54,6 +61,7 @@ def test_a_lesson_writes_its_file_and_pages_and_says_what_to_do(tmp_path: Path) 
     assert not re.search(r"(src|href)=['\"]?(https?:)?//", page)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_what_the_learner_wrote_is_never_overwritten(tmp_path: Path) -> None:
     write(tmp_path, "mine = 1\n")
     for arguments in (("1",), ("1", "--again"), ("1", "--check")):
@@ -74,6 +82,7 @@ def test_replacing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "scores = ..." in (tmp_path / "lesson1.py").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("program", "code", "said"),
     [
@@ -82,7 +91,7 @@ def test_replacing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("# only a comment\n", 2, "is empty"),
         ("def f(:\n", 2, "lesson1.py, line 1: invalid syntax"),
         ("x = (1,\n", 2, "line 1: '(' was never closed"),
-        ("\0", 2, "is not Python"),
+        ("\0", 2, "null bytes"),
         ("x = 1\n", 3, "has no `simplified_self_attention`"),
         ("import no_such_library\n", 2, "No module named 'no_such_library'"),
         ("raise SystemExit(3)\n", 2, "calls exit()"),
@@ -129,6 +138,7 @@ def test_a_right_file_is_shown_its_own_weights_and_the_next_lesson(tmp_path: Pat
     assert 1 in read_progress(tmp_path).done
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_wrong_file_is_told_the_mistake_first_and_the_fix_on_request(tmp_path: Path) -> None:
     write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
     first = " ".join(learn(tmp_path, "1", "--check").output.split())
@@ -144,6 +154,7 @@ def test_a_wrong_file_is_told_the_mistake_first_and_the_fix_on_request(tmp_path:
     assert progress.done == {}
 
 
+@pytest.mark.usefixtures("in_process")
 def test_watching_judges_at_every_save_until_it_is_right(tmp_path: Path) -> None:
     write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
 
@@ -184,3 +195,40 @@ def test_a_lesson_that_is_not_there_is_named(tmp_path: Path, wrong: str) -> None
     result = learn(tmp_path, wrong)
     assert result.exit_code != 0
     assert wrong in str(result.exception) + result.output
+
+
+def test_the_hunt_draws_a_puzzle_and_judges_answers(tmp_path: Path) -> None:
+    shown = learn(tmp_path, "hunt")
+    assert shown.exit_code == 0
+    mistake = read_progress(tmp_path).puzzle
+    assert mistake in shown.output
+    assert "--answer" in shown.output
+    wrong = learn(tmp_path, "hunt", "--answer", "banana")
+    assert wrong.exit_code == 1
+    assert "no mistake called 'banana'" in wrong.output
+    assert "hint" not in wrong.output
+    right = learn(tmp_path, "hunt", "--answer", mistake.upper().replace("-", " "))
+    assert right.exit_code == 0
+    assert "Right" in right.output
+    progress = read_progress(tmp_path)
+    assert progress.found == [mistake]
+    assert progress.puzzle == ""
+
+
+def test_the_hunt_is_given_away_on_request(tmp_path: Path) -> None:
+    assert "there is no puzzle yet" in str(learn(tmp_path, "hunt", "--answer", "1").exception)
+    learn(tmp_path, "hunt")
+    mistake = read_progress(tmp_path).puzzle
+    assert f"It is {mistake}" in learn(tmp_path, "hunt", "--answer", "?").output
+    assert read_progress(tmp_path).found == []
+
+
+def test_what_was_found_is_not_drawn_again(tmp_path: Path) -> None:
+    found = set()
+    for _ in range(5):
+        learn(tmp_path, "hunt")
+        mistake = read_progress(tmp_path).puzzle
+        assert mistake not in found
+        learn(tmp_path, "hunt", "--answer", mistake)
+        found.add(mistake)
+    assert set(read_progress(tmp_path).found) == found

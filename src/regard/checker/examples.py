@@ -14,7 +14,7 @@ from typing import Any
 
 from regard.checker.distributed_examples import DISTRIBUTED_NAMES, DISTRIBUTED_TEMPLATES
 from regard.checker.kernel_examples import KERNEL_NAMES, KERNEL_TEMPLATES
-from regard.checker.mistakes.mistake import Mistake
+from regard.checker.mistakes.mistake import Mistake, Swap
 
 FUNCTION = """\
 import math
@@ -214,8 +214,17 @@ ALL_NAMES = NAMES | DISTRIBUTED_NAMES
 
 def plant_mistake(mistake: Mistake, kind: str) -> str:
     """Return the source of the template `kind` with a mistake in it."""
+    return _swapped(mistake, kind, mistake.plants[kind])
+
+
+def mended_program(mistake: Mistake, kind: str) -> str:
+    """Return the source of the template `kind` without the mistake: mostly the template itself."""
+    return _swapped(mistake, kind, mistake.mended.get(kind, ()))
+
+
+def _swapped(mistake: Mistake, kind: str, swaps: tuple[Swap, ...]) -> str:
     text = ALL_TEMPLATES[kind]
-    for old, new in mistake.plants[kind]:
+    for old, new in swaps:
         if old not in text:
             raise ValueError(f"{mistake.name}: the {kind} template has no {old!r}")
         text = text.replace(old, new)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import re
 import textwrap
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from regard.checker.examples import ALL_TEMPLATES, plant_mistake
+from regard.checker.examples import mended_program, plant_mistake
 from regard.checker.mistakes.mistake import Mistake
 
 LENGTH = 12  # lines, unless the mistake itself has more
@@ -35,10 +36,14 @@ class SnippetLine(NamedTuple):
     text: str
 
 
-def make_snippet(mistake: Mistake) -> list[SnippetLine]:
-    """Return the template that shows a mistake best, abridged, with the lines that differ marked."""
-    kind = min(mistake.plants, key=lambda kind: _clarity(_compare(mistake, kind)))
-    lines = _compare(mistake, kind)
+def clearest_kind(mistake: Mistake, kinds: Iterable[str]) -> str:
+    """Return the template, of some, that shows a mistake best."""
+    return min(kinds, key=lambda kind: _clarity(_compare(mistake, kind)))
+
+
+def make_snippet(mistake: Mistake, kind: str | None = None) -> list[SnippetLine]:
+    """Return a template, or the clearest one, abridged, with the lines that differ marked."""
+    lines = _compare(mistake, kind or clearest_kind(mistake, mistake.plants))
     changed = [i for i, line in enumerate(lines) if line.mark != " "]
     kept = set(changed)
     for i in changed:
@@ -56,7 +61,7 @@ def make_snippet(mistake: Mistake) -> list[SnippetLine]:
 
 def _compare(mistake: Mistake, kind: str) -> list[SnippetLine]:
     """Return the lines of a template and of the planted program, in one sequence, without empty ones."""
-    wrong, right = plant_mistake(mistake, kind).splitlines(), ALL_TEMPLATES[kind].splitlines()
+    wrong, right = plant_mistake(mistake, kind).splitlines(), mended_program(mistake, kind).splitlines()
     lines: list[SnippetLine] = []
     matcher = difflib.SequenceMatcher(None, wrong, right, autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():

@@ -18,7 +18,7 @@ def explain_mistake(
         bool, typer.Option("--code", help="Print only a program that contains it, to save and run.")
     ] = False,
 ) -> None:
-    """Explain one mistake: the wrong line and the right one, its effect, its fix, where it comes from.
+    """Explain one mistake: the wrong line and the right one, what you see, why, the fix, and a test.
 
     \b
     Examples:
@@ -27,7 +27,8 @@ def explain_mistake(
     """
     from regard.checker.catalogue import get_mistake
     from regard.checker.examples import example_program
-    from regard.checker.snippet import make_snippet
+    from regard.checker.property_tests import PROPERTY_TESTS, code_of_test, kinds_with_a_test
+    from regard.checker.snippet import clearest_kind, make_snippet
 
     entry = get_mistake(name)
     if code:
@@ -48,11 +49,16 @@ def explain_mistake(
 
     paragraph(entry.name, f": attention {entry.what}.", "")
     console.print()
-    for mark, text in make_snippet(entry):  # code is not wrapped
+    kind = clearest_kind(entry, kinds_with_a_test(entry))
+    for mark, text in make_snippet(entry, kind):  # code is not wrapped
         console.print(Text(f"  {mark} {text}".rstrip(), style=STYLES[mark]), soft_wrap=True)
     console.print(Text.assemble("\n  ", ("-", "red"), " wrong  ", ("+", "green"), " right, abridged\n"))
-    for title, text in (("effect", entry.effect), ("fix", entry.fix), ("origin", entry.origin)):
-        paragraph(f"{title:<8}", text, " " * 10)
+    for title in ("effect", "symptom", "why", "fix", "origin"):
+        paragraph(f"{title:<9}", getattr(entry, title), " " * 11)
     if entry.warning:
         paragraph("", "This is a warning: it does not make the verdict wrong.", "  ")
+    paragraph(f"{'test':<9}", PROPERTY_TESTS[entry.test].property, " " * 11)
+    console.print()
+    for line in code_of_test(entry, kind).splitlines():
+        console.print(Text(f"    {line}".rstrip()), soft_wrap=True)
     console.print(f"\nregard explain-mistake {name} --code prints a program with it, to run.", soft_wrap=True)

@@ -75,6 +75,10 @@ def learn(
         raise ValueError(f"--folder: there is no folder {str(folder)!r}: make it first")
     if lesson is None:
         _list(folder)
+    elif lesson == "hunt":
+        from regard.cli.hunt import hunt
+
+        hunt(folder, answer)
     else:
         chosen = _lesson(lesson)
         if solution:

@@ -60,10 +60,10 @@ def read_program(lesson: Lesson, path: Path) -> str:
     except TextFileError as error:
         raise CheckError(str(error)) from None
     except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
         shown = f": {error.text.strip()}" if error.text else ""
         raise CheckError(
-            f"{path.name}, line {error.lineno}: {error.msg}{shown}  (Python cannot read the file until "
-            "this is mended)"
+            f"{path.name}{line}: {error.msg}{shown}  (Python cannot read the file until this is mended)"
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise CheckError(f"{path.name} is not Python: {error}") from None

@@ -51,6 +51,12 @@ CACHE_MISTAKES = (
         "is_causal=True of F.scaled_dot_product_attention, which is defined this way, used with a cache",
         ({"causal": _top_left},),
         ({"causal": _top_left},),
+        symptom="Training and the prompt are right. From the first generated token on the text is "
+        "garbage, because each new token sees only the first key.",
+        why="With T queries and S keys there are two ways to lay a triangle. Counted from the top left, "
+        "query 0 sees key 0 alone; with a cache the only query is the newest, and it stands at "
+        "position S − 1.",
+        test="cached-equals-uncached",
         plants={
             "layer": ((_ROWS, "        allowed = self.mask[:T, :S]\n"),),
             "function": (
@@ -74,6 +80,12 @@ CACHE_MISTAKES = (
             {"causal": _every, "first_causal": _every},
             {"causal": _one_more_row},
         ),
+        symptom="Generation token by token is right, so demos work. A second prompt in the same chat, "
+        "or checking several drafted tokens at once, gives other outputs than the whole text.",
+        why="The last T rows of a mask made for the maximum length belong to its last positions, which "
+        "see everything before them. New tokens at positions S − T to S − 1 need the rows of those "
+        "positions.",
+        test="cached-equals-uncached",
         plants=_layer((_ROWS, "        allowed = self.mask[-T:, :S] if S > T else self.mask[:T, :T]\n")),
     ),
     Mistake(
@@ -86,6 +98,9 @@ CACHE_MISTAKES = (
             {"read": "none"},
             {"read": "none", "query_positions": "restart", "key_positions": "restart"},
         ),
+        symptom="The first token is right. From then on the model writes as if there were no prompt.",
+        why="Each new token's row has a single key, its own, so that its output is its own value.",
+        test="cached-equals-uncached",
         plants=_layer((_CAT, "            k, v = k, v\n")),
     ),
     Mistake(
@@ -100,6 +115,10 @@ CACHE_MISTAKES = (
             {"write": "zero", "new": "appended"},
             {"write": "zero", "read": "before"},
         ),
+        symptom="The second piece is right, which is what a short test tries. With the third piece the "
+        "first is gone: the model forgets the prompt while it writes.",
+        why="The cache holds the latest piece only, or slot 0 is written again and again.",
+        test="cached-equals-uncached",
         plants=_layer(
             (_STORE, "        cache, S = (k[:, :, -T:], v[:, :, -T:]), k.shape[2]\n"),
         ),
@@ -110,6 +129,10 @@ CACHE_MISTAKES = (
         "The second request of a server is answered with the first one's text in view.",
         "empty the cache before a sequence: keys, values and the position",
         "a reset that forgets one of its tensors, or a default that all calls share: `cache=[]`",
+        symptom="The first request is right. The second one is answered as if the first text came "
+        "before it, and grows slower.",
+        why="The cache lives longer than the sequence: on the module, in a default argument, in a global.",
+        test="cached-equals-uncached",
         plants=_layer(
             (_FIRST, _FIRST + '        cache = getattr(self, "cache", None) if cache is None else cache\n'),
             ("        return out, cache\n", "        self.cache = cache\n        return out, cache\n"),
@@ -122,6 +145,11 @@ CACHE_MISTAKES = (
         "read all that was written: cache_k[:, :start + T]",
         "`cache[:, 1:]` to keep a length, or an end that is one too small",
         cache_changes=({"read": "not the first"}, {"read": "not the last"}),
+        symptom="Generated text is a little worse than the same model without a cache; much worse if "
+        "the lost key is the first one, on which many heads of trained models put most of their "
+        "weight.",
+        why="An end that is one too small, or a slice to keep the length, drops one key from every row.",
+        test="cached-equals-uncached",
         plants=_layer(
             (
                 _STORE,
@@ -142,6 +170,11 @@ CACHE_MISTAKES = (
             {"read": "not the new"},
             {"read": "not the new", "causal": _every},
         ),
+        symptom="Generated text lags: the model repeats words, since it does not know the one that it "
+        "has just written.",
+        why="The cache is read before the new key and value are in it. The whole-text pass always "
+        "includes the diagonal.",
+        test="cached-equals-uncached",
         plants=_layer(
             (_CAT, "            new, (k, v) = (k, v), cache\n"),
             (
@@ -170,6 +203,12 @@ CACHE_MISTAKES = (
                 for n in (8, *(2**i for i in range(4, 12)))
             ),
         ),
+        symptom="Attention of generated tokens is flatter than in the whole-text pass, most of all "
+        "early in the text. After a reset that clears nothing, words of the previous text turn "
+        "up.",
+        why="A slot of zeros is a key with a score of 0, which is an ordinary score, and a value of 0, "
+        "which pulls the output towards 0.",
+        test="cached-equals-uncached",
         plants=_layer(
             (
                 _STORE,
@@ -186,6 +225,11 @@ CACHE_MISTAKES = (
         "the first new key belongs in slot len(cache), counted from 0",
         "a position that was advanced before the cache was written",
         cache_changes=({"write": "next"}, {"write": "previous"}, {"write": "previous", "new": "appended"}),
+        symptom="Generation is wrong from the first new token on, though shapes and lengths fit.",
+        why="A position that was advanced before the cache is written points to the next slot: a slot "
+        "of zeros stays behind, and the newest key lies where nobody reads, or an older one is "
+        "overwritten.",
+        test="cached-equals-uncached",
         plants=_layer(
             (
                 _CAT,
@@ -203,6 +247,11 @@ CACHE_MISTAKES = (
         cache_changes=tuple(
             {"cached": roles, "new": new} for roles in ((1, 3), (3, 2)) for new in ("slots", "appended")
         ),
+        symptom="Generated tokens read nothing from the prompt, or the mean of it: the text is fluent "
+        "and about something else.",
+        why="Keys decide where to look, values what is read. With zeros for one of them, either every "
+        "cached token looks alike, or all that is read is 0.",
+        test="cached-equals-uncached",
         plants=_layer(
             (_CAT, "            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1] * 0, v], 2)\n")
         ),
@@ -221,6 +270,10 @@ CACHE_MISTAKES = (
             ),
             {"swapped": True},
         ),
+        symptom="The prompt is right, and every token after it is noise. Shapes always fit, since keys "
+        "and values have the same.",
+        why="A pair packed as (k, v) and unpacked as (v, k) computes scores with values and averages keys.",
+        test="cached-equals-uncached",
         plants=_layer(
             (_CAT, "            k, v = torch.cat([cache[1], k], 2), torch.cat([cache[0], v], 2)\n")
         ),
@@ -232,6 +285,11 @@ CACHE_MISTAKES = (
         "torch.cat([cached_k, k], dim=2): the oldest key first",
         "the two arguments of torch.cat exchanged",
         cache_changes=({"new": "in front"}, {"new": "in front", "causal": _top_left}),
+        symptom="Token by token everything is right, since one query sees all keys in any order. "
+        "Several new tokens at once see their future and miss the oldest keys.",
+        why="The mask counts positions by place in the tensor. With the new keys in front, place and "
+        "position disagree.",
+        test="cached-equals-uncached",
         plants=_layer(
             (_CAT, "            k, v = torch.cat([k, cache[0]], 2), torch.cat([v, cache[1]], 2)\n")
         ),
@@ -247,6 +305,10 @@ CACHE_MISTAKES = (
             {"query_positions": "restart"},
             {"key_positions": "restart"},
         ),
+        symptom="The prompt is right. Generated text gets worse with every token, or repeats itself.",
+        why="Rotary scores depend on the distance of two positions. If every new token stands at "
+        "position 0 again, all distances to the prompt are wrong, and to tokens after it negative.",
+        test="cached-equals-uncached",
         plants=_rotary((_ROTATE, "        q, k = rotate(q, 0), rotate(k, 0)\n")),
     ),
     Mistake(
@@ -260,6 +322,11 @@ CACHE_MISTAKES = (
             for how in ("behind", "ahead")
             for names in (("query_positions", "key_positions"), ("query_positions",), ("key_positions",))
         ),
+        symptom="Generated text is slightly worse than without a cache. Nothing else tells, and the "
+        "loss is measured without one.",
+        why="All distances from new tokens to the prompt are one too large or too small. Heads that "
+        "look at the previous token feel it first.",
+        test="cached-equals-uncached",
         plants=_rotary((_ROTATE, "        start = start + (start > 0)\n" + _ROTATE)),
     ),
     Mistake(
@@ -269,6 +336,10 @@ CACHE_MISTAKES = (
         "cache keys after the rotation and leave them, or cache them before and rotate all of them each time",
         "rotation moved behind the cache without changing what is stored",
         cache_changes=tuple({"rotated_again": how} for how in ("read", "stored", "cached", "cached, stored")),
+        symptom="The prompt is right, and generated text falls apart, sooner for long prompts.",
+        why="A rotation adds to the angle. A key at position p that is rotated again stands at 2p, and "
+        "at 3p in the next step if the result goes back into the cache.",
+        test="cached-equals-uncached",
         plants=_rotary(
             (
                 "            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)\n",

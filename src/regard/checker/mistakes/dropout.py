@@ -14,10 +14,16 @@ DROPOUT_MISTAKES = (
     Mistake(
         "dropout-in-eval",
         "with dropout active in eval mode",
-        "The same input gives a different output each time, and evaluation underestimates the model.",
+        "The same input gives a different output each time, and the loss in evaluation is that of "
+        "training mode.",
         "F.dropout(w, p, training=self.training), or "
         "F.scaled_dot_product_attention(…, dropout_p=p if self.training else 0.0)",
         "F.scaled_dot_product_attention's dropout_p and F.dropout's default, which ignore eval()",
+        symptom="Two evaluations of the same text give two losses, both worse than they should be. "
+        "Generated text differs from run to run even if you always take the likeliest token.",
+        why="model.eval() reaches modules. F.dropout is on unless you pass training=, and dropout_p of "
+        "F.scaled_dot_product_attention is always on.",
+        test="eval-is-repeatable",
         plants=_both((_DROP, "        weights = F.dropout(weights, self.dropout.p)\n")),
     ),
     Mistake(
@@ -26,6 +32,10 @@ DROPOUT_MISTAKES = (
         "A dropped score is 0, not −inf, so its token keeps some weight; a masked score times 0 is NaN.",
         "weights = dropout(softmax(scores)), not softmax(dropout(scores))",
         "dropout one line too early",
+        symptom="NaN in the first training step with a causal mask. Without one it trains with noise on "
+        "the scores instead of dropout, and eval is right.",
+        why="A score of 0 is an ordinary score, so that a dropped token stays visible; and 0 · −inf is NaN.",
+        test="dropout-drops-whole-tokens",
         plants=_both(
             (_DROP, ""), (_SOFTMAX, "        weights = torch.softmax(self.dropout(scores), dim=-1)\n")
         ),
@@ -36,6 +46,10 @@ DROPOUT_MISTAKES = (
         "It drops channels of the output instead of tokens, which is another regularisation.",
         "weights = self.dropout(weights) before weights @ v",
         "dropout one line too late",
+        symptom="None: it is a regularisation too, and rows of the map keep their sum in training.",
+        why="Dropout on the weights makes a query do without a token. Dropout on the output makes the "
+        "next layer do without a channel.",
+        test="dropout-drops-whole-tokens",
         plants=_both(
             (_DROP, ""), ("        out = weights @ v\n", "        out = self.dropout(weights @ v)\n")
         ),
@@ -47,6 +61,11 @@ DROPOUT_MISTAKES = (
         "Outputs in training are smaller than in eval by a factor of 1 − p.",
         "nn.Dropout, or keep / (1 - p)",
         "dropout written by hand with a random mask",
+        symptom="The loss in evaluation is worse than in training beyond what overfitting explains, and "
+        "the outputs of attention are larger there.",
+        why="With p = 0.1 nine tenths of the weight are left on average. Dividing by 0.9 keeps the mean "
+        "as it is without dropout.",
+        test="dropout-drops-whole-tokens",
         plants=_both(
             (
                 _DROP,
@@ -58,9 +77,12 @@ DROPOUT_MISTAKES = (
     Mistake(
         "dropout-never-acts",
         "with a dropout that never acts, not even in training",
-        "The model overfits, and the dropout argument has no effect.",
+        "Attention is not regularised, and the dropout argument has no effect.",
         "weights = self.dropout(weights) between softmax and weights @ v",
         "a layer created in __init__ and forgotten in forward",
+        symptom="Another dropout rate gives exactly the same loss curve.",
+        why="A module that is created and never called is no error in PyTorch.",
+        test="dropout-drops-whole-tokens",
         plants=_both((_DROP, "")),
     ),
 )

@@ -15,6 +15,12 @@ HEAD_MISTAKES = (
         "q = q.view(B, T, H, D).transpose(1, 2)",
         "multi-head layers in which the shapes happen to fit",
         ({"split": "view"}, {"split": "view", "merge": "view"}, {"split": "fused view"}),
+        symptom="The training loss is better than it can be, and what the model writes is garbage; "
+        "without a mask it trains to a worse loss. Shapes fit.",
+        why="Memory holds a token's channels one after another: (B, T, H · D). view(B, H, T, D) cuts "
+        "that row into pieces in order, so that head 0 gets all channels of the first few tokens "
+        "instead of some channels of every token.",
+        test="future-does-not-matter",
         plants={
             "layer": tuple(
                 (_SPLIT.format(x, n), f"        {x} = {x}.view(B, {n}, T, D)\n")
@@ -29,6 +35,12 @@ HEAD_MISTAKES = (
         "out = out.transpose(1, 2).reshape(B, T, H * D)",
         "`.view` complained about strides, and `.reshape` did not",
         ({"merge": "view"},),
+        symptom="The training loss is better than it can be, and what the model writes is garbage. "
+        "Shapes fit, and the maps look right, since the mistake comes after them.",
+        why="After weights @ v the order is (B, H, T, D). reshape(B, T, H · D) without the transpose "
+        "reads it as if tokens came first, so that the first rows hold the outputs of head 0 for "
+        "several tokens, later ones included.",
+        test="future-does-not-matter",
         plants={
             "layer": (
                 (
@@ -46,6 +58,11 @@ HEAD_MISTAKES = (
         "out = out.transpose(1, 2).reshape(B, T, H * D)",
         "`permute(0, 2, 3, 1)`, or rearrange to `b t (d h)`",
         ({"merge": "interleave"},),
+        symptom="None if you train from scratch. Loaded weights give noise.",
+        why="The output projection has one column for each channel of each head, in the order head by "
+        "head. Any fixed order can be learned, but only the original one fits weights that were "
+        "trained with it.",
+        test="agrees-with-pytorch",
         plants={
             "layer": (
                 (
@@ -62,6 +79,10 @@ HEAD_MISTAKES = (
         "torch.cat([head(x) for head in self.heads], dim=-1)",
         "`self.heads[0]` in a loop over the heads, or an index that does not change",
         ({"merge": "first head"},),
+        symptom="All maps of a layer can differ, and only the first one matters: leave out any other "
+        "head, and nothing changes. The loss is that of a model with one head.",
+        why="The index into the heads does not change, so that one output is repeated H times.",
+        test="agrees-with-pytorch",
         plants={
             "layer": (
                 ("        out = weights @ v\n", "        out = (weights @ v)[:, :1].expand(-1, H, -1, -1)\n"),
@@ -75,6 +96,11 @@ HEAD_MISTAKES = (
         "k = k.repeat_interleave(H // G, dim=1), and v the same",
         "`.repeat` or `.expand` where `.repeat_interleave` was meant",
         ({"groups": "tile"},),
+        symptom="None if you train from scratch. Loaded weights give noise, while a model with as many "
+        "key/value heads as query heads is right.",
+        why="With four query and two key/value heads, heads 0 and 1 share the first pair. `repeat` "
+        "gives 0 1 0 1, so that heads 1 and 2 look into the wrong one.",
+        test="grouped-heads-share-in-order",
         plants={
             "function": (
                 (
@@ -98,6 +124,11 @@ HEAD_MISTAKES = (
         "On more than two dimensions `.T` reverses the batch too: shapes clash or, worse, happen to fit.",
         "scores = q @ k.transpose(-2, -1), or k.mT",
         "code that began with one sequence (T, D) and was given a batch",
+        symptom="A RuntimeError about sizes that do not match, as soon as the batch has more than one "
+        "item. If batch size and length are equal, there is none, and texts of a batch mix.",
+        why="`.T` reverses all axes: (B, T, D) becomes (D, T, B). PyTorch warns that this will become "
+        "an error.",
+        test="an-item-alone-gives-the-same",
         plants={
             "function": ((_MATMUL, "scores = q @ k.T\n"),),
             "head": ((_MATMUL, "scores = q @ k.T\n"),),
@@ -111,6 +142,11 @@ HEAD_MISTAKES = (
         "x.reshape(…) or x.flatten(…), which copy if necessary",
         "GPT-2's Conv1D in Transformers does the same",
         warning=True,
+        symptom='"view size is not compatible with input tensor\'s size and stride", for a slice or a '
+        "transpose of a batch.",
+        why="view never copies: it needs the numbers to lie in memory in the order of the new shape. "
+        "reshape copies if it must.",
+        test="strides-do-not-matter",
         plants={
             "layer": (
                 (
@@ -127,6 +163,11 @@ HEAD_MISTAKES = (
         "keep the batch a separate dimension through the softmax: (B, H, T, S), never (H, B·T, B·T)",
         "a batch flattened into one long sequence before the heads are split",
         ({"batch": "together"},),
+        symptom="The loss of a text changes with the texts beside it and with the batch size. "
+        "Evaluation one by one is worse than in training.",
+        why="Somewhere the batch has become part of another axis, or a mean or a flip runs over it. "
+        "Nothing fails, since the shape is the same.",
+        test="an-item-alone-gives-the-same",
         plants={
             "head": (
                 (

@@ -24,6 +24,11 @@ KERNEL_MISTAKES = (
         "keys <= at + right, beside keys >= at - left; −1 means without a bound",
         "kernels that know only causal windows and drop the second number of window_size=(left, right)",
         ({"ahead": "ignored"}, {"ahead": "zero"}),
+        symptom="Causal models are right. An encoder with local attention sees the whole future, or "
+        "none of it.",
+        why="window_size has two numbers, left and right. Kernels that grew up with causal windows look "
+        "at the first one.",
+        test="a-window-of-one-is-the-token-itself",
         plants=_planted(_BOUND, "        pass\n", ("flash", "packed")),
     ),
     Mistake(
@@ -33,6 +38,11 @@ KERNEL_MISTAKES = (
         "let one more logit per head join the softmax, and drop its column afterwards",
         "gpt-oss on a backend whose kernel takes the argument and does not use it",
         ({"sinks": "dropped"},),
+        symptom="Outputs of attention are too large in every layer, and the model writes garbage "
+        "although the maps have the right pattern.",
+        why="The sink logit takes its share of every row and gives no value back. Without it the rest "
+        "is stretched to sum to 1.",
+        test="sinks-take-their-share",
         plants=_planted(_JOIN, "        pass\n", (*_SINK_KINDS, "interface")),
     ),
     Mistake(
@@ -42,6 +52,10 @@ KERNEL_MISTAKES = (
         "add exp(sink − max) to the denominator once: after the loop over keys, not in each part of it",
         "a sink in the first block and again in the merge, or in each of two splits",
         ({"sinks": "twice"},),
+        symptom="Outputs of attention are too small, most in heads that lean on their sink.",
+        why="The sink belongs into the denominator once. A kernel that works in blocks or splits has "
+        "several places that add to it.",
+        test="sinks-take-their-share",
         plants=_planted(_JOIN, _JOIN.replace("sink]", "sink, sink]"), (*_SINK_KINDS, "interface")),
     ),
     Mistake(
@@ -57,6 +71,11 @@ KERNEL_MISTAKES = (
             {"sinks": "of the previous head"},
             {"sinks": "of the first head"},
         ),
+        symptom="Some heads are too loud and others too quiet; with one value for all heads in a test, "
+        "nothing shows.",
+        why="There is one sink logit for each query head. An index over key/value heads, or one that "
+        "starts at 0 in every shard, takes another head's.",
+        test="sinks-take-their-share",
         plants=_planted("sinks.view", "sinks.roll(1).view", (*_SINK_KINDS, "interface")),
     ),
     Mistake(
@@ -67,6 +86,9 @@ KERNEL_MISTAKES = (
         "two arms of one function, of which only one got the new argument",
         ({"softcap": "dropped in pages"},),
         layouts=("paged or not",),
+        symptom="Training, evaluation and the prompt are right. Generation with a paged cache drifts away.",
+        why="The function has two arms, with and without pages, and the cap was added to one.",
+        test="pages-do-not-matter",
         plants={
             "kv cache": (
                 ("causal, window, softcap)", "causal, window, softcap if block_table is None else None)"),
@@ -81,6 +103,10 @@ KERNEL_MISTAKES = (
         "a loop over whole pages without a mask for the last one",
         ({"reach": "page"},),
         layouts=("paged", "paged or not"),
+        symptom="Answers depend on what the server did before. The first requests, in pages of zeros, "
+        "are only a little wrong.",
+        why="The last page is rarely full. Its remaining slots hold whatever was there before.",
+        test="unwritten-slots-do-not-matter",
         plants={
             "paged": (
                 ("key_cache[pages].flatten(0, 1)[:length]", "key_cache[pages].flatten(0, 1)"),
@@ -102,6 +128,10 @@ KERNEL_MISTAKES = (
         "a cache of the maximum length passed to attention without a mask",
         ({"reach": "all"},),
         layouts=("cache",),
+        symptom="Short texts in a batch with longer ones come out wrong, and answers depend on what was "
+        "in the cache before.",
+        why="Every item of the batch has its own length. The buffer is as long as the longest text can be.",
+        test="unwritten-slots-do-not-matter",
         plants={
             "split": (
                 ("enumerate(cache_seqlens.tolist())", "enumerate([k_cache.shape[1]] * len(cache_seqlens))"),
@@ -117,6 +147,10 @@ KERNEL_MISTAKES = (
         "`<=` where `<` was meant, or cu_seqlens built without its leading 0",
         ({"reach": "next"}, {"reach": "next, beside the mask"}, {"reach": "previous"}, {"reach": "short"}),
         layouts=("packed",),
+        symptom="The loss hardly tells: one token in a sequence is a stranger, or missing.",
+        why="cu_seqlens has one more entry than there are sequences, and each end is exclusive: it is "
+        "the next one's start.",
+        test="a-packed-sequence-is-like-one-alone",
         plants={
             "packed": (("cu_seqlens_k[b], cu_seqlens_k[b + 1]", "cu_seqlens_k[b], cu_seqlens_k[b + 1] + 1"),),
         },
@@ -129,6 +163,11 @@ KERNEL_MISTAKES = (
         "cu_seqlens accepted and not used, or dropped on one path",
         ({"batch": "together"},),
         layouts=("packed",),
+        symptom="The training loss is a little better than in evaluation, and outputs change with the "
+        "order of packing.",
+        why="Packed sequences lie in one tensor, and only cu_seqlens tells where one ends. Without it "
+        "they are one long text.",
+        test="a-packed-sequence-is-like-one-alone",
         plants={
             "packed": (
                 (
@@ -142,7 +181,7 @@ KERNEL_MISTAKES = (
     Mistake(
         "splits-merged-in-wrong-base",
         "whose parts are merged by an lse in the wrong base",
-        "The parts of the keys get wrong shares: nearly right for one part, and worse with every split.",
+        "The parts of the keys get wrong shares: right for one part, and wrong from two on.",
         "exp(lse_i − lse) with the natural lse, or exp2 with the one in base 2",
         "kernels that use exp2 internally and hand the lse to a merge that uses exp",
         tuple(
@@ -150,6 +189,11 @@ KERNEL_MISTAKES = (
             for base in (math.log(2), 1 / math.log(2))
             for chunk in _CHUNKS
         ),
+        symptom="Right for short texts, which are not split. Long ones lean too much towards the part "
+        "with the largest scores, or too little.",
+        why="The share of a part is exp(lse of the part − lse of all). With an lse in base 2 and exp, "
+        "the exponent is wrong by a factor of 1.44.",
+        test="the-number-of-splits-does-not-matter",
         plants={
             "split": (
                 (
@@ -166,6 +210,10 @@ KERNEL_MISTAKES = (
         "wait for the copy before the scores, and swap the buffers after them",
         "double buffering and ring attention that send and compute at once",
         tuple({"stale": what, "chunk": chunk} for what in ("kv", "k", "v") for chunk in _CHUNKS),
+        symptom="Wrong now and then, on a GPU only, and never under a debugger.",
+        why="While one block is computed the next is copied. Without a wait, or with the buffers "
+        "swapped too late, the scores are those of the block before.",
+        test="the-number-of-splits-does-not-matter",
         plants={
             "split": (
                 (
@@ -183,6 +231,10 @@ KERNEL_MISTAKES = (
         "attention functions registered with Transformers that count on is_causal alone",
         ({"mask_argument": "ignored"}, {"mask_argument": "ignored", "padding": "ignored"}),
         layouts=("interface", "mask interface"),
+        symptom="A single text is right. Batches with padding give other outputs than the texts alone.",
+        why="Transformers puts all that it wants hidden into attention_mask. is_causal says nothing of "
+        "padding.",
+        test="hidden-keys-do-not-matter",
         plants={
             "interface": (("        scores = scores + attention_mask\n", "        pass\n"),),
         },

@@ -82,6 +82,11 @@ MASK_MISTAKES = (
             {"causal": every, "mask_argument": "ignored", "padding": "ignored"},
             {"causal": every, "mask_argument": "ignored", "padding": "ignored", "window": None},
         ),
+        symptom="The training loss falls far below what is possible, towards 0, and what the model "
+        "writes is garbage. The map has no dark triangle.",
+        why="A token that sees the next one can copy it instead of predicting it. When it writes there "
+        "is no next one.",
+        test="future-does-not-matter",
         plants=_fill("scores = scores"),
     ),
     Mistake(
@@ -100,6 +105,11 @@ MASK_MISTAKES = (
             {"inverted": True},
             {"inverted": True, "always": True},
         ),
+        symptom="The loss is NaN at step 0, since the last token sees nothing. If something catches the "
+        "NaN, the training loss is far too low: only the future is visible.",
+        why="masked_fill hides where its mask is True; F.scaled_dot_product_attention hides where it is "
+        "False. A mask made for one and given to the other hides the past and shows the future.",
+        test="first-token-reads-itself",
         plants={
             "function": ((_CAUSAL, "        allowed = keys > at\n"), ("allowed & mask", "allowed & ~mask")),
             "head": ((_FILL, 'scores = scores.masked_fill(allowed, float("-inf"))\n'),),
@@ -117,6 +127,11 @@ MASK_MISTAKES = (
             {"mask_argument": "transposed"},
             {"causal": _from_here, "mask_argument": "transposed"},
         ),
+        symptom="The training loss falls far below what is possible, and what the model writes is "
+        "garbage. The map's dark triangle is the lower one.",
+        why="Row = query, column = key: the past of a query lies to the left, which is the lower "
+        "triangle. The upper triangle with its diagonal is the future.",
+        test="future-does-not-matter",
         plants=_built(f"{_ONES}.triu()", "keys >= at"),
     ),
     Mistake(
@@ -126,6 +141,11 @@ MASK_MISTAKES = (
         "hide torch.triu(ones, diagonal=1), which leaves the diagonal visible",
         "`triu` without `diagonal=1`",
         ({"causal": _earlier},),
+        symptom="The loss is NaN at step 0. If −1e9 hides instead of −inf, there is no NaN, and the "
+        "first token reads the mean of the whole text.",
+        why="triu keeps the diagonal, so that hiding triu hides each token from itself. The first token "
+        "has nothing else to see, and softmax over nothing but −inf is NaN.",
+        test="first-token-reads-itself",
         plants=_built(f"~{_ONES}.triu()", "~torch.ones(T, S, dtype=torch.bool).triu(S - T)"),
     ),
     Mistake(
@@ -135,6 +155,11 @@ MASK_MISTAKES = (
         "torch.ones(T, T, dtype=torch.bool).tril(), without diagonal=1, which belongs to triu",
         "`tril(diagonal=1)`, or `triu(diagonal=2)` hidden",
         ({"causal": _one_ahead},),
+        symptom="The training loss falls to 0 within minutes, and what the model writes is garbage. The "
+        "map has a bright line just above the diagonal.",
+        why="tril(diagonal=1) leaves the first diagonal above the main one visible. That is the token "
+        "which position t has to predict.",
+        test="future-does-not-matter",
         plants=_built(f"{_ONES}.tril(1)", "keys <= at + 1"),
     ),
     Mistake(
@@ -144,15 +169,27 @@ MASK_MISTAKES = (
         "scores.masked_fill(~mask, float('-inf')), which fills instead of multiplying",
         "additive masks computed as a product",
         ({"masking": "nan"}, {"masking": "nan", "always": True}),
+        symptom="The loss is NaN at step 0, and every output is NaN, also without any padding.",
+        why="In floating point 0 · inf is not 0 but NaN, so the product is NaN exactly where you meant "
+        "to add nothing.",
+        test="first-token-reads-itself",
         plants=_fill('scores = scores + (1 - allowed.to(scores.dtype)) * float("-inf")'),
     ),
     Mistake(
         "mask-after-softmax",
         "with the mask applied after softmax, without renormalising the rows",
-        "Rows sum to less than 1, since hidden scores still count in the denominator.",
+        "Rows sum to less than 1, and by how much depends on hidden scores: the future leaks through "
+        "the denominator.",
         "mask before softmax: scores.masked_fill(~mask, float('-inf'))",
         "`weights * mask`",
         ({"masking": "after"},),
+        symptom="Rows of the map sum to less than 1, the early ones least. The training loss is better "
+        "than it can be, and what the model writes is garbage: the future leaks without one "
+        "visible weight on it.",
+        why="Softmax has divided by a sum in which the hidden scores count. Setting their weights to 0 "
+        "afterwards leaves that sum as it was, so the size of a row tells what stands in its "
+        "future.",
+        test="rows-sum-to-one",
         plants={
             "function": (
                 ("    " + _FILL, ""),
@@ -177,6 +214,10 @@ MASK_MISTAKES = (
         "tutorials that introduce masks this way",
         ({"masking": "after", "normalise": "renormalise"},),
         warning=True,
+        symptom="None, for a long time: loss and maps are right. Then, once in a long training, NaN.",
+        why="In exact arithmetic it is the same. In floating point a hidden score some 100 above the "
+        "visible ones makes their weights underflow to 0, and the row's sum with them: 0 / 0.",
+        test="future-does-not-matter",
         plants={
             "head": (
                 ("        " + _FILL, ""),
@@ -203,6 +244,11 @@ MASK_MISTAKES = (
         "scores.masked_fill(~mask, float('-inf')), or add 0 and −inf instead of 1 and 0",
         "a boolean or 0/1 mask passed to code that adds its mask",
         ({"masking": "add"}, {"masking": "add hidden"}),
+        symptom="The training loss falls far below what is possible, and what the model writes is "
+        "garbage. The map is bright everywhere, a little brighter on and below the diagonal.",
+        why="Adding 1 multiplies a weight by e before the rows are normalised, and adding 0 leaves it. "
+        "Only adding −inf hides.",
+        test="future-does-not-matter",
         plants=_fill("scores = scores + allowed.to(scores.dtype)"),
     ),
     Mistake(
@@ -212,6 +258,10 @@ MASK_MISTAKES = (
         "scores.masked_fill(~mask, float('-inf'))",
         "`scores * mask`, or `masked_fill(mask == 0, 1e-9)` without the minus sign",
         ({"masking": "multiply"},),
+        symptom="The training loss is better than it can be, and what the model writes is worse than "
+        "its loss. The map's upper triangle is not dark, but one grey.",
+        why="exp(0) is 1: a score of 0 gets as much weight as any ordinary score.",
+        test="future-does-not-matter",
         plants=_fill("scores = scores * allowed"),
     ),
     Mistake(
@@ -221,6 +271,10 @@ MASK_MISTAKES = (
         "apply the soft cap first, then the mask",
         "the order of early ONNX Attention releases",
         ({"softcap": "after"},),
+        symptom="With a large cap, nothing: exp(−50) is invisible. With a small one the map's upper "
+        "triangle is not quite dark, and the output depends on hidden keys.",
+        why="tanh(−inf) is −1, so that a capped −inf is −cap: an ordinary low score.",
+        test="future-does-not-matter-under-a-soft-cap",
         plants={
             "function": (
                 (_CAP, ""),
@@ -235,6 +289,11 @@ MASK_MISTAKES = (
         "float('-inf'), or torch.finfo(scores.dtype).min",
         "−10 or −100, chosen to be safe in float16",
         tuple({"fill": fill} for fill in _WEAK),
+        symptom="Nothing at first. As training makes the scores larger, the loss falls below what is "
+        "possible and generation gets worse: the model has found the gap.",
+        why="A hidden key with −10 has a weight of exp(−10) beside a visible one with 0. If visible "
+        "scores fall below −10, the hidden key even wins.",
+        test="future-does-not-matter",
         plants=_fill("scores = scores.masked_fill(~allowed, -10.0)"),
     ),
     Mistake(
@@ -244,6 +303,11 @@ MASK_MISTAKES = (
         "scale first, then add: q @ k.transpose(-2, -1) * scale + mask",
         "`(scores + mask) / math.sqrt(D)`",
         ({"masking": "scaled"}, {"bias": "scaled"}),
+        symptom="A boolean mask works as ever. A float bias such as ALiBi or a relative position is too "
+        "weak, and far tokens get more weight than the original model gives them.",
+        why="The bias is defined in units of scaled scores. Dividing it by √D together with the "
+        "products makes it √D times smaller.",
+        test="a-bias-is-added-to-the-scaled-scores",
         plants={
             "function": (
                 ("    scores = scores / math.sqrt(D)\n", "    scores = (scores + bias) / math.sqrt(D)\n"),
@@ -259,6 +323,12 @@ MASK_MISTAKES = (
         "scores.masked_fill(~mask, float('-inf')), or torch.finfo(scores.dtype).min",
         "−1e9 in many tutorials",
         warning=True,
+        symptom="None in float32. In float16 forward raises, or hides with −inf after all; a row "
+        "without a visible key gives a mean over hidden tokens instead of a NaN that you would "
+        "notice.",
+        why="The lowest number of float16 is −65504. Where every score of a row is −1e9, all are equal, "
+        "and softmax is uniform.",
+        test="runs-in-float16",
         plants=_fill("scores = scores.masked_fill(~allowed, -1e9)"),
     ),
     Mistake(
@@ -268,6 +338,11 @@ MASK_MISTAKES = (
         "weights = weights.masked_fill(~mask.any(-1, keepdim=True), 0.0) after softmax",
         "softmax of a row of −inf; torch.nn.MultiheadAttention does the same",
         warning=True,
+        symptom="The loss is NaN in the first batch with an empty or fully padded row, and after one "
+        "more step every parameter is.",
+        why="Softmax over nothing but −inf is 0 / 0. One NaN in a mean makes the mean NaN, and its "
+        "gradient reaches all weights.",
+        test="empty-rows-are-zero",
         plants={
             "function": (("    weights = weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)\n", ""),)
         },
@@ -279,6 +354,11 @@ MASK_MISTAKES = (
         "set hidden values (and keys) to 0: v.masked_fill(~is_token[..., None], 0.0)",
         "F.scaled_dot_product_attention does the same",
         warning=True,
+        symptom="NaN that comes and goes with the batch: wherever memory that was never written, or a "
+        "position that overflowed, is used as padding.",
+        why="A hidden key has a weight of 0, and 0 · NaN is NaN. The mask hides scores; the product "
+        "with the values still reads every value.",
+        test="nan-stays-in-the-padding",
         plants={"function": (("    k, v = k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)\n", ""),)},
     ),
     Mistake(
@@ -288,6 +368,22 @@ MASK_MISTAKES = (
         "hide padded keys from every query: mask[:, None, None, :] on (B, H, T, S)",
         "a padding mask that is accepted and not used",
         ({"padding": "ignored"}, {"padding": "inverted"}, {"padding": "queries"}),
+        symptom="The output of a text changes with the longest text of its batch, and evaluation with "
+        "another batch size gives another loss.",
+        why="Padding is an ordinary vector to attention. Unless its keys are hidden from every query, "
+        "it gets weight like any word.",
+        test="padding-does-not-matter",
+        mended={
+            "function": (
+                ("softcap=None):", "softcap=None, key_padding_mask=None):"),
+                (
+                    "        bias = mask\n",
+                    "        bias = mask\n"
+                    "    if key_padding_mask is not None:\n"
+                    "        allowed = allowed & key_padding_mask[:, None, None, :]\n",
+                ),
+            )
+        },
         plants={"function": (("softcap=None):", "softcap=None, key_padding_mask=None):"),)},
     ),
     Mistake(
@@ -298,6 +394,11 @@ MASK_MISTAKES = (
         "let a query see the n latest keys, its own included: k > q - n",
         "`>=` where `>` was meant",
         ({"window": 1}, {"window": -1}, {"ahead": "one more"}, {"ahead": "one less"}),
+        symptom="The loss hardly tells. Loaded weights give slightly other numbers in texts longer than "
+        "the window, and a rolling cache of n keys no longer agrees with the whole text.",
+        why="A window of n keys counts the query's own: keys q − n + 1 to q. `>=` in place of `>` makes "
+        "it n + 1.",
+        test="a-window-of-one-is-the-token-itself",
         plants={
             "function": (("(keys > at - window)", "(keys >= at - window)"),),
             "flash": (("keys >= at - left", "keys > at - left"),),
@@ -312,6 +413,10 @@ MASK_MISTAKES = (
         "mask = causal & window(n)",
         "an argument that one code path passes on and another does not",
         ({"window": None},),
+        symptom="Right on every text that fits into the window; on longer ones the model sees more than "
+        "it was trained with, and memory grows with the length.",
+        why="The argument reaches one code path, often the one that is tested, and not the other.",
+        test="a-window-of-one-is-the-token-itself",
         plants={
             "function": (("allowed & (keys > at - window)", "allowed"),),
             "flash": (("allowed & (keys >= at - left)", "allowed"),),
@@ -326,6 +431,10 @@ MASK_MISTAKES = (
         "scores = softcap * torch.tanh(scores / softcap)",
         "one of the three steps divide, tanh, multiply forgotten",
         ({"softcap": "not multiplied"},),
+        symptom="Maps of a loaded model are almost uniform, and what it writes is garbage.",
+        why="Divide, tanh, multiply: without the last step all scores lie between −1 and 1, and no "
+        "weight can be more than e² ≈ 7.4 times another.",
+        test="a-soft-cap-has-two-limits",
         plants={
             "function": (
                 ("scores = softcap * torch.tanh(scores / softcap)", "scores = torch.tanh(scores / softcap)"),
@@ -339,6 +448,10 @@ MASK_MISTAKES = (
         "scores = softcap * torch.tanh(scores / softcap) before the mask",
         "fused kernels that do not have the option",
         ({"softcap": "dropped"},),
+        symptom="Right where scores are small. Where they are large, maps are sharper than the "
+        "original's and the output differs, layer by layer a little more.",
+        why="The model was trained with scores that never exceed the cap, and its weights count on it.",
+        test="a-soft-cap-has-two-limits",
         plants={
             "function": (("        scores = softcap * torch.tanh(scores / softcap)\n", "        pass\n"),)
         },

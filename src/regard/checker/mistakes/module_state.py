@@ -20,6 +20,10 @@ MODULE_MISTAKES = (
         "`.to(device)` leaves it behind, so that forward fails there, and state_dict does not hold it.",
         'self.register_buffer("mask", mask, persistent=False), or nn.Parameter if it is learned',
         "`self.mask = torch.tril(…)`, `self.scale = torch.sqrt(torch.FloatTensor([d]))`",
+        symptom='Right on the CPU. On a GPU forward fails: "Expected all tensors to be on the same device".',
+        why="nn.Module moves and saves what it has registered: parameters, buffers and modules. A "
+        "tensor assigned with = is an ordinary Python attribute.",
+        test="everything-moves-with-the-module",
         plants={"head": ((_BUFFER, _PLAIN),), "layer": ((_BUFFER, _PLAIN),)},
     ),
     Mistake(
@@ -28,6 +32,11 @@ MODULE_MISTAKES = (
         "The optimiser, `.to()` and state_dict miss them: they are not trained, not moved, not saved.",
         "self.heads = nn.ModuleList(…), or nn.ParameterList",
         "`self.heads = [Head(…) for _ in range(n)]`",
+        symptom="The loss falls less than it should, and the parameter count is too small. After "
+        "loading a checkpoint the model is worse than before, since those layers are random "
+        "again.",
+        why="nn.Module registers modules that are assigned to attributes. It does not look into lists.",
+        test="saved-weights-are-all-weights",
         plants={
             "head": (
                 (
@@ -46,6 +55,11 @@ MODULE_MISTAKES = (
         'self.register_buffer("mask", mask, persistent=False)',
         "register_buffer without persistent=False, which is common in tutorials",
         warning=True,
+        symptom='"size mismatch for mask" when you load a checkpoint into a model with another maximum '
+        "length.",
+        why="A buffer is part of state_dict unless persistent=False. A mask is no weight: it can be "
+        "made again at any length.",
+        test="weights-load-at-another-length",
         plants={"head": ((_BUFFER, _SAVED),), "layer": ((_BUFFER, _SAVED),)},
     ),
     Mistake(
@@ -55,6 +69,10 @@ MODULE_MISTAKES = (
         'if T > self.max_len: raise ValueError(f"expected at most {self.max_len} tokens, got {T}")',
         "mask[:T, :T] with a T larger than the mask",
         warning=True,
+        symptom='"The size of tensor a (65) must match the size of tensor b (64)", far from the cause.',
+        why="mask[:T, :T] of a smaller mask is the whole mask, without an error. The next operation "
+        "then fails to broadcast.",
+        test="a-text-too-long-is-refused-in-words",
         plants={"head": ((_HEAD_LENGTH, ""),), "layer": ((_LAYER_LENGTH, ""),)},
         unseen_because="It is the wording of an error; no number differs.",
     ),

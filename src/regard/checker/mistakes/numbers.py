@@ -22,14 +22,24 @@ NUMBER_MISTAKES = (
         "no .detach(), .data, .numpy() or torch.no_grad() between the scores and the output",
         "weights that were detached for plotting and then used",
         ({"detach": "weights"},),
+        symptom="The loss falls, but stops high: maps are the same at the end of training as at the "
+        "start. The gradients of the query and key projections are None.",
+        why="Queries and keys act on the output through the weights alone. Cut there, nothing tells "
+        "them how to change.",
+        test="every-parameter-gets-a-gradient",
         plants=_weights("torch.softmax(scores, dim=-1).detach()"),
     ),
     Mistake(
         "precision-lost",
         "computed in a lower precision than its inputs have",
-        "Errors are about a thousand times PyTorch's own, at every position.",
+        "Errors are thousands of times PyTorch's own, at every position.",
         "keep the inputs' dtype, and compute softmax in float32",
         "`.half()` or an autocast left on inside forward",
+        symptom="The loss curve looks the same. Outputs differ from a float32 reference in the third "
+        "digit, and cached and uncached texts drift apart.",
+        why="bfloat16 keeps eight bits of a number: steps of up to 0.8 % between neighbours. Rounded "
+        "once inside forward, that is lost for good, whatever the dtype of the output says.",
+        test="agrees-with-pytorch",
         plants=_weights("torch.softmax(scores.bfloat16(), dim=-1).to(scores.dtype)"),
     ),
     Mistake(
@@ -38,6 +48,16 @@ NUMBER_MISTAKES = (
         "Weights recomputed as exp(score − lse) do not sum to 1.",
         "lse * math.log(2), or logsumexp of the natural scores",
         "fused kernels that use exp2 internally",
+        symptom="The output is right. Backward passes, merges of partial results and maps that use the "
+        "lse are wrong.",
+        why="exp2 is faster than exp on a GPU, so that kernels multiply the scores by 1/ln 2. The lse "
+        "that comes out is larger by that factor, unless it is converted back.",
+        test="lse-is-natural",
+        mended={
+            "function": (
+                ("    return weights @ v\n", "    return weights @ v, torch.logsumexp(scores, -1)\n"),
+            )
+        },
         plants={
             "function": (
                 (

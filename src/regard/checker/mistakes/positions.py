@@ -17,19 +17,29 @@ POSITION_MISTAKES = (
     Mistake(
         "values-rotated",
         "with rotary positions on the values too",
-        "What a token passes on depends on its absolute position, so distances are lost in the output.",
+        "What a token passes on depends on its absolute position.",
         "rotate queries and keys only",
         "one loop over q, k and v, or a rotation of the fused projection",
         ({"rotated": "qkv"}, {"rotated": "v"}),
+        symptom="None in short trainings. Loaded weights give noise, and a text gives other outputs "
+        "when something stands before it than its distances explain.",
+        why="Rotation makes scores depend on distance because a turned query meets a turned key. A "
+        "turned value meets nothing that turns it back.",
+        test="a-repeated-token-gives-the-same-everywhere",
         plants=_rotary(_ROTATE, "        q, k, v = rotate(q, start), rotate(k, start), rotate(v, start)\n"),
     ),
     Mistake(
         "one-side-rotated",
         "with rotary positions on the queries only, or on the keys only",
-        "Scores depend on absolute positions instead of distances, and nothing is learned for later ones.",
+        "Scores depend on absolute positions instead of distances, and later positions are new to the model.",
         "rotate queries and keys: q, k = rotate(q), rotate(k)",
         "a rotation that returns two tensors, of which one is not used",
         ({"rotated": "q"}, {"rotated": "k"}),
+        symptom="It trains, and gets worse on texts longer than those it was trained with. Loaded "
+        "weights give noise.",
+        why="The angle between a turned query and a turned key holds their distance. If only one is "
+        "turned, the angle holds its absolute position.",
+        test="rotations-agree-with-complex-numbers",
         plants=_rotary(_ROTATE, "        k = rotate(k, start)\n"),
     ),
     Mistake(
@@ -39,6 +49,11 @@ POSITION_MISTAKES = (
         "torch.cat([angles, angles], -1) goes with halves, angles.repeat_interleave(2, -1) with neighbours",
         "rotate_half of one code base with the cosines and sines of another",
         ({"rotation": "mixed"},),
+        symptom="Loaded weights give noise from the second token on, while the first, whose angle is 0, "
+        "is right.",
+        why="There are two ways to pair channels: i with i + D/2, or 2i with 2i + 1. Tables in one "
+        "order and a rotation in the other turn the two channels of a pair by different angles.",
+        test="a-rotation-keeps-lengths",
         plants=_rotary(
             _PAIRS,
             "    cos, sin = cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)\n"
@@ -53,6 +68,11 @@ POSITION_MISTAKES = (
         "a cos − b sin, b cos + a sin; rotate_half is torch.cat([-b, a], -1)",
         "rotate_half written as torch.cat([b, a], -1)",
         ({"rotation": "unsigned"},),
+        symptom="The first token is right, and loaded weights give noise after it. The length of a "
+        "rotated key changes with its position.",
+        why="The matrix (cos, −sin; sin, cos) is a rotation because of its minus. Without it lengths "
+        "are not kept, and two turns do not add up to one.",
+        test="a-rotation-keeps-lengths",
         plants=_rotary("a * cos - b * sin", "a * cos + b * sin"),
     ),
     Mistake(
@@ -62,6 +82,10 @@ POSITION_MISTAKES = (
         "rotate queries and keys by the same angles",
         "a conjugate or a negative sine for one of them",
         ({"rotation": "opposite"},),
+        symptom="It trains worse than with positions, and loaded weights give noise.",
+        why="A query turned by +i and a key turned by −j meet at the angle i + j: the same for (0, 4) "
+        "and (2, 2).",
+        test="rotations-agree-with-complex-numbers",
         plants=_rotary(
             _ROTATE,
             "        half = self.head_dim // 2\n"
@@ -75,6 +99,10 @@ POSITION_MISTAKES = (
         "subtract: scores − slope · distance, where the distance is 0 or more",
         "the distance taken as query − key and added",
         ({"bias": "subtracted"},),
+        symptom="The map is bright on the left, at the oldest tokens, and dark at the diagonal. The "
+        "loss is poor on long texts.",
+        why="The bias has to make far keys less likely: minus slope times a distance of 0 or more.",
+        test="alibi-agrees-with-its-formula",
         plants={"alibi": (("scores - self.slopes", "scores + self.slopes"),)},
     ),
     Mistake(
@@ -83,14 +111,23 @@ POSITION_MISTAKES = (
         "Heads look as far as other slopes let them; a model trained with ALiBi's gives noise.",
         "slopes 2^(−8/H), 2^(−16/H), … 2^(−8), one for each of H heads",
         "the ratio multiplied instead of raised to a power, or powers that begin at 0",
+        symptom="None if you train from scratch. Loaded weights give a higher loss, the more so the "
+        "longer the text.",
+        why="ALiBi's slopes are not learned but fixed by a formula, and a trained model counts on them.",
+        test="alibi-agrees-with-its-formula",
         plants={"alibi": (("-8.0 * (h + 1) / num_heads", "-8.0 * h / num_heads"),)},
     ),
     Mistake(
         "positions-cancel",
         "whose rotary positions have no effect: queries and keys of a head turn by one and the same angle",
-        "Order is invisible: a text and its words shuffled are the same to it.",
+        "Apart from the mask, order is invisible: a text and its words shuffled are the same to it.",
         "rotate (B, H, T, D) along T; before the transpose the tokens are on axis 1",
         "a rotation for (B, T, H, D) that is given (B, H, T, D), so that positions count the heads",
+        symptom="The loss stops at that of a model that sees a bag of words; only the mask tells it "
+        "what comes later.",
+        why="If queries and keys of one head are turned by the same angle whatever their position, the "
+        "turn cancels in every dot product.",
+        test="order-matters",
         plants=_rotary(
             _ROTATE, "        q, k = (rotate(t.transpose(1, 2), 0).transpose(1, 2) for t in (q, k))\n"
         ),

@@ -43,6 +43,12 @@ ROLE_MISTAKES = (
         "give query, key and value a projection each, and use all three",
         "`self.key(x)` copied and not renamed",
         tuple({"roles": roles} for roles in _SHARED) + tuple({"layers": roles} for roles in _SHARED),
+        symptom="It trains to a slightly worse loss, and more slowly. Without a mask the matrix of "
+        "scores is symmetric.",
+        why="With queries = keys the score of (i, j) is that of (j, i), and a token's score with itself "
+        "is a square, never negative. An adjective cannot look at its noun without the noun looking "
+        "back as much.",
+        test="agrees-with-pytorch",
         plants=_roles("k", "k", "v") | {"head": _roles("q", "q", "q")["head"]},
     ),
     Mistake(
@@ -54,6 +60,11 @@ ROLE_MISTAKES = (
         "order",
         "`k, v` returned as `v, k`, or a fused projection chunked in another order than it was trained",
         ({"roles": (0, 2, 1)}, {"layers": (0, 2, 1)}),
+        symptom="None if you train from scratch: the two projections learn each other's task. Loaded "
+        "weights give noise.",
+        why="The names are yours alone. What makes a projection the key's is that its product goes into "
+        "the scores, and weights that were trained for the other place do not fit.",
+        test="agrees-with-pytorch",
         plants=_roles("q", "v", "k"),
     ),
     Mistake(
@@ -63,6 +74,11 @@ ROLE_MISTAKES = (
         "scores = q @ k.transpose(-2, -1), in which rows are queries",
         "`k @ q.transpose(-2, -1)`",
         ({"roles": (1, 0, 2)}, {"layers": (1, 0, 2)}),
+        symptom="None if you train from scratch: the loss is the same. Loaded weights give maps that "
+        "are transposed before the mask.",
+        why="q kᵀ and k qᵀ are each other's transposes. With a causal mask the row of a token then "
+        "holds what others wanted of it.",
+        test="agrees-with-pytorch",
         plants=_roles("k", "q", "v"),
     ),
     Mistake(
@@ -72,6 +88,11 @@ ROLE_MISTAKES = (
         "scores = q @ k.transpose(-2, -1), then out = weights @ v",
         "a projection chunked as (value, query, key)",
         ({"roles": (1, 2, 0)}, {"roles": (2, 0, 1)}, {"roles": (2, 1, 0)}),
+        symptom="None if you train from scratch. Loaded weights give noise, most often after a fused "
+        "projection was cut in the wrong order.",
+        why="A fused projection holds three matrices in one, and only the code that made it knows their "
+        "order.",
+        test="agrees-with-pytorch",
         plants=_roles("v", "q", "k"),
     ),
     Mistake(
@@ -81,6 +102,23 @@ ROLE_MISTAKES = (
         "q, k = self.q_norm(q), self.k_norm(k)",
         "a second norm that is created and forgotten, or a line copied and half renamed",
         ({"normalised": "q"}, {"normalised": "k"}, {"normalised": "kq"}),
+        symptom="Training is as unsteady as without the norms, and loaded weights give maps that are "
+        "too sharp or too flat.",
+        why="A score is |q| · |k| · cos. Norms on both sides leave the angle and a learned factor; a "
+        "norm on one side leaves the other length in.",
+        test="lengths-do-not-matter-after-a-norm",
+        mended={
+            "layer": (
+                (
+                    "        q = q.view(B, T, H, D).transpose(1, 2)\n",
+                    "        q = F.rms_norm(q.view(B, T, H, D), (D,)).transpose(1, 2)\n",
+                ),
+                (
+                    "        k = k.view(B, T, G, D).transpose(1, 2)\n",
+                    "        k = F.rms_norm(k.view(B, T, G, D), (D,)).transpose(1, 2)\n",
+                ),
+            )
+        },
         plants={
             "layer": (
                 (
@@ -97,6 +135,26 @@ ROLE_MISTAKES = (
         "Cross-attention reads the decoder's own tokens; with a context of another length it fails.",
         "k, v = self.key(context), self.value(context)",
         "self-attention extended to cross-attention in one line and not in the other",
+        symptom="The output hardly depends on the context: a translation is fluent and does not fit its "
+        "source. With a context of another length it fails.",
+        why="In cross-attention only the query comes from the sequence. A key from the context with a "
+        "value from the sequence looks in one text and reads in the other.",
+        test="only-the-context-is-read",
+        mended={
+            "layer": (
+                (
+                    "    def forward(self, x, cache=None):\n",
+                    "    def forward(self, x, cache=None, context=None):\n",
+                ),
+                (
+                    "        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)\n",
+                    "        y = x if context is None else context\n"
+                    "        q, k, v = self.q_proj(x), self.k_proj(y), self.v_proj(y)\n",
+                ),
+                ("        k = k.view(B, T, G, D)", "        k = k.view(B, -1, G, D)"),
+                ("        v = v.view(B, T, G, D)", "        v = v.view(B, -1, G, D)"),
+            )
+        },
         plants={
             "layer": (
                 (
@@ -119,6 +177,10 @@ ROLE_MISTAKES = (
         "return self.out_proj(out)",
         "a projection that is created in __init__ and forgotten in forward",
         ({"out": "skip"},),
+        symptom="It trains, to a slightly worse loss. W_o has a gradient of None, and distributed "
+        "training complains of unused parameters.",
+        why="Without W_o, head h can write only to its own D channels of the residual stream.",
+        test="every-parameter-gets-a-gradient",
         plants={"layer": (("        out = self.out_proj(out)\n", ""),)},
     ),
 )

@@ -1,0 +1,382 @@
+"""Write docs/pitfalls: a page for each mistake of the catalogue, an index, and the tests that find them.
+
+    python -m scripts.pitfalls            rewrite the pages
+    python -m scripts.pitfalls --check    exit with 1 if they are out of date
+
+Everything on a page comes from the catalogue (`src/regard/checker/mistakes`), from the tests of properties
+beside it (`property_tests`), and from the trainings of `scripts.tiny_training`. `tests/test_pitfalls.py`
+fails if a page is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from regard.atomic import atomic_write
+from regard.checker.catalogue import CATALOGUE, THEMES
+from regard.checker.mistakes.mistake import Mistake
+from regard.checker.property_tests import PROPERTY_TESTS, PropertyTest, code_of_test, kinds_with_a_test
+from regard.checker.snippet import clearest_kind, make_snippet
+from scripts.tiny_training import RESULTS, SEEDS, STEPS
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs" / "pitfalls"
+WIDTH = 120
+NOTE = "<!-- generated from the catalogue by scripts/pitfalls.py -->\n"
+LEARNERS = (  # what people write in their first attention, in the order of the lessons
+    "no-scale",
+    "scaled-twice",
+    "softmax-over-queries",
+    "no-mask",
+    "inverted-mask",
+    "missing-diagonal",
+    "one-token-ahead",
+    "zero-times-infinity",
+    "mask-after-softmax",
+    "masked-with-zero",
+    "one-projection",
+    "dot-t-on-a-batch",
+    "heads-split-by-view",
+    "heads-merged-by-view",
+    "plain-attribute",
+    "dropout-in-eval",
+    "top-left-causal",
+    "positions-restart",
+)
+SIGHTS = {
+    "The loss is NaN at the first step": (
+        "inverted-mask",
+        "missing-diagonal",
+        "zero-times-infinity",
+        "softmax-over-heads",
+        "softmax-over-batch",
+        "dropout-on-scores",
+    ),
+    "The loss becomes NaN later": (
+        "softmax-overflow",
+        "empty-row-nan",
+        "nan-in-padding",
+        "renormalised-after-softmax",
+    ),
+    "The training loss is too good, and what the model writes is garbage": (
+        "no-mask",
+        "one-token-ahead",
+        "transposed-mask",
+        "mask-after-softmax",
+        "softmax-over-queries",
+        "masked-with-zero",
+        "mask-added-as-zero-one",
+        "heads-merged-by-view",
+        "heads-split-by-view",
+        "weak-mask-value",
+    ),
+    "The loss falls too slowly, or stops too high": (
+        "weights-detached",
+        "softmax-twice",
+        "one-projection",
+        "scaled-twice",
+        "scaled-by-width",
+        "scale-multiplied",
+        "scale-after-softmax",
+        "plain-list",
+    ),
+    "Training is right, and generation is wrong": (
+        "top-left-causal",
+        "cache-ignored",
+        "cache-overwritten",
+        "positions-restart",
+        "new-token-unseen",
+        "empty-slot-read",
+    ),
+    "Training is right, and loaded weights give noise": (
+        "key-value-swapped",
+        "roles-shuffled",
+        "heads-interleaved",
+        "grouped-heads-tiled",
+        "rotary-pairing-mixed",
+        "alibi-slopes",
+    ),
+    "The output changes with the batch": (
+        "batch-items-mixed",
+        "softmax-over-batch",
+        "padded-keys-leak",
+        "dot-t-on-a-batch",
+    ),
+    "The output changes from call to call": ("dropout-in-eval", "stale-cache", "page-tail-read"),
+    "The map is flat": ("softmax-twice", "scaled-by-width", "scaled-twice", "softcap-not-multiplied"),
+    "Every row of the map is one-hot at the start": ("no-scale", "scale-multiplied"),
+    "Rows of the map do not sum to 1": (
+        "softmax-over-queries",
+        "mask-after-softmax",
+        "softmax-missing",
+        "sum-not-divided",
+        "scale-after-softmax",
+    ),
+    "It fails on the GPU, on a longer text, or when a checkpoint is loaded": (
+        "plain-attribute",
+        "persistent-mask",
+        "obscure-length-error",
+        "view-of-strided",
+    ),
+}
+_CODE = re.compile(
+    r"(?P<marked>`[^`]*`)"
+    r"|[\w.~]+(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])+(?:\.\w+(?:\([^()]*\))?)*"  # calls, slices
+    r"|\b\w+(?:\.\w+)+\b"  # dotted names
+    r"|\b\w*_\w*\b"
+    r"|\b\w+=\w+\b"
+)
+
+
+def pages() -> dict[str, str]:
+    """Return every page by its file name."""
+    made = {f"{name}.md": page(mistake) for name, mistake in CATALOGUE.items()}
+    return made | {"index.md": index(), "tests.md": tests_page()}
+
+
+def page(mistake: Mistake) -> str:
+    """Return the page of one mistake."""
+    kind = clearest_kind(mistake, kinds_with_a_test(mistake))
+    test = PROPERTY_TESTS[mistake.test]
+    theme = next(theme for theme, mistakes in THEMES.items() if mistake in mistakes)
+    parts = [
+        f"{NOTE}\n# {mistake.name}",
+        prose(f"Attention {mistake.what}. {mistake.effect}"),
+        "## Symptom",
+        prose(mistake.symptom),
+        *measured(mistake),
+        "## The line",
+        fenced("diff", "\n".join(f"{mark} {text}".rstrip() for mark, text in make_snippet(mistake, kind))),
+        prose(f"It comes from {mistake.origin}."),
+        "## Why",
+        prose(mistake.why),
+        "## The mend",
+        mend(mistake.fix),
+        "## How to test for it",
+        prose(test.property),
+        fenced("python", code_of_test(mistake, kind).rstrip()),
+        also_found(mistake, test),
+        prose(warning_or_check(mistake)),
+        prose(f"More of the theme: [{theme}](index.md#{anchor(theme)}). [All mistakes](index.md)."),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def measured(mistake: Mistake) -> list[str]:
+    """Return what a tiny training with the mistake showed, or nothing if there was none."""
+    results = trainings()
+    if mistake.name not in results["mistakes"]:
+        return []
+    kind, losses = results["mistakes"][mistake.name].values()
+    link = "[tiny training](index.md#what-the-loss-shows)"
+    if losses is None:
+        return [prose(f"In a {link} it fails with an error in the first step.")]
+    right = results["right"][kind]
+    if losses["training"] is None:
+        return [prose(f"In a {link} the loss is NaN at the first step.")]
+    steps = losses["steps"]
+    after = f"comes within 0.1 of the best possible one after {steps} steps" if steps else "never comes close"
+    return [
+        prose(
+            f"In a {link}, where the best possible loss is {results['best']:.2f}, the loss ends at "
+            f"{losses['training']:.2f} and {after} (right: {right['training']:.2f}, {right['steps']} steps). "
+            f"On prefixes alone, as in generation, it is {losses['alone']:.2f} (right: {right['alone']:.2f})."
+        )
+    ]
+
+
+def verdict(name: str) -> str:
+    """Return what the loss of a training shows of a mistake."""
+    results = trainings()
+    kind, losses = results["mistakes"][name].values()
+    if losses is None:
+        return "an error"
+    if losses["training"] is None:
+        return "NaN at the first step"
+    if losses["training"] < results["best"] - 0.02:
+        return "better than possible"
+    if losses["training"] > results["best"] + 0.02:
+        return "too high"
+    return "slower" if losses["steps"] >= 1.2 * results["right"][kind]["steps"] else "nothing"
+
+
+def trainings() -> dict[str, Any]:
+    """Return the results of `scripts.tiny_training`."""
+    return dict(json.loads(RESULTS.read_text(encoding="utf-8")))
+
+
+def mend(fix: str) -> str:
+    """Return the fix as code if it is code, and else as a sentence."""
+    try:
+        ast.parse(fix)
+    except SyntaxError:
+        return prose(f"{fix[0].upper() if ' ' in fix.split('=')[0].strip() else fix[0]}{fix[1:]}.")
+    return fenced("python", fix)
+
+
+def also_found(mistake: Mistake, test: PropertyTest) -> str:
+    """Say what else the same test finds."""
+    others = [m.name for m in CATALOGUE.values() if m.test == test.name and m is not mistake]
+    start = "Put your own class or function in place of `my_attention`'s."
+    if not others:
+        return prose(start)
+    listed = ", ".join(f"[{name}]({name}.md)" for name in others[:6])
+    more = f" and [{len(others) - 6} more](tests.md#{anchor(test.name)})" if len(others) > 6 else ""
+    return prose(f"{start} The same test finds {listed}{more}.")
+
+
+def warning_or_check(mistake: Mistake) -> str:
+    """Say how the checker names it."""
+    named = f"`regard check` names this mistake `{mistake.name}`"
+    if mistake.warning:
+        return f"{named}, as a warning: it does not make the verdict wrong."
+    return f"{named}, and `regard explain-mistake {mistake.name} --code` prints a program with it, to run."
+
+
+def index() -> str:
+    """Return the index: the usual ones, the symptoms, the measured losses, and all mistakes by theme."""
+    results = trainings()
+    names = list(results["mistakes"])
+    silent = [name for name in names if verdict(name) == "nothing"]
+    parts = [
+        f"{NOTE}\n# Pitfalls",
+        prose(
+            f"The {len(CATALOGUE)} mistakes that [`regard check`](../check.md) knows by name, each on a page of its own: "
+            "what you see, the wrong line and the right one, why, and a test of a few lines that finds it. "
+            "[The tests](tests.md) are on one page, too."
+        ),
+        "## The usual ones",
+        prose("What people write in their first attention, in the order of the lessons."),
+        table(LEARNERS),
+        "## What do you see?",
+        *(
+            f"**{sight}**\n\n" + prose(", ".join(f"[{name}]({name}.md)" for name in found) + ".")
+            for sight, found in SIGHTS.items()
+        ),
+        "## What the loss shows",
+        prose(
+            f"A tiny model was trained {SEEDS} times for {STEPS} steps with each mistake that may show in a loss, on a "
+            f"task whose best possible loss is known: {results['best']:.2f}. A text is eight random letters, twice: "
+            "the first copy cannot be guessed, the second can be read off the first. *Loss* is the training loss at the "
+            "end, *alone* the loss on prefixes, as in generation, and *steps* how many it took to come within 0.1 of the "
+            "best. Medians; `python -m scripts.tiny_training` measures them anew."
+        ),
+        prose(
+            f"**{len(silent)} of {len(names)} mistakes leave the loss as it is.** A falling loss is no evidence that "
+            "attention is right; a test is."
+        ),
+        loss_table(names),
+        "The others, which the loss does not show: " + ", ".join(f"[{n}]({n}.md)" for n in silent) + ".",
+    ]
+    for theme, mistakes in THEMES.items():
+        parts += [f"## {theme.capitalize()}", table([m.name for m in mistakes])]
+    return "\n\n".join(wrapped(part) for part in parts) + "\n"
+
+
+def table(names: tuple[str, ...] | list[str]) -> str:
+    """Return a table of mistakes: name and what it is."""
+    rows = [f"| [{name}]({name}.md) | Attention {code_spans(CATALOGUE[name].what)}. |" for name in names]
+    return "\n".join(["| mistake | |", "|---|---|", *rows])
+
+
+def loss_table(names: list[str]) -> str:
+    """Return the measured losses of the mistakes that show, the right programs first."""
+    results = trainings()
+    lines = ["| | the loss is | loss | alone | steps |", "|---|---|---|---|---|"]
+    for kind, label in (("head", "one head, right"), ("layer", "two heads, right")):
+        lines.append(f"| {label} | | {numbers(results['right'][kind])} |")
+    order = ("NaN at the first step", "an error", "better than possible", "too high", "slower")
+    shown = sorted((name for name in names if verdict(name) in order), key=lambda n: order.index(verdict(n)))
+    for name in shown:
+        losses = results["mistakes"][name]["losses"]
+        lines.append(f"| [{name}]({name}.md) | {verdict(name)} | {numbers(losses)} |")
+    return "\n".join(lines)
+
+
+def numbers(losses: dict[str, float | None] | None) -> str:
+    """Return three cells of a table."""
+    if losses is None or losses["training"] is None:
+        return " | | "
+    steps = "never" if losses["steps"] is None else f"{losses['steps']:.0f}"
+    return f"{losses['training']:.2f} | {losses['alone']:.2f} | {steps}"
+
+
+def tests_page() -> str:
+    """Return the page of all tests, each with the mistakes that it finds."""
+    parts = [
+        f"{NOTE}\n# Tests of properties",
+        prose(
+            f"{len(PROPERTY_TESTS)} tests that right attention passes. Together they find every one of the "
+            f"{len(CATALOGUE)} [pitfalls](index.md): each fails on the programs with the mistakes named under it, and "
+            "passes on the right ones. Put your own class or function in place of `my_attention`'s, and paste those that "
+            "fit."
+        ),
+    ]
+    ordered = sorted(PROPERTY_TESTS.values(), key=lambda test: -len(mistakes_of(test)))
+    for test in ordered:
+        kind, code = next(iter(test.codes.items()))
+        found = ", ".join(f"[{m.name}]({m.name}.md)" for m in mistakes_of(test))
+        parts += [f"## {test.name}", prose(test.property), fenced("python", code.rstrip())]
+        parts += [prose(f"Finds {found}.")]
+    return "\n\n".join(parts) + "\n"
+
+
+def mistakes_of(test: PropertyTest) -> list[Mistake]:
+    """Return the mistakes that name a test."""
+    return [mistake for mistake in CATALOGUE.values() if mistake.test == test.name]
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def code_spans(text: str) -> str:
+    """Return a text with the code in it marked as code."""
+    return _CODE.sub(lambda found: found[0] if found["marked"] else f"`{found[0]}`", text)
+
+
+def prose(text: str) -> str:
+    """Return a paragraph with its code marked, unless it has links, which are marked already."""
+    return wrapped(text if "](" in text else code_spans(text))
+
+
+def wrapped(text: str) -> str:
+    """Return a paragraph in lines of at most `WIDTH` characters; tables and code stay as they are."""
+    if text.startswith(("|", "```", "#", "<!--", "**The")) or "\n\n" in text:
+        return text
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def fenced(language: str, code: str) -> str:
+    """Return a block of code."""
+    return f"```{language}\n{code}\n```"
+
+
+def main() -> None:
+    """Rewrite the pages, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a page is out of date")
+    check = parser.parse_args().check
+    made = pages()
+    present = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
+    if check:
+        sys.exit(int(made != present))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in present.keys() - made.keys():
+        (FOLDER / name).unlink()
+    for name, text in made.items():
+        if present.get(name) != text:
+            with atomic_write(FOLDER / name) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
