@@ -12,6 +12,7 @@ from regard.checker.checker import check
 from regard.checker.errors import CheckError
 from regard.checker.report import Report
 from regard.learn.lesson import Outcome, WeightPicture
+from regard.learn.mistakes import find_mistake
 from regard.stages.example import TOKENS
 
 
@@ -52,6 +53,13 @@ def outcome_of_report(name: str, report: Report, done: str) -> Outcome:
         hint = f"The smallest case: {report.example}" if report.example else ""
         return Outcome(name, "wrong", f"no known mistake explains it: {failures}", hint=hint)
     return Outcome(name, "wrong", f"it could not be compared: {report.undecided}")
+
+
+def named_mistake(name: str, mistake: str, evidence: str = "", hint: str = "") -> Outcome:
+    """Return the outcome for a mistake of the catalogue or of `mistakes`, with what shows it."""
+    entry = find_mistake(mistake)
+    assert entry is not None, mistake
+    return Outcome(name, "wrong", f"{entry.effect} {evidence}".strip(), mistake, hint or entry.fix)
 
 
 def judge_guess(name: str, guess: Any, exact: float, within: float, said: str) -> Outcome:
