@@ -12,12 +12,13 @@ NPM    := PATH="$$PATH:$(CURDIR)/$(BIN)" npm
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test attack chromium lint bench bench-gpu capture-table reference sessions format clean
+.PHONY: help demo test attack chromium lint bench bench-gpu capture-table docs reference sessions format clean
 
 help:
 	@echo "make demo       set up, look into the included model, check an attention, write out/inspect.html"
 	@echo "make test       set up, run every test"
 	@echo "make attack     hostile files, signals, threads, clients and tensors, drawn for minutes"
+	@echo "make docs       build the documentation site into out/docs; it needs no server and no network"
 	@echo "make lint       ruff and mypy; prettier and tsc for the page"
 	@echo "make capture-table  capture against every model type of Transformers; writes docs/transformers.md"
 	@echo "make bench      measure speed and memory on this CPU"
@@ -62,6 +63,10 @@ $(NODE): package.json $(READY)
 # Twenty minutes on two cores. Ends with an error if a model type fails.
 capture-table: $(READY)
 	$(BIN)/python -m tests.against.transformers_survey --docs docs/transformers.md
+
+# Warnings are errors. Lessons, linked source files and a saved page of the included model are part of it.
+docs: $(READY)
+	$(BIN)/python -m scripts.docs
 
 # Signatures, methods and commands in docs/reference.md come from the code.
 reference: $(READY)
