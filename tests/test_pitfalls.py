@@ -1,4 +1,4 @@
-"""The pages of the mistakes: up to date with the catalogue, complete, and true where they say what a loss does."""
+"""The pages of the mistakes: up to date with the catalogue, complete, and true about the loss."""
 
 from __future__ import annotations
 
