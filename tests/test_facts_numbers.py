@@ -13,12 +13,14 @@ from regard.stages import (
     CausalSelfAttention,
     Head,
     MultiHeadAttention,
+    ProjectedMultiHeadAttention,
     SelfAttention,
     SeparateHeads,
+    UnscaledSelfAttention,
     join_heads,
 )
 from regard.stages import simplified_self_attention as simplified
-from regard.stages.example import TOKENS, WK, WQ, WV, X, multi_head, project
+from regard.stages.example import TOKENS, WK, WQ, WV, X, multi_head, project, with_example_weights
 
 
 def same(ours: Tensor, printed: list[list[float]] | list[float], digits: int) -> None:
@@ -104,28 +106,41 @@ def test_trainable_projections() -> None:
     same(k[some], [[0.431, 0.757], [0.736, 0.654], [0.422, 0.683]], 6)
     same(v[some], [[0.488, 0.372], [0.587, 0.647], [0.494, 0.307]], 6)
     same(trace(q, k, v).scores[1, some], [1.1171, 1.1993, 1.0292], 4)
+    _, weights = with_example_weights(UnscaledSelfAttention(3, head_dim=2))(X)
+    model = torch.log(weights[1, some] / weights[1, 1])  # the differences of the scores
+    same(model, [1.1171 - 1.1993, 0.0, 1.0292 - 1.1993], 4)
 
 
-def test_trainable_stage() -> None:
-    out, attn = scaled_dot_product_attention(*project(X))
-    same(attn, TRAINABLE_WEIGHTS, 4)
-    same(out, TRAINABLE_OUTPUTS, 6)
+def test_scaled_stage() -> None:
+    for out, weights in (
+        scaled_dot_product_attention(*project(X)),
+        with_example_weights(SelfAttention(3, head_dim=2))(X),
+    ):
+        same(weights, TRAINABLE_WEIGHTS, 4)
+        same(out, TRAINABLE_OUTPUTS, 6)
 
 
 def test_causal_stage() -> None:
-    out, attn = scaled_dot_product_attention(*project(X), causal_mask(6))
-    same(attn, CAUSAL_WEIGHTS, 4)
+    for out, weights in (
+        scaled_dot_product_attention(*project(X), causal_mask(6)),
+        with_example_weights(SelfAttention(3, head_dim=2))(X, causal_mask(6)),
+        with_example_weights(CausalSelfAttention(3, 6, head_dim=2)).attention(X),
+        with_example_weights(Head(3, 2, 6)).attention(X),
+    ):
+        same(weights, CAUSAL_WEIGHTS, 4)
+        same(out, CAUSAL_OUTPUTS, 6)
+
+
+def test_several_heads_with_one_head_are_the_causal_stage() -> None:
+    out, weights = multi_head(num_heads=1).attention(X)
+    same(weights[0], CAUSAL_WEIGHTS, 4)
     same(out, CAUSAL_OUTPUTS, 6)
-
-
-def test_causal_stage_as_a_layer() -> None:
-    same(multi_head(num_heads=1)(X), CAUSAL_OUTPUTS, 6)
 
 
 def test_by_hand() -> None:
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    head = Head(n_embd=2, head_size=2, block_size=3).eval()
-    for projection in (head.key, head.query, head.value):
+    head = Head(d_model=2, head_dim=2, max_seq_len=3).eval()
+    for projection in (head.W_q, head.W_k, head.W_v):
         nn.init.eye_(projection.weight)
     out, weights = head.attention(x)
     same(weights, [[1, 0, 0], [0.33024, 0.66976, 0], [0.24826, 0.24826, 0.50349]], 5)
@@ -135,6 +150,7 @@ def test_by_hand() -> None:
 def test_seeded_causal_self_attention() -> None:
     torch.manual_seed(0)
     layer = CausalSelfAttention(8, 4)
+    nn.Linear(8, 8, bias=False)  # the published layer draws W_o too, between its weights and x
     _, weights = layer.attention(torch.randn(2, 4, 8))
     same(weights[0], [[1, 0, 0, 0], [0.7027, 0.2973, 0, 0], [0.3603, 0.3272, 0.3125, 0],
                       [0.2419, 0.3202, 0.2101, 0.2279]], 4)  # fmt: skip
@@ -145,8 +161,8 @@ def test_seeded_causal_self_attention() -> None:
 def test_seeded_scores_of_a_head() -> None:
     torch.manual_seed(42)
     x = torch.randn(4, 8, 32)
-    head = Head(n_embd=32, head_size=16, block_size=8)
-    scaled = trace(head.query(x), head.key(x), head.value(x)).scaled
+    head = Head(d_model=32, head_dim=16, max_seq_len=8)
+    scaled = trace(head.W_q(x), head.W_k(x), head.W_v(x)).scaled
     assert scaled.std().item() == pytest.approx(0.351, abs=5e-4)
 
 
@@ -182,7 +198,7 @@ def test_first_causal_row_is_one_hot() -> None:
 CAUSAL_LAYERS = {
     "CausalSelfAttention": lambda: CausalSelfAttention(8, 16),
     "Head": lambda: Head(8, 4, 16),
-    "SeparateHeads": lambda: SeparateHeads(8, 8, 2, 16),
+    "SeparateHeads": lambda: SeparateHeads(8, 8, 2),
     "MultiHeadAttention": lambda: MultiHeadAttention(8, 8, 2),
 }
 
@@ -222,7 +238,7 @@ def test_a_value_bias_shifts_the_output_by_itself() -> None:
 
 def test_with_one_head_the_output_projection_folds_into_the_value_projection() -> None:
     torch.manual_seed(0)
-    layer = CausalSelfAttention(8, 6).double()
+    layer = ProjectedMultiHeadAttention(8, num_heads=1).double().eval()
     x = drawn(2, 6, 8).double()
     expected = layer(x)
     with torch.no_grad():
@@ -234,7 +250,7 @@ def test_with_one_head_the_output_projection_folds_into_the_value_projection() -
 def test_sharing_one_projection_makes_the_scores_symmetric() -> None:
     torch.manual_seed(0)
     layer, x = SelfAttention(8), drawn(5, 8)
-    q, k, v = layer.W_Q(x), layer.W_K(x), layer.W_V(x)
+    q, k, v = layer.W_q(x), layer.W_k(x), layer.W_v(x)
     shared = trace(q, q, v).scores
     own = trace(q, k, v).scores
     torch.testing.assert_close(shared, shared.mT)
@@ -244,7 +260,7 @@ def test_sharing_one_projection_makes_the_scores_symmetric() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_one_big_projection_equals_small_ones_exactly(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    separate = SeparateHeads(d_in=32, d_out=64, num_heads=4, block_size=16).to(dtype).eval()
+    separate = SeparateHeads(d_model=32, d_out=64, num_heads=4).to(dtype).eval()
     x = drawn(2, 16, 32).to(dtype)
     assert torch.equal(join_heads(separate)(x), separate(x))
 

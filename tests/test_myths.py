@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard import attend, causal, causal_mask, scaled_dot_product_attention
 from regard.attention.steps import trace
-from regard.stages import CausalSelfAttention, Head, MultiHeadAttention, ProjectedMultiHeadAttention
+from regard.stages import Head, MultiHeadAttention, ProjectedMultiHeadAttention
 from regard.stages.example import X, project
 
 
@@ -29,7 +29,7 @@ def test_scaled_scores_have_standard_deviation_one_only_for_unit_variance(head_s
     """Claim: about 1 after scaling, whatever the head size. Measured: a third, with PyTorch's own init."""
     x = drawn(64, 16, 256)
     head = Head(256, head_size, 16)
-    q, k = head.query(x), head.key(x)
+    q, k = head.W_q(x), head.W_k(x)
     assert q.std().item() == pytest.approx(0.58, abs=0.02)
     assert k.std().item() == pytest.approx(0.58, abs=0.02)
     assert trace(q, k, k).scaled.std().item() == pytest.approx(1 / 3, abs=0.02)
@@ -73,7 +73,7 @@ def test_a_bias_free_single_head_is_gpt2_only_if_three_things_hold(
     config = GPT2Config(n_embd=32, n_head=heads, attn_pdrop=0.0, resid_pdrop=0.0)
     config._attn_implementation = "sdpa"
     theirs = GPT2Attention(config, layer_idx=0).eval()
-    ours = CausalSelfAttention(32, 16)
+    ours = ProjectedMultiHeadAttention(32, num_heads=1).eval()
     with torch.no_grad():
         for projection in (theirs.c_attn, theirs.c_proj):
             projection.weight.normal_(std=0.2)

@@ -16,7 +16,13 @@ from tests.checker import honest
 
 OWN = {name for name, thing in vars(honest).items() if getattr(thing, "__module__", None) == honest.__name__}
 HAND_WRITTEN = sorted(OWN - {"fused_on"})
-STAGES = [name for name in regard.stages.__all__ if isinstance(getattr(regard.stages, name), type)]
+# These two are no attention. The unscaled stage is no scaled dot-product attention, and says so below.
+OTHER_STAGES = {"LearnedPositions", "SmallGPT", "UnscaledSelfAttention"}
+STAGES = [
+    name
+    for name in regard.stages.__all__
+    if isinstance(getattr(regard.stages, name), type) and name not in OTHER_STAGES
+]
 
 
 def assert_right(thing, **options):
@@ -36,6 +42,11 @@ def test_hand_written(name):
 def test_every_stage(name):
     report = assert_right(getattr(regard.stages, name))
     assert report.warnings == [], str(report)
+
+
+def test_the_stage_before_the_scale_lacks_the_scale():
+    report = check(regard.stages.UnscaledSelfAttention)
+    assert [diagnosis.name for diagnosis in report.diagnoses] == ["no-scale"]
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 import doctest
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from regard.checker.catalogue import CATALOGUE
 from regard.learn.course import LESSONS
 from regard.learn.exercise import find_blanks, make_exercise, plain_solution
-from regard.learn.judgement import is_done, judge, tasks_of, usual_mistakes_of
-from regard.learn.lesson import Lesson, Outcome
+from regard.learn.judgement import is_done, tasks_of, usual_mistakes_of
+from regard.learn.lesson import Lesson
+from regard.learn.mistakes import find_mistake
+from tests.learn.in_process import judged
 
 READY = [lesson for lesson in LESSONS if (lesson.folder / "lesson.md").exists()]
 WITH_CODE = [lesson for lesson in READY if lesson.has_code]
@@ -32,17 +32,6 @@ SECTIONS = [
 
 def name_of(lesson: Lesson) -> str:
     return lesson.noun
-
-
-def judged(lesson: Lesson, program: str, folder: Path) -> list[Outcome]:
-    """Judge a program in this process, which importing it leaves as it was."""
-    path, places = folder / lesson.file, sys.path.copy()
-    path.write_text(program, encoding="utf-8")
-    try:
-        return judge(lesson, path)
-    finally:
-        sys.path[:] = places
-        sys.modules.pop(f"checked_{path.stem}", None)
 
 
 def test_every_lesson_is_there() -> None:
@@ -83,7 +72,7 @@ def test_the_usual_mistakes_in_the_text_are_those_that_are_planted(lesson: Lesso
     named = re.findall(r"^\| `([\w-]+)`", table, flags=re.MULTILINE)
     assert named == [mistake.name for mistake in usual_mistakes_of(lesson)]
     assert len(named) >= 3
-    assert set(named) <= CATALOGUE.keys()
+    assert all(find_mistake(name) for name in named)
 
 
 @pytest.mark.parametrize("lesson", WITH_CODE, ids=name_of)

@@ -13,42 +13,63 @@ from torch import Tensor, nn
 import regard
 from regard import stages
 from regard.stages import (
+    CachedMultiHeadAttention,
     CausalSelfAttention,
     CrossAttention,
     Head,
+    LearnedPositions,
     MultiHeadAttention,
+    PositionalAttention,
     ProjectedMultiHeadAttention,
     SelfAttention,
     SeparateHeads,
+    SmallGPT,
+    TransformerBlock,
+    UnscaledSelfAttention,
+    alibi_bias,
     check_against_pytorch,
     efficient_masking,
     join_heads,
     naive_masking,
+    rotate,
     simplified_self_attention,
 )
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "UnscaledSelfAttention": lambda: UnscaledSelfAttention(8),
     "SelfAttention": lambda: SelfAttention(8),
     "CausalSelfAttention": lambda: CausalSelfAttention(8, 6),
     "Head": lambda: Head(8, 4, 6),
-    "SeparateHeads": lambda: SeparateHeads(8, 6, 3, 6),
+    "SeparateHeads": lambda: SeparateHeads(8, 6, 3),
     "MultiHeadAttention": lambda: MultiHeadAttention(8, 6, 3),
     "ProjectedMultiHeadAttention": lambda: ProjectedMultiHeadAttention(8, 2),
+    "LearnedPositions": lambda: LearnedPositions(8, 6),
+    "PositionalAttention": lambda: PositionalAttention(8, 2),
+    "PositionalAttention(alibi)": lambda: PositionalAttention(8, 2, "alibi"),
+    "CachedMultiHeadAttention": lambda: CachedMultiHeadAttention(8, 2),
+    "TransformerBlock": lambda: TransformerBlock(8, 2),
 }
-BOUNDED = ("CausalSelfAttention", "Head", "SeparateHeads")
+BOUNDED = ("CausalSelfAttention", "Head", "LearnedPositions")
 
 
-def output(result: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+def output(result: Tensor | tuple[Tensor, object]) -> Tensor:
     return result[0] if isinstance(result, tuple) else result
 
 
 @pytest.mark.parametrize(
     ("layer", "signature"),
     [
-        (SelfAttention, {"d_model": ...}),
-        (CausalSelfAttention, {"d_model": ..., "max_seq_len": ...}),
-        (Head, {"n_embd": ..., "head_size": ..., "block_size": ..., "dropout": 0.1}),
-        (MultiHeadAttention, {"d_in": ..., "d_out": ..., "num_heads": ..., "dropout": 0.1}),
+        (UnscaledSelfAttention, {"d_model": ..., "head_dim": None}),
+        (SelfAttention, {"d_model": ..., "head_dim": None}),
+        (CausalSelfAttention, {"d_model": ..., "max_seq_len": ..., "head_dim": None}),
+        (Head, {"d_model": ..., "head_dim": ..., "max_seq_len": ..., "dropout": 0.1}),
+        (SeparateHeads, {"d_model": ..., "d_out": ..., "num_heads": ..., "dropout": 0.1}),
+        (MultiHeadAttention, {"d_model": ..., "d_out": ..., "num_heads": ..., "dropout": 0.1}),
+        (ProjectedMultiHeadAttention, {"d_model": ..., "num_heads": ..., "dropout": 0.1}),
+        (CrossAttention, {"d_model": ..., "d_context": None}),
+        (PositionalAttention, {"d_model": ..., "num_heads": ..., "positions": "rotary", "dropout": 0.1}),
+        (CachedMultiHeadAttention, {"d_model": ..., "num_heads": ..., "dropout": 0.1}),
+        (TransformerBlock, {"d_model": ..., "num_heads": ..., "dropout": 0.1}),
     ],
 )
 def test_signatures(layer: type[nn.Module], signature: dict[str, object]) -> None:
@@ -58,27 +79,34 @@ def test_signatures(layer: type[nn.Module], signature: dict[str, object]) -> Non
         assert parameters[name].default == (inspect.Parameter.empty if default is ... else default)
 
 
+THREE = {"W_q", "W_k", "W_v"}
+
+
 @pytest.mark.parametrize(
-    ("name", "attributes"),
+    ("name", "projections"),
     [
-        ("SelfAttention", {"W_Q", "W_K", "W_V"}),
-        ("CausalSelfAttention", {"W_q", "W_k", "W_v", "W_o"}),
-        ("Head", {"key", "query", "value"}),
-        ("MultiHeadAttention", {"W_q", "W_k", "W_v"}),
-        ("ProjectedMultiHeadAttention", {"W_q", "W_k", "W_v", "W_o"}),
+        ("UnscaledSelfAttention", THREE),
+        ("SelfAttention", THREE),
+        ("CausalSelfAttention", THREE),
+        ("Head", THREE),
+        ("SeparateHeads", {f"{W}.{h}" for W in THREE for h in range(3)}),
+        ("MultiHeadAttention", THREE),
+        ("ProjectedMultiHeadAttention", THREE | {"W_o"}),
+        ("PositionalAttention", THREE | {"W_o"}),
+        ("CachedMultiHeadAttention", THREE | {"W_o"}),
     ],
 )
 def test_projections_have_these_names_and_no_bias_and_nothing_else_is_saved(
-    name: str, attributes: set[str]
+    name: str, projections: set[str]
 ) -> None:
-    assert set(LAYERS[name]().state_dict()) == {f"{attribute}.weight" for attribute in attributes}
+    assert set(LAYERS[name]().state_dict()) == {f"{projection}.weight" for projection in projections}
 
 
-@pytest.mark.parametrize(("name", "buffer"), [("CausalSelfAttention", "causal_mask"), ("Head", "tril")])
-def test_masks_are_boolean_buffers_that_say_who_may_look(name: str, buffer: str) -> None:
+@pytest.mark.parametrize("name", ["CausalSelfAttention", "Head"])
+def test_masks_are_boolean_buffers_that_say_what_is_visible(name: str) -> None:
     layer = LAYERS[name]()
-    assert torch.equal(dict(layer.named_buffers())[buffer], torch.ones(6, 6).tril().bool())
-    assert getattr(layer.to("meta"), buffer).device.type == "meta"  # it moves with the module
+    assert torch.equal(dict(layer.named_buffers())["causal_mask"], torch.ones(6, 6).tril().bool())
+    assert layer.to("meta").causal_mask.device.type == "meta"  # it moves with the module
 
 
 def test_weights_load_at_another_length() -> None:
@@ -114,11 +142,11 @@ def test_any_float_dtype_and_a_gradient(name: str, dtype: torch.dtype) -> None:
 
 def test_weights_and_output_of_self_attention() -> None:
     layer, x = SelfAttention(8), torch.randn(2, 6, 8)
-    out, attn = layer(x, mask=regard.causal_mask(6))
-    q, k, v = layer.W_Q(x), layer.W_K(x), layer.W_V(x)
+    out, weights = layer(x, mask=regard.causal_mask(6))
+    q, k, v = layer.W_q(x), layer.W_k(x), layer.W_v(x)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=True))
-    torch.testing.assert_close(attn @ v, out)
-    assert attn.shape == (2, 6, 6)
+    torch.testing.assert_close(weights @ v, out)
+    assert weights.shape == (2, 6, 6)
 
 
 def test_self_attention_takes_masks_of_a_batch() -> None:
@@ -171,7 +199,7 @@ def test_heads_are_split_by_channel() -> None:
 
 
 def test_joined_heads_keep_mode_dropout_and_dtype() -> None:
-    separate = SeparateHeads(8, 6, 3, 5, dropout=0.3).double().eval()
+    separate = SeparateHeads(8, 6, 3, dropout=0.3).double().eval()
     joined = join_heads(separate)
     x = torch.randn(2, 5, 8, dtype=torch.float64)
     torch.testing.assert_close(joined(x), separate(x), rtol=0, atol=1e-15)
@@ -182,10 +210,10 @@ def test_joined_heads_keep_mode_dropout_and_dtype() -> None:
 def test_cross_attention_reads_the_other_sequence() -> None:
     layer = CrossAttention(8, d_context=5)
     x, context = torch.randn(2, 3, 8), torch.randn(2, 7, 5)
-    out, attn = layer(x, context, regard.padding([7, 2]))
-    assert (out.shape, attn.shape) == ((2, 3, 8), (2, 3, 7))
-    assert (attn[1, :, 2:] == 0).all()
-    q, k, v = layer.W_Q(x), layer.W_K(context), layer.W_V(context)
+    out, weights = layer(x, context, regard.padding([7, 2]))
+    assert (out.shape, weights.shape) == ((2, 3, 8), (2, 3, 7))
+    assert (weights[1, :, 2:] == 0).all()
+    q, k, v = layer.W_q(x), layer.W_k(context), layer.W_v(context)
     torch.testing.assert_close(layer(x, context)[0], F.scaled_dot_product_attention(q, k, v))
 
 
@@ -240,12 +268,12 @@ def test_check_against_pytorch_notices_a_wrong_head(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (torch.randn(8), r"^[xX]: expected \(batch, length, 8\) or \(length, 8\), got \(8,\)"),
-        (torch.randn(2, 6, 7), r"^[xX]: expected width 8 in the last dimension, got \(2, 6, 7\)"),
-        (torch.randn(2, 6, 8).double(), r"^[xX]: expected torch.float32.* got torch.float64"),
-        (torch.ones(2, 6, 8, dtype=torch.long), r"^[xX]: expected torch.float32.* got torch.int64"),
-        (torch.randn(2, 6, 8, device="meta"), r"^[xX]: expected it on cpu.* got meta"),
-        ([[1.0]], r"^[xX]: expected a torch.Tensor, got list"),
+        (torch.randn(8), r"^x: expected \(batch, length, 8\) or \(length, 8\), got \(8,\)"),
+        (torch.randn(2, 6, 7), r"^x: expected width 8 in the last dimension, got \(2, 6, 7\)"),
+        (torch.randn(2, 6, 8).double(), r"^x: expected torch.float32.* got torch.float64"),
+        (torch.ones(2, 6, 8, dtype=torch.long), r"^x: expected torch.float32.* got torch.int64"),
+        (torch.randn(2, 6, 8, device="meta"), r"^x: expected it on cpu.* got meta"),
+        ([[1.0]], r"^x: expected a torch.Tensor, got list"),
     ],
 )
 def test_bad_sequences_are_answered_kindly(name: str, x: Tensor, message: str) -> None:
@@ -263,14 +291,26 @@ def test_a_sequence_over_the_maximum(name: str) -> None:
     ("build", "message"),
     [
         (lambda: MultiHeadAttention(3, 5, 2), r"num_heads: expected .* divides d_out = 5, got 2"),
-        (lambda: ProjectedMultiHeadAttention(8, 3), r"num_heads: expected .* divides d_out = 8, got 3"),
-        (lambda: SeparateHeads(3, 5, 2, 4), r"num_heads: expected .* divides d_out = 5, got 2"),
+        (lambda: ProjectedMultiHeadAttention(8, 3), r"num_heads: expected .* divides d_model = 8, got 3"),
+        (lambda: SeparateHeads(3, 5, 2), r"num_heads: expected .* divides d_out = 5, got 2"),
         (lambda: MultiHeadAttention(3, 4, 0), "num_heads: expected a whole number of at least 1, got 0"),
         (lambda: MultiHeadAttention(3, 4, 2, dropout=1.5), "dropout: expected a probability.*got 1.5"),
         (lambda: Head(8, 4, 6, dropout=-0.1), "dropout: expected a probability.*got -0.1"),
-        (lambda: Head(8, 0, 6), "head_size: expected .* got 0"),
+        (lambda: Head(8, 0, 6), "head_dim: expected .* got 0"),
         (lambda: CausalSelfAttention(8, -1), "max_seq_len: expected .* got -1"),
         (lambda: SelfAttention(2.5), "d_model: expected .* got 2.5"),
+        (lambda: SelfAttention(8, head_dim=0), "head_dim: expected .* got 0"),
+        (lambda: UnscaledSelfAttention(8, head_dim=0), "head_dim: expected .* got 0"),
+        (lambda: LearnedPositions(8, 0), "max_seq_len: expected .* got 0"),
+        (lambda: PositionalAttention(8, 2, "sinus"), 'positions: expected "rotary", "alibi" or None.*sinus'),
+        (lambda: PositionalAttention(6, 2), "d_model // num_heads: expected an even width.*got 3"),
+        (lambda: CachedMultiHeadAttention(8, 3), r"num_heads: expected .* divides d_model = 8, got 3"),
+        (lambda: TransformerBlock(8, 3), r"num_heads: expected .* divides d_model = 8, got 3"),
+        (lambda: SmallGPT(16, 8, 8, 3, 1), r"num_heads: expected .* divides d_model = 8, got 3"),
+        (lambda: SmallGPT(16, 8, 8, 2, 0), "num_layers: expected .* got 0"),
+        (lambda: SmallGPT(16, 8, 8, 2, 1, dropout=2), "dropout: expected a probability.*got 2"),
+        (lambda: rotate(torch.randn(4, 3)), "x: expected an even width.*got 3"),
+        (lambda: alibi_bias(0, 4), "num_heads: expected .* got 0"),
         (lambda: CrossAttention(8, d_context=0), "d_context: expected .* got 0"),
     ],
 )
@@ -279,20 +319,66 @@ def test_bad_sizes_are_answered_kindly(build: Callable[[], nn.Module], message: 
         build()
 
 
+def test_cross_attention_names_the_sequence_that_is_wrong() -> None:
+    with pytest.raises(ValueError, match=r"^x: expected width 8"):
+        CrossAttention(8, 5)(torch.randn(2, 3, 7), torch.randn(2, 7, 5))
+    with pytest.raises(ValueError, match=r"^context: expected width 5"):
+        CrossAttention(8, 5)(torch.randn(2, 3, 8), torch.randn(2, 7, 8))
+
+
 def test_cross_attention_refuses_another_batch() -> None:
     with pytest.raises(ValueError, match=r"context: expected the batch of x, \(2,\), got \(3, 7, 8\)"):
         CrossAttention(8)(torch.randn(2, 6, 8), torch.randn(3, 7, 8))
 
 
-@pytest.mark.parametrize("X", [torch.randn(3), torch.ones(2, 3, dtype=torch.long), [[1.0]]])
-def test_simplified_refuses_what_is_no_sequence(X: Tensor) -> None:
-    with pytest.raises(ValueError, match="X: expected a float tensor"):
-        simplified_self_attention(X)
+@pytest.mark.parametrize(
+    ("cache", "message"),
+    [
+        ([1, 2], "cache: expected the cache of an earlier call, or None, got list"),
+        (
+            (torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)),
+            r"cache: expected \(2, 2, length, 4\), got \(1, ",
+        ),
+        (
+            (torch.randn(2, 3, 4), torch.randn(2, 3, 4)),
+            r"cache: expected \(2, 2, length, 4\), got \(2, 3, 4\)",
+        ),
+    ],
+)
+def test_a_cache_of_another_layer_is_refused(cache: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CachedMultiHeadAttention(8, 2)(torch.randn(2, 1, 8), cache)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.randn(2, 3), r"ids: expected token ids .* got \(2, 3\) torch.float32"),
+        ([1, 2], "ids: expected token ids .* got list"),
+        (torch.tensor([[0, 16]]), "ids: expected from 0 to 15, got from 0 to 16"),
+        (torch.tensor([[-1, 3]]), "ids: expected from 0 to 15, got from -1 to 3"),
+        (torch.zeros(1, 9, dtype=torch.long), "ids: expected a length of at most 8.*got 9"),
+    ],
+)
+def test_bad_token_ids_are_answered_kindly(ids: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SmallGPT(16, 8, 8, 2, 1)(ids)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (5,), (2, 0), (0, 5)])
+def test_a_small_gpt_gives_logits_for_any_batch(shape: tuple[int, ...]) -> None:
+    assert SmallGPT(16, 8, 8, 2, 2)(torch.randint(16, shape)).shape == (*shape, 16)
+
+
+@pytest.mark.parametrize("x", [torch.randn(3), torch.ones(2, 3, dtype=torch.long), [[1.0]]])
+def test_simplified_refuses_what_is_no_sequence(x: Tensor) -> None:
+    with pytest.raises(ValueError, match="x: expected a float tensor"):
+        simplified_self_attention(x)
 
 
 def test_simplified_takes_batches_and_nothing() -> None:
-    X = torch.randn(2, 5, 3)
-    torch.testing.assert_close(simplified_self_attention(X)[0][1], simplified_self_attention(X[1])[0])
+    x = torch.randn(2, 5, 3)
+    torch.testing.assert_close(simplified_self_attention(x)[0][1], simplified_self_attention(x[1])[0])
     assert simplified_self_attention(torch.randn(0, 3))[0].shape == (0, 3)
 
 

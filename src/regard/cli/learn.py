@@ -42,6 +42,12 @@ def learn(
     answer: Annotated[
         str | None, typer.Option("--answer", metavar="NAME", help="Your answer to the last hunt.")
     ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Time limit for your code.", show_default="60, more where it trains"
+        ),
+    ] = None,
     folder: Annotated[
         Path,
         typer.Option("--folder", metavar="FOLDER", help="Where your lesson files are.", show_default="here"),
@@ -69,6 +75,10 @@ def learn(
         raise ValueError(f"--folder: there is no folder {str(folder)!r}: make it first")
     if lesson is None:
         _list(folder)
+    elif lesson == "hunt":
+        from regard.cli.hunt import hunt
+
+        hunt(folder, answer)
     else:
         chosen = _lesson(lesson)
         if solution:
@@ -76,9 +86,9 @@ def learn(
         elif notebook:
             _write_notebook(chosen, folder)
         elif watch:
-            _watch(chosen, folder)
+            _watch(chosen, folder, timeout)
         elif check or hint:
-            raise typer.Exit(_judge(chosen, folder, hint))
+            raise typer.Exit(_judge(chosen, folder, hint, timeout))
         else:
             _begin(chosen, folder, again, open_)
 
@@ -179,7 +189,7 @@ def _write_notebook(lesson: Lesson, folder: Path) -> None:
     typer.echo(f"{path}: the lesson as a notebook.")
 
 
-def _judge(lesson: Lesson, folder: Path, hint: bool) -> int:
+def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> int:
     """Judge the learner's file, print what came of it, keep the progress; return the exit code."""
     from rich.console import Console
 
@@ -200,7 +210,7 @@ def _judge(lesson: Lesson, folder: Path, hint: bool) -> int:
                 if "doing" in line:
                     status.update(escape(str(line["doing"])))
 
-            outcomes = judge_in_process(lesson, folder / lesson.file, tell=tell)
+            outcomes = judge_in_process(lesson, folder / lesson.file, timeout=timeout, tell=tell)
     except CheckError as error:
         typer.echo(f"regard: {escape(str(error))}", err=True)
         return 2
@@ -218,6 +228,8 @@ def _judge(lesson: Lesson, folder: Path, hint: bool) -> int:
 def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint: bool) -> None:
     from rich.text import Text
 
+    from regard.checker.catalogue import CATALOGUE
+
     for outcome in outcomes:
         head = f"{MARKS[outcome.status]} {outcome.task}"
         name = f": {outcome.mistake}." if outcome.mistake else ":"
@@ -228,7 +240,7 @@ def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint:
             console.print(Text.assemble(("  hint: ", "cyan"), escape(outcome.hint)))
     if not hint and any(outcome.hint for outcome in outcomes):
         console.print(f"\nHow to mend it: regard learn {lesson.number} --hint", style="dim")
-    mistake = next((outcome.mistake for outcome in outcomes if outcome.mistake), "")
+    mistake = next((outcome.mistake for outcome in outcomes if outcome.mistake in CATALOGUE), "")
     if mistake:
         console.print(f"All about it:   regard explain-mistake {mistake}", style="dim")
 
@@ -253,7 +265,7 @@ def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Pa
         console.print(f"Next, {following.title}: regard learn {following.number}")
 
 
-def _watch(lesson: Lesson, folder: Path) -> None:
+def _watch(lesson: Lesson, folder: Path, timeout: float | None) -> None:
     """Judge the learner's file whenever it changes, until it is right or Ctrl-C."""
     path = folder / lesson.file
     seen: tuple[float, int] | None = None
@@ -262,7 +274,7 @@ def _watch(lesson: Lesson, folder: Path) -> None:
         if now != seen:
             seen = now
             typer.echo(f"\n{path}, {datetime.datetime.now():%H:%M:%S}")
-            if _judge(lesson, folder, hint=False) == 0:
+            if _judge(lesson, folder, False, timeout) == 0:
                 return
             typer.echo(f"Waiting until you save {path}; Ctrl-C ends it.")
         time.sleep(INTERVAL)

@@ -10,16 +10,14 @@ import base64
 import html
 import importlib.resources
 import re
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from regard.atomic import atomic_write
-from regard.checker.catalogue import CATALOGUE
 from regard.extras import extra
 from regard.learn.course import LESSONS
 from regard.learn.lesson import Lesson
+from regard.learn.mistakes import find_mistake
 
 MARK = "<!-- a lesson of Regard: written by `regard learn`, which may write it again -->"
 PAGES = "regard-lessons"
@@ -34,6 +32,8 @@ def write_pages(folder: Path) -> None:
     pages = folder / PAGES
     pages.mkdir(exist_ok=True)
     for lesson in LESSONS:
+        if not (lesson.folder / "lesson.md").exists():
+            continue
         path = page_path(lesson, folder)
         if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:400]:
             raise ValueError(
@@ -100,9 +100,10 @@ def _render(lesson: Lesson) -> str:
 
     markdown = MarkdownIt("commonmark", {"html": True, "highlight": _highlight}).enable("table")
     markdown.use(dollarmath_plugin, renderer=_formula).use(anchors_plugin, max_level=3)
-    markdown.add_render_rule("image", partial(_image, lesson.folder))
-    markdown.add_render_rule("link_open", partial(_link, lesson.folder))
-    markdown.add_render_rule("code_inline", _code)
+    folder = lesson.folder
+    markdown.add_render_rule("image", lambda _, tokens, i, *rest: _image(folder, tokens[i]))
+    markdown.add_render_rule("link_open", lambda _, tokens, i, *rest: _link(folder, tokens[i]))
+    markdown.add_render_rule("code_inline", lambda _, tokens, i, *rest: _code(tokens[i].content))
     rendered: str = markdown.render(lesson.text)
     return rendered.replace("<table>", "<div class='wide'><table>").replace("</table>", "</table></div>")
 
@@ -124,15 +125,14 @@ def _highlight(code: str, language: str, _: str) -> str:
     return coloured
 
 
-def _image(folder: Path, renderer: Any, tokens: Sequence[Any], index: int, *_: Any) -> str:
-    token = tokens[index]
+def _image(folder: Path, token: Any) -> str:
     data = base64.b64encode((folder / str(token.attrs["src"])).read_bytes()).decode("ascii")
     return f"<img src='data:image/svg+xml;base64,{data}' alt='{html.escape(token.content, quote=True)}'>"
 
 
-def _link(folder: Path, renderer: Any, tokens: Sequence[Any], index: int, *_: Any) -> str:
+def _link(folder: Path, token: Any) -> str:
     """A link to a lesson says its command when pointed at; a link to a file of the package opens it."""
-    target = str(tokens[index].attrs["href"])
+    target = str(token.attrs["href"])
     if found := LESSON_LINK.match(target):
         number = int(found[1])
         return f"<a href='lesson{number}.html' title='regard learn {number}'>"
@@ -141,8 +141,7 @@ def _link(folder: Path, renderer: Any, tokens: Sequence[Any], index: int, *_: An
     return f"<a href='{html.escape((folder / target).resolve().as_uri(), quote=True)}'>"
 
 
-def _code(renderer: Any, tokens: Sequence[Any], index: int, *_: Any) -> str:
-    text = tokens[index].content
-    known = CATALOGUE.get(text)
+def _code(text: str) -> str:
+    known = find_mistake(text)
     title = f" class='mistake' title='{html.escape(known.effect, quote=True)}'" if known else ""
     return f"<code{title}>{html.escape(text)}</code>"

@@ -26,6 +26,8 @@ class LearnerProgress:
     )  # how often it was judged, by the number of the lesson
     met: list[str] = field(default_factory=list)  # names of mistakes that the learner has made
     found: list[str] = field(default_factory=list)  # names of mistakes that the learner has found in the hunt
+    puzzle: str = ""  # the mistake of the last puzzle of the hunt, until it is found
+    attempts: int = 0  # answers to that puzzle so far
 
 
 def read_progress(folder: Path) -> LearnerProgress:
@@ -41,6 +43,8 @@ def read_progress(folder: Path) -> LearnerProgress:
             {int(number): int(count) for number, count in tries.items()},
             [str(name) for name in get_field(data, "met", list)],
             [str(name) for name in get_field(data, "found", list)],
+            get_field(data, "puzzle", str),
+            get_field(data, "attempts", int),
         )
 
 

@@ -1,4 +1,4 @@
-"""Compares one head with PyTorch's fused attention on the same weights."""
+"""Stage 5, a check: one head beside PyTorch's fused attention, on the same weights."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def check_against_pytorch() -> Difference:
     """
     with torch.random.fork_rng(devices=[]):  # leaves the caller's random state unchanged
         torch.manual_seed(0)
-        x = torch.randn(2, 6, 32)  # (B, T, n_embd)
-        head = Head(n_embd=32, head_size=16, block_size=6).eval()
+        x = torch.randn(2, 6, 32)  # (B, T, d_model)
+        head = Head(d_model=32, head_dim=16, max_seq_len=6).eval()
 
     with torch.no_grad():
-        output = head(x)  # (B, T, head_size)
+        output = head(x)  # (B, T, head_dim)
         # PyTorch uses its fused kernel for (B, H, T, D) only.
-        q, k, v = (project(x).unsqueeze(1) for project in (head.query, head.key, head.value))
+        q, k, v = (project(x).unsqueeze(1) for project in (head.W_q, head.W_k, head.W_v))
         reference = F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1)
     error = (output - reference).abs()
     difference = Difference(error.max().item(), error.mean().item())

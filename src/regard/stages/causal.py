@@ -1,7 +1,7 @@
-"""Stage 3, causal self-attention: softmax(Q Kᵀ / √d) V in which no token sees the future.
+"""Stage 4, causal self-attention: softmax(Q Kᵀ / √d + M) V, where M is −inf for every later token.
 
-New: a token sees itself and earlier tokens only, as in a model that generates from left to right; and an
-output projection `W_o` mixes the channels of the result.
+New: a token sees itself and earlier tokens only, as in a model that writes from left to right. A score of
+−inf becomes a weight of 0, and the weights of the visible tokens still sum to 1.
 """
 
 from __future__ import annotations
@@ -11,42 +11,39 @@ import math
 import torch
 from torch import Tensor, nn
 
-from regard.attention.arguments import check_whole_number
-from regard.attention.masks.named_masks import causal_mask
-from regard.stages.checks import check_sequence
+from regard.stages.checks import check_sequence, check_settings
 
 
 class CausalSelfAttention(nn.Module):
-    """One causal head with an output projection: `forward(x) -> out`, (B, T, d_model) in and out.
+    """Self-attention that sees no later token: `forward(x) -> out`; `attention(x) -> (out, weights)`.
 
-    T is at most `max_seq_len`.
+    `x` is (B, T, d_model) with T at most `max_seq_len`, and the output is (B, T, head_dim). The width
+    `head_dim` is `d_model` if None.
     """
 
     causal_mask: Tensor  # (max_seq_len, max_seq_len) True = visible
 
-    def __init__(self, d_model: int, max_seq_len: int) -> None:
+    def __init__(self, d_model: int, max_seq_len: int, head_dim: int | None = None) -> None:
         super().__init__()
-        d_model = check_whole_number("d_model", d_model)
-        self.max_seq_len = check_whole_number("max_seq_len", max_seq_len)
-        self.W_q = nn.Linear(d_model, d_model, bias=False)
-        self.W_k = nn.Linear(d_model, d_model, bias=False)
-        self.W_v = nn.Linear(d_model, d_model, bias=False)
-        self.W_o = nn.Linear(d_model, d_model, bias=False)
+        check_settings(d_model=d_model, max_seq_len=max_seq_len, head_dim=head_dim)
+        head_dim = head_dim or d_model
+        self.W_q = nn.Linear(d_model, head_dim, bias=False)
+        self.W_k = nn.Linear(d_model, head_dim, bias=False)
+        self.W_v = nn.Linear(d_model, head_dim, bias=False)
         # A buffer moves with the module. It is not saved, so that the weights load at any max_seq_len.
-        self.register_buffer("causal_mask", causal_mask(self.max_seq_len), persistent=False)
+        visible = torch.ones(max_seq_len, max_seq_len, dtype=torch.bool).tril()
+        self.register_buffer("causal_mask", visible, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The projected attention output (B, T, d_model) of tokens x (B, T, d_model)."""
-        output, _ = self.attention(x)
-        projected: Tensor = self.W_o(output)  # (B, T, d_model)
-        return projected
+        """The output (B, T, head_dim) of tokens x (B, T, d_model)."""
+        return self.attention(x)[0]
 
     def attention(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The attention output of x (B, T, d_model) before `W_o`, and the attention weights (B, T, T)."""
-        check_sequence("x", x, self.W_q, longest=self.max_seq_len)
+        """The output (B, T, head_dim) of x (B, T, d_model), and the weights (B, T, T)."""
+        check_sequence("x", x, self.W_q, longest=len(self.causal_mask))
         T = x.shape[-2]
-        q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, d_model) each
+        q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
         scores = q @ k.mT / math.sqrt(k.shape[-1])  # (B, T, T)
         scores = scores.masked_fill(~self.causal_mask[:T, :T], -torch.inf)
         weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1
-        return weights @ v, weights  # (B, T, d_model)
+        return weights @ v, weights  # (B, T, head_dim)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.stages.multi_head import MultiHeadAttention
+
+AnyLayer = TypeVar("AnyLayer", bound=nn.Module)
 
 TOKENS = ("Each", "model", "learns", "through", "many", "rounds")
 X = torch.tensor(
@@ -17,8 +21,8 @@ X = torch.tensor(
         [0.85, 0.22, 0.14],
         [0.09, 0.76, 0.62],
     ]
-)  # (T, d_in)
-WQ = torch.tensor([[0.5, 0.8], [0.3, 0.1], [0.2, 0.6]])  # (d_in, d_out), so q = X @ WQ
+)  # (T, d_model)
+WQ = torch.tensor([[0.5, 0.8], [0.3, 0.1], [0.2, 0.6]])  # (d_model, head_dim), so q = X @ WQ
 WK = torch.tensor([[0.4, 0.3], [0.1, 0.7], [0.5, 0.2]])
 WV = torch.tensor([[0.2, 0.5], [0.3, 0.1], [0.4, 0.3]])
 
@@ -28,10 +32,22 @@ def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x @ WQ, x @ WK, x @ WV
 
 
-def multi_head(num_heads: int) -> MultiHeadAttention:
-    """The example's projections as a layer of `num_heads` heads; `nn.Linear` stores them as (d_out, d_in)."""
-    layer = MultiHeadAttention(d_in=3, d_out=2, num_heads=num_heads, dropout=0.0)
+def with_weights(layer: AnyLayer, **projections: Tensor) -> AnyLayer:
+    """Copy projections such as W_q=WQ, (d_model, head_dim) each, into a stage in evaluation mode; returns it.
+
+    `nn.Linear` stores a projection as (head_dim, d_model).
+    """
     with torch.no_grad():
-        for linear, W in ((layer.W_q, WQ), (layer.W_k, WK), (layer.W_v, WV)):
-            linear.weight.copy_(W.T)
+        for name, projection in projections.items():
+            layer.get_parameter(f"{name}.weight").copy_(projection.T)
     return layer.eval()
+
+
+def with_example_weights(layer: AnyLayer) -> AnyLayer:
+    """Copy the example's projections into a stage that projects width 3 to width 2; returns it."""
+    return with_weights(layer, W_q=WQ, W_k=WK, W_v=WV)
+
+
+def multi_head(num_heads: int) -> MultiHeadAttention:
+    """The example's projections, shared out between `num_heads` heads."""
+    return with_example_weights(MultiHeadAttention(d_model=3, d_out=2, num_heads=num_heads, dropout=0.0))

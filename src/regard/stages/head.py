@@ -1,6 +1,7 @@
-"""Stage 4, one head of several: softmax(Q Kᵀ / √d) V, narrower than the model.
+"""Stage 5, a head ready for training: dropout(softmax(Q Kᵀ / √d + M)) V.
 
-New: the head has its own width, `head_size`, and in training some of its attention weights are dropped.
+New: in training, some weights are set to 0 at random and the others are multiplied by 1 / (1 − dropout), so
+that a row sums to 1 on average. In evaluation nothing is dropped.
 """
 
 from __future__ import annotations
@@ -10,39 +11,38 @@ import math
 import torch
 from torch import Tensor, nn
 
-from regard.attention.arguments import check_whole_number
-from regard.attention.masks.named_masks import causal_mask
-from regard.stages.checks import check_dropout, check_sequence
+from regard.stages.checks import check_sequence, check_settings
 
 
 class Head(nn.Module):
-    """One causal head: `forward(x) -> out`, (B, T, n_embd) in, (B, T, head_size) out.
+    """One causal head: `forward(x) -> out`; `attention(x) -> (out, weights)`.
 
-    T is at most `block_size`; `dropout` is the probability with which a weight is dropped in training.
+    `x` is (B, T, d_model) with T at most `max_seq_len`, and the output is (B, T, head_dim): a head is usually
+    narrower than the model. `dropout` is the probability with which a weight is dropped in training.
     """
 
-    tril: Tensor  # (block_size, block_size) True = visible
+    causal_mask: Tensor  # (max_seq_len, max_seq_len) True = visible
 
-    def __init__(self, n_embd: int, head_size: int, block_size: int, dropout: float = 0.1) -> None:
+    def __init__(self, d_model: int, head_dim: int, max_seq_len: int, dropout: float = 0.1) -> None:
         super().__init__()
-        n_embd, head_size = check_whole_number("n_embd", n_embd), check_whole_number("head_size", head_size)
-        self.block_size = check_whole_number("block_size", block_size)
-        self.key = nn.Linear(n_embd, head_size, bias=False)
-        self.query = nn.Linear(n_embd, head_size, bias=False)
-        self.value = nn.Linear(n_embd, head_size, bias=False)
-        self.register_buffer("tril", causal_mask(self.block_size), persistent=False)
-        self.dropout = nn.Dropout(check_dropout(dropout))
+        check_settings(d_model=d_model, head_dim=head_dim, max_seq_len=max_seq_len, dropout=dropout)
+        self.W_q = nn.Linear(d_model, head_dim, bias=False)
+        self.W_k = nn.Linear(d_model, head_dim, bias=False)
+        self.W_v = nn.Linear(d_model, head_dim, bias=False)
+        visible = torch.ones(max_seq_len, max_seq_len, dtype=torch.bool).tril()
+        self.register_buffer("causal_mask", visible, persistent=False)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output (B, T, head_size) of tokens x (B, T, n_embd)."""
-        return self.attention(x)[0]  # (B, T, head_size)
+        """The output (B, T, head_dim) of tokens x (B, T, d_model)."""
+        return self.attention(x)[0]
 
     def attention(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The output (B, T, head_size) of x and its weights (B, T, T), after dropout in training."""
-        check_sequence("x", x, self.key, longest=self.block_size)
+        """The output (B, T, head_dim) of x and its weights (B, T, T), after dropout in training."""
+        check_sequence("x", x, self.W_q, longest=len(self.causal_mask))
         T = x.shape[-2]
-        q, k, v = self.query(x), self.key(x), self.value(x)  # (B, T, head_size) each
+        q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
         scores = q @ k.mT / math.sqrt(k.shape[-1])  # (B, T, T)
-        scores = scores.masked_fill(~self.tril[:T, :T], -torch.inf)
+        scores = scores.masked_fill(~self.causal_mask[:T, :T], -torch.inf)
         weights = self.dropout(torch.softmax(scores, dim=-1))  # (B, T, T)
-        return weights @ v, weights  # (B, T, head_size)
+        return weights @ v, weights  # (B, T, head_dim)

@@ -1,32 +1,51 @@
-"""Stage 5, several heads with separate projections: each is softmax(Q Kᵀ / √d) V with its own weights.
+"""Stage 6, several heads: softmax(Q Kᵀ / √d + M) V once for each head, with projections of its own.
 
-New: the heads attend to the same tokens in different ways, and their outputs are concatenated.
+New: the heads attend to the same tokens in different ways, and their outputs are concatenated. The mask is
+now made for the length at hand, so there is no longest length.
 """
 
 from __future__ import annotations
 
+import math
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
-from regard.attention.arguments import check_whole_number
-from regard.stages.checks import head_width
-from regard.stages.head import Head
+from regard.stages.checks import check_sequence, check_settings
 
 
 class SeparateHeads(nn.Module):
-    """`num_heads` heads in a list: `forward(X) -> out`, (B, T, d_in) in, (B, T, d_out) out.
+    """Causal heads side by side: `forward(x) -> out`; `attention(x) -> (out, weights)`.
 
-    T is at most `block_size`; `dropout` is the probability with which a weight is dropped in training. Each
-    `Head` of stage 4 projects X to q, k and v (B, T, d_out / num_heads), computes the weights softmax(q @
-    k.mT / √d) over the tokens so far, and returns weights @ v.
+    `x` is (B, T, d_model) and the output (B, T, d_out), where `d_out` is the width of all `num_heads` heads
+    together. `dropout` is the probability with which a weight is dropped in training.
     """
 
-    def __init__(self, d_in: int, d_out: int, num_heads: int, block_size: int, dropout: float = 0.1) -> None:
+    def __init__(self, d_model: int, d_out: int, num_heads: int, dropout: float = 0.1) -> None:
         super().__init__()
-        check_whole_number("d_in", d_in)
-        d_head = head_width(d_out, num_heads)
-        self.heads = nn.ModuleList(Head(d_in, d_head, block_size, dropout) for _ in range(num_heads))
+        check_settings(d_model=d_model, d_out=d_out, num_heads=num_heads, dropout=dropout)
+        head_dim = d_out // num_heads
+        self.W_q = nn.ModuleList(nn.Linear(d_model, head_dim, bias=False) for _ in range(num_heads))
+        self.W_k = nn.ModuleList(nn.Linear(d_model, head_dim, bias=False) for _ in range(num_heads))
+        self.W_v = nn.ModuleList(nn.Linear(d_model, head_dim, bias=False) for _ in range(num_heads))
+        self.dropout = nn.Dropout(dropout)
 
-    def forward(self, X: Tensor) -> Tensor:
-        """The concatenated outputs of the heads (B, T, d_out) for tokens X (B, T, d_in)."""
-        return torch.cat([head(X) for head in self.heads], dim=-1)  # (B, T, d_out)
+    def forward(self, x: Tensor) -> Tensor:
+        """The concatenated outputs of the heads (B, T, d_out) for tokens x (B, T, d_model)."""
+        return self.attention(x)[0]
+
+    def attention(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The concatenated outputs of the heads for x (B, T, d_out), and the weights of each (B, H, T, T)."""
+        check_sequence("x", x, cast(nn.Linear, self.W_q[0]))
+        T = x.shape[-2]
+        visible = torch.ones(T, T, dtype=torch.bool, device=x.device).tril()  # (T, T)
+        outs, maps = [], []
+        for W_q, W_k, W_v in zip(self.W_q, self.W_k, self.W_v, strict=True):
+            q, k, v = W_q(x), W_k(x), W_v(x)  # (B, T, head_dim) each
+            scores = q @ k.mT / math.sqrt(k.shape[-1])  # (B, T, T)
+            scores = scores.masked_fill(~visible, -torch.inf)
+            weights = self.dropout(torch.softmax(scores, dim=-1))  # (B, T, T)
+            outs.append(weights @ v)  # (B, T, head_dim)
+            maps.append(weights)
+        return torch.cat(outs, dim=-1), torch.stack(maps, dim=-3)  # (B, T, d_out), (B, H, T, T)

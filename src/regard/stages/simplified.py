@@ -1,4 +1,4 @@
-"""Stage 1, simplified self-attention: softmax(X Xᵀ) X, with nothing to learn.
+"""Stage 1, simplified self-attention: softmax(x xᵀ) x, with nothing to learn.
 
 The score of two tokens is their dot product, softmax turns the scores of a row into weights that sum to 1,
 and the output of a token is the mean of all tokens with these weights.
@@ -9,19 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.stages.checks import check_tokens
 
-def simplified_self_attention(X: Tensor) -> tuple[Tensor, Tensor]:
-    """softmax(X Xᵀ) X for tokens X (…, T, d): the output (…, T, d) and the attention weights (…, T, T).
 
-    >>> X = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    >>> out, attn = simplified_self_attention(X)
-    >>> attn
+def simplified_self_attention(x: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax(x xᵀ) x for tokens x (B, T, d_model): the output (B, T, d_model) and the weights (B, T, T).
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> out, weights = simplified_self_attention(x)
+    >>> weights
     tensor([[0.7311, 0.2689],
             [0.2689, 0.7311]])
     """
-    if not isinstance(X, Tensor) or X.ndim < 2 or not X.is_floating_point():
-        got = f"{tuple(X.shape)} {X.dtype}" if isinstance(X, Tensor) else type(X).__name__
-        raise ValueError(f"X: expected a float tensor (batch, length, width) or (length, width), got {got}")
-    scores = X @ X.mT  # (B, T, T)
-    attn = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1
-    return attn @ X, attn  # (B, T, d)
+    check_tokens(x)
+    scores = x @ x.mT  # (B, T, T) row: who asks, column: who is read
+    weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1
+    return weights @ x, weights  # (B, T, d_model)

@@ -1,0 +1,27 @@
+"""Judging without a process of its own, which would take seconds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from regard.learn.judgement import judge
+from regard.learn.lesson import Lesson, Outcome
+
+
+def judge_here(lesson: Lesson, path: Path, **options: Any) -> list[Outcome]:
+    """Judge a file in this process, which importing it leaves as it was."""
+    places = sys.path.copy()
+    try:
+        return judge(lesson, path)
+    finally:
+        sys.path[:] = places
+        sys.modules.pop(f"checked_{path.stem}", None)
+
+
+def judged(lesson: Lesson, program: str, folder: Path) -> list[Outcome]:
+    """Judge a program in this process."""
+    path = folder / lesson.file
+    path.write_text(program, encoding="utf-8")
+    return judge_here(lesson, path)

@@ -1,0 +1,234 @@
+"""`regard learn` as a learner meets it: nothing of theirs is overwritten, and every file gets a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from regard.cli import app
+from regard.cli import learn as command
+from regard.learn.course import LESSONS
+from regard.learn.exercise import plain_solution
+from regard.learn.progress import read_progress
+from tests.learn.in_process import judge_here
+
+SIMILARITY = LESSONS[1]
+
+
+def learn(folder: Path, *arguments: str) -> Result:
+    """Run the command in a folder, as from a shell."""
+    return CliRunner().invoke(app, ["learn", *arguments, "--no-open", "--folder", str(folder)])
+
+
+def write(folder: Path, program: str) -> None:
+    (folder / "lesson1.py").write_text(program, encoding="utf-8")
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command judges in this process."""
+    monkeypatch.setattr("regard.learn.judgement.judge_in_process", judge_here)
+
+
+def test_the_list_shows_every_lesson_and_what_is_done(tmp_path: Path) -> None:
+    before = learn(tmp_path)
+    assert before.exit_code == 0
+    for lesson in LESSONS:
+        assert lesson.title in before.output
+    assert "regard learn 0" in before.output
+    assert "✓" not in before.output
+    learn(tmp_path, "0")
+    after = learn(tmp_path)
+    assert "✓ Why attention" in after.output
+    assert "regard learn 1" in after.output
+
+
+def test_a_lesson_writes_its_file_and_pages_and_says_what_to_do(tmp_path: Path) -> None:
+    result = learn(tmp_path, "1")
+    assert result.exit_code == 0, result.output
+    program = (tmp_path / "lesson1.py").read_text(encoding="utf-8")
+    assert "scores = ...  #" in program
+    assert "regard learn 1 --check" in result.output
+    page = (tmp_path / "regard-lessons" / "lesson1.html").read_text(encoding="utf-8")
+    assert "<math" in page
+    assert not re.search(r"(src|href)=['\"]?(https?:)?//", page)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_the_learner_wrote_is_never_overwritten(tmp_path: Path) -> None:
+    write(tmp_path, "mine = 1\n")
+    for arguments in (("1",), ("1", "--again"), ("1", "--check")):
+        learn(tmp_path, *arguments)
+        assert (tmp_path / "lesson1.py").read_text(encoding="utf-8") == "mine = 1\n"
+    (tmp_path / "regard-lessons").mkdir(exist_ok=True)
+    page = tmp_path / "regard-lessons" / "lesson2.html"
+    page.write_text("my own notes", encoding="utf-8")
+    result = learn(tmp_path, "1")
+    assert "is not a lesson's page" in str(result.exception)
+    assert page.read_text(encoding="utf-8") == "my own notes"
+
+
+def test_replacing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_may_replace", lambda path: True)
+    write(tmp_path, "mine = 1\n")
+    learn(tmp_path, "1", "--again")
+    assert "scores = ..." in (tmp_path / "lesson1.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        (None, 2, "there is no"),
+        ("", 2, "is empty: regard learn 1 --again writes it anew"),
+        ("# only a comment\n", 2, "is empty"),
+        ("def f(:\n", 2, "lesson1.py, line 1: invalid syntax"),
+        ("x = (1,\n", 2, "line 1: '(' was never closed"),
+        ("\0", 2, "null bytes"),
+        ("x = 1\n", 3, "has no `simplified_self_attention`"),
+        ("import no_such_library\n", 2, "No module named 'no_such_library'"),
+        ("raise SystemExit(3)\n", 2, "calls exit()"),
+        (
+            "def simplified_self_attention(x):\n    return x.nothing\nweight_of_model_on_itself = 1\n",
+            1,
+            "line 2",
+        ),
+        ("def simplified_self_attention(x):\n    pass\nweight_of_model_on_itself = 1\n", 1, "two tensors"),
+    ],
+)
+def test_every_file_gets_a_sentence(tmp_path: Path, program: str | None, code: int, said: str) -> None:
+    if program is not None:
+        write(tmp_path, program)
+    result = learn(tmp_path, "1", "--check")
+    assert result.exit_code == code, result.output
+    assert said in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True:\n    pass\n",
+        "def simplified_self_attention(x):\n    while True:\n        pass\nweight_of_model_on_itself = 0.2\n",
+    ],
+)
+def test_an_endless_loop_ends_with_a_sentence(tmp_path: Path, program: str) -> None:
+    write(tmp_path, program)
+    result = learn(tmp_path, "1", "--check", "--timeout", "2")
+    assert result.exit_code == 2
+    assert "2 s" in result.output
+
+
+def test_a_right_file_is_shown_its_own_weights_and_the_next_lesson(tmp_path: Path) -> None:
+    write(tmp_path, plain_solution(SIMILARITY.solution))
+    result = learn(tmp_path, "1", "--check")
+    assert result.exit_code == 0, result.output
+    assert "0.2319" in result.output
+    assert "Lesson 1 is done" in result.output
+    assert "regard learn 2" in result.output
+    assert (tmp_path / "regard-lessons" / "lesson1-yours.svg").exists()
+    assert "lesson1-yours.svg" in (tmp_path / "regard-lessons" / "lesson1.html").read_text(encoding="utf-8")
+    assert 1 in read_progress(tmp_path).done
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_wrong_file_is_told_the_mistake_first_and_the_fix_on_request(tmp_path: Path) -> None:
+    write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
+    first = " ".join(learn(tmp_path, "1", "--check").output.split())
+    assert first.startswith("✗ simplified_self_attention: softmax-over-queries.")
+    assert "hint:" not in first
+    assert "regard learn 1 --hint" in first
+    second = learn(tmp_path, "1", "--hint")
+    assert second.exit_code == 1
+    assert "hint:" in second.output
+    progress = read_progress(tmp_path)
+    assert progress.met == ["softmax-over-queries"]
+    assert progress.tries == {1: 2}
+    assert progress.done == {}
+
+
+@pytest.mark.usefixtures("in_process")
+def test_watching_judges_at_every_save_until_it_is_right(tmp_path: Path) -> None:
+    write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
+
+    def mend() -> None:
+        limit = time.monotonic() + 60
+        while not (tmp_path / "regard-progress.json").exists() and time.monotonic() < limit:
+            time.sleep(0.05)
+        write(tmp_path, plain_solution(SIMILARITY.solution))
+        os.utime(tmp_path / "lesson1.py")
+
+    learner = threading.Thread(target=mend)
+    learner.start()
+    result = learn(tmp_path, "1", "--watch")
+    learner.join()
+    assert result.exit_code == 0
+    assert "softmax-over-queries" in result.output
+    assert "Lesson 1 is done" in result.output
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"done": 3}', '{"done": {"x": "y"}, "tries": {}}'])
+def test_a_broken_progress_file_is_named_and_kept(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "regard-progress.json"
+    path.write_text(text, encoding="utf-8")
+    result = learn(tmp_path)
+    assert "regard-progress.json" in str(result.exception)
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_the_solution_and_the_notebook_are_to_be_had(tmp_path: Path) -> None:
+    assert learn(tmp_path, "1", "--solution").output == plain_solution(SIMILARITY.solution)
+    learn(tmp_path, "1", "--notebook")
+    notebook = json.loads((tmp_path / "lesson1.ipynb").read_text(encoding="utf-8"))
+    assert any("softmax" in cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code")
+
+
+@pytest.mark.parametrize("wrong", ["13", "three", "1.5"])
+def test_a_lesson_that_is_not_there_is_named(tmp_path: Path, wrong: str) -> None:
+    result = learn(tmp_path, wrong)
+    assert result.exit_code != 0
+    assert wrong in str(result.exception) + result.output
+
+
+def test_the_hunt_draws_a_puzzle_and_judges_answers(tmp_path: Path) -> None:
+    shown = learn(tmp_path, "hunt")
+    assert shown.exit_code == 0
+    mistake = read_progress(tmp_path).puzzle
+    assert mistake in shown.output
+    assert "--answer" in shown.output
+    wrong = learn(tmp_path, "hunt", "--answer", "banana")
+    assert wrong.exit_code == 1
+    assert "no mistake called 'banana'" in wrong.output
+    assert "hint" not in wrong.output
+    right = learn(tmp_path, "hunt", "--answer", mistake.upper().replace("-", " "))
+    assert right.exit_code == 0
+    assert "Right" in right.output
+    progress = read_progress(tmp_path)
+    assert progress.found == [mistake]
+    assert progress.puzzle == ""
+
+
+def test_the_hunt_is_given_away_on_request(tmp_path: Path) -> None:
+    assert "there is no puzzle yet" in str(learn(tmp_path, "hunt", "--answer", "1").exception)
+    learn(tmp_path, "hunt")
+    mistake = read_progress(tmp_path).puzzle
+    assert f"It is {mistake}" in learn(tmp_path, "hunt", "--answer", "?").output
+    assert read_progress(tmp_path).found == []
+
+
+def test_what_was_found_is_not_drawn_again(tmp_path: Path) -> None:
+    found = set()
+    for _ in range(5):
+        learn(tmp_path, "hunt")
+        mistake = read_progress(tmp_path).puzzle
+        assert mistake not in found
+        learn(tmp_path, "hunt", "--answer", mistake)
+        found.add(mistake)
+    assert set(read_progress(tmp_path).found) == found

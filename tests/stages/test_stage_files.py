@@ -1,0 +1,214 @@
+"""Each stage is complete in its own file, is numbered as its lesson, and uses the one set of names."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard import stages
+
+FOLDER = Path(stages.__file__).parent
+LESSONS = FOLDER.parent / "learn" / "lessons"
+STAGES = {
+    "simplified": 1,
+    "trainable": 2,
+    "scaled": 3,
+    "causal": 4,
+    "head": 5,
+    "separate_heads": 6,
+    "multi_head": 6,
+    "projected": 7,
+    "cross": 7,
+    "positions": 8,
+    "cached": 9,
+    "transformer": 10,
+}
+BESIDE = {"masking": 4, "against_pytorch": 5}
+NOUNS = {
+    1: "similarity",
+    2: "projections",
+    3: "scale",
+    4: "mask",
+    5: "head",
+    6: "heads",
+    7: "output",
+    8: "positions",
+    9: "cache",
+    10: "block",
+}
+TREES = {name: ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8")) for name in STAGES | BESIDE}
+ARGUMENTS = {
+    "T", "cache", "context", "d_context", "d_model", "d_out", "dropout", "head_dim", "ids", "mask",
+    "max_seq_len", "num_heads", "num_layers", "positions", "scores", "self", "separate", "start",
+    "vocab_size", "x",
+}  # fmt: skip
+OTHER_SPELLINGS = re.compile(
+    r"\b(W_[QKV]|Wq|Wk|Wv|n_embd|d_in|head_size|d_head|n_heads?|block_size|context_length|tril_mask|attn|wei)\b"
+)
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+@pytest.mark.parametrize(("name", "number"), (STAGES | BESIDE).items())
+def test_a_stage_bears_the_number_of_its_lesson(name: str, number: int) -> None:
+    text = ast.get_docstring(TREES[name]) or ""
+    assert re.match(rf"Stage {number}, ", text)
+    numbers = [int(n) for n in re.findall(r"[Ss]tage (\d+)", (FOLDER / f"{name}.py").read_text())]
+    assert all(n in NOUNS for n in numbers)
+
+
+@pytest.mark.skipif(not LESSONS.is_dir(), reason="there are no lessons here")
+def test_the_numbers_are_those_of_the_lessons() -> None:
+    found = {int(folder.name[:2]): folder.name[3:] for folder in LESSONS.iterdir() if folder.is_dir()}
+    taught = {number: noun for number, noun in found.items() if number in NOUNS}
+    assert taught
+    assert taught.items() <= NOUNS.items()
+
+
+def test_the_package_lists_its_stages_in_order() -> None:
+    listed = re.findall(r"(\d+) (\w+)(?:\s+\(?and (\w+)\)?)?", stages.__doc__ or "")
+    found = {name: int(number) for number, *names in listed for name in names if name}
+    assert found == STAGES | BESIDE
+    assert set(regard.stages.__all__) == {
+        node.name
+        for tree in TREES.values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name != "Difference"
+    }
+
+
+def computes_attention(function: ast.FunctionDef) -> bool:
+    """Whether a function itself has q·kᵀ, a softmax over the keys, and weights times values."""
+    lines = ast.unparse(function)
+    return all(part in lines for part in (".mT", "torch.softmax(scores, dim=-1)", "weights @ "))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_shows_its_whole_formula_in_one_function(name: str) -> None:
+    assert len([function for function in functions(TREES[name]) if computes_attention(function)]) == 1
+
+
+@pytest.mark.parametrize("name", [name for name, number in STAGES.items() if number >= 3])
+def test_every_stage_from_the_third_on_scales_by_the_width_of_a_query(name: str) -> None:
+    (function,) = [function for function in functions(TREES[name]) if computes_attention(function)]
+    assert re.search(r"q @ k\.mT / math\.sqrt\((k\.shape\[-1\]|self\.head_dim)\)", ast.unparse(function))
+
+
+@pytest.mark.parametrize("name", [name for name, number in STAGES.items() if number >= 4 and name != "cross"])
+def test_every_stage_from_the_fourth_on_hides_the_future(name: str) -> None:
+    (function,) = [function for function in functions(TREES[name]) if computes_attention(function)]
+    lines = ast.unparse(function)
+    assert "masked_fill(~" in lines
+    assert "-torch.inf" in lines
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_an_output_projection_comes_once_with_stage_7(name: str) -> None:
+    assert ("self.W_o" in ast.unparse(TREES[name])) == (STAGES[name] >= 7 and name != "cross")
+
+
+@pytest.mark.parametrize("name", STAGES | BESIDE)
+def test_a_function_has_one_line_of_checks_at_most(name: str) -> None:
+    for function in functions(TREES[name]):
+        checks = [
+            node
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("check_")
+        ]
+        assert len(checks) <= 1, f"{name}: {function.name}"
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_imports_nothing_of_another_that_it_computes_with(name: str) -> None:
+    """`join_heads` compares two stages, and masks of a batch are applied as stage 4 does it."""
+    others = {
+        alias.name
+        for node in ast.walk(TREES[name])
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("regard.stages")
+        for alias in node.names
+        if not alias.name.startswith("check_")
+    }
+    allowed = {
+        "multi_head": {"SeparateHeads"},
+        "scaled": {"efficient_masking", "visible_keys"},
+        "cross": {"efficient_masking", "visible_keys"},
+    }
+    assert others == allowed.get(name, set())
+
+
+@pytest.mark.parametrize("name", STAGES | BESIDE)
+def test_there_is_one_set_of_names(name: str) -> None:
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    assert OTHER_SPELLINGS.findall(text) == []
+    for function in functions(TREES[name]):
+        assert {argument.arg for argument in function.args.args} <= ARGUMENTS, function.name
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_fits_on_a_page_and_says_every_shape(name: str) -> None:
+    (function,) = [function for function in functions(TREES[name]) if computes_attention(function)]
+    assert function.end_lineno is not None
+    lines = (FOLDER / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    body = lines[function.lineno - 1 : function.end_lineno]
+    assert len(body) <= 20
+    for line in body:
+        if re.search(r"(scores|weights|heads) = .*(@|softmax)", line):
+            assert re.search(r"# \(B, (H, )?T, \w+\)", line), line
+
+
+def test_signatures_begin_with_the_width_of_the_model() -> None:
+    for name in stages.__all__:
+        thing = getattr(stages, name)
+        if isinstance(thing, type) and name != "SmallGPT":
+            assert next(iter(inspect.signature(thing).parameters)) == "d_model"
+
+
+def spellings() -> list[list[list[str]]]:
+    """The rows of the table of spellings in the reference: the names in each cell."""
+    text = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
+    table = text.split("### Each tutorial's spelling")[1].split("\n### ")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `")]
+    return [[re.findall(r"`([^`]+)`", cell) for cell in row] for row in rows]
+
+
+def test_the_names_in_the_table_of_spellings_exist() -> None:
+    import transformers
+    from torch import nn
+    from transformers.models.gpt2 import modeling_gpt2
+
+    source = "".join((FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in STAGES)
+    pytorch = inspect.getsource(nn.MultiheadAttention)
+    gpt2 = inspect.getsource(modeling_gpt2) + inspect.getsource(transformers.GPT2Config)
+    assert len(spellings()) == 12
+    for ours, _, *_, torch_names, gpt2_names in spellings():
+        assert all(re.search(rf"\b{name}\b", source) for name in ours), ours
+        assert all(re.search(rf"\b{name}\b", pytorch) for name in torch_names), torch_names
+        assert all(re.search(rf"\b{name}\b", gpt2) for name in gpt2_names), gpt2_names
+
+
+def test_no_other_spelling_of_the_table_is_in_a_stage() -> None:
+    ours = {name for row in spellings() for name in row[0]}
+    words = {
+        "query",
+        "key",
+        "value",
+        "mask",
+        "tril",
+        "X",
+        "Q",
+        "K",
+        "V",
+        "causal_mask(n)",
+    }  # of prose or PyTorch
+    others = {name for row in spellings() for cell in row[2:6] for name in cell} - ours - words
+    assert {"W_Q", "n_embd", "d_in", "head_size", "d_head", "block_size", "attn"} <= others
+    for name in STAGES:
+        for tree in ast.walk(TREES[name]):
+            assert getattr(tree, "id", getattr(tree, "arg", getattr(tree, "attr", ""))) not in others
