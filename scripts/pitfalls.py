@@ -129,7 +129,7 @@ SIGHTS = {
 _CODE = re.compile(
     r"(?P<marked>`[^`]*`)"
     r"|[\w.~]+(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])+(?:\.\w+(?:\([^()]*\))?)*"  # calls, slices
-    r"|\b\w+(?:\.\w+)+\b"  # dotted names
+    r"|\b[A-Za-z_]\w*(?:\.\w+)+\b"  # dotted names
     r"|\b\w*_\w*\b"
     r"|\b\w+=\w+\b"
 )
@@ -154,7 +154,7 @@ def page(mistake: Mistake) -> str:
         *measured(mistake),
         "## The line",
         fenced("diff", "\n".join(f"{mark} {text}".rstrip() for mark, text in make_snippet(mistake, kind))),
-        prose(f"It comes from {mistake.origin}."),
+        prose(f"Where it comes from: {mistake.origin}."),
         "## Why",
         prose(mistake.why),
         "## The mend",
@@ -181,24 +181,32 @@ def measured(mistake: Mistake) -> list[str]:
     right = results["right"][kind]
     if losses["training"] is None:
         return [prose(f"In a {where} the loss is NaN at the first step.")]
+    if verdict(mistake.name) == "nothing":
+        parts = [
+            prose(f"A {where} does not show it: the loss is {losses['training']:.2f}, as without a mistake.")
+        ]
+        return parts + wide_head(mistake)
     steps = losses["steps"]
     after = f"comes within 0.1 of the best possible one after {steps} steps" if steps else "never comes close"
-    parts = [
+    return [
         prose(
             f"In a {where}, where the best possible loss is {results['best']:.2f}, the loss ends at "
             f"{losses['training']:.2f} and {after} (right: {right['training']:.2f}, {right['steps']} steps). "
             f"On prefixes alone, as in generation, it is {losses['alone']:.2f} (right: {right['alone']:.2f})."
         )
     ]
-    if mistake.name == "no-scale":
-        wide = {name: ", ".join(f"{loss:.2f}" for loss in run) for name, run in results["wide"].items()}
-        parts += [
-            prose(
-                f"With a head of width {WIDE_HEAD} it shows: after {WIDE_STEPS} steps three trainings stand at "
-                f"{wide['no-scale']} (right: {wide['right']})."
-            )
-        ]
-    return parts
+
+
+def wide_head(mistake: Mistake) -> list[str]:
+    """Return what a training with a wide head showed, which is there for the missing scale only."""
+    if mistake.name != "no-scale":
+        return []
+    wide = {name: ", ".join(f"{loss:.2f}" for loss in run) for name, run in trainings()["wide"].items()}
+    text = (
+        f"With a head of width {WIDE_HEAD} it shows: after {WIDE_STEPS} steps three runs stand at "
+        f"{wide['no-scale']} (right: {wide['right']})."
+    )
+    return [prose(text)]
 
 
 def verdict(name: str) -> str:

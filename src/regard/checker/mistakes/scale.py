@@ -17,8 +17,8 @@ SCALE_MISTAKES = (
     Mistake(
         "no-scale",
         "without the scale 1/√D on the scores",
-        "Scores grow with the head's width, so softmax saturates and rows are nearly one-hot from the "
-        "start: it learns, but worse.",
+        "Scores grow with the head's width, so softmax saturates: wide heads are nearly one-hot from the "
+        "start, and learn worse.",
         "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])",
         "hand-written layers that follow a diagram without its footnote",
         ({"scale": lambda n: 1.0},),
