@@ -113,7 +113,8 @@ def test_every_public_parameter_is_described(name: str) -> None:
 
 def test_links_and_pictures_in_the_documents_exist() -> None:
     for path in (*DOCUMENTS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))):
-        for target in re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8")):
+        text = path.read_text(encoding="utf-8")
+        for target in re.findall(r"""(?:\]\(|\bsrc=["']|\bsrcset=["'])([^)#"']+)""", text):
             assert target.startswith("https://") or (path.parent / target).exists(), f"{path.name}: {target}"
 
 
