@@ -12,7 +12,7 @@ NPM    := PATH="$$PATH:$(CURDIR)/$(BIN)" npm
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test attack chromium lint bench bench-gpu capture-table docs reference sessions format clean
+.PHONY: help demo test attack chromium lint bench bench-gpu capture-table docs reference sessions pitfalls format clean
 
 help:
 	@echo "make demo       set up, look into the included model, check an attention, write out/inspect.html"
@@ -75,6 +75,10 @@ reference: $(READY)
 # The output of the commands in README.md, docs/check.md and docs/testing-kernels.md.
 sessions: $(READY)
 	$(BIN)/python -m scripts.sessions
+
+# The pages of docs/pitfalls come from the catalogue of mistakes.
+pitfalls: $(READY)
+	$(BIN)/python -m scripts.pitfalls
 
 format: $(READY) $(NODE)
 	$(BIN)/ruff check --fix .

@@ -97,7 +97,7 @@ def test_every_option_is_described_in_a_sentence(parameter: Any) -> None:
 def test_stages_walks_and_saves(tmp_path: Path) -> None:
     result = run(app, ["stages", "--save", str(tmp_path / "stages.svg")])
     assert result.exit_code == 0
-    assert "4. Multi-head attention" in result.output
+    assert "6. Several heads" in result.output
     assert "<svg" in (tmp_path / "stages.svg").read_text()
 
 
