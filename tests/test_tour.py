@@ -1,4 +1,4 @@
-"""The moving picture of the README: it has the scenes of `scripts/tour.py`, and is small enough for a page."""
+"""The moving picture of the README: it has the scenes of `scripts/tour.py`, and is small enough."""
 
 from __future__ import annotations
 

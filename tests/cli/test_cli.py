@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import regard
-from regard.cli import app, greeting, main
+from regard.cli import app, main, welcome
 
 run = CliRunner().invoke
 NAMES = ("cpu", "shakespeare")  # a sentence may begin with a value
@@ -36,7 +36,7 @@ def test_without_a_command_it_greets_with_three_ways() -> None:
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.output.splitlines() if line[:1].strip()] == [
         "Regard:",
-        *(way.name for way in greeting.WAYS),
+        *(way.name for way in welcome.WAYS),
         "Every",
     ]
     assert len(result.output.splitlines()) <= 24
@@ -46,7 +46,7 @@ def test_without_a_command_it_greets_with_three_ways() -> None:
 
 def test_the_greeting_names_commands_that_there_are() -> None:
     group: Any = get_command(app)
-    commands = [command for way in greeting.WAYS for command, _ in way.commands]
+    commands = [command for way in welcome.WAYS for command, _ in way.commands]
     assert {command.split()[0] for command in commands} == {"regard"}
     assert {command.split()[1] for command in commands} <= group.commands.keys()
 

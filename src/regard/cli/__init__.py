@@ -15,13 +15,13 @@ from regard.cli import (
     data,
     explain_mistake,
     generate,
-    greeting,
     heads,
     inspect,
     learn,
     stages,
     survey,
     train,
+    welcome,
 )
 from regard.cli.signals import unwind_on_signals
 from regard.escapes import escape
@@ -70,7 +70,7 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help=f"{greeting.PROMISE}\n\n{EXAMPLES}")
+@app.callback(help=f"{welcome.PROMISE}\n\n{EXAMPLES}")
 def regard(
     context: typer.Context,
     version: Annotated[
@@ -79,7 +79,7 @@ def regard(
 ) -> None:
     """Take the options before any command, and greet if there is none."""
     if context.invoked_subcommand is None:
-        greeting.greet()
+        welcome.greet()
 
 
 def main() -> None:
