@@ -208,6 +208,13 @@ def test_the_message_says_how_to_write_the_adapter():
     assert "def step(module, x, cache)" in by_name(report.skipped)["cache"].detail
 
 
+def test_a_plain_attribute_is_named_also_in_a_module_that_returns_its_weights():
+    plain = HEAD.replace('self.register_buffer("mask", ', "self.mask = (").replace(", persistent=False)", ")")
+    module = load(plain.replace("return out", "return out, weights"), "CausalHead")
+    report = check(module)
+    assert [diagnosis.name for diagnosis in report.diagnoses] == ["plain-attribute"], str(report)
+
+
 def test_strict_counts_warnings():
     saved = HEAD.replace(", persistent=False", "")
     report = check(load(saved, "CausalHead"))

@@ -136,7 +136,8 @@ def _judge_task(task: Task, module: ModuleType, path: Path, write_line: Callable
     except NotImplementedError as error:
         return Outcome(task.name, "unfinished", f"still to write: {error or task.name}")
     except Exception as error:
-        return Outcome(task.name, "wrong", describe_error(error, path))
+        notes = getattr(error, "__notes__", [])  # what the judge has added
+        return Outcome(task.name, "wrong", describe_error(error, path), hint=" ".join(notes))
 
 
 def describe_error(error: BaseException, path: Path) -> str:
@@ -145,5 +146,5 @@ def describe_error(error: BaseException, path: Path) -> str:
         frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == path.name
     ]
     text = (str(error).strip().splitlines() or [""])[0]
-    where = f"line {lines[-1].lineno}, {lines[-1].line}: " if lines else ""
+    where = f"line {lines[-1].lineno}, {str(lines[-1].line).split('  #')[0].rstrip(':')}: " if lines else ""
     return f"{where}{type(error).__name__}: {text}"[:400]

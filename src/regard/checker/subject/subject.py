@@ -383,9 +383,8 @@ class Subject:
         for i, t in enumerate(tensors):
             if i == index or not t.dtype.is_floating_point:
                 continue
-            if (
-                t.shape[-2:] == (T, S) and weights is None and not bool((t < 0).any())
-            ):  # scores may be negative
+            # Scores may be negative. Tensors on the meta device have a shape and no numbers.
+            if t.shape[-2:] == (T, S) and weights is None and (t.is_meta or not bool((t < 0).any())):
                 weights = t.reshape(B, -1, T, S) if t.numel() % (B * T * S) == 0 else None
             elif t.shape[-1:] == (T,) and t.numel() == B * (H or 1) * T and lse is None:
                 lse = t.reshape(B, H or 1, T)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,25 +16,34 @@ from regard.learn.mistakes import find_mistake
 from regard.stages.example import TOKENS
 
 
-def check_attention(name: str, thing: Any, done: str, **options: Any) -> Outcome:
+def check_attention(
+    name: str, thing: Any, done: str, *, hints: dict[str, str] | None = None, **options: Any
+) -> Outcome:
     """Judge an attention with the checker.
 
     Arguments:
         name: of the task.
         thing: the learner's function, module or class.
         done: what to say if it is right.
+        hints: by the name of a mistake, how to mend it in the lesson's own names.
         options: keyword arguments of `regard.check`.
     """
     try:
-        return outcome_of_report(name, check(thing, **options), done)
+        outcome = outcome_of_report(name, check(thing, **options), done)
+        return replace(outcome, hint=(hints or {}).get(outcome.mistake, outcome.hint))
     except CheckError as error:
         return Outcome(name, "wrong", str(error))
 
 
 def outcome_of_report(name: str, report: Report, done: str) -> Outcome:
-    """Return the outcome that a report of the checker amounts to: the mistake's name and effect first."""
+    """Return the outcome that a report of the checker amounts to: the mistake's name and effect first.
+
+    Warnings do not make it wrong: they are added to what is said.
+    """
     if report.ok:
-        return Outcome(name, "done", done)
+        warnings = [f" One warning, {warning.name}: {warning.what}" for warning in report.diagnoses]
+        fixes = [warning.fix for warning in report.diagnoses]
+        return Outcome(name, "done", done + "".join(warnings), hint="; ".join(fixes))
     named = [diagnosis for diagnosis in report.diagnoses if not diagnosis.warning]
     if named:
         first = named[0]
@@ -65,12 +75,19 @@ def judge_guess(name: str, guess: Any, exact: float, within: float, said: str) -
     if isinstance(guess, bool) or not isinstance(guess, int | float | Tensor):
         return Outcome(name, "unfinished", f"expected a number, got {guess!r}: guess before you look")
     near = abs(float(guess) - exact) <= within * abs(exact)
-    message = f"{said} is {exact:.4g}; you guessed {float(guess):.4g}"
+    message = f"{said} is {_number(exact)}; you guessed {_number(float(guess))}"
     if near:
         return Outcome(name, "done", message)
     return Outcome(
-        name, "wrong", f"{message}, which is more than {within:.0%} off", hint=f"it is {exact:.4g}"
+        name,
+        "wrong",
+        f"{message}, which is {f'more than {within:.0%} ' if within else ''}off",
+        hint=f"it is {_number(exact)}",
     )
+
+
+def _number(x: float) -> str:
+    return f"{x:.4g}" if abs(x) < 1000 else f"{x:,.0f}"
 
 
 def example_picture(titles: list[str], weights: list[Tensor], rows: list[str] | None = None) -> WeightPicture:

@@ -1,0 +1,257 @@
+"""Lesson 5: a head, and the learner's own check of heads, which is tried on right heads and on wrong ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.checker.catalogue import get_mistake
+from regard.learn.judges.example_heads import seeking_keys, seeking_queries
+from regard.learn.judges.first_run import Shape, error_outcome, first_run
+from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess, set_example_weights
+from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
+from regard.stages.example import WV, X
+
+INIT: dict[str, Any] = {"d_model": 24, "head_dim": 8, "max_seq_len": 16, "dropout": 0.1}
+CHECK = "check_against_pytorch"
+MISTAKE_HINTS = {
+    "plain-attribute": 'self.register_buffer("causal_mask", visible, persistent=False)',
+    "scale-from-model-width": "math.sqrt(k.shape[-1]): the width of the head, not of the model",
+    "dropout-in-eval": "weights = self.dropout(weights): nn.Dropout rests in eval mode, F.dropout does not",
+    "dropout-on-scores": "weights = self.dropout(weights), after the softmax",
+}
+HINTS = (
+    (
+        "size of tensor a (16)",
+        "the mask is for max_seq_len tokens: take its corner for T, causal_mask[:T, :T]",
+    ),
+)
+# What a check must reject, the plainest first.
+WRONG = (
+    "no-mask",
+    "no-scale",
+    "scaled-twice",
+    "softmax-over-queries",
+    "mask-after-softmax",
+    "key-value-swapped",
+    "one-token-ahead",
+    "scale-from-model-width",
+    "dropout-in-eval",
+)
+
+
+class TrialHead(nn.Module):
+    """A head on which a learner's check is tried: right, or with one mistake of `WRONG`.
+
+    "fused" is right too, and computed by PyTorch's own attention.
+    """
+
+    def __init__(
+        self, mistake: str = "", d_model: int = 17, head_dim: int = 16, dropout: float = 0.5
+    ) -> None:
+        super().__init__()
+        self.mistake = mistake
+        self.W_q = nn.Linear(d_model, head_dim, bias=False)
+        self.W_k = nn.Linear(d_model, head_dim, bias=False)
+        self.W_v = nn.Linear(d_model, head_dim, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)
+        if self.mistake == "key-value-swapped":
+            k, v = v, k
+        scores = q @ k.mT / self._divisor()
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(int(self.mistake == "one-token-ahead"))
+        if self.mistake not in ("no-mask", "mask-after-softmax"):
+            scores = scores.masked_fill(~visible, -torch.inf)
+        weights = torch.softmax(scores, dim=-2 if self.mistake == "softmax-over-queries" else -1)
+        if self.mistake == "mask-after-softmax":
+            weights = weights * visible
+        dropped = F.dropout(weights, 0.5) if self.mistake == "dropout-in-eval" else self.dropout(weights)
+        if self.mistake == "fused" and not self.training:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True), dropped
+        return dropped @ v, dropped
+
+    def _divisor(self) -> float:
+        root = math.sqrt(self.W_q.out_features)
+        model_root = math.sqrt(self.W_q.in_features)
+        return {"no-scale": 1.0, "scaled-twice": root**2, "scale-from-model-width": model_root}.get(
+            self.mistake, root
+        )
+
+
+def judge_head(thing: Any, module: ModuleType) -> Outcome:
+    """Run the head once, then check it."""
+    out = Shape((2, 6, 8), "(B, T, head_dim)")
+    weights = Shape((2, 6, 6), "(B, T, T)")
+    problem = first_run("Head", thing, module, INIT, (torch.randn(2, 6, 24),), out, weights, hints=HINTS)
+    if problem is not None:
+        return problem
+    if extra := [name for name, _ in thing(**INIT).named_parameters() if not name.startswith("W_")]:
+        said = f"`{extra[0]}` is a parameter: an optimiser changes parameters, and state_dict saves them"
+        return Outcome(
+            "Head", "wrong", said, hint='self.register_buffer("causal_mask", visible, persistent=False)'
+        )
+    done = "a causal head of its own width, with a mask that moves with it and dropout on its weights."
+    outcome = check_attention("Head", thing, done, hints=MISTAKE_HINTS, init=INIT, causal=True)
+    if outcome.status != "done":
+        return outcome
+    return replace(outcome, picture=_picture(thing))
+
+
+def _picture(thing: Any) -> WeightPicture:
+    """The weights of the learner's head on the running example, in eval mode and in training."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(3)
+        head = thing(3, 2, len(X), 0.3)
+        set_example_weights(head, W_q=seeking_queries(), W_k=seeking_keys(0, 1), W_v=WV)
+        weights = [head.train(mode)(X[None])[1][0] for mode in (False, True)]
+    return example_picture(["your weights", "in training, dropout 0.3"], weights)
+
+
+def judge_check(function: Any, module: ModuleType) -> Outcome:
+    """Try the learner's check on right heads, which it must accept, and on wrong ones."""
+    if not callable(function):
+        return Outcome(CHECK, "wrong", f"expected a function, got {function!r}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            return _try_check(function)
+        except NotImplementedError:
+            raise
+        except AttributeError as error:
+            hint = (
+                "every head has W_q, W_k and W_v, and head(x) gives out and weights: use no other names of it"
+            )
+            return replace(error_outcome(CHECK, error, module), hint=hint)
+        except Exception as error:
+            return error_outcome(CHECK, error, module)
+
+
+def _try_check(function: Any) -> Outcome:
+    answers = {mistake: _accepts(function, TrialHead(mistake).eval()) for mistake in ("", *WRONG)}
+    narrow = _accepts(function, TrialHead(d_model=40, head_dim=8).eval())
+    if all(answer is None for answer in answers.values()):
+        said = "it returns None for every head, right or wrong"
+        return Outcome(CHECK, "wrong", said, hint="return True or False; the last line begins with return")
+    if answers[""] is False or (narrow is False and _accepts(function, TrialHead("fused", 40, 8).eval())):
+        return _rejects_right(function, [mistake for mistake in WRONG if answers[mistake]])
+    if len(set(answers.values())) == 1:
+        said = "it accepts every head, right or wrong, so it tells you nothing"
+        return Outcome(CHECK, "wrong", said, hint="compare out with PyTorch's output for the same q, k and v")
+    for mistake in WRONG:
+        if answers[mistake] is not False:
+            entry = get_mistake(mistake)
+            said = f"It accepts a head {entry.what}, which is wrong."
+            return Outcome(CHECK, "wrong", said, hint=_hint_for_accepted(mistake))
+    if any(_accepts(function, TrialHead().train()) is False for _ in range(3)):
+        said = (
+            "It rejects a right head that is in training mode: there, dropout changes its output at random."
+        )
+        return Outcome(CHECK, "wrong", said, hint="head.eval() before out, _ = head(x)")
+    if narrow is False:
+        said = (
+            "It accepts a right head of width 16 and rejects one of width 8: something is fixed to one width."
+        )
+        return Outcome(CHECK, "wrong", said, hint="take the widths from head.W_q, not as numbers")
+    said = f"it accepts right heads, in training mode too, and rejects {len(WRONG)} wrong ones."
+    return Outcome(CHECK, "done", said)
+
+
+def _accepts(function: Any, head: nn.Module) -> bool | None:
+    """Whether the check accepts a head; None if it returns nothing. An AssertionError rejects it."""
+    try:
+        answer = function(head)
+    except AssertionError:
+        return False
+    if isinstance(answer, Tensor) and answer.numel() != 1:
+        raise ValueError(f"expected True or False from {CHECK}, got a tensor {tuple(answer.shape)}")
+    return None if answer is None else bool(answer)
+
+
+def _rejects_right(function: Any, accepted: list[str]) -> Outcome:
+    """The outcome for a check that rejects a right head; `accepted` are the mistakes that it accepts."""
+    if "scaled-twice" in accepted:
+        said = "It rejects a right head and accepts one that scales twice: so your reference scales twice."
+        hint = "F.scaled_dot_product_attention divides by √head_dim itself: give it q, k and v as they are"
+        return Outcome(CHECK, "wrong", said, "scaled-twice", hint)
+    if "no-mask" in accepted:
+        said = (
+            "It rejects a right head and accepts one without the causal mask: so your reference has no mask."
+        )
+        return Outcome(
+            CHECK, "wrong", said, "no-mask", "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
+        )
+    if accepted:
+        entry = get_mistake(accepted[0])
+        said = f"It rejects a right head and accepts one {entry.what}: so your reference makes that mistake."
+        return Outcome(CHECK, "wrong", said, entry.name, entry.fix)
+    if _accepts(function, TrialHead("fused").eval()):
+        said = (
+            "It rejects a right head because the last digits differ: PyTorch adds in another order, so two "
+            "right results agree to about 1e-7 and not bit for bit."
+        )
+        return Outcome(CHECK, "wrong", said, hint="torch.allclose(out, expected, atol=1e-6)")
+    return Outcome(
+        CHECK,
+        "wrong",
+        "It rejects every head, the right ones too.",
+        hint="the usual suspects: dropout is on, q is scaled before PyTorch scales it, is_causal is missing, "
+        "k and v are exchanged, or out and expected come from different x",
+    )
+
+
+def _hint_for_accepted(mistake: str) -> str:
+    if mistake == "scale-from-model-width":
+        return "the outputs of that head are wrong by about 0.01 only: is your tolerance far above 1e-6?"
+    if mistake == "dropout-in-eval":
+        return "compare the head's own output, out, with PyTorch's"
+    return (
+        "compare every number of out with PyTorch's output for the same q, k and v, with a tolerance of 1e-6"
+    )
+
+
+def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
+    """Compare the predicted sum with that of the dropped row."""
+    row = torch.softmax(torch.tensor([1.0, 1.0, 2.0]) / math.sqrt(2), dim=-1)
+    exact = (row[1:].sum() / 0.5).item()
+    return judge_guess("row_sum_after_dropout", guess, exact, within=0.01, said="the sum of the dropped row")
+
+
+TASKS = (
+    Task("Head", judge_head),
+    Task(CHECK, judge_check),
+    Task("row_sum_after_dropout", judge_prediction),
+)
+USUAL_MISTAKES = (
+    UsualMistake(
+        "plain-attribute",
+        'self.register_buffer("causal_mask", visible, persistent=False)',
+        "self.causal_mask = visible",
+    ),
+    UsualMistake("scale-from-model-width", "math.sqrt(k.shape[-1])", "math.sqrt(x.shape[-1])"),
+    UsualMistake(
+        "dropout-in-eval", "weights = self.dropout(weights)", "weights = F.dropout(weights, self.dropout.p)"
+    ),
+    UsualMistake(
+        "dropout-on-scores",
+        "weights = self.dropout(weights)",
+        "weights = torch.softmax(self.dropout(scores), dim=-1)",
+    ),
+    UsualMistake(
+        "dropout-not-rescaled",
+        "weights = self.dropout(weights)",
+        "weights = weights * (torch.rand_like(weights) >= self.dropout.p) if self.training else weights",
+    ),
+    UsualMistake(
+        "scaled-twice",
+        "F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        "F.scaled_dot_product_attention(q / q.shape[-1] ** 0.5, k, v, is_causal=True)",
+    ),
+)

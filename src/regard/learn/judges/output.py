@@ -1,0 +1,130 @@
+"""Lesson 7: heads that an output projection mixes, and attention to a second sequence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from regard.checker.catalogue import get_mistake
+from regard.learn.judges.example_heads import seeking_keys, seeking_queries
+from regard.learn.judges.first_run import Shape, first_run
+from regard.learn.judges.verdicts import (
+    check_attention,
+    example_picture,
+    judge_guess,
+    largest_difference,
+    set_example_weights,
+)
+from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
+from regard.stages.example import TOKENS, X
+
+HEADS, CROSS = "MultiHeadAttention", "CrossAttention"
+TOLERANCE = 1e-5
+HEADS_INIT: dict[str, Any] = {"d_model": 24, "num_heads": 4}
+CROSS_INIT: dict[str, Any] = {"d_model": 24, "d_context": 20}
+
+
+def judge_heads(thing: Any, module: ModuleType) -> Outcome:
+    """Run the module once, then check it."""
+    out, weights = Shape((2, 6, 24), "(B, T, d_model)"), Shape((2, 4, 6, 6), "(B, H, T, T)")
+    projections = ("W_q", "W_k", "W_v", "W_o")
+    problem = first_run(HEADS, thing, module, HEADS_INIT, (torch.randn(2, 6, 24),), out, weights, projections)
+    if problem is not None:
+        return problem
+    done = "the attention of a transformer: what a head has found can reach every channel."
+    return check_attention(HEADS, thing, done, hints=MISTAKE_HINTS, init=HEADS_INIT, causal=True, heads=4)
+
+
+def judge_cross(thing: Any, module: ModuleType) -> Outcome:
+    """Ask which sequence each role comes from, run the module on two widths, then check it."""
+    sources = _sources(thing)
+    if sources is not None and sources[0] == "context":
+        said = "The queries come from the context: the tokens of x ask, those of the context are read."
+        return Outcome(CROSS, "wrong", said, hint="q = self.W_q(x)")
+    if sources is not None and "x" in sources[1:]:
+        ignored = get_mistake("context-ignored")
+        roles = [role for role, of in zip(("keys", "values"), sources[1:], strict=True) if of == "x"]
+        return Outcome(
+            CROSS,
+            "wrong",
+            f"{ignored.effect} Your {' and '.join(roles)} come from x.",
+            ignored.name,
+            "k, v = self.W_k(context), self.W_v(context)",
+        )
+    inputs = torch.randn(2, 3, 24), torch.randn(2, 6, 20)
+    out, weights = Shape((2, 3, 24), "(B, T, d_model)"), Shape((2, 3, 6), "(B, T, S)")
+    problem = first_run(CROSS, thing, module, CROSS_INIT, inputs, out, weights, hints=CROSS_HINTS)
+    if problem is not None:
+        return problem
+    done = "one sequence reads another, of another length and another width."
+    outcome = check_attention(CROSS, thing, done, hints=MISTAKE_HINTS, init=CROSS_INIT, causal=False)
+    if outcome.status != "done":
+        return outcome
+    return replace(outcome, picture=_picture(thing))
+
+
+def _sources(thing: Any) -> tuple[str, ...] | None:
+    """Which sequence the queries, keys and values come from, told from the output; None if it is neither."""
+    try:
+        cross = thing(24, 24).eval()
+        sequences = {"x": torch.randn(1, 5, 24), "context": torch.randn(1, 5, 24)}
+        with torch.no_grad():
+            out, _ = cross(sequences["x"], sequences["context"])
+            for sources in product(sequences, repeat=3):
+                layers = zip((cross.W_q, cross.W_k, cross.W_v), sources, strict=True)
+                q, k, v = (layer(sequences[source]) for layer, source in layers)
+                if largest_difference(out, F.scaled_dot_product_attention(q, k, v)) < TOLERANCE:
+                    return sources
+    except Exception:
+        pass  # it is run again, and the error is explained
+    return None
+
+
+def _picture(thing: Any) -> WeightPicture:
+    """The weights of the learner's module: the last two tokens of the running example read all six."""
+    cross = thing(3, 3).eval()
+    square = torch.zeros(3, 1)
+    queries, keys = torch.cat([seeking_queries(), square], 1), torch.cat([seeking_keys(1, 0), square], 1)
+    set_example_weights(cross, W_q=queries, W_k=keys, W_v=torch.eye(3))
+    with torch.no_grad():
+        _, weights = cross(X[None, 4:], X[None])
+    return example_picture(["two tokens read six"], [weights[0]], rows=list(TOKENS[4:]))
+
+
+def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
+    """Compare the predicted number of weights with queries times keys."""
+    said = "the number of weights, a row for each query and a column for each key,"
+    return judge_guess("weights_in_the_map", guess, 12, within=0.0, said=said)
+
+
+MISTAKE_HINTS = {
+    "output-projection-skipped": "out = self.W_o(heads)",
+    "heads-merged-by-view": "(weights @ v).transpose(1, 2).reshape(B, T, d_model)",
+    "key-value-swapped": "k, v = self.W_k(context), self.W_v(context), in this order",
+}
+CROSS_HINTS = (
+    (
+        "cannot be multiplied",
+        "a token of x has d_model numbers, one of the context d_context: q is of x, k and v of context",
+    ),
+    (
+        "missing 1 required positional argument",
+        "forward takes two sequences: def forward(self, x, context)",
+    ),
+)
+TASKS = (Task(HEADS, judge_heads), Task(CROSS, judge_cross), Task("weights_in_the_map", judge_prediction))
+USUAL_MISTAKES = (
+    UsualMistake("output-projection-skipped", "out = self.W_o(heads)", "out = heads"),
+    UsualMistake("heads-merged-by-view", "(weights @ v).transpose(1, 2).reshape", "(weights @ v).reshape"),
+    UsualMistake("context-ignored", "self.W_k(context), self.W_v(context)", "self.W_k(x), self.W_v(x)"),
+    UsualMistake(
+        "key-value-swapped",
+        "k, v = self.W_k(context), self.W_v(context)",
+        "v, k = self.W_k(context), self.W_v(context)",
+    ),
+)

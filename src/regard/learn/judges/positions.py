@@ -1,0 +1,201 @@
+"""Lesson 8: rotary positions, a module that uses them, and the bias of ALiBi."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks.named_masks import alibi_slopes
+from regard.checker.catalogue import get_mistake
+from regard.layers.rotary import Rotary
+from regard.learn.judges.first_run import Shape, error_outcome, first_run
+from regard.learn.judges.verdicts import (
+    check_attention,
+    example_picture,
+    judge_guess,
+    largest_difference,
+    set_example_weights,
+)
+from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
+from regard.stages.example import X
+
+ROTATE, LAYER, ALIBI = "rotate", "RotaryAttention", "alibi_bias"
+INIT: dict[str, Any] = {"d_model": 32, "num_heads": 4}
+TOLERANCE = 1e-5
+
+
+def judge_rotate(function: Any, module: ModuleType) -> Outcome:
+    """Compare the learner's rotation with the right one, and with those of usual mistakes."""
+    x = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(0))
+    try:
+        turned, later = function(x), function(x, 5)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return error_outcome(ROTATE, error, module)
+    if not isinstance(turned, Tensor) or turned.shape != x.shape:
+        got = tuple(turned.shape) if isinstance(turned, Tensor) else type(turned).__name__
+        return Outcome(ROTATE, "wrong", f"expected a tensor of the shape of x, {tuple(x.shape)}; got {got}")
+    if largest_difference(turned, Rotary(8)(x)) > TOLERANCE:
+        return _wrong_rotation(x, turned)
+    if largest_difference(later, Rotary(8)(x, 5)) > TOLERANCE:
+        said = "right from position 0 on; with start=5 the first token has to be at position 5"
+        return Outcome(ROTATE, "wrong", said, hint="positions = torch.arange(start, start + T)")
+    return Outcome(ROTATE, "done", "a turn by the position: lengths stay, and products know the distance.")
+
+
+def _wrong_rotation(x: Tensor, turned: Tensor) -> Outcome:
+    """The outcome for a rotation that is not the right one."""
+    D = x.shape[-1]
+    angles = torch.arange(x.shape[-2])[:, None] * 10000.0 ** (-torch.arange(0, D, 2) / D)
+    cos, sin = angles.cos(), angles.sin()
+    a, b = x.chunk(2, dim=-1)
+    if largest_difference(turned, torch.cat([a * cos + b * sin, b * cos + a * sin], -1)) < TOLERANCE:
+        lost = get_mistake("rotation-sign-lost")
+        return Outcome(ROTATE, "wrong", lost.effect, lost.name, "turned_a = a * cos - b * sin")
+    known = {
+        "it turns the other way round: scores would be right, but weights of trained models would not fit": (
+            torch.cat([a * cos + b * sin, b * cos - a * sin], -1)
+        ),
+        "it pairs neighbours, 0 with 1, 2 with 3; the lesson pairs channel i with channel i + D/2": (
+            Rotary(D, interleaved=True)(x)
+        ),
+        "the first token is at position 1; positions begin at 0": Rotary(D)(x, 1),
+        "every pair turns at the same speed; pair i turns by 10000 ** (-2i / D) for each position": (
+            torch.cat([a * cos[:, :1] - b * sin[:, :1], b * cos[:, :1] + a * sin[:, :1]], -1)
+        ),
+        "nothing is turned: it returns x": x,
+    }
+    for said, output in known.items():
+        if largest_difference(turned, output) < TOLERANCE:
+            return Outcome(ROTATE, "wrong", said, hint="a cos − b sin, b cos + a sin")
+    row = turned[0, 0].norm(dim=-1) - x[0, 0].norm(dim=-1)
+    keeps = "it keeps every length, as a turn does" if row.abs().max() < TOLERANCE else "it changes lengths"
+    said = (
+        f"it differs from the right rotation by up to {largest_difference(turned, Rotary(D)(x)):.2g}; {keeps}"
+    )
+    return Outcome(
+        ROTATE, "wrong", said, hint="angles = positions[:, None] * frequencies; a cos − b sin, b cos + a sin"
+    )
+
+
+def judge_layer(thing: Any, module: ModuleType) -> Outcome:
+    """Run the module once, check it, and ask whether it sees the order of its tokens."""
+    out, weights = Shape((2, 6, 32), "(B, T, d_model)"), Shape((2, 4, 6, 6), "(B, H, T, T)")
+    projections = ("W_q", "W_k", "W_v", "W_o")
+    problem = first_run(LAYER, thing, module, INIT, (torch.randn(2, 6, 32),), out, weights, projections)
+    if problem is not None:
+        return problem
+    done = "attention that sees how far apart two tokens are."
+    outcome = check_attention(LAYER, thing, done, init=INIT, causal=True, heads=4)
+    if outcome.status != "done":
+        return outcome
+    if _is_blind(thing):
+        blind = get_mistake("positions-cancel")
+        said = "Order is invisible: with the tokens before it reversed, the last one has the same output."
+        return Outcome(LAYER, "wrong", said, blind.name, "q, k = rotate(q), rotate(k), both (B, H, T, D)")
+    return replace(outcome, picture=_picture(thing))
+
+
+def _is_blind(thing: Any) -> bool:
+    """Whether the last token's output stays the same if the tokens before it are reversed."""
+    layer = thing(**INIT).eval()
+    x = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return largest_difference(layer(x)[0][:, -1], layer(x[:, [4, 3, 2, 1, 0, 5]])[0][:, -1]) < TOLERANCE
+
+
+def _picture(thing: Any) -> WeightPicture:
+    """The weights of the learner's module on the running example, for heads that know positions only.
+
+    A fourth channel of every token is 1. It alone makes the queries and keys: of head 1 for the same
+    position, of head 2 for the position before.
+    """
+    layer = thing(4, 2).eval()
+    x = torch.cat([X, torch.ones(len(X), 1)], dim=1)  # (T, 4)
+    W_q, W_k = torch.zeros(4, 4), torch.zeros(4, 4)
+    W_q[3] = torch.tensor([4.0, 0.0, 4.0 * math.cos(1), -4.0 * math.sin(1)])
+    W_k[3] = torch.tensor([1.5, 0.0, 1.5, 0.0])
+    set_example_weights(layer, W_q=W_q, W_k=W_k)
+    with torch.no_grad():
+        weights = layer(x[None])[1][0]  # (H, T, T)
+    return example_picture(["your head 1: here", "your head 2: one back"], list(weights))
+
+
+def judge_alibi(function: Any, module: ModuleType) -> Outcome:
+    """Compare the learner's bias with ALiBi's, on the diagonal and left of it."""
+    for heads, T in ((8, 6), (2, 4)):
+        try:
+            bias = function(heads, T)
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            return error_outcome(ALIBI, error, module)
+        if not isinstance(bias, Tensor) or tuple(bias.shape) != (heads, T, T):
+            got = tuple(bias.shape) if isinstance(bias, Tensor) else type(bias).__name__
+            said = f"for {heads} heads and {T} tokens, expected (H, T, T) = {(heads, T, T)}; got {got}"
+            return Outcome(ALIBI, "wrong", said, hint="-slopes[:, None, None] * distance")
+        wrong = _wrong_bias(bias, heads, T)
+        if wrong is not None:
+            return wrong
+    return Outcome(
+        ALIBI, "done", "a penalty that grows with the distance, faster in some heads than in others."
+    )
+
+
+def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
+    """Return what is wrong with a bias (H, T, T) below and on the diagonal; None if nothing is."""
+    past = torch.ones(T, T, dtype=torch.bool).tril()
+    distance = torch.arange(T)[:, None] - torch.arange(T)
+    slopes = torch.tensor(alibi_slopes(heads))
+    expected = -slopes[:, None, None] * distance
+    seen = bias[:, past]
+    if largest_difference(seen, expected[:, past]) < TOLERANCE:
+        return None
+    if largest_difference(seen, -expected[:, past]) < TOLERANCE:
+        return _named_bias("alibi-inverted")
+    straight = largest_difference(seen, bias[:, 1, :1] * -distance[past].to(bias) * -1) < TOLERANCE
+    if straight and (bias[:, -1, 0] < 0).all():
+        got = ", ".join(f"{-slope:.3g}" for slope in bias[:, 1, 0].tolist()[:3])
+        right = ", ".join(f"{slope:.3g}" for slope in slopes.tolist()[:3])
+        return _named_bias(
+            "alibi-slopes", f"Your slopes for {heads} heads are {got} …; ALiBi's are {right} …"
+        )
+    said = f"it differs from −slope · (i − j) by up to {largest_difference(seen, expected[:, past]):.2g}"
+    return Outcome(ALIBI, "wrong", said, hint="distance = positions[:, None] - positions, which is i − j")
+
+
+def _named_bias(mistake: str, evidence: str = "") -> Outcome:
+    entry = get_mistake(mistake)
+    return Outcome(ALIBI, "wrong", f"{entry.effect} {evidence}".strip(), mistake, entry.fix)
+
+
+def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
+    """Compare the predicted score with the cosine of the distance."""
+    said = "the score of (1, 0) and (1, 0) at a distance of 3, which is cos 3,"
+    return judge_guess("score_at_distance_3", guess, math.cos(3), within=0.02, said=said)
+
+
+TASKS = (
+    Task(ROTATE, judge_rotate),
+    Task(LAYER, judge_layer),
+    Task(ALIBI, judge_alibi),
+    Task("score_at_distance_3", judge_prediction),
+)
+USUAL_MISTAKES = (
+    UsualMistake("rotation-sign-lost", "turned_a = a * cos - b * sin", "turned_a = a * cos + b * sin"),
+    UsualMistake("one-side-rotated", "q, k = rotate(q), rotate(k)", "q = rotate(q)"),
+    UsualMistake(
+        "values-rotated", "q, k = rotate(q), rotate(k)", "q, k, v = rotate(q), rotate(k), rotate(v)"
+    ),
+    UsualMistake(
+        "alibi-inverted",
+        "return -slopes[:, None, None] * distance",
+        "return slopes[:, None, None] * distance",
+    ),
+)
