@@ -57,7 +57,7 @@ def build_example() -> dict[str, Any]:
     return {
         "tokens": list(TOKENS),
         "x": _rounded(X),
-        "projections": {name: _rounded(W) for name, W in (("Wq", WQ), ("Wk", WK), ("Wv", WV))},
+        "projections": {name: _rounded(W) for name, W in (("W_q", WQ), ("W_k", WK), ("W_v", WV))},
         "stages": [
             _stage(name, about, qkv, mask, scale, output)
             for (name, about, qkv, mask, scale), output in zip(stages, outputs, strict=True)

@@ -236,7 +236,7 @@ function intro({ work, layer, name, example, state }) {
       element(
         "p",
         { class: "lead" },
-        `Stage ${example.name}, for `,
+        `Stage ${example.name}: the row of `,
         element("span", { class: "token", text: name }),
         ".",
       ),
