@@ -43,9 +43,13 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
     "Why": {
         "a word alone is ambiguous; its neighbours tell": (lesson("00_why", "One word, two meanings"),),
         "what a recurrent network loses": (lesson("00_why", "## What a recurrent network loses"),),
-        "translation as the origin: word by word fails": (lesson("00_why", "me help this sentence to translate"),),
+        "translation as the origin: word by word fails": (
+            lesson("00_why", "me help this sentence to translate"),
+        ),
         "encoder and decoder; a GPT keeps the decoder": (lesson("00_why", "A GPT keeps only the decoder"),),
-        "where attention sits in a language model": (lesson("00_why", "## Where it sits in a language model"),),
+        "where attention sits in a language model": (
+            lesson("00_why", "## Where it sits in a language model"),
+        ),
         "token embeddings before attention": (lesson("00_why", "each token's vector is looked up"),),
         "self-attention in plain words": (Place("docs/faq.md", "### What is self-attention"),),
     },
@@ -71,7 +75,9 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "`nn.Linear` acts on the last axis": (lesson("02_projections", "acts on the last axis"),),
         "three separate matrices": (lesson("02_projections", "**Three separate matrices**"),),
         "`.transpose(-2, -1)`, not `.T`": (lesson("02_projections", "swaps the last two axes only"),),
-        "the flow from x to the output, with shapes": (lesson("02_projections", "From tokens x through three"),),
+        "the flow from x to the output, with shapes": (
+            lesson("02_projections", "From tokens x through three"),
+        ),
         "the table of shapes with meanings": (lesson("02_projections", "| tensor | shape | its meaning |"),),
         "trainable self-attention as a module": (stage("scaled", "class SelfAttention"),),
     },
@@ -86,7 +92,9 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         ),
     },
     "The mask": {
-        "no peeking: training becomes copying": (lesson("04_mask", "## Without it, training becomes copying"),),
+        "no peeking: training becomes copying": (
+            lesson("04_mask", "## Without it, training becomes copying"),
+        ),
         "the causal mask, and its formula with M": (lesson("04_mask", "## The formula"),),
         "rows as budgets": (lesson("04_mask", "Each row is a budget of 1"),),
         "naive and efficient masking": (
@@ -99,7 +107,9 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
     "A head": {
         "a head as a module, narrower than the model": (stage("head", "class Head"),),
         "buffer or attribute": (lesson("05_head", "## Buffer or attribute"),),
-        "slice the mask; take the scale from the tensor": (lesson("05_head", "Take the scale from the tensor"),),
+        "slice the mask; take the scale from the tensor": (
+            lesson("05_head", "Take the scale from the tensor"),
+        ),
         "dropout on the weights, with the numbers of a row": (lesson("05_head", "## Dropout, on one row"),),
         "verify by hand: three tokens": (lesson("05_head", "A head small enough for paper"),),
         "the task: check against PyTorch": (lesson("05_head", "Now the second witness"),),
@@ -122,7 +132,9 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
             Place("docs/inspector.md", "Cache"),
         ),
         "residual, norm, feed-forward; N blocks": (lesson("10_block", "## The formula"),),
-        "training one's own model; diffuse, then sharp": (lesson("10_block", "**Watch heads become sharp.**"),),
+        "training one's own model; diffuse, then sharp": (
+            lesson("10_block", "**Watch heads become sharp.**"),
+        ),
         "a GPT at the scale of GPT-2": (Place("docs/training.md", "## On a GPU"),),
     },
     "Seeing it": {
