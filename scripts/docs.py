@@ -36,7 +36,7 @@ STEPS = {
         "The row of “model” without learned weights, step by step",
     ),
     "projections": ("steps&example=Trainable&row=1", "The row of “model” with queries, keys and values"),
-    "scale": ("steps&example=Trainable&row=1", "The scores of “model” before and after the division by √d"),
+    "scale": ("steps&example=Scaled&row=1", "The scores of “model” before and after the division by √d"),
     "mask": ("steps&example=Causal&row=2", "The row of “learns”, which sees no token after it"),
     "heads": ("steps&example=Two_heads&row=2", "The row of “learns” in the first of two heads"),
     "cache": ("cache", "Tokens written with a cache and without: the time, work and memory of each"),
@@ -143,7 +143,8 @@ def _live_page(match: re.Match[str]) -> str:
 def numbered(state: str) -> str:
     """Return a state of the page in which a stage of the running example has its number, not its name."""
     for number, stage in enumerate(build_example()["stages"]):
-        state = re.sub(rf"example={stage['name'].replace(' ', '_')}\b", f"example={number}", state)
+        _, name = stage["name"].split(" ", 1)  # "6 Two heads"
+        state = re.sub(rf"example={name.replace(' ', '_')}\b", f"example={number}", state)
     if re.search("example=[A-Z]", state):
         raise ValueError(f"{state}: the running example has no stage of this name")
     return state
