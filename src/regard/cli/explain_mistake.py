@@ -66,6 +66,6 @@ def explain_mistake(
         paragraph("", "This is a warning: it does not make the verdict wrong.", "  ")
     paragraph(f"{'test':<9}", PROPERTY_TESTS[entry.test].property, " " * 11)
     console.print(
-        f"\n--code prints a program with it, --test a test that finds it: regard explain-mistake {name} --test",
+        f"\nA program with it: regard explain-mistake {name} --code; a test that finds it: --test.",
         soft_wrap=True,
     )
