@@ -12,7 +12,6 @@ author = "The Regard authors"
 version = release = __version__
 extensions = ["myst_parser", "mathml", "name_links", "live_pages", "code_blocks"]
 exclude_patterns = ["_sphinx", "learn/*/*.md"]
-suppress_warnings = ["toc.empty_glob"]  # a section may have no page yet
 
 myst_enable_extensions = ["dollarmath"]
 myst_dmath_double_inline = True

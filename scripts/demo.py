@@ -56,6 +56,7 @@ def look(console: Console) -> None:
         f"This is layer {LAYER}, head {HEAD}: one row for each token, one column for each token that it can "
         "see. The darker a cell, the more attention.",
     )
+    console.print()
     for line in map_lines(console, tokens, weights):
         console.print(line)
     certified = sum(evidence.certified for evidence in seen.certificate.evidence)

@@ -30,6 +30,7 @@ PITFALLS = ROOT / "docs" / "pitfalls"  # a hundred pages, which their index list
 LESSON_FILES = LESSONS[0].folder.parent
 EMBEDDED_PAGE = "_static/pages/model.html"
 ORPHAN = "---\norphan: true\n---\n"  # a page that other pages link to, and that may be in no list
+FOLDER_TOCTREE = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"  # the pages beside an index
 STEPS = {
     "similarity": (
         "steps&example=Simplified&row=1",
@@ -45,6 +46,7 @@ STEPS = {
 }
 """The page of Regard that belongs to a lesson: its view and what to show there, and a sentence about it."""
 LINK = re.compile(r"`+[^`\n]*`+|\]\((?P<target>[^()\s]+)\)|\bsrc=\"(?P<source>[^\"]+)\"")
+LESSON_TABLE = re.compile(r"^<!-- lessons -->\n\n(?:.+\n)+", re.MULTILINE)
 LIVE = re.compile(r"^<!-- live: (\S+) -->\n\n!\[([^\]]*)\]\([^)]*\)$", re.MULTILINE)
 
 
@@ -106,8 +108,11 @@ def page(path: Path) -> str | None:
     if path.suffix != ".md":
         return None
     text = LIVE.sub(_live_page, path.read_text(encoding="utf-8"))
+    text = LESSON_TABLE.sub(lambda _: lesson_table(), text)
     if path.is_relative_to(LESSON_FILES):
         return text + lesson_end(path.parent)
+    if path.name == "index.md" and "{toctree}" not in text and path.parent != PITFALLS:
+        return text + FOLDER_TOCTREE
     in_toctree = name.startswith("docs/") and (path.parent != PITFALLS or path.name == "index.md")
     return text if in_toctree else ORPHAN + text
 
@@ -115,6 +120,15 @@ def page(path: Path) -> str | None:
 def lessons() -> list[Lesson]:
     """Return the lessons that have a text."""
     return [lesson for lesson in LESSONS if (lesson.folder / "lesson.md").exists()]
+
+
+def lesson_table() -> str:
+    """Return the table of the lessons, in place of the paragraph that GitHub shows."""
+    rows = [
+        f"| [{lesson.number} {lesson.title}]({lesson.folder.name}.md) | {lesson.idea} | {lesson.goal or '–'} |"
+        for lesson in lessons()
+    ]
+    return "\n".join(["| lesson | the idea | what you do |", "|---|---|---|", *rows, ""])
 
 
 def notebook_place(lesson: Lesson) -> PurePosixPath:
@@ -143,7 +157,7 @@ def _live_page(match: re.Match[str]) -> str:
 def numbered(state: str) -> str:
     """Return a state of the page in which a stage of the running example has its number, not its name."""
     for number, stage in enumerate(build_example()["stages"]):
-        _, name = stage["name"].split(" ", 1)  # "6 Two heads"
+        _, _, name = stage["name"].partition(" ")  # after the number of its lesson
         state = re.sub(rf"example={name.replace(' ', '_')}\b", f"example={number}", state)
     if re.search("example=[A-Z]", state):
         raise ValueError(f"{state}: the running example has no stage of this name")

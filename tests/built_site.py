@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import subprocess
 import sys
@@ -102,20 +103,21 @@ def pages(folder: Path) -> list[Path]:
 
 def broken_links(folder: Path) -> Iterator[str]:
     """Yield each link between the files of a site that leads to no file, or to no anchor of it."""
+    files = set(folder.rglob("*"))
     for path in pages(folder):
-        for address in read(path).links + read(path).loaded:
+        for address in dict.fromkeys(read(path).links + read(path).loaded):
             parts = urlsplit(address)
             if parts.scheme or parts.netloc:
                 continue
             target = resolve(path, address)
-            if not target.is_file() or not _has_anchor(target, unquote(parts.fragment)):
+            if target not in files or not _has_anchor(target, unquote(parts.fragment)):
                 yield f"{path.relative_to(folder)}: {address}"
 
 
 def resolve(path: Path, address: str) -> Path:
     """Return the file that an address on a page leads to."""
     name = unquote(urlsplit(address).path)
-    return (path.parent / name).resolve() if name else path
+    return Path(os.path.normpath(path.parent / name)) if name else path
 
 
 def targets(path: Path) -> list[Path]:

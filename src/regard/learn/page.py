@@ -32,8 +32,6 @@ def write_pages(folder: Path) -> None:
     pages = folder / PAGES
     pages.mkdir(exist_ok=True)
     for lesson in LESSONS:
-        if not (lesson.folder / "lesson.md").exists():
-            continue
         path = page_path(lesson, folder)
         if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:400]:
             raise ValueError(

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.gpt import GPT
+from regard.gpt.block import Block
 from regard.heads import repeated
 from regard.heads.labels import MARGIN, MIN_SCORES
 from regard.learn.judges.verdicts import judge_guess, largest_difference, named_mistake
@@ -32,6 +33,13 @@ Score = Callable[[Tensor, Tensor], float]
 def load_model() -> GPT:
     """Return the included model."""
     return GPT.from_pretrained("default")
+
+
+def block_of(layer: int) -> Block:
+    """Return the block of a layer of the model."""
+    block = load_model().blocks[layer]
+    assert isinstance(block, Block)
+    return block
 
 
 def encode(text: str) -> tuple[list[int], list[str]]:
@@ -300,25 +308,24 @@ def _judge_cut_inputs(name: str, function: Any, model: GPT) -> Outcome | None:
 
 def _describe_cut(before: Tensor, after: Tensor, head: int, D: int) -> str:
     """Say which numbers were changed instead of those of the head."""
-    tokens, channels = (before != after)[0].nonzero().unbind(1)
-    first, last = int(channels.min()), int(channels.max())
-    if len(tokens.unique()) < before.shape[1]:
-        count = len(tokens.unique())
-        return f"{count} of {before.shape[1]} tokens were changed: a head is a slice of the last axis, of all"
+    changed = (before != after)[0]  # (T, H · D)
+    tokens, channels = (changed.any(dim).nonzero()[:, 0] for dim in (1, 0))
+    if len(tokens) < before.shape[1]:
+        return f"{len(tokens)} of {before.shape[1]} tokens were changed: a head is a slice of the last axis, of all"
     return (
         f"expected channels {head * D} to {(head + 1) * D - 1} to be 0 for head {head}, and no other; "
-        f"{len(channels.unique())} channels from {first} to {last} were changed"
+        f"{len(channels)} channels from {channels[0]} to {channels[-1]} were changed"
     )
 
 
 def _projection(model: GPT, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
     """What the output projection of a layer gets (B, T, H · D), and its block gives (B, T, d_model)."""
     merged: list[Tensor] = []
-    watching = model.blocks[layer].attention.out.register_forward_hook(
+    watching = block_of(layer).attention.out.register_forward_hook(
         lambda _, inputs, out: merged.append(inputs[0].clone())
     )
     residual: list[Tensor] = []
-    after_block = model.blocks[layer].register_forward_hook(lambda _, inputs, out: residual.append(out))
+    after_block = block_of(layer).register_forward_hook(lambda _, inputs, out: residual.append(out))
     with torch.no_grad():
         model(ids)
     watching.remove()
@@ -347,7 +354,7 @@ def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
     """Compare the guess with the rise that cutting the clearest induction head gives."""
     model, scores = load_model(), scores_of_all("induction")
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
-    attention, D = model.blocks[layer].attention, model.config.head_dim
+    attention, D = block_of(layer).attention, model.config.head_dim
 
     def zero(_: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
         merged = inputs[0].clone()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.learn.judges.trained_heads import encode, load_model
+from regard.learn.judges.trained_heads import block_of, encode, load_model
 from regard.learn.judges.verdicts import judge_guess, largest_difference, named_mistake
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.recorder import capture
@@ -43,7 +43,7 @@ def token_ids() -> Tensor:
 @cache
 def layer_call(layer: int) -> LayerCall:
     """Return what the attention of a layer got and gave."""
-    block, calls, inputs = load_model().blocks[layer], [], []
+    block, calls, inputs = block_of(layer), [], []
     hooks = (
         block.attention.register_forward_hook(lambda _, args, out: calls.append((args[0], out))),
         block.register_forward_pre_hook(lambda _, args: inputs.append(args[0])),
@@ -94,7 +94,7 @@ class Projected(NamedTuple):
 
 def _project(layer: int, by_view: bool = False) -> Projected:
     """The layer's queries, keys and values for TEXT before rotation, in float64."""
-    attention = load_model().blocks[layer].attention
+    attention = block_of(layer).attention
     x = layer_call(layer).x.double()
     B, T, _ = x.shape
     H, D = attention.num_heads, attention.head_dim
@@ -131,7 +131,7 @@ def _wrong_weights(layer: int) -> dict[str, list[Tensor]]:
 def _wrong_outputs(layer: int) -> dict[str, Tensor]:
     """The outputs that each mistake gives for a layer, where the weights are right."""
     q, k, v = _project(layer)
-    project = load_model().blocks[layer].attention.out.weight.detach().double()
+    project = block_of(layer).attention.out.weight.detach().double()
     weights = _attend(rotated(q), rotated(k))
     heads = weights @ v
     merged = heads.transpose(1, 2).flatten(2)
@@ -158,7 +158,7 @@ def judge_attention(attention_class: Any, module: ModuleType) -> Outcome:
 
 def _run(attention_class: Any, layer: int) -> Any:
     """Run the learner's module on a layer's input, with that layer's weights."""
-    attention = load_model().blocks[layer].attention
+    attention = block_of(layer).attention
     mine = attention_class(load_model().config.d_model, load_model().config.num_heads)
     weights = (*attention.qkv.weight.detach().chunk(3), attention.out.weight.detach())
     with torch.no_grad():
@@ -233,7 +233,7 @@ def _certify(name: str, attention_class: Any) -> Outcome:
 
 def judge_weights(function: Any, module: ModuleType) -> Outcome:
     """Compare the copied weights with those of the layer."""
-    name, attention = "take_weights", load_model().blocks[LAYER].attention
+    name, attention = "take_weights", block_of(LAYER).attention
     mine = module.TrainedAttention(load_model().config.d_model, load_model().config.num_heads)
     function(mine, attention)
     copied = [getattr(mine, role).weight for role in ("W_q", "W_k", "W_v", "W_o")]
@@ -282,9 +282,9 @@ def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
     name = "largest_difference"
     seen = capture(load_model(), inputs={"input_ids": token_ids()})
     exact = 0.0
-    for layer, block in enumerate(load_model().blocks):
+    for layer in range(load_model().config.num_layers):
         mine = module.TrainedAttention(load_model().config.d_model, load_model().config.num_heads)
-        module.take_weights(mine, block.attention)
+        module.take_weights(mine, block_of(layer).attention)
         with torch.no_grad():
             _, weights = mine(module.layer_input(load_model(), token_ids(), layer))
         exact = max(exact, largest_difference(weights, seen[layer].to_dense()))
