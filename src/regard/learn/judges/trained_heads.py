@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.gpt import GPT
+from regard.gpt.block import Block
 from regard.heads import repeated
 from regard.heads.labels import MARGIN, MIN_SCORES
 from regard.learn.judges.verdicts import judge_guess, largest_difference, named_mistake
@@ -32,6 +33,13 @@ Score = Callable[[Tensor, Tensor], float]
 def load_model() -> GPT:
     """Return the included model."""
     return GPT.from_pretrained("default")
+
+
+def block_of(layer: int) -> Block:
+    """Return the block of a layer of the model."""
+    block = load_model().blocks[layer]
+    assert isinstance(block, Block)
+    return block
 
 
 def encode(text: str) -> tuple[list[int], list[str]]:
@@ -50,7 +58,8 @@ def repeats(seed: int = 0) -> Tensor:
 
 def previous_token(A: Tensor, ids: Tensor) -> float:
     """The mean of A[q, q − 1]."""
-    return sum(A[q, q - 1].item() for q in range(1, len(ids))) / (len(ids) - 1)
+    rows = A.tolist()
+    return float(sum(rows[q][q - 1] for q in range(1, len(ids))) / (len(ids) - 1))
 
 
 def sink(A: Tensor, ids: Tensor) -> float:
@@ -60,12 +69,19 @@ def sink(A: Tensor, ids: Tensor) -> float:
 
 def induction(A: Tensor, ids: Tensor) -> float:
     """The mean weight on keys that stand before the query and follow a copy of its token."""
-    return _mean_mass(A, [[k for k in range(1, q) if ids[k - 1] == ids[q]] for q in range(len(ids))])
+    return _mean_mass(A, _after_copies(ids))
+
+
+def _after_copies(ids: Tensor) -> list[list[int]]:
+    """For each query, the keys before it whose token before equals the query's token."""
+    tokens = ids.tolist()
+    return [[k for k in range(1, q) if tokens[k - 1] == tokens[q]] for q in range(len(tokens))]
 
 
 def _mean_mass(A: Tensor, keys: list[list[int]], everywhere: bool = False) -> float:
     """The mean weight of queries on their keys, over the queries that have some, or over all of them."""
-    masses = [A[q, found].sum().item() for q, found in enumerate(keys) if found or everywhere]
+    rows = A.tolist()
+    masses = [sum(rows[q][k] for k in found) for q, found in enumerate(keys) if found or everywhere]
     return sum(masses) / len(masses)
 
 
@@ -81,7 +97,7 @@ def _copies(A: Tensor, ids: Tensor) -> float:
 
 
 def _over_all(A: Tensor, ids: Tensor) -> float:
-    return _mean_mass(A, [[k for k in range(1, q) if ids[k - 1] == ids[q]] for q in range(len(ids))], True)
+    return _mean_mass(A, _after_copies(ids), everywhere=True)
 
 
 def _with_later_copies(A: Tensor, ids: Tensor) -> float:
@@ -192,6 +208,7 @@ def judge_head(kind: str) -> Callable[[Any, ModuleType], Outcome]:
                 "wrong",
                 f"expected (layer, head), a layer from 0 to {layers - 1} and a head from 0 to {heads - 1}, "
                 f"got {answer!r}",
+                hint="the layer comes first, then the head, both counted from 0: (4, 1) is head 1 of layer 4",
             )
         score, best = scores[place].item(), scores.max().item()
         said = (
@@ -300,25 +317,25 @@ def _judge_cut_inputs(name: str, function: Any, model: GPT) -> Outcome | None:
 
 def _describe_cut(before: Tensor, after: Tensor, head: int, D: int) -> str:
     """Say which numbers were changed instead of those of the head."""
-    tokens, channels = (before != after)[0].nonzero().unbind(1)
-    first, last = int(channels.min()), int(channels.max())
-    if len(tokens.unique()) < before.shape[1]:
-        count = len(tokens.unique())
-        return f"{count} of {before.shape[1]} tokens were changed: a head is a slice of the last axis, of all"
+    changed = (before != after)[0]  # (T, H · D)
+    tokens, channels = (changed.any(dim).nonzero()[:, 0] for dim in (1, 0))
+    if len(tokens) < before.shape[1]:
+        some = f"{len(tokens)} of {before.shape[1]} tokens"
+        return f"{some} changed: a head is a slice of the last axis, in every token"
     return (
         f"expected channels {head * D} to {(head + 1) * D - 1} to be 0 for head {head}, and no other; "
-        f"{len(channels.unique())} channels from {first} to {last} were changed"
+        f"of {changed.shape[1]} channels {len(channels)} changed, the first of them {int(channels[0])}"
     )
 
 
 def _projection(model: GPT, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
     """What the output projection of a layer gets (B, T, H · D), and its block gives (B, T, d_model)."""
     merged: list[Tensor] = []
-    watching = model.blocks[layer].attention.out.register_forward_hook(
+    watching = block_of(layer).attention.out.register_forward_hook(
         lambda _, inputs, out: merged.append(inputs[0].clone())
     )
     residual: list[Tensor] = []
-    after_block = model.blocks[layer].register_forward_hook(lambda _, inputs, out: residual.append(out))
+    after_block = block_of(layer).register_forward_hook(lambda _, inputs, out: residual.append(out))
     with torch.no_grad():
         model(ids)
     watching.remove()
@@ -347,7 +364,7 @@ def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
     """Compare the guess with the rise that cutting the clearest induction head gives."""
     model, scores = load_model(), scores_of_all("induction")
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
-    attention, D = model.blocks[layer].attention, model.config.head_dim
+    attention, D = block_of(layer).attention, model.config.head_dim
 
     def zero(_: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
         merged = inputs[0].clone()

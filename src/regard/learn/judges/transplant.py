@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.learn.judges.trained_heads import encode, load_model
-from regard.learn.judges.verdicts import judge_guess, largest_difference, named_mistake
+from regard.learn.judges.trained_heads import block_of, encode, load_model
+from regard.learn.judges.verdicts import is_right, judge_guess, largest_difference, named_mistake
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.recorder import capture
 
@@ -43,7 +43,7 @@ def token_ids() -> Tensor:
 @cache
 def layer_call(layer: int) -> LayerCall:
     """Return what the attention of a layer got and gave."""
-    block, calls, inputs = load_model().blocks[layer], [], []
+    block, calls, inputs = block_of(layer), [], []
     hooks = (
         block.attention.register_forward_hook(lambda _, args, out: calls.append((args[0], out))),
         block.register_forward_pre_hook(lambda _, args: inputs.append(args[0])),
@@ -81,7 +81,7 @@ def judge_rotate(function: Any, module: ModuleType) -> Outcome:
     if largest_difference(answer, rotated(x, sign=1)) < TOLERANCE:
         return named_mistake(name, "rotation-sign-lost")
     hint = "a, b = x[..., : D // 2], x[..., D // 2 :]"
-    return Outcome(name, "wrong", "the pairs are not channel i and channel i + D/2", hint=hint)
+    return Outcome(name, "wrong", "this does not turn the pairs of channel i and channel i + D/2", hint=hint)
 
 
 class Projected(NamedTuple):
@@ -94,7 +94,7 @@ class Projected(NamedTuple):
 
 def _project(layer: int, by_view: bool = False) -> Projected:
     """The layer's queries, keys and values for TEXT before rotation, in float64."""
-    attention = load_model().blocks[layer].attention
+    attention = block_of(layer).attention
     x = layer_call(layer).x.double()
     B, T, _ = x.shape
     H, D = attention.num_heads, attention.head_dim
@@ -131,7 +131,7 @@ def _wrong_weights(layer: int) -> dict[str, list[Tensor]]:
 def _wrong_outputs(layer: int) -> dict[str, Tensor]:
     """The outputs that each mistake gives for a layer, where the weights are right."""
     q, k, v = _project(layer)
-    project = load_model().blocks[layer].attention.out.weight.detach().double()
+    project = block_of(layer).attention.out.weight.detach().double()
     weights = _attend(rotated(q), rotated(k))
     heads = weights @ v
     merged = heads.transpose(1, 2).flatten(2)
@@ -145,8 +145,8 @@ def _wrong_outputs(layer: int) -> dict[str, Tensor]:
 def judge_attention(attention_class: Any, module: ModuleType) -> Outcome:
     """Judge the module on one layer with weights copied by us, then on every layer: the certificate."""
     name = "TrainedAttention"
-    if judge_rotate(module.rotate, module).status != "done":
-        return Outcome(name, "wrong", "its `rotate` is wrong: mend that first")
+    if not is_right(judge_rotate, module.rotate, module):
+        return Outcome(name, "unfinished", "it is compared once `rotate` is right")
     for layer in (LAYER, *range(load_model().config.num_layers)):
         answer = _run(attention_class, layer)
         if not isinstance(answer, tuple) or len(answer) != 2:
@@ -158,7 +158,7 @@ def judge_attention(attention_class: Any, module: ModuleType) -> Outcome:
 
 def _run(attention_class: Any, layer: int) -> Any:
     """Run the learner's module on a layer's input, with that layer's weights."""
-    attention = load_model().blocks[layer].attention
+    attention = block_of(layer).attention
     mine = attention_class(load_model().config.d_model, load_model().config.num_heads)
     weights = (*attention.qkv.weight.detach().chunk(3), attention.out.weight.detach())
     with torch.no_grad():
@@ -233,7 +233,7 @@ def _certify(name: str, attention_class: Any) -> Outcome:
 
 def judge_weights(function: Any, module: ModuleType) -> Outcome:
     """Compare the copied weights with those of the layer."""
-    name, attention = "take_weights", load_model().blocks[LAYER].attention
+    name, attention = "take_weights", block_of(LAYER).attention
     mine = module.TrainedAttention(load_model().config.d_model, load_model().config.num_heads)
     function(mine, attention)
     copied = [getattr(mine, role).weight for role in ("W_q", "W_k", "W_v", "W_o")]
@@ -280,20 +280,27 @@ def judge_input(function: Any, module: ModuleType) -> Outcome:
 def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
     """Compare the guess with the largest difference of the learner's weights from the model's."""
     name = "largest_difference"
+    try:
+        exact = _difference_from_capture(module)
+    except Exception:  # the outcomes of the other tasks say why
+        exact = float("inf")
+    if not exact < TOLERANCE:
+        return Outcome(name, "unfinished", "your guess is compared once the rest is right")
+    said = "the largest difference between a weight of yours and one of the model's"
+    return judge_guess(name, guess, exact, within=float("inf"), said=said)
+
+
+def _difference_from_capture(module: ModuleType) -> float:
+    """The largest difference of a weight, over all layers, with the learner's parts alone."""
     seen = capture(load_model(), inputs={"input_ids": token_ids()})
     exact = 0.0
-    for layer, block in enumerate(load_model().blocks):
+    for layer in range(load_model().config.num_layers):
         mine = module.TrainedAttention(load_model().config.d_model, load_model().config.num_heads)
-        module.take_weights(mine, block.attention)
+        module.take_weights(mine, block_of(layer).attention)
         with torch.no_grad():
             _, weights = mine(module.layer_input(load_model(), token_ids(), layer))
         exact = max(exact, largest_difference(weights, seen[layer].to_dense()))
-    if not exact < TOLERANCE:
-        return Outcome(
-            name, "unfinished", f"a weight differs by {exact:.2g}: compare your guess once the rest is right"
-        )
-    said = "the largest difference between a weight of yours and one of the model's"
-    return judge_guess(name, guess, exact, within=float("inf"), said=said)
+    return exact
 
 
 TASKS: tuple[Task, ...] = (

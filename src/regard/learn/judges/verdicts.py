@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -60,6 +62,14 @@ def named_mistake(name: str, mistake: str, evidence: str = "", hint: str = "") -
     entry = find_mistake(mistake)
     assert entry is not None, mistake
     return Outcome(name, "wrong", f"{entry.effect} {evidence}".strip(), mistake, hint or entry.fix)
+
+
+def is_right(judge: Callable[[Any, ModuleType], Outcome], thing: Any, module: ModuleType) -> bool:
+    """Return whether another thing of the learner's file, which a task needs, is right already."""
+    try:
+        return judge(thing, module).status == "done"
+    except Exception:  # it has lines that are still to be written, or an error, which its own outcome tells
+        return False
 
 
 def judge_guess(name: str, guess: Any, exact: float, within: float, said: str) -> Outcome:
