@@ -40,7 +40,7 @@ LESSONS = (
         "heads",
         "Several heads",
         "several heads attend in several ways, computed by one product",
-        "split, attend, merge",
+        "split into heads, attend, merge",
     ),
     Lesson(
         7,
@@ -54,7 +54,7 @@ LESSONS = (
         "positions",
         "Positions",
         "attention is blind to order until positions are put in",
-        "rotate queries and keys",
+        "rotate queries and keys, and write the bias of ALiBi",
     ),
     Lesson(
         9,
