@@ -136,7 +136,7 @@ def _picture(thing: Any) -> WeightPicture:
     set_example_weights(layer, W_q=W_q, W_k=W_k)
     with torch.no_grad():
         weights = layer(x[None])[1][0]  # (H, T, T)
-    return example_picture(["your head 1: here", "your head 2: one back"], list(weights))
+    return example_picture(["your head 1 (here)", "your head 2 (one back)"], list(weights))
 
 
 def judge_alibi(function: Any, module: ModuleType) -> Outcome:
