@@ -12,12 +12,13 @@ NPM    := PATH="$$PATH:$(CURDIR)/$(BIN)" npm
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test attack chromium lint bench bench-gpu capture-table reference sessions format clean
+.PHONY: help demo test attack chromium lint bench bench-gpu capture-table docs reference sessions pitfalls format clean
 
 help:
-	@echo "make demo       set up, look into the included model, write out/inspect.html and out/stages.png"
+	@echo "make demo       set up, look into the included model, check an attention, write out/inspect.html"
 	@echo "make test       set up, run every test"
 	@echo "make attack     hostile files, signals, threads, clients and tensors, drawn for minutes"
+	@echo "make docs       build the documentation site into out/docs; it needs no server and no network"
 	@echo "make lint       ruff and mypy; prettier and tsc for the page"
 	@echo "make capture-table  capture against every model type of Transformers; writes docs/transformers.md"
 	@echo "make bench      measure speed and memory on this CPU"
@@ -27,16 +28,14 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 	  echo "Regard needs Python 3.11, 3.12 or 3.13; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
 	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Setting up $(VENV), once: this takes some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
+# Tells a story in half a minute: one head, one mistake, one page, one lesson. Writes out/inspect.html.
 demo: $(READY)
-	@mkdir -p out
-	$(BIN)/regard stages --save out/stages.png
-	$(BIN)/regard heads
-	$(BIN)/regard inspect --out out/inspect.html
-	@echo "The same page, served, with a model that reads your text: $(BIN)/regard inspect"
+	@$(BIN)/python -m scripts.demo
 
 test: $(READY) chromium
 	$(BIN)/python -m pytest -n auto --dist worksteal
@@ -65,13 +64,21 @@ $(NODE): package.json $(READY)
 capture-table: $(READY)
 	$(BIN)/python -m tests.against.transformers_survey --docs docs/transformers.md
 
+# Warnings are errors. Lessons, linked source files and a saved page of the included model are part of it.
+docs: $(READY)
+	$(BIN)/python -m scripts.docs
+
 # Signatures, methods and commands in docs/reference.md come from the code.
 reference: $(READY)
 	$(BIN)/python -m scripts.reference
 
-# The output of the commands in docs/check.md and docs/testing-kernels.md.
+# The output of the commands in README.md, docs/check.md and docs/testing-kernels.md.
 sessions: $(READY)
 	$(BIN)/python -m scripts.sessions
+
+# The pages of docs/pitfalls come from the catalogue of mistakes.
+pitfalls: $(READY)
+	$(BIN)/python -m scripts.pitfalls
 
 format: $(READY) $(NODE)
 	$(BIN)/ruff check --fix .

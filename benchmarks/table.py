@@ -1,18 +1,33 @@
-"""Updates the performance tables of the README from the newest JSON files in benchmarks/results/.
+"""Updates the performance tables from the newest JSON files in benchmarks/results/.
 
-    python -m benchmarks.table
+    python -m benchmarks.table            rewrite docs/performance.md, and six rows of it in README.md
+    python -m benchmarks.table --check    exit with 1 if one of them is out of date
 
-Only the text between the two markers in README.md is replaced.
+Only the text between the two markers in each file is replaced.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent
+README = ROOT.parent / "README.md"
+PERFORMANCE = ROOT.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
+SHORT_LENGTHS = {"On a CPU": 4096, "On a GPU": 16384}
+SHORT_ROWS = {
+    "PyTorch's fastest kernel": ("sdpa cuDNN", "sdpa"),
+    "eager with weights": ("eager with weights",),
+    "`regard.attend`": ("attend",),
+    "the whole map, pooled": ("pool to 1024×1024, mass and max", "pool to 256×256, mass and max"),
+    "every row's entropy and distance, every key's sum": ("entropy, distance and received together",),
+    "every row's 8 largest weights": ("topk(8)",),
+}
+"""The rows of the short table: a label, and the first of these names that was measured."""
 
 
 def newest(device: str) -> dict[str, Any] | None:
@@ -39,9 +54,13 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         cells = []
         for T, _ in sizes:
             row = next((r for r in rows if r["who"] == name and r["T"] == T), None)
-            cells.append("–" if row is None else f"{row['to_fused']:.2f}×, {memory(row['peak_mib'])}")
+            cells.append("–" if row is None else cell(row))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
+
+
+def cell(row: dict[str, Any]) -> str:
+    return f"{row['to_fused']:.2f}×, {memory(row['peak_mib'])}"
 
 
 def memory(mib: float) -> str:
@@ -54,31 +73,70 @@ def describe_machine(result: dict[str, Any]) -> str:
     return f"{chip}, PyTorch {machine['torch']}, {result['date']}"
 
 
-def main() -> None:
-    parts: list[str] = []
-    for device, title in (("cpu", "On a CPU"), ("cuda", "On a GPU")):
-        result = newest(device)
-        if result is None:
-            continue
+def full_tables(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Return everything that was measured on each device, for docs/performance.md."""
+    lines: list[str] = []
+    for title, result in results.items():
         forward, look = select_rows(result, "forward"), select_rows(result, "look")
         first = forward[0]
-        parts += [
+        lines += [
             f"**{title}**: {describe_machine(result)}; causal, width {first['D']}, {first['dtype']}.",
             "",
-        ]
-        parts += [
             "The forward pass, its time over the fused one and its peak memory:",
             "",
             *table(forward),
             "",
+            "Looking at the map afterwards:",
+            "",
+            *table(look),
+            "",
         ]
-        parts += ["Looking at the map afterwards:", "", *table(look), ""]
-    readme = ROOT.parent / "README.md"
-    text = readme.read_text()
+    return lines
+
+
+def short_table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Return six rows, each at one length on each device, for README.md."""
+    titles, columns = [], []
+    for title, result in results.items():
+        T = SHORT_LENGTHS[title]
+        rows = {r["who"]: r for p in ("forward", "look") for r in select_rows(result, p) if r["T"] == T}
+        first = next(iter(rows.values()))
+        titles.append(f"{title[0].lower()}{title[1:]}, {T:,} tokens, {first['heads']} heads")
+        columns.append(rows)
+    lines = ["| | " + " | ".join(titles) + " |", "|---|" + "---|" * len(titles)]
+    for label, names in SHORT_ROWS.items():
+        cells = [next(cell(rows[name]) for name in names if name in rows) for rows in columns]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    machines = "; ".join(describe_machine(result) for result in results.values())
+    return [*lines, "", f"Measured on {machines}. [All tables](docs/performance.md) say how."]
+
+
+def updated(text: str, lines: list[str]) -> str:
+    """Return a document with these lines between its markers."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    readme.write_text(before + BEGIN + "\n" + "\n".join(parts) + END + after)
-    print(f"updated {readme}")
+    return before + "\n".join([BEGIN, *lines, END]) + after
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if out of date")
+    check = parser.parse_args().check
+    for path, text in documents().items():
+        if path.read_text(encoding="utf-8") == text:
+            continue
+        if check:
+            sys.exit(f"{path.name}: out of date; run python -m benchmarks.table")
+        path.write_text(text, encoding="utf-8")
+        print(f"updated {path}")
+
+
+def documents() -> dict[Path, str]:
+    """Return the text of each document with its tables made anew."""
+    measured = {"On a CPU": newest("cpu"), "On a GPU": newest("cuda")}
+    results = {title: result for title, result in measured.items() if result is not None}
+    tables = {README: short_table(results), PERFORMANCE: full_tables(results)}
+    return {path: updated(path.read_text(encoding="utf-8"), lines) for path, lines in tables.items()}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.mistakes.mistake import Mistake
 from regard.checker.property_tests import PROPERTY_TESTS, PropertyTest, code_of_test, kinds_with_a_test
 from regard.checker.snippet import clearest_kind, make_snippet
-from scripts.tiny_training import RESULTS, SEEDS, STEPS
+from scripts.tiny_training import RESULTS, SEEDS, STEPS, WIDE_HEAD, WIDE_STEPS
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "pitfalls"
@@ -126,12 +126,16 @@ SIGHTS = {
         "view-of-strided",
     ),
 }
+_ATOM = (
+    r"(?:[\w.~]+(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])+(?:\.\w+(?:\([^()]*\))?)*"  # a call, a slice
+    r"|\b[A-Za-z_]\w*(?:\.\w+)+\b"  # a dotted name
+    r"|\b\w+=[\w.]+\b"
+    r"|\b\w*_\w*\b"
+    r"|(?<=\s)\.[A-Za-z]\w*)"
+)
 _CODE = re.compile(
     r"(?P<marked>`[^`]*`)"
-    r"|[\w.~]+(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])+(?:\.\w+(?:\([^()]*\))?)*"  # calls, slices
-    r"|\b\w+(?:\.\w+)+\b"  # dotted names
-    r"|\b\w*_\w*\b"
-    r"|\b\w+=\w+\b"
+    rf"|(?:\w+(?:, \w+)* = )?(?:\w+ [@*/] )*{_ATOM}(?: (?:@|\*\*|\*|/) (?:{_ATOM}|-?[\w.]*\w))*"
 )
 
 
@@ -154,7 +158,7 @@ def page(mistake: Mistake) -> str:
         *measured(mistake),
         "## The line",
         fenced("diff", "\n".join(f"{mark} {text}".rstrip() for mark, text in make_snippet(mistake, kind))),
-        prose(f"It comes from {mistake.origin}."),
+        prose(f"Where it comes from: {mistake.origin}."),
         "## Why",
         prose(mistake.why),
         "## The mend",
@@ -175,21 +179,38 @@ def measured(mistake: Mistake) -> list[str]:
     if mistake.name not in results["mistakes"]:
         return []
     kind, losses = results["mistakes"][mistake.name].values()
-    link = "[tiny training](index.md#what-the-loss-shows)"
+    where = "[tiny training](index.md#what-the-loss-shows)"
     if losses is None:
-        return [prose(f"In a {link} it fails with an error in the first step.")]
+        return [prose(f"In a {where} it fails with an error in the first step.")]
     right = results["right"][kind]
     if losses["training"] is None:
-        return [prose(f"In a {link} the loss is NaN at the first step.")]
+        return [prose(f"In a {where} the loss is NaN at the first step.")]
+    if verdict(mistake.name) == "nothing":
+        parts = [
+            prose(f"A {where} does not show it: the loss is {losses['training']:.2f}, as without a mistake.")
+        ]
+        return parts + wide_head(mistake)
     steps = losses["steps"]
     after = f"comes within 0.1 of the best possible one after {steps} steps" if steps else "never comes close"
     return [
         prose(
-            f"In a {link}, where the best possible loss is {results['best']:.2f}, the loss ends at "
+            f"In a {where}, where the best possible loss is {results['best']:.2f}, the loss ends at "
             f"{losses['training']:.2f} and {after} (right: {right['training']:.2f}, {right['steps']} steps). "
             f"On prefixes alone, as in generation, it is {losses['alone']:.2f} (right: {right['alone']:.2f})."
         )
     ]
+
+
+def wide_head(mistake: Mistake) -> list[str]:
+    """Return what a training with a wide head showed, which is there for the missing scale only."""
+    if mistake.name != "no-scale":
+        return []
+    wide = {name: ", ".join(f"{loss:.2f}" for loss in run) for name, run in trainings()["wide"].items()}
+    text = (
+        f"With a head of width {WIDE_HEAD} it shows: after {WIDE_STEPS} steps three runs stand at "
+        f"{wide['no-scale']} (right: {wide['right']})."
+    )
+    return [prose(text)]
 
 
 def verdict(name: str) -> str:
@@ -214,11 +235,22 @@ def trainings() -> dict[str, Any]:
 
 def mend(fix: str) -> str:
     """Return the fix as code if it is code, and else as a sentence."""
+    if is_code(fix):
+        return fenced("python", fix)
+    first, second = [*fix.split(), ""][:2]
+    is_word = len(first) > 1 and first.rstrip(":,").isalpha() and second[:1].isalpha()
+    return prose(f"{fix[0].upper() if is_word else fix[0]}{fix[1:]}.")
+
+
+def is_code(fix: str) -> bool:
+    """Whether a fix is Python; `x = f(y), not g(y)` is a sentence."""
     try:
-        ast.parse(fix)
+        (statement, *_) = ast.parse(fix).body
     except SyntaxError:
-        return prose(f"{fix[0].upper() if ' ' in fix.split('=')[0].strip() else fix[0]}{fix[1:]}.")
-    return fenced("python", fix)
+        return False
+    value = getattr(statement, "value", None)
+    targets = getattr(statement, "targets", [None])
+    return not isinstance(value, ast.Tuple) or isinstance(targets[0], ast.Tuple)
 
 
 def also_found(mistake: Mistake, test: PropertyTest) -> str:
@@ -227,7 +259,7 @@ def also_found(mistake: Mistake, test: PropertyTest) -> str:
     start = "Put your own class or function in place of `my_attention`'s."
     if not others:
         return prose(start)
-    listed = ", ".join(f"[{name}]({name}.md)" for name in others[:6])
+    listed = ", ".join(map(link, others[:6]))
     more = f" and [{len(others) - 6} more](tests.md#{anchor(test.name)})" if len(others) > 6 else ""
     return prose(f"{start} The same test finds {listed}{more}.")
 
@@ -248,41 +280,40 @@ def index() -> str:
     parts = [
         f"{NOTE}\n# Pitfalls",
         prose(
-            f"The {len(CATALOGUE)} mistakes that [`regard check`](../check.md) knows by name, each on a page of its own: "
-            "what you see, the wrong line and the right one, why, and a test of a few lines that finds it. "
-            "[The tests](tests.md) are on one page, too."
+            f"The {len(CATALOGUE)} mistakes that [`regard check`](../check.md) knows by name, each on a page "
+            "of its own: what you see, the wrong line and the right one, why, and a test of a few lines that "
+            "finds it. [The tests](tests.md) are on one page, too. To try yourself: `regard learn hunt` "
+            "shows you a program, and you name its mistake."
         ),
         "## The usual ones",
         prose("What people write in their first attention, in the order of the lessons."),
         table(LEARNERS),
         "## What do you see?",
-        *(
-            f"**{sight}**\n\n" + prose(", ".join(f"[{name}]({name}.md)" for name in found) + ".")
-            for sight, found in SIGHTS.items()
-        ),
+        *(f"**{sight}**\n\n" + prose(", ".join(map(link, found)) + ".") for sight, found in SIGHTS.items()),
         "## What the loss shows",
         prose(
-            f"A tiny model was trained {SEEDS} times for {STEPS} steps with each mistake that may show in a loss, on a "
-            f"task whose best possible loss is known: {results['best']:.2f}. A text is eight random letters, twice: "
-            "the first copy cannot be guessed, the second can be read off the first. *Loss* is the training loss at the "
-            "end, *alone* the loss on prefixes, as in generation, and *steps* how many it took to come within 0.1 of the "
-            "best. Medians; `python -m scripts.tiny_training` measures them anew."
+            f"A tiny model was trained {SEEDS} times for {STEPS} steps with each mistake that may show in a "
+            f"loss, on a task whose best possible loss is known: {results['best']:.2f}. A text is eight "
+            "random letters, twice: the first copy cannot be guessed, the second can be read off the "
+            "first. *Loss* is the training loss at the end, *alone* the loss on prefixes, as in "
+            "generation, and *steps* how many it took to come within 0.1 of the best. Medians; `python -m "
+            "scripts.tiny_training` measures them anew."
         ),
         prose(
-            f"**{len(silent)} of {len(names)} mistakes leave the loss as it is.** A falling loss is no evidence that "
-            "attention is right; a test is."
+            f"**{len(silent)} of {len(names)} mistakes leave the loss as it is.** A falling loss is no "
+            "evidence that attention is right; a test is."
         ),
         loss_table(names),
-        "The others, which the loss does not show: " + ", ".join(f"[{n}]({n}.md)" for n in silent) + ".",
+        prose("The others, which the loss does not show: " + ", ".join(map(link, silent)) + "."),
     ]
     for theme, mistakes in THEMES.items():
         parts += [f"## {theme.capitalize()}", table([m.name for m in mistakes])]
-    return "\n\n".join(wrapped(part) for part in parts) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def table(names: tuple[str, ...] | list[str]) -> str:
     """Return a table of mistakes: name and what it is."""
-    rows = [f"| [{name}]({name}.md) | Attention {code_spans(CATALOGUE[name].what)}. |" for name in names]
+    rows = [f"| {link(name)} | Attention {code_spans(CATALOGUE[name].what)}. |" for name in names]
     return "\n".join(["| mistake | |", "|---|---|", *rows])
 
 
@@ -296,7 +327,7 @@ def loss_table(names: list[str]) -> str:
     shown = sorted((name for name in names if verdict(name) in order), key=lambda n: order.index(verdict(n)))
     for name in shown:
         losses = results["mistakes"][name]["losses"]
-        lines.append(f"| [{name}]({name}.md) | {verdict(name)} | {numbers(losses)} |")
+        lines.append(f"| {link(name)} | {verdict(name)} | {numbers(losses)} |")
     return "\n".join(lines)
 
 
@@ -314,15 +345,15 @@ def tests_page() -> str:
         f"{NOTE}\n# Tests of properties",
         prose(
             f"{len(PROPERTY_TESTS)} tests that right attention passes. Together they find every one of the "
-            f"{len(CATALOGUE)} [pitfalls](index.md): each fails on the programs with the mistakes named under it, and "
-            "passes on the right ones. Put your own class or function in place of `my_attention`'s, and paste those that "
-            "fit."
+            f"{len(CATALOGUE)} [pitfalls](index.md): each fails on the programs with the mistakes named "
+            "under it, and passes on the right ones. Put your own class or function in place of "
+            "`my_attention`'s, and paste those that fit."
         ),
     ]
     ordered = sorted(PROPERTY_TESTS.values(), key=lambda test: -len(mistakes_of(test)))
     for test in ordered:
-        kind, code = next(iter(test.codes.items()))
-        found = ", ".join(f"[{m.name}]({m.name}.md)" for m in mistakes_of(test))
+        code = next(iter(test.codes.values()))
+        found = ", ".join(link(mistake.name) for mistake in mistakes_of(test))
         parts += [f"## {test.name}", prose(test.property), fenced("python", code.rstrip())]
         parts += [prose(f"Finds {found}.")]
     return "\n\n".join(parts) + "\n"
@@ -331,6 +362,11 @@ def tests_page() -> str:
 def mistakes_of(test: PropertyTest) -> list[Mistake]:
     """Return the mistakes that name a test."""
     return [mistake for mistake in CATALOGUE.values() if mistake.test == test.name]
+
+
+def link(name: str) -> str:
+    """Return a link to the page of a mistake."""
+    return f"[{name}]({name}.md)"
 
 
 def anchor(heading: str) -> str:
@@ -349,9 +385,7 @@ def prose(text: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Return a paragraph in lines of at most `WIDTH` characters; tables and code stay as they are."""
-    if text.startswith(("|", "```", "#", "<!--", "**The")) or "\n\n" in text:
-        return text
+    """Return a paragraph in lines of at most `WIDTH` characters."""
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 

@@ -101,7 +101,7 @@ def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
     ):
         return parameter
     shown = repr(default)
-    return parameter.replace(default=_Printed("…" if len(shown) > 40 or "<" in shown else shown))
+    return parameter.replace(default=_Printed("..." if len(shown) > 40 or "<" in shown else shown))
 
 
 class _Printed:

@@ -1,11 +1,12 @@
-"""Run the commands in the documents and write what they print: docs/check.md and docs/testing-kernels.md.
+"""Run the commands in README.md, docs/check.md and docs/testing-kernels.md, and write what they print.
 
     python -m scripts.sessions            rewrite the files
     python -m scripts.sessions --check    exit with 1 if what they show is out of date
 
 A block of Python that begins with a comment such as # head.py is a file. A console block has commands, each
-after "$ ", and their output, in a terminal of 100 columns. Seconds, percentages and the digits of distances
-differ from machine to machine and are not compared. `tests/test_docs.py` fails if a file is out of date.
+after "$ ", and their output, in a terminal of 100 columns; a bash block is not run. Seconds, percentages and
+the digits of distances differ from machine to machine and are not compared. `tests/test_docs.py` fails if a
+file is out of date.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from regard.atomic import atomic_write
 from regard.cli import app
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = (ROOT / "docs" / "check.md", ROOT / "docs" / "testing-kernels.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "check.md", ROOT / "docs" / "testing-kernels.md")
 _FILE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

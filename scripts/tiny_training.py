@@ -27,6 +27,7 @@ from regard.checker.mistakes.mistake import Mistake
 
 RESULTS = Path(__file__).with_suffix(".json")
 STEPS, SEEDS = 600, 3
+WIDE_HEAD, WIDE_STEPS = 512, 300
 LETTERS, HALF, WIDTH = 8, 8, 32
 LENGTH = 2 * HALF - 1  # letters that the model reads; it is asked for the one after each
 BEST_LOSS = math.log(LETTERS) * (HALF - 1) / LENGTH
@@ -37,6 +38,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 SHOWN_THEMES = ("scale", "softmax", "mask", "heads and batch", "query, key and value", "numbers")
+
+# The task has no context, no input with strides, and as many key/value heads as query heads.
+NOT_IN_THE_TASK = ("context-ignored", "view-of-strided", "grouped-heads-tiled")
 
 
 class Losses(NamedTuple):
@@ -50,16 +54,18 @@ class Losses(NamedTuple):
 class TinyModel(nn.Module):
     """Embeddings, one attention, a feed-forward layer: the least that can look back and guess."""
 
-    def __init__(self, attention: nn.Module) -> None:
+    def __init__(self, attention: nn.Module, width: int = WIDTH) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(LETTERS, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.attention = attention
         self.guess = nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, LETTERS))
+        self.out = nn.Identity() if width == WIDTH else nn.Linear(width, WIDTH)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.token(ids) + self.position.weight[: ids.shape[1]]  # (B, T, WIDTH)
         out = self.attention(x)
-        return self.guess(x + (out[0] if isinstance(out, tuple) else out))  # (B, T, LETTERS)
+        out = out[0] if isinstance(out, tuple) else out  # a layer returns its cache, too
+        return self.guess(x + self.out(out))  # (B, T, LETTERS)
 
 
 def draw_texts(count: int) -> Tensor:
@@ -68,13 +74,16 @@ def draw_texts(count: int) -> Tensor:
     return torch.cat([first, first], dim=1)
 
 
-def train(mistake: Mistake | None, kind: str, steps: int = STEPS, seed: int = 0) -> Losses:
+def train(
+    mistake: Mistake | None, kind: str, steps: int = STEPS, seed: int = 0, head_size: int = WIDTH
+) -> Losses:
     """Train with the attention of a template, as it is or with a mistake in it."""
+    sizes = SIZES[kind] | ({"head_size": head_size} if kind == "head" else {})
     source = ALL_TEMPLATES[kind] if mistake is None else plant_mistake(mistake, kind)
     torch.manual_seed(seed)
     losses: list[float] = []
     with loaded_program(source, ALL_NAMES[kind]) as attention:
-        model = TinyModel(attention(**SIZES[kind]))
+        model = TinyModel(attention(**sizes), head_size)
         optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
         while len(losses) < steps and not (losses and math.isnan(losses[-1])):
             ids = draw_texts(64)
@@ -99,9 +108,7 @@ def loss_alone(model: nn.Module) -> float:
 
 def trained_kind(mistake: Mistake) -> str | None:
     """Return the template to train with a mistake, or None if its theme does not show in training."""
-    shown = (
-        any(mistake in THEMES[theme] for theme in SHOWN_THEMES) and mistake.test != "strides-do-not-matter"
-    )
+    shown = any(mistake in THEMES[theme] for theme in SHOWN_THEMES) and mistake.name not in NOT_IN_THE_TASK
     return next((kind for kind in SIZES if kind in mistake.plants), None) if shown else None
 
 
@@ -111,15 +118,24 @@ def median_losses(mistake: Mistake | None, kind: str) -> dict[str, float | None]
         runs = [train(mistake, kind, seed=seed) for seed in range(SEEDS)]
     except RuntimeError:  # shapes that do not fit
         return None
-    columns = zip(*runs, strict=True)
-    medians = [None if None in column else round(statistics.median(column), 3) for column in columns]
+    medians = []
+    for column in zip(*runs, strict=True):
+        median = statistics.median(math.inf if value is None else value for value in column)
+        medians.append(None if math.isinf(median) else round(median, 3))
     return dict(zip(Losses._fields, medians, strict=True))
+
+
+def wide_losses(mistake: Mistake | None) -> list[float | None]:
+    """Return the training loss of a wide head, where a missing scale shows, for each seed."""
+    runs = [train(mistake, "head", WIDE_STEPS, seed, WIDE_HEAD) for seed in range(SEEDS)]
+    return [None if run.training is None else round(run.training, 3) for run in runs]
 
 
 def main() -> None:
     """Train with every mistake, and write the results."""
     results: dict[str, Any] = {"best": round(BEST_LOSS, 3)}
     results["right"] = {kind: median_losses(None, kind) for kind in SIZES}
+    results["wide"] = {name: wide_losses(CATALOGUE.get(name)) for name in ("right", "no-scale")}
     results["mistakes"] = {}
     for mistake in CATALOGUE.values():
         if kind := trained_kind(mistake):

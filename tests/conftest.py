@@ -5,6 +5,7 @@ Tests run in a new order each time, and each leaves the process as it found it: 
 
 import os
 import signal
+from pathlib import Path
 
 import hypothesis
 import matplotlib
@@ -12,7 +13,7 @@ import pytest
 import torch
 from matplotlib import pyplot
 
-from tests import global_state
+from tests import built_site, global_state
 
 # A shell that starts the tests in the background, or under nohup, has these ignored, and they are tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,6 +48,14 @@ def _same_file_start(request):
     before = global_state.state()
     yield
     _compare(before, request.node.nodeid)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation site, built once for all workers: the folder of its HTML."""
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    base = tmp_path_factory.getbasetemp()
+    return built_site.build_once(base if alone else base.parent)
 
 
 def _compare(before, name):

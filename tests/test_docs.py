@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import regard
-from scripts import reference, sessions
+from scripts import ideas, reference, sessions
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -113,7 +113,8 @@ def test_every_public_parameter_is_described(name: str) -> None:
 
 def test_links_and_pictures_in_the_documents_exist() -> None:
     for path in (*DOCUMENTS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))):
-        for target in re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8")):
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"""(?:\]\(|\bsrc=["']|\bsrcset=["'])([^)#"']+)""", text):
             assert target.startswith("https://") or (path.parent / target).exists(), f"{path.name}: {target}"
 
 
@@ -130,3 +131,9 @@ def test_the_tree_in_the_readme_is_there() -> None:
             assert (ROOT / "src" / "regard" / name).exists(), name
         else:
             assert (ROOT / "src" / "regard" / package / name).exists(), package + name
+
+
+def test_where_each_idea_is_taught_is_up_to_date() -> None:
+    """`python -m scripts.ideas` writes it; an idea whose line is gone is an error."""
+    assert ideas.PAGE.read_text(encoding="utf-8") == ideas.page()
+    assert sum(map(len, ideas.IDEAS.values())) >= 47

@@ -76,6 +76,8 @@ NOUNS = {
     "saved",  # show/saved, the saved page, as a folder
     "simplified",  # stages are named by the tutorials' words for them
     "projected",
+    "scaled",
+    "cached",
     "masking",
 }
 

@@ -30,7 +30,7 @@ def imported_by(program: str) -> set[str]:
     result = subprocess.run(
         [sys.executable, "-c", end + program], capture_output=True, text=True, check=False, timeout=300
     )
-    assert result.returncode in (0, 2), result.stderr  # 2: help, since there was no command
+    assert result.returncode in (0, 2), result.stderr
     return set(result.stdout.splitlines()[-1].split())
 
 

@@ -137,13 +137,14 @@ def test_the_small_example_is_that_of_the_stages(page: Page, opened: Callable[..
     view.get_by_label("Token", exact=True).select_option("learns")
     q, k, v = project(X)
     stages = {
-        "Simplified": regard.scaled_dot_product_attention(X, X, X, scale=1.0)[1],
-        "Trainable": regard.scaled_dot_product_attention(q, k, v)[1],
-        "Causal": regard.scaled_dot_product_attention(q, k, v, regard.causal)[1],
+        "1 Simplified": regard.scaled_dot_product_attention(X, X, X, scale=1.0)[1],
+        "2 Trainable": regard.scaled_dot_product_attention(q, k, v, scale=1.0)[1],
+        "3 Scaled": regard.scaled_dot_product_attention(q, k, v)[1],
+        "4 Causal": regard.scaled_dot_product_attention(q, k, v, regard.causal)[1],
     }
     with torch.no_grad():
         both = multi_head(2).attention(X)[1]
-    stages |= {"Two heads, head 1": both[0], "Two heads, head 2": both[1]}
+    stages |= {"6 Two heads, head 1": both[0], "6 Two heads, head 2": both[1]}
     for name, weights in stages.items():
         view.get_by_label("Stage").select_option(name)
         expect(view.locator(".lead")).to_contain_text(name.split(",")[0])

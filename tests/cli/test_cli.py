@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import regard
-from regard.cli import app, main
+from regard.cli import app, main, welcome
 
 run = CliRunner().invoke
 NAMES = ("cpu", "shakespeare")  # a sentence may begin with a value
@@ -31,8 +31,34 @@ def test_help_has_examples(arguments: list[str]) -> None:
     assert "regard stages --save stages.png" in result.output
 
 
-def test_without_a_command_there_is_help() -> None:
-    assert "Examples:" in run(app, []).output
+def test_without_a_command_it_greets_with_three_ways() -> None:
+    result = run(app, [], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.output.splitlines() if line[:1].strip()] == [
+        "Regard:",
+        *(way.name for way in welcome.WAYS),
+        "Every",
+    ]
+    assert len(result.output.splitlines()) <= 24
+    assert max(map(len, result.output.splitlines())) <= 80
+    assert "\x1b" not in result.output  # this is no terminal
+
+
+def test_the_greeting_names_commands_that_there_are() -> None:
+    group: Any = get_command(app)
+    commands = [command for way in welcome.WAYS for command, _ in way.commands]
+    assert {command.split()[0] for command in commands} == {"regard"}
+    assert {command.split()[1] for command in commands} <= group.commands.keys()
+
+
+def test_the_greeting_is_coloured_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[" in run(app, []).output
+
+
+def test_an_unknown_command_is_an_error() -> None:
+    assert run(app, ["looks"]).exit_code == 2
 
 
 def test_every_command_has_examples_that_name_it() -> None:
@@ -41,6 +67,13 @@ def test_every_command_has_examples_that_name_it() -> None:
         assert command.callback is not None
         name = command.name or command.callback.__name__
         assert f"  regard {name}" in run(app, [name, "--help"]).output
+
+
+def test_help_fits_80_columns() -> None:
+    group: Any = get_command(app)
+    for name in ("", *group.commands):
+        lines = run(app, [*name.split(), "--help"], env={"COLUMNS": "80"}).output.splitlines()
+        assert [line for line in lines if len(line) > 80] == []
 
 
 def parameters() -> list[tuple[str, Any]]:
@@ -64,7 +97,7 @@ def test_every_option_is_described_in_a_sentence(parameter: Any) -> None:
 def test_stages_walks_and_saves(tmp_path: Path) -> None:
     result = run(app, ["stages", "--save", str(tmp_path / "stages.svg")])
     assert result.exit_code == 0
-    assert "4. Multi-head attention" in result.output
+    assert "6. Several heads" in result.output
     assert "<svg" in (tmp_path / "stages.svg").read_text()
 
 

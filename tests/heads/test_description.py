@@ -13,6 +13,7 @@ from torch import Tensor
 from regard import alibi, attention_map, capture, causal, padding, window
 from regard.gpt import GPT, Config
 from regard.heads import describe, study
+from regard.heads.query_scores import TextScorer
 from regard.maps import AttentionMap
 from tests.heads.made_heads import inducing, looking_at, previous, repeats
 
@@ -267,6 +268,15 @@ def test_a_capture_has_its_heads() -> None:
     assert frame["induction"].tolist() == pytest.approx(
         [row.scores["induction"].value for row in wanted], abs=1e-5
     )
+
+
+def test_layers_on_two_devices_do_not_share_a_scorer() -> None:
+    ids, q = torch.arange(12)[None], torch.zeros(1, 2, 12, 4)
+    m = attention_map(q, q, mask=causal)
+    scorer = TextScorer(m, ids)
+    assert scorer.fits(attention_map(q + 1, q, mask=causal), ids)
+    elsewhere = AttentionMap(q=q.to("meta"), k=q.to("meta"), lse=m.lse.to("meta"), mask=m.mask, scale=m.scale)
+    assert not scorer.fits(elsewhere, ids)
 
 
 def test_what_does_not_fit_is_named() -> None:

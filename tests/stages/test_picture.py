@@ -1,4 +1,4 @@
-"""The heatmap, the four-panel figure and how it reaches the disk."""
+"""The heatmap, the figure of the stages and how it reaches the disk."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from regard.stages.example import TOKENS
-from regard.stages.figure import draw_stages
+import regard
+from regard.stages.example import TOKENS, X
+from regard.stages.figure import DROPOUT, DROPPED, W_K, W_Q, draw_stages, stage_panels
 from regard.stages.picture import (
     RAMP,
     check_figure_path,
@@ -103,23 +104,74 @@ def test_terminal_heatmap_has_colours_in_a_terminal() -> None:
     assert f"48;2;{red};{green};{blue}" in printed(colour=True)
 
 
-def test_the_four_panels() -> None:
+def test_the_largest_value_of_the_colours_can_be_set() -> None:
+    ax = Figure().subplots()
+    image = draw_heatmap(ax, MATRIX / 2, ["a", "b"], ["c", "d"], top=1.0)
+    assert (image.norm.vmin, image.norm.vmax) == (0.0, 1.0)
+    assert ax.texts[0].get_color() == ink(0.5)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system="truecolor", width=80)
+    print_heatmap(console, torch.tensor([[0.5]]), ["a"], ["b"], top=1.0)
+    red, green, blue = (int(RAMP[4][i : i + 2], 16) for i in (1, 3, 5))
+    assert f"48;2;{red};{green};{blue}" in out.getvalue()
+
+
+def test_the_panels_bear_the_numbers_of_the_stages_and_share_one_colour_scale() -> None:
     figure = draw_stages()
     figure.draw_without_rendering()
-    panels = [ax for panel in figure.subfigs for ax in panel.axes if ax.get_title(loc="left")]
-    titles = " ".join(ax.get_title(loc="left") for ax in panels)
-    assert len(figure.subfigs) == 4
-    assert all(word in titles for word in ("Simplified", "Trainable", "Causal", "Multi-head"))
-    edges = figure.bbox
-    for ax in panels:
+    panels = [ax for ax in figure.axes if ax.get_title(loc="left")]
+    titles = [ax.get_title(loc="left").split("  ") for ax in panels]
+    assert [int(number) for number, _ in titles] == [1, 2, 3, 4, 5, 6, 6, 8]
+    norms = [ax.images[0].norm for ax in panels]
+    assert {(norm.vmin, norm.vmax) for norm in norms} == {(0.0, 1.0)}
+    assert [len(ax.texts) - 1 for ax in panels] == [36, 36, 36, 21, 21, 21, 21, 21]  # and what is new
+    for ax in panels[4:]:  # the lower row has the labels of both
         assert tuple(label.get_text() for label in ax.get_xticklabels()) == TOKENS
         assert ax.get_xlabel() == "attended-to (key)"
+    edges = figure.bbox
+    for ax in panels:
         texts = [*ax.texts, *ax.get_xticklabels(), ax.xaxis.label, ax.yaxis.label, ax._left_title]
         for text in texts:  # nothing is clipped
             box = text.get_window_extent()
             assert edges.x0 <= box.x0 <= box.x1 <= edges.x1
             assert edges.y0 <= box.y0 <= box.y1 <= edges.y1
-    assert [len(ax.texts) for ax in panels] == [36, 36, 21, 21, 21]
+
+
+def test_the_panels_are_the_stages_and_differ_visibly() -> None:
+    panels = stage_panels()
+    q, k = X @ W_Q, X @ W_K
+    future = ~regard.causal_mask(6)
+    expected = [
+        torch.softmax(X @ X.T, -1),
+        torch.softmax(q @ k.T, -1),
+        torch.softmax(q @ k.T / 2, -1),
+        torch.softmax((q @ k.T / 2).masked_fill(future, -torch.inf), -1),
+    ]
+    for panel, weights in zip(panels, expected, strict=False):
+        torch.testing.assert_close(panel.weights, weights)
+    dropped = panels[4].weights
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], expected[3][kept] / (1 - DROPOUT))
+    assert {(i, j) for i, j in (~kept & ~future).nonzero().tolist()} == set(DROPPED)
+    for panel, following in itertools.pairwise(panels):
+        assert (panel.weights - following.weights).abs().max() > 0.2, f"{panel.name}, {following.name}"
+    for panel in panels:
+        if panel.stage != 5:
+            torch.testing.assert_close(panel.weights.sum(-1), torch.ones(6))
+
+
+def test_the_picture_in_the_documents_is_this_one() -> None:
+    """`regard stages --save docs/images/stages.png` draws it again."""
+    from PIL import Image, ImageChops, ImageStat
+
+    path, drawn_file = Path(__file__).parents[2] / "docs" / "images" / "stages.png", io.BytesIO()
+    draw_stages().savefig(drawn_file, format="png", dpi=160)
+    with Image.open(path) as stored, Image.open(drawn_file) as drawn:
+        assert stored.size == drawn.size
+        small, same = stored.convert("L").resize((64, 38)), drawn.convert("L").resize((64, 38))
+        difference = ImageStat.Stat(ImageChops.difference(small, same))
+    assert difference.mean[0] < 3  # of 255: letters may differ between versions, cells may not
+    assert difference.extrema[0][1] < 60
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".PDF", b"%PDF")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.stages import SelfAttention, UnscaledSelfAttention, simplified_self_attention, walkthrough
+from regard.stages.example import X, multi_head, with_example_weights
 from regard.stages.walkthrough import walk
 
 
@@ -16,23 +19,63 @@ def test_the_walk_shows_every_stage_with_its_numbers(capsys: pytest.CaptureFixtu
     before = torch.get_rng_state()
     walk()
     out = capsys.readouterr().out
+    headings = [line.split("  ")[0] for line in out.splitlines() if line[:1].isdigit() and ". " in line]
+    assert [heading for heading in headings if heading[:2].strip(".").isdigit()] == [
+        "1. Simplified",
+        "2. Trainable",
+        "3. Scaled",
+        "4. Causal",
+        "5. Head",
+        "6. Several heads",
+        "7. Output projection",
+        "8. Positions",
+        "9. Cache",
+        "10. Block and GPT",
+    ]
+    assert out.count("\nLook: ") == 10  # every stage says what to look at
+    assert len(out.splitlines()) < 120
     for text in (
-        "1. Simplified self-attention",
-        "2. Trainable self-attention",
-        "3. Causal self-attention",
-        "4. Multi-head attention",
-        "cross-attention",
-        "scores (6, 6)  attn (6, 6)  out (6, 3)",
         "0.9106  1.3411  1.2896  0.6432  0.8197  0.8643",
         "Each  0.1882  0.1771  0.1821  0.1537  0.1183  0.1806",
         "rounds  0.1705  0.1788  0.1786  0.1551  0.1516  0.1655",
         "model  0.4855  0.5145       ·       ·       ·       ·",
+        "output of “model”   0.509965  0.539246  0.569502",
+        "its scores   1.1171  1.1993  1.2030  0.8609  0.7628  1.0292",
+        "output of “model”   0.480304  0.454230",
+        "output   0.553939  0.544996",
         "Each row sums to 1, give or take",
+        "6 keys computed instead of 1 + 2 + … + 6 = 21",
         "agrees with torch",
     ):
         assert text in out
     assert "\x1b" not in out  # plain text where there is no terminal
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_the_walk_says_to_look_at_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    walk()
+    out = capsys.readouterr().out
+    _, simplified = simplified_self_attention(X)
+    assert simplified[1].argsort(descending=True)[:2].tolist() == [1, 2]  # “model” and “learns”
+    assert simplified[2].argsort(descending=True)[:2].tolist() == [1, 2]
+    _, unscaled = with_example_weights(UnscaledSelfAttention(3, head_dim=2))(X)
+    _, scaled = with_example_weights(SelfAttention(3, head_dim=2))(X)
+    assert f"gives “rounds” {unscaled[1, 5]:.4f} and receives {unscaled[5, 1]:.4f}" in out
+    assert (scaled.std(-1) < unscaled.std(-1)).all()  # more even
+    first, second = multi_head(2).attention(X)[1]
+    assert (first[1].argmax(), second[1].argmax()) == (1, 0)
+    moved = dict(re.findall(r"(no positions|rotary|ALiBi)  (\S+e\S+)", out))
+    assert float(moved["no positions"]) < 1e-6 < 1e-3 < min(float(moved["rotary"]), float(moved["ALiBi"]))
+    dropped = re.search(r"in training +(.*)\n.* sums to (\S+):", out)
+    assert dropped is not None
+    assert sum(map(float, dropped[1].split())) == pytest.approx(float(dropped[2]), abs=5e-4)
+
+
+def test_all_heatmaps_of_a_walk_have_one_colour_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    scales = []
+    monkeypatch.setattr(walkthrough, "print_heatmap", lambda *args, top=None, **options: scales.append(top))
+    walk()
+    assert scales == [1.0] * 6
 
 
 @pytest.mark.parametrize("name", ["out.png", "[bold]out.png"])

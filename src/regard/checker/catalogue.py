@@ -9,6 +9,7 @@ from regard.checker.mistakes.distributed import DISTRIBUTED_MISTAKES
 from regard.checker.mistakes.dropout import DROPOUT_MISTAKES
 from regard.checker.mistakes.heads import HEAD_MISTAKES
 from regard.checker.mistakes.kernels import KERNEL_MISTAKES
+from regard.checker.mistakes.mask_options import MASK_OPTION_MISTAKES
 from regard.checker.mistakes.masks import MASK_MISTAKES
 from regard.checker.mistakes.mistake import Mistake
 from regard.checker.mistakes.module_state import MODULE_MISTAKES
@@ -21,7 +22,7 @@ from regard.checker.mistakes.softmax import SOFTMAX_MISTAKES
 THEMES: dict[str, tuple[Mistake, ...]] = {
     "scale": SCALE_MISTAKES,
     "softmax": SOFTMAX_MISTAKES,
-    "mask": MASK_MISTAKES,
+    "mask": (*MASK_MISTAKES, *MASK_OPTION_MISTAKES),
     "cache": CACHE_MISTAKES,
     "heads and batch": HEAD_MISTAKES,
     "query, key and value": ROLE_MISTAKES,

@@ -21,6 +21,7 @@ from regard.cli import (
     stages,
     survey,
     train,
+    welcome,
 )
 from regard.cli.signals import unwind_on_signals
 from regard.escapes import escape
@@ -29,9 +30,10 @@ from regard.version import __version__
 
 EXAMPLES = """\b
 Examples:
-  regard inspect                      see what every head of a model attends to
+  regard inspect                      see what the heads of a model attend to
   regard heads                        what every head does, in a table
   regard check file.py:MyAttention    is it right, and if not, what is wrong?
+  regard learn 0                      learn attention by writing it
   regard stages                       walk through attention, stage by stage
   regard stages --save stages.png     and keep the picture
   regard train book.txt --out book    train a small GPT on a text
@@ -39,7 +41,7 @@ Examples:
 """
 
 app = typer.Typer(
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -68,13 +70,16 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help=f"Attention you can read, check and see, at any length.\n\n{EXAMPLES}")
+@app.callback(help=f"{welcome.PROMISE}\n\n{EXAMPLES}")
 def regard(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """The options before any command."""
+    """Take the options before any command, and greet if there is none."""
+    if context.invoked_subcommand is None:
+        welcome.greet()
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ PATIENCE = 3.0  # seconds that it may take
 def inspect(
     captures: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[CAPTURE]...", help="Saved captures to show instead of a model."),
+        typer.Argument(metavar="CAPTURE", help="Saved captures to show instead of a model."),
     ] = None,
     model: Annotated[
         str | None,
@@ -70,7 +70,7 @@ def inspect(
     Examples:
       regard inspect
       regard inspect --model smollm2 --file letter.txt
-      regard inspect --model Qwen/Qwen3-0.6B --text "The cat sat because the cat was tired."
+      regard inspect --model Qwen/Qwen3-0.6B --text "The cat sat. The cat ate."
       regard inspect --model trained --run trained
       regard inspect --out page.html
       regard inspect capture-folder

@@ -228,6 +228,8 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
 def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint: bool) -> None:
     from rich.text import Text
 
+    from regard.checker.catalogue import CATALOGUE
+
     for outcome in outcomes:
         head = f"{MARKS[outcome.status]} {outcome.task}"
         name = f": {outcome.mistake}." if outcome.mistake else ":"
@@ -238,7 +240,7 @@ def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint:
             console.print(Text.assemble(("  hint: ", "cyan"), escape(outcome.hint)))
     if not hint and any(outcome.hint for outcome in outcomes):
         console.print(f"\nHow to mend it: regard learn {lesson.number} --hint", style="dim")
-    mistake = next((outcome.mistake for outcome in outcomes if outcome.mistake), "")
+    mistake = next((outcome.mistake for outcome in outcomes if outcome.mistake in CATALOGUE), "")
     if mistake:
         console.print(f"All about it:   regard explain-mistake {mistake}", style="dim")
 

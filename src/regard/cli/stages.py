@@ -14,7 +14,7 @@ def stages(
         typer.Option("--save", metavar="FILE", help="Also save the picture as a .png, .svg or .pdf file."),
     ] = None,
 ) -> None:
-    """Walk through attention from nothing: shapes, numbers, row sums and heatmaps of every stage.
+    """Walk through attention from nothing: numbers and heatmaps of every stage, and what to look at.
 
     \b
     Examples:

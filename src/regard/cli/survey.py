@@ -59,7 +59,8 @@ def survey(
     Examples:
       regard survey book.txt
       regard survey book.txt --model smollm2 --out survey.parquet
-      torchrun --nproc-per-node 4 --no-python regard survey corpus.txt --out survey.parquet
+      torchrun --nproc-per-node 4 --no-python \\
+        regard survey corpus.txt --out survey.parquet
     """
     from regard.cli.model import Model
     from regard.files import TextFileError, check_regular_file

@@ -84,7 +84,7 @@ def train(
     Examples:
       regard train
       regard train shakespeare.txt --out shakespeare
-      regard train book.txt --vocab-size 2048 --context-length 256 --d-model 256 --norm rms
+      regard train book.txt --vocab-size 2048 --d-model 256 --norm rms
       torchrun --nproc-per-node 2 --no-python regard train book.txt --out both
     """
     from regard.gpt.config import Config

@@ -102,9 +102,9 @@ class TextScorer:
         return None if self.crossed else is_token[:, self.first_position : self.first_position + T]
 
     def fits(self, m: AttentionMap, ids: Tensor | None, crossed: bool = False) -> bool:
-        """Whether another map of the same tokens has the same shape and mask, so that this can score it."""
+        """Whether this can score another map of the same tokens: its shape, mask and device are the same."""
         ids_here, crossed_here = self._arguments
-        same = m.matrix == self.matrix and m.mask == self.mask
+        same = m.matrix == self.matrix and m.mask == self.mask and m.device == self.device
         return same and ids is ids_here and crossed == crossed_here
 
     def score(

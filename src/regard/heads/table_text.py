@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from regard.escapes import escape
 from regard.extras import extra
 from regard.heads.labels import REPEATS
-from regard.heads.score_words import title
+from regard.heads.score_words import SCORE_WORDS, title
 
 if TYPE_CHECKING:
     from regard.heads.table import HeadRow, HeadTable, Score
@@ -98,17 +98,22 @@ def rendered(table: HeadTable) -> Any:
 
 
 def caption(table: HeadTable) -> str:
-    """An explanation of the columns, in a few lines."""
-    shuffled = (
+    """An explanation of the labels in the table and of the columns, in a line each."""
+    labels = {name for row in table for name in row.labels}
+    lines = [
+        f"{score.title}: {score.about[0].lower()}{score.about[1:].rstrip('.')}"
+        for score in SCORE_WORDS
+        if score.name in labels
+    ]
+    lines += [
+        "95%: interval of the score over "
+        + (f"{table.texts} texts" if table.texts > 1 else "blocks of the text"),
+        "uniform: score of uniform attention to the visible keys",
         "shuffled: score of the model on the same tokens in random order"
         if table.shuffled == "text"
-        else "relabel: score of the same attention with the tokens shuffled"
-    )
-    lines = [
-        "uniform: score of uniform attention to the visible keys; 95%: interval over "
-        + (f"{table.texts} texts" if table.texts > 1 else "blocks"),
-        shuffled,
-        "no sink: rows renormalised without the sink; entropy: as a share of its maximum",
+        else "relabel: score of the same attention with the tokens shuffled",
+        "no sink: score when the rows are renormalised without the sink",
+        "entropy: of the attention, as a share of its maximum",
     ]
     if any(_best_score(row, name)[1] for row in table for name in row.labels):
         lines.append("*: on random tokens, repeated")

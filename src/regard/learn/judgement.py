@@ -84,7 +84,9 @@ def judge(
     module = import_place(str(path))
     write_line(phase="checking")
     return [
-        _unfinished(task.name, blanks[task.name]) if blanks[task.name] else _judge_task(task, module, path)
+        _unfinished(task.name, blanks[task.name])
+        if blanks[task.name]
+        else _judge_task(task, module, path, write_line)
         for task in tasks
     ]
 
@@ -123,17 +125,19 @@ def _unfinished(name: str, blanks: list[Blank]) -> Outcome:
     return Outcome(name, "unfinished", f"still to write: line {first.line}, {first.text}{more}")
 
 
-def _judge_task(task: Task, module: ModuleType, path: Path) -> Outcome:
+def _judge_task(task: Task, module: ModuleType, path: Path, write_line: Callable[..., None]) -> Outcome:
     if not hasattr(module, task.name):
         return Outcome(
             task.name, "unfinished", f"{path.name} has no `{task.name}`, and the lesson asks for that name"
         )
     try:
-        return task.judge(getattr(module, task.name), module)
+        progress = [lambda doing: write_line(doing=doing)] if task.reports_progress else []
+        return task.judge(getattr(module, task.name), module, *progress)
     except NotImplementedError as error:
         return Outcome(task.name, "unfinished", f"still to write: {error or task.name}")
     except Exception as error:
-        return Outcome(task.name, "wrong", describe_error(error, path))
+        notes = getattr(error, "__notes__", [])  # what the judge has added
+        return Outcome(task.name, "wrong", describe_error(error, path), hint=" ".join(notes))
 
 
 def describe_error(error: BaseException, path: Path) -> str:

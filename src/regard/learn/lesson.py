@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 FOLDER = Path(__file__).parent / "lessons"
@@ -72,7 +71,7 @@ class Outcome:
     task: str
     status: str
     message: str
-    mistake: str = ""  # the name in the catalogue, if it is a known one
+    mistake: str = ""  # its name in the catalogue or in `mistakes`, if it is a known one
     hint: str = ""
     picture: WeightPicture | None = None
 
@@ -91,18 +90,21 @@ class Outcome:
 class Task:
     """A thing that the learner writes: a function, a class or a value of the name `name`.
 
-    `judge` gets the thing and the module that it is in.
+    `judge` gets the thing and the module that it is in; one that takes long (`reports_progress`) gets a
+    function too, which it calls with a sentence on what it is doing.
     """
 
     name: str
-    judge: Callable[[Any, ModuleType], Outcome]
+    judge: Callable[..., Outcome]
+    reports_progress: bool = False
 
 
 @dataclass(frozen=True)
 class UsualMistake:
     """A mistake that learners make in a lesson: what to replace in the solution to make it.
 
-    `name` is its name in the catalogue; `wrong` replaces `right`, which occurs once in the solution.
+    `name` is its name in the catalogue or in `mistakes`; `wrong` replaces `right`, which occurs once in the
+    solution.
     """
 
     name: str

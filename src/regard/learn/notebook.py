@@ -15,25 +15,43 @@ SESSION = re.compile(r"^```python\n(>>> .*?)^```\n?", re.MULTILINE | re.DOTALL)
 def make_notebook(lesson: Lesson) -> dict[str, Any]:
     """Return a lesson as a notebook of format 4.5, plain data for JSON. It has no output before it is run."""
     parts = SESSION.split(_with_pictures(lesson))  # Markdown, session, Markdown, …
-    cells = [
-        _cell("code", code_of(part)) if index % 2 else _cell("markdown", part.strip())
-        for index, part in enumerate(parts)
-        if part.strip()
-    ]
+    cells: list[dict[str, Any]] = []
+    for index, part in enumerate(parts):
+        if index % 2:
+            cells += session_cells(part)
+        elif part.strip():
+            cells.append({"cell_type": "markdown", "metadata": {}, "source": part.strip()})
     for index, cell in enumerate(cells):
         cell["id"] = f"lesson{lesson.number}-{index}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
 
 
-def code_of(session: str) -> str:
-    """Return the code of an interactive session, without prompts and output.
+def session_cells(session: str) -> list[dict[str, Any]]:
+    """Return the code of an interactive session as cells, each up to a line that prints something.
 
-    >>> code_of(">>> 1 + 1\\n2\\n")
-    '1 + 1'
+    A notebook shows what the last line of a cell gives. Code that is meant to fail is tagged, so that a run
+    goes on after it.
+
+    >>> [cell["source"] for cell in session_cells(">>> x = 1\\n>>> x + 1\\n2\\n>>> y = 3\\n")]
+    ['x = 1\\nx + 1', 'y = 3']
     """
-    examples = doctest.DocTestParser().get_examples(session)
-    return "".join(example.source for example in examples).strip()
+    cells, source = [], ""
+    for example in doctest.DocTestParser().get_examples(session):
+        if example.exc_msg is not None and source:
+            cells.append(_code_cell(source))
+            source = ""
+        source += example.source
+        if example.want:
+            cells.append(_code_cell(source, fails=example.exc_msg is not None))
+            source = ""
+    return cells + ([_code_cell(source)] if source else [])
+
+
+def _code_cell(source: str, fails: bool = False) -> dict[str, Any]:
+    metadata = {"tags": ["raises-exception"]} if fails else {}
+    cell = {"cell_type": "code", "metadata": metadata, "source": source.strip()}
+    return cell | {"execution_count": None, "outputs": []}
 
 
 def _with_pictures(lesson: Lesson) -> str:
@@ -44,8 +62,3 @@ def _with_pictures(lesson: Lesson) -> str:
         return f"![{found[1]}](data:image/svg+xml;base64,{data})"
 
     return re.sub(r"!\[([^\]]*)\]\(([\w.-]+\.svg)\)", as_data, lesson.text)
-
-
-def _cell(kind: str, source: str) -> dict[str, Any]:
-    cell: dict[str, Any] = {"cell_type": kind, "metadata": {}, "source": source}
-    return cell | ({"execution_count": None, "outputs": []} if kind == "code" else {})

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from regard.atomic import atomic_write
-from regard.checker.catalogue import CATALOGUE
 from regard.extras import extra
 from regard.learn.course import LESSONS
 from regard.learn.lesson import Lesson
+from regard.learn.mistakes import find_mistake
 
 MARK = "<!-- a lesson of Regard: written by `regard learn`, which may write it again -->"
 PAGES = "regard-lessons"
@@ -32,8 +32,6 @@ def write_pages(folder: Path) -> None:
     pages = folder / PAGES
     pages.mkdir(exist_ok=True)
     for lesson in LESSONS:
-        if not (lesson.folder / "lesson.md").exists():
-            continue
         path = page_path(lesson, folder)
         if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:400]:
             raise ValueError(
@@ -142,6 +140,6 @@ def _link(folder: Path, token: Any) -> str:
 
 
 def _code(text: str) -> str:
-    known = CATALOGUE.get(text)
+    known = find_mistake(text)
     title = f" class='mistake' title='{html.escape(known.effect, quote=True)}'" if known else ""
     return f"<code{title}>{html.escape(text)}</code>"

@@ -32,15 +32,20 @@ def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x @ WQ, x @ WK, x @ WV
 
 
-def with_example_weights(layer: AnyLayer) -> AnyLayer:
-    """Copy the example's projections into a stage of width 3 and of heads of width 2 together; returns it.
+def with_weights(layer: AnyLayer, **projections: Tensor) -> AnyLayer:
+    """Copy projections such as W_q=WQ, (d_model, head_dim) each, into a stage in evaluation mode; returns it.
 
     `nn.Linear` stores a projection as (head_dim, d_model).
     """
     with torch.no_grad():
-        for name, W in (("W_q", WQ), ("W_k", WK), ("W_v", WV)):
-            layer.get_parameter(f"{name}.weight").copy_(W.T)
+        for name, projection in projections.items():
+            layer.get_parameter(f"{name}.weight").copy_(projection.T)
     return layer.eval()
+
+
+def with_example_weights(layer: AnyLayer) -> AnyLayer:
+    """Copy the example's projections into a stage that projects width 3 to width 2; returns it."""
+    return with_weights(layer, W_q=WQ, W_k=WK, W_v=WV)
 
 
 def multi_head(num_heads: int) -> MultiHeadAttention:

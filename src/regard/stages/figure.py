@@ -1,54 +1,106 @@
-"""A figure of four panels: the weights of the simplified, trainable, causal and multi-head stages."""
+"""A figure of the attention weights of the stages, on one colour scale.
+
+The tokens are those of the example. Its projections give nearly equal weights at every stage, which is good
+for arithmetic by hand and poor for a picture, so the figure has projections of its own, `W_Q` and `W_K`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from regard.attention.masks.named_masks import causal, causal_mask
 from regard.attention.steps import scaled_dot_product_attention
 from regard.extras import extra
-from regard.stages.example import TOKENS, X, multi_head, project
+from regard.stages.causal import CausalSelfAttention
+from regard.stages.example import TOKENS, X, with_weights
+from regard.stages.multi_head import MultiHeadAttention
 from regard.stages.picture import draw_heatmap
+from regard.stages.positions import rotate
+from regard.stages.scaled import SelfAttention
 from regard.stages.simplified import simplified_self_attention
+from regard.stages.trainable import UnscaledSelfAttention
+
+W_Q = torch.tensor([[-5.0, 2.0, -4.0, 5.0], [0.0, 2.0, -2.0, -2.0], [5.0, -3.0, 5.0, -1.0]])
+W_K = torch.tensor([[-3.0, -4.0, 5.0, 1.0], [0.0, 0.0, 4.0, 4.0], [4.0, -2.0, -4.0, -2.0]])
+DROPOUT = 0.25
+DROPPED = ((1, 1), (2, 0), (3, 1), (4, 0), (5, 2))  # (query, key)
+CAPTION = (
+    "Attention weights of six tokens. A row is one query and sums to 1; with dropout (5) it does so on "
+    "average. Stages 2 to 8 share one pair of projections, chosen so that the stages differ visibly.\n"
+    "Stages 7, 9 and 10 have no panel: what they add does not change these weights."
+)
+
+
+class Panel(NamedTuple):
+    """One heatmap: the number of its stage, its name, what is new in it, and its weights (T, T)."""
+
+    stage: int
+    name: str
+    idea: str
+    weights: Tensor
+    masked: bool = True
 
 
 def draw_stages() -> Any:
-    """Draw the four panels and return the Matplotlib figure."""
+    """Draw a panel for each stage that changes the weights, and return the Matplotlib figure."""
     with extra("app", "a figure"):
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure: Any = Figure(figsize=(14, 10.5), layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15))
-    first, second, third, fourth = figure.subfigures(2, 2).flat
-    future = ~causal_mask(len(TOKENS))
-    q, k, v = project(X)
-    panels = (
-        (first, "1  Simplified: softmax(X Xᵀ)", simplified_self_attention(X)[1], None),
-        (second, "2  Trainable: softmax(Q Kᵀ / √d)", scaled_dot_product_attention(q, k, v)[1], None),
-        (
-            third,
-            "3  Causal: no token sees the future",
-            scaled_dot_product_attention(q, k, v, causal)[1],
-            future,
-        ),
+    figure: Any = Figure(
+        figsize=(16, 9.6),
+        layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.14, rect=(0.004, 0.012, 0.992, 0.965)),
     )
-    for panel, title, weights, hidden in panels:
-        ax = panel.subplots()
-        image = draw_heatmap(ax, weights, TOKENS, TOKENS, hidden=hidden, title=title)
-        _colour_key(panel, image, ax)
-    heads = fourth.subplots(1, 2, sharey=True)
-    for ax, number, weights in zip(heads, (1, 2), multi_head(num_heads=2).attention(X)[1], strict=True):
-        title = "4  Multi-head: head 1" if number == 1 else "head 2"
-        ylabel = "query" if number == 1 else ""
-        image = draw_heatmap(ax, weights, TOKENS, TOKENS, hidden=future, title=title, ylabel=ylabel)
-    _colour_key(fourth, image, heads)  # the first token attends to itself alone, so both scales end at 1
+    grid = figure.subplots(2, 4, sharex=True, sharey=True)
+    future = ~causal_mask(len(TOKENS))
+    for ax, panel in zip(grid.flat, stage_panels(), strict=True):
+        hidden = future if panel.masked else None
+        image = draw_heatmap(ax, panel.weights, TOKENS, TOKENS, hidden=hidden, top=1.0, fontsize=10)
+        ax.set_box_aspect(1)
+        ax.label_outer()
+        ax.set_title(f"{panel.stage}  {panel.name}", loc="left", fontsize=14, fontweight="bold", pad=24)
+        ax.text(0, 1.03, panel.idea, transform=ax.transAxes, fontsize=11, color="#4a4f5c")
+    _colour_key(figure, image, grid)
+    figure.supxlabel(CAPTION, fontsize=10.5, color="#4a4f5c", x=0.01, ha="left", linespacing=1.5)
     return figure
 
 
-def _colour_key(panel: Any, image: Any, ax: Any) -> None:
-    from matplotlib.ticker import MaxNLocator
+def stage_panels() -> tuple[Panel, ...]:
+    """The panels in the order of the stages, computed by the stages themselves."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # building a layer draws its first weights
+        unscaled = with_weights(UnscaledSelfAttention(3, head_dim=4), W_q=W_Q, W_k=W_K)
+        scaled = with_weights(SelfAttention(3, head_dim=4), W_q=W_Q, W_k=W_K)
+        masked = with_weights(CausalSelfAttention(3, len(TOKENS), head_dim=4), W_q=W_Q, W_k=W_K)
+        heads = with_weights(MultiHeadAttention(3, d_out=4, num_heads=2), W_q=W_Q, W_k=W_K)
+        weights = masked.attention(X)[1]
+        first, second = heads.attention(X)[1]
+        q, k = (heads.split(W(X))[0] for W in (heads.W_q, heads.W_k))  # (T, head_dim) of the first head
+        rotated = scaled_dot_product_attention(rotate(q), rotate(k), k, causal)[1]
+        return (
+            Panel(1, "Simplified", "softmax(x xᵀ): similar tokens", simplified_self_attention(X)[1], False),
+            Panel(2, "Trainable", "softmax(Q Kᵀ): learned projections", unscaled(X)[1], False),
+            Panel(3, "Scaled", "softmax(Q Kᵀ / √d): softer", scaled(X)[1], False),
+            Panel(4, "Causal", "no token sees the future", weights),
+            Panel(5, "Head", "dropout: five are 0, the rest × 4/3", drop(weights)),
+            Panel(6, "Several heads", "head 1: half of the channels", first),
+            Panel(6, "Several heads", "head 2: the other half", second),
+            Panel(8, "Positions", "head 1, turned by position", rotated),
+        )
 
-    bar = panel.colorbar(image, ax=ax, aspect=40, pad=0.02, ticks=MaxNLocator(5), format="%.2f")
+
+def drop(weights: Tensor) -> Tensor:
+    """Weights (T, T) after dropout of the cells `DROPPED`, so that the picture is always the same."""
+    keep = torch.ones_like(weights)
+    for query, key in DROPPED:
+        keep[query, key] = 0.0
+    return weights * keep / (1 - DROPOUT)
+
+
+def _colour_key(figure: Any, image: Any, grid: Any) -> None:
+    bar = figure.colorbar(image, ax=grid, aspect=45, pad=0.015, extend="max", format="%.1f")
     bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=8, length=2)
-    bar.set_label("weight", fontsize=9)
+    bar.ax.tick_params(labelsize=10, length=2)
+    bar.set_label("weight", fontsize=11)

@@ -36,16 +36,17 @@ def draw_heatmap(
     xlabel: str = "attended-to (key)",
     ylabel: str = "query",
     fontsize: float = 9.0,
+    top: float | None = None,
     log: bool = False,
 ) -> Any:
     """Draw a matrix on Matplotlib axes `ax` with a number in each cell; returns the image.
 
-    `rows` and `cols` are the labels of the rows and columns of `matrix`. Colours run from 0 to the largest
-    value, or with `log` over powers of ten up to it. Cells where `hidden` is True are hatched and hold no
-    number.
+    `rows` and `cols` are the labels of the rows and columns of `matrix`. Colours run from 0 to `top`, the
+    largest value if None, or with `log` over powers of ten up to it. Cells where `hidden` is True are hatched
+    and hold no number.
     """
     values, hidden = _check_matrix(matrix, rows, cols, hidden)
-    norm = colour_scale(_top(values, hidden), log)
+    norm = colour_scale(_top(values, hidden) if top is None else top, log)
     shown = values.masked_fill(hidden, torch.nan).numpy()
     image = ax.imshow(shown, cmap=colour_map(), norm=norm, aspect="auto")
     for i, j in hidden.nonzero().tolist():
@@ -54,7 +55,8 @@ def draw_heatmap(
         for i, j in (~hidden).nonzero().tolist():
             value = values[i, j].item()
             colour = ink(float(norm(value)))
-            ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=fontsize, color=colour)
+            number = ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=fontsize, color=colour)
+            number.set_in_layout(False)  # it is inside its cell, and measuring it takes most of the time
     # A dollar sign in a token does not begin a formula.
     plain = {"fontsize": fontsize, "parse_math": False}
     ax.set_xticks(range(len(cols)), cols, rotation=35, ha="right", rotation_mode="anchor", **plain)
@@ -87,17 +89,23 @@ def colour_scale(top: float, log: bool = False) -> Any:
 
 
 def print_heatmap(
-    console: Any, matrix: Tensor, rows: Sequence[str], cols: Sequence[str], *, hidden: Tensor | None = None
+    console: Any,
+    matrix: Tensor,
+    rows: Sequence[str],
+    cols: Sequence[str],
+    *,
+    hidden: Tensor | None = None,
+    top: float | None = None,
 ) -> None:
     """Print a matrix on a Rich console: coloured cells in a terminal, plain numbers elsewhere.
 
-    `rows`, `cols` and `hidden` are as in `draw_heatmap`; hidden cells show a dot.
+    `rows`, `cols`, `hidden` and `top` are as in `draw_heatmap`; hidden cells show a dot.
     """
     with extra("app", "a heatmap in the terminal"):
         from rich.text import Text
 
     values, hidden = _check_matrix(matrix, rows, cols, hidden)
-    top = _top(values, hidden)
+    top = _top(values, hidden) if top is None else top
     left = max(map(len, rows), default=0)
     width = max(max(map(len, cols), default=0), len("0.0000")) + 1
     console.print(Text(" " * left + "".join(f"{label:>{width}}" for label in cols), style="dim"))

@@ -17,17 +17,16 @@ SCALE_MISTAKES = (
     Mistake(
         "no-scale",
         "without the scale 1/√D on the scores",
-        "Scores grow with the head's width, so softmax saturates and rows are nearly one-hot from the "
-        "start: it learns, but worse.",
+        "Scores grow with the head's width, so softmax saturates: wide heads are nearly one-hot from the "
+        "start, and learn worse.",
         "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])",
         "hand-written layers that follow a diagram without its footnote",
         ({"scale": lambda n: 1.0},),
-        symptom="It trains, and nothing warns you. Maps are nearly one-hot from the first step on "
-        "wherever heads are wide, and the loss ends a little higher than it should.",
+        symptom="Narrow heads train as well as with the scale, and nothing warns you. Wide heads are nearly "
+        "one-hot from the first step on: some trainings are slow, and some stay at a worse loss.",
         why="The dot product of two random vectors of width D has a standard deviation of √D times that "
         "of one product: with D = 64 the scores are eight times too large. Softmax of large scores "
-        "is nearly one-hot. Gradients do not vanish there; they are even larger, since a small step "
-        "can change which key wins.",
+        "is nearly one-hot. Gradients do not vanish there; what reaches the queries is even larger.",
         test="agrees-with-pytorch",
         plants=_planted("", ""),
     ),
@@ -89,8 +88,8 @@ SCALE_MISTAKES = (
         "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])",
         "a `scale` defined as √D in one place and used as a factor in another",
         ({"scale": lambda n: float(n.D**0.5)},),
-        symptom="Every row of every map is one-hot at the start, whichever the text. Training starts "
-        "slowly, and half precision may overflow.",
+        symptom="Wide heads have one-hot rows at the start, whichever the text. Training is slower, "
+        "some runs stay at a worse loss, and half precision may overflow.",
         why="Multiplying where you meant to divide makes the scores D times too large: 64 times for a "
         "head of width 64.",
         test="agrees-with-pytorch",

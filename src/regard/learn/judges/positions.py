@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.checker.catalogue import get_mistake
 from regard.layers.rotary import Rotary
-from regard.learn.judges.first_run import Shape, error_outcome, first_run
+from regard.learn.judges.first_run import OutputShape, error_outcome, first_run
 from regard.learn.judges.own_projections import TOLERANCE, find_wrong_output
 from regard.learn.judges.verdicts import (
     check_attention,
@@ -88,7 +88,7 @@ def judge_layer(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, check it, and ask whether it sees the order of its tokens."""
     if not _is_right(getattr(module, ROTATE, None), module):
         return Outcome(LAYER, "unfinished", "it waits for `rotate`, which is not right yet: mend that first")
-    out, weights = Shape((2, 6, 32), "(B, T, d_model)"), Shape((2, 4, 6, 6), "(B, H, T, T)")
+    out, weights = OutputShape((2, 6, 32), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
     projections = ("W_q", "W_k", "W_v", "W_o")
     x = torch.randn(2, 6, 32)
     problem = first_run(LAYER, thing, module, INIT, (x,), out, weights, projections)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from regard.checker.checker import check
 from regard.checker.errors import CheckError
 from regard.checker.report import Report
 from regard.learn.lesson import Outcome, WeightPicture
+from regard.learn.mistakes import find_mistake
 from regard.stages.example import TOKENS
 
 
@@ -52,6 +55,21 @@ def outcome_of_report(name: str, report: Report, done: str) -> Outcome:
         hint = report.example.removeprefix("No mistake of the catalogue gives these numbers. ")
         return Outcome(name, "wrong", f"no known mistake explains it: {failures}", hint=hint)
     return Outcome(name, "wrong", f"it could not be compared: {report.undecided}")
+
+
+def named_mistake(name: str, mistake: str, evidence: str = "", hint: str = "") -> Outcome:
+    """Return the outcome for a mistake of the catalogue or of `mistakes`, with what shows it."""
+    entry = find_mistake(mistake)
+    assert entry is not None, mistake
+    return Outcome(name, "wrong", f"{entry.effect} {evidence}".strip(), mistake, hint or entry.fix)
+
+
+def is_right(judge: Callable[[Any, ModuleType], Outcome], thing: Any, module: ModuleType) -> bool:
+    """Return whether another thing of the learner's file, which a task needs, is right already."""
+    try:
+        return judge(thing, module).status == "done"
+    except Exception:  # it has lines that are still to be written, or an error, which its own outcome tells
+        return False
 
 
 def judge_guess(name: str, guess: Any, exact: float, within: float, said: str) -> Outcome:

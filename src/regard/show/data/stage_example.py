@@ -1,4 +1,4 @@
-"""The running example of the four teaching stages for the page: six tokens, with every row computed.
+"""The running example of the teaching stages for the page: six tokens, with every row computed.
 
 The numbers are those of `regard.stages`, in the form in which `row_steps` describes a model's.
 """
@@ -13,20 +13,22 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal
-from regard.attention.steps import trace
 from regard.maps import attention_map
 from regard.show.data.row_steps import trace_row
-from regard.stages.example import TOKENS, WK, WQ, WV, X, multi_head, project
+from regard.stages.causal import CausalSelfAttention
+from regard.stages.example import TOKENS, WK, WQ, WV, X, multi_head, project, with_example_weights
+from regard.stages.scaled import SelfAttention
 from regard.stages.simplified import simplified_self_attention
+from regard.stages.trainable import UnscaledSelfAttention
 
 
 @cache
 def build_example() -> dict[str, Any]:
     """Return {"tokens", "x", "projections", "stages"} as plain data.
 
-    Each stage has a "name", a sentence "about" it, its "mask", whether the inputs are "projected", the steps
-    of every row of its "heads", and in "apart" the largest difference between the outputs of those steps and
-    the output that the stage itself computes.
+    Each stage has a "name", which begins with its number, a sentence "about" it, its "mask", whether the
+    inputs are "projected", the steps of every row of its "heads", and in "apart" the largest difference
+    between the outputs of those steps and the output that the stage itself computes.
     """
     q, k, v = (x[None] for x in project(X))  # (1, T, 2)
     projected = [q, k, v]
@@ -35,24 +37,27 @@ def build_example() -> dict[str, Any]:
     with torch.no_grad():
         outputs = (
             simplified_self_attention(X)[0],
-            trace(q, k, v).output[0],
-            trace(q, k, v, causal).output[0],
+            with_example_weights(UnscaledSelfAttention(3, head_dim=2))(X)[0],
+            with_example_weights(SelfAttention(3, head_dim=2))(X)[0],
+            with_example_weights(CausalSelfAttention(3, len(TOKENS), head_dim=2))(X),
             layer(X),
         )
     simplified = "No learned weights: every token is its own query, key and value."
     trainable = "Three learned matrices turn each token into a query, a key and a value."
+    scaled = "The same, with the scores divided by the square root of the width of a query."
     masked = "The same, with a causal mask: no token attends to the tokens after it."
     two_heads = "The same numbers split between two heads, which attend separately."
     stages = (
-        ("Simplified", simplified, [X[None]] * 3, full, 1.0),
-        ("Trainable", trainable, projected, full, None),
-        ("Causal", masked, projected, causal, None),
-        ("Two heads", two_heads, split, causal, None),
+        ("1 Simplified", simplified, [X[None]] * 3, full, 1.0),
+        ("2 Trainable", trainable, projected, full, 1.0),
+        ("3 Scaled", scaled, projected, full, None),
+        ("4 Causal", masked, projected, causal, None),
+        ("6 Two heads", two_heads, split, causal, None),
     )
     return {
         "tokens": list(TOKENS),
         "x": _rounded(X),
-        "projections": {name: _rounded(W) for name, W in (("Wq", WQ), ("Wk", WK), ("Wv", WV))},
+        "projections": {name: _rounded(W) for name, W in (("W_q", WQ), ("W_k", WK), ("W_v", WV))},
         "stages": [
             _stage(name, about, qkv, mask, scale, output)
             for (name, about, qkv, mask, scale), output in zip(stages, outputs, strict=True)

@@ -138,7 +138,7 @@ interface ScoreHistory {
 interface StageExample {
   tokens: string[];
   x: number[][];
-  projections: Record<"Wq" | "Wk" | "Wv", number[][]>;
+  projections: Record<"W_q" | "W_k" | "W_v", number[][]>;
   stages: Stage[];
 }
 

@@ -72,10 +72,10 @@ function projection({ work, keys, key, name }, example) {
       ),
       element("p", {
         class: "note",
-        text: `So the query of “${name}” is (${x[work.row].join(" ")}) · Wq = (${projections.Wq[0]
+        text: `So the query of “${name}” is (${x[work.row].join(" ")}) · W_q = (${projections.W_q[0]
           .map((_, c) =>
             number(
-              x[work.row].reduce((sum, value, i) => sum + value * projections.Wq[i][c], 0),
+              x[work.row].reduce((sum, value, i) => sum + value * projections.W_q[i][c], 0),
               3,
             ),
           )

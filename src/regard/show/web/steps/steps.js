@@ -1,6 +1,6 @@
 // @ts-check
 // The whole computation of one row, step by step, with its actual numbers: of the model, or of the small
-// example that the four stages share. It knows what `row_steps.py` and `stage_example.py` give.
+// example that the stages share. It knows what `row_steps.py` and `stage_example.py` give.
 
 import { empty, headPicker, latest, select, slider } from "../common/controls.js";
 import { badge, choice, element } from "../common/dom.js";
@@ -236,7 +236,7 @@ function intro({ work, layer, name, example, state }) {
       element(
         "p",
         { class: "lead" },
-        `${example.name} attention, for `,
+        `Stage ${example.name}: the row of `,
         element("span", { class: "token", text: name }),
         ".",
       ),

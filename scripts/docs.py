@@ -1,0 +1,237 @@
+"""Build the documentation site: docs/, the lessons and the source files that they link to, as offline HTML.
+
+    python -m scripts.docs                 write out/docs
+    python -m scripts.docs --out FOLDER
+
+First everything that the site shows is gathered in one folder, `FOLDER-source`: the documents, a page for
+each lesson with its notebook, a page for each file of the repository that a document links to, and a saved
+page of the included model. In the gathered copies the links lead to these pages; in the repository they lead
+to the files themselves, so that both GitHub and the site can follow them. Then Sphinx builds that folder.
+Any warning of Sphinx is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+from regard.learn import LESSONS, Lesson, make_notebook
+from regard.show.data.stage_example import build_example
+
+ROOT = Path(__file__).parent.parent
+PITFALLS = ROOT / "docs" / "pitfalls"  # a hundred pages, which their index lists and the sidebar does not
+LESSON_FILES = LESSONS[0].folder.parent
+EMBEDDED_PAGE = "_static/pages/model.html"
+ORPHAN = "---\norphan: true\n---\n"  # a page that other pages link to, and that may be in no list
+FOLDER_TOCTREE = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"  # the pages beside an index
+STEPS = {
+    "similarity": (
+        "steps&example=Simplified&row=1",
+        "The row of “model” without learned weights, step by step",
+    ),
+    "projections": ("steps&example=Trainable&row=1", "The row of “model” with queries, keys and values"),
+    "scale": ("steps&example=Scaled&row=1", "The scores of “model” before and after the division by √d"),
+    "mask": ("steps&example=Causal&row=2", "The row of “learns”, which sees no token after it"),
+    "heads": ("steps&example=Two_heads&row=2", "The row of “learns” in the first of two heads"),
+    "cache": ("cache", "Tokens written with a cache and without: the time, work and memory of each"),
+    "trained_heads": ("heads", "Every head of the included model with its scores"),
+    "transplant": ("map", "The map of one head of the included model"),
+}
+"""The page of Regard that belongs to a lesson: its view and what to show there, and a sentence about it."""
+LINK = re.compile(r"`+[^`\n]*`+|\]\((?P<target>[^()\s]+)\)|\bsrc=\"(?P<source>[^\"]+)\"")
+LESSON_TABLE = re.compile(r"^<!-- lessons -->\n\n(?:.+\n)+", re.MULTILINE)
+LIVE = re.compile(r"^<!-- live: (\S+) -->\n\n!\[([^\]]*)\]\([^)]*\)$", re.MULTILINE)
+
+
+def gather(source: Path) -> None:
+    """Write everything that Sphinx reads into the folder `source`, which is made anew."""
+    shutil.rmtree(source, ignore_errors=True)
+    waiting = [path for path in sorted((ROOT / "docs").rglob("*")) if path.is_file() and _is_shown(path)]
+    waiting += [lesson.folder / "lesson.md" for lesson in lessons()]
+    gathered = set()
+    while waiting:
+        path = waiting.pop()
+        if path in gathered:
+            continue
+        gathered.add(path)
+        target = source / place(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if text := page(path):
+            rewritten, linked = relink(text, path)
+            target.write_text(rewritten, encoding="utf-8")
+            waiting += linked
+        else:
+            shutil.copyfile(path, target)
+    for lesson in lessons():
+        notebook = source / notebook_place(lesson)
+        notebook.parent.mkdir(parents=True, exist_ok=True)
+        notebook.write_text(json.dumps(make_notebook(lesson), ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+def _is_shown(path: Path) -> bool:
+    return "__pycache__" not in path.parts
+
+
+def place(path: Path) -> PurePosixPath:
+    """Return where a file of the repository is in the gathered folder."""
+    name = PurePosixPath(path.relative_to(ROOT).as_posix())
+    if name.is_relative_to("docs"):
+        return name.relative_to("docs")
+    if path.is_relative_to(LESSON_FILES) and path.name == "lesson.md":
+        return PurePosixPath("learn", path.parent.name + ".md")
+    if path.is_relative_to(LESSON_FILES) and path.suffix != ".py":
+        return PurePosixPath("learn", path.parent.name, path.name)
+    if str(name) == "README.md":
+        return PurePosixPath("index.md")
+    if path.suffix == ".py" or path.is_dir():
+        return PurePosixPath("source", f"{name}.md")
+    if path.suffix == ".md":
+        return PurePosixPath("project", name)
+    return PurePosixPath("files", name)
+
+
+def page(path: Path) -> str | None:
+    """Return the Markdown of a file's page, or None for a file that is copied as it is."""
+    name = path.relative_to(ROOT).as_posix()
+    if path.is_dir():
+        files = [file.name for file in sorted(path.iterdir()) if file.suffix == ".py"]
+        return f"{ORPHAN}# {name}/\n\n" + "".join(f"- [{file}]({file})\n" for file in files)
+    if path.suffix == ".py" and not name.startswith("docs/"):
+        return f"{ORPHAN}# {name}\n\n```{{source-file}} {name}\n```\n"
+    if path.suffix != ".md":
+        return None
+    text = LIVE.sub(_live_page, path.read_text(encoding="utf-8"))
+    text = LESSON_TABLE.sub(lambda _: lesson_table(), text)
+    if path.is_relative_to(LESSON_FILES):
+        return text + lesson_end(path.parent)
+    if path.name == "index.md" and "{toctree}" not in text and path.parent != PITFALLS:
+        return text + FOLDER_TOCTREE
+    in_toctree = name.startswith("docs/") and (path.parent != PITFALLS or path.name == "index.md")
+    return text if in_toctree else ORPHAN + text
+
+
+def lessons() -> list[Lesson]:
+    """Return the lessons that have a text."""
+    return [lesson for lesson in LESSONS if (lesson.folder / "lesson.md").exists()]
+
+
+def lesson_table() -> str:
+    """Return the table of the lessons, in place of the paragraph that GitHub shows."""
+    rows = [f"| [{x.number} {x.title}]({x.folder.name}.md) | {x.idea} | {x.goal or '–'} |" for x in lessons()]
+    return "\n".join(["| lesson | the idea | what you do |", "|---|---|---|", *rows, ""])
+
+
+def notebook_place(lesson: Lesson) -> PurePosixPath:
+    """Return where the notebook of a lesson is in the gathered folder."""
+    return PurePosixPath("learn", lesson.folder.name, f"lesson{lesson.number}.ipynb")
+
+
+def lesson_end(folder: Path) -> str:
+    """Return what the site adds to the end of a lesson: the page of Regard at that step, and the notebook."""
+    lesson = next(lesson for lesson in LESSONS if lesson.folder == folder)
+    notebook = (
+        f"\n---\n\n[Download this lesson as a notebook]({notebook_place(lesson).relative_to('learn')})\n"
+    )
+    if lesson.noun not in STEPS:
+        return notebook
+    view, sentence = STEPS[lesson.noun]
+    picture = f"<!-- live: view={view} -->\n\n![{sentence}](picture.svg)"
+    return f"\n## On the page of Regard\n\n{LIVE.sub(_live_page, picture)}\n{notebook}"
+
+
+def _live_page(match: re.Match[str]) -> str:
+    """Return the directive that shows the page in a state, in place of the picture that GitHub shows."""
+    return f"```{{live-page}} {numbered(match[1])}\n:alt: {match[2]}\n```"
+
+
+def numbered(state: str) -> str:
+    """Return a state of the page in which a stage of the running example has its number, not its name."""
+    for number, stage in enumerate(build_example()["stages"]):
+        _, _, name = stage["name"].partition(" ")  # after the number of its lesson
+        state = re.sub(rf"example={name.replace(' ', '_')}\b", f"example={number}", state)
+    if re.search("example=[A-Z]", state):
+        raise ValueError(f"{state}: the running example has no stage of this name")
+    return state
+
+
+def relink(text: str, path: Path) -> tuple[str, list[Path]]:
+    """Return the Markdown of `path` with links between gathered files, and the files that it links to."""
+    linked: list[Path] = []
+
+    def rewrite(match: re.Match[str]) -> str:
+        address = match["target"] or match["source"]
+        if address is None or ":" in address or address.startswith("#"):
+            return match[0]
+        target, hash_, anchor = address.partition("#")
+        file = find_linked(target, path)
+        if file is None:
+            return match[0]  # Sphinx says that it is not there
+        linked.append(file)
+        anchor = re.sub(r"^(L\d+)-.*", r"\1", anchor)  # of several lines, the first
+        new = os.path.relpath(place(file), place(path).parent).replace(os.sep, "/")
+        return match[0].replace(address, new + hash_ + anchor)
+
+    return "".join(_outside_of_fences(text, lambda prose: LINK.sub(rewrite, prose))), linked
+
+
+def _outside_of_fences(text: str, change: Callable[[str], str]) -> Iterator[str]:
+    """Yield the lines of Markdown, with `change` made to those that are not in a block of code."""
+    fence = None
+    for line in text.splitlines(keepends=True):
+        opened = re.match(r" *(```+|~~~+)", line)
+        if fence is None and opened:
+            fence = opened[1]
+        elif fence is not None and line.strip() == fence:
+            fence = None
+        elif fence is None:
+            line = change(line)
+        yield line
+
+
+def find_linked(target: str, path: Path) -> Path | None:
+    """Return the file or folder of the repository that a link in `path` leads to, if there is one."""
+    file = ((path if path.is_dir() else path.parent) / target).resolve()
+    return file if file.exists() and file.is_relative_to(ROOT) and file != ROOT else None
+
+
+def write_embedded_page(path: Path) -> None:
+    """Save the page of the included model, as the command does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "regard", "inspect", "--out", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+
+def build(out: Path) -> None:
+    """Build the site into the folder `out`, which is made anew; SystemExit if Sphinx complains."""
+    from sphinx.cmd.build import build_main
+
+    source = out.with_name(out.name + "-source")
+    gather(source)
+    write_embedded_page(source / EMBEDDED_PAGE)
+    shutil.rmtree(out, ignore_errors=True)
+    doctrees = out.with_name(out.name + "-doctrees")
+    shutil.rmtree(doctrees, ignore_errors=True)
+    options = ["--quiet", "--fail-on-warning", "--nitpicky", "-b", "html", "-d", str(doctrees)]
+    if code := build_main([*options, str(source), str(out)]):
+        sys.exit(code)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "docs", help="the folder to write")
+    out = parser.parse_args().out
+    build(out.resolve())
+    print(f"Open {out / 'index.html'}: it needs no server and no network.")
+
+
+if __name__ == "__main__":
+    main()

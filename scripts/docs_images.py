@@ -1,0 +1,138 @@
+"""Draws the figures of the how-to and explanation pages, with the included model: docs/images/*.png.
+
+    python -m scripts.docs_images [--out FOLDER]
+
+The sessions on those pages compute the numbers that the figures show.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+
+import regard
+from regard.gpt import GPT
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).parent.parent
+SENTENCE = "The lamp is lit and the ships come home. "
+STORY = (
+    "Mary Ellis kept the lamp at Farrow Point. The lamp at Farrow Point was old, and Mary Ellis kept it lit. "
+    * 2
+)
+SCORES = ("previous_token", "induction", "local", "sink")
+TRAINED, UNTRAINED, BASELINE = "#b8430f", "#5d5f69", "#9a9ba3"
+
+
+def induction_head(model: GPT) -> Any:
+    """The induction head on a sentence that is repeated six times."""
+    return regard.capture(model, text=SENTENCE * 6).figure(5, 3)
+
+
+def one_head(model: GPT) -> Any:
+    """The same head on two sentences, with tokens on both axes."""
+    return regard.capture(model, text=SENTENCE * 2).figure(5, 3)
+
+
+def causal_masks(model: GPT) -> Any:
+    """The causal mask of 4 queries and 12 keys, aligned to the first and to the last key."""
+    figure, axes = plt.subplots(1, 2, figsize=(7.5, 1.9), layout="constrained")
+    for ax, mask, title in zip(
+        axes,
+        (regard.causal.top_left, regard.causal),
+        ("is_causal=True: aligned to the first key", "with a cache: aligned to the last key"),
+        strict=True,
+    ):
+        mask.plot(4, 12, ax=ax)
+        ax.set_title("")  # the mask's own name
+        ax.set_title(title, fontsize=10, loc="left")
+    return figure
+
+
+def composed_mask(model: GPT) -> Any:
+    """A mask made of three rules."""
+    return ((regard.causal & regard.window(6)) | regard.prefix(2)).plot(16).figure
+
+
+def baselines(model: GPT) -> Any:
+    """Four scores of every head of the included model and of one with random weights, with baselines."""
+    trained = regard.capture(model, text=STORY)
+    torch.manual_seed(0)
+    untrained = regard.capture(GPT(model.config).eval(), inputs={"input_ids": trained.ids})
+    figure, ax = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
+    for table, colour, shift, name in (
+        (trained.heads(), TRAINED, -0.13, "trained"),
+        (untrained.heads(), UNTRAINED, 0.13, "random weights"),
+    ):
+        for number, score in enumerate(SCORES):
+            values = [row.scores[score].value for row in table]
+            label = name if number == 0 else None
+            ax.plot(
+                [number + shift] * len(values),
+                values,
+                "o",
+                color=colour,
+                alpha=0.55,
+                ms=5,
+                mew=0,
+                label=label,
+            )
+    for number, score in enumerate(SCORES):
+        null = trained.heads()[0, 0].scores[score].null
+        label = "uniform baseline" if number == 0 else None
+        ax.plot([number - 0.35, number + 0.35], [null, null], color=BASELINE, lw=2, label=label, zorder=0)
+    ax.set_xticks(range(len(SCORES)), [score.replace("_", " ") for score in SCORES])
+    ax.set_ylabel("score of each of 24 heads")
+    ax.set_ylim(0, 1)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=9, loc="upper left")
+    return figure
+
+
+def weights_and_values(model: GPT) -> Any:
+    """The weights of a head with a sink, and the share of each key in the lengths of weight times value."""
+    seen = regard.capture(model, text=STORY, values=True)
+    weights, values = seen[2].to_dense()[0, 0], seen.layer(2).values
+    assert values is not None
+    parts = weights * values[0, 0].norm(dim=-1)
+    shown, tokens = slice(0, 32), seen.tokens[0][:32] if seen.tokens else None
+    figure, axes = plt.subplots(1, 2, figsize=(9.0, 4.8), layout="constrained")
+    for ax, matrix, title in (
+        (axes[0], weights, "attention weights"),
+        (axes[1], parts / parts.sum(-1, keepdim=True), "weight × length of the value, rows sum to 1"),
+    ):
+        regard.plot(matrix[shown, shown], tokens, ax=ax, title=title)
+    return figure
+
+
+FIGURES: dict[str, Callable[[GPT], Any]] = {
+    "how-to-induction": induction_head,
+    "how-to-head": one_head,
+    "how-to-causal": causal_masks,
+    "how-to-mask": composed_mask,
+    "explanation-baselines": baselines,
+    "explanation-values": weights_and_values,
+}
+
+
+def main() -> None:
+    """Draw every figure."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
+    out: Path = parser.parse_args().out
+    model = GPT.from_pretrained("default")
+    for name, draw in FIGURES.items():
+        draw(model).savefig(out / f"{name}.png", dpi=110)
+        plt.close("all")
+        print(out / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

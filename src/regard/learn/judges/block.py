@@ -1,0 +1,372 @@
+"""Lesson 10: the parts of a GPT are compared with what they should compute, then the model is trained.
+
+A mistake is named by computing what it gives from the learner's own parts, with random weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.learn.judges.verdicts import (
+    check_attention,
+    is_right,
+    judge_guess,
+    largest_difference,
+    named_mistake,
+)
+from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
+from regard.learn.mistakes import MODEL_MISTAKES
+from regard.learn.sentences import LENGTH, WORDS, draw_sentences, entropy, ids_of, loss_without_attention
+
+BOUND = 0.72  # four fifths of the way from the best loss without attention, 0.921, to the entropy, 0.668
+STEPS, BATCH, EVERY, LEARNING_RATE = 600, 32, 25, 3e-3
+LEAK_STEPS = 150  # that show how low the loss falls if the model sees its answers
+D_MODEL, HEADS, LAYERS = 32, 4, 2
+TOLERANCE = 1e-4
+TEXT = ". mia found the lamp near the river today and she took the lamp from the river home ."
+SENTENCE = TEXT.split()
+LOOKS_BACK = {"and → she": (9, 1), "the → lamp": (12, 4), "the → river": (15, 7)}
+"""Queries of SENTENCE whose next word is known from an earlier one: the places of both."""
+PART_NAMES = ("attention_norm", "attention", "mlp_norm", "mlp")
+
+
+def judge_attention(attention_class: Any, module: ModuleType) -> Outcome:
+    """Let the checker judge the attention."""
+    return check_attention(
+        "MultiHeadAttention",
+        attention_class,
+        "causal attention of several heads.",
+        causal=True,
+        init={"d_model": 16, "num_heads": 2},
+    )
+
+
+def judge_block(block_class: Any, module: ModuleType) -> Outcome:
+    """Compare the block with what its own parts should give, and with what each mistake gives."""
+    name = "TransformerBlock"
+    torch.manual_seed(0)
+    block = block_class(16, 2)
+    missing = [part for part in PART_NAMES if not hasattr(block, part)]
+    if missing:
+        return Outcome(name, "wrong", f"the block has no `{missing[0]}`: keep the names of the lesson's file")
+    _randomise(block)
+    x = 2 * torch.randn(2, 5, 16)
+    with torch.no_grad():
+        if wrong := _judge_mlp(name, block.mlp):
+            return wrong
+        out = block(x)
+        if not isinstance(out, Tensor) or out.shape != x.shape:
+            return Outcome(
+                name, "wrong", f"expected one tensor {tuple(x.shape)}, the same as x, got {_form(out)}"
+            )
+        if largest_difference(out, _right(block, x)) < TOLERANCE:
+            return Outcome(name, "done", "attention and MLP read the stream normalised, and add to it.")
+        for mistake, variants in MISTAKES.items():
+            if any(largest_difference(out, variant(block, x)) < TOLERANCE for variant in variants):
+                return named_mistake(name, mistake)
+    return Outcome(
+        name,
+        "wrong",
+        "the output is not x plus attention of the normalised x, plus the MLP of that, normalised",
+        hint="x = x + self.attention(self.attention_norm(x)), then x = x + self.mlp(self.mlp_norm(x))",
+    )
+
+
+def _randomise(module: nn.Module) -> None:
+    """Give every parameter other numbers, so that no two parts agree by their initial values."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+def _judge_mlp(name: str, mlp: nn.Module) -> Outcome | None:
+    """What is wrong with the MLP; None if nothing is."""
+    a, b = torch.randn(2, 3, 16)
+    try:
+        fits = mlp(a).shape == a.shape
+    except (RuntimeError, TypeError):
+        fits = False
+    if not fits:
+        said = "the MLP does not lead from d_model numbers to d_model numbers: its widths do not fit"
+        return Outcome(name, "wrong", said, hint=MODEL_MISTAKES["mlp-without-activation"].fix)
+    bend = mlp(a + b) - mlp(a) - mlp(b) + mlp(torch.zeros_like(a))  # 0 if it is linear
+    if bend.abs().max() < TOLERANCE:
+        return named_mistake(name, "mlp-without-activation")
+    return None
+
+
+def _right(block: Any, x: Tensor) -> Tensor:
+    x = x + block.attention(block.attention_norm(x))
+    out: Tensor = x + block.mlp(block.mlp_norm(x))
+    return out
+
+
+def _residual(block: Any, x: Tensor, first: bool, second: bool) -> Tensor:
+    """The block with the residual of attention, of the MLP, or of neither."""
+    x = block.attention(block.attention_norm(x)) + (x if first else 0)
+    out: Tensor = block.mlp(block.mlp_norm(x)) + (x if second else 0)
+    return out
+
+
+def _unnormalised(block: Any, x: Tensor, first: bool, second: bool) -> Tensor:
+    """The block with the norm before attention, before the MLP, or neither."""
+    x = x + block.attention(block.attention_norm(x) if first else x)
+    out: Tensor = x + block.mlp(block.mlp_norm(x) if second else x)
+    return out
+
+
+def _norm_of_the_sum(block: Any, x: Tensor) -> Tensor:
+    x = block.attention_norm(x + block.attention(x))
+    out: Tensor = block.mlp_norm(x + block.mlp(x))
+    return out
+
+
+def _norm_of_the_stream(block: Any, x: Tensor) -> Tensor:
+    x = block.attention_norm(x)
+    x = block.mlp_norm(x + block.attention(x))
+    out: Tensor = x + block.mlp(x)
+    return out
+
+
+def _parallel(block: Any, x: Tensor) -> Tensor:
+    out: Tensor = x + block.attention(block.attention_norm(x)) + block.mlp(block.mlp_norm(x))
+    return out
+
+
+MISTAKES: dict[str, tuple[Callable[[Any, Tensor], Tensor], ...]] = {
+    "no-residual": (
+        lambda block, x: _residual(block, x, False, False),
+        lambda block, x: _residual(block, x, True, False),
+        lambda block, x: _residual(block, x, False, True),
+    ),
+    "norm-after-residual": (_norm_of_the_sum, _norm_of_the_stream),
+    "norm-missing": (
+        lambda block, x: _unnormalised(block, x, False, False),
+        lambda block, x: _unnormalised(block, x, True, False),
+        lambda block, x: _unnormalised(block, x, False, True),
+    ),
+    "mlp-reads-input": (_parallel,),
+}
+
+
+def judge_model(model_class: Any, module: ModuleType, tell: Callable[[str], None]) -> Outcome:
+    """Look at the model's parts, then train it until its loss is below the bound."""
+    name = "SmallGPT"
+    if not is_right(judge_block, module.TransformerBlock, module):
+        return Outcome(name, "unfinished", "it is trained once TransformerBlock is right")
+    torch.manual_seed(0)
+    model = model_class(len(WORDS), LENGTH, D_MODEL, HEADS, LAYERS)
+    if wrong := _judge_stack(name, model, module) or _judge_logits(name, model):
+        return wrong
+    if _leaks(model):
+        loss = train(model, LEAK_STEPS, 0.0, tell)
+        said = (
+            f"A logit changes with a token that comes later. In training the loss fell to {loss:.2f}, below "
+            f"the {entropy():.2f} that is possible: too good is a sign of a leak."
+        )
+        return named_mistake(name, "no-mask", said)
+    before = map_of_each_head(model)
+    loss = train(model, STEPS, BOUND, tell)
+    if loss > BOUND:
+        return Outcome(
+            name,
+            "wrong",
+            f"after {STEPS} steps the loss is {loss:.3f}, which is not below {BOUND}; {entropy():.3f} is "
+            f"possible, and {loss_without_attention():.3f} without looking back",
+            hint="does every block get the output of the one before, and is the last one's output used?",
+        )
+    return _trained(name, loss, before, map_of_each_head(model))
+
+
+def _judge_stack(name: str, model: nn.Module, module: ModuleType) -> Outcome | None:
+    """What is wrong with the blocks of the model; None if nothing is."""
+    blocks = [part for part in model.modules() if isinstance(part, module.TransformerBlock)]
+    if len(blocks) == LAYERS:
+        return None
+    if not blocks and getattr(model, "blocks", None):
+        return named_mistake(name, "plain-list", "The optimizer does not see the weights of your blocks.")
+    if len(blocks) == 1:
+        return named_mistake(name, "one-block-for-all")
+    return Outcome(name, "wrong", f"expected {LAYERS} blocks for num_layers={LAYERS}, got {len(blocks)}")
+
+
+def _judge_logits(name: str, model: Any) -> Outcome | None:
+    """What is wrong with the logits, before any training; None if nothing is."""
+    with torch.no_grad():
+        ids = draw_sentences(2, torch.Generator().manual_seed(0))
+        logits = model(ids)
+        expected = (*ids.shape, len(WORDS))
+        if not isinstance(logits, Tensor) or logits.shape != expected:
+            return Outcome(name, "wrong", f"expected the logits {expected}, got {_form(logits)}")
+        same = model(torch.ones(1, 6, dtype=torch.long))[0]
+        if largest_difference(same, same[:1].expand_as(same)) < 1e-5:
+            return named_mistake(name, "positions-missing")
+        for number in range(LAYERS):
+            other = deepcopy(model)
+            _randomise(other.blocks[number])
+            if largest_difference(other(ids), logits) == 0:
+                said = f"the logits do not depend on block {number}: its output is not used"
+                return Outcome(name, "wrong", said, hint="x = block(x) for every block in turn")
+    return None
+
+
+def _leaks(model: nn.Module) -> bool:
+    """Whether a logit depends on a later token."""
+    ids = draw_sentences(2, torch.Generator().manual_seed(0))
+    other = ids.clone()
+    other[:, 10:] = other[:, 10:].flip(0)
+    with torch.no_grad():
+        return largest_difference(model(ids)[:, :10], model(other)[:, :10]) > TOLERANCE
+
+
+def train(model: nn.Module, steps: int, bound: float, tell: Callable[[str], None]) -> float:
+    """Train a model until its loss on other sentences is below a bound; return that loss."""
+    generator = torch.Generator().manual_seed(0)
+    unseen = draw_sentences(256, generator)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    loss = float("inf")
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        _loss(model, draw_sentences(BATCH, generator)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if step % EVERY == 0:
+            with torch.no_grad():
+                loss = _loss(model, unseen).item()
+            tell(f"Training: step {step} of at most {steps}, loss {loss:.3f}, to get below {BOUND}")
+            if loss < bound:
+                break
+    return loss
+
+
+def _loss(model: nn.Module, ids: Tensor) -> Tensor:
+    return F.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def map_of_each_head(model: Any) -> Tensor:
+    """The weights of SENTENCE in every head, (layers · heads, T, T), from what each attention gets."""
+    inputs: list[tuple[Any, Tensor]] = []
+    hooks = [
+        block.attention.register_forward_pre_hook(lambda attention, args: inputs.append((attention, args[0])))
+        for block in model.blocks
+    ]
+    with torch.no_grad():
+        model(ids_of(*SENTENCE)[None])
+        for hook in hooks:
+            hook.remove()
+        return torch.cat([_weights(attention, x) for attention, x in inputs])
+
+
+def _weights(attention: Any, x: Tensor) -> Tensor:
+    """The weights (H, T, T) of the learner's attention, which was found right, for x (1, T, d_model)."""
+    q, k = (W(x)[0].unflatten(-1, (HEADS, -1)).transpose(0, 1) for W in (attention.W_q, attention.W_k))
+    visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
+    return torch.softmax(scores, dim=-1)
+
+
+def _trained(name: str, loss: float, before: Tensor, after: Tensor) -> Outcome:
+    """The outcome of a trained model, with the map of its sharpest head before and after training."""
+    queries, keys = zip(*LOOKS_BACK.values(), strict=True)
+    found = after[:, queries, keys].mean(-1)  # what each head gives to the words that tell the next one
+    head = int(found.argmax())
+    sharpness = [_entropy(maps[head, list(queries)]) for maps in (before, after)]
+    message = (
+        f"loss {loss:.3f}, below {BOUND}; {entropy():.3f} is possible, and {loss_without_attention():.3f} "
+        f"without looking back. In head {head % HEADS} of layer {head // HEADS} the entropy of the rows "
+        f"shown below fell from {sharpness[0]:.2f} to {sharpness[1]:.2f} nats: first diffuse, then sharp."
+    )
+    columns = max(keys) + 1
+    rows = [maps[head, list(queries), :columns].tolist() for maps in (before, after)]
+    titles = ["before training", "after training"]
+    return Outcome(
+        name, "done", message, picture=WeightPicture(titles, list(LOOKS_BACK), SENTENCE[:columns], rows)
+    )
+
+
+def _entropy(weights: Tensor) -> float:
+    """The mean entropy of rows of weights, in nats."""
+    return -torch.xlogy(weights, weights).sum(-1).mean().item()
+
+
+def judge_loss(function: Any, module: ModuleType) -> Outcome:
+    """Compare the learner's loss with the right one and with that of each mistake."""
+    name = "next_token_loss"
+    generator = torch.Generator().manual_seed(0)
+    logits, ids = torch.randn(2, 5, 7, generator=generator), torch.randint(7, (2, 5), generator=generator)
+    loss = function(logits, ids)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        return Outcome(name, "wrong", f"expected one number, the mean over all places, got {_form(loss)}")
+    if largest_difference(loss, _cross_entropy(logits[:, :-1], ids[:, 1:])) < TOLERANCE:
+        return Outcome(name, "done", "each place is asked for the token after it.")
+    mistakes = {
+        "targets-not-shifted": (
+            _cross_entropy(logits, ids),
+            _cross_entropy(logits[:, :-1], ids[:, :-1]),
+            _cross_entropy(logits[:, 1:], ids[:, 1:]),
+        ),
+        "targets-shifted-back": (_cross_entropy(logits[:, 1:], ids[:, :-1]),),
+        "softmax-before-loss": (_cross_entropy(logits.softmax(-1)[:, :-1], ids[:, 1:]),),
+    }
+    for mistake, losses in mistakes.items():
+        if any(largest_difference(loss, other) < TOLERANCE for other in losses):
+            return named_mistake(name, mistake)
+    return Outcome(
+        name,
+        "wrong",
+        "the loss is not the mean cross-entropy of each place with the token after it",
+        hint="predicted = logits[:, :-1], targets = ids[:, 1:]",
+    )
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
+    """Compare the guess with the loss of the learner's own model before its first step."""
+    name = "loss_at_the_start"
+    torch.manual_seed(0)
+    try:
+        model = module.SmallGPT(len(WORDS), LENGTH, D_MODEL, HEADS, LAYERS)
+        with torch.no_grad():
+            exact = _loss(model, draw_sentences(256, torch.Generator().manual_seed(0))).item()
+    except Exception:  # the outcomes of the other tasks say why
+        return Outcome(name, "unfinished", "your guess is compared once the model runs")
+    return judge_guess(name, guess, exact, within=float("inf"), said="the loss before the first step")
+
+
+def _form(answer: Any) -> str:
+    return str(tuple(answer.shape)) if isinstance(answer, Tensor) else type(answer).__name__
+
+
+TASKS = (
+    Task("MultiHeadAttention", judge_attention),
+    Task("TransformerBlock", judge_block),
+    Task("SmallGPT", judge_model, reports_progress=True),
+    Task("next_token_loss", judge_loss),
+    Task("loss_at_the_start", judge_prediction),
+)
+ATTENTION = "x + self.attention(self.attention_norm(x))"
+USUAL_MISTAKES = (
+    UsualMistake("no-residual", ATTENTION, "self.attention(self.attention_norm(x))"),
+    UsualMistake(
+        "norm-after-residual",
+        f"{ATTENTION}  #: x plus attention of the normalised x\n        x = x + self.mlp(self.mlp_norm(x))",
+        "self.attention_norm(x + self.attention(x))\n        x = self.mlp_norm(x + self.mlp(x))",
+    ),
+    UsualMistake("mlp-without-activation", "            nn.GELU(),\n", ""),
+    UsualMistake(
+        "one-block-for-all",
+        "TransformerBlock(d_model, num_heads) for _ in range(num_layers)",
+        "[TransformerBlock(d_model, num_heads)] * num_layers",
+    ),
+    UsualMistake("no-mask", "(q, k, v, is_causal=True)", "(q, k, v)"),
+    UsualMistake("targets-not-shifted", "targets = ids[:, 1:]", "targets = ids[:, :-1]"),
+)

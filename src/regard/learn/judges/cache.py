@@ -1,0 +1,176 @@
+"""Lesson 9: a layer with a cache gives the same output in whatever pieces a text arrives."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess, largest_difference
+from regard.learn.lesson import Outcome, Task, UsualMistake
+from regard.stages.example import WK, WQ, X
+
+NAME = "CachedAttention"
+D_MODEL, HEADS, LENGTH = 16, 2, 7
+TOLERANCE = 1e-5
+MEGABYTES = 2 * 32 * 8 * 128 * 2 * 1000 / 1e6  # keys and values · layers · heads · width · bytes · tokens
+KEYS, VALUES = "torch.cat([cache[0], k], dim=2)", "torch.cat([cache[1], v], dim=2)"
+
+
+def judge_class(layer_class: Any, module: ModuleType) -> Outcome:
+    """Compare pieces with the whole, then let the checker say which mistake it is, if any."""
+    torch.manual_seed(0)
+    layer = layer_class(D_MODEL, HEADS)
+    x = torch.randn(3, LENGTH, D_MODEL)
+    with torch.no_grad():
+        if wrong := _check_interface(layer, x):
+            return wrong
+        try:
+            differences = {pieces: _difference(layer, x, pieces) for pieces in _pieces(LENGTH)}
+        except Exception as error:
+            error.add_note(
+                "A whole sequence runs; the second call, which gets a cache, fails. Keys and values of the "
+                "cache and of the new tokens are joined along dim=2, the tokens, and both go into the cache."
+            )
+            raise
+    done = (
+        f"the output is the same in {len(differences)} ways to cut {LENGTH} tokens into pieces, with a batch "
+        f"of {len(x)}; the largest difference is {max(differences.values()):.0e}."
+    )
+    sizes = {"d_model": D_MODEL, "num_heads": HEADS}
+    outcome = check_attention(NAME, layer_class, done, causal=True, init=sizes, cached=_step)
+    if outcome.status == "done":
+        return _recomputed(layer, x) or Outcome(NAME, "done", outcome.message, picture=_picture(layer_class))
+    return outcome if outcome.mistake else _describe_contents(layer, x) or outcome
+
+
+def _step(layer: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    out, cache = layer(x, cache)
+    return out, cache
+
+
+def _check_interface(layer: nn.Module, x: Tensor) -> Outcome | None:
+    """What is wrong with the form of the answer; None if nothing is."""
+    answer = layer(x)
+    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Tensor):
+        return Outcome(
+            NAME,
+            "wrong",
+            "expected two results, the output and the cache",
+            hint="return self.W_o(out), cache",
+        )
+    out, cache = answer
+    if out.shape != x.shape:
+        return Outcome(NAME, "wrong", f"expected the output {tuple(x.shape)}, got {tuple(out.shape)}")
+    if cache is None:
+        return Outcome(
+            NAME, "wrong", "the cache that comes back is None: nothing is kept", hint="cache = (k, v)"
+        )
+    return None
+
+
+def _pieces(length: int) -> list[tuple[int, ...]]:
+    """Every split in two, token by token, and chunks of two and three."""
+    splits = [(at, length - at) for at in range(1, length)]
+    chunks = [(size,) * (length // size) + (length % size,) * (length % size > 0) for size in (1, 2, 3)]
+    return splits + chunks
+
+
+def _run(layer: nn.Module, x: Tensor, pieces: tuple[int, ...]) -> tuple[Tensor, Any]:
+    outputs, cache = [], None
+    for piece in torch.split(x, list(pieces), dim=1):
+        out, cache = layer(piece, cache)
+        outputs.append(out)
+    return torch.cat(outputs, dim=1), cache
+
+
+def _difference(layer: nn.Module, x: Tensor, pieces: tuple[int, ...]) -> float:
+    return largest_difference(_run(layer, x, pieces)[0], layer(x)[0])
+
+
+def _describe_contents(layer: nn.Module, x: Tensor) -> Outcome | None:
+    """What is wrong in the cache itself, where no mistake of the catalogue explains the output."""
+    with torch.no_grad():
+        _, whole = layer(x)
+        _, cache = _run(layer, x, (4, LENGTH - 4))
+    for index, what in ((0, "keys"), (1, "values")):
+        kept, expected = cache[index], whole[index]
+        if kept.shape != expected.shape:
+            return Outcome(
+                NAME,
+                "wrong",
+                f"after 4 tokens and {LENGTH - 4} more, the {what} in the cache are {tuple(kept.shape)}; "
+                f"expected {tuple(expected.shape)}, one for each token",
+                hint="torch.cat([cache[0], k], dim=2) for the keys, and the same with v for the values",
+            )
+        if largest_difference(kept, expected) > TOLERANCE:
+            return Outcome(
+                NAME,
+                "wrong",
+                f"the {what} in the cache are not those of the tokens in their order, oldest first",
+                hint="torch.cat([cache[0], k], dim=2) for the keys, and the same with v for the values",
+            )
+    return None
+
+
+def _recomputed(layer: Any, x: Tensor) -> Outcome | None:
+    """The outcome for a layer that is exact because it computes earlier keys again; None if it does not."""
+    rows: list[int] = []
+    counting = layer.W_k.register_forward_hook(lambda _, inputs, out: rows.append(inputs[0].shape[-2]))
+    with torch.no_grad():
+        _, cache = layer(x[:, :5])
+        rows.clear()
+        layer(x[:, 5:6], cache)
+    counting.remove()
+    if sum(rows) == 1:
+        return None
+    return Outcome(
+        NAME,
+        "wrong",
+        f"the output is right, but for one new token W_k computes {sum(rows)} keys: nothing is saved",
+        hint="keep keys and values in the cache, not the tokens: cache = (k, v)",
+    )
+
+
+def _picture(layer_class: Any) -> Any:
+    """The weights of the running example, one token at a time through the learner's cache.
+
+    Token t enters as the t-th unit vector, whose query and key are set to those of the example; the values
+    are the unit vectors themselves, so that an output is the row of weights.
+    """
+    layer, tokens = layer_class(len(X), 1), torch.eye(len(X))
+    width = len(X) - WQ.shape[1]  # zeros that make queries and keys as wide as the unit vectors
+    scale = (len(X) / WQ.shape[1]) ** 0.5  # so that the scores are divided by √2, as in the example
+    with torch.no_grad():
+        layer.W_q.weight.copy_(nn.functional.pad(X @ WQ * scale, (0, width)).T)
+        layer.W_k.weight.copy_(nn.functional.pad(X @ WK, (0, width)).T)
+        for projection in (layer.W_v, layer.W_o):
+            projection.weight.copy_(tokens)
+        weights = _run(layer, tokens[None], (1,) * len(X))[0][0]
+    return example_picture(["your weights, one token at a time"], [weights])
+
+
+def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
+    """Compare the guess with the size; any guess will do."""
+    return judge_guess(
+        "megabytes_of_a_cache",
+        guess,
+        MEGABYTES,
+        within=float("inf"),
+        said="a cache of 1,000 tokens, in megabytes,",
+    )
+
+
+TASKS = (Task(NAME, judge_class), Task("megabytes_of_a_cache", judge_prediction))
+USUAL_MISTAKES = (
+    UsualMistake("top-left-causal", "tril(S - T)", "tril()"),
+    UsualMistake(
+        "cache-in-wrong-order",
+        f"{KEYS}  #: the keys so far, then the new ones, (B, H, S, head_dim)\n            v = {VALUES}",
+        "torch.cat([k, cache[0]], dim=2)\n            v = torch.cat([v, cache[1]], dim=2)",
+    ),
+    UsualMistake("cache-overwritten", "cache = (k, v)", "cache = (k[:, :, -T:], v[:, :, -T:])"),
+    UsualMistake("cache-ignored", "if cache is not None", "if False"),
+)

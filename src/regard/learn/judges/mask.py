@@ -1,0 +1,146 @@
+"""Lesson 4: causal attention, and a test for leaks, tried on attentions that the learner has not seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks.base import Mask, full
+from regard.attention.masks.named_masks import causal, prefix, rule, window
+from regard.learn.judges.self_attention import judge_self_attention
+from regard.learn.lesson import Outcome, Task, UsualMistake
+
+NAME = "CausalSelfAttention"
+DONE = "softmax(Q Kᵀ / √d + M) V: no output depends on a later token, so every token can be trained at once."
+B, T, D = 2, 6, 8  # of the tokens that a test for leaks gets
+
+Weigh = Callable[[Tensor, Tensor], Tensor]  # the weights (…, T, T) of queries and keys (…, T, D)
+
+
+class Suspect(NamedTuple):
+    """An attention that a test for leaks is tried on.
+
+    `reason` completes "… leaks:" or "… does not leak:", `hint` says what a test that is wrong here does.
+    """
+
+    weigh: Weigh
+    leaks: bool
+    reason: str
+    hint: str
+
+
+def masked_before(mask: Mask) -> Weigh:
+    """Softmax of the scores that a mask leaves: right for every mask."""
+    return lambda q, k: torch.softmax(
+        _scores(q, k).masked_fill(~mask.to_dense(q.shape[-2]), -math.inf), dim=-1
+    )
+
+
+def masked_after(q: Tensor, k: Tensor) -> Tensor:
+    """Softmax of all scores, and zeros above the diagonal afterwards."""
+    return torch.softmax(_scores(q, k), dim=-1).tril()
+
+
+def softmax_over_queries(q: Tensor, k: Tensor) -> Tensor:
+    """Causal scores, and a softmax that sums over each column."""
+    return torch.softmax(_scores(q, k).masked_fill(~causal.to_dense(q.shape[-2]), -math.inf), dim=-2)
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.mT / math.sqrt(k.shape[-1])
+
+
+AGAIN = (
+    "compare the outputs before and after a change, and return True only if one of an earlier token has moved"
+)
+OUTPUTS = "look at the outputs: what a weight depends on cannot be seen in the weight itself"
+ONE_AHEAD = rule(lambda b, h, q, k: k <= q + 1)
+SUSPECTS = (
+    Suspect(masked_before(causal), False, "a token sees itself and earlier ones", AGAIN),
+    Suspect(masked_before(causal & window(2)), False, "a token sees itself and the one before", AGAIN),
+    Suspect(masked_before(full), True, "every token sees every token", AGAIN),
+    Suspect(masked_before(ONE_AHEAD), True, "each token also sees the next one", AGAIN),
+    Suspect(
+        masked_after,
+        True,
+        "its weights above the diagonal are 0, but they are set to 0 after softmax, which divided by a sum "
+        "over all tokens",
+        OUTPUTS,
+    ),
+    Suspect(
+        softmax_over_queries,
+        True,
+        "its weights above the diagonal are 0, but each column is divided by a sum over later queries",
+        OUTPUTS,
+    ),
+    Suspect(
+        masked_before(causal | prefix(3)),
+        True,
+        "the first three tokens see each other, while the last token is hidden from all others",
+        "change each token in turn, not only the last one",
+    ),
+)
+
+
+def judge_class(cls: Any, module: ModuleType) -> Outcome:
+    """Judge the learner's class as a causal attention."""
+    return judge_self_attention(NAME, cls, masked_before(causal), DONE, causal=True)
+
+
+def judge_test(function: Any, module: ModuleType) -> Outcome:
+    """Try the learner's test on every suspect."""
+    name, wrong = "finds_leak", "wrong"
+    generator = torch.Generator().manual_seed(0)
+    x, *projections = (torch.randn(*shape, generator=generator) for shape in ((B, T, D), *[(D, D)] * 3))
+    for suspect in SUSPECTS:
+        tokens = x.clone()
+        verdict = function(_attention(suspect.weigh, projections), tokens)
+        if not torch.equal(tokens, x):
+            message = "it changes x itself, so that every later comparison is with other tokens"
+            return Outcome(name, wrong, message, hint="changed = x.clone(), and change that")
+        if isinstance(verdict, Tensor) and verdict.numel() == 1:
+            verdict = bool(verdict)
+        if not isinstance(verdict, bool):
+            return Outcome(name, wrong, f"it returned {verdict!r:.60}; expected True or False", hint=AGAIN)
+        if verdict and not suspect.leaks:
+            message = f"it accuses an attention that does not leak: {suspect.reason}"
+            return Outcome(name, wrong, message, hint=suspect.hint)
+        if suspect.leaks and not verdict:
+            return Outcome(name, wrong, f"it misses a leak: {suspect.reason}", hint=suspect.hint)
+    leaks = sum(suspect.leaks for suspect in SUSPECTS)
+    right = len(SUSPECTS) - leaks
+    done = f"your test found the leaks of {leaks} wrong attentions, and none in {right} right ones."
+    return Outcome(name, "done", done)
+
+
+def _attention(weigh: Weigh, projections: list[Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """An attention of the form attention(x) -> (out, weights)."""
+
+    def attention(x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (x @ projection / math.sqrt(D) for projection in projections)
+        weights = weigh(q, k)
+        return weights @ v, weights
+
+    return attention
+
+
+VISIBLE, FILLED = "torch.ones(T, T, dtype=torch.bool).tril()", "scores.masked_fill(~visible, -torch.inf)"
+WEIGHTS = "weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1"
+TASKS = (Task(NAME, judge_class), Task("finds_leak", judge_test))
+USUAL_MISTAKES = (
+    UsualMistake(
+        "mask-after-softmax",
+        WEIGHTS,
+        "weights = torch.softmax(q @ k.mT / math.sqrt(k.shape[-1]), dim=-1) * visible",
+    ),
+    UsualMistake("inverted-mask", FILLED, "scores.masked_fill(visible, -torch.inf)"),
+    UsualMistake("missing-diagonal", VISIBLE, "torch.ones(T, T, dtype=torch.bool).tril(diagonal=-1)"),
+    UsualMistake("one-token-ahead", VISIBLE, "torch.ones(T, T, dtype=torch.bool).tril(diagonal=1)"),
+    UsualMistake("masked-with-zero", FILLED, "scores * visible"),
+    UsualMistake("softmax-over-queries", WEIGHTS, WEIGHTS.replace("-1", "-2")),
+)

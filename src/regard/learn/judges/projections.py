@@ -1,0 +1,72 @@
+"""Lesson 2: softmax(Q Kᵀ) V, by the checker with a scale of 1, and a guess about direction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.checker.catalogue import THEMES
+from regard.learn.judges.self_attention import (
+    TOLERANCE,
+    example_weights,
+    find_wrong_form,
+    judge_self_attention,
+)
+from regard.learn.judges.verdicts import judge_guess, largest_difference
+from regard.learn.lesson import Outcome, Task, UsualMistake
+from regard.stages.example import WK, WQ, X
+
+SCORES = (X @ WQ) @ (X @ WK).mT  # (T, T)
+NAME = "UnscaledSelfAttention"
+DONE = "softmax(Q Kᵀ) V: every token now asks, offers and hands over by a projection of its own."
+SCALED = (
+    f"{DONE} You have divided by √head_dim already, which is lesson 3: it counts as right, and the next "
+    "lesson says why it is there."
+)
+
+
+def unscaled(q: Tensor, k: Tensor) -> Tensor:
+    """The weights softmax(Q Kᵀ)."""
+    return torch.softmax(q @ k.mT, dim=-1)
+
+
+def scaled(q: Tensor, k: Tensor) -> Tensor:
+    """The weights softmax(Q Kᵀ / √d)."""
+    return torch.softmax(q @ k.mT / k.shape[-1] ** 0.5, dim=-1)
+
+
+def judge_class(cls: Any, module: ModuleType) -> Outcome:
+    """Judge the learner's class without a scale; one that already has the right scale is right, too."""
+    wrong = find_wrong_form(NAME, cls)
+    if wrong is not None:
+        return wrong
+    if largest_difference(example_weights(cls), scaled(X @ WQ, X @ WK)) < TOLERANCE:
+        return judge_self_attention(NAME, cls, scaled, SCALED)
+    outcome = judge_self_attention(NAME, cls, unscaled, DONE, scale=1.0)
+    if outcome.mistake in {mistake.name for mistake in THEMES["scale"]}:
+        return replace(outcome, hint="scores = q @ k.mT: what to divide by is the subject of lesson 3")
+    return outcome
+
+
+def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
+    """Compare the guess with the score; any guess will do, since the lesson is in the comparison."""
+    return judge_guess(
+        "score_of_each_on_many",
+        guess,
+        SCORES[0, 4].item(),
+        within=float("inf"),
+        said=f'"many" scores "Each" with {SCORES[4, 0].item():.4f}, and the score of "Each" on "many"',
+    )
+
+
+TASKS = (Task(NAME, judge_class), Task("score_of_each_on_many", judge_prediction))
+USUAL_MISTAKES = (
+    UsualMistake("one-projection", "k = self.W_k(x)", "k = self.W_q(x)"),
+    UsualMistake("query-key-swapped", "scores = q @ k.mT", "scores = k @ q.mT"),
+    UsualMistake("key-value-swapped", "scores = q @ k.mT", "k, v = v, k\n        scores = q @ k.mT"),
+    UsualMistake("softmax-over-queries", "torch.softmax(scores, dim=-1)", "torch.softmax(scores, dim=1)"),
+)

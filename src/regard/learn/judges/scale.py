@@ -1,0 +1,51 @@
+"""Lesson 3: the standard deviation of a score, and softmax(Q Kᵀ / √d) V."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from regard.learn.judges.projections import scaled
+from regard.learn.judges.self_attention import judge_self_attention
+from regard.learn.judges.verdicts import judge_guess
+from regard.learn.lesson import Outcome, Task, UsualMistake
+
+NAME, WIDTH = "SelfAttention", 64
+DONE = "softmax(Q Kᵀ / √d) V: this is the attention of the paper, as sharp at one width as at another."
+SAID = f"the standard deviation of a sum of {WIDTH} such products"
+REASONS = {  # what a wrong prediction is the right answer to
+    float(
+        WIDTH
+    ): f"{WIDTH} is the variance, since variances add up; the standard deviation is its square root",
+    1.0: f"1 is the standard deviation of one product; this is a sum of {WIDTH}",
+    1
+    / math.sqrt(WIDTH): "that is what to multiply the scores by, so that their standard deviation becomes 1",
+}
+SCORES = "q @ k.mT / math.sqrt(k.shape[-1])"
+
+
+def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
+    """Compare the prediction with √64, and say what a wrong one is the answer to."""
+    if isinstance(guess, int | float | Tensor):
+        for answer, reason in REASONS.items():
+            if math.isclose(float(guess), answer):
+                hint = f"√{WIDTH} = {math.sqrt(WIDTH):g}"
+                return Outcome("std_of_scores", "wrong", reason, hint=hint)
+    return judge_guess("std_of_scores", guess, math.sqrt(WIDTH), within=0.1, said=SAID)
+
+
+def judge_class(cls: Any, module: ModuleType) -> Outcome:
+    """Judge the learner's class with the scale 1/√head_dim."""
+    return judge_self_attention(NAME, cls, scaled, DONE)
+
+
+TASKS = (Task("std_of_scores", judge_prediction), Task(NAME, judge_class))
+USUAL_MISTAKES = (
+    UsualMistake("no-scale", SCORES, "q @ k.mT"),
+    UsualMistake("scaled-by-width", SCORES, "q @ k.mT / k.shape[-1]"),
+    UsualMistake("scale-from-model-width", SCORES, "q @ k.mT / math.sqrt(x.shape[-1])"),
+    UsualMistake("scale-multiplied", SCORES, "q @ k.mT * math.sqrt(k.shape[-1])"),
+)

@@ -1,0 +1,404 @@
+"""Lesson 11: scores of heads, heads that are named by them, and a head that is cut.
+
+A score is compared with a plain loop over queries and keys; a named head counts if its score is clearly above
+that of uniform attention; a cut is judged by what reaches the output projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.gpt import GPT
+from regard.gpt.block import Block
+from regard.heads import repeated
+from regard.heads.labels import MARGIN, MIN_SCORES
+from regard.learn.judges.verdicts import judge_guess, largest_difference, named_mistake
+from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
+
+TOLERANCE = 1e-5
+DRAWS, TOKENS = 10, 25  # random tokens, said twice after a start token
+TEXT = " river king army city gold river king army city gold"
+Score = Callable[[Tensor, Tensor], float]
+
+
+@cache
+def load_model() -> GPT:
+    """Return the included model."""
+    return GPT.from_pretrained("default")
+
+
+def block_of(layer: int) -> Block:
+    """Return the block of a layer of the model."""
+    block = load_model().blocks[layer]
+    assert isinstance(block, Block)
+    return block
+
+
+def encode(text: str) -> tuple[list[int], list[str]]:
+    """Return the tokens of a text after a start token: as ids, and as words to print."""
+    tokenizer = load_model().tokenizer
+    assert tokenizer is not None
+    ids = tokenizer.encode(text).ids
+    return ids, ["(start)", *(tokenizer.decode([token]).strip() for token in ids[1:])]
+
+
+def repeats(seed: int = 0) -> Tensor:
+    """Return random tokens said twice after a start token, (10, 51)."""
+    vocabulary = load_model().config.vocab_size
+    return repeated(vocabulary, start=0, tokens=TOKENS, times=2, draws=DRAWS, seed=seed)
+
+
+def previous_token(A: Tensor, ids: Tensor) -> float:
+    """The mean of A[q, q − 1]."""
+    rows = A.tolist()
+    return float(sum(rows[q][q - 1] for q in range(1, len(ids))) / (len(ids) - 1))
+
+
+def sink(A: Tensor, ids: Tensor) -> float:
+    """The mean of A[q, 0]."""
+    return A[:, 0].mean().item()
+
+
+def induction(A: Tensor, ids: Tensor) -> float:
+    """The mean weight on keys that stand before the query and follow a copy of its token."""
+    return _mean_mass(A, _after_copies(ids))
+
+
+def _after_copies(ids: Tensor) -> list[list[int]]:
+    """For each query, the keys before it whose token before equals the query's token."""
+    tokens = ids.tolist()
+    return [[k for k in range(1, q) if tokens[k - 1] == tokens[q]] for q in range(len(tokens))]
+
+
+def _mean_mass(A: Tensor, keys: list[list[int]], everywhere: bool = False) -> float:
+    """The mean weight of queries on their keys, over the queries that have some, or over all of them."""
+    rows = A.tolist()
+    masses = [sum(rows[q][k] for k in found) for q, found in enumerate(keys) if found or everywhere]
+    return float(sum(masses) / len(masses))
+
+
+SCORES: dict[str, Score] = {"previous_token": previous_token, "sink": sink, "induction": induction}
+
+
+def _sideways(score: Score) -> Score:
+    return lambda A, ids: score(A.mT, ids)
+
+
+def _copies(A: Tensor, ids: Tensor) -> float:
+    return _mean_mass(A, [[k for k in range(q) if ids[k] == ids[q]] for q in range(len(ids))])
+
+
+def _over_all(A: Tensor, ids: Tensor) -> float:
+    return _mean_mass(A, _after_copies(ids), everywhere=True)
+
+
+def _with_later_copies(A: Tensor, ids: Tensor) -> float:
+    return _mean_mass(A, [[k for k in range(1, len(ids)) if ids[k - 1] == ids[q]] for q in range(len(ids))])
+
+
+def _with_place_0(A: Tensor, ids: Tensor) -> float:
+    return _mean_mass(A, [[k for k in range(q) if ids[k - 1] == ids[q]] for q in range(len(ids))])
+
+
+MISTAKES: dict[str, tuple[tuple[str, Score], ...]] = {
+    "previous_token": (("map-read-sideways", _sideways(previous_token)),),
+    "sink": (("map-read-sideways", _sideways(sink)),),
+    "induction": (
+        ("copy-itself-counted", _copies),
+        ("blind-queries-counted", _over_all),
+        ("blind-queries-counted", _with_later_copies),
+        ("map-read-sideways", _sideways(induction)),
+    ),
+}
+REMARKS: dict[str, tuple[tuple[Score, str], ...]] = {
+    "previous_token": (
+        (lambda A, ids: A.diagonal().mean().item(), "this is the attention to itself, A[q, q]"),
+    ),
+    "sink": ((lambda A, ids: A[:, -1].mean().item(), "this is the last column; the first key is A[:, 0]"),),
+    "induction": (
+        (_with_place_0, "place 0 has no token before it: `roll` puts the last token there, so k > 0 too"),
+    ),
+}
+HINTS = {
+    "previous_token": "A.diagonal(-1).mean()",
+    "sink": "A[:, 0].mean()",
+    "induction": "follows_a_copy = (before[None, :] == ids[:, None]) & (k < q) & (k > 0); mass = the sum "
+    "of A there",
+}
+
+
+def judge_score(kind: str) -> Callable[[Any, ModuleType], Outcome]:
+    """Return a judge of the learner's score of this kind."""
+    name = f"{kind}_score"
+
+    def judge(function: Any, module: ModuleType) -> Outcome:
+        A, ids = _random_map(), torch.tensor([2, 0, 1, 1, 3, 0, 1, 2, 2, 0, 3, 1])
+        given = function(A, ids) if kind == "induction" else function(A)
+        if not isinstance(given, int | float | Tensor) or torch.as_tensor(given).numel() != 1:
+            return Outcome(name, "wrong", "expected one number, the mean over the queries", hint=HINTS[kind])
+        found, exact = float(given), SCORES[kind](A, ids)
+        if abs(found - exact) < TOLERANCE:
+            return Outcome(name, "done", "agrees with a plain loop over all queries and keys.")
+        for mistake, wrong in MISTAKES[kind]:
+            if abs(found - wrong(A, ids)) < TOLERANCE:
+                return named_mistake(name, mistake)
+        said = f"on a random map of 12 tokens it gives {found:.4f}; the right score is {exact:.4f}"
+        for other, remark in REMARKS[kind]:
+            if abs(found - other(A, ids)) < TOLERANCE:
+                said = f"{said}: {remark}"
+        return Outcome(name, "wrong", said, hint=HINTS[kind])
+
+    return judge
+
+
+def _random_map() -> Tensor:
+    """A causal map of 12 tokens with random weights."""
+    scores = torch.randn(12, 12, generator=torch.Generator().manual_seed(0))
+    return scores.masked_fill(~torch.ones(12, 12, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
+
+
+@cache
+def scores_of_all(kind: str) -> Tensor:
+    """Return a score of every head of the model on random repeats, (layers, heads)."""
+    ids = repeats()
+    maps = [m.to_dense() for m in load_model().maps(ids)]  # (B, H, T, T) each
+    return torch.tensor(
+        [[_mean_score(kind, heads[:, head], ids) for head in range(heads.shape[1])] for heads in maps]
+    )
+
+
+def _mean_score(kind: str, maps: Tensor, ids: Tensor) -> float:
+    """The mean of a score over texts ids (B, T) with maps (B, T, T)."""
+    return sum(SCORES[kind](A, text) for A, text in zip(maps, ids, strict=True)) / len(ids)
+
+
+def baseline(kind: str) -> float:
+    """Return the score of uniform attention over the visible keys, on one of the texts."""
+    ids = repeats()[0]
+    visible = torch.ones(len(ids), len(ids)).tril()
+    return SCORES[kind](visible / visible.sum(-1, keepdim=True), ids)
+
+
+WHAT = {
+    "previous_token": "to the token before",
+    "sink": "to the first token",
+    "induction": "to what followed the earlier copy",
+}
+
+
+def judge_head(kind: str) -> Callable[[Any, ModuleType], Outcome]:
+    """Return a judge of the head that the learner has named for this kind."""
+    name = f"{kind}_head"
+
+    def judge(answer: Any, module: ModuleType) -> Outcome:
+        scores, null = scores_of_all(kind), baseline(kind)
+        place = _place(answer, scores)
+        if place is None:
+            layers, heads = scores.shape
+            return Outcome(
+                name,
+                "wrong",
+                f"expected (layer, head), a layer from 0 to {layers - 1} and a head from 0 to {heads - 1}, "
+                f"got {answer!r}",
+                hint="the layer comes first, then the head, both counted from 0: (4, 1) is head 1 of layer 4",
+            )
+        score, best = scores[place].item(), scores.max().item()
+        said = (
+            f"head {place[1]} of layer {place[0]} gives {score:.2f} of its attention {WHAT[kind]}; uniform "
+        )
+        said += f"attention would give {null:.2f}"
+        if score < max(MIN_SCORES[kind], null + MARGIN):
+            layer = int(scores.max(1).values.argmax())
+            return Outcome(
+                name,
+                "wrong",
+                f"{said}, and the clearest head gives {best:.2f}",
+                hint=f"python lesson11.py prints the scores of every head: look in layer {layer}",
+            )
+        rank = int((scores > score).sum())
+        said += ", and no other head gives more" if rank == 0 else f"; the clearest gives {best:.2f}"
+        picture = _picture(module) if kind == "induction" else None
+        return Outcome(name, "done", f"{said}.", picture=picture)
+
+    return judge
+
+
+def _place(answer: Any, scores: Tensor) -> tuple[int, int] | None:
+    """The learner's answer as a layer and a head of the model; None if it is no such thing."""
+    whole = isinstance(answer, tuple | list) and len(answer) == 2
+    if not whole or not all(isinstance(number, int) for number in answer):
+        return None
+    layer, head = answer
+    return (layer, head) if 0 <= layer < scores.shape[0] and 0 <= head < scores.shape[1] else None
+
+
+def _picture(module: ModuleType) -> WeightPicture:
+    """The learner's two heads on five words said twice: the rows of the second time."""
+    model, scores = load_model(), scores_of_all("induction")
+    ids, words = encode(TEXT)
+    places = {
+        "induction head": _place(module.induction_head, scores),
+        "previous-token head": _place(module.previous_token_head, scores),
+    }
+    maps = model.maps(torch.tensor([ids]))
+    titles, weights = [], []
+    half = 1 + len(words) // 2  # the start token, and five words
+    for title, place in places.items():
+        if place is not None:
+            titles.append(f"your {title}, {place}")
+            weights.append(maps[place[0]].to_dense()[0, place[1], half:].tolist())
+    return WeightPicture(titles, words[half:], words, weights)
+
+
+def judge_cut(function: Any, module: ModuleType) -> Outcome:
+    """Judge what reaches the output projection, then cut the learner's induction head and its neighbours."""
+    name, model = "cut_head", load_model()
+    if wrong := _judge_cut_inputs(name, function, model):
+        return wrong
+    place = _place(getattr(module, "induction_head", None), scores_of_all("induction")) or (5, 3)
+    whole = loss_of_second_half(model)
+    rises = {}
+    for head in range(model.config.num_heads):
+        with removed_after(function(model, place[0], head)):
+            rises[head] = loss_of_second_half(model) - whole
+    own = rises.pop(place[1])
+    others = ", ".join(f"{rise:+.2f}" for rise in rises.values())
+    message = (
+        f"the loss on the second half is {whole:.2f} nats a token. Without head {place[1]} of layer "
+        f"{place[0]} it is {whole + own:.2f} ({own:+.2f}); without one of the other heads of "
+        f"that layer it changes by {others}."
+    )
+    return Outcome(name, "done", message)
+
+
+def _judge_cut_inputs(name: str, function: Any, model: GPT) -> Outcome | None:
+    """What is wrong with what the output projection gets after a cut; None if nothing is."""
+    layer, head, ids = 2, 1, repeats()[:1]
+    D = model.config.head_dim
+    before, out_before = _projection(model, layer, ids)
+    hook = function(model, layer, head)
+    if not hasattr(hook, "remove"):
+        return Outcome(
+            name,
+            "wrong",
+            f"expected the hook, which has remove(), got {type(hook).__name__}",
+            hint="return attention.out.register_forward_pre_hook(zero)",
+        )
+    with removed_after(hook):
+        after, out_after = _projection(model, layer, ids)
+    if largest_difference(_projection(model, layer, ids)[0], before) > 0:
+        return Outcome(
+            name, "wrong", "after hook.remove() the head is still cut", hint="return the hook itself"
+        )
+    expected = before.clone()
+    expected[..., head * D : (head + 1) * D] = 0
+    if largest_difference(after, expected) == 0:
+        return None
+    if largest_difference(after, before) == 0:
+        changed = largest_difference(out_after, out_before) > 0
+        return named_mistake(name, "head-cut-after-mixing" if changed else "hook-without-return")
+    if not after.any():
+        return named_mistake(name, "whole-layer-cut")
+    return Outcome(
+        name,
+        "wrong",
+        _describe_cut(before, after, head, D),
+        hint="merged[..., head * D : (head + 1) * D] = 0",
+    )
+
+
+def _describe_cut(before: Tensor, after: Tensor, head: int, D: int) -> str:
+    """Say which numbers were changed instead of those of the head."""
+    changed = (before != after)[0]  # (T, H · D)
+    tokens, channels = (changed.any(dim).nonzero()[:, 0] for dim in (1, 0))
+    if len(tokens) < before.shape[1]:
+        some = f"{len(tokens)} of {before.shape[1]} tokens"
+        return f"{some} changed: a head is a slice of the last axis, in every token"
+    return (
+        f"expected channels {head * D} to {(head + 1) * D - 1} to be 0 for head {head}, and no other; "
+        f"of {changed.shape[1]} channels {len(channels)} changed, the first of them {int(channels[0])}"
+    )
+
+
+def _projection(model: GPT, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """What the output projection of a layer gets (B, T, H · D), and its block gives (B, T, d_model)."""
+    merged: list[Tensor] = []
+    watching = block_of(layer).attention.out.register_forward_hook(
+        lambda _, inputs, out: merged.append(inputs[0].clone())
+    )
+    residual: list[Tensor] = []
+    after_block = block_of(layer).register_forward_hook(lambda _, inputs, out: residual.append(out))
+    with torch.no_grad():
+        model(ids)
+    watching.remove()
+    after_block.remove()
+    return merged[0], residual[0]
+
+
+def loss_of_second_half(model: GPT) -> float:
+    """Return the mean loss of the second saying of random tokens, after its first token."""
+    ids = repeats(seed=1)
+    with torch.no_grad():
+        losses = F.cross_entropy(model(ids)[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    return losses[:, TOKENS + 1 :].mean().item()  # places that predict the second to the last repeated token
+
+
+@contextmanager
+def removed_after(hook: Any) -> Iterator[None]:
+    """Remove a hook after the block, whatever happens in it."""
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
+    """Compare the guess with the rise that cutting the clearest induction head gives."""
+    model, scores = load_model(), scores_of_all("induction")
+    layer, head = divmod(int(scores.argmax()), scores.shape[1])
+    attention, D = block_of(layer).attention, model.config.head_dim
+
+    def zero(_: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        merged = inputs[0].clone()
+        merged[..., head * D : (head + 1) * D] = 0
+        return (merged,)
+
+    whole = loss_of_second_half(model)
+    with removed_after(attention.out.register_forward_pre_hook(zero)):
+        rise = loss_of_second_half(model) - whole
+    said = "the rise of the loss without the clearest induction head"
+    return judge_guess("rise_of_the_loss", guess, rise, within=float("inf"), said=said)
+
+
+TASKS = (
+    Task("previous_token_score", judge_score("previous_token")),
+    Task("sink_score", judge_score("sink")),
+    Task("induction_score", judge_score("induction")),
+    Task("previous_token_head", judge_head("previous_token")),
+    Task("sink_head", judge_head("sink")),
+    Task("induction_head", judge_head("induction")),
+    Task("cut_head", judge_cut),
+    Task("rise_of_the_loss", judge_prediction),
+)
+USUAL_MISTAKES = (
+    UsualMistake("map-read-sideways", "A.diagonal(-1).mean()", "A.diagonal(1).mean()"),
+    UsualMistake(
+        "copy-itself-counted",
+        "(before[None, :] == ids[:, None]) & (k < q) & (k > 0)",
+        "(ids[None, :] == ids[:, None]) & (k < q)",
+    ),
+    UsualMistake("hook-without-return", "return (merged,)", "merged = merged.contiguous()"),
+    UsualMistake(
+        "head-cut-after-mixing",
+        "attention.out.register_forward_pre_hook(zero)",
+        "attention.out.register_forward_hook(lambda module, inputs, out: zero(module, (out,))[0])",
+    ),
+)

@@ -1,0 +1,318 @@
+"""Lesson 12: the learner's attention with the weights of a trained layer, beside what that layer computed.
+
+Each part is judged with the others made by us, and all of them together at the end. A mistake is named by
+computing what it gives from the layer's own queries, keys and values.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.learn.judges.trained_heads import block_of, encode, load_model
+from regard.learn.judges.verdicts import is_right, judge_guess, largest_difference, named_mistake
+from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
+from regard.recorder import capture
+
+TEXT = "the king of the city and the king of"
+SHOWN = (5, 3)  # the layer and head of the picture
+LAYER = 3  # for judging the parts
+TOLERANCE = 1e-4
+COPY = "W_q, W_k, W_v = attention.qkv.weight.chunk(3), by rows; W_o takes attention.out.weight"
+
+
+class LayerCall(NamedTuple):
+    """What one layer's attention got and gave when the model read TEXT."""
+
+    x: Tensor  # (1, T, d_model)
+    out: Tensor  # (1, T, d_model)
+    block_input: Tensor  # (1, T, d_model), before the norm
+
+
+@cache
+def token_ids() -> Tensor:
+    """Return TEXT as ids after a start token, (1, T)."""
+    return torch.tensor([encode(TEXT)[0]])
+
+
+@cache
+def layer_call(layer: int) -> LayerCall:
+    """Return what the attention of a layer got and gave."""
+    block, calls, inputs = block_of(layer), [], []
+    hooks = (
+        block.attention.register_forward_hook(lambda _, args, out: calls.append((args[0], out))),
+        block.register_forward_pre_hook(lambda _, args: inputs.append(args[0])),
+    )
+    with torch.no_grad():
+        load_model()(token_ids())
+    for hook in hooks:
+        hook.remove()
+    return LayerCall(*calls[0], inputs[0])
+
+
+def rotated(x: Tensor, neighbours: bool = False, sign: int = -1) -> Tensor:
+    """Rotary positions of x (…, T, D), pairing halves or neighbours; with `sign` 1 the minus is lost."""
+    T, D = x.shape[-2:]
+    angles = torch.arange(T, dtype=x.dtype)[:, None] * 10000.0 ** (-torch.arange(0, D, 2, dtype=x.dtype) / D)
+    a, b = (x[..., 0::2], x[..., 1::2]) if neighbours else x.chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([a * cos + sign * b * sin, b * cos + a * sin], dim=-1)
+
+
+def judge_rotate(function: Any, module: ModuleType) -> Outcome:
+    """Compare the learner's rotation with the right one and with the usual wrong ones."""
+    name = "rotate"
+    x = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
+    answer = function(x)
+    if not isinstance(answer, Tensor) or answer.shape != x.shape:
+        shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        return Outcome(name, "wrong", f"expected the shape of x, {tuple(x.shape)}, got {shape}")
+    if largest_difference(answer, rotated(x)) < TOLERANCE:
+        return Outcome(name, "done", "each pair turns by an angle that grows with the position.")
+    neighbours = rotated(x, neighbours=True)
+    interleaved = torch.stack(neighbours.chunk(2, dim=-1), dim=-1).flatten(-2)
+    if min(largest_difference(answer, other) for other in (neighbours, interleaved)) < TOLERANCE:
+        return named_mistake(name, "other-rotary-pairing")
+    if largest_difference(answer, rotated(x, sign=1)) < TOLERANCE:
+        return named_mistake(name, "rotation-sign-lost")
+    hint = "a, b = x[..., : D // 2], x[..., D // 2 :]"
+    return Outcome(name, "wrong", "this does not turn the pairs of channel i and channel i + D/2", hint=hint)
+
+
+class Projected(NamedTuple):
+    """Queries, keys and values of a layer, (1, H, T, D) each."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def _project(layer: int, by_view: bool = False) -> Projected:
+    """The layer's queries, keys and values for TEXT before rotation, in float64."""
+    attention = block_of(layer).attention
+    x = layer_call(layer).x.double()
+    B, T, _ = x.shape
+    H, D = attention.num_heads, attention.head_dim
+    parts = (x @ weight.double().mT for weight in attention.qkv.weight.detach().chunk(3))
+    return Projected(
+        *(part.view(B, H, T, D) if by_view else part.view(B, T, H, D).transpose(1, 2) for part in parts)
+    )
+
+
+def _attend(q: Tensor, k: Tensor, *, scale: float | None = None, masked: bool = True) -> Tensor:
+    """The weights of rotated queries and keys."""
+    T = q.shape[-2]
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    hidden = ~torch.ones(T, T, dtype=torch.bool).tril()
+    return torch.softmax(scores.masked_fill(hidden, -torch.inf) if masked else scores, dim=-1)
+
+
+def _wrong_weights(layer: int) -> dict[str, list[Tensor]]:
+    """The weights that each mistake gives for a layer."""
+    (q, k, _), width = _project(layer), load_model().config.d_model
+    turned_q, turned_k = rotated(q), rotated(k)
+    split = _project(layer, by_view=True)
+    return {
+        "no-scale": [_attend(turned_q, turned_k, scale=1.0)],
+        "scale-from-model-width": [_attend(turned_q, turned_k, scale=width**-0.5)],
+        "scaled-by-width": [_attend(turned_q, turned_k, scale=1 / q.shape[-1])],
+        "one-side-rotated": [_attend(turned_q, k), _attend(q, turned_k)],
+        "no-mask": [_attend(turned_q, turned_k, masked=False)],
+        "heads-split-by-view": [_attend(rotated(split.q), rotated(split.k))],
+        "query-key-swapped": [_attend(turned_k, turned_q)],
+    }
+
+
+def _wrong_outputs(layer: int) -> dict[str, Tensor]:
+    """The outputs that each mistake gives for a layer, where the weights are right."""
+    q, k, v = _project(layer)
+    project = block_of(layer).attention.out.weight.detach().double()
+    weights = _attend(rotated(q), rotated(k))
+    heads = weights @ v
+    merged = heads.transpose(1, 2).flatten(2)
+    return {
+        "output-projection-skipped": merged,
+        "heads-merged-by-view": heads.reshape(merged.shape) @ project.mT,
+        "values-rotated": (weights @ rotated(v)).transpose(1, 2).flatten(2) @ project.mT,
+    }
+
+
+def judge_attention(attention_class: Any, module: ModuleType) -> Outcome:
+    """Judge the module on one layer with weights copied by us, then on every layer: the certificate."""
+    name = "TrainedAttention"
+    if not is_right(judge_rotate, module.rotate, module):
+        return Outcome(name, "unfinished", "it is compared once `rotate` is right")
+    for layer in (LAYER, *range(load_model().config.num_layers)):
+        answer = _run(attention_class, layer)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            return Outcome(name, "wrong", "expected two tensors, the output and the weights")
+        if wrong := _compare(name, layer, *answer):
+            return wrong
+    return _certify(name, attention_class)
+
+
+def _run(attention_class: Any, layer: int) -> Any:
+    """Run the learner's module on a layer's input, with that layer's weights."""
+    attention = block_of(layer).attention
+    mine = attention_class(load_model().config.d_model, load_model().config.num_heads)
+    weights = (*attention.qkv.weight.detach().chunk(3), attention.out.weight.detach())
+    with torch.no_grad():
+        for role, weight in zip(("W_q", "W_k", "W_v", "W_o"), weights, strict=True):
+            getattr(mine, role).weight.copy_(weight)
+        return mine(layer_call(layer).x)
+
+
+def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | None:
+    """What is wrong with the answer for a layer; None if nothing is."""
+    q, k, _ = _project(layer)
+    expected = _attend(rotated(q), rotated(k))
+    if weights.shape != expected.shape:
+        return Outcome(
+            name, "wrong", f"expected the weights {tuple(expected.shape)}, got {tuple(weights.shape)}"
+        )
+    if largest_difference(weights, expected) > TOLERANCE:
+        for mistake, variants in _wrong_weights(layer).items():
+            if any(largest_difference(weights, variant) < TOLERANCE for variant in variants):
+                return named_mistake(name, mistake)
+        if largest_difference(weights, _attend(q, k)) < TOLERANCE:
+            return Outcome(
+                name,
+                "wrong",
+                "queries and keys are not rotated: your map knows nothing of positions, and the model's does",
+                hint="q, k = rotate(q), rotate(k)",
+            )
+        difference = largest_difference(weights, expected)
+        return Outcome(
+            name, "wrong", f"in layer {layer} a weight differs from the model's by {difference:.2g}"
+        )
+    call = layer_call(layer)
+    if out.shape != call.out.shape or largest_difference(out, call.out) > TOLERANCE * call.out.abs().max():
+        for mistake, variant in _wrong_outputs(layer).items():
+            if out.shape == variant.shape and largest_difference(out, variant) < TOLERANCE:
+                return named_mistake(name, mistake)
+        return Outcome(
+            name,
+            "wrong",
+            "the weights are the model's, and the output is not",
+            hint="out = self.W_o((weights @ v).transpose(1, 2).reshape(B, T, d_model))",
+        )
+    return None
+
+
+def _certify(name: str, attention_class: Any) -> Outcome:
+    """Compare the learner's maps and outputs with the model's in every layer, and both with float64."""
+    seen = capture(load_model(), inputs={"input_ids": token_ids()})
+    mine, outputs, exact = [], [], []
+    for layer in range(load_model().config.num_layers):
+        out, weights = _run(attention_class, layer)
+        q, k, _ = _project(layer)
+        mine.append(weights)
+        outputs.append(largest_difference(out, layer_call(layer).out))
+        exact.append(_attend(rotated(q), rotated(k)))
+    maps = [seen[layer].to_dense() for layer in range(len(mine))]
+    between, yours, models = (
+        max(largest_difference(a, b) for a, b in zip(first, second, strict=True))
+        for first, second in ((mine, maps), (mine, exact), (maps, exact))
+    )
+    message = (
+        f"certified in {len(mine)} layers: no weight differs from the model's by more than {between:.0e}, no "
+        f"output by more than {max(outputs):.0e}. Against float64, your weights are off by at most "
+        f"{yours:.0e} and the model's by {models:.0e}."
+    )
+    layer, head = SHOWN
+    words = encode(TEXT)[1]
+    shown = [mine[layer][0, head].tolist(), maps[layer][0, head].tolist()]
+    titles = [f"your map, layer {layer}, head {head}", "the model's"]
+    return Outcome(name, "done", message, picture=WeightPicture(titles, words, words, shown))
+
+
+def judge_weights(function: Any, module: ModuleType) -> Outcome:
+    """Compare the copied weights with those of the layer."""
+    name, attention = "take_weights", block_of(LAYER).attention
+    mine = module.TrainedAttention(load_model().config.d_model, load_model().config.num_heads)
+    function(mine, attention)
+    copied = [getattr(mine, role).weight for role in ("W_q", "W_k", "W_v", "W_o")]
+    rows = attention.qkv.weight.chunk(3)
+    expected = [*rows, attention.out.weight]
+    if all(torch.equal(a, b) for a, b in zip(copied, expected, strict=True)):
+        return Outcome(name, "done", "your module holds the weights of the layer.")
+    for order in itertools.permutations(range(3)):
+        if all(torch.equal(copied[role], rows[part]) for role, part in enumerate(order)):
+            return named_mistake(name, "roles-shuffled", hint=COPY)
+    wrong = [role for role, a, b in zip("qkvo", copied, expected, strict=True) if not torch.equal(a, b)]
+    return Outcome(
+        name,
+        "wrong",
+        f"W_{wrong[0]} does not hold the layer's weights",
+        hint=COPY,
+    )
+
+
+def judge_input(function: Any, module: ModuleType) -> Outcome:
+    """Compare the vectors with those that the layer's attention got."""
+    name, call = "layer_input", layer_call(LAYER)
+    x = function(load_model(), token_ids(), LAYER)
+    if isinstance(x, tuple):
+        return Outcome(
+            name,
+            "wrong",
+            "this is the tuple of all inputs of the module; its first entry is the tensor",
+            hint="seen.append(inputs[0])",
+        )
+    if not isinstance(x, Tensor) or x.shape != call.x.shape:
+        return Outcome(
+            name, "wrong", f"expected a tensor {tuple(call.x.shape)}", hint="seen.append(inputs[0])"
+        )
+    if largest_difference(x, call.x) == 0:
+        return Outcome(name, "done", "these are the vectors that the layer's attention got.")
+    said = "these are not the vectors that the layer's attention got"
+    if largest_difference(x, call.block_input) == 0:
+        said = "this is what the block got; its attention gets that normalised"
+    hint = "model.blocks[layer].attention.register_forward_pre_hook(keep)"
+    return Outcome(name, "wrong", said, hint=hint)
+
+
+def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
+    """Compare the guess with the largest difference of the learner's weights from the model's."""
+    name = "largest_difference"
+    try:
+        exact = _difference_from_capture(module)
+    except Exception:  # the outcomes of the other tasks say why
+        exact = float("inf")
+    if not exact < TOLERANCE:
+        return Outcome(name, "unfinished", "your guess is compared once the rest is right")
+    said = "the largest difference between a weight of yours and one of the model's"
+    return judge_guess(name, guess, exact, within=float("inf"), said=said)
+
+
+def _difference_from_capture(module: ModuleType) -> float:
+    """The largest difference of a weight, over all layers, with the learner's parts alone."""
+    seen = capture(load_model(), inputs={"input_ids": token_ids()})
+    exact = 0.0
+    for layer in range(load_model().config.num_layers):
+        mine = module.TrainedAttention(load_model().config.d_model, load_model().config.num_heads)
+        module.take_weights(mine, block_of(layer).attention)
+        with torch.no_grad():
+            _, weights = mine(module.layer_input(load_model(), token_ids(), layer))
+        exact = max(exact, largest_difference(weights, seen[layer].to_dense()))
+    return exact
+
+
+TASKS: tuple[Task, ...] = (
+    Task("rotate", judge_rotate),
+    Task("TrainedAttention", judge_attention),
+    Task("take_weights", judge_weights),
+    Task("layer_input", judge_input),
+    Task("largest_difference", judge_prediction),
+)
+USUAL_MISTAKES = (
+    UsualMistake("other-rotary-pairing", "x[..., : D // 2], x[..., D // 2 :]", "x[..., 0::2], x[..., 1::2]"),
+    UsualMistake("scale-from-model-width", "self.head_dim**0.5", "d_model**0.5"),
+    UsualMistake("one-side-rotated", "q, k = rotate(q), rotate(k)", "q = rotate(q)"),
+    UsualMistake("roles-shuffled", "W_q, W_k, W_v = attention", "W_k, W_q, W_v = attention"),
+)

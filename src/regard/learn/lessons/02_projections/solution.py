@@ -1,0 +1,47 @@
+"""Lesson 2, queries, keys, values: softmax(Q Kᵀ) V, attention with three learned projections.
+
+W_q makes a query of each token (what it looks for), W_k a key (what it offers to be found by), W_v a value
+(what it hands over). The score of two tokens is now the dot product of one's query with the other's key, and
+the output is a mean of values.
+
+Replace every `...` below, then run:
+
+    regard learn 2 --check      judges this file, and names your mistake
+    regard learn 2 --watch      does so whenever you save it
+    regard learn 2 --hint       says how to mend it
+    python lesson2.py           runs the lines at the end
+"""
+
+import torch
+from torch import nn
+
+
+class UnscaledSelfAttention(nn.Module):
+    """Self-attention of tokens x (B, T, d_model): the output (B, T, head_dim) and the weights (B, T, T)."""
+
+    def __init__(self, d_model, head_dim):
+        super().__init__()
+        self.W_q = nn.Linear(d_model, head_dim, bias=False)
+        self.W_k = nn.Linear(d_model, head_dim, bias=False)  #: makes the keys, like W_q
+        self.W_v = nn.Linear(d_model, head_dim, bias=False)  #: makes the values, like W_q
+
+    def forward(self, x):
+        q = self.W_q(x)  #: what each token looks for, (B, T, head_dim)
+        k = self.W_k(x)  #: what each token offers to be found by, (B, T, head_dim)
+        v = self.W_v(x)  #: what each token hands over, (B, T, head_dim)
+        scores = q @ k.mT  #: row: the query, column: the key, (B, T, T)
+        weights = torch.softmax(scores, dim=-1)  #: each row sums to 1, (B, T, T)
+        out = weights @ v  #: a mean of values for each token, (B, T, head_dim)
+        return out, weights
+
+
+# Predict, then look: with the projections of the lesson, "many" scores "Each" with 0.8187. How does "Each"
+# score "many"? In lesson 1 both directions had one score.
+score_of_each_on_many = 0.4743  #: your guess, before you run anything
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    attention = UnscaledSelfAttention(d_model=3, head_dim=2)
+    out, weights = attention(torch.randn(1, 6, 3))
+    print(tuple(out.shape), tuple(weights.shape), weights.sum(-1))

@@ -1,0 +1,47 @@
+"""Lesson 3, why √d: softmax(Q Kᵀ / √d) V, attention whose scores do not grow with the width.
+
+A score is a sum of d products, where d is the width of a query. The more products, the larger the scores, and
+the sharper the softmax: it would depend on the width, not on the text. Divided by √d, the scores keep their
+size at every width.
+
+Replace every `...` below, then run:
+
+    regard learn 3 --check      judges this file, and names your mistake
+    regard learn 3 --watch      does so whenever you save it
+    regard learn 3 --hint       says how to mend it
+    python lesson3.py           runs the lines at the end
+"""
+
+import math
+
+import torch
+from torch import nn
+
+# Predict, then look: 64 numbers of a query and 64 of a key, each drawn with mean 0 and standard deviation 1.
+# Their dot product is a sum of 64 products. What is its standard deviation? Within 10 % will do.
+std_of_scores = math.sqrt(64)  #: your prediction
+
+
+class SelfAttention(nn.Module):
+    """Self-attention of tokens x (B, T, d_model): the output (B, T, head_dim) and the weights (B, T, T)."""
+
+    def __init__(self, d_model, head_dim):
+        super().__init__()
+        self.W_q = nn.Linear(d_model, head_dim, bias=False)
+        self.W_k = nn.Linear(d_model, head_dim, bias=False)
+        self.W_v = nn.Linear(d_model, head_dim, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
+        scores = q @ k.mT / math.sqrt(k.shape[-1])  #: of every query and key, over √head_dim, (B, T, T)
+        weights = torch.softmax(scores, dim=-1)  #: each row sums to 1, (B, T, T)
+        out = weights @ v  #: a mean of values for each token, (B, T, head_dim)
+        return out, weights
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for width in (4, 16, 64, 256):
+        q, k = torch.randn(1000, width), torch.randn(1000, width)
+        scores = (q * k).sum(-1)
+        print(f"width {width:3}: the scores have a standard deviation of {scores.std():.2f}")

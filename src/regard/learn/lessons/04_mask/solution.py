@@ -1,0 +1,70 @@
+"""Lesson 4, no peeking: softmax(Q Kᵀ / √d + M) V, attention in which no token sees a later one.
+
+M is 0 where a key may be seen and −inf where it is hidden. A score of −inf becomes a weight of exactly 0, and
+the weights of the visible keys still sum to 1.
+
+Replace every `...` below, then run:
+
+    regard learn 4 --check      judges this file, and names your mistake
+    regard learn 4 --watch      does so whenever you save it
+    regard learn 4 --hint       says how to mend it
+    python lesson4.py           runs the lines at the end
+"""
+
+import math
+
+import torch
+from torch import nn
+
+
+class CausalSelfAttention(nn.Module):
+    """Attention of tokens x (B, T, d_model) to themselves and earlier ones: the output and the weights."""
+
+    def __init__(self, d_model, head_dim):
+        super().__init__()
+        self.W_q = nn.Linear(d_model, head_dim, bias=False)
+        self.W_k = nn.Linear(d_model, head_dim, bias=False)
+        self.W_v = nn.Linear(d_model, head_dim, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
+        scores = q @ k.mT / math.sqrt(k.shape[-1])  # (B, T, T)
+        T = x.shape[-2]
+        visible = torch.ones(T, T, dtype=torch.bool).tril()  #: True where a query may see a key, (T, T)
+        scores = scores.masked_fill(~visible, -torch.inf)  #: −inf in these scores where a key is hidden
+        weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1
+        out = weights @ v  # (B, T, head_dim)
+        return out, weights
+
+
+def finds_leak(attention, x):
+    """Whether attention leaks: True if an output depends on a later token of x (B, T, d_model).
+
+    attention(x) returns the output (B, T, head_dim) and the weights (B, T, T). It is somebody else's, so you
+    can only try it: does an output move when a later token is another one?
+    """
+    out, _ = attention(x)
+    for t in range(1, x.shape[1]):
+        changed = x.clone()
+        changed[:, t] = torch.randn_like(x[:, t])  #: another token at position t, (B, d_model)
+        out_changed, _ = attention(changed)
+        moved = not torch.allclose(out[:, :t], out_changed[:, :t])  #: True if an output before t has moved
+        if moved:
+            return True
+    return False
+
+
+def suspect(x):
+    """Somebody else's attention. Every weight above the diagonal is 0. Does it leak?"""
+    scores = x @ x.mT / math.sqrt(x.shape[-1])
+    weights = torch.softmax(scores, dim=-1).tril()
+    return weights @ x, weights
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    x = torch.randn(1, 6, 8)
+    attention = CausalSelfAttention(d_model=8, head_dim=4)
+    print(attention(x)[1][0])
+    print("your attention leaks:", finds_leak(attention, x))
+    print("the suspect leaks:   ", finds_leak(suspect, x))

@@ -1,0 +1,59 @@
+"""The documentation site in Chromium, from disk: what it asks for, what it shows, on a phone as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+from scripts.docs import lessons, place
+
+
+def addresses(site: Path) -> list[str]:
+    """A page of each kind."""
+    lesson = place(lessons()[-1].folder / "lesson.md").with_suffix(".html")
+    names = ["index.html", str(lesson), "reference.html", "transformers.html", "performance.html"]
+    return [(site / name).as_uri() for name in names]
+
+
+def test_no_request_leaves_the_site(site: Path, page: Page, context: BrowserContext) -> None:
+    asked: list[str] = []
+    context.on("request", lambda request: asked.append(request.url))
+    for address in [*addresses(site), (site / "search.html").as_uri() + "?q=induction"]:
+        page.goto(address, wait_until="load")
+    expect(page.locator("#search-results li").first).to_be_visible()
+    assert len(asked) > 10
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_the_page_of_regard_is_live_in_a_document(site: Path, page: Page) -> None:
+    page.goto((site / "inspector.html").as_uri())
+    frames = page.locator("figure.live-page iframe")
+    assert frames.count() == 3
+    for index, title in enumerate(("Map", "Text", "Steps")):
+        frames.nth(index).scroll_into_view_if_needed()
+        shown = frames.nth(index).content_frame
+        expect(shown.get_by_role("tab", name=title)).to_have_attribute("aria-selected", "true")
+    expect(frames.nth(2).content_frame.get_by_text("So the query of “learns”")).to_be_visible()
+
+
+def test_a_session_is_copied_without_prompts_and_output(
+    site: Path, page: Page, context: BrowserContext
+) -> None:
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto((site / "reference.html").as_uri())
+    block = page.locator("div.highlight", has_text="which_backend(q, k, v, softcap=30.0)")
+    block.hover()
+    block.get_by_role("button", name="Copy").click()
+    expect(block.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == "regard.which_backend(q, k, v, softcap=30.0).backend"
+
+
+@pytest.mark.parametrize("context_options", [{"viewport": {"width": 390, "height": 844}}], ids=["phone"])
+def test_nothing_is_wider_than_a_phone(site: Path, page: Page, context_options: dict[str, Any]) -> None:
+    for address in addresses(site):
+        page.goto(address)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, address

@@ -1,0 +1,143 @@
+"""The documentation site as the tests see it: how it is built once, and what its pages link to and load."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).parent.parent
+LOADED = {
+    "audio": ("src",),
+    "embed": ("src",),
+    "iframe": ("src",),
+    "image": ("href", "xlink:href"),
+    "img": ("src", "srcset"),
+    "input": ("src",),
+    "link": ("href",),
+    "object": ("data",),
+    "script": ("src",),
+    "source": ("src", "srcset"),
+    "use": ("href", "xlink:href"),
+    "video": ("src", "poster"),
+}
+"""The attributes by which an element makes a browser load something."""
+IN_CSS = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
+
+
+def build_once(folder: Path) -> Path:
+    """Build the site into a folder that several workers share; the first builds, the others wait."""
+    out = folder / "site" / "docs"
+    out.parent.mkdir(exist_ok=True)
+    with (folder / "site" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (out / "index.html").exists():
+            command = [sys.executable, "-m", "scripts.docs", "--out", str(out)]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+class Page(HTMLParser):
+    """What an HTML file has: anchors, links, what it loads, formulas, and inline code with the link on it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.code: list[list[str | None]] = []
+        self.formulas = 0
+        self.prose = ""
+        self._open: list[tuple[str, str | None]] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attributes}
+        self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        self.formulas += tag == "math"
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        self.loaded += [values[name] for name in LOADED.get(tag, ()) if name in values]
+        self.loaded += in_css(values.get("style", ""))
+        if tag == "code":
+            self.code.append(["", next((href for tag, href in self._open[::-1] if tag == "a"), None)])
+        if tag not in ("br", "hr", "img", "input", "link", "meta", "path", "source", "wbr"):
+            self._open.append((tag, values.get("href")))
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        tags = [tag for tag, _ in self._open]
+        if "style" in tags:
+            self.loaded += in_css(data)
+        elif "code" in tags:
+            self.code[-1][0] = f"{self.code[-1][0]}{data}"
+        elif not {"pre", "script", "math"} & set(tags):
+            self.prose += data
+
+
+def in_css(text: str) -> list[str]:
+    """Return what a style sheet loads."""
+    return [url or imported for url, imported in IN_CSS.findall(text)]
+
+
+@cache
+def read(path: Path) -> Page:
+    return Page(path)
+
+
+def pages(folder: Path) -> list[Path]:
+    """Return every page of the site; the saved pages of Regard have tests of their own."""
+    return sorted(path for path in folder.rglob("*.html") if "_static" not in path.parts)
+
+
+def broken_links(folder: Path) -> Iterator[str]:
+    """Yield each link between the files of a site that leads to no file, or to no anchor of it."""
+    files = set(folder.rglob("*"))
+    for path in pages(folder):
+        for address in dict.fromkeys(read(path).links + read(path).loaded):
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc:
+                continue
+            target = resolve(path, address)
+            if target not in files or not _has_anchor(target, unquote(parts.fragment)):
+                yield f"{path.relative_to(folder)}: {address}"
+
+
+def resolve(path: Path, address: str) -> Path:
+    """Return the file that an address on a page leads to."""
+    name = unquote(urlsplit(address).path)
+    return Path(os.path.normpath(path.parent / name)) if name else path
+
+
+def targets(path: Path) -> list[Path]:
+    """Return the files of the site that the links of a page lead to."""
+    return [resolve(path, link) for link in read(path).links if not urlsplit(link).scheme]
+
+
+def _has_anchor(path: Path, anchor: str) -> bool:
+    """Whether a file has an anchor; what follows # in the address of a saved page is its state."""
+    if not anchor or path.suffix != ".html" or "_static" in path.parts:
+        return True
+    return anchor in read(path).anchors
+
+
+def external_resources(folder: Path) -> Iterator[str]:
+    """Yield each address outside of the site that a page or a style sheet of it loads."""
+    loaded = [(path, address) for path in pages(folder) for address in read(path).loaded]
+    for path in [*folder.rglob("*.css"), *folder.rglob("*.svg")]:
+        loaded += [(path, address) for address in in_css(path.read_text(encoding="utf-8"))]
+    for path, address in loaded:
+        parts = urlsplit(address)
+        if parts.netloc or parts.scheme not in ("", "data"):
+            yield f"{path.relative_to(folder)}: {address}"

@@ -1,0 +1,57 @@
+"""The story of `make demo`: its parts in their order, short, and nothing left behind but out/."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import pytest
+
+from scripts import demo
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def story(folder: Path) -> str:
+    """What the demo prints, run in an empty folder."""
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
+        demo.main()
+    return printed.getvalue()
+
+
+def test_the_story_has_its_parts_in_order(story: str) -> None:
+    parts = ["Look  ", demo.TEXT[:30], "→ come", "induction head", "6 of 6 layers"]
+    parts += ["Check ", "weights.tril() @ v", "WRONG: mask-after-softmax", "The fix: "]
+    parts += ["See ", "out/inspect.html", "Learn  ", "regard learn 0"]
+    places = [story.find(part) for part in parts]
+    assert -1 not in places, parts[places.index(-1)]
+    assert places == sorted(places)
+
+
+def test_it_is_short_and_fits_a_terminal(story: str) -> None:
+    lines = story.splitlines()
+    assert len(lines) <= 55
+    assert max(map(len, lines[:-1])) <= 80  # the last line has the path of this Python
+
+
+def test_it_ends_with_the_first_lesson(story: str) -> None:
+    assert story.splitlines()[-1].endswith("regard learn 0")
+
+
+def test_it_leaves_only_the_page(story: str, folder: Path) -> None:
+    assert story
+    assert [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*"))] == [
+        "out",
+        "out/inspect.html",
+    ]
+    assert (folder / "out" / "inspect.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_make_demo_tells_the_story() -> None:
+    rules = (Path(demo.__file__).parent.parent / "Makefile").read_text(encoding="utf-8")
+    assert "\ndemo: $(READY)\n\t@$(BIN)/python -m scripts.demo\n" in rules

@@ -1,0 +1,89 @@
+"""The pages of the mistakes: up to date with the catalogue, complete, and true about the loss."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from regard.checker.catalogue import CATALOGUE, THEMES
+from scripts import pitfalls, tiny_training
+
+PAGES = pitfalls.pages()
+
+
+def test_the_pages_are_up_to_date() -> None:
+    """`make pitfalls` writes them."""
+    present = {path.name: path.read_text(encoding="utf-8") for path in pitfalls.FOLDER.glob("*.md")}
+    assert present == PAGES
+
+
+def test_there_is_a_page_for_every_mistake_an_index_and_the_tests() -> None:
+    assert PAGES.keys() == {f"{name}.md" for name in CATALOGUE} | {"index.md", "tests.md"}
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_page_says_everything(name: str) -> None:
+    headings = re.findall(r"^## (.*)$", PAGES[f"{name}.md"], flags=re.MULTILINE)
+    assert headings == ["Symptom", "The line", "Why", "The mend", "How to test for it"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_lines_of_prose_are_short_and_links_lead_somewhere(name: str) -> None:
+    text = PAGES[name]
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    lines = [line for line in prose.splitlines() if not line.startswith("|")]
+    assert max(map(len, lines)) <= pitfalls.WIDTH
+    for file, heading in re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", text):
+        assert file in PAGES
+        headings = re.findall(r"^#+ (.*)$", PAGES[file], flags=re.MULTILINE)
+        assert not heading or heading in {pitfalls.anchor(found) for found in headings}, heading
+
+
+def test_the_index_has_every_mistake_under_its_theme() -> None:
+    for theme, mistakes in THEMES.items():
+        section = PAGES["index.md"].split(f"\n## {theme.capitalize()}\n")[1].split("\n## ")[0]
+        assert re.findall(r"^\| \[([\w-]+)\]", section, flags=re.MULTILINE) == [m.name for m in mistakes]
+
+
+def test_every_mistake_that_may_show_in_a_loss_was_trained() -> None:
+    expected = {name: tiny_training.trained_kind(mistake) for name, mistake in CATALOGUE.items()}
+    trained = {name: result["kind"] for name, result in pitfalls.trainings()["mistakes"].items()}
+    assert trained == {name: kind for name, kind in expected.items() if kind}
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_what_the_loss_shows_agrees_with_what_the_page_lists(name: str) -> None:
+    """A mistake that is listed under a symptom of the loss has it in the trainings, and the reverse."""
+    if name not in pitfalls.trainings()["mistakes"]:
+        return
+    verdict = pitfalls.verdict(name)
+    sights = [sight for sight, names in pitfalls.SIGHTS.items() if name in names]
+    assert (verdict == "NaN at the first step") == ("The loss is NaN at the first step" in sights)
+    leaks = "The training loss is too good, and what the model writes is garbage"
+    assert (verdict == "better than possible") == (leaks in sights)
+    if verdict in ("too high", "slower"):
+        assert "The loss falls too slowly, or stops too high" in sights
+
+
+@pytest.mark.parametrize(
+    "name",
+    [None, "no-mask", "mask-after-softmax", "missing-diagonal", "weights-detached"],
+)
+def test_a_short_training_shows_the_same(name: str | None) -> None:
+    steps = 450 if name == "mask-after-softmax" else 250  # a leak that takes longer to find
+    losses = tiny_training.train(CATALOGUE[name] if name else None, "head", steps=steps)
+    best = tiny_training.BEST_LOSS
+    if name == "missing-diagonal":
+        assert losses.training is None
+        return
+    assert losses.training is not None
+    assert losses.alone is not None
+    if name is None:
+        assert losses.training == pytest.approx(best, abs=0.03)
+        assert losses.alone == pytest.approx(best, abs=0.03)
+    elif name == "weights-detached":
+        assert losses.training > best + 0.5
+    else:  # the future leaks, and is missed in generation
+        assert losses.training < best - 0.1
+        assert losses.alone > best + 1

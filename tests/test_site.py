@@ -1,0 +1,123 @@
+"""The documentation site: no warning, every link leads somewhere, and nothing is loaded from elsewhere.
+
+`tests/browser/test_site.py` opens it in Chromium.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from benchmarks import table
+from regard.checker.catalogue import CATALOGUE
+from scripts import docs
+from tests.built_site import broken_links, external_resources, pages, read, targets
+
+STATE = docs.ROOT / "src" / "regard" / "show" / "web" / "state.js"
+STATE_NAMES = set(re.findall(r"^  (\w+): ", STATE.read_text(encoding="utf-8").split("};")[0], re.MULTILINE))
+
+
+def test_no_link_or_anchor_is_broken(site: Path) -> None:
+    assert list(broken_links(site)) == []
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    assert list(external_resources(site)) == []
+
+
+def test_a_broken_link_and_a_foreign_resource_are_found(tmp_path: Path) -> None:
+    (tmp_path / "here.css").write_text("@import 'https://fonts.example/a.css'; p { background: url(b.png) }")
+    (tmp_path / "a.html").write_text(
+        '<p id="top"><a href="#top">good</a><a href="#bottom">bad</a><a href="b.html#x">bad</a>'
+        '<a href="gone.html">bad</a><a href="https://example.org">elsewhere</a>'
+        '<script src="//cdn.example/x.js"></script><img src="https://example.org/y.png">'
+    )
+    (tmp_path / "b.html").write_text("<style>p { background: url('http://example.org/z.png') }</style>")
+    assert list(broken_links(tmp_path)) == ["a.html: #bottom", "a.html: b.html#x", "a.html: gone.html"]
+    assert sorted(external_resources(tmp_path)) == [
+        "a.html: //cdn.example/x.js",
+        "a.html: https://example.org/y.png",
+        "b.html: http://example.org/z.png",
+        "here.css: https://fonts.example/a.css",
+    ]
+
+
+def test_every_document_has_its_page(site: Path) -> None:
+    documents = [path for path in (docs.ROOT / "docs").rglob("*.md")]
+    documents += [lesson.folder / "lesson.md" for lesson in docs.lessons()]
+    assert len(docs.lessons()) >= 1
+    for path in documents:
+        assert (site / docs.place(path)).with_suffix(".html").is_file(), path
+
+
+def test_links_lead_from_the_first_page_to_every_other(site: Path) -> None:
+    found, waiting = set(), [site / "index.html"]
+    while waiting:
+        path = waiting.pop()
+        if path not in found and path.suffix == ".html" and path.is_relative_to(site):
+            found.add(path)
+            waiting += targets(path)
+    assert set(pages(site)) - found == {site / "search.html"}  # which the search field opens
+
+
+def test_formulas_are_mathml(site: Path) -> None:
+    for lesson in docs.lessons():
+        page = read((site / docs.place(lesson.folder / "lesson.md")).with_suffix(".html"))
+        assert page.formulas >= lesson.text.count("$$") // 2
+    for path in pages(site):
+        assert "$$" not in read(path).prose, path
+        assert not [address for address in read(path).loaded if "mathjax" in address.lower()], path
+
+
+def test_a_lesson_has_its_notebook_and_the_page_at_that_step(site: Path) -> None:
+    for lesson in docs.lessons():
+        path = (site / docs.place(lesson.folder / "lesson.md")).with_suffix(".html")
+        (notebook,) = (link for link in read(path).links if link.endswith(".ipynb"))
+        assert json.loads((path.parent / notebook).read_text(encoding="utf-8"))["nbformat"] == 4
+        frames = [address for address in read(path).loaded if "_static/pages" in address]
+        assert bool(frames) == (lesson.noun in docs.STEPS)
+
+
+def test_the_page_is_shown_in_a_state_that_it_knows(site: Path) -> None:
+    loaded = {address for path in pages(site) for address in read(path).loaded}
+    shown = [urlsplit(address) for address in loaded if "_static/pages/" in address]
+    assert len(shown) >= 3
+    for address in shown:
+        assert set(parse_qs(address.fragment, strict_parsing=True)) <= STATE_NAMES
+
+
+def test_names_of_mistakes_lead_to_their_pages(site: Path) -> None:
+    """Wherever inline code is such a name, except on the page itself and in headings."""
+    for path in pages(site):
+        for text, link in read(path).code:
+            if text in CATALOGUE and (site / "pitfalls" / f"{text}.html").exists() and path.stem != text:
+                assert str(link).endswith(f"{text}.html"), f"{path}: {text}"
+
+
+def test_public_names_and_commands_lead_to_the_reference(site: Path) -> None:
+    links = dict(read(site / "inspector.html").code)
+    assert links["regard inspect"] == "reference.html#regard-inspect"
+    assert dict(read(site / "capture.html").code)["regard.capture"] == "reference.html#regard-capture"
+    signature = (site / "reference.html").read_text(encoding="utf-8")
+    assert '<a class="name" href="#regard-attentionmap"><span class="n">AttentionMap</span></a>' in signature
+
+
+@pytest.mark.parametrize("path", table.documents(), ids=lambda path: path.name)
+def test_the_tables_of_performance_are_up_to_date(path: Path) -> None:
+    """`python -m benchmarks.table` writes them."""
+    assert table.documents()[path] == path.read_text(encoding="utf-8")
+
+
+def test_links_lead_to_pages_of_the_site() -> None:
+    lesson = docs.LESSON_FILES / "01_similarity" / "lesson.md"
+    fence = "```\n[f](lesson.md)\n```\n"
+    text = f"[a](../../../stages/causal.py#L3-L9) [b](https://x.org) `[c](d.md)` [e](gone.md)\n{fence}"
+    rewritten, linked = docs.relink(text, lesson)
+    assert rewritten == text.replace(
+        "../../../stages/causal.py#L3-L9", "../source/src/regard/stages/causal.py.md#L3"
+    )
+    assert linked == [docs.ROOT / "src" / "regard" / "stages" / "causal.py"]
