@@ -126,12 +126,16 @@ SIGHTS = {
         "view-of-strided",
     ),
 }
+_ATOM = (
+    r"(?:[\w.~]+(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])+(?:\.\w+(?:\([^()]*\))?)*"  # a call, a slice
+    r"|\b[A-Za-z_]\w*(?:\.\w+)+\b"  # a dotted name
+    r"|\b\w+=[\w.]+\b"
+    r"|\b\w*_\w*\b"
+    r"|(?<=\s)\.[A-Za-z]\w*)"
+)
 _CODE = re.compile(
     r"(?P<marked>`[^`]*`)"
-    r"|[\w.~]+(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])+(?:\.\w+(?:\([^()]*\))?)*"  # calls, slices
-    r"|\b[A-Za-z_]\w*(?:\.\w+)+\b"  # dotted names
-    r"|\b\w*_\w*\b"
-    r"|\b\w+=\w+\b"
+    rf"|(?:\w+(?:, \w+)* = )?(?:\w+ [@*/] )*{_ATOM}(?: (?:@|\*\*|\*|/) (?:{_ATOM}|-?[\w.]*\w))*"
 )
 
 
@@ -231,11 +235,22 @@ def trainings() -> dict[str, Any]:
 
 def mend(fix: str) -> str:
     """Return the fix as code if it is code, and else as a sentence."""
+    if is_code(fix):
+        return fenced("python", fix)
+    first, second = [*fix.split(), ""][:2]
+    is_word = len(first) > 1 and first.rstrip(":,").isalpha() and second[:1].isalpha()
+    return prose(f"{fix[0].upper() if is_word else fix[0]}{fix[1:]}.")
+
+
+def is_code(fix: str) -> bool:
+    """Whether a fix is Python; `x = f(y), not g(y)` is a sentence."""
     try:
-        ast.parse(fix)
+        (statement, *_) = ast.parse(fix).body
     except SyntaxError:
-        return prose(f"{fix[0].upper() if ' ' in fix.split('=')[0].strip() else fix[0]}{fix[1:]}.")
-    return fenced("python", fix)
+        return False
+    value = getattr(statement, "value", None)
+    targets = getattr(statement, "targets", [None])
+    return not isinstance(value, ast.Tuple) or isinstance(targets[0], ast.Tuple)
 
 
 def also_found(mistake: Mistake, test: PropertyTest) -> str:

@@ -39,6 +39,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 SHOWN_THEMES = ("scale", "softmax", "mask", "heads and batch", "query, key and value", "numbers")
 
+# The task has no context, no input with strides, and as many key/value heads as query heads.
+NOT_IN_THE_TASK = ("context-ignored", "view-of-strided", "grouped-heads-tiled")
+
 
 class Losses(NamedTuple):
     """What a run ended with, in nats; None for NaN."""
@@ -105,9 +108,7 @@ def loss_alone(model: nn.Module) -> float:
 
 def trained_kind(mistake: Mistake) -> str | None:
     """Return the template to train with a mistake, or None if its theme does not show in training."""
-    shown = (
-        any(mistake in THEMES[theme] for theme in SHOWN_THEMES) and mistake.test != "strides-do-not-matter"
-    )
+    shown = any(mistake in THEMES[theme] for theme in SHOWN_THEMES) and mistake.name not in NOT_IN_THE_TASK
     return next((kind for kind in SIZES if kind in mistake.plants), None) if shown else None
 
 

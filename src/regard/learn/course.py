@@ -20,7 +20,13 @@ LESSONS = (
         "three projections give a token three roles",
         "write self-attention with three projections",
     ),
-    Lesson(3, "scale", "Why √d", "scores are divided by √d so that softmax stays soft", "predict and scale"),
+    Lesson(
+        3,
+        "scale",
+        "Why √d",
+        "scores are divided by √d so that softmax stays soft",
+        "predict the size of a score, then scale it",
+    ),
     Lesson(
         4,
         "mask",

@@ -130,7 +130,7 @@ CACHE_MISTAKES = (
         "empty the cache before a sequence: keys, values and the position",
         "a reset that forgets one of its tensors, or a default that all calls share: `cache=[]`",
         symptom="The first request is right. The second one is answered as if the first text came "
-        "before it, and grows slower.",
+        "before it, and each is slower than the one before.",
         why="The cache lives longer than the sequence: on the module, in a default argument, in a global.",
         test="cached-equals-uncached",
         plants=_layer(
@@ -170,7 +170,7 @@ CACHE_MISTAKES = (
             {"read": "not the new"},
             {"read": "not the new", "causal": _every},
         ),
-        symptom="Generated text lags: the model repeats words, since it does not know the one that it "
+        symptom="What the model writes is worse than without a cache: it does not see the token that it "
         "has just written.",
         why="The cache is read before the new key and value are in it. The whole-text pass always "
         "includes the diagonal.",
@@ -247,8 +247,8 @@ CACHE_MISTAKES = (
         cache_changes=tuple(
             {"cached": roles, "new": new} for roles in ((1, 3), (3, 2)) for new in ("slots", "appended")
         ),
-        symptom="Generated tokens read nothing from the prompt, or the mean of it: the text is fluent "
-        "and about something else.",
+        symptom="Generated tokens read nothing from the prompt, or a mean of it: what is written does "
+        "not follow from the prompt.",
         why="Keys decide where to look, values what is read. With zeros for one of them, either every "
         "cached token looks alike, or all that is read is 0.",
         test="cached-equals-uncached",
@@ -305,7 +305,7 @@ CACHE_MISTAKES = (
             {"query_positions": "restart"},
             {"key_positions": "restart"},
         ),
-        symptom="The prompt is right. Generated text gets worse with every token, or repeats itself.",
+        symptom="The prompt is right. What the model writes after it is worse than without a cache.",
         why="Rotary scores depend on the distance of two positions. If every new token stands at "
         "position 0 again, all distances to the prompt are wrong, and to tokens after it negative.",
         test="cached-equals-uncached",
@@ -336,7 +336,8 @@ CACHE_MISTAKES = (
         "cache keys after the rotation and leave them, or cache them before and rotate all of them each time",
         "rotation moved behind the cache without changing what is stored",
         cache_changes=tuple({"rotated_again": how} for how in ("read", "stored", "cached", "cached, stored")),
-        symptom="The prompt is right, and generated text falls apart, sooner for long prompts.",
+        symptom="The prompt is right. What the model writes after it is worse than without a cache, "
+        "also for the first token.",
         why="A rotation adds to the angle. A key at position p that is rotated again stands at 2p, and "
         "at 3p in the next step if the result goes back into the cache.",
         test="cached-equals-uncached",

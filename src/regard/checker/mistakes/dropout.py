@@ -61,8 +61,7 @@ DROPOUT_MISTAKES = (
         "Outputs in training are smaller than in eval by a factor of 1 − p.",
         "nn.Dropout, or keep / (1 - p)",
         "dropout written by hand with a random mask",
-        symptom="The loss in evaluation is worse than in training beyond what overfitting explains, and "
-        "the outputs of attention are larger there.",
+        symptom="Outputs of attention are larger in evaluation than in training, by 1/(1 − p) on average.",
         why="With p = 0.1 nine tenths of the weight are left on average. Dividing by 0.9 keeps the mean "
         "as it is without dropout.",
         test="dropout-drops-whole-tokens",

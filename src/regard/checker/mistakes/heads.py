@@ -15,8 +15,8 @@ HEAD_MISTAKES = (
         "q = q.view(B, T, H, D).transpose(1, 2)",
         "multi-head layers in which the shapes happen to fit",
         ({"split": "view"}, {"split": "view", "merge": "view"}, {"split": "fused view"}),
-        symptom="The training loss is better than it can be, and what the model writes is garbage; "
-        "without a mask it trains to a worse loss. Shapes fit.",
+        symptom="The training loss is better than it can be, and what the model writes is garbage. "
+        "Shapes fit.",
         why="Memory holds a token's channels one after another: (B, T, H · D). view(B, H, T, D) cuts "
         "that row into pieces in order, so that head 0 gets all channels of the first few tokens "
         "instead of some channels of every token.",
@@ -33,7 +33,7 @@ HEAD_MISTAKES = (
         "with heads merged without the transpose",
         "The output of one token is assembled from the heads of other tokens.",
         "out = out.transpose(1, 2).reshape(B, T, H * D)",
-        "`.view` complained about strides, and `.reshape` did not",
+        "`.reshape` in place of a `.view` that complained about strides",
         ({"merge": "view"},),
         symptom="The training loss is better than it can be, and what the model writes is garbage. "
         "Shapes fit, and the maps look right, since the mistake comes after them.",
@@ -124,8 +124,8 @@ HEAD_MISTAKES = (
         "On more than two dimensions `.T` reverses the batch too: shapes clash or, worse, happen to fit.",
         "scores = q @ k.transpose(-2, -1), or k.mT",
         "code that began with one sequence (T, D) and was given a batch",
-        symptom="A RuntimeError about sizes that do not match, as soon as the batch has more than one "
-        "item. If batch size and length are equal, there is none, and texts of a batch mix.",
+        symptom="A RuntimeError about sizes that do not match. If batch size, length and width happen "
+        "to fit, there is none, and texts of a batch mix.",
         why="`.T` reverses all axes: (B, T, D) becomes (D, T, B). PyTorch warns that this will become "
         "an error.",
         test="an-item-alone-gives-the-same",
@@ -140,7 +140,7 @@ HEAD_MISTAKES = (
         "that calls .view on its input, which requires a contiguous one",
         "A slice or a transpose of a batch raises an error about strides.",
         "x.reshape(…) or x.flatten(…), which copy if necessary",
-        "GPT-2's Conv1D in Transformers does the same",
+        "code such as GPT-2's Conv1D in Transformers, which does the same",
         warning=True,
         symptom='"view size is not compatible with input tensor\'s size and stride", for a slice or a '
         "transpose of a batch.",
@@ -163,8 +163,8 @@ HEAD_MISTAKES = (
         "keep the batch a separate dimension through the softmax: (B, H, T, S), never (H, B·T, B·T)",
         "a batch flattened into one long sequence before the heads are split",
         ({"batch": "together"},),
-        symptom="The loss of a text changes with the texts beside it and with the batch size. "
-        "Evaluation one by one is worse than in training.",
+        symptom="The loss of a text changes with the texts beside it and with the batch size. Texts one "
+        "by one give other outputs than in a batch.",
         why="Somewhere the batch has become part of another axis, or a mean or a flip runs over it. "
         "Nothing fails, since the shape is the same.",
         test="an-item-alone-gives-the-same",

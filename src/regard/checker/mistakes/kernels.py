@@ -163,8 +163,7 @@ KERNEL_MISTAKES = (
         "cu_seqlens accepted and not used, or dropped on one path",
         ({"batch": "together"},),
         layouts=("packed",),
-        symptom="The training loss is a little better than in evaluation, and outputs change with the "
-        "order of packing.",
+        symptom="The output of a text changes with what it is packed with, and with the order of packing.",
         why="Packed sequences lie in one tensor, and only cu_seqlens tells where one ends. Without it "
         "they are one long text.",
         test="a-packed-sequence-is-like-one-alone",
@@ -210,7 +209,7 @@ KERNEL_MISTAKES = (
         "wait for the copy before the scores, and swap the buffers after them",
         "double buffering and ring attention that send and compute at once",
         tuple({"stale": what, "chunk": chunk} for what in ("kv", "k", "v") for chunk in _CHUNKS),
-        symptom="Wrong now and then, on a GPU only, and never under a debugger.",
+        symptom="Outputs are wrong, often on a GPU only, and not always the same from run to run.",
         why="While one block is computed the next is copied. Without a wait, or with the buffers "
         "swapped too late, the scores are those of the block before.",
         test="the-number-of-splits-does-not-matter",

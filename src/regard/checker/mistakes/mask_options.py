@@ -26,7 +26,7 @@ MASK_OPTION_MISTAKES = (
         "in which NaN in a hidden position reaches the output",
         "0 · NaN is NaN, so uninitialised padding makes the outputs of tokens NaN.",
         "set hidden values (and keys) to 0: v.masked_fill(~is_token[..., None], 0.0)",
-        "F.scaled_dot_product_attention does the same",
+        "F.scaled_dot_product_attention, which does the same",
         warning=True,
         symptom="NaN that comes and goes with the batch: wherever memory that was never written, or a "
         "position that overflowed, is used as padding.",

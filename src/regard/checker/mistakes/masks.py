@@ -155,8 +155,8 @@ MASK_MISTAKES = (
         "torch.ones(T, T, dtype=torch.bool).tril(), without diagonal=1, which belongs to triu",
         "`tril(diagonal=1)`, or `triu(diagonal=2)` hidden",
         ({"causal": _one_ahead},),
-        symptom="The training loss falls to 0 within minutes, and what the model writes is garbage. The "
-        "map has a bright line just above the diagonal.",
+        symptom="The training loss falls to 0, and what the model writes is garbage. The map has a "
+        "bright line just above the diagonal.",
         why="tril(diagonal=1) leaves the first diagonal above the main one visible. That is the token "
         "which position t has to predict.",
         test="future-does-not-matter",

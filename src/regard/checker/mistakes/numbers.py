@@ -35,8 +35,7 @@ NUMBER_MISTAKES = (
         "Errors are thousands of times PyTorch's own, at every position.",
         "keep the inputs' dtype, and compute softmax in float32",
         "`.half()` or an autocast left on inside forward",
-        symptom="The loss curve looks the same. Outputs differ from a float32 reference in the third "
-        "digit, and cached and uncached texts drift apart.",
+        symptom="The loss curve looks the same. Outputs differ from a float32 reference in the third digit.",
         why="bfloat16 keeps eight bits of a number: steps of up to 0.8 % between neighbours. Rounded "
         "once inside forward, that is lost for good, whatever the dtype of the output says.",
         test="agrees-with-pytorch",

@@ -21,8 +21,8 @@ POSITION_MISTAKES = (
         "rotate queries and keys only",
         "one loop over q, k and v, or a rotation of the fused projection",
         ({"rotated": "qkv"}, {"rotated": "v"}),
-        symptom="None in short trainings. Loaded weights give noise, and a text gives other outputs "
-        "when something stands before it than its distances explain.",
+        symptom="Loaded weights give noise from the second token on, while the first, whose angle is 0, "
+        "is right.",
         why="Rotation makes scores depend on distance because a turned query meets a turned key. A "
         "turned value meets nothing that turns it back.",
         test="a-repeated-token-gives-the-same-everywhere",
@@ -35,8 +35,7 @@ POSITION_MISTAKES = (
         "rotate queries and keys: q, k = rotate(q), rotate(k)",
         "a rotation that returns two tensors, of which one is not used",
         ({"rotated": "q"}, {"rotated": "k"}),
-        symptom="It trains, and gets worse on texts longer than those it was trained with. Loaded "
-        "weights give noise.",
+        symptom="It trains. Loaded weights give noise from the second token on.",
         why="The angle between a turned query and a turned key holds their distance. If only one is "
         "turned, the angle holds its absolute position.",
         test="rotations-agree-with-complex-numbers",
@@ -82,7 +81,7 @@ POSITION_MISTAKES = (
         "rotate queries and keys by the same angles",
         "a conjugate or a negative sine for one of them",
         ({"rotation": "opposite"},),
-        symptom="It trains worse than with positions, and loaded weights give noise.",
+        symptom="It trains. Loaded weights give noise from the second token on.",
         why="A query turned by +i and a key turned by −j meet at the angle i + j: the same for (0, 4) "
         "and (2, 2).",
         test="rotations-agree-with-complex-numbers",
@@ -99,8 +98,7 @@ POSITION_MISTAKES = (
         "subtract: scores − slope · distance, where the distance is 0 or more",
         "the distance taken as query − key and added",
         ({"bias": "subtracted"},),
-        symptom="The map is bright on the left, at the oldest tokens, and dark at the diagonal. The "
-        "loss is poor on long texts.",
+        symptom="The map is bright on the left, at the oldest tokens, and dark at the diagonal.",
         why="The bias has to make far keys less likely: minus slope times a distance of 0 or more.",
         test="alibi-agrees-with-its-formula",
         plants={"alibi": (("scores - self.slopes", "scores + self.slopes"),)},
@@ -123,8 +121,7 @@ POSITION_MISTAKES = (
         "Apart from the mask, order is invisible: a text and its words shuffled are the same to it.",
         "rotate (B, H, T, D) along T; before the transpose the tokens are on axis 1",
         "a rotation for (B, T, H, D) that is given (B, H, T, D), so that positions count the heads",
-        symptom="The loss stops at that of a model that sees a bag of words; only the mask tells it "
-        "what comes later.",
+        symptom="The last token of a text gives the same output if the words before it are shuffled.",
         why="If queries and keys of one head are turned by the same angle whatever their position, the "
         "turn cancels in every dot product.",
         test="order-matters",

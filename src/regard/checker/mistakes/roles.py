@@ -102,8 +102,8 @@ ROLE_MISTAKES = (
         "q, k = self.q_norm(q), self.k_norm(k)",
         "a second norm that is created and forgotten, or a line copied and half renamed",
         ({"normalised": "q"}, {"normalised": "k"}, {"normalised": "kq"}),
-        symptom="Training is as unsteady as without the norms, and loaded weights give maps that are "
-        "too sharp or too flat.",
+        symptom="Loaded weights give maps that are too sharp or too flat, and the norms do not keep the "
+        "scores bounded.",
         why="A score is |q| · |k| · cos. Norms on both sides leave the angle and a learned factor; a "
         "norm on one side leaves the other length in.",
         test="lengths-do-not-matter-after-a-norm",
@@ -177,7 +177,7 @@ ROLE_MISTAKES = (
         "return self.out_proj(out)",
         "a projection that is created in __init__ and forgotten in forward",
         ({"out": "skip"},),
-        symptom="It trains, to a slightly worse loss. W_o has a gradient of None, and distributed "
+        symptom="It trains, and the loss hardly tells. W_o has a gradient of None, and distributed "
         "training complains of unused parameters.",
         why="Without W_o, head h can write only to its own D channels of the residual stream.",
         test="every-parameter-gets-a-gradient",

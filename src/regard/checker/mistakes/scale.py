@@ -88,8 +88,8 @@ SCALE_MISTAKES = (
         "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])",
         "a `scale` defined as √D in one place and used as a factor in another",
         ({"scale": lambda n: float(n.D**0.5)},),
-        symptom="Every row of every map is one-hot at the start, whichever the text. Training starts "
-        "slowly, and half precision may overflow.",
+        symptom="Wide heads have one-hot rows at the start, whichever the text. Training is slower, "
+        "some runs stay at a worse loss, and half precision may overflow.",
         why="Multiplying where you meant to divide makes the scores D times too large: 64 times for a "
         "head of width 64.",
         test="agrees-with-pytorch",

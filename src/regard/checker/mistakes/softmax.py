@@ -149,8 +149,7 @@ SOFTMAX_MISTAKES = (
         "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), then softmax",
         "parentheses around softmax(q @ k.T) instead of around the scaled scores",
         ({"normalise": "scaled", "scale": lambda n: 1.0},),
-        symptom="Maps are sharp and pale: each row has one large weight, and sums to 1/√D. It trains, "
-        "more slowly.",
+        symptom="Rows of the map sum to 1/√D, and wide heads are nearly one-hot. It trains, more slowly.",
         why="Softmax sees scores that are √D times too large, and what comes out is divided by √D. "
         "Scaling before softmax changes how sharp a row is; scaling after it changes only how loud.",
         test="rows-sum-to-one",

@@ -41,7 +41,7 @@ HINTS = (
 )
 
 
-class Shape(NamedTuple):
+class OutputShape(NamedTuple):
     """The shape that a tensor should have, and what its axes are: "(B, T, head_dim)"."""
 
     sizes: tuple[int, ...]
@@ -54,8 +54,8 @@ def first_run(
     module: ModuleType,
     init: dict[str, Any],
     inputs: tuple[Tensor, ...],
-    out: Shape,
-    weights: Shape,
+    out: OutputShape,
+    weights: OutputShape,
     projections: tuple[str, ...] = ("W_q", "W_k", "W_v"),
     hints: tuple[tuple[str, str], ...] = (),
 ) -> Outcome | None:
@@ -105,7 +105,7 @@ def error_outcome(
 
 
 def _wrong_answer(
-    name: str, answer: Any, inputs: tuple[Tensor, ...], out: Shape, weights: Shape
+    name: str, answer: Any, inputs: tuple[Tensor, ...], out: OutputShape, weights: OutputShape
 ) -> Outcome | None:
     if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(t, Tensor) for t in answer):
         said = "expected forward to return two tensors, the output and the weights"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.checker.catalogue import get_mistake
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
-from regard.learn.judges.first_run import Shape, error_outcome, first_run
+from regard.learn.judges.first_run import OutputShape, error_outcome, first_run
 from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess, set_example_weights
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.stages.example import WV, X
@@ -88,8 +88,8 @@ class TrialHead(nn.Module):
 
 def judge_head(thing: Any, module: ModuleType) -> Outcome:
     """Run the head once, then check it."""
-    out = Shape((2, 6, 8), "(B, T, head_dim)")
-    weights = Shape((2, 6, 6), "(B, T, T)")
+    out = OutputShape((2, 6, 8), "(B, T, head_dim)")
+    weights = OutputShape((2, 6, 6), "(B, T, T)")
     problem = first_run("Head", thing, module, INIT, (torch.randn(2, 6, 24),), out, weights, hints=HINTS)
     if problem is not None:
         return problem

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
-from regard.learn.judges.first_run import Shape, first_run
+from regard.learn.judges.first_run import OutputShape, first_run
 from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess, set_example_weights
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.stages.example import WV, X
@@ -25,7 +25,7 @@ HINTS = {
 
 def judge_module(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, then check it."""
-    out, weights = Shape((2, 6, 20), "(B, T, d_out)"), Shape((2, 4, 6, 6), "(B, H, T, T)")
+    out, weights = OutputShape((2, 6, 20), "(B, T, d_out)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
     problem = first_run(NAME, thing, module, INIT, (torch.randn(2, 6, 24),), out, weights)
     if problem is not None:
         return problem

@@ -140,7 +140,7 @@ USUAL_MISTAKES = (
     ),
     UsualMistake("inverted-mask", FILLED, "scores.masked_fill(visible, -torch.inf)"),
     UsualMistake("missing-diagonal", VISIBLE, "torch.ones(T, T, dtype=torch.bool).tril(diagonal=-1)"),
-    UsualMistake("masked-with-zero", FILLED, "scores * visible"),
     UsualMistake("one-token-ahead", VISIBLE, "torch.ones(T, T, dtype=torch.bool).tril(diagonal=1)"),
+    UsualMistake("masked-with-zero", FILLED, "scores * visible"),
     UsualMistake("softmax-over-queries", WEIGHTS, WEIGHTS.replace("-1", "-2")),
 )

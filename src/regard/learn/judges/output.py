@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from regard.checker.catalogue import get_mistake
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
-from regard.learn.judges.first_run import Shape, first_run
+from regard.learn.judges.first_run import OutputShape, first_run
 from regard.learn.judges.verdicts import (
     check_attention,
     example_picture,
@@ -31,7 +31,7 @@ CROSS_INIT: dict[str, Any] = {"d_model": 24, "d_context": 20}
 
 def judge_heads(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, then check it."""
-    out, weights = Shape((2, 6, 24), "(B, T, d_model)"), Shape((2, 4, 6, 6), "(B, H, T, T)")
+    out, weights = OutputShape((2, 6, 24), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
     projections = ("W_q", "W_k", "W_v", "W_o")
     problem = first_run(HEADS, thing, module, HEADS_INIT, (torch.randn(2, 6, 24),), out, weights, projections)
     if problem is not None:
@@ -57,7 +57,7 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
             "k, v = self.W_k(context), self.W_v(context)",
         )
     inputs = torch.randn(2, 3, 24), torch.randn(2, 6, 20)
-    out, weights = Shape((2, 3, 24), "(B, T, d_model)"), Shape((2, 3, 6), "(B, T, S)")
+    out, weights = OutputShape((2, 3, 24), "(B, T, d_model)"), OutputShape((2, 3, 6), "(B, T, S)")
     problem = first_run(CROSS, thing, module, CROSS_INIT, inputs, out, weights, hints=CROSS_HINTS)
     if problem is not None:
         return problem

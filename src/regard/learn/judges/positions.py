@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.checker.catalogue import get_mistake
 from regard.layers.rotary import Rotary
-from regard.learn.judges.first_run import Shape, error_outcome, first_run
+from regard.learn.judges.first_run import OutputShape, error_outcome, first_run
 from regard.learn.judges.verdicts import (
     check_attention,
     example_picture,
@@ -86,7 +86,7 @@ def _wrong_rotation(x: Tensor, turned: Tensor) -> Outcome:
 
 def judge_layer(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, check it, and ask whether it sees the order of its tokens."""
-    out, weights = Shape((2, 6, 32), "(B, T, d_model)"), Shape((2, 4, 6, 6), "(B, H, T, T)")
+    out, weights = OutputShape((2, 6, 32), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
     projections = ("W_q", "W_k", "W_v", "W_o")
     problem = first_run(LAYER, thing, module, INIT, (torch.randn(2, 6, 32),), out, weights, projections)
     if problem is not None:

@@ -82,7 +82,7 @@ def _mean_mass(A: Tensor, keys: list[list[int]], everywhere: bool = False) -> fl
     """The mean weight of queries on their keys, over the queries that have some, or over all of them."""
     rows = A.tolist()
     masses = [sum(rows[q][k] for k in found) for q, found in enumerate(keys) if found or everywhere]
-    return sum(masses) / len(masses)
+    return float(sum(masses) / len(masses))
 
 
 SCORES: dict[str, Score] = {"previous_token": previous_token, "sink": sink, "induction": induction}

@@ -33,9 +33,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x):
         q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
-        scores = (
-            q @ k.mT / math.sqrt(k.shape[-1])
-        )  #: of every query with every key, divided by √head_dim, (B, T, T)
+        scores = q @ k.mT / math.sqrt(k.shape[-1])  #: of every query and key, over √head_dim, (B, T, T)
         weights = torch.softmax(scores, dim=-1)  #: each row sums to 1, (B, T, T)
         out = weights @ v  #: a mean of values for each token, (B, T, head_dim)
         return out, weights

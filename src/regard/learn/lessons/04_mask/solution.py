@@ -30,10 +30,8 @@ class CausalSelfAttention(nn.Module):
         q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
         scores = q @ k.mT / math.sqrt(k.shape[-1])  # (B, T, T)
         T = x.shape[-2]
-        visible = torch.ones(
-            T, T, dtype=torch.bool
-        ).tril()  #: True where row (query) may see column (key), (T, T)
-        scores = scores.masked_fill(~visible, -torch.inf)  #: −inf where a key is hidden, (B, T, T)
+        visible = torch.ones(T, T, dtype=torch.bool).tril()  #: True where a query may see a key, (T, T)
+        scores = scores.masked_fill(~visible, -torch.inf)  #: −inf in these scores where a key is hidden
         weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1
         out = weights @ v  # (B, T, head_dim)
         return out, weights

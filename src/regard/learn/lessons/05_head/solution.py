@@ -30,11 +30,11 @@ class Head(nn.Module):
         self.W_v = nn.Linear(d_model, head_dim, bias=False)
         self.dropout = nn.Dropout(dropout)
         visible = torch.ones(max_seq_len, max_seq_len, dtype=torch.bool).tril()  # True = visible
-        self.register_buffer("causal_mask", visible, persistent=False)  #: visible as a buffer, not saved
+        self.register_buffer("causal_mask", visible, persistent=False)  #: a buffer "causal_mask", not saved
 
     def forward(self, x):
         T, longest = x.shape[1], len(self.causal_mask)
-        if longest < T:
+        if x.shape[1] > longest:
             raise ValueError(f"x: expected at most {longest} tokens, got {T}")
         q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
         scores = q @ k.mT / math.sqrt(k.shape[-1])  #: dot products over √head_dim, read from k, (B, T, T)
@@ -55,7 +55,7 @@ def check_against_pytorch(head):
     head.eval()  #: switch dropout off: it is random
     out, _ = head(x)  # (B, T, head_dim)
     q, k, v = head.W_q(x), head.W_k(x), head.W_v(x)  #: the head's own projections of x, (B, T, head_dim) each
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)  #: PyTorch's output for q, k and v
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)  #: PyTorch's own attention, causal
     return torch.allclose(out, expected, atol=1e-6)  #: whether out and expected differ by 1e-6 at most
 
 
