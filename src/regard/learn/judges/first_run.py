@@ -37,6 +37,9 @@ HINTS = (
     ("einsum()", 'give every axis a letter: torch.einsum("bhtd,bhsd->bhts", q, k)'),
     ("unexpected keyword argument", "keep the arguments of the class and of forward as the lesson has them"),
     ("positional argument", "keep the arguments of the class and of forward as the lesson has them"),
+    ("but got float", "// divides whole numbers, / gives a fraction: d_out // num_heads"),
+    ("is not defined", "a method is called as self.merge(…); any other name has to be defined or imported"),
+    ("operator.invert", "~ needs a boolean mask: torch.ones(T, T, dtype=torch.bool)"),
     ("has no attribute", "a name is used that __init__ does not set, or it is spelled differently there"),
 )
 

@@ -52,7 +52,7 @@ def outcome_of_report(name: str, report: Report, done: str) -> Outcome:
         return Outcome(name, "wrong", f"{first.effect} {first.what}", first.name, first.fix)
     if report.verdict == "wrong":
         failures = "; ".join(str(failure) for failure in report.failures[:2])
-        hint = f"The smallest case: {report.example}" if report.example else ""
+        hint = report.example.removeprefix("No mistake of the catalogue gives these numbers. ")
         return Outcome(name, "wrong", f"no known mistake explains it: {failures}", hint=hint)
     return Outcome(name, "wrong", f"it could not be compared: {report.undecided}")
 
