@@ -37,7 +37,7 @@ def judge_class(layer_class: Any, module: ModuleType) -> Outcome:
             raise
     done = (
         f"the output is the same in {len(differences)} ways to cut {LENGTH} tokens into pieces, with a batch "
-        f"of {len(x)}; the largest difference is {max(differences.values()):.0e}."
+        f"of {len(x)}; the largest difference is {max(differences.values()):.1g}."
     )
     sizes = {"d_model": D_MODEL, "num_heads": HEADS}
     outcome = check_attention(NAME, layer_class, done, causal=True, init=sizes, cached=_step)

@@ -25,7 +25,7 @@ from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 
 TOLERANCE = 1e-5
 DRAWS, TOKENS = 10, 25  # random tokens, said twice after a start token
-TEXT = " river king army city gold river king army city gold"
+TEXT = " river army east light river army east light"
 Score = Callable[[Tensor, Tensor], float]
 
 
@@ -47,7 +47,7 @@ def encode(text: str) -> tuple[list[int], list[str]]:
     tokenizer = load_model().tokenizer
     assert tokenizer is not None
     ids = tokenizer.encode(text).ids
-    return ids, ["(start)", *(tokenizer.decode([token]).strip() for token in ids[1:])]
+    return ids, ["start", *(tokenizer.decode([token]).strip() for token in ids[1:])]
 
 
 def repeats(seed: int = 0) -> Tensor:
@@ -241,7 +241,7 @@ def _place(answer: Any, scores: Tensor) -> tuple[int, int] | None:
 
 
 def _picture(module: ModuleType) -> WeightPicture:
-    """The learner's two heads on five words said twice: the rows of the second time."""
+    """The learner's two heads on four words said twice: the rows of the second time."""
     model, scores = load_model(), scores_of_all("induction")
     ids, words = encode(TEXT)
     places = {
@@ -250,7 +250,7 @@ def _picture(module: ModuleType) -> WeightPicture:
     }
     maps = model.maps(torch.tensor([ids]))
     titles, weights = [], []
-    half = 1 + len(words) // 2  # the start token, and five words
+    half = 1 + len(words) // 2  # the start token, and four words
     for title, place in places.items():
         if place is not None:
             titles.append(f"your {title}, {place}")
