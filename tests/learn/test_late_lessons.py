@@ -63,6 +63,18 @@ def test_the_reference_of_lesson_12_is_the_layer() -> None:
         assert (out - transplant.layer_call(layer).out).abs().max() < 1e-5
 
 
+def test_another_pairing_gives_another_map() -> None:
+    """In some weight of some layer by more than 0.5, as lesson 12 says."""
+    differences = []
+    for layer in range(6):
+        q, k, _ = transplant._project(layer)
+        right = transplant._attend(transplant.rotated(q), transplant.rotated(k))
+        other = transplant._attend(*(transplant.rotated(x, neighbours=True) for x in (q, k)))
+        torch.testing.assert_close(other.sum(-1), torch.ones_like(other[..., 0]))
+        differences.append((right - other).abs().max().item())
+    assert max(differences) > 0.5
+
+
 def test_names_outside_of_the_catalogue_are_used_and_explained() -> None:
     assert not MODEL_MISTAKES.keys() & CATALOGUE.keys()
     judges = [judge_module(get_lesson(number)) for number in (10, 11, 12)]
