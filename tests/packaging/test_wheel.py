@@ -151,9 +151,11 @@ def test_what_it_asks_for(about: Message) -> None:
     plain = {"torch", "numpy", "safetensors"}
     assert required(about) == plain
     extras = {name: required(about, name) - plain for name in about.get_all("Provides-Extra", [])}
-    assert set(extras) == {"all", "app", "dev", "gguf", "parquet", "tokenizers", "transformers"}
+    assert set(extras) == {"all", "app", "dev", "docs", "gguf", "parquet", "tokenizers", "transformers"}
     assert extras["tokenizers"] == {"huggingface-hub", "tokenizers"}
-    assert extras["app"] == extras["tokenizers"] | {"matplotlib", "rich", "starlette", "typer", "uvicorn"}
+    page = {"latex2mathml", "markdown-it-py", "mdit-py-plugins", "starlette", "uvicorn"}
+    assert extras["app"] == extras["tokenizers"] | page | {"matplotlib", "rich", "typer"}
+    assert extras["docs"] == extras["app"] | {"furo", "myst-parser", "sphinx"}
     assert extras["transformers"] == {"transformers"}
     assert extras["gguf"] == extras["tokenizers"] | {"gguf"}
     assert extras["parquet"] == {"pyarrow"}
@@ -177,3 +179,9 @@ def test_it_works_in_a_clean_environment(wheel: Path, about: Message, tmp_path: 
     assert environment.regard("--version").stdout == f"regard {about['Version']}\n"
     works = run(environment.python, "-W", "error", WITH_APP, "--version", folder=tmp_path)
     assert works.stdout == f"regard {about['Version']}\n"
+
+    # The course brings its lessons, and judges them.
+    environment.regard("learn", "1", "--no-open")
+    assert (tmp_path / "regard-lessons" / "lesson12.html").exists()
+    unfinished = environment.regard("learn", "1", "--check", code=3)
+    assert "still to write" in " ".join(unfinished.stdout.split())
