@@ -124,10 +124,7 @@ def lessons() -> list[Lesson]:
 
 def lesson_table() -> str:
     """Return the table of the lessons, in place of the paragraph that GitHub shows."""
-    rows = [
-        f"| [{lesson.number} {lesson.title}]({lesson.folder.name}.md) | {lesson.idea} | {lesson.goal or '–'} |"
-        for lesson in lessons()
-    ]
+    rows = [f"| [{x.number} {x.title}]({x.folder.name}.md) | {x.idea} | {x.goal or '–'} |" for x in lessons()]
     return "\n".join(["| lesson | the idea | what you do |", "|---|---|---|", *rows, ""])
 
 

@@ -162,7 +162,7 @@ def page() -> str:
         "",
         f"{count} ideas that a first course on attention should teach, and the line that teaches each.",
         "If you come from a tutorial and look for something that you know from there, look here.",
-        "The names that tutorials use are in [a table of their own](../reference.md#each-tutorials-spelling).",
+        "Their names for things are in [a table](../reference.md#each-tutorials-spelling).",
     ]
     for theme, ideas in IDEAS.items():
         lines += ["", f"## {theme}", "", "| idea | where |", "|---|---|"]

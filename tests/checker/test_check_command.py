@@ -59,7 +59,10 @@ def test_a_mistake_is_explained_with_an_example_that_runs(tmp_path):
     assert result.exit_code == 0
     assert "-     weights = torch.softmax(scores, dim=-2)\n" in result.output
     assert "+     weights = torch.softmax(scores, dim=-1)\n" in result.output
-    assert len(result.output.splitlines()) <= 24
+    assert len(result.output.splitlines()) <= 34
+    test = run("explain-mistake", "softmax-over-queries", "--test").stdout
+    assert "def test_" in test
+    compile(test, "test_mine.py", "exec")
     code = run("explain-mistake", "no-scale", "--code").stdout
     (tmp_path / "example.py").write_text(code)
     words = [sys.executable, tmp_path / "example.py"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ from regard.learn.judgement import judge
 from regard.learn.lesson import Lesson, Outcome
 
 
-def judge_here(lesson: Lesson, path: Path, **options: Any) -> list[Outcome]:
+def judge_here(
+    lesson: Lesson, path: Path, tell: Callable[[dict[str, Any]], None] = lambda line: None, **options: Any
+) -> list[Outcome]:
     """Judge a file in this process, which importing it leaves as it was."""
     places = sys.path.copy()
     try:
-        return judge(lesson, path)
+        return judge(lesson, path, lambda **fields: tell(fields))
     finally:
         sys.path[:] = places
         sys.modules.pop(f"checked_{path.stem}", None)

@@ -17,13 +17,17 @@ def explain_mistake(
     code: Annotated[
         bool, typer.Option("--code", help="Print only a program that contains it, to save and run.")
     ] = False,
+    test: Annotated[
+        bool, typer.Option("--test", help="Print only a test that finds it, for your own attention.")
+    ] = False,
 ) -> None:
-    """Explain one mistake: the wrong line and the right one, what you see, why, the fix, and a test.
+    """Explain one mistake: the wrong line and the right one, what you see, why, and the fix.
 
     \b
     Examples:
       regard explain-mistake softmax-over-queries
       regard explain-mistake no-scale --code > no_scale.py
+      regard explain-mistake no-scale --test > test_mine.py
     """
     from regard.checker.catalogue import get_mistake
     from regard.checker.examples import example_program
@@ -31,8 +35,12 @@ def explain_mistake(
     from regard.checker.snippet import clearest_kind, make_snippet
 
     entry = get_mistake(name)
+    kind = clearest_kind(entry, kinds_with_a_test(entry))
     if code:
         typer.echo(example_program(entry), nl=False)
+        return
+    if test:
+        typer.echo(code_of_test(entry, kind))
         return
     from rich.console import Console
     from rich.text import Text
@@ -49,7 +57,6 @@ def explain_mistake(
 
     paragraph(entry.name, f": attention {entry.what}.", "")
     console.print()
-    kind = clearest_kind(entry, kinds_with_a_test(entry))
     for mark, text in make_snippet(entry, kind):  # code is not wrapped
         console.print(Text(f"  {mark} {text}".rstrip(), style=STYLES[mark]), soft_wrap=True)
     console.print(Text.assemble("\n  ", ("-", "red"), " wrong  ", ("+", "green"), " right, abridged\n"))
@@ -58,7 +65,7 @@ def explain_mistake(
     if entry.warning:
         paragraph("", "This is a warning: it does not make the verdict wrong.", "  ")
     paragraph(f"{'test':<9}", PROPERTY_TESTS[entry.test].property, " " * 11)
-    console.print()
-    for line in code_of_test(entry, kind).splitlines():
-        console.print(Text(f"    {line}".rstrip()), soft_wrap=True)
-    console.print(f"\nregard explain-mistake {name} --code prints a program with it, to run.", soft_wrap=True)
+    console.print(
+        f"\nA program with it: regard explain-mistake {name} --code; a test that finds it: --test.",
+        soft_wrap=True,
+    )

@@ -46,7 +46,7 @@ LESSONS = (
         "heads",
         "Several heads",
         "several heads attend in several ways, computed by one product",
-        "split, attend, merge",
+        "split into heads, attend, merge",
     ),
     Lesson(
         7,
@@ -60,7 +60,7 @@ LESSONS = (
         "positions",
         "Positions",
         "attention is blind to order until positions are put in",
-        "rotate queries and keys",
+        "rotate queries and keys, and write the bias of ALiBi",
     ),
     Lesson(
         9,

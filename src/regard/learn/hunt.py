@@ -157,7 +157,7 @@ def solve(puzzle: Puzzle) -> str:
     mistake = CATALOGUE[puzzle.mistake]
     return (
         f"It is {mistake.name}: attention {mistake.what}. {mistake.why}\nThe fix: {mistake.fix}\n"
-        f"regard explain-mistake {mistake.name} shows the line and a test that finds it."
+        f"regard explain-mistake {mistake.name} shows the line; with --test, a test that finds it."
     )
 
 

@@ -92,8 +92,9 @@ _MODEL_MISTAKES = (
     # Of scores and cuts of heads
     ModelMistake(
         "map-read-sideways",
-        "Rows and columns are exchanged: in a causal map A[q − 1, q] is a weight on the future, which is 0.",
-        "row q asks, column k is read: the weight on the token before is A[q, q − 1], A.diagonal(-1)",
+        "Rows and columns are exchanged. Row q asks and column k is read; above the diagonal of a causal map "
+        "is the future, where every weight is 0.",
+        "A.diagonal(-1) holds A[q, q − 1], and A[:, 0] is the first column",
     ),
     ModelMistake(
         "copy-itself-counted",

@@ -13,14 +13,15 @@ from regard.stages.picture import draw_heatmap, print_heatmap, save_figure
 
 
 def print_picture(console: Any, picture: WeightPicture) -> None:
-    """Print weights on a Rich console, one heatmap for each title."""
+    """Print weights on a Rich console, one heatmap for each title, all on one colour scale."""
     for title, weights in zip(picture.titles, picture.weights, strict=True):
         console.print(f"\n{title}: one row for each query", markup=False)
-        print_heatmap(console, torch.tensor(weights), picture.rows, picture.cols, hidden=_hidden(weights))
+        matrix, hidden = torch.tensor(weights), _hidden(weights)
+        print_heatmap(console, matrix, picture.rows, picture.cols, hidden=hidden, top=_top(picture))
 
 
 def save_picture(picture: WeightPicture, path: Path) -> None:
-    """Save weights as a figure, one heatmap for each title."""
+    """Save weights as a figure, one heatmap for each title, all on one colour scale."""
     with extra("app", "a figure"):
         from matplotlib.figure import Figure
 
@@ -29,9 +30,14 @@ def save_picture(picture: WeightPicture, path: Path) -> None:
     for ax, title, weights in zip(
         figure.subplots(1, count, squeeze=False)[0], picture.titles, picture.weights, strict=True
     ):
-        matrix = torch.tensor(weights)
-        draw_heatmap(ax, matrix, picture.rows, picture.cols, hidden=_hidden(weights), title=title)
+        matrix, hidden = torch.tensor(weights), _hidden(weights)
+        draw_heatmap(ax, matrix, picture.rows, picture.cols, hidden=hidden, title=title, top=_top(picture))
     save_figure(figure, path)
+
+
+def _top(picture: WeightPicture) -> float:
+    """The largest weight of a picture."""
+    return torch.tensor(picture.weights).max().item()
 
 
 def _hidden(weights: list[list[float]]) -> torch.Tensor:

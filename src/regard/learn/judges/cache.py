@@ -27,10 +27,17 @@ def judge_class(layer_class: Any, module: ModuleType) -> Outcome:
     with torch.no_grad():
         if wrong := _check_interface(layer, x):
             return wrong
-        differences = {pieces: _difference(layer, x, pieces) for pieces in _pieces(LENGTH)}
+        try:
+            differences = {pieces: _difference(layer, x, pieces) for pieces in _pieces(LENGTH)}
+        except Exception as error:
+            error.add_note(
+                "A whole sequence runs; the second call, which gets a cache, fails. Keys and values of the "
+                "cache and of the new tokens are joined along dim=2, the tokens, and both go into the cache."
+            )
+            raise
     done = (
         f"the output is the same in {len(differences)} ways to cut {LENGTH} tokens into pieces, with a batch "
-        f"of {len(x)}; the largest difference is {max(differences.values()):.0e}."
+        f"of {len(x)}; the largest difference is {max(differences.values()):.1g}."
     )
     sizes = {"d_model": D_MODEL, "num_heads": HEADS}
     outcome = check_attention(NAME, layer_class, done, causal=True, init=sizes, cached=_step)

@@ -37,11 +37,14 @@ HINTS = (
     ("einsum()", 'give every axis a letter: torch.einsum("bhtd,bhsd->bhts", q, k)'),
     ("unexpected keyword argument", "keep the arguments of the class and of forward as the lesson has them"),
     ("positional argument", "keep the arguments of the class and of forward as the lesson has them"),
+    ("but got float", "// divides whole numbers, / gives a fraction: d_out // num_heads"),
+    ("is not defined", "a method is called as self.merge(…); any other name has to be defined or imported"),
+    ("operator.invert", "~ needs a boolean mask: torch.ones(T, T, dtype=torch.bool)"),
     ("has no attribute", "a name is used that __init__ does not set, or it is spelled differently there"),
 )
 
 
-class Shape(NamedTuple):
+class OutputShape(NamedTuple):
     """The shape that a tensor should have, and what its axes are: "(B, T, head_dim)"."""
 
     sizes: tuple[int, ...]
@@ -54,8 +57,8 @@ def first_run(
     module: ModuleType,
     init: dict[str, Any],
     inputs: tuple[Tensor, ...],
-    out: Shape,
-    weights: Shape,
+    out: OutputShape,
+    weights: OutputShape,
     projections: tuple[str, ...] = ("W_q", "W_k", "W_v"),
     hints: tuple[tuple[str, str], ...] = (),
 ) -> Outcome | None:
@@ -105,7 +108,7 @@ def error_outcome(
 
 
 def _wrong_answer(
-    name: str, answer: Any, inputs: tuple[Tensor, ...], out: Shape, weights: Shape
+    name: str, answer: Any, inputs: tuple[Tensor, ...], out: OutputShape, weights: OutputShape
 ) -> Outcome | None:
     if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(t, Tensor) for t in answer):
         said = "expected forward to return two tensors, the output and the weights"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.checker.catalogue import get_mistake
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
-from regard.learn.judges.first_run import Shape, error_outcome, first_run
+from regard.learn.judges.first_run import OutputShape, error_outcome, first_run
 from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess, set_example_weights
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.stages.example import WV, X
@@ -88,21 +88,29 @@ class TrialHead(nn.Module):
 
 def judge_head(thing: Any, module: ModuleType) -> Outcome:
     """Run the head once, then check it."""
-    out = Shape((2, 6, 8), "(B, T, head_dim)")
-    weights = Shape((2, 6, 6), "(B, T, T)")
-    problem = first_run("Head", thing, module, INIT, (torch.randn(2, 6, 24),), out, weights, hints=HINTS)
+    out = OutputShape((2, 6, 8), "(B, T, head_dim)")
+    weights = OutputShape((2, 6, 6), "(B, T, T)")
+    problem = _find_parameter(thing) or first_run(
+        "Head", thing, module, INIT, (torch.randn(2, 6, 24),), out, weights, hints=HINTS
+    )
     if problem is not None:
         return problem
-    if extra := [name for name, _ in thing(**INIT).named_parameters() if not name.startswith("W_")]:
-        said = f"`{extra[0]}` is a parameter: an optimiser changes parameters, and state_dict saves them"
-        return Outcome(
-            "Head", "wrong", said, hint='self.register_buffer("causal_mask", visible, persistent=False)'
-        )
     done = "a causal head of its own width, with a mask that moves with it and dropout on its weights."
     outcome = check_attention("Head", thing, done, hints=MISTAKE_HINTS, init=INIT, causal=True)
     if outcome.status != "done":
         return outcome
     return replace(outcome, picture=_picture(thing))
+
+
+def _find_parameter(thing: Any) -> Outcome | None:
+    """Return the outcome for a mask that is a parameter; None if it is none, or if the head is not built."""
+    try:
+        if "causal_mask" not in dict(thing(**INIT).named_parameters()):
+            return None
+    except Exception:
+        return None  # it is built again, and the error explained
+    said = "`causal_mask` is a parameter: an optimiser changes parameters, and state_dict saves them"
+    return Outcome("Head", "wrong", said, hint=MISTAKE_HINTS["plain-attribute"])
 
 
 def _picture(thing: Any) -> WeightPicture:

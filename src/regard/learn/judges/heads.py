@@ -7,9 +7,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
-from regard.learn.judges.first_run import Shape, first_run
+from regard.learn.judges.first_run import OutputShape, first_run
+from regard.learn.judges.own_projections import find_wrong_output
 from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess, set_example_weights
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.stages.example import WV, X
@@ -21,12 +23,19 @@ HINTS = {
     "heads-merged-by-view": "heads.transpose(1, 2).reshape(B, T, H * head_dim)",
     "scale-from-model-width": "math.sqrt(self.head_dim): a dot product of one head has head_dim terms",
 }
+PART_HINTS = {"split": HINTS["heads-split-by-view"], "merge": HINTS["heads-merged-by-view"]}
+ERROR_HINTS = (
+    ("is invalid for input of size", "d_out = num_heads × head_dim, so head_dim is d_out // num_heads"),
+)
 
 
 def judge_module(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, then check it."""
-    out, weights = Shape((2, 6, 20), "(B, T, d_out)"), Shape((2, 4, 6, 6), "(B, H, T, T)")
-    problem = first_run(NAME, thing, module, INIT, (torch.randn(2, 6, 24),), out, weights)
+    out, weights = OutputShape((2, 6, 20), "(B, T, d_out)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
+    x = torch.randn(2, 6, 24)
+    problem = _wrong_part(thing) or first_run(
+        NAME, thing, module, INIT, (x,), out, weights, hints=ERROR_HINTS
+    )
     if problem is not None:
         return problem
     done = "as many maps as heads, from three products and one softmax."
@@ -35,7 +44,32 @@ def judge_module(thing: Any, module: ModuleType) -> Outcome:
         outcome = check_attention(NAME, thing, done, hints=HINTS, init=init, causal=True, heads=4)
         if outcome.status != "done":
             return outcome
-    return replace(outcome, picture=_picture(thing))
+    wrong = find_wrong_output(NAME, thing(**INIT), x, 4, "the concatenated heads")
+    return wrong or replace(outcome, picture=_picture(thing))
+
+
+def _wrong_part(thing: Any) -> Outcome | None:
+    """Return what is wrong with `split` or `merge`; None if nothing is, or if they do not run."""
+    joined = torch.arange(2 * 6 * 20).view(2, 6, 20)  # (B, T, d_out), every number another
+    heads = joined.view(2, 6, 4, 5).transpose(1, 2)  # (B, H, T, head_dim)
+    named = {  # by the checker
+        "split": (joined.view(2, 4, 6, 5),),
+        "merge": (heads.reshape(2, 6, 20), heads.permute(0, 2, 3, 1).reshape(2, 6, 20)),
+    }
+    right = {"split": (joined, heads, "(B, H, T, head_dim)"), "merge": (heads, joined, "(B, T, d_out)")}
+    for part, (given, expected, axes) in right.items():
+        try:
+            answer = getattr(thing(**INIT), part)(given)
+        except Exception:
+            return None  # the whole module is run next, and the error explained
+        if not isinstance(answer, Tensor) or answer.shape != expected.shape:
+            got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            said = f"`{part}` gives {got} for {tuple(given.shape)}; expected {tuple(expected.shape)}, {axes}"
+            return Outcome(NAME, "wrong", said, hint=PART_HINTS[part])
+        if not any(answer.equal(known) for known in (expected, *named[part])):
+            said = f"`{part}` has the right shape and other numbers: head 1 is the first 5 channels"
+            return Outcome(NAME, "wrong", said, hint=PART_HINTS[part])
+    return None
 
 
 def _picture(thing: Any) -> WeightPicture:

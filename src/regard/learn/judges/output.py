@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from regard.checker.catalogue import get_mistake
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
-from regard.learn.judges.first_run import Shape, first_run
+from regard.learn.judges.first_run import OutputShape, first_run
+from regard.learn.judges.own_projections import TOLERANCE, find_wrong_output
 from regard.learn.judges.verdicts import (
     check_attention,
     example_picture,
@@ -24,20 +25,23 @@ from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.stages.example import TOKENS, X
 
 HEADS, CROSS = "MultiHeadAttention", "CrossAttention"
-TOLERANCE = 1e-5
 HEADS_INIT: dict[str, Any] = {"d_model": 24, "num_heads": 4}
 CROSS_INIT: dict[str, Any] = {"d_model": 24, "d_context": 20}
 
 
 def judge_heads(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, then check it."""
-    out, weights = Shape((2, 6, 24), "(B, T, d_model)"), Shape((2, 4, 6, 6), "(B, H, T, T)")
+    out, weights = OutputShape((2, 6, 24), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
     projections = ("W_q", "W_k", "W_v", "W_o")
-    problem = first_run(HEADS, thing, module, HEADS_INIT, (torch.randn(2, 6, 24),), out, weights, projections)
+    x = torch.randn(2, 6, 24)
+    problem = first_run(HEADS, thing, module, HEADS_INIT, (x,), out, weights, projections)
     if problem is not None:
         return problem
     done = "the attention of a transformer: what a head has found can reach every channel."
-    return check_attention(HEADS, thing, done, hints=MISTAKE_HINTS, init=HEADS_INIT, causal=True, heads=4)
+    outcome = check_attention(HEADS, thing, done, hints=MISTAKE_HINTS, init=HEADS_INIT, causal=True, heads=4)
+    if outcome.status != "done":
+        return outcome
+    return find_wrong_output(HEADS, thing(**HEADS_INIT), x, 4, "W_o(heads)") or outcome
 
 
 def judge_cross(thing: Any, module: ModuleType) -> Outcome:
@@ -57,10 +61,15 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
             "k, v = self.W_k(context), self.W_v(context)",
         )
     inputs = torch.randn(2, 3, 24), torch.randn(2, 6, 20)
-    out, weights = Shape((2, 3, 24), "(B, T, d_model)"), Shape((2, 3, 6), "(B, T, S)")
+    out, weights = OutputShape((2, 3, 24), "(B, T, d_model)"), OutputShape((2, 3, 6), "(B, T, S)")
     problem = first_run(CROSS, thing, module, CROSS_INIT, inputs, out, weights, hints=CROSS_HINTS)
     if problem is not None:
         return problem
+    if not torch.triu(thing(**CROSS_INIT).eval()(*inputs)[1], 1).any():
+        said = (
+            "A causal mask hides most of the context: token i of x sees i tokens of it. All of it is there."
+        )
+        return Outcome(CROSS, "wrong", said, hint="no mask: weights = torch.softmax(scores, dim=-1)")
     done = "one sequence reads another, of another length and another width."
     outcome = check_attention(CROSS, thing, done, hints=MISTAKE_HINTS, init=CROSS_INIT, causal=False)
     if outcome.status != "done":

@@ -13,7 +13,8 @@ from torch import Tensor
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.checker.catalogue import get_mistake
 from regard.layers.rotary import Rotary
-from regard.learn.judges.first_run import Shape, error_outcome, first_run
+from regard.learn.judges.first_run import OutputShape, error_outcome, first_run
+from regard.learn.judges.own_projections import TOLERANCE, find_wrong_output
 from regard.learn.judges.verdicts import (
     check_attention,
     example_picture,
@@ -26,7 +27,6 @@ from regard.stages.example import X
 
 ROTATE, LAYER, ALIBI = "rotate", "RotaryAttention", "alibi_bias"
 INIT: dict[str, Any] = {"d_model": 32, "num_heads": 4}
-TOLERANCE = 1e-5
 
 
 def judge_rotate(function: Any, module: ModuleType) -> Outcome:
@@ -86,9 +86,12 @@ def _wrong_rotation(x: Tensor, turned: Tensor) -> Outcome:
 
 def judge_layer(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, check it, and ask whether it sees the order of its tokens."""
-    out, weights = Shape((2, 6, 32), "(B, T, d_model)"), Shape((2, 4, 6, 6), "(B, H, T, T)")
+    if not _is_right(getattr(module, ROTATE, None), module):
+        return Outcome(LAYER, "unfinished", "it waits for `rotate`, which is not right yet: mend that first")
+    out, weights = OutputShape((2, 6, 32), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
     projections = ("W_q", "W_k", "W_v", "W_o")
-    problem = first_run(LAYER, thing, module, INIT, (torch.randn(2, 6, 32),), out, weights, projections)
+    x = torch.randn(2, 6, 32)
+    problem = first_run(LAYER, thing, module, INIT, (x,), out, weights, projections)
     if problem is not None:
         return problem
     done = "attention that sees how far apart two tokens are."
@@ -99,7 +102,16 @@ def judge_layer(thing: Any, module: ModuleType) -> Outcome:
         blind = get_mistake("positions-cancel")
         said = "Order is invisible: with the tokens before it reversed, the last one has the same output."
         return Outcome(LAYER, "wrong", said, blind.name, "q, k = rotate(q), rotate(k), both (B, H, T, D)")
-    return replace(outcome, picture=_picture(thing))
+    wrong = find_wrong_output(LAYER, thing(**INIT), x, 4, "W_o(heads)", Rotary(8))
+    return wrong or replace(outcome, picture=_picture(thing))
+
+
+def _is_right(rotate: Any, module: ModuleType) -> bool:
+    """Whether `rotate` is done; not if it is still to be written."""
+    try:
+        return judge_rotate(rotate, module).status == "done"
+    except NotImplementedError:
+        return False
 
 
 def _is_blind(thing: Any) -> bool:
@@ -124,7 +136,7 @@ def _picture(thing: Any) -> WeightPicture:
     set_example_weights(layer, W_q=W_q, W_k=W_k)
     with torch.no_grad():
         weights = layer(x[None])[1][0]  # (H, T, T)
-    return example_picture(["your head 1: here", "your head 2: one back"], list(weights))
+    return example_picture(["your head 1 (here)", "your head 2 (one back)"], list(weights))
 
 
 def judge_alibi(function: Any, module: ModuleType) -> Outcome:

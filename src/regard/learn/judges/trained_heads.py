@@ -25,7 +25,7 @@ from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 
 TOLERANCE = 1e-5
 DRAWS, TOKENS = 10, 25  # random tokens, said twice after a start token
-TEXT = " river king army city gold river king army city gold"
+TEXT = " river army east light river army east light"
 Score = Callable[[Tensor, Tensor], float]
 
 
@@ -47,7 +47,7 @@ def encode(text: str) -> tuple[list[int], list[str]]:
     tokenizer = load_model().tokenizer
     assert tokenizer is not None
     ids = tokenizer.encode(text).ids
-    return ids, ["(start)", *(tokenizer.decode([token]).strip() for token in ids[1:])]
+    return ids, ["start", *(tokenizer.decode([token]).strip() for token in ids[1:])]
 
 
 def repeats(seed: int = 0) -> Tensor:
@@ -58,7 +58,8 @@ def repeats(seed: int = 0) -> Tensor:
 
 def previous_token(A: Tensor, ids: Tensor) -> float:
     """The mean of A[q, q − 1]."""
-    return sum(A[q, q - 1].item() for q in range(1, len(ids))) / (len(ids) - 1)
+    rows = A.tolist()
+    return float(sum(rows[q][q - 1] for q in range(1, len(ids))) / (len(ids) - 1))
 
 
 def sink(A: Tensor, ids: Tensor) -> float:
@@ -68,13 +69,20 @@ def sink(A: Tensor, ids: Tensor) -> float:
 
 def induction(A: Tensor, ids: Tensor) -> float:
     """The mean weight on keys that stand before the query and follow a copy of its token."""
-    return _mean_mass(A, [[k for k in range(1, q) if ids[k - 1] == ids[q]] for q in range(len(ids))])
+    return _mean_mass(A, _after_copies(ids))
+
+
+def _after_copies(ids: Tensor) -> list[list[int]]:
+    """For each query, the keys before it whose token before equals the query's token."""
+    tokens = ids.tolist()
+    return [[k for k in range(1, q) if tokens[k - 1] == tokens[q]] for q in range(len(tokens))]
 
 
 def _mean_mass(A: Tensor, keys: list[list[int]], everywhere: bool = False) -> float:
     """The mean weight of queries on their keys, over the queries that have some, or over all of them."""
-    masses = [A[q, found].sum().item() for q, found in enumerate(keys) if found or everywhere]
-    return sum(masses) / len(masses)
+    rows = A.tolist()
+    masses = [sum(rows[q][k] for k in found) for q, found in enumerate(keys) if found or everywhere]
+    return float(sum(masses) / len(masses))
 
 
 SCORES: dict[str, Score] = {"previous_token": previous_token, "sink": sink, "induction": induction}
@@ -89,7 +97,7 @@ def _copies(A: Tensor, ids: Tensor) -> float:
 
 
 def _over_all(A: Tensor, ids: Tensor) -> float:
-    return _mean_mass(A, [[k for k in range(1, q) if ids[k - 1] == ids[q]] for q in range(len(ids))], True)
+    return _mean_mass(A, _after_copies(ids), everywhere=True)
 
 
 def _with_later_copies(A: Tensor, ids: Tensor) -> float:
@@ -200,6 +208,7 @@ def judge_head(kind: str) -> Callable[[Any, ModuleType], Outcome]:
                 "wrong",
                 f"expected (layer, head), a layer from 0 to {layers - 1} and a head from 0 to {heads - 1}, "
                 f"got {answer!r}",
+                hint="the layer comes first, then the head, both counted from 0: (4, 1) is head 1 of layer 4",
             )
         score, best = scores[place].item(), scores.max().item()
         said = (
@@ -232,7 +241,7 @@ def _place(answer: Any, scores: Tensor) -> tuple[int, int] | None:
 
 
 def _picture(module: ModuleType) -> WeightPicture:
-    """The learner's two heads on five words said twice: the rows of the second time."""
+    """The learner's two heads on four words said twice: the rows of the second time."""
     model, scores = load_model(), scores_of_all("induction")
     ids, words = encode(TEXT)
     places = {
@@ -241,7 +250,7 @@ def _picture(module: ModuleType) -> WeightPicture:
     }
     maps = model.maps(torch.tensor([ids]))
     titles, weights = [], []
-    half = 1 + len(words) // 2  # the start token, and five words
+    half = 1 + len(words) // 2  # the start token, and four words
     for title, place in places.items():
         if place is not None:
             titles.append(f"your {title}, {place}")
@@ -311,10 +320,11 @@ def _describe_cut(before: Tensor, after: Tensor, head: int, D: int) -> str:
     changed = (before != after)[0]  # (T, H · D)
     tokens, channels = (changed.any(dim).nonzero()[:, 0] for dim in (1, 0))
     if len(tokens) < before.shape[1]:
-        return f"{len(tokens)} of {before.shape[1]} tokens were changed: a head is a slice of the last axis, of all"
+        some = f"{len(tokens)} of {before.shape[1]} tokens"
+        return f"{some} changed: a head is a slice of the last axis, in every token"
     return (
         f"expected channels {head * D} to {(head + 1) * D - 1} to be 0 for head {head}, and no other; "
-        f"{len(channels)} channels from {channels[0]} to {channels[-1]} were changed"
+        f"of {changed.shape[1]} channels {len(channels)} changed, the first of them {int(channels[0])}"
     )
 
 

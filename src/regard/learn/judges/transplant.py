@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.learn.judges.trained_heads import block_of, encode, load_model
-from regard.learn.judges.verdicts import judge_guess, largest_difference, named_mistake
+from regard.learn.judges.verdicts import is_right, judge_guess, largest_difference, named_mistake
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.recorder import capture
 
@@ -81,7 +81,7 @@ def judge_rotate(function: Any, module: ModuleType) -> Outcome:
     if largest_difference(answer, rotated(x, sign=1)) < TOLERANCE:
         return named_mistake(name, "rotation-sign-lost")
     hint = "a, b = x[..., : D // 2], x[..., D // 2 :]"
-    return Outcome(name, "wrong", "the pairs are not channel i and channel i + D/2", hint=hint)
+    return Outcome(name, "wrong", "this does not turn the pairs of channel i and channel i + D/2", hint=hint)
 
 
 class Projected(NamedTuple):
@@ -145,8 +145,8 @@ def _wrong_outputs(layer: int) -> dict[str, Tensor]:
 def judge_attention(attention_class: Any, module: ModuleType) -> Outcome:
     """Judge the module on one layer with weights copied by us, then on every layer: the certificate."""
     name = "TrainedAttention"
-    if judge_rotate(module.rotate, module).status != "done":
-        return Outcome(name, "wrong", "its `rotate` is wrong: mend that first")
+    if not is_right(judge_rotate, module.rotate, module):
+        return Outcome(name, "unfinished", "it is compared once `rotate` is right")
     for layer in (LAYER, *range(load_model().config.num_layers)):
         answer = _run(attention_class, layer)
         if not isinstance(answer, tuple) or len(answer) != 2:
@@ -280,6 +280,18 @@ def judge_input(function: Any, module: ModuleType) -> Outcome:
 def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
     """Compare the guess with the largest difference of the learner's weights from the model's."""
     name = "largest_difference"
+    try:
+        exact = _difference_from_capture(module)
+    except Exception:  # the outcomes of the other tasks say why
+        exact = float("inf")
+    if not exact < TOLERANCE:
+        return Outcome(name, "unfinished", "your guess is compared once the rest is right")
+    said = "the largest difference between a weight of yours and one of the model's"
+    return judge_guess(name, guess, exact, within=float("inf"), said=said)
+
+
+def _difference_from_capture(module: ModuleType) -> float:
+    """The largest difference of a weight, over all layers, with the learner's parts alone."""
     seen = capture(load_model(), inputs={"input_ids": token_ids()})
     exact = 0.0
     for layer in range(load_model().config.num_layers):
@@ -288,12 +300,7 @@ def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
         with torch.no_grad():
             _, weights = mine(module.layer_input(load_model(), token_ids(), layer))
         exact = max(exact, largest_difference(weights, seen[layer].to_dense()))
-    if not exact < TOLERANCE:
-        return Outcome(
-            name, "unfinished", f"a weight differs by {exact:.2g}: compare your guess once the rest is right"
-        )
-    said = "the largest difference between a weight of yours and one of the model's"
-    return judge_guess(name, guess, exact, within=float("inf"), said=said)
+    return exact
 
 
 TASKS: tuple[Task, ...] = (

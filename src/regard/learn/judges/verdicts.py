@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -50,7 +52,7 @@ def outcome_of_report(name: str, report: Report, done: str) -> Outcome:
         return Outcome(name, "wrong", f"{first.effect} {first.what}", first.name, first.fix)
     if report.verdict == "wrong":
         failures = "; ".join(str(failure) for failure in report.failures[:2])
-        hint = f"The smallest case: {report.example}" if report.example else ""
+        hint = report.example.removeprefix("No mistake of the catalogue gives these numbers. ")
         return Outcome(name, "wrong", f"no known mistake explains it: {failures}", hint=hint)
     return Outcome(name, "wrong", f"it could not be compared: {report.undecided}")
 
@@ -60,6 +62,14 @@ def named_mistake(name: str, mistake: str, evidence: str = "", hint: str = "") -
     entry = find_mistake(mistake)
     assert entry is not None, mistake
     return Outcome(name, "wrong", f"{entry.effect} {evidence}".strip(), mistake, hint or entry.fix)
+
+
+def is_right(judge: Callable[[Any, ModuleType], Outcome], thing: Any, module: ModuleType) -> bool:
+    """Return whether another thing of the learner's file, which a task needs, is right already."""
+    try:
+        return judge(thing, module).status == "done"
+    except Exception:  # it has lines that are still to be written, or an error, which its own outcome tells
+        return False
 
 
 def judge_guess(name: str, guess: Any, exact: float, within: float, said: str) -> Outcome:

@@ -1,0 +1,91 @@
+"""Lessons 9, 11 and 12 beside Regard's own measurements; the names of mistakes outside of the catalogue."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.attention.masks.named_masks import causal
+from regard.checker.catalogue import CATALOGUE
+from regard.heads import scores, uniform
+from regard.learn.course import get_lesson
+from regard.learn.judgement import judge_module
+from regard.learn.judges import trained_heads, transplant
+from regard.learn.mistakes import MODEL_MISTAKES, find_mistake
+from regard.learn.page import lesson_page
+from regard.maps import attention_map
+from tests.learn.in_process import judged
+
+
+@pytest.mark.parametrize("kind", ["previous_token", "induction"])
+def test_the_loops_of_lesson_11_give_the_scores_of_regard(kind: str) -> None:
+    ids = torch.randint(5, (1, 20), generator=torch.Generator().manual_seed(0))
+    q, k = torch.randn(2, 1, 3, 20, 4, generator=torch.Generator().manual_seed(1))
+    m = attention_map(q, k, mask=causal)
+    expected = getattr(scores(m, ids), kind)[0]
+    loops = [trained_heads.SCORES[kind](head, ids[0]) for head in m.to_dense()[0]]
+    assert loops == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_the_baseline_of_lesson_11_is_that_of_regard() -> None:
+    ids = trained_heads.repeats()[:1]
+    m = trained_heads.load_model().maps(ids)[0]
+    null = scores(uniform(m), ids)
+    for kind in ("previous_token", "induction"):
+        assert trained_heads.baseline(kind) == pytest.approx(getattr(null, kind)[0, 0].item(), abs=1e-6)
+
+
+def test_the_heads_of_the_solution_are_the_clearest() -> None:
+    for kind, place in {"previous_token": (4, 1), "sink": (0, 1), "induction": (5, 3)}.items():
+        table = trained_heads.scores_of_all(kind)
+        assert divmod(int(table.argmax()), table.shape[1]) == place
+
+
+def test_a_head_that_does_it_less_clearly_counts_too(tmp_path: Path) -> None:
+    lesson = get_lesson(11)
+    program = lesson.solution.replace("previous_token_head = (4, 1)", "previous_token_head = (4, 2)")
+    outcome = next(o for o in judged(lesson, program, tmp_path) if o.task == "previous_token_head")
+    assert outcome.status == "done"
+    assert "the clearest gives" in outcome.message
+
+
+def test_the_reference_of_lesson_12_is_the_layer() -> None:
+    """The float64 attention that judges the learner's agrees with what the model's own layers gave."""
+    for layer in range(6):
+        q, k, v = transplant._project(layer)
+        weights = transplant._attend(transplant.rotated(q), transplant.rotated(k))
+        merged = (weights @ v).transpose(1, 2).flatten(2)
+        out = merged @ transplant.block_of(layer).attention.out.weight.detach().double().mT
+        assert (out - transplant.layer_call(layer).out).abs().max() < 1e-5
+
+
+def test_another_pairing_gives_another_map() -> None:
+    """In some weight of some layer by more than 0.5, as lesson 12 says."""
+    differences = []
+    for layer in range(6):
+        q, k, _ = transplant._project(layer)
+        right = transplant._attend(transplant.rotated(q), transplant.rotated(k))
+        other = transplant._attend(*(transplant.rotated(x, neighbours=True) for x in (q, k)))
+        torch.testing.assert_close(other.sum(-1), torch.ones_like(other[..., 0]))
+        differences.append((right - other).abs().max().item())
+    assert max(differences) > 0.5
+
+
+def test_names_outside_of_the_catalogue_are_used_and_explained() -> None:
+    assert not MODEL_MISTAKES.keys() & CATALOGUE.keys()
+    judges = [judge_module(get_lesson(number)) for number in (10, 11, 12)]
+    sources = "".join(inspect.getsource(judge) for judge in judges)
+    for name, mistake in MODEL_MISTAKES.items():
+        assert f'"{name}"' in sources, name
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)+", name)
+        assert mistake.effect.endswith(".")
+        assert mistake.fix
+    assert find_mistake("no-such-mistake") is None
+
+
+def test_a_page_explains_a_name_outside_of_the_catalogue() -> None:
+    assert f"title='{MODEL_MISTAKES['no-residual'].effect}'" in lesson_page(get_lesson(10))

@@ -1,0 +1,119 @@
+"""The language of lesson 10, and its judge's promises: the text's numbers, and that attention is needed."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from regard.learn.course import get_lesson
+from regard.learn.judges import block
+from regard.learn.sentences import (
+    LENGTH,
+    WORDS,
+    all_sentences,
+    draw_sentences,
+    entropy,
+    loss_without_attention,
+)
+from tests.learn.in_process import judge_here, judged
+
+LESSON = get_lesson(10)
+
+
+@pytest.fixture
+def solution() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("solution_of_lesson_10", LESSON.folder / "solution.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_sentence_stands_once_and_uses_known_words() -> None:
+    sentences = all_sentences()
+    assert sentences.shape == (165_888, LENGTH)
+    assert len(torch.unique(sentences, dim=0)) == len(sentences)
+    assert len(set(WORDS)) == len(WORDS) == 43
+
+
+def test_the_pronoun_object_and_place_follow_from_earlier_words() -> None:
+    for row in draw_sentences(200, torch.Generator().manual_seed(0)).tolist():
+        words = [WORDS[i] for i in row]
+        at = words.index("and")
+        name = next(
+            word for word in words[1:3] if word in ("mia", "ada", "eva", "ida", "tom", "ben", "max", "leo")
+        )
+        assert words[at + 1] == ("she" if name in ("mia", "ada", "eva", "ida") else "he")
+        assert words[at + 4] == words[words.index("the") + 1]
+        assert words[at + 7] in words[:at]
+
+
+def test_the_entropies_are_those_of_the_text_and_the_bound_is_between() -> None:
+    assert entropy() == pytest.approx(math.log(8 * 4 * 8 * 3 * 6 * 4 * 3 * 3) / 18)
+    assert entropy() == pytest.approx(0.668, abs=5e-4)
+    assert loss_without_attention() == pytest.approx(0.921, abs=5e-4)
+    gap = loss_without_attention() - entropy()
+    assert pytest.approx(loss_without_attention() - 0.8 * gap, abs=2e-3) == block.BOUND
+
+
+def test_without_attention_the_bound_is_out_of_reach(solution: ModuleType) -> None:
+    """The same model, trained as long as the judge trains, with attention that returns zeros."""
+
+    class Blind(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(x)
+
+    torch.manual_seed(0)
+    model = solution.SmallGPT(len(WORDS), LENGTH, block.D_MODEL, block.HEADS, block.LAYERS)
+    for layer in model.blocks:
+        layer.attention = Blind()
+    loss = block.train(model, 300, block.BOUND, lambda doing: None)
+    assert loss > 0.9
+    assert loss_without_attention() - 0.02 < loss < loss_without_attention() + 0.1
+
+
+def test_a_model_that_sees_its_answers_falls_below_what_is_possible(
+    solution: ModuleType, tmp_path: Path
+) -> None:
+    leaking = LESSON.solution.replace("(q, k, v, is_causal=True)", "(q, k, v)")
+    model = next(outcome for outcome in judged(LESSON, leaking, tmp_path) if outcome.task == "SmallGPT")
+    assert model.mistake == "no-mask"
+    loss = float(model.message.split("fell to ")[1].split(",")[0])
+    assert loss < 0.1 < entropy()
+
+
+def test_targets_that_are_not_shifted_let_the_loss_fall_to_0(solution: ModuleType) -> None:
+    torch.manual_seed(0)
+    model = solution.SmallGPT(len(WORDS), LENGTH, block.D_MODEL, block.HEADS, block.LAYERS)
+    optimizer, generator = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
+    for _ in range(80):
+        ids = draw_sentences(32, generator)
+        loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.02
+
+
+def test_the_judge_tells_how_far_training_is_and_heads_become_sharp(tmp_path: Path) -> None:
+    path = tmp_path / LESSON.file
+    path.write_text(LESSON.solution, encoding="utf-8")
+    lines: list[dict[str, str]] = []
+    outcomes = judge_here(LESSON, path, tell=lines.append)
+    told = [line["doing"] for line in lines if "doing" in line]
+    assert told[0].startswith("Training: step 25 of at most 600, loss ")
+    assert 6 <= len(told) <= 12, "about 200 steps, as the lesson says"
+    start = next(outcome for outcome in outcomes if outcome.task == "loss_at_the_start")
+    assert 3.9 < float(start.message.split(" is ")[1].split(";")[0]) < 4.1, "about 4.0, as the lesson says"
+    picture = next(outcome.picture for outcome in outcomes if outcome.picture)
+    before, after = (torch.tensor(weights) for weights in picture.weights)
+    keys = [key for _, key in block.LOOKS_BACK.values()]
+    assert before[range(len(keys)), keys].max() < 0.3
+    assert after[range(len(keys)), keys].mean() > 0.5
