@@ -209,8 +209,8 @@ def wide_head(mistake: Mistake) -> list[str]:
     stuck = sum(loss > max(right) + 0.05 for loss in wrong)
     text = (
         f"With a head of width {WIDE_HEAD} it may show: of {len(wrong)} runs without the scale, {stuck} "
-        f"stand above {max(right) + 0.05:.2f} after {WIDE_STEPS} steps, the worst at {max(wrong):.2f}; all runs with "
-        f"it stand at {max(right):.2f} or below."
+        f"stand above {max(right) + 0.05:.2f} after {WIDE_STEPS} steps, the worst at {max(wrong):.2f}; all "
+        f"runs with it stand below {max(right) + 0.005:.2f}."
     )
     return [prose(text)]
 
@@ -348,7 +348,8 @@ def tests_page() -> str:
         prose(
             f"{len(PROPERTY_TESTS)} tests that right attention passes. Together they find every one of the "
             f"{len(CATALOGUE)} [pitfalls](index.md): each fails on the programs with the mistakes named "
-            "under it, and passes on the right ones. Put your own class or function in place of "
+            "under it, and passes on the right ones. Here each has the version that most of them need; the "
+            "page of a mistake has the one for its kind of code. Put your own class or function in place of "
             "`my_attention`'s, and paste those that fit."
         ),
     ]
