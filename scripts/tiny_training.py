@@ -27,7 +27,7 @@ from regard.checker.mistakes.mistake import Mistake
 
 RESULTS = Path(__file__).with_suffix(".json")
 STEPS, SEEDS = 600, 3
-WIDE_HEAD, WIDE_STEPS = 512, 300
+WIDE_HEAD, WIDE_STEPS, WIDE_SEEDS = 512, 300, 8
 LETTERS, HALF, WIDTH = 8, 8, 32
 LENGTH = 2 * HALF - 1  # letters that the model reads; it is asked for the one after each
 BEST_LOSS = math.log(LETTERS) * (HALF - 1) / LENGTH
@@ -127,7 +127,7 @@ def median_losses(mistake: Mistake | None, kind: str) -> dict[str, float | None]
 
 def wide_losses(mistake: Mistake | None) -> list[float | None]:
     """Return the training loss of a wide head, where a missing scale shows, for each seed."""
-    runs = [train(mistake, "head", WIDE_STEPS, seed, WIDE_HEAD) for seed in range(SEEDS)]
+    runs = [train(mistake, "head", WIDE_STEPS, seed, WIDE_HEAD) for seed in range(WIDE_SEEDS)]
     return [None if run.training is None else round(run.training, 3) for run in runs]
 
 

@@ -66,6 +66,15 @@ def test_what_the_loss_shows_agrees_with_what_the_page_lists(name: str) -> None:
         assert "The loss falls too slowly, or stops too high" in sights
 
 
+def test_the_page_of_myths_quotes_what_a_wide_head_without_the_scale_did() -> None:
+    wide = pitfalls.trainings()["wide"]
+    stuck = [loss for loss in wide["no-scale"] if loss > max(wide["right"]) + 0.05]
+    assert (len(stuck), len(wide["no-scale"])) == (3, 8)
+    assert stuck == pytest.approx([1.11] * 3, abs=0.01)
+    text = (pitfalls.ROOT / "docs" / "myths.md").read_text(encoding="utf-8")
+    assert "three of eight runs stay at a loss of 1.11 instead of 0.97" in " ".join(text.split())
+
+
 @pytest.mark.parametrize(
     "name",
     [None, "no-mask", "mask-after-softmax", "missing-diagonal", "weights-detached"],
