@@ -12,6 +12,9 @@ from regard.learn.lesson import Outcome
 from tests.learn.in_process import judged
 
 SUPER = ("        super().__init__()\n", "")
+BUFFER = """self.register_buffer(
+            "causal_mask", visible, persistent=False
+        )"""
 HEAD = {
     "no super": (SUPER, "super().__init__()"),
     "one tensor": (("return out, weights", "return out"), "return two tensors"),
@@ -21,9 +24,13 @@ HEAD = {
     "other names": (("W_q", "query"), "expected `self.W_q`"),
     "no module": (("Head(nn.Module)", "Head"), "class Head(nn.Module)"),
     "saved mask": ((", persistent=False", ""), "persistent-mask"),
+    "buffer without a name": (
+        (BUFFER, "self.register_buffer(visible, persistent=False)"),
+        "a name and a tensor",
+    ),
     "mask as parameter": (
         (
-            'self.register_buffer("causal_mask", visible, persistent=False)',
+            BUFFER,
             "self.causal_mask = nn.Parameter(visible.float(), requires_grad=False)",
         ),
         "is a parameter",

@@ -96,11 +96,11 @@ def test_replacing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("import no_such_library\n", 2, "No module named 'no_such_library'"),
         ("raise SystemExit(3)\n", 2, "calls exit()"),
         (
-            "def simplified_self_attention(x):\n    return x.nothing\nweight_of_model_on_itself = 1\n",
+            "def simplified_self_attention(x):\n    return x.nothing\nweight_of_model_if_doubled = 1\n",
             1,
             "line 2",
         ),
-        ("def simplified_self_attention(x):\n    pass\nweight_of_model_on_itself = 1\n", 1, "two tensors"),
+        ("def simplified_self_attention(x):\n    pass\nweight_of_model_if_doubled = 1\n", 1, "two tensors"),
     ],
 )
 def test_every_file_gets_a_sentence(tmp_path: Path, program: str | None, code: int, said: str) -> None:
@@ -116,7 +116,7 @@ def test_every_file_gets_a_sentence(tmp_path: Path, program: str | None, code: i
     "program",
     [
         "while True:\n    pass\n",
-        "def simplified_self_attention(x):\n    while True:\n        pass\nweight_of_model_on_itself = 0.2\n",
+        "def simplified_self_attention(x):\n    while True:\n        pass\nweight_of_model_if_doubled = 0\n",
     ],
 )
 def test_an_endless_loop_ends_with_a_sentence(tmp_path: Path, program: str) -> None:
@@ -130,7 +130,7 @@ def test_a_right_file_is_shown_its_own_weights_and_the_next_lesson(tmp_path: Pat
     write(tmp_path, plain_solution(SIMILARITY.solution))
     result = learn(tmp_path, "1", "--check")
     assert result.exit_code == 0, result.output
-    assert "0.2319" in result.output
+    assert "0.4298" in result.output
     assert "Lesson 1 is done" in result.output
     assert "regard learn 2" in result.output
     assert (tmp_path / "regard-lessons" / "lesson1-yours.svg").exists()

@@ -1,4 +1,4 @@
-"""Lessons 2 to 4: errors of learners that are in no catalogue, and answers that are right in another way."""
+"""Lessons 1 to 4: errors of learners that are in no catalogue, and answers that are right in another way."""
 
 from __future__ import annotations
 
@@ -145,6 +145,57 @@ def test_a_poor_test_for_leaks_is_told_what_it_misses(
     assert outcome.status == "wrong"
     assert message in outcome.message
     assert outcome.hint
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        (MOVED.replace("[:, :t]", "[:t]"), "out[:, :t] takes tokens"),
+        (MOVED.replace(":t]", ": t + 1]"), "only if one of an earlier token has moved"),
+    ],
+)
+def test_texts_taken_for_tokens_get_a_hint_of_their_own(wrong: str, hint: str, tmp_path: Path) -> None:
+    assert hint in outcomes(4, MOVED, wrong, tmp_path)["finds_leak"].hint
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message", "hint"),
+    [
+        ("torch.softmax(scores, dim=-1)", "torch.softmax(scores, dim=0)", "Your columns sum to 1", "dim=-1"),
+        ("torch.softmax(scores, dim=-1)", "scores / scores.sum(-1, keepdim=True)", "no softmax", "softmax"),
+        ("return out, weights", "return weights, out", "are out and weights exchanged?", "in this order"),
+        ("return out, weights", "pass", "got None: is `return` missing?", "return out, weights"),
+        ("x.mT", "x.T", "fails on a batch", "x @ x.mT"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The use of `x.T`:UserWarning")
+def test_lesson_1_answers_in_its_own_words(
+    right: str, wrong: str, message: str, hint: str, tmp_path: Path
+) -> None:
+    outcome = outcomes(1, right, wrong, tmp_path)["simplified_self_attention"]
+    assert outcome.status == "wrong"
+    assert message in outcome.message
+    assert hint in outcome.hint
+
+
+def test_a_weight_above_1_is_no_guess(tmp_path: Path) -> None:
+    outcome = outcomes(1, "= 0.4298", "= 3", tmp_path)["weight_of_model_if_doubled"]
+    assert (outcome.status, "between 0 and 1" in outcome.message) == ("wrong", True)
+
+
+@pytest.mark.parametrize(
+    ("number", "right", "wrong", "message", "hint"),
+    [
+        (3, "k.shape[-1]", "x.shape[-1]", "You divide by √d_model", "k.shape[-1]"),
+        (4, "~visible", "visible", "must not see", "masked_fill(~visible"),
+    ],
+)
+def test_a_mistake_is_told_in_the_names_of_the_lesson(
+    number: int, right: str, wrong: str, message: str, hint: str, tmp_path: Path
+) -> None:
+    outcome = next(o for o in outcomes(number, right, wrong, tmp_path).values() if o.mistake)
+    assert message in outcome.message
+    assert hint in outcome.hint
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,21 @@ from regard.stages.example import WV, X
 
 INIT: dict[str, Any] = {"d_model": 24, "head_dim": 8, "max_seq_len": 16, "dropout": 0.1}
 CHECK = "check_against_pytorch"
+BUFFER = 'self.register_buffer("causal_mask", visible, persistent=False)'
+EFFECTS = {
+    "plain-attribute": "When the module is moved to another device, `causal_mask` stays behind, and forward "
+    "fails there: it is a plain attribute."
+}
 MISTAKE_HINTS = {
-    "plain-attribute": 'self.register_buffer("causal_mask", visible, persistent=False)',
+    "plain-attribute": BUFFER,
+    "persistent-mask": BUFFER,
     "scale-from-model-width": "math.sqrt(k.shape[-1]): the width of the head, not of the model",
     "dropout-in-eval": "weights = self.dropout(weights): nn.Dropout rests in eval mode, F.dropout does not",
     "dropout-on-scores": "weights = self.dropout(weights), after the softmax",
 }
 HINTS = (
+    ("register_buffer()", f"a buffer has a name and a tensor: {BUFFER}"),
+    ("buffer name should be a string", f"a buffer has a name and a tensor: {BUFFER}"),
     (
         "size of tensor a (16)",
         "the mask is for max_seq_len tokens: take its corner for T, causal_mask[:T, :T]",
@@ -96,7 +104,9 @@ def judge_head(thing: Any, module: ModuleType) -> Outcome:
     if problem is not None:
         return problem
     done = "a causal head of its own width, with a mask that moves with it and dropout on its weights."
-    outcome = check_attention("Head", thing, done, hints=MISTAKE_HINTS, init=INIT, causal=True)
+    outcome = check_attention(
+        "Head", thing, done, hints=MISTAKE_HINTS, effects=EFFECTS, init=INIT, causal=True
+    )
     if outcome.status != "done":
         return outcome
     return replace(outcome, picture=_picture(thing))
@@ -110,7 +120,7 @@ def _find_parameter(thing: Any) -> Outcome | None:
     except Exception:
         return None  # it is built again, and the error explained
     said = "`causal_mask` is a parameter: an optimiser changes parameters, and state_dict saves them"
-    return Outcome("Head", "wrong", said, hint=MISTAKE_HINTS["plain-attribute"])
+    return Outcome("Head", "wrong", said, hint=BUFFER)
 
 
 def _picture(thing: Any) -> WeightPicture:
@@ -240,7 +250,7 @@ TASKS = (
 USUAL_MISTAKES = (
     UsualMistake(
         "plain-attribute",
-        'self.register_buffer("causal_mask", visible, persistent=False)',
+        'self.register_buffer(\n            "causal_mask", visible, persistent=False\n        )',
         "self.causal_mask = visible",
     ),
     UsualMistake("scale-from-model-width", "math.sqrt(k.shape[-1])", "math.sqrt(x.shape[-1])"),

@@ -17,6 +17,9 @@ from regard.learn.lesson import Outcome, Task, UsualMistake
 
 NAME = "CausalSelfAttention"
 DONE = "softmax(Q Kᵀ / √d + M) V: no output depends on a later token, so every token can be trained at once."
+HINTS = {
+    "inverted-mask": "masked_fill hides where its mask is True: scores.masked_fill(~visible, -torch.inf)"
+}
 B, T, D = 2, 6, 8  # of the tokens that a test for leaks gets
 
 Weigh = Callable[[Tensor, Tensor], Tensor]  # the weights (…, T, T) of queries and keys (…, T, D)
@@ -58,6 +61,7 @@ def _scores(q: Tensor, k: Tensor) -> Tensor:
 AGAIN = (
     "compare the outputs before and after a change, and return True only if one of an earlier token has moved"
 )
+TEXTS = "out is (B, T, head_dim): out[:t] takes texts, out[:, :t] takes tokens"
 OUTPUTS = "look at the outputs: what a weight depends on cannot be seen in the weight itself"
 ONE_AHEAD = rule(lambda b, h, q, k: k <= q + 1)
 SUSPECTS = (
@@ -89,7 +93,7 @@ SUSPECTS = (
 
 def judge_class(cls: Any, module: ModuleType) -> Outcome:
     """Judge the learner's class as a causal attention."""
-    return judge_self_attention(NAME, cls, masked_before(causal), DONE, causal=True)
+    return judge_self_attention(NAME, cls, masked_before(causal), DONE, causal=True, hints=HINTS)
 
 
 def judge_test(function: Any, module: ModuleType) -> Outcome:
@@ -109,13 +113,25 @@ def judge_test(function: Any, module: ModuleType) -> Outcome:
             return Outcome(name, wrong, f"it returned {verdict!r:.60}; expected True or False", hint=AGAIN)
         if verdict and not suspect.leaks:
             message = f"it accuses an attention that does not leak: {suspect.reason}"
-            return Outcome(name, wrong, message, hint=suspect.hint)
+            hint = TEXTS if _compares_texts(function, suspect, x, projections) else suspect.hint
+            return Outcome(name, wrong, message, hint=hint)
         if suspect.leaks and not verdict:
             return Outcome(name, wrong, f"it misses a leak: {suspect.reason}", hint=suspect.hint)
     leaks = sum(suspect.leaks for suspect in SUSPECTS)
     right = len(SUSPECTS) - leaks
     done = f"your test found the leaks of {leaks} wrong attentions, and none in {right} right ones."
     return Outcome(name, "done", done)
+
+
+def _compares_texts(function: Any, suspect: Suspect, x: Tensor, projections: list[Tensor]) -> bool:
+    """Whether a test takes texts for tokens, `out[:t]`: right if tokens are the first axis."""
+    attention = _attention(suspect.weigh, projections)
+
+    def tokens_first(x: Tensor) -> tuple[Tensor, Tensor]:
+        out, weights = attention(x)
+        return out.transpose(0, 1), weights
+
+    return function(tokens_first, x.clone()) is False
 
 
 def _attention(weigh: Weigh, projections: list[Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

@@ -24,6 +24,11 @@ REASONS = {  # what a wrong prediction is the right answer to
     1
     / math.sqrt(WIDTH): "that is what to multiply the scores by, so that their standard deviation becomes 1",
 }
+EFFECTS = {
+    "scale-from-model-width": "You divide by √d_model. q and k have the width head_dim, so the scores get "
+    "too small and the weights too even.",
+}
+HINTS = {"scale-from-model-width": "math.sqrt(k.shape[-1]): the width of a key, not of a token"}
 SCORES = "q @ k.mT / math.sqrt(k.shape[-1])"
 
 
@@ -39,7 +44,7 @@ def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
 
 def judge_class(cls: Any, module: ModuleType) -> Outcome:
     """Judge the learner's class with the scale 1/√head_dim."""
-    return judge_self_attention(NAME, cls, scaled, DONE)
+    return judge_self_attention(NAME, cls, scaled, DONE, effects=EFFECTS, hints=HINTS)
 
 
 TASKS = (Task("std_of_scores", judge_prediction), Task(NAME, judge_class))

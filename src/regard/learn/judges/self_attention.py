@@ -35,7 +35,7 @@ def judge_self_attention(name: str, cls: Any, weigh: Weigh, done: str, **options
         cls: the learner's class.
         weigh: the right weights of queries and keys.
         done: what to say if it is right.
-        options: keyword arguments of `regard.check`.
+        options: of `check_attention`: `hints`, `effects` and keyword arguments of `regard.check`.
     """
     wrong = find_wrong_form(name, cls) or find_wrong_values(name, cls, weigh)
     if wrong is not None:

@@ -16,6 +16,7 @@ from regard.stages.example import X
 from regard.stages.simplified import simplified_self_attention
 
 TOLERANCE = 1e-5
+GUESS = "weight_of_model_if_doubled"
 SCORES, WEIGHTS, OUT = "x @ x.mT", "torch.softmax(scores, dim=-1)", "weights @ x"
 
 
@@ -34,16 +35,29 @@ def _weights_of(x: Tensor, mistake: str) -> Tensor:
 MISTAKES = ("softmax-over-queries", "softmax-missing", "softmax-twice", "sum-not-divided")
 
 
+EFFECTS = {
+    "softmax-over-queries": "Your columns sum to 1, not your rows: an output is then no mean of the tokens.",
+    "softmax-missing": "Your rows do not sum to 1, and weights can be negative: the softmax is missing.",
+    "softmax-twice": "Softmax of weights makes them nearly equal: it is taken twice.",
+    "sum-not-divided": "The exponentials are not divided by their sum, so your rows do not sum to 1.",
+}
+HINTS = {
+    "dot-t-on-a-batch": "scores = x @ x.mT, which swaps the last two axes only",
+    "softmax-over-queries": "torch.softmax(scores, dim=-1): on a batch (B, T, T) dim=1 goes down the columns "
+    "and dim=-1 is right, with and without a batch",
+}
+
+
 def judge_function(function: Any, module: ModuleType) -> Outcome:
     """Compare the learner's function with the right one, on one sequence and on a batch."""
     name = "simplified_self_attention"
     generator = torch.Generator().manual_seed(0)
     one, batch = torch.randn(7, 3, generator=generator), torch.randn(2, 5, 4, generator=generator)
     answer = function(one)
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        return Outcome(
-            name, "wrong", "expected two tensors, the output and the weights", hint="return out, weights"
-        )
+    if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(a, Tensor) for a in answer):
+        got = "None: is `return` missing?" if answer is None else f"{answer!r:.60}"
+        said = f"expected two tensors, the output and the weights; got {got}"
+        return Outcome(name, "wrong", said, hint="return out, weights")
     for x in (one, batch):
         try:
             out, weights = function(x)
@@ -62,6 +76,9 @@ def judge_function(function: Any, module: ModuleType) -> Outcome:
 def _compare(name: str, x: Tensor, out: Tensor, weights: Tensor) -> Outcome | None:
     """Return what is wrong with the answer for x; None if nothing is."""
     expected_out, expected = simplified_self_attention(x)
+    if weights.shape == expected_out.shape and out.shape == expected.shape:
+        said = "the first tensor has the shape of the weights: are out and weights exchanged?"
+        return Outcome(name, "wrong", said, hint="return out, weights, in this order")
     if weights.shape != expected.shape:
         shapes = (
             f"expected the weights {tuple(expected.shape)} for x {tuple(x.shape)}, got {tuple(weights.shape)}"
@@ -75,6 +92,9 @@ def _compare(name: str, x: Tensor, out: Tensor, weights: Tensor) -> Outcome | No
             return Outcome(
                 name, "wrong", "the scores are divided by √d, which is lesson 3: leave it out here"
             )
+        if largest_difference(weights.sum(-1), torch.ones(x.shape[:-1])) < TOLERANCE:
+            said = "your rows sum to 1, but they are no softmax of the scores: are the exponentials missing?"
+            return Outcome(name, "wrong", said, hint="weights = torch.softmax(scores, dim=-1)")
         return Outcome(
             name,
             "wrong",
@@ -94,21 +114,27 @@ def _compare(name: str, x: Tensor, out: Tensor, weights: Tensor) -> Outcome | No
 def _named(name: str, mistake: str, evidence: str = "") -> Outcome:
     """Return the outcome for a mistake of the catalogue."""
     entry = get_mistake(mistake)
-    said = evidence or f"Your weights equal attention {entry.what}."
-    return Outcome(name, "wrong", f"{entry.effect} {said}", mistake, entry.fix)
+    said = EFFECTS.get(mistake, f"{entry.effect} {evidence}")
+    return Outcome(name, "wrong", said, mistake, HINTS.get(mistake, entry.fix))
 
 
 def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
     """Compare the guess with the weight; any guess will do, since the lesson is in the comparison."""
-    exact = simplified_self_attention(X)[1][1, 1].item()
-    return judge_guess(
-        "weight_of_model_on_itself", guess, exact, within=float("inf"), said='the weight of "model" on itself'
-    )
+    if isinstance(guess, int | float) and not 0 <= guess <= 1:
+        return Outcome(
+            GUESS,
+            "wrong",
+            f"a weight lies between 0 and 1; you guessed {guess:g}",
+            hint="guess a number from 0 to 1",
+        )
+    exact = simplified_self_attention(2 * X)[1][1, 1].item()
+    said = 'with every token doubled, the weight of "model" on itself'
+    return judge_guess(GUESS, guess, exact, within=float("inf"), said=said)
 
 
 TASKS = (
     Task("simplified_self_attention", judge_function),
-    Task("weight_of_model_on_itself", judge_prediction),
+    Task(GUESS, judge_prediction),
 )
 USUAL_MISTAKES = (
     UsualMistake("softmax-over-queries", WEIGHTS, "torch.softmax(scores, dim=0 if x.ndim == 2 else 1)"),

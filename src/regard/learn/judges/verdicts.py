@@ -19,7 +19,13 @@ from regard.stages.example import TOKENS
 
 
 def check_attention(
-    name: str, thing: Any, done: str, *, hints: dict[str, str] | None = None, **options: Any
+    name: str,
+    thing: Any,
+    done: str,
+    *,
+    hints: dict[str, str] | None = None,
+    effects: dict[str, str] | None = None,
+    **options: Any,
 ) -> Outcome:
     """Judge an attention with the checker.
 
@@ -27,29 +33,32 @@ def check_attention(
         name: of the task.
         thing: the learner's function, module or class.
         done: what to say if it is right.
-        hints: by the name of a mistake, how to mend it in the lesson's own names.
+        hints: by the name of a mistake or warning, how to mend it in the lesson's own names.
+        effects: by the name of a mistake, what it does, in words that the lesson has used by then.
         options: keyword arguments of `regard.check`.
     """
     try:
-        outcome = outcome_of_report(name, check(thing, **options), done)
-        return replace(outcome, hint=(hints or {}).get(outcome.mistake, outcome.hint))
+        outcome = outcome_of_report(name, check(thing, **options), done, hints or {})
+        return replace(outcome, message=(effects or {}).get(outcome.mistake, outcome.message))
     except CheckError as error:
         return Outcome(name, "wrong", str(error))
 
 
-def outcome_of_report(name: str, report: Report, done: str) -> Outcome:
+def outcome_of_report(name: str, report: Report, done: str, hints: dict[str, str]) -> Outcome:
     """Return the outcome that a report of the checker amounts to: the mistake's name and effect first.
 
-    Warnings do not make it wrong: they are added to what is said.
+    Warnings do not make it wrong: they are added to what is said. `hints` mend in the lesson's own names.
     """
     if report.ok:
         warnings = [f" One warning, {warning.name}: {warning.what}" for warning in report.diagnoses]
-        fixes = [warning.fix for warning in report.diagnoses]
+        fixes = [hints.get(warning.name, warning.fix) for warning in report.diagnoses]
         return Outcome(name, "done", done + "".join(warnings), hint="; ".join(fixes))
     named = [diagnosis for diagnosis in report.diagnoses if not diagnosis.warning]
     if named:
         first = named[0]
-        return Outcome(name, "wrong", f"{first.effect} {first.what}", first.name, first.fix)
+        return Outcome(
+            name, "wrong", f"{first.effect} {first.what}", first.name, hints.get(first.name, first.fix)
+        )
     if report.verdict == "wrong":
         failures = "; ".join(str(failure) for failure in report.failures[:2])
         hint = report.example.removeprefix("No mistake of the catalogue gives these numbers. ")

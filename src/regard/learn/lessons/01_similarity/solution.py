@@ -16,15 +16,19 @@ import torch
 
 
 def simplified_self_attention(x):
-    """Attention of tokens x (..., T, d): the output (..., T, d) and the weights (..., T, T)."""
-    scores = x @ x.mT  #: the dot product of every token with every token, (..., T, T)
-    weights = torch.softmax(scores, dim=-1)  #: softmax of each row, so that it sums to 1, (..., T, T)
-    out = weights @ x  #: the mean of the tokens with these weights, (..., T, d)
+    """Attention of tokens x: the output, of the shape of x, and the weights.
+
+    x is one text (T, d), or a batch of B texts (B, T, d). The shapes below are those of one text; write each
+    line so that a batch works, too. `.mT` swaps the last two axes and leaves a batch as it is.
+    """
+    scores = x @ x.mT  #: the dot product of every token with every token, (T, T)
+    weights = torch.softmax(scores, dim=-1)  #: softmax of each row, so that it sums to 1, (T, T)
+    out = weights @ x  #: the mean of the tokens with these weights, (T, d)
     return out, weights
 
 
-# Predict, then look: the weight that "model" gives to itself. Six equal weights would be 0.167.
-weight_of_model_on_itself = 0.2319  #: your guess, before you run anything
+# Predict, then look: "model" gives 0.2319 to itself. What if every number of every token were twice as large?
+weight_of_model_if_doubled = 0.4298  #: your guess, before you run anything
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ class Head(nn.Module):
         self.W_v = nn.Linear(d_model, head_dim, bias=False)
         self.dropout = nn.Dropout(dropout)
         visible = torch.ones(max_seq_len, max_seq_len, dtype=torch.bool).tril()  # True = visible
-        self.register_buffer("causal_mask", visible, persistent=False)  #: a buffer "causal_mask", not saved
+        self.register_buffer(
+            "causal_mask", visible, persistent=False
+        )  #: visible as the buffer causal_mask, not saved
 
     def forward(self, x):
         T, longest = x.shape[1], len(self.causal_mask)
