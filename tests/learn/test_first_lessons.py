@@ -79,6 +79,12 @@ def test_an_error_that_the_checker_cannot_run_is_named(
     assert outcomes(2, right, wrong, tmp_path)["UnscaledSelfAttention"].mistake == mistake
 
 
+def test_a_bias_in_lesson_2_counts_as_right(tmp_path: Path) -> None:
+    outcome = outcomes(2, ", bias=False", "", tmp_path)["UnscaledSelfAttention"]
+    assert outcome.status == "done"
+    assert "Your W_k has a bias" in outcome.message
+
+
 def test_a_scale_in_lesson_2_counts_as_right(tmp_path: Path) -> None:
     outcome = outcomes(2, "q @ k.mT", "q @ k.mT / k.shape[-1] ** 0.5", tmp_path)["UnscaledSelfAttention"]
     assert outcome.status == "done"

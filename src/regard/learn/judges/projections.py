@@ -27,6 +27,7 @@ SCALED = (
     f"{DONE} You have divided by √head_dim already, which is lesson 3: it counts as right, and the next "
     "lesson says why it is there."
 )
+BIAS = "Your W_k has a bias: nothing is wrong with that, but it cancels in softmax (bias=False saves it)."
 
 
 def unscaled(q: Tensor, k: Tensor) -> Tensor:
@@ -49,6 +50,8 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
     outcome = judge_self_attention(NAME, cls, unscaled, DONE, scale=1.0)
     if outcome.mistake in {mistake.name for mistake in THEMES["scale"]}:
         return replace(outcome, hint="scores = q @ k.mT: what to divide by is the subject of lesson 3")
+    if outcome.status == "done" and cls(*WQ.shape).W_k.bias is not None:
+        return replace(outcome, message=f"{outcome.message} {BIAS}")
     return outcome
 
 

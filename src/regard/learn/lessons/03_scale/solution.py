@@ -40,8 +40,9 @@ class SelfAttention(nn.Module):
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
-    for width in (4, 16, 64, 256):
-        q, k = torch.randn(1000, width), torch.randn(1000, width)
-        scores = (q * k).sum(-1)
-        print(f"width {width:3}: the scores have a standard deviation of {scores.std():.2f}")
+    from regard.stages.example import TOKENS, X, with_example_weights
+
+    attention = with_example_weights(SelfAttention(d_model=3, head_dim=2))
+    out, weights = attention(X[None])  # a batch of one text
+    for token, row in zip(TOKENS, weights[0]):
+        print(f"{token:>8}", *(f"{weight:.4f}" for weight in row))
