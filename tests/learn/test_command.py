@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from regard.checker.catalogue import THEMES
 from regard.cli import app
+from regard.cli import hunt as hunt_command
 from regard.cli import learn as command
 from regard.learn.course import LESSONS
 from regard.learn.exercise import plain_solution
@@ -190,6 +192,10 @@ def test_the_solution_and_the_notebook_are_to_be_had(tmp_path: Path) -> None:
     assert any("softmax" in cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
+def test_an_option_without_a_lesson_is_answered(tmp_path: Path) -> None:
+    assert "regard learn 3 --check" in str(learn(tmp_path, "--check").exception)
+
+
 @pytest.mark.parametrize("wrong", ["13", "three", "1.5"])
 def test_a_lesson_that_is_not_there_is_named(tmp_path: Path, wrong: str) -> None:
     result = learn(tmp_path, wrong)
@@ -206,7 +212,7 @@ def test_the_hunt_draws_a_puzzle_and_judges_answers(tmp_path: Path) -> None:
     wrong = learn(tmp_path, "hunt", "--answer", "banana")
     assert wrong.exit_code == 1
     assert "no mistake called 'banana'" in wrong.output
-    assert "hint" not in wrong.output
+    assert read_progress(tmp_path).attempts == 0
     right = learn(tmp_path, "hunt", "--answer", mistake.upper().replace("-", " "))
     assert right.exit_code == 0
     assert "Right" in right.output
@@ -219,7 +225,7 @@ def test_the_hunt_is_given_away_on_request(tmp_path: Path) -> None:
     assert "there is no puzzle yet" in str(learn(tmp_path, "hunt", "--answer", "1").exception)
     learn(tmp_path, "hunt")
     mistake = read_progress(tmp_path).puzzle
-    assert f"It is {mistake}" in learn(tmp_path, "hunt", "--answer", "?").output
+    assert f"It is {mistake}" in learn(tmp_path, "hunt", "--give-up").output
     assert read_progress(tmp_path).found == []
 
 
@@ -232,3 +238,24 @@ def test_what_was_found_is_not_drawn_again(tmp_path: Path) -> None:
         learn(tmp_path, "hunt", "--answer", mistake)
         found.add(mistake)
     assert set(read_progress(tmp_path).found) == found
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("torch.softmax(scores)", "torch.softmax(scores, dim=-1)"),
+        ("scores @ scores[:3]", "print the shapes"),
+        ("W_q(x)", "self.W_q"),
+        ("scores if scores > 0 else x", ".any()"),
+    ],
+)
+def test_an_error_of_pytorch_has_a_hint(tmp_path: Path, line: str, hint: str) -> None:
+    write(tmp_path, SIMILARITY.solution.replace("torch.softmax(scores, dim=-1)", line))
+    result = learn(tmp_path, "1", "--hint")
+    assert result.exit_code == 1
+    assert hint in " ".join(result.output.split()).partition("hint:")[2]
+
+
+def test_every_theme_of_the_hunt_belongs_to_a_lesson() -> None:
+    assert hunt_command.LESSON.keys() == THEMES.keys()

@@ -15,15 +15,30 @@ if TYPE_CHECKING:
     from regard.learn.hunt import Puzzle
     from regard.learn.progress import LearnerProgress
 
-LATER = ("kernels", "several processes")  # themes that come when the others are found
+LESSON = {  # the lesson after which a theme is known
+    "softmax": 1,
+    "query, key and value": 2,
+    "scale": 3,
+    "mask": 4,
+    "dropout": 5,
+    "modules": 5,
+    "numbers": 5,
+    "heads and batch": 6,
+    "positions": 8,
+    "cache": 9,
+    "kernels": 13,
+    "several processes": 13,
+}
+FIRST = 4  # the lesson whose themes are drawn from the start
 
 
-def hunt(folder: Path, answer: str | None) -> None:
+def hunt(folder: Path, answer: str | None, give_up: bool) -> None:
     """Show a puzzle and judge answers: at a terminal until it is found, else one answer for each call.
 
     Arguments:
         folder: where the learner's progress is.
         answer: an answer to the last puzzle; a new one is drawn if None.
+        give_up: whether to show the mistake of the last puzzle.
     """
     from rich.console import Console
 
@@ -32,9 +47,12 @@ def hunt(folder: Path, answer: str | None) -> None:
 
     console = Console(highlight=False)
     progress = read_progress(folder)
+    if (answer is not None or give_up) and not progress.puzzle:
+        raise ValueError("there is no puzzle yet: regard learn hunt draws one")
+    if give_up:
+        _give_away(console, folder, progress)
+        return
     if answer is not None:
-        if not progress.puzzle:
-            raise ValueError("--answer: there is no puzzle yet: regard learn hunt draws one")
         raise typer.Exit(0 if _answer(console, folder, progress, answer) else 1)
     if not progress.puzzle:
         progress.puzzle, progress.attempts = _choose(progress), 0
@@ -42,9 +60,7 @@ def hunt(folder: Path, answer: str | None) -> None:
     _show(console, puzzle)
     _keep(folder, progress)
     if not sys.stdin.isatty():
-        console.print(
-            "Answer: regard learn hunt --answer NAME   (or its number; ? gives it away)", markup=False
-        )
+        console.print("Answer: regard learn hunt --answer NAME   (or its number), or --give-up", markup=False)
         return
     while progress.puzzle:
         _answer(
@@ -53,15 +69,15 @@ def hunt(folder: Path, answer: str | None) -> None:
 
 
 def _choose(progress: LearnerProgress) -> str:
-    """Draw a mistake that is not found yet; those of kernels and of several processes come last."""
-    from regard.checker.catalogue import THEMES
+    """Draw a mistake that is not found yet: first of the lessons that are done, then of the others."""
+    from regard.checker.catalogue import CATALOGUE, THEMES
 
-    early = [m.name for theme, mistakes in THEMES.items() if theme not in LATER for m in mistakes]
-    late = [m.name for theme in LATER for m in THEMES[theme]]
-    for names in (early, late, early + late):
+    reached = max([FIRST, *progress.done])
+    known = [m.name for theme, mistakes in THEMES.items() if LESSON[theme] <= reached for m in mistakes]
+    for names in (known, list(CATALOGUE)):
         if left := [name for name in names if name not in progress.found]:
             return random.choice(left)
-    return random.choice(early + late)
+    return random.choice(list(CATALOGUE))
 
 
 def _show(console: Any, puzzle: Puzzle) -> None:
@@ -69,8 +85,9 @@ def _show(console: Any, puzzle: Puzzle) -> None:
 
     console.print(f"One mistake is in `{puzzle.subject}`. Which?\n", markup=False)
     console.print(
-        Syntax(puzzle.code, "python", line_numbers=True, background_color="default", word_wrap=True)
+        Syntax(puzzle.code, "python", line_numbers=True, background_color="default", word_wrap=False)
     )
+    console.print()
     for number, name in enumerate(puzzle.candidates, start=1):
         console.print(f"  {number}  {name}", markup=False)
     console.print("Or any other name of regard check --list.\n", markup=False)
@@ -78,16 +95,18 @@ def _show(console: Any, puzzle: Puzzle) -> None:
 
 def _answer(console: Any, folder: Path, progress: LearnerProgress, answer: str) -> bool:
     """Judge an answer to the last puzzle and keep the progress; return whether it is right."""
-    from regard.learn.hunt import draw, judge_answer, solve
+    from regard.learn.hunt import draw, judge_answer
 
     puzzle = draw(seed=0, mistake=progress.puzzle)
     if answer.strip() == "?":
-        console.print(solve(puzzle), markup=False)
-        progress.puzzle = ""
-        _keep(folder, progress)
+        _give_away(console, folder, progress)
+        return False
+    judged = judge_answer(puzzle, answer, progress.attempts + 1)
+    if judged.name is None:  # no attempt, and no hint
+        console.print(escape(judged.text), markup=False)
+        console.print("Answer with 1 to 4, or with a name of regard check --list.", markup=False)
         return False
     progress.attempts += 1
-    judged = judge_answer(puzzle, answer, progress.attempts)
     console.print(escape(judged.text), style="green" if judged.right else "yellow", markup=False)
     if judged.hint:
         console.print(escape(judged.hint), markup=False)
@@ -97,6 +116,15 @@ def _answer(console: Any, folder: Path, progress: LearnerProgress, answer: str) 
         console.print(f"Found so far: {len(progress.found)}. Another one: regard learn hunt", markup=False)
     _keep(folder, progress)
     return judged.right
+
+
+def _give_away(console: Any, folder: Path, progress: LearnerProgress) -> None:
+    """Show the mistake of the last puzzle."""
+    from regard.learn.hunt import draw, solve
+
+    console.print(solve(draw(seed=0, mistake=progress.puzzle)), markup=False)
+    progress.puzzle = ""
+    _keep(folder, progress)
 
 
 def _keep(folder: Path, progress: LearnerProgress) -> None:

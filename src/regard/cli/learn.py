@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 INTERVAL = 0.3  # seconds between two looks at a watched file
 MARKS = {"done": "✓", "wrong": "✗", "unfinished": "…"}
 STYLES = {"done": "green", "wrong": "red", "unfinished": "yellow"}
-EXIT_CODES = {"done": 0, "wrong": 1, "unfinished": 3}  # 2: it could not be judged
+EXIT_CODES = {"wrong": 1, "unfinished": 3, "done": 0}  # the first that a task has; 2: it could not be judged
 
 
 def learn(
@@ -42,10 +42,11 @@ def learn(
     answer: Annotated[
         str | None, typer.Option("--answer", metavar="NAME", help="Your answer to the last hunt.")
     ] = None,
+    give_up: Annotated[bool, typer.Option("--give-up", help="Show the mistake of the last hunt.")] = False,
     timeout: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", help="Time limit for your code.", show_default="60, more where it trains"
+            metavar="SECONDS", help="Time limit for your code.", show_default="30, more where it trains"
         ),
     ] = None,
     folder: Annotated[
@@ -74,11 +75,13 @@ def learn(
     if not folder.is_dir():
         raise ValueError(f"--folder: there is no folder {str(folder)!r}: make it first")
     if lesson is None:
+        if check or watch or hint or solution or notebook or again:
+            raise ValueError("expected the number of a lesson, as in regard learn 3 --check")
         _list(folder)
     elif lesson == "hunt":
         from regard.cli.hunt import hunt
 
-        hunt(folder, answer)
+        hunt(folder, answer, give_up)
     else:
         chosen = _lesson(lesson)
         if solution:
@@ -124,7 +127,8 @@ def _list(folder: Path) -> None:
     if following is None:
         console.print("\nAll done. Find mistakes in other people's code: regard learn hunt")
     else:
-        console.print(f"\nGo on: regard learn {following.number}")
+        begin = "Go on" if progress.done else "Begin"
+        console.print(f"\n{begin}: regard learn {following.number}")
         if any(lesson.number in progress.done for lesson in LESSONS if lesson.has_code):
             console.print("Or find the mistake in a piece of code: regard learn hunt")
 
@@ -133,7 +137,7 @@ def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
     """Write the learner's file, unless it is there, and the pages; open the page."""
     from regard.learn.exercise import make_exercise
     from regard.learn.page import page_path, write_pages
-    from regard.learn.progress import read_progress, write_progress
+    from regard.learn.progress import NAME, read_progress, write_progress
     from regard.show.viewer import open_browser
 
     path = folder / lesson.file
@@ -150,8 +154,12 @@ def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
         progress = read_progress(folder)
         progress.done.setdefault(lesson.number, _today())
         write_progress(folder, progress)
-    write_pages(folder)
     page = page_path(lesson, folder)
+    if not page.parent.exists():
+        typer.echo(
+            f"The lessons' pages are in {page.parent}, your progress in {folder / NAME}: work in this folder."
+        )
+    write_pages(folder)
     typer.echo(f"{page}: read this first.")
     if lesson.has_code:
         typer.echo(
@@ -204,7 +212,8 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
         )
     progress = read_progress(folder)
     try:
-        with console.status("Judging …") as status:
+        limit = lesson.timeout if timeout is None else timeout
+        with console.status(f"Judging, at most {limit:g} s …") as status:
 
             def tell(line: dict[str, Any]) -> None:
                 if "doing" in line:
@@ -222,7 +231,7 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
         progress.done.setdefault(lesson.number, _today())
         _celebrate(console, lesson, outcomes, folder)
     write_progress(folder, progress)
-    return max(EXIT_CODES[outcome.status] for outcome in outcomes)
+    return next(EXIT_CODES[s] for s in EXIT_CODES if s in {outcome.status for outcome in outcomes})
 
 
 def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint: bool) -> None:
@@ -248,7 +257,7 @@ def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint:
 def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Path) -> None:
     """Show the learner's own weights, and what comes next."""
     from regard.learn.course import next_lesson
-    from regard.learn.page import picture_path, write_pages
+    from regard.learn.page import page_path, picture_path, write_pages
     from regard.learn.picture import print_picture, save_picture
 
     picture = next((outcome.picture for outcome in outcomes if outcome.picture), None)
@@ -257,6 +266,7 @@ def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Pa
         picture_path(lesson, folder).parent.mkdir(exist_ok=True)
         save_picture(picture, picture_path(lesson, folder))
         write_pages(folder)
+        console.print(f"Your weights are on the lesson's page now: {page_path(lesson, folder)}", markup=False)
     following = next_lesson(lesson)
     console.print(f"\n[bold green]Lesson {lesson.number} is done.[/bold green] Now you have: {lesson.idea}.")
     if following is None:

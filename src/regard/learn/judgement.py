@@ -18,6 +18,7 @@ from regard.checker.sandbox import run_in_process
 from regard.checker.subject.locate import import_place
 from regard.files import TextFileError, read_text
 from regard.learn.course import get_lesson
+from regard.learn.error_hints import find_hint
 from regard.learn.exercise import Blank, find_blanks
 from regard.learn.lesson import Lesson, Outcome, Task, UsualMistake
 
@@ -120,9 +121,10 @@ def judge_request(request: dict[str, Any], write_line: Callable[..., None]) -> l
 
 
 def _unfinished(name: str, blanks: list[Blank]) -> Outcome:
-    first = blanks[0]
-    more = f", and {len(blanks) - 1} more" if len(blanks) > 1 else ""
-    return Outcome(name, "unfinished", f"still to write: line {first.line}, {first.text}{more}")
+    first, *others = blanks
+    more = f"; also line {', '.join(str(blank.line) for blank in others)}" if others else ""
+    code = first.text.split("  #")[0]
+    return Outcome(name, "unfinished", f"still to write: line {first.line}, {code}{more}")
 
 
 def _judge_task(task: Task, module: ModuleType, path: Path, write_line: Callable[..., None]) -> Outcome:
@@ -136,8 +138,9 @@ def _judge_task(task: Task, module: ModuleType, path: Path, write_line: Callable
     except NotImplementedError as error:
         return Outcome(task.name, "unfinished", f"still to write: {error or task.name}")
     except Exception as error:
-        notes = getattr(error, "__notes__", [])  # what the judge has added
-        return Outcome(task.name, "wrong", describe_error(error, path), hint=" ".join(notes))
+        message = describe_error(error, path)
+        notes = " ".join(getattr(error, "__notes__", []))  # what the judge has added
+        return Outcome(task.name, "wrong", message, hint=notes or find_hint(message))
 
 
 def describe_error(error: BaseException, path: Path) -> str:

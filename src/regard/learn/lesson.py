@@ -22,7 +22,7 @@ class Lesson:
     title: str
     idea: str  # in one sentence
     goal: str = ""  # what the learner's file has to do, as an infinitive; empty if there is nothing to write
-    timeout: float = 60.0  # seconds that judging may take
+    timeout: float = 30.0  # seconds that judging may take
 
     @property
     def folder(self) -> Path:

@@ -21,6 +21,9 @@ def make_notebook(lesson: Lesson) -> dict[str, Any]:
             cells += session_cells(part)
         elif part.strip():
             cells.append({"cell_type": "markdown", "metadata": {}, "source": part.strip()})
+    if lesson.has_code:
+        task = f"## Your turn\n\n`regard learn {lesson.number}` writes `{lesson.file}`: {lesson.goal}."
+        cells.append({"cell_type": "markdown", "metadata": {}, "source": task})
     for index, cell in enumerate(cells):
         cell["id"] = f"lesson{lesson.number}-{index}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -61,4 +64,11 @@ def _with_pictures(lesson: Lesson) -> str:
         data = base64.b64encode((lesson.folder / found[2]).read_bytes()).decode("ascii")
         return f"![{found[1]}](data:image/svg+xml;base64,{data})"
 
-    return re.sub(r"!\[([^\]]*)\]\(([\w.-]+\.svg)\)", as_data, lesson.text)
+    text = re.sub(r"!\[([^\]]*)\]\(([\w.-]+\.svg)\)", as_data, lesson.text)
+    text = re.sub(r"\[([^\]]*)\]\(\.\./(\d\d)_\w+/lesson\.md\)", _command, text)
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((?:\.\./)+([\w/]+\.py)\)", r"\1 (`regard/\2`)", text)
+
+
+def _command(found: re.Match[str]) -> str:
+    """A link to a lesson as the command that begins it."""
+    return f"{found[1]} (`regard learn {int(found[2])}`)"

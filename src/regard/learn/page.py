@@ -65,7 +65,8 @@ def lesson_page(lesson: Lesson, with_picture: bool = False) -> str:
         f"<!doctype html>\n{MARK}\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
         f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<nav>{_lesson_list(lesson)}</nav>\n"
-        f"<main>\n{yours}{_render(lesson)}\n{_how_to_go_on(lesson)}</main>\n</body>\n</html>\n"
+        f"<main>\n{_render(lesson).replace('</h1>', f'</h1>{yours}', 1)}\n{_how_to_go_on(lesson)}</main>\n"
+        "</body>\n</html>\n"
     )
 
 
@@ -83,7 +84,7 @@ def _how_to_go_on(lesson: Lesson) -> str:
     if not lesson.has_code:
         return "<p class='next'>Go on: <code>regard learn 1</code></p>"
     commands = (("--check", "judges it"), ("--watch", "whenever you save it"), ("--hint", "how to mend it"))
-    lines = [f"regard learn {lesson.number} {option}   # {what}" for option, what in commands]
+    lines = [f"regard learn {lesson.number} {option:<9} # {what}" for option, what in commands]
     code = html.escape("\n".join(lines))
     return (
         f"<h2>Your turn</h2><p>Your file is <code>{lesson.file}</code>: {lesson.goal}.</p><pre>{code}</pre>"

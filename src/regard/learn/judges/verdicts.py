@@ -92,17 +92,14 @@ def judge_guess(name: str, guess: Any, exact: float, within: float, said: str) -
         said: what the number is, as the subject of a sentence.
     """
     if isinstance(guess, bool) or not isinstance(guess, int | float | Tensor):
-        return Outcome(name, "unfinished", f"expected a number, got {guess!r}: guess before you look")
+        quotes = ", without quotes" if isinstance(guess, str) else ""
+        return Outcome(name, "unfinished", f"expected a number{quotes}, got {guess!r}")
     near = abs(float(guess) - exact) <= within * abs(exact)
-    message = f"{said} is {_number(exact)}; you guessed {_number(float(guess))}"
     if near:
-        return Outcome(name, "done", message)
-    return Outcome(
-        name,
-        "wrong",
-        f"{message}, which is {f'more than {within:.0%} ' if within else ''}off",
-        hint=f"it is {_number(exact)}",
-    )
+        return Outcome(name, "done", f"you guessed {_number(float(guess))}; {said} is {_number(exact)}")
+    off = f"more than {within:.0%} off" if within else "not right"
+    message = f"{said} is not {_number(float(guess))}: that is {off}"
+    return Outcome(name, "wrong", message, hint=f"it is {_number(exact)}")
 
 
 def _number(x: float) -> str:
