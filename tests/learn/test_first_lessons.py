@@ -192,6 +192,7 @@ def test_a_weight_above_1_is_no_guess(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "right", "wrong", "message", "hint"),
     [
+        (2, "softmax(scores, dim=-1)", "softmax(scores, dim=1)", "Your columns sum to 1", "dim=-1"),
         (3, "k.shape[-1]", "x.shape[-1]", "You divide by √d_model", "k.shape[-1]"),
         (4, "~visible", "visible", "must not see", "masked_fill(~visible"),
     ],

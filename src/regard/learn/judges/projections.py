@@ -27,6 +27,9 @@ SCALED = (
     f"{DONE} You have divided by √head_dim already, which is lesson 3: it counts as right, and the next "
     "lesson says why it is there."
 )
+EFFECTS = {
+    "softmax-over-queries": "Your columns sum to 1, not your rows: an output is then no mean of the values.",
+}
 BIAS = "Your W_k has a bias: nothing is wrong with that, but it cancels in softmax (bias=False saves it)."
 
 
@@ -47,7 +50,7 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
         return wrong
     if largest_difference(example_weights(cls), scaled(X @ WQ, X @ WK)) < TOLERANCE:
         return judge_self_attention(NAME, cls, scaled, SCALED)
-    outcome = judge_self_attention(NAME, cls, unscaled, DONE, scale=1.0)
+    outcome = judge_self_attention(NAME, cls, unscaled, DONE, scale=1.0, effects=EFFECTS)
     if outcome.mistake in {mistake.name for mistake in THEMES["scale"]}:
         return replace(outcome, hint="scores = q @ k.mT: what to divide by is the subject of lesson 3")
     if outcome.status == "done" and cls(*WQ.shape).W_k.bias is not None:

@@ -92,8 +92,9 @@ def _compare(name: str, x: Tensor, out: Tensor, weights: Tensor) -> Outcome | No
             return Outcome(
                 name, "wrong", "the scores are divided by √d, which is lesson 3: leave it out here"
             )
-        if largest_difference(weights.sum(-1), torch.ones(x.shape[:-1])) < TOLERANCE:
-            said = "your rows sum to 1, but they are no softmax of the scores: are the exponentials missing?"
+        scores = x @ x.mT
+        if largest_difference(weights * scores.sum(-1, keepdim=True), scores) < TOLERANCE:
+            said = "your rows sum to 1, but they are no softmax: the exponentials are missing"
             return Outcome(name, "wrong", said, hint="weights = torch.softmax(scores, dim=-1)")
         return Outcome(
             name,
