@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Self
 
 import uvicorn
@@ -26,6 +28,21 @@ class QueueingServer(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(QUEUE)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End at SIGHUP as at SIGTERM: an exception of a handler would be lost in the code of a request."""
+        with super().capture_signals():
+            main = threading.current_thread() is threading.main_thread()
+            before = signal.getsignal(signal.SIGHUP) if main and hasattr(signal, "SIGHUP") else signal.SIG_IGN
+            if before == signal.SIG_IGN:
+                yield
+                return
+            signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)  # uvicorn raises what it has captured again
 
 
 class BackgroundServer:
