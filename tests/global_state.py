@@ -34,8 +34,12 @@ LEARNED = (
 )  # pytest sets one, and importing PyTorch another
 # What torch.compile and Transformers put there for good when they are first used.
 TAGGED = ("__init__", "__setstate__", "___needs_generation_tag_patch", "smart_apply")
-# Started once, used until the end: what forks for multiprocessing, the browser's driver, a watch on bars.
-LASTING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "playwright", "tqdm_monitor")
+# Started once, used until the end: what forks for multiprocessing, the browser's driver, a watch on bars, and
+# the event loop of Jupyter's client.
+LASTING = (
+    *("multiprocessing.forkserver", "multiprocessing.resource_tracker", "playwright", "tqdm_monitor"),
+    "MainThread - runner",
+)
 
 
 def state() -> dict[str, Any]:

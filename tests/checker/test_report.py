@@ -127,7 +127,7 @@ def test_cannot_run():
 """
 
 
-@pytest.mark.parametrize("style", ["auto", "long", "short", "native"])
+@pytest.mark.parametrize("style", ["auto", "native"])
 def test_a_failing_test_shows_the_report_and_no_frame_of_ours(tmp_path, style):
     (tmp_path / "test_mine.py").write_text(TEST)
     words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", f"--tb={style}"]
