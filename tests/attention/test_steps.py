@@ -16,7 +16,7 @@ from tests.strategies import DrawnMask, Sizes, Tensors, dtypes, sized_masks, ten
 # the same few products in another order, so on a single draw of numbers, or in a gradient whose terms cancel,
 # either comes out ahead by luck; over several draws and all gradients together the luck evens out.
 NO_WORSE = 1.5
-DRAWS = 4
+DRAWS = 12  # few tensors of a few numbers: with four, luck alone reached 1.8
 
 options = st.fixed_dictionaries(
     {
