@@ -25,19 +25,34 @@ HINTS: tuple[tuple[str, str], ...] = (
         r"'(Dropout|Linear|Embedding)' object has no attribute|must be Tensor, not (Dropout|Linear)",
         "nn.Dropout(…) makes a module; call the one that __init__ made: self.dropout(weights)",
     ),
+    (r"has no attribute", "a name is used that __init__ does not set, or it is spelled differently there"),
+    (r"before Module\.__init__\(\)", "the first line of __init__ is super().__init__()"),
     (
-        r"AttributeError: '\w+' object has no attribute '(\w+)'",
-        r"is `\1` spelled as in __init__, and made there?",
+        r"view size is not compatible",
+        "after a transpose the numbers of a row are no longer neighbours in memory, and .view needs that: "
+        "write .reshape",
+    ),
+    (r"is invalid for input of size", "the sizes of a view or reshape multiply to the size of the tensor"),
+    (
+        r"shapes cannot be multiplied",
+        "print the shapes of both: a product (n, m) @ (m, p) needs the same m on both sides",
     ),
     (
-        r"cannot assign module before Module.__init__\(\) call",
-        "super().__init__() has to be the first line of __init__",
+        r"must match the size|inconsistent tensor size|size mismatch",
+        "print the shapes of both: the axes have to agree, or one of them is 1",
     ),
     (
-        r"shapes cannot be multiplied|must match the size|inconsistent tensor size|size mismatch",
-        "print the shapes before that line: print(q.shape, k.shape); is a transpose missing (k.mT)?",
+        r"Expected size for first two dimensions",
+        "print the shapes of both: q @ k.mT needs q (…, T, D) and k.mT (…, D, S)",
     ),
-    (r"view size is not compatible", "after a transpose, write .reshape(…) instead of .view(…)"),
+    (r"einsum\(\)", 'give every axis a letter: torch.einsum("bhtd,bhsd->bhts", q, k)'),
+    (
+        r"unexpected keyword argument|positional argument",
+        "keep the arguments of the class and of forward as the lesson has them",
+    ),
+    (r"but got float", "// divides whole numbers, / gives a fraction: d_out // num_heads"),
+    (r"is not defined", "a method is called as self.merge(…); any other name has to be defined or imported"),
+    (r"operator\.invert", "~ needs a boolean mask: torch.ones(T, T, dtype=torch.bool)"),
     (r"'ellipsis'", "a line is still `...`: write it first"),
     (r"'NoneType' object", "something is None: does a function end without `return`?"),
 )

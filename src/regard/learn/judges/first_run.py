@@ -11,37 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.checker.catalogue import get_mistake
+from regard.learn.error_hints import find_hint
 from regard.learn.judgement import describe_error
+from regard.learn.judges.verdicts import named_mistake
 from regard.learn.lesson import Outcome
 
 DOT_T = re.compile(r"^line \d+, .*\w\.T\b")  # .T in the line that raised the error
-# A part of an error's text, and what to do about it.
-HINTS = (
-    ("before Module.__init__()", "the first line of __init__ is super().__init__()"),
-    (
-        "view size is not compatible",
-        "after a transpose the numbers of a row are no longer neighbours in memory, and .view needs that: "
-        "write .reshape",
-    ),
-    ("is invalid for input of size", "the sizes of a view or reshape multiply to the size of the tensor"),
-    (
-        "shapes cannot be multiplied",
-        "print both shapes: a product (n, m) @ (m, p) needs the same m on both sides",
-    ),
-    ("must match the size of tensor", "print both shapes: the axes have to agree, or one of them is 1"),
-    (
-        "Expected size for first two dimensions",
-        "print both shapes: q @ k.mT needs q (…, T, D) and k.mT (…, D, S)",
-    ),
-    ("einsum()", 'give every axis a letter: torch.einsum("bhtd,bhsd->bhts", q, k)'),
-    ("unexpected keyword argument", "keep the arguments of the class and of forward as the lesson has them"),
-    ("positional argument", "keep the arguments of the class and of forward as the lesson has them"),
-    ("but got float", "// divides whole numbers, / gives a fraction: d_out // num_heads"),
-    ("is not defined", "a method is called as self.merge(…); any other name has to be defined or imported"),
-    ("operator.invert", "~ needs a boolean mask: torch.ones(T, T, dtype=torch.bool)"),
-    ("has no attribute", "a name is used that __init__ does not set, or it is spelled differently there"),
-)
 
 
 class OutputShape(NamedTuple):
@@ -72,7 +47,7 @@ def first_run(
         inputs: arguments of its forward.
         out, weights: the shapes of the two tensors that forward returns.
         projections: names that the module has to have, each an `nn.Linear`.
-        hints: further hints, as in `HINTS`.
+        hints: further hints, each with the part of an error's text that it is for.
     """
     if not isinstance(thing, type) or not issubclass(thing, nn.Module):
         said = f"expected `{name}` to be a class that derives from nn.Module"
@@ -101,10 +76,9 @@ def error_outcome(
     """Return the outcome for code that raised an error, with a hint if the error is a usual one."""
     said = describe_error(error, Path(str(module.__file__)))
     if DOT_T.search(said):
-        mistake = get_mistake("dot-t-on-a-batch")
-        return Outcome(name, "wrong", f"{mistake.effect} {said}", mistake.name, mistake.fix)
-    hint = next((hint for part, hint in hints + HINTS if part in str(error)), "")
-    return Outcome(name, "wrong", said, hint=hint)
+        return named_mistake(name, "dot-t-on-a-batch", said)
+    hint = next((hint for part, hint in hints if part in str(error)), "")
+    return Outcome(name, "wrong", said, hint=hint or find_hint(said))
 
 
 def _wrong_answer(

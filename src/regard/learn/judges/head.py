@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from regard.checker.catalogue import get_mistake
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.first_run import OutputShape, error_outcome, first_run
-from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess, set_example_weights
+from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
-from regard.stages.example import WV, X
+from regard.stages.example import WV, X, with_weights
 
 INIT: dict[str, Any] = {"d_model": 24, "head_dim": 8, "max_seq_len": 16, "dropout": 0.1}
 CHECK = "check_against_pytorch"
@@ -128,7 +128,7 @@ def _picture(thing: Any) -> WeightPicture:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(3)
         head = thing(3, 2, len(X), 0.3)
-        set_example_weights(head, W_q=seeking_queries(), W_k=seeking_keys(0, 1), W_v=WV)
+        with_weights(head, W_q=seeking_queries(), W_k=seeking_keys(0, 1), W_v=WV)
         weights = [head.train(mode)(X[None])[1][0] for mode in (False, True)]
     return example_picture(["your weights", "in training, dropout 0.3"], weights)
 

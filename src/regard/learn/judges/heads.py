@@ -12,9 +12,9 @@ from torch import Tensor
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.first_run import OutputShape, first_run
 from regard.learn.judges.own_projections import find_wrong_output
-from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess, set_example_weights
+from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
-from regard.stages.example import WV, X
+from regard.stages.example import WV, X, with_weights
 
 NAME = "MultiHeadAttention"
 INIT: dict[str, Any] = {"d_model": 24, "d_out": 20, "num_heads": 4, "dropout": 0.1}
@@ -76,7 +76,7 @@ def _picture(thing: Any) -> WeightPicture:
     """The weights of the learner's module on the running example: two heads that look for opposite tokens."""
     layer = thing(3, 4, 2, 0.0).eval()
     keys = torch.cat([seeking_keys(0, 1), seeking_keys(1, 0)], dim=1)  # (3, 4): two heads side by side
-    set_example_weights(layer, W_q=seeking_queries().repeat(1, 2), W_k=keys, W_v=WV.repeat(1, 2))
+    with_weights(layer, W_q=seeking_queries().repeat(1, 2), W_k=keys, W_v=WV.repeat(1, 2))
     with torch.no_grad():
         weights = layer(X[None])[1][0]  # (H, T, T)
     return example_picture(["your head 1", "your head 2"], list(weights))

@@ -19,10 +19,9 @@ from regard.learn.judges.verdicts import (
     example_picture,
     judge_guess,
     largest_difference,
-    set_example_weights,
 )
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
-from regard.stages.example import TOKENS, X
+from regard.stages.example import TOKENS, X, with_weights
 
 HEADS, CROSS = "MultiHeadAttention", "CrossAttention"
 HEADS_INIT: dict[str, Any] = {"d_model": 24, "num_heads": 4}
@@ -99,7 +98,7 @@ def _picture(thing: Any) -> WeightPicture:
     cross = thing(3, 3).eval()
     square = torch.zeros(3, 1)
     queries, keys = torch.cat([seeking_queries(), square], 1), torch.cat([seeking_keys(1, 0), square], 1)
-    set_example_weights(cross, W_q=queries, W_k=keys, W_v=torch.eye(3))
+    with_weights(cross, W_q=queries, W_k=keys, W_v=torch.eye(3))
     with torch.no_grad():
         _, weights = cross(X[None, 4:], X[None])
     return example_picture(["two tokens read six"], [weights[0]], rows=list(TOKENS[4:]))

@@ -20,10 +20,9 @@ from regard.learn.judges.verdicts import (
     example_picture,
     judge_guess,
     largest_difference,
-    set_example_weights,
 )
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
-from regard.stages.example import X
+from regard.stages.example import X, with_weights
 
 ROTATE, LAYER, ALIBI = "rotate", "RotaryAttention", "alibi_bias"
 INIT: dict[str, Any] = {"d_model": 32, "num_heads": 4}
@@ -133,7 +132,7 @@ def _picture(thing: Any) -> WeightPicture:
     W_q, W_k = torch.zeros(4, 4), torch.zeros(4, 4)
     W_q[3] = torch.tensor([4.0, 0.0, 4.0 * math.cos(1), -4.0 * math.sin(1)])
     W_k[3] = torch.tensor([1.5, 0.0, 1.5, 0.0])
-    set_example_weights(layer, W_q=W_q, W_k=W_k)
+    with_weights(layer, W_q=W_q, W_k=W_k)
     with torch.no_grad():
         weights = layer(x[None])[1][0]  # (H, T, T)
     return example_picture(["your head 1 (here)", "your head 2 (one back)"], list(weights))

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.checker.catalogue import get_mistake
-from regard.learn.judges.verdicts import check_attention, example_picture, largest_difference
+from regard.learn.judges.verdicts import check_attention, example_picture, largest_difference, named_mistake
 from regard.learn.lesson import Outcome
 from regard.stages.example import WK, WQ, WV, X
 
@@ -74,7 +73,7 @@ def find_wrong_form(name: str, cls: Any) -> Outcome | None:
             line = f"self.{each} = nn.Linear(d_model, head_dim, bias=False) in __init__"
             return wrong(f"`self.{each}` is no nn.Linear; the lesson asks for W_q, W_k and W_v", line)
     if len({id(getattr(module, each)) for each in PROJECTIONS}) < len(PROJECTIONS):
-        return _named(name, "one-projection", "Two of W_q, W_k and W_v are one and the same module.")
+        return named_mistake(name, "one-projection", "Two of W_q, W_k and W_v are one and the same module.")
     return find_wrong_answer(name, module)
 
 
@@ -90,7 +89,7 @@ def find_wrong_answer(name: str, module: nn.Module) -> Outcome | None:
     except RuntimeError as error:
         if _works(module, x[0]) and ".T" in str(traceback.extract_tb(error.__traceback__)[-1].line):
             evidence = f"Yours works on one sequence, and fails on a batch of {B}: {error}"
-            return _named(name, "dot-t-on-a-batch", evidence)
+            return named_mistake(name, "dot-t-on-a-batch", evidence)
         error.add_note(
             f"x is {tuple(x.shape)} here: {B} sequences of {T} tokens of width {D_MODEL}. q, k and v should "
             f"be ({B}, {T}, {HEAD_DIM}), k.mT ({B}, {HEAD_DIM}, {T}), scores and weights ({B}, {T}, {T})"
@@ -162,11 +161,6 @@ def _works(module: nn.Module, x: Tensor) -> bool:
 
 def _differ(a: Tensor, b: Tensor) -> bool:
     return largest_difference(a, b) > TOLERANCE
-
-
-def _named(name: str, mistake: str, evidence: str) -> Outcome:
-    entry = get_mistake(mistake)
-    return Outcome(name, "wrong", f"{entry.effect} {evidence}", mistake, entry.fix)
 
 
 def _describe(answer: Any) -> str:

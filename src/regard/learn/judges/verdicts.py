@@ -7,8 +7,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.checker.checker import check
 from regard.checker.errors import CheckError
@@ -110,13 +109,6 @@ def example_picture(titles: list[str], weights: list[Tensor], rows: list[str] | 
     """Return weights (T, S) over the tokens of the running example as a picture, one for each title."""
     tokens = list(TOKENS)
     return WeightPicture(titles, rows or tokens, tokens, [matrix.detach().tolist() for matrix in weights])
-
-
-def set_example_weights(module: nn.Module, **weights: Tensor) -> None:
-    """Give projections of a module the weights of the running example: `W_q=WQ` with WQ (d_in, d_out)."""
-    with torch.no_grad():
-        for name, weight in weights.items():
-            getattr(module, name).weight.copy_(weight.T)
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
