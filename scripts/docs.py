@@ -54,7 +54,7 @@ def gather(source: Path) -> None:
     """Write everything that Sphinx reads into the folder `source`, which is made anew."""
     shutil.rmtree(source, ignore_errors=True)
     waiting = [path for path in sorted((ROOT / "docs").rglob("*")) if path.is_file() and _is_shown(path)]
-    waiting += [lesson.folder / "lesson.md" for lesson in lessons()]
+    waiting += [lesson.folder / "lesson.md" for lesson in LESSONS]
     gathered = set()
     while waiting:
         path = waiting.pop()
@@ -69,7 +69,7 @@ def gather(source: Path) -> None:
             waiting += linked
         else:
             shutil.copyfile(path, target)
-    for lesson in lessons():
+    for lesson in LESSONS:
         notebook = source / notebook_place(lesson)
         notebook.parent.mkdir(parents=True, exist_ok=True)
         notebook.write_text(json.dumps(make_notebook(lesson), ensure_ascii=False, indent=1), encoding="utf-8")
@@ -117,14 +117,9 @@ def page(path: Path) -> str | None:
     return text if in_toctree else ORPHAN + text
 
 
-def lessons() -> list[Lesson]:
-    """Return the lessons that have a text."""
-    return [lesson for lesson in LESSONS if (lesson.folder / "lesson.md").exists()]
-
-
 def lesson_table() -> str:
     """Return the table of the lessons, in place of the paragraph that GitHub shows."""
-    rows = [f"| [{x.number} {x.title}]({x.folder.name}.md) | {x.idea} | {x.goal or '–'} |" for x in lessons()]
+    rows = [f"| [{x.number} {x.title}]({x.folder.name}.md) | {x.idea} | {x.goal or '–'} |" for x in LESSONS]
     return "\n".join(["| lesson | the idea | what you do |", "|---|---|---|", *rows, ""])
 
 

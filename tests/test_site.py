@@ -48,8 +48,8 @@ def test_a_broken_link_and_a_foreign_resource_are_found(tmp_path: Path) -> None:
 
 def test_every_document_has_its_page(site: Path) -> None:
     documents = [path for path in (docs.ROOT / "docs").rglob("*.md")]
-    documents += [lesson.folder / "lesson.md" for lesson in docs.lessons()]
-    assert len(docs.lessons()) >= 1
+    documents += [lesson.folder / "lesson.md" for lesson in docs.LESSONS]
+    assert len(docs.LESSONS) >= 1
     for path in documents:
         assert (site / docs.place(path)).with_suffix(".html").is_file(), path
 
@@ -65,7 +65,7 @@ def test_links_lead_from_the_first_page_to_every_other(site: Path) -> None:
 
 
 def test_formulas_are_mathml(site: Path) -> None:
-    for lesson in docs.lessons():
+    for lesson in docs.LESSONS:
         page = read((site / docs.place(lesson.folder / "lesson.md")).with_suffix(".html"))
         assert page.formulas >= lesson.text.count("$$") // 2
     for path in pages(site):
@@ -74,7 +74,7 @@ def test_formulas_are_mathml(site: Path) -> None:
 
 
 def test_a_lesson_has_its_notebook_and_the_page_at_that_step(site: Path) -> None:
-    for lesson in docs.lessons():
+    for lesson in docs.LESSONS:
         path = (site / docs.place(lesson.folder / "lesson.md")).with_suffix(".html")
         (notebook,) = (link for link in read(path).links if link.endswith(".ipynb"))
         assert json.loads((path.parent / notebook).read_text(encoding="utf-8"))["nbformat"] == 4

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from scripts.docs import lessons, place
+from scripts.docs import LESSONS, place
 
 
 def addresses(site: Path) -> list[str]:
     """A page of each kind."""
-    lesson = place(lessons()[-1].folder / "lesson.md").with_suffix(".html")
+    lesson = place(LESSONS[-1].folder / "lesson.md").with_suffix(".html")
     names = ["index.html", str(lesson), "reference.html", "transformers.html", "performance.html"]
     return [(site / name).as_uri() for name in names]
 

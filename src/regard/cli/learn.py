@@ -257,7 +257,7 @@ def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint:
 def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Path) -> None:
     """Show the learner's own weights, and what comes next."""
     from regard.learn.course import next_lesson
-    from regard.learn.page import page_path, picture_path, write_pages
+    from regard.learn.page import page_path, picture_path, write_page
     from regard.learn.picture import print_picture, save_picture
 
     picture = next((outcome.picture for outcome in outcomes if outcome.picture), None)
@@ -265,7 +265,7 @@ def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Pa
         print_picture(console, picture)
         picture_path(lesson, folder).parent.mkdir(exist_ok=True)
         save_picture(picture, picture_path(lesson, folder))
-        write_pages(folder)
+        write_page(lesson, folder)
         console.print(f"Your weights are on the lesson's page now: {page_path(lesson, folder)}", markup=False)
     following = next_lesson(lesson)
     console.print(f"\n[bold green]Lesson {lesson.number} is done.[/bold green] Now you have: {lesson.idea}.")

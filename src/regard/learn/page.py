@@ -25,20 +25,21 @@ LESSON_LINK = re.compile(r"^\.\./(\d\d)_\w+/lesson\.md$")
 
 
 def write_pages(folder: Path) -> None:
-    """Write the page of every lesson into the folder `regard-lessons` of a learner's folder.
-
-    A file there that we did not write stays as it is, with an error.
-    """
-    pages = folder / PAGES
-    pages.mkdir(exist_ok=True)
+    """Write the page of every lesson into the folder `regard-lessons` of a learner's folder."""
     for lesson in LESSONS:
-        path = page_path(lesson, folder)
-        if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:400]:
-            raise ValueError(
-                f"{path} is not a lesson's page: move it away, or learn in another folder (--folder)"
-            )
-        with atomic_write(path) as file:
-            file.write_text(lesson_page(lesson, picture_path(lesson, folder).exists()), encoding="utf-8")
+        write_page(lesson, folder)
+
+
+def write_page(lesson: Lesson, folder: Path) -> None:
+    """Write the page of one lesson there; a file that we did not write stays as it is, with an error."""
+    path = page_path(lesson, folder)
+    path.parent.mkdir(exist_ok=True)
+    if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:400]:
+        raise ValueError(
+            f"{path} is not a lesson's page: move it away, or learn in another folder (--folder)"
+        )
+    with atomic_write(path) as file:
+        file.write_text(lesson_page(lesson, picture_path(lesson, folder).exists()), encoding="utf-8")
 
 
 def page_path(lesson: Lesson, folder: Path) -> Path:
