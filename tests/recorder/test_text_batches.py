@@ -26,7 +26,7 @@ SIZES = {
 
 
 def words() -> Tokenizer:
-    numbers = {word: number for number, word in enumerate("? the cat sat on a mat and then it slept".split())}
+    numbers = {word: number for number, word in enumerate(["?", "the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "slept"])}
     tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer
