@@ -1,4 +1,4 @@
-"""`capture(text=[A, B])`: texts of several lengths are padded for every tokenizer, and read as they are alone."""
+"""`capture(text=[A, B])`: texts are padded for every tokenizer, and each is read as it is alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ SIZES = {
 
 
 def words() -> Tokenizer:
-    numbers = {word: number for number, word in enumerate(["?", "the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "slept"])}
+    known = ["?", "the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "slept"]
+    numbers = {word: number for number, word in enumerate(known)}
     tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer

@@ -21,7 +21,7 @@ def turns(messages: Sequence[Message], tokenizer: Any, **options: Any) -> Spans:
     """The messages of a chat as spans of the tokens of `tokenizer.apply_chat_template(messages)`.
 
     A span holds the text of its message; the template's own tokens, as the names of roles, are in the gaps.
-    It is named by its role, and numbered where there are several: "system", "user 1", "assistant 1", "user 2".
+    It is named by its role, and numbered where there are several: "system", "user 1", "user 2".
 
     - `messages`: dictionaries with "role" and "content", as the template takes them.
     - `tokenizer`: a tokenizer of Transformers with a chat template.
