@@ -85,7 +85,7 @@ class ComparedText:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two captures, head by head, on the tokens that they share. Made by `regard.compare`; prints as a table."""
+    """Two captures, head by head, on the tokens that they share: the result of `regard.compare`."""
 
     a: ComparedText
     b: ComparedText
@@ -187,9 +187,9 @@ def compare(seen_a: Capture, seen_b: Capture, *, batch: int | tuple[int, int] | 
     >>> a, b = (regard.capture(model, text=f"Mary kept the {thing} lit.") for thing in ("lamp", "fire"))
     >>> comparison = regard.compare(a, b)
     >>> comparison
-    Comparison(24 heads, 6 shared queries)
+    Comparison(24 heads, 7 shared queries)
     >>> [token.text for token in comparison.only_a], [token.text for token in comparison.only_b]
-    ([' lamp'], [' fire'])
+    ([' l', 'amp'], [' fire'])
     """
     batches = batch if isinstance(batch, tuple) else (batch, batch)
     if len(batches) != 2:
@@ -207,21 +207,19 @@ def compare(seen_a: Capture, seen_b: Capture, *, batch: int | tuple[int, int] | 
     for key in shared_keys:
         layers = a.seen.layer(key), b.seen.layer(key)
         stack = layers[0].stack
-        heads = [head for head in layers[0].heads if head in layers[1].heads]
         maps = a.map(layers[0]), b.map(layers[1])
         if stack not in alignments:
             alignments[stack] = _align(a, b, stack, maps)
         rows, keys = alignments[stack]
-        parts = [
-            select_positions(_select_heads(m, layer, heads), rows[side], keys[side])
-            for side, (m, layer) in enumerate(zip(maps, layers, strict=True))
-        ]
         shared_a, shared_b = (len(keys[side]) == m.matrix[3] for side, m in enumerate(maps))
-        distance = total_variation(
-            parts[0], parts[1].to(parts[0].device), shared_a=shared_a, shared_b=shared_b
-        )
-        places += [(key, head) for head in heads]
-        distances += [*distance[0].cpu()]
+        for in_a, in_b in _shared_heads(layers[0].heads, layers[1].heads):
+            part_a, part_b = (
+                select_positions(m.select(slice(0, 1), chosen), rows[side], keys[side])
+                for side, (m, chosen) in enumerate(zip(maps, (in_a, in_b), strict=True))
+            )
+            distance = total_variation(part_a, part_b.to(part_a.device), shared_a=shared_a, shared_b=shared_b)
+            places += [(key, head) for head in layers[0].heads[in_a]]
+            distances += [*distance[0].cpu()]
     if not places:
         raise ValueError(
             f"seen_b: expected layers and heads that both captures have, got layers {_listed(keys_a)} and "
@@ -236,17 +234,12 @@ def _listed(keys: Sequence[int | str]) -> str:
     return shown + (", …" if len(keys) > 6 else "")
 
 
-def _select_heads(m: AttentionMap, layer: Layer, heads: Sequence[int]) -> AttentionMap:
-    """The map of some heads, by their numbers in the model."""
-    numbers = [layer.heads.index(head) for head in heads]
-    if numbers == list(range(m.matrix[1])):
-        return m
-    group = m.matrix[1] // m.k.shape[1]
-    # Each head with its own keys: key/value heads need not be shared by equally many any more.
-    index = torch.tensor(numbers, device=m.device)
-    part = m.select(slice(0, 1), slice(0, m.matrix[1]))
-    complete = part._with(k=part.k.repeat_interleave(group, 1))
-    return complete.select(slice(0, 1), index)  # type: ignore[arg-type]
+def _shared_heads(heads_a: tuple[int, ...], heads_b: tuple[int, ...]) -> list[tuple[slice, slice]]:
+    """Where the heads that both layers have are in each: all at once, or one by one."""
+    if heads_a == heads_b:
+        return [(slice(0, len(heads_a)), slice(0, len(heads_b)))]
+    shared = [(heads_a.index(head), heads_b.index(head)) for head in heads_a if head in heads_b]
+    return [(slice(i, i + 1), slice(j, j + 1)) for i, j in shared]
 
 
 def _check_tokenizers(a: ComparedText, b: ComparedText) -> None:
@@ -282,14 +275,15 @@ def _align(
             same = torch.arange(shapes[0][side])
             aligned.append(Alignment(same, same))
             continue
-        assert ids_a is not None and ids_b is not None
+        assert ids_a is not None
+        assert ids_b is not None
         alignment = align(ids_a, ids_b)
         inside = (alignment.a >= first[0]) & (alignment.b >= first[1])
         alignment = Alignment(alignment.a[inside] - first[0], alignment.b[inside] - first[1])
         if not len(alignment.a):
             raise ValueError(
-                f"seen_b: expected a text that shares {name} with the other, but no token is in both: are they "
-                "of another tokenizer?"
+                f"seen_b: expected a text that shares {name} with the other, but no token is in both: are "
+                "they of another tokenizer?"
             )
         aligned.append(alignment)
     return aligned[0], aligned[1]

@@ -23,6 +23,8 @@ from regard.recorder.storage.folder import save
 
 if TYPE_CHECKING:
     from regard.heads import HeadTable
+    from regard.spans.span_mass import Parts
+    from regard.spans.table import SpanTable
 
 PAGES = (".html", ".htm")
 NO_TEXT = "-"  # in a fingerprint: there was no text to hash
@@ -58,6 +60,8 @@ class Capture:
     """The decoder's tokens as text."""
     missing: dict[str, str] = field(default_factory=dict)
     """The modules that mix tokens and were not captured: the class of each, by its name."""
+    edits: tuple[str, ...] = ()
+    """The interventions under which the model ran, in words: this is then not the model's own run."""
     fingerprint: str | None = None
     """A hash of the tokens and layers, made by `seal` after they ran; the certificate checks it."""
     passes: list[Capture] = field(default_factory=list, repr=False)
@@ -133,7 +137,8 @@ class Capture:
         layers = [(layer.key, layer.name, layer.heads, *layer.shape) for layer in self.layers]
         text = [self.tokens, self.target_tokens]
         has_text = any(x is not None for x in text)
-        return f"{_hash([tokens, self.boundary, layers])} {_hash(text) if has_text else NO_TEXT}"
+        run = [tokens, self.boundary, layers, *self.edits]
+        return f"{_hash(run)} {_hash(text) if has_text else NO_TEXT}"
 
     @property
     def nbytes(self) -> int:
@@ -156,6 +161,25 @@ class Capture:
             model=self.model,
             **options,
         )
+
+    def spans(
+        self, rows: Parts, cols: Parts | None = None, *, batch: int | None = None, stack: str | None = None
+    ) -> SpanTable:
+        """Return how much attention each part of a text gives to each part: by head, by layer, and the mean.
+
+        - `rows`: the parts whose queries attend, as `regard.spans.words(…)`, or increasing positions to cut
+          at. Positions count from the first token of the text, without padding.
+        - `cols`: the parts that are attended to, by default the same.
+        - `batch`: which text, if the capture has several.
+        - `stack`: "encoder", "decoder" or "cross", in a model that has several; in "cross", `rows` are of the
+          decoder's tokens and `cols` of the encoder's.
+
+        A number is the mean over the queries of a row span of the weight on all keys of a column span. What a
+        head gives to its sink key has a column of its own; `table.uniform` is the same for uniform attention.
+        """
+        from regard.spans.span_mass import measure_spans
+
+        return measure_spans(self, rows, cols, batch=batch, stack=stack)
 
     def ids_of(self, layer: Layer) -> Tensor | None:
         """Return the token ids (B, S) of a layer's keys, or None where they are not known."""
@@ -215,4 +239,6 @@ class Capture:
             parts.insert(0, self.model)
         if self.missing:
             parts.append(f"{len(self.missing)} missing")
+        if self.edits:
+            parts.append(f"edited run: {'; '.join(self.edits)}")
         return f"Capture({', '.join(parts)})"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.escapes import escape
 from regard.heads.running_sums import students_t
+from regard.heads.without_sink import MIN_REST
 
 SINK_NAME, REST_NAME = "[sink]", "[rest]"
 NAME_WIDTH = 32  # characters of a name in the printed table
@@ -69,6 +70,22 @@ class SpanTable:
         return replace(self, masses=self.uniform_masses)
 
     @property
+    def without_sink(self) -> SpanTable:
+        """The table of rows renormalised without the sink's column, beside a baseline without it, too.
+
+        NaN where a head gives its sink nearly everything. A head without a sink has the same numbers.
+        """
+        sink = self.cols.index(SINK_NAME)
+        others = [number for number in range(len(self.cols)) if number != sink]
+        masses, uniform_masses = (
+            x[..., others]
+            / x[..., others].sum(-1, keepdim=True).where(x[..., [sink]] < 1 - MIN_REST, math.nan)
+            for x in (self.masses, self.uniform_masses)
+        )
+        cols = tuple(self.cols[number] for number in others)
+        return replace(self, cols=cols, masses=masses, uniform_masses=uniform_masses)
+
+    @property
     def texts(self) -> int:
         """The number of texts."""
         return len(self.masses)
@@ -114,13 +131,13 @@ class SpanTable:
         if of == "heads":
             return self.masses
         if of == "mean":
-            return self.masses.mean(1)
+            return self.masses.nanmean(1)
         if of != "layers":
             raise ValueError(f"of: expected 'mean', 'layers' or 'heads', got {of!r}")
         groups = [
             [number for number, place in enumerate(self.places) if place[0] == key] for key in self.keys
         ]
-        return torch.stack([self.masses[:, group].mean(1) for group in groups], 1)
+        return torch.stack([self.masses[:, group].nanmean(1) for group in groups], 1)
 
     def __getitem__(self, place: tuple[int | str, int]) -> Tensor:
         """The mass for one head, (rows, cols), by its layer and head: `table[3, 5]`."""
@@ -136,9 +153,8 @@ class SpanTable:
         `col` is the name of the part and `row` that of the row span, by default the mean over all of them.
         """
         column = _find("col", self.cols, col)
-        rows = slice(None) if row is None else slice(_find("row", self.rows, row), None)
-        rows = rows if row is None else slice(rows.start, rows.start + 1)
-        mass, uniform = (x[:, rows, column].mean(1) for x in (self.heads, self.uniform.heads))
+        rows = range(len(self.rows)) if row is None else [_find("row", self.rows, row)]
+        mass, uniform = (x[:, list(rows), column].mean(1) for x in (self.heads, self.uniform.heads))
         order = (mass - uniform).nan_to_num(-math.inf).argsort(descending=True, stable=True)[:n]
         return [SpanHead(*self.places[i], float(mass[i]), float(uniform[i])) for i in order.tolist()]
 
