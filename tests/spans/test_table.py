@@ -1,4 +1,4 @@
-"""Span tables equal sums over the dense matrix, sink apart, beside uniform attention; means have intervals."""
+"""Span tables are sums over the dense matrix, sink apart, beside uniform attention; means have intervals."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def test_a_table_is_the_sums_of_the_dense_matrix(data: st.DataObject, drawn: Any
 
 
 def test_the_sink_has_a_column_of_its_own() -> None:
-    seen = captured(60, layers=1)
+    q, k = torch.randn(2, 1, 4, 60, 8)
+    q[..., 0], k[..., 0, 0] = 3.0, 5.0  # every query of every head attends to the first key
+    seen = Capture([layer_of(regard.attention_map(q, k, mask=regard.causal))])
     table = seen.spans([1, 30, 60])
     assert table.cols == ("1–29", "30–59", "[sink]", "[rest]")  # the sink is the first token, in no span
     assert float(table.mean[:, 3].max()) < 1e-6

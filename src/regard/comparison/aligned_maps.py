@@ -62,7 +62,8 @@ def total_variation(a: AttentionMap, b: AttentionMap, *, shared_a: bool, shared_
         if not shared:
             sums = (m.lse > -torch.inf).double() - on_logit  # of whole rows
             difference += (sums - mass).clamp(min=0.0)
-    return (difference + (on_logit_a - on_logit_b).abs()) / 2
+    distance: Tensor = (difference + (on_logit_a - on_logit_b).abs()) / 2
+    return distance
 
 
 def _sink_logit_share(m: AttentionMap) -> Tensor:

@@ -73,7 +73,7 @@ class ComparedText:
 
     def texts(self) -> dict[int, str]:
         """The text of every token by its id, as far as it is known."""
-        known = {}
+        known: dict[int, str] = {}
         for ids, tokens in (
             (self.seen.ids, self.seen.tokens),
             (self.seen.target_ids, self.seen.target_tokens),
@@ -102,8 +102,8 @@ class Comparison:
     def heads(self) -> list[HeadDifference]:
         """Every head, the one that differs most first."""
         heads = [
-            HeadDifference(*place, float(distance.mean()))
-            for place, distance in zip(self.places, self.distances, strict=True)
+            HeadDifference(layer, head, float(distance.mean()))
+            for (layer, head), distance in zip(self.places, self.distances, strict=True)
         ]
         return sorted(heads, key=lambda head: -head.distance)
 

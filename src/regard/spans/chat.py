@@ -34,14 +34,14 @@ def turns(messages: Sequence[Message], tokenizer: Any, **options: Any) -> Spans:
             "tokenizer: expected one of Transformers with a chat template, got "
             f"{type(tokenizer).__name__}: name the spans yourself with regard.spans.custom"
         )
-    messages = [dict(message) for message in messages]
-    rendered = _render(tokenizer, messages, options)
+    chat = [dict(message) for message in messages]
+    rendered = _render(tokenizer, chat, options)
     places = sorted(
-        (*_locate(tokenizer, messages, number, rendered, options), number) for number in range(len(messages))
+        (*_locate(tokenizer, chat, number, rendered, options), number) for number in range(len(chat))
     )
     # The tokens of a rendered chat are those of its text, in which special tokens are written.
     tokens = locate_tokens(_WithoutAddedTokens(tokenizer), rendered)
-    names = _names([str(message["role"]) for message in messages])
+    names = _names([str(message["role"]) for message in chat])
     spans, taken = [], 0
     for start, stop, number in places:
         first, last = _tokens_of(tokens, rendered, start, stop, taken)

@@ -120,7 +120,7 @@ class SpanTable:
         mean = values.nanmean(0)
         variance = (values - mean).square().nansum(0) / (counts - 1).clamp(min=1)
         reach = torch.full_like(mean, math.nan)
-        for count in counts.unique().tolist():
+        for count in set(counts.flatten().tolist()):
             if count > 1:
                 error = (variance / count).sqrt() * students_t(count - 1)
                 reach = torch.where(counts == count, error, reach)
@@ -156,7 +156,8 @@ class SpanTable:
         rows = range(len(self.rows)) if row is None else [_find("row", self.rows, row)]
         mass, uniform = (x[:, list(rows), column].mean(1) for x in (self.heads, self.uniform.heads))
         order = (mass - uniform).nan_to_num(-math.inf).argsort(descending=True, stable=True)[:n]
-        return [SpanHead(*self.places[i], float(mass[i]), float(uniform[i])) for i in order.tolist()]
+        places = [(self.places[i], i) for i in order.tolist()]
+        return [SpanHead(layer, head, float(mass[i]), float(uniform[i])) for (layer, head), i in places]
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each head, row span and column span: its mass and the uniform one."""
