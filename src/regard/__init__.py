@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     from regard.attention.steps import scaled_dot_product_attention
     from regard.checker import Report, check
     from regard.comparison import compare
+    from regard.interventions import ablate, block, intervene, mean_outputs, patch
     from regard.maps import AttentionMap, attention_map
     from regard.recorder import Capture, capture, capture_size, load
     from regard.show import plot
@@ -37,10 +38,12 @@ __all__ = [
     "Capture",
     "Mask",
     "Report",
+    "ablate",
     "alibi",
     "attend",
     "attention_map",
     "backend",
+    "block",
     "capture",
     "capture_size",
     "causal",
@@ -50,9 +53,12 @@ __all__ = [
     "compare",
     "documents",
     "full",
+    "intervene",
     "load",
     "mean",
+    "mean_outputs",
     "padding",
+    "patch",
     "plot",
     "prefix",
     "rule",
@@ -71,6 +77,7 @@ _MODULES = {
     "regard.attention.steps": "scaled_dot_product_attention",
     "regard.checker": "Report check",
     "regard.comparison": "compare",
+    "regard.interventions": "ablate block intervene mean_outputs patch",
     "regard.maps": "AttentionMap attention_map",
     "regard.recorder": "Capture capture capture_size load",
     "regard.show": "plot",
@@ -83,6 +90,7 @@ _PACKAGES = (
     "comparison",
     "gpt",
     "heads",
+    "interventions",
     "layers",
     "learn",
     "maps",
