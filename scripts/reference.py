@@ -33,12 +33,16 @@ METHODS = (
     "regard.Mask",
     "regard.Report",
     "regard.checker.VisibilityTable",
+    "regard.comparison.Comparison",
     "regard.gpt.GPT",
     "regard.heads.HeadTable",
+    "regard.heads.TableDifference",
     "regard.layers.KVCache",
     "regard.recorder.Certificate",
     "regard.recorder.Evidence",
     "regard.recorder.Layer",
+    "regard.spans.SpanTable",
+    "regard.spans.Spans",
 )
 
 

@@ -136,7 +136,9 @@ def test_words_of_the_included_model() -> None:
     assert tuple(joined) == spans.names == ("<|endoftext|>", "Mary", " kept", " the", " lamp", " lit", ".")
 
 
-def test_a_text_is_needed() -> None:
+def test_a_text_and_a_tokenizer_are_needed() -> None:
+    with pytest.raises(ValueError, match=r"tokenizer: expected one of Transformers.*got NoneType"):
+        regard.spans.words(None, "a")
     with pytest.raises(ValueError, match="text: expected a text, got list"):
         regard.spans.words(byte_level(), ["a", "b"])  # type: ignore[arg-type]
 
