@@ -169,3 +169,10 @@ def test_custom() -> None:
     assert regard.spans.custom([0, 2, 6]) == Spans.from_edges([0, 2, 6])
     with pytest.raises(ValueError, match="edges: expected positions, or pairs"):
         regard.spans.custom([(0, 2), 5])  # type: ignore[list-item]
+
+
+def test_a_long_text_is_cut_at_every_sentence() -> None:
+    text = "The lamp was lit. Mr. Ellis slept. " * 4000
+    edges = segments.sentences(text)
+    assert len(edges) == 8001
+    assert len(segments.words(text)) == 10 * 4000 + 1

@@ -32,6 +32,8 @@ INSIDE_WORDS = "'’·"  # between two letters they belong to the word: don't, l
 INSIDE_NUMBERS = ".,"  # between two digits they belong to the number: 3.14
 CLOSERS = r"""["'”’»)\]}」』）】]*"""
 SENTENCE_END = re.compile(rf"[.!?…؟۔।॥]+{CLOSERS}(?=\s)|[。！？｡]+{CLOSERS}|(?=\n\s*\n)|(?=\u2029)")
+NEXT_SIGN = re.compile(r"\s*(\S)")
+LONGEST_WORD = 8  # characters before a point that may be an abbreviation
 ABBREVIATIONS = frozenset(
     [
         *(
@@ -192,12 +194,12 @@ def sentences(text: str) -> list[int]:
 
 def _ends_sentence(text: str, match: re.Match[str]) -> bool:
     """Whether a sentence ends at signs that may end one."""
-    signs, after = match.group(), text[match.end() :].lstrip()[:1]
+    signs = match.group()
     if not signs or signs[0] in "。！？｡":
         return True
-    if after.islower():
+    after = NEXT_SIGN.match(text, match.end())
+    if after is not None and after[1].islower():
         return False
-    word = re.search(r"[^\s(\[“\"']*$", text[: match.start()])
-    is_short = word is not None and (len(word.group()) == 1 and word.group().isalpha())
-    is_abbreviation = word is not None and word.group().casefold() in ABBREVIATIONS
-    return not (signs == "." and (is_short or is_abbreviation))
+    before = re.split(r"[\s(\[“\"']", text[max(0, match.start() - LONGEST_WORD) : match.start()])[-1]
+    is_initial = len(before) == 1 and before.isalpha()
+    return not (signs == "." and (is_initial or before.casefold() in ABBREVIATIONS))

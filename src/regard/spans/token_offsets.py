@@ -36,8 +36,8 @@ def locate_tokens(tokenizer: Any, text: str) -> list[TextToken]:
         return _known_offsets(tokenizer.encode(text), special_ids, text)
     if not callable(tokenizer):
         raise ValueError(
-            "tokenizer: expected one of Transformers, of the tokenizers package, or model.tokenizer of a GPT, "
-            f"got {type(tokenizer).__name__}"
+            "tokenizer: expected one of Transformers, of the tokenizers package, or model.tokenizer of a "
+            f"GPT, got {type(tokenizer).__name__}"
         )
     special_ids = set(getattr(tokenizer, "all_special_ids", ()))
     encoding = tokenizer(text)
