@@ -68,6 +68,11 @@ def characters(text: str) -> list[int]:
     edges = [0]
     flags = 0  # regional indicators since the last edge; two are a flag
     for i in range(1, len(text)):
+        if text[i].isascii() and text[i - 1].isascii():  # most of most texts, and quickly told
+            if text[i - 1 : i + 1] != "\r\n":
+                edges.append(i)
+            flags = 0
+            continue
         flags = flags + 1 if _is_regional_indicator(text[i - 1]) else 0
         if not _continues(text[i - 1], text[i], flags):
             edges.append(i)
