@@ -47,3 +47,13 @@ def title(name: str) -> str:
     ('self', 'my score')
     """
     return TITLES.get(name, name.replace("_", " "))
+
+
+def about(name: str) -> str:
+    """Return the sentence of a score as it is written after a colon.
+
+    >>> about("local")
+    'attention on the last few tokens'
+    """
+    sentence = next(score.about for score in SCORE_WORDS if score.name == name)
+    return f"{sentence[0].lower()}{sentence[1:].rstrip('.')}"

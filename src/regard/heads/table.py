@@ -110,7 +110,7 @@ class HeadTable:
         >>> HeadTable([]).where(label="induction")
         HeadTable(0 heads)
         """
-        label = None if label is None else _canonical_name(label)
+        label = None if label is None else canonical_name(label)
         return self._with(
             row
             for row in self.rows
@@ -135,7 +135,7 @@ class HeadTable:
 
     def _check_name(self, name: str) -> str:
         """The canonical name of a score; ValueError if no head has it."""
-        name = _canonical_name(name)
+        name = canonical_name(name)
         if name not in self.names:
             raise ValueError(f"name: expected one of {', '.join(self.names)}, got {name!r}")
         return name
@@ -281,7 +281,7 @@ def _pyarrow() -> Any:
 SYNONYMS = {"self": "itself", "previous": "previous_token", "normalized_entropy": "normalised_entropy"}
 
 
-def _canonical_name(name: str) -> str:
+def canonical_name(name: str) -> str:
     """The name of a score from other spellings of it: "previous token", "self", "normalized_entropy"."""
     name = name.strip().lower().replace(" ", "_").replace("-", "_")
     return SYNONYMS.get(name, name)

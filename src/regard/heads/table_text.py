@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from regard.escapes import escape
 from regard.extras import extra
 from regard.heads.labels import REPEATS
-from regard.heads.score_words import SCORE_WORDS, title
+from regard.heads.score_words import SCORE_WORDS, about, title
 
 if TYPE_CHECKING:
     from regard.heads.table import HeadRow, HeadTable, Score
@@ -82,8 +82,8 @@ def rendered(table: HeadTable) -> Any:
         if not row.labels:
             drawn.add_row(*numbers, Text("–", style="dim"), *[""] * 5, normalised)
         for i, name in enumerate(row.labels):
-            score, on_repeats = _best_score(row, name)
-            label = words(name) + (f" on {row.sink_key}" if name == "sink" else "")
+            score, on_repeats = best_score(row, name)
+            label = label_words(row, name)
             drawn.add_row(
                 *(("", "", "") if i else numbers),
                 Text(label + ("*" if on_repeats else ""), style=COLOURS.get(name, "")),
@@ -100,12 +100,15 @@ def rendered(table: HeadTable) -> Any:
 def caption(table: HeadTable) -> str:
     """An explanation of the labels in the table and of the columns, in a line each."""
     labels = {name for row in table for name in row.labels}
+    lines = [f"{score.title}: {about(score.name)}" for score in SCORE_WORDS if score.name in labels]
+    lines += explain_columns(table, any(best_score(row, name)[1] for row in table for name in row.labels))
+    lines.append("entropy: of the attention, as a share of its maximum")
+    return "\n".join(lines)
+
+
+def explain_columns(table: HeadTable, on_repeats: bool) -> list[str]:
+    """An explanation of the columns beside a score; of the star too, if some scores are `on_repeats`."""
     lines = [
-        f"{score.title}: {score.about[0].lower()}{score.about[1:].rstrip('.')}"
-        for score in SCORE_WORDS
-        if score.name in labels
-    ]
-    lines += [
         "95%: interval of the score over "
         + (f"{table.texts} texts" if table.texts > 1 else "blocks of the text"),
         "uniform: score of uniform attention to the visible keys",
@@ -113,11 +116,10 @@ def caption(table: HeadTable) -> str:
         if table.shuffled == "text"
         else "relabel: score of the same attention with the tokens shuffled",
         "no sink: score when the rows are renormalised without the sink",
-        "entropy: of the attention, as a share of its maximum",
     ]
-    if any(_best_score(row, name)[1] for row in table for name in row.labels):
+    if on_repeats:
         lines.append("*: on random tokens, repeated")
-    return "\n".join(lines)
+    return lines
 
 
 def number(x: float) -> str:
@@ -131,7 +133,12 @@ def number(x: float) -> str:
     return f"{x:.3f}".removeprefix("0") if 0.0005 <= x < 0.005 else f"{x:.2f}"
 
 
-def _best_score(row: HeadRow, name: str) -> tuple[Score, bool]:
+def label_words(row: HeadRow, name: str) -> str:
+    """A label of a head in words; a sink with its key."""
+    return words(name) + (f" on {row.sink_key}" if name == "sink" else "")
+
+
+def best_score(row: HeadRow, name: str) -> tuple[Score, bool]:
     """The score behind a label, on text or on random repeats, whichever is higher, and whether on repeats."""
     scores = row.scores
     on_repeats = scores.get(name + REPEATS)
