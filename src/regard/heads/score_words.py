@@ -26,6 +26,9 @@ SCORE_WORDS = (
     ScoreWords(
         "induction", "induction", "Attention on the tokens that followed earlier copies of the query's."
     ),
+    ScoreWords(
+        "retrieval", "retrieval", "How often the most attended key is the token being copied from a needle."
+    ),
     ScoreWords("sink", "sink", "Attention on the one key that receives the most."),
     ScoreWords("local", "local", "Attention on the last few tokens."),
     ScoreWords("eviction", "eviction", "Attention that is lost when a small cache evicts keys."),

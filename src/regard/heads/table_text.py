@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COLOURS = {
     "induction": "bold magenta",
     "duplicate": "magenta",
+    "retrieval": "magenta",
     "previous_token": "bold cyan",
     "itself": "cyan",
     "sink": "yellow",
@@ -35,11 +36,16 @@ def words(name: str) -> str:
 
 def printed(table: HeadTable, width: int = 80) -> str:
     """The table as plain text."""
+    return as_text(rendered(table), width)
+
+
+def as_text(drawn: Any, width: int = 80) -> str:
+    """What Rich draws, as plain text."""
     with extra("app", "printing a HeadTable"):
         from rich.console import Console
 
     file = StringIO()
-    Console(file=file, width=width, color_system=None).print(rendered(table))
+    Console(file=file, width=width, color_system=None).print(drawn)
     return file.getvalue().rstrip("\n")
 
 
