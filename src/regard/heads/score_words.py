@@ -38,6 +38,7 @@ SCORE_WORDS = (
         "Entropy as a share of its maximum; uniform attention scores 1.",
     ),
     ScoreWords("entropy", "entropy", "Entropy of the attention, in nats."),
+    ScoreWords("importance", "importance", "Rise of the loss when the head is ablated, in nats a token."),
     ScoreWords("distance", "distance", "Mean number of tokens between the query and the keys it attends to."),
 )
 TITLES = {score.name: score.title for score in SCORE_WORDS}

@@ -15,7 +15,16 @@ from regard.extras import extra
 from regard.heads.labels import MIN_SCORES, REPEATS
 from regard.heads.score_words import about
 from regard.heads.table import HeadRow, HeadTable, Score, canonical_name
-from regard.heads.table_text import COLOURS, best_score, explain_columns, label_words, number, words
+from regard.heads.table_text import (
+    COLOURS,
+    IMPORTANCE,
+    best_score,
+    explain_columns,
+    importance_cells,
+    label_words,
+    number,
+    words,
+)
 
 KINDS = tuple(label for label in MIN_SCORES if label != "sink")
 """The labels in the order of the summary; sinks, which most heads are, are counted after them."""
@@ -52,6 +61,9 @@ def summarised(
             parts.append(Text(f"  {_highest(table, kind)}", style="dim"))
         elif len(shown) < len(heads):
             parts.append(Text(f"  and {len(heads) - len(shown)} more: --label {_option(kind)}", style="dim"))
+    if label is None and IMPORTANCE in table.names:
+        most = table.best(IMPORTANCE, len(table) if top is None else top)
+        parts += ["", Text.assemble((IMPORTANCE, "bold"), f": {about(IMPORTANCE)}"), _important(table, most)]
     if label is None:
         parts += ["", *(Text(line) for line in _counts(table, key_texts or {}))]
     parts += ["", Text("\n".join(explain_columns(table, on_repeats)), style="dim")]
@@ -89,7 +101,26 @@ def _option(label: str) -> str:
 
 def _header(table: HeadTable) -> Any:
     how = "shuffled" if table.shuffled == "text" else "relabel"
-    return _grid(table, [("head", "score ", "95%", "uniform", how, "no sink", "also")], "dim")
+    last = IMPORTANCE if IMPORTANCE in table.names else "no sink"
+    return _grid(table, [("head", "score ", "95%", "uniform", how, last, "also")], "dim")
+
+
+def _last_cell(table: HeadTable, row: HeadRow, without_sink: str) -> str:
+    """The last number of a head: its importance where that was measured, else the score without its sink."""
+    return importance_cells(row)[0] if IMPORTANCE in table.names else without_sink
+
+
+def _important(table: HeadTable, heads: HeadTable) -> Any:
+    """A line for each of the heads that matter most, with the interval of its importance and its labels."""
+    from rich.text import Text
+
+    rows = []
+    for row in heads:
+        value, interval = importance_cells(row)
+        labels = ", ".join(label_words(row, name) for name in row.labels) or "no label"
+        cells = (Text(escape(row.place)), "", "", *([""] * 2), Text(value, style="bold"), Text(labels))
+        rows.append((*cells[:2], interval, *cells[3:]))
+    return _grid(table, rows)
 
 
 def _rows(table: HeadTable, kind: str, heads: list[HeadRow]) -> Any:
@@ -108,7 +139,7 @@ def _rows(table: HeadTable, kind: str, heads: list[HeadRow]) -> Any:
             f"{number(score.low)}–{number(score.high)}",
             number(score.null),
             number(score.shuffled),
-            number(score.without_sink) if kind != "sink" else "",
+            _last_cell(table, row, "" if kind == "sink" else number(score.without_sink)),
             Text(", ".join(also)),
         )
         rows.append(cells)

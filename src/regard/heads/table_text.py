@@ -18,6 +18,7 @@ from regard.heads.score_words import SCORE_WORDS, about, title
 if TYPE_CHECKING:
     from regard.heads.table import HeadRow, HeadTable, Score
 
+IMPORTANCE = "importance"
 COLOURS = {
     "induction": "bold magenta",
     "duplicate": "magenta",
@@ -57,6 +58,7 @@ def rendered(table: HeadTable) -> Any:
 
     how = "shuffled" if table.shuffled == "text" else "relabel"
     drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    has_importance = IMPORTANCE in table.names
     for name, side in (
         ("layer", "right"),
         ("kv", "right"),
@@ -66,8 +68,11 @@ def rendered(table: HeadTable) -> Any:
         ("95%", "left"),
         ("uniform", "right"),
         (how, "right"),
-        ("no sink", "right"),
-        ("entropy", "right"),
+        *(
+            ((IMPORTANCE, "right"), ("95%", "left"))
+            if has_importance
+            else (("no sink", "right"), ("entropy", "right"))
+        ),
     ):
         drawn.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
     before: tuple[int | str, int] | None = None
@@ -82,11 +87,13 @@ def rendered(table: HeadTable) -> Any:
         if before is not None and row.key != before[0]:
             drawn.add_row()
         before = group
+        # What is said of a head once, whatever its labels are.
         normalised = (
             number(row.scores["normalised_entropy"].value) if "normalised_entropy" in row.scores else ""
         )
+        of_head = importance_cells(row) if has_importance else ("", normalised)
         if not row.labels:
-            drawn.add_row(*numbers, Text("–", style="dim"), *[""] * 5, normalised)
+            drawn.add_row(*numbers, Text("–", style="dim"), *[""] * 4, *of_head)
         for i, name in enumerate(row.labels):
             score, on_repeats = best_score(row, name)
             label = label_words(row, name)
@@ -97,8 +104,8 @@ def rendered(table: HeadTable) -> Any:
                 f"{number(score.low)}–{number(score.high)}",
                 number(score.null),
                 number(score.shuffled),
-                number(score.without_sink) if name != "sink" else "",
-                "" if i else normalised,
+                *((number(score.without_sink) if name != "sink" else "",) if not has_importance else ()),
+                *(("",) * (1 + has_importance) if i else of_head[-1 - has_importance :]),
             )
     return drawn
 
@@ -108,7 +115,8 @@ def caption(table: HeadTable) -> str:
     labels = {name for row in table for name in row.labels}
     lines = [f"{score.title}: {about(score.name)}" for score in SCORE_WORDS if score.name in labels]
     lines += explain_columns(table, any(best_score(row, name)[1] for row in table for name in row.labels))
-    lines.append("entropy: of the attention, as a share of its maximum")
+    if IMPORTANCE not in table.names:
+        lines.append("entropy: of the attention, as a share of its maximum")
     return "\n".join(lines)
 
 
@@ -121,11 +129,22 @@ def explain_columns(table: HeadTable, on_repeats: bool) -> list[str]:
         "shuffled: score of the model on the same tokens in random order"
         if table.shuffled == "text"
         else "relabel: score of the same attention with the tokens shuffled",
-        "no sink: score when the rows are renormalised without the sink",
+        f"{IMPORTANCE}: {about(IMPORTANCE)}"
+        if IMPORTANCE in table.names
+        else "no sink: score when the rows are renormalised without the sink",
     ]
     if on_repeats:
         lines.append("*: on random tokens, repeated")
     return lines
+
+
+def importance_cells(row: HeadRow) -> tuple[str, str]:
+    """The importance of a head and its interval, empty where it was not measured."""
+    score = row.scores.get(IMPORTANCE)
+    if score is None:
+        return "", ""
+    interval = "" if math.isnan(score.low) else f"{score.low:+.3f} {score.high:+.3f}"
+    return f"{score.value:+.3f}", interval
 
 
 def number(x: float) -> str:
