@@ -26,7 +26,16 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     )
     from regard.attention.steps import scaled_dot_product_attention
     from regard.checker import Report, check
-    from regard.interventions import ablate, block, intervene, mean_outputs, patch
+    from regard.interventions import (
+        Effect,
+        ablate,
+        block,
+        effect,
+        importance,
+        intervene,
+        mean_outputs,
+        patch,
+    )
     from regard.maps import AttentionMap, attention_map
     from regard.recorder import Capture, capture, capture_size, load
     from regard.show import plot
@@ -34,6 +43,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
 __all__ = [
     "AttentionMap",
     "Capture",
+    "Effect",
     "Mask",
     "Report",
     "ablate",
@@ -49,7 +59,9 @@ __all__ = [
     "check",
     "chunks",
     "documents",
+    "effect",
     "full",
+    "importance",
     "intervene",
     "load",
     "mean_outputs",
@@ -72,7 +84,7 @@ _MODULES = {
     ),
     "regard.attention.steps": "scaled_dot_product_attention",
     "regard.checker": "Report check",
-    "regard.interventions": "ablate block intervene mean_outputs patch",
+    "regard.interventions": "Effect ablate block effect importance intervene mean_outputs patch",
     "regard.maps": "AttentionMap attention_map",
     "regard.recorder": "Capture capture capture_size load",
     "regard.show": "plot",

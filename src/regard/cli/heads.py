@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.cli.demo_text import STORY
+from regard.cli.input_texts import cut_windows, read_texts
 from regard.cli.options import Files, ModelName, Texts
 from regard.escapes import escape
 
@@ -47,6 +49,12 @@ def heads(
         int | None,
         typer.Option("--top", metavar="N", help="Show N heads of each kind.  [default: 3]"),
     ] = None,
+    measure_importance: Annotated[
+        bool,
+        typer.Option(
+            "--importance", help="Also cut every head alone, and show how much the loss rises (slow)."
+        ),
+    ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="Show every head of the model, in its order, with all labels.")
     ] = False,
@@ -68,15 +76,18 @@ def heads(
       regard heads --model smollm2 --file letter.txt
       regard heads --text "The cat sat because the cat was tired." --all
       regard heads --model smollm2 --top 10
+      regard heads --importance
       regard heads --model Qwen/Qwen3-0.6B --label induction --json heads.json
     """
     from rich.console import Console
     from rich.text import Text
 
     from regard.cli.model import Model
+    from regard.cli.progress_bar import progress_bar
     from regard.heads.table import check_writable
     from regard.heads.table_summary import check_label, summarised
     from regard.heads.table_text import caption
+    from regard.interventions import importance
 
     for path in (json_file, csv_file):
         if path is not None:
@@ -87,12 +98,15 @@ def heads(
         check_label(label)
     if top is not None and top < 1:
         raise ValueError(f"--top: expected at least 1, got {top}")
-    texts = _texts(text or [], file or [])
+    texts = read_texts(text, file, STORY)
     screen, words = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
     with words.status(Text(f"opening {escape(model)}")) as status:
         opened = Model.open(model)
-        ids = _windows(opened, texts, length, windows)
+        ids = cut_windows(opened, texts, length, windows)
         table, uncertified = _study(opened, ids, probe, shuffle, status)
+    if measure_importance:
+        with progress_bar(words, "cutting every head alone") as report:
+            table = table.join(importance(opened.module, ids, report=report))
     if json_file is not None:
         table.save(json_file)
     if csv_file is not None:
@@ -109,27 +123,6 @@ def heads(
         screen.print(summarised(table, top=limit, label=label, key_texts=key_texts))
     for line in uncertified:
         words.print(Text(escape(line), style="bold yellow"))
-
-
-def _windows(model: Model, texts: list[str], length: int, most: int) -> list[Tensor]:
-    """The tokens of the texts, in windows of `length` tokens, at most so many."""
-    import torch
-
-    length = min(length, model.context or length)
-    if length < 2 or most < 1:
-        raise ValueError(f"--length: expected at least 2 tokens, and --windows 1, got {length} and {most}")
-    ids = []
-    for text in texts:
-        found = model.encode(text, whole=True)
-        lead = [] if model.start is None else [model.start]
-        first, room = found[:length], length - len(lead)
-        ids.append(torch.tensor(first))
-        later = range(length, len(found) - room + 1, room)
-        ids += [torch.tensor(lead + found[i : i + room]) for i in later]
-    ids = [window for window in ids if len(window) > 1][:most]
-    if not ids:
-        raise ValueError("text: expected at least two tokens to look at")
-    return ids
 
 
 def _study(
@@ -161,13 +154,6 @@ def _study(
         report=lambda message: status.update(Text(escape(f"{model.title}: {message}"))),
     )
     return table, list(doubts.values())
-
-
-def _texts(texts: list[str], files: list[Path]) -> list[str]:
-    from regard.cli.demo_text import STORY
-    from regard.gpt.training.corpus import read
-
-    return [*texts, *(read(path) for path in files)] or [STORY]
 
 
 def _title(table: HeadTable) -> Any:

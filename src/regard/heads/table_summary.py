@@ -101,25 +101,29 @@ def _option(label: str) -> str:
 
 def _header(table: HeadTable) -> Any:
     how = "shuffled" if table.shuffled == "text" else "relabel"
-    last = IMPORTANCE if IMPORTANCE in table.names else "no sink"
-    return _grid(table, [("head", "score ", "95%", "uniform", how, last, "also")], "dim")
+    return _grid(table, [("head", "score ", "95%", "uniform", how, _last_column(table), "also")], "dim")
+
+
+def _last_column(table: HeadTable) -> str:
+    """The header of the last column of numbers."""
+    return IMPORTANCE if IMPORTANCE in table.names else "no sink"
 
 
 def _last_cell(table: HeadTable, row: HeadRow, without_sink: str) -> str:
     """The last number of a head: its importance where that was measured, else the score without its sink."""
-    return importance_cells(row)[0] if IMPORTANCE in table.names else without_sink
+    return importance_cells(row)[0] if _last_column(table) == IMPORTANCE else without_sink
 
 
 def _important(table: HeadTable, heads: HeadTable) -> Any:
-    """A line for each of the heads that matter most, with the interval of its importance and its labels."""
+    """A line for each of the heads that matter most, with its 95% interval and its labels."""
     from rich.text import Text
 
     rows = []
     for row in heads:
         value, interval = importance_cells(row)
-        labels = ", ".join(label_words(row, name) for name in row.labels) or "no label"
-        cells = (Text(escape(row.place)), "", "", *([""] * 2), Text(value, style="bold"), Text(labels))
-        rows.append((*cells[:2], interval, *cells[3:]))
+        labels = ", ".join(label_words(row, name) for name in row.labels[:2]) or "no label"
+        about_head = f"({interval}) {labels}" if interval else labels
+        rows.append((Text(escape(row.place)), *[""] * 4, Text(value, style="bold"), Text(about_head)))
     return _grid(table, rows)
 
 
@@ -152,7 +156,7 @@ def _grid(table: HeadTable, rows: list[tuple[Any, ...]], style: str = "") -> Any
 
     grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False, style=style)
     places = max((len(row.place) for row in table), default=0)
-    widths = (max(places, 4) + 2, 6, 9, 7, 8, 7)
+    widths = (max(places, 4) + 2, 6, 9, 7, 8, len(_last_column(table)))
     for width, side in zip(widths, ("right", "right", "left", "right", "right", "right"), strict=True):
         grid.add_column(min_width=width, justify=side, no_wrap=True)  # type: ignore[arg-type]
     grid.add_column(no_wrap=True, overflow="ellipsis")

@@ -177,7 +177,9 @@ def run_texts(
 
 def token_ids(arguments: dict[str, Any]) -> Tensor:
     """Return the token ids (T,) among the arguments of a model."""
-    found = [x for x in arguments.values() if isinstance(x, Tensor) and x.ndim == 2 and not x.is_floating_point()]
+    found = [
+        x for x in arguments.values() if isinstance(x, Tensor) and x.ndim == 2 and not x.is_floating_point()
+    ]
     ids = arguments.get("input_ids", found[0] if found else None)
     if not isinstance(ids, Tensor) or ids.ndim != 2 or len(ids) != 1:
         raise ValueError("texts: expected token ids (1, T) among the model's arguments, one text at a time")
@@ -233,7 +235,11 @@ def prediction_band(values: Sequence[float]) -> tuple[float, float]:
 def _cut_mass(random_edits: Sequence[Sequence[Edit]]) -> CutMass | None:
     """Return the mass on the edges of an edit and on those of its random counterparts."""
     masses = [
-        pair for edits in random_edits for edit in edits if isinstance(edit, RandomEdgeBlock) for pair in edit.masses
+        pair
+        for edits in random_edits
+        for edit in edits
+        if isinstance(edit, RandomEdgeBlock)
+        for pair in edit.masses
     ]
     if not masses:
         return None

@@ -12,7 +12,14 @@ from torch import nn
 from regard.heads.description import name_layer
 from regard.heads.table import HeadRow, HeadTable, Score, split_key
 from regard.interventions.ablation import Replacement, ablate
-from regard.interventions.effects import Progress, differences, evaluating, mean_interval, run_texts, token_ids
+from regard.interventions.effects import (
+    Progress,
+    differences,
+    evaluating,
+    mean_interval,
+    run_texts,
+    token_ids,
+)
 from regard.interventions.metrics import Metric, TextMetric, TokenPositions
 from regard.interventions.output_means import Text, text_inputs
 from regard.recorder.context import capture, model_name

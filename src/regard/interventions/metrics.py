@@ -64,7 +64,9 @@ class TextMetric:
             return float(losses.mean())
         counts = select_tokens(ids.cpu(), self.positions)[1:]  # nothing predicts the first token
         if not bool(counts.any()):
-            raise ValueError("positions: expected some token after the first in every text, got a text without")
+            raise ValueError(
+                "positions: expected some token after the first in every text, got a text without"
+            )
         return float(losses[counts.to(losses.device)].mean())
 
 
@@ -90,7 +92,7 @@ def select_tokens(ids: Tensor, positions: TokenPositions) -> Tensor:
 
 
 def next_token_logits(output: Any, ids: Tensor) -> Tensor:
-    """Return the logits (T, V) of the token after each of ids (T,), from what a model returned for one text."""
+    """Return the logits (T, V) after each of ids (T,), from what a model returned for one text."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != (1, len(ids)):
         got = f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__

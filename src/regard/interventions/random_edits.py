@@ -1,7 +1,7 @@
 """Matched random edits: the baseline of an effect.
 
-The counterpart of an edit of heads is the same edit of as many other heads of the same layers. That of blocked
-edges blocks other edges of the same heads, at random, with as much attention on them.
+The counterpart of an edit of heads is the same edit of as many other heads of the same layers. That of
+blocked edges blocks other edges of the same heads, at random, with as much attention on them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def draw_edits(edits: Sequence[Edit], model: ModelHeads, draws: int, seed: int) 
     # One that has fewer choices than the others takes them again.
     counts = [len(choices) for choices in counterparts]
     return [
-        [choices[n % len(choices)] for choices in counterparts] for n in range(max(counts) if all(counts) else 0)
+        [choices[n % len(choices)] for choices in counterparts]
+        for n in range(max(counts) if all(counts) else 0)
     ]
 
 
