@@ -57,6 +57,31 @@ def test_the_answer_comes_first(folder: Path) -> None:
     assert "have no label:" not in only
 
 
+def test_importance_stands_beside_the_scores(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "heads.json"
+    options = (
+        "--model",
+        folder,
+        "--text",
+        TEXT,
+        "--length",
+        32,
+        "--windows",
+        2,
+        "--no-probe",
+        "--no-shuffle",
+    )
+    shown = run(*options, "--importance", "--json", path, "--top", 2)
+    assert "importance: rise of the loss when the head is ablated" in shown
+    table = HeadTable.from_json(path)
+    for row in table.best("importance", 2):
+        assert f"{row.scores['importance'].value:+.3f}" in shown
+        assert row.place in shown
+    whole = run(*options, "--importance", "--all")
+    assert whole.count("+0.") + whole.count("-0.") >= 8  # a value for every head
+    assert max(map(len, whole.splitlines())) <= 80
+
+
 def test_long_texts_are_read_in_windows_and_files_written(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT * 3)
     files = ("--json", tmp_path / "heads.json", "--csv", tmp_path / "heads.csv")

@@ -57,7 +57,7 @@ def ablate(
     \b
     Examples:
       regard ablate --head 5.3
-      regard ablate --head 5.3 --head 4.1 --mean --text "The lamp is lit. The lamp is"
+      regard ablate --head 5.3 --head 4.1 --mean --text "A lamp is lit. A lamp"
       regard ablate --model smollm2 --label induction --file letter.txt
     """
     from rich.console import Console

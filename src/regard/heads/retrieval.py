@@ -106,12 +106,14 @@ def needle(
     - `seed`: of the filler's order.
     - `report`: called with a message at every context.
     """
+    from regard.recorder.context import context_length
+
     if answers not in ("forced", "generated"):
         raise ValueError(f'answers: expected "forced" or "generated", got {answers!r}')
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise ValueError("tokenizer: expected the model's, got none: AutoTokenizer.from_pretrained(…)")
-    longest = _context_length(model)
+    longest = context_length(model)
     if longest is not None and max(lengths, default=0) > longest:
         raise ValueError(
             f"lengths: expected at most {longest} tokens, the model's context, got {max(lengths)}"
@@ -330,12 +332,3 @@ def _run(model: nn.Module, ids: list[int], last: int) -> tuple[Capture, Tensor |
         output = model(**inputs)
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     return seen, None if logits is None else logits[0, -last:]
-
-
-def _context_length(model: nn.Module) -> int | None:
-    """The most tokens that a model can read, if its config says so."""
-    config = getattr(model, "config", None)
-    for name in ("context_length", "max_position_embeddings"):
-        if isinstance(length := getattr(config, name, None), int):
-            return length
-    return None
