@@ -47,7 +47,7 @@ def heads(
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option("--top", metavar="N", help="Show N heads of each kind.  [default: 3]"),
+        typer.Option("--top", metavar="N", help="Show N heads of each kind, by default 3."),
     ] = None,
     measure_importance: Annotated[
         bool,

@@ -117,7 +117,7 @@ def effect(
         random_edits: list[list[Edit]] = []
         if draws:
             random_edits = draw_edits(resolved, find_heads(model, inputs[0]), draws, seed)
-        progress = Progress(len(inputs) * (2 + len(random_edits)), report)
+        progress = PassCounter(len(inputs) * (2 + len(random_edits)), report)
         plain = run_texts(model, inputs, measure, [], progress)
         edited = run_texts(model, inputs, measure, resolved, progress)
         baseline = [
@@ -139,7 +139,7 @@ def effect(
     )
 
 
-class Progress:
+class PassCounter:
     """Counts forward passes and reports them."""
 
     def __init__(self, total: int, report: Callable[[int, int], None]) -> None:
@@ -157,7 +157,7 @@ def run_texts(
     inputs: Sequence[dict[str, Any]],
     measure: TextMetric,
     edits: Sequence[Edit],
-    progress: Progress,
+    progress: PassCounter,
 ) -> list[float]:
     """Return the metric of each text, with the model edited."""
     values = []

@@ -13,7 +13,7 @@ from regard.heads.description import name_layer
 from regard.heads.table import HeadRow, HeadTable, Score, split_key
 from regard.interventions.ablation import Replacement, ablate
 from regard.interventions.effects import (
-    Progress,
+    PassCounter,
     differences,
     evaluating,
     mean_interval,
@@ -58,7 +58,7 @@ def importance(
         seen = capture(model, inputs=inputs[0])
         keys, heads = [layer.key for layer in seen.layers], [layer.heads for layer in seen.layers]
         layers = [name_layer(i, layer.map, keys, heads) for i, layer in enumerate(seen.layers)]
-        progress = Progress(len(inputs) * (1 + sum(map(len, heads))), report)
+        progress = PassCounter(len(inputs) * (1 + sum(map(len, heads))), report)
         plain = run_texts(model, inputs, measure, [], progress)
         rows = []
         for layer in layers:
