@@ -80,7 +80,8 @@ def stream(
     With `attention=True` each new token comes as a pair (token, rows). `rows` has a tensor (H, S) for every
     layer: the weights of the query that predicted the token, which is the last of the S tokens before it, on
     these S tokens. No other row is computed. As text, a character of several tokens comes with the last of
-    them, and the ones before it are empty strings. The other arguments are those of `generate`.
+    them, and the ones before it are empty strings. Edges that `regard.block` cuts still have their weight in
+    the rows; a capture shows the edited run. The other arguments are those of `generate`.
     """
     prompts = _parse_prompt(model, prompt)
     if len(prompts.ids) != 1:
