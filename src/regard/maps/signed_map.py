@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
 from regard.attention.masks.grid import Blocks
-from regard.maps.bins import Bins, TileSide, block_table, cut_evenly, find_runs, make_bins
+from regard.maps.bins import Bins, TileSide, block_table, find_runs, make_bins, whole_bins
 from regard.maps.index import Axes
 from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
 from regard.maps.overview import Overview, Region, check_reduce, check_region, larger_magnitude
@@ -23,6 +23,7 @@ from regard.maps.product import expand_values
 from regard.maps.spans import Spans, as_spans
 
 TILE_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 26}  # entries that are computed at a time
+REDUCTIONS: tuple[Literal["sum", "amax", "amin"], ...] = ("sum", "amax", "amin")
 SIDES = 16, 512  # the least and the greatest length of a tile's side on a CPU
 
 
@@ -34,7 +35,7 @@ class TopK(NamedTuple):
 
 
 class SignedTile(NamedTuple):
-    """The entries between two sides of runs, 0 in padded places."""
+    """The entries between two sides of places."""
 
     q: TileSide
     k: TileSide
@@ -93,23 +94,17 @@ class SignedMap(LazyMatrix):
             return Overview(
                 *torch.zeros(2, *lead, len(rows), len(cols), dtype=self.dtype, device=self.device)
             )
-        bins = [make_bins(spans.bounds(), self._side(), self.device) for spans in (rows, cols)]
-        runs = [len(x.of_run) for x in bins]
-        sums, tops, lows = torch.zeros(3, *runs, *lead, dtype=self.dtype, device=self.device)
-        for q, k, entries in self._tiles(*bins):
-            widths = (-1, q.width, entries.shape[-1] // k.width, k.width)
-            cells = entries.reshape(*lead, *widths).movedim((-4, -2), (0, 1))  # (runs, runs, …, width, width)
-            at = q.runs, k.runs
-            sums[at], tops[at], lows[at] = (
-                cells.sum((-1, -2)),
-                cells.amax((-1, -2)).clamp_(min=0),
-                cells.amin((-1, -2)).clamp_(max=0),
+        q_bins, k_bins = (make_bins(spans.bounds(), self._side(), self.device) for spans in (rows, cols))
+        sums, tops, lows = torch.zeros(3, len(cols), len(rows), *lead, dtype=self.dtype, device=self.device)
+        for q, k, entries in self._tiles(q_bins, k_bins):
+            at, by_query = (k.bins, q.bins), entries.movedim(-2, 0)  # (queries, …, keys)
+            added, top, low = (
+                k_bins.join(q_bins.join(by_query, q, how).movedim(-1, 0), k, how) for how in REDUCTIONS
             )
-        joined = [
-            bins[1].join(bins[0].join(x, how).transpose(0, 1), how).movedim((0, 1), (-1, -2))  # type: ignore[arg-type]
-            for x, how in ((sums, "sum"), (tops, "amax"), (lows, "amin"))
-        ]
-        return Overview(joined[0] / bins[0].sizes[:, None], larger_magnitude(joined[1], joined[2]))
+            sums[at] += added
+            tops[at], lows[at] = torch.maximum(tops[at], top), torch.minimum(lows[at], low)
+        mass, most = (x.movedim((0, 1), (-1, -2)) for x in (sums, larger_magnitude(tops, lows)))
+        return Overview(mass / q_bins.sizes[:, None], most)
 
     def topk(self, k: int) -> TopK:
         """The k entries of largest magnitude of every row as `(values, indices)`, each (B, H, T, k).
@@ -197,9 +192,7 @@ class SignedMap(LazyMatrix):
         for i, q in enumerate(q_bins.sides):
             for j, k in enumerate(k_bins.sides):
                 if visible[i][j]:
-                    entries = self.tile(q_bins.places[q.places], k_bins.places[k.places])
-                    padded = q_bins.padded[q.places, None] | k_bins.padded[k.places]
-                    yield SignedTile(q, k, entries.masked_fill(padded, 0.0))
+                    yield SignedTile(q, k, self.tile(q_bins.places[q.places], k_bins.places[k.places]))
 
     def _side(self) -> int:
         """The length of a tile's sides, so that a tile of all heads fits the cache."""
@@ -209,8 +202,8 @@ class SignedMap(LazyMatrix):
         return max(least, min(side, most if self.device.type == "cpu" else side))
 
     def _whole_bins(self) -> tuple[Bins, Bins]:
-        """All rows and all keys, each side of a tile one run without padding."""
-        q_bins, k_bins = (cut_evenly(n, self._side(), self.device) for n in self.shape[-2:])
+        """All rows and all keys."""
+        q_bins, k_bins = (whole_bins(n, self._side(), self.device) for n in self.shape[-2:])
         return q_bins, k_bins
 
 
