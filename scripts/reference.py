@@ -36,6 +36,8 @@ METHODS = (
     "regard.gpt.GPT",
     "regard.heads.HeadTable",
     "regard.layers.KVCache",
+    "regard.maps.SignedMap",
+    "regard.maps.Spans",
     "regard.recorder.Certificate",
     "regard.recorder.Evidence",
     "regard.recorder.Layer",

@@ -48,7 +48,7 @@ def documented(prefix: str) -> set[str]:
     return set(re.findall(rf"^### `{re.escape(prefix)}\.(\w+)`$", text, flags=re.MULTILINE))
 
 
-PARTS = ("checker", "gpt", "heads", "layers", "recorder", "stages")
+PARTS = ("checker", "gpt", "heads", "layers", "maps", "recorder", "stages")
 PACKAGES = ("regard", *(f"regard.{part}" for part in PARTS))
 
 

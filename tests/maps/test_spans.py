@@ -80,7 +80,7 @@ def test_pool_over_any_spans(drawn: Any, pick: Any) -> None:
     edges = [rows.starts[0], *rows.stops] if rows.starts[1:] == rows.stops[:-1] else rows
     close(
         m.pool(edges, torch.tensor(range(A.shape[-1] + 1))),
-        cells(A, rows, Spans.equal(*[A.shape[-1]] * 2))[0],
+        cells(A, rows, Spans.from_edges(range(A.shape[-1] + 1)))[0],
     )
 
 

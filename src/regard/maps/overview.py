@@ -18,7 +18,7 @@ from regard.maps import head_pass, sweep
 from regard.maps.bins import Bins, find_runs, make_bins, whole_bins
 from regard.maps.data import MapData
 from regard.maps.head_pass import HeadPass, MaskTiles, PlaceStatistics, PooledCells
-from regard.maps.spans import Spans
+from regard.maps.spans import equal_bounds
 from regard.maps.sweep import RowStatistics
 
 LARGE = 1 << 20  # weights a head: below, many heads at a time cost less than a pass each
@@ -48,8 +48,8 @@ class MapSummary(NamedTuple):
     received: Tensor  # (B, H, S)
 
 
-def pool(m: MapData, rows: Spans, cols: Spans, gain: Tensor | None = None) -> Overview:
-    """Both overviews of every head, (B, H, rows, cols).
+def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None = None) -> Overview:
+    """Both overviews of every head, (B, H, rows, cols), for spans between bounds (2, rows) and (2, cols).
 
     `gain` (B, H, S), if given, multiplies the weights of every key; the maximum of a cell is then its entry
     of largest magnitude, with its sign.
@@ -64,7 +64,7 @@ def statistics(m: MapData) -> RowStatistics:
     """Entropy and distance of every row, and the attention that every key receives."""
     _, _, T, S = m.matrix
     if m.device.type == "cpu" and T * S >= LARGE:
-        return _pass_over_tiles(m, Spans.equal(T, 1), Spans.equal(S, 1), cells=False)[1]
+        return _pass_over_tiles(m, equal_bounds(T, 1), equal_bounds(S, 1), cells=False)[1]
     if m.device.type == "cuda" and m.dtype == torch.float32:
         from regard.attention.backends.triton import statistics
 
@@ -74,7 +74,7 @@ def statistics(m: MapData) -> RowStatistics:
     return sweep.statistics(m)
 
 
-def summary(m: MapData, rows: Spans, cols: Spans) -> MapSummary:
+def summary(m: MapData, rows: Tensor, cols: Tensor) -> MapSummary:
     """Overviews and statistics of every head: on a CPU from one pass. The spans hold every row and key."""
     if m.device.type == "cpu":
         overview, row_statistics = _pass_over_tiles(m, rows, cols)
@@ -132,7 +132,7 @@ def check_reduce(reduce: str) -> None:
         raise ValueError(f"reduce: expected 'mass', 'max' or 'both', got {reduce!r}")
 
 
-def _pool_on_gpu(m: MapData, rows: Spans, cols: Spans, gain: Tensor | None) -> Overview | None:
+def _pool_on_gpu(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None) -> Overview | None:
     """The overview from the Triton kernel, or None if the kernel does not support this map."""
     if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
@@ -141,8 +141,7 @@ def _pool_on_gpu(m: MapData, rows: Spans, cols: Spans, gain: Tensor | None) -> O
     mask = m.mask.simplified(m.matrix)
     if pool.unsupported_reason(m.q, m.k, mask) is not None:
         return None
-    bounds = rows.bounds(), cols.bounds()
-    return Overview(*pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, *bounds, gain))
+    return Overview(*pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, rows, cols, gain))
 
 
 def _received_on_gpu(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor | None:
@@ -163,8 +162,8 @@ def _received_on_gpu(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor | 
 
 def _pass_over_tiles(
     m: MapData,
-    rows: Spans,
-    cols: Spans,
+    rows: Tensor,
+    cols: Tensor,
     *,
     gain: Tensor | None = None,
     cells: bool = True,
@@ -172,11 +171,11 @@ def _pass_over_tiles(
 ) -> tuple[Overview, RowStatistics]:
     """Overview and statistics from one pass; those that are switched off stay 0."""
     B, H, T, S = m.matrix
-    overview = Overview(*m.lse.new_zeros(2, B, H, len(rows), len(cols)))
+    overview = Overview(*m.lse.new_zeros(2, B, H, rows.shape[1], cols.shape[1]))
     if 0 in m.matrix:
         return overview, sweep.statistics(m)
-    q_bins = make_bins(rows.bounds(), head_pass.QUERIES, m.device)
-    k_bins = make_bins(cols.bounds(), head_pass.KEYS, m.device)
+    q_bins = make_bins(rows, head_pass.QUERIES, m.device)
+    k_bins = make_bins(cols, head_pass.KEYS, m.device)
     mask_tiles, shares = MaskTiles(m, q_bins, k_bins), _shares(m)
     stats = RowStatistics(*(m.lse.new_zeros(B, H, n) for n in (T, T, S)))
     total = m.lse.new_zeros(B, H, T)

@@ -108,9 +108,7 @@ def main(path: str) -> None:
     cut = (q - k == 2) | ((k == 0) & (q > 3))
     results = {"plain": logits}
     for layer in range(LAYERS):
-        z, scores, pattern = (
-            f"blocks.{layer}.attn.hook_{x}" for x in ("z", "attn_scores", "pattern")
-        )
+        z, scores, pattern = (f"blocks.{layer}.attn.hook_{x}" for x in ("z", "attn_scores", "pattern"))
         for head in range(HEADS):
             mean = cache[z][:, :, head].mean((0, 1))
             hooks = {
