@@ -1,4 +1,4 @@
-"""Interventions and logit attribution against TransformerLens, whose numbers `transformer_lens/theirs.py` wrote."""
+"""Interventions and logit attribution against numbers of TransformerLens (`transformer_lens/theirs.py`)."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from regard.attention.steps import trace
 from regard.maps import Spans
 from regard.maps.lazy_matrix import LazyMatrix
 from tests.gpu.checker_cases import checker_cases
+from tests.gpu.intervention_cases import intervention_cases
 
 T, S = 300, 335
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -110,6 +111,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "statistics, keys nobody may look at hold NaN", statistics_beside_nan
     yield "statistics, long, the same bits twice", long_statistics
     yield from checker_cases()
+    yield from intervention_cases()
 
 
 def attention(
