@@ -38,6 +38,8 @@ METHODS = (
     "regard.heads.HeadTable",
     "regard.heads.TableDifference",
     "regard.layers.KVCache",
+    "regard.maps.SignedMap",
+    "regard.maps.Spans",
     "regard.recorder.Certificate",
     "regard.recorder.Evidence",
     "regard.recorder.Layer",
