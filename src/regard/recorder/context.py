@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from regard.escapes import escape
 from regard.override import MethodWrappers
+from regard.recorder.contributions.module_roles import module_roles
+from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.recording import PassTokens, Recording
 from regard.recorder.result import Capture
 from regard.recorder.sources import adapters as adapter_source
@@ -30,7 +32,7 @@ from regard.recorder.sources import listener, torch_mha
 from regard.recorder.sources.compilation import original_model, uncompiled
 from regard.recorder.sources.token_mixers import TokenMixers
 from regard.recorder.storage.stores import store_for
-from regard.recorder.tokens import decode_tokens, encode_text
+from regard.recorder.tokens import decode_tokens, encode_text, token_id
 
 Attach = Callable[[nn.Module, Recording], AbstractContextManager[None]]
 Inputs = Mapping[str, Any] | Sequence[Any] | Tensor
@@ -41,13 +43,19 @@ class CaptureBlock:
     """The context manager of `with regard.capture(model) as seen: …`.
 
     `sources` are attached for as long as the block is open. `warn` says whether modules that mix tokens and
-    were not captured are reported by a warning; they are always listed in `seen.missing`.
+    were not captured are reported by a warning; they are always listed in `seen.missing`. `stream` records
+    the residual stream, if it is to be recorded.
     """
 
     def __init__(
-        self, model: nn.Module, recording: Recording, sources: Sequence[Attach], warn: bool = True
+        self,
+        model: nn.Module,
+        recording: Recording,
+        sources: Sequence[Attach],
+        warn: bool = True,
+        stream: StreamRecorder | None = None,
     ) -> None:
-        self.model, self.recording, self.sources = model, recording, sources
+        self.model, self.recording, self.sources, self.stream = model, recording, sources, stream
         self.mixers, self.warn = TokenMixers(model), warn
         self._undo = ExitStack()
         self._opened = False
@@ -67,6 +75,8 @@ class CaptureBlock:
         with ExitStack() as undo:
             undo.enter_context(uncompiled(self.model))
             undo.enter_context(self.mixers.watched())
+            if self.stream is not None:
+                undo.enter_context(self.stream.attached())
             for attach in self.sources:
                 undo.enter_context(attach(self.model, self.recording))
             undo.enter_context(wrappers.active())
@@ -162,6 +172,7 @@ def capture(
     layers: Collection[int | str] | None = None,
     heads: Collection[int] | None = None,
     values: bool = False,
+    contributions: bool = False,
     dtype: torch.dtype | None = None,
     store: Literal["maps", "statistics"] = "maps",
     folder: str | PathLike[str] | None = None,
@@ -181,6 +192,7 @@ def capture(
     layers: Collection[int | str] | None = None,
     heads: Collection[int] | None = None,
     values: bool = False,
+    contributions: bool = False,
     dtype: torch.dtype | None = None,
     store: Literal["maps", "statistics"] = "maps",
     folder: str | PathLike[str] | None = None,
@@ -199,6 +211,7 @@ def capture(
     layers: Collection[int | str] | None = None,
     heads: Collection[int] | None = None,
     values: bool = False,
+    contributions: bool = False,
     dtype: torch.dtype | None = None,
     store: Literal["maps", "statistics"] = "maps",
     folder: str | PathLike[str] | None = None,
@@ -225,6 +238,10 @@ def capture(
     - `layers`: the layers to capture: numbers, keys such as "decoder.3", or module names.
     - `heads`: the numbers of the heads to capture.
     - `values`: whether to store the values too; the page needs them to show each step up to the output.
+    - `contributions`: whether to record also what the residual stream is made of, for
+      `seen.value_weighted`, `seen.attribution` and `seen.rollout(by="value")`. It implies `values`. It is
+      stored in memory only, with what each MLP adds: as much as the hidden states of every layer. The
+      outputs of the model carry no gradients then.
     - `dtype`: the dtype to store queries and keys in, such as torch.bfloat16.
     - `store`: "maps", or "statistics" for overviews and row statistics only, which are smaller for long
       texts; weights can then not be looked at.
@@ -242,19 +259,23 @@ def capture(
     model = original_model(model)
     if tokenizer is None:
         tokenizer = getattr(model, "tokenizer", None)
+    if contributions and store == "statistics":
+        raise ValueError('contributions: expected store="maps" beside it, got "statistics", without any map')
+    stream = _stream_recorder(model, adapters, tokenizer) if contributions else None
     recording = Recording(
         layers=layers,
         heads=heads,
         dtype=dtype,
-        values=values,
+        values=values or contributions,
         verify=verify,
         store=store_for(folder, budget, store),
         join_calls=store == "maps",
         model=model_name(model),
         decode=None if tokenizer is None else functools.partial(decode_tokens, tokenizer),
+        stream=stream,
     )
     # With adapters the user has chosen the modules, so the others are not reported as missing.
-    block = CaptureBlock(model, recording, choose_sources(model, adapters), warn=adapters is None)
+    block = CaptureBlock(model, recording, choose_sources(model, adapters), warn=adapters is None, stream=stream)
     if text is None and inputs is None:
         return block
     model_args, model_kwargs = _model_arguments(model, inputs, text, tokenizer)
@@ -306,6 +327,21 @@ def choose_sources(
             "name its attention modules with adapters={name: adapter}"
         )
     return attachments
+
+
+def _stream_recorder(
+    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None, tokenizer: Any
+) -> StreamRecorder:
+    """Return what records the residual stream of a model; `tokenizer` may be None."""
+    if adapters is None:
+        ids = (*torch_mha.layer_ids(model).values(), *gpt_source.layer_ids(model).values())
+        attention = {*listener.attention_modules(model), *(layer_id.name for layer_id in ids)}
+    else:
+        attention = set(adapter_source.layer_ids(model, adapters))
+    roles = module_roles(model, attention, TokenMixers(model).mixing)
+    return StreamRecorder(
+        model, roles, None if tokenizer is None else functools.partial(token_id, tokenizer)
+    )
 
 
 def model_name(model: nn.Module) -> str:
