@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from regard.maps import AttentionMap
-from regard.maps.weighted import WeightedMap
+from regard.maps import AttentionMap, WeightedMap
 from regard.recorder.certificate import Certificate
 from regard.recorder.contributions.attribution import Attribution, attribute
 from regard.recorder.contributions.output_projection import OutputProjection
@@ -232,7 +231,8 @@ class Capture:
         """
         residual = self._recorded_residual("attribution")
         names = [self._token_name(x) for x in (token, against) if x is not None]
-        self._check_position(position, batch, sum(x.length for x in residual.passes))
+        if self.target_ids is None:  # a decoder's tokens are not those that the mask is about
+            self._check_position(position, batch, sum(x.length for x in residual.passes))
         return attribute(
             residual,
             _token_id(residual, "token", token),
@@ -300,7 +300,8 @@ class Capture:
             raise ValueError(f"batch: expected a number from 0 to {B - 1}, got {batch}")
         if not -T <= position < T:
             raise ValueError(f"position: expected one of the {T} tokens, got {position}")
-        self._check_position(position, batch, T)
+        if layers[0].stack != "decoder":
+            self._check_position(position, batch, T)
         norms = [self._value_norms(layer)[batch] for layer in layers] if by == "value" else None
         return roll_out([layer.map[batch] for layer in layers], position, norms)
 

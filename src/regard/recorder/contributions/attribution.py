@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.inputs import working_dtype
-from regard.maps.weighted import WeightedMap
+from regard.maps import WeightedMap
 from regard.recorder.contributions.linear_weights import LinearWeights
 from regard.recorder.contributions.residual_stream import (
     ResidualStream,

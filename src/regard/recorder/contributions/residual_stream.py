@@ -125,7 +125,7 @@ class ResidualStream:
                 if row < 0:
                     raise ValueError(
                         f"position: the model computed logits for the last {state.shape[1]} of {length} "
-                        f"tokens only, and {position} is before them: run it with logits_to_keep=0"
+                        f"tokens only, and {position} is before them: run it once on the whole text"
                     )
                 return stream_pass, row
             first += length

@@ -287,7 +287,7 @@ class StreamRecorder:
         """Run `GPT.logits`. In generation it is called outside the model's forward, on the last states."""
         state = states
         if not states.requires_grad and self._state is not None:
-            with torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad():
                 last = self._state[:, -1] if states.ndim == 2 else self._state[:, -states.shape[1] :]
             state = last if torch.equal(last.detach(), states) else states
         if not state.requires_grad:
@@ -329,7 +329,7 @@ class StreamRecorder:
     def _take_state(self, state: Tensor, output: Tensor) -> None:
         """Keep the input of the unembedding, (B, n, d) or (B, d)."""
         if state.requires_grad and state.ndim in (2, 3):
-            with torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad():
                 self._pass.state = state.unsqueeze(1) if state.ndim == 2 else state
             last = output if output.ndim == 2 else output[:, -1]
             self._logits = last.detach()
