@@ -136,8 +136,9 @@ def test_a_hybrid_model_names_what_is_no_softmax_attention() -> None:
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 def test_regards_own_gpt(norm: str) -> None:
     torch.manual_seed(0)
-    options = {"activation": "gelu", "position": "learned"} if norm == "layer" else {}
-    model = GPT(Config(97, 32, 2, 32, 4, num_kv_heads=2, norm=norm, **options)).eval()
+    biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), norm == "layer")
+    sizes = {"vocab_size": 97, "context_length": 32, "num_layers": 2, "d_model": 32, "num_heads": 4}
+    model = GPT(Config(**sizes, num_kv_heads=2, norm=norm, **biases)).eval()
     ids = torch.randint(97, (2, 12))
     with torch.no_grad():
         for parameter in model.parameters():
