@@ -129,7 +129,7 @@ def test_a_hybrid_model_names_what_is_no_softmax_attention() -> None:
     assert attribution.adds_up, attribution
     assert attribution.logit == pytest.approx(float(plain[0, -1, TOKEN]), abs=1e-5)
     assert any("linear_attn is no softmax attention" in note for note in attribution.notes)
-    with pytest.raises(ValueError, match="could not be captured: see seen.missing"):
+    with pytest.raises(ValueError, match=r"could not be captured: see seen\.missing"):
         seen.rollout()
 
 

@@ -49,7 +49,7 @@ class Attribution:
     embedding: float
     """What the embedding of the token at the position adds."""
     heads: Tensor
-    """What each head adds, (layers, heads); the rows are those of `layers`. 0 where a layer has fewer heads."""
+    """What each head adds, (layers, heads), in rows for `layers`; 0 where a layer has fewer heads."""
     layers: list[int | str]
     """The keys of the layers of `heads`."""
     mlps: Tensor
@@ -240,8 +240,9 @@ class _TermSums:
     def _add_heads(self, term: StreamTerm, rows: Tensor, g: Tensor, merged: Tensor) -> None:
         """Add what the heads of a layer give, and their bias; `merged` (rows, H·E) is what they output."""
         projection, layer = term.projection, term.layer
-        assert projection is not None and layer is not None
-        gradient = (g @ projection.weights.weight.double()).unflatten(1, (projection.num_heads, -1))
+        assert projection is not None
+        assert layer is not None
+        gradient = (g @ projection.weights.weight.double()).view(len(g), projection.num_heads, -1)
         products = gradient * merged.view(gradient.shape)  # (rows, H, E)
         self.squares += float(products.square().sum())
         amounts = products.sum((0, 2)).cpu()  # (H,)

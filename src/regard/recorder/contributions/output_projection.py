@@ -51,14 +51,15 @@ class OutputProjection:
 
     def head_weights(self) -> Tensor:
         """The part of the weight that reads each head, (H, d_model, E)."""
-        return self.weights.weight.unflatten(1, (self.num_heads, -1)).transpose(0, 1)
+        weight = self.weights.weight
+        return weight.reshape(len(weight), self.num_heads, -1).transpose(0, 1)
 
     def head_terms(self, merged: Tensor) -> Tensor:
         """What each head adds to the residual stream, W_h · o_h: (…, H, d_model), without the bias.
 
         `merged` (…, H·E) is an input of the layer: the outputs of all heads, one after the other.
         """
-        heads = merged.unflatten(-1, (self.num_heads, -1))  # (…, H, E)
+        heads = merged.reshape(*merged.shape[:-1], self.num_heads, -1)  # (…, H, E)
         return torch.einsum("...he,hde->...hd", heads, self.head_weights().to(heads.dtype))
 
     def value_norms(self, values: Tensor, heads: Sequence[int]) -> Tensor:

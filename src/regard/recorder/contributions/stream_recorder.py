@@ -102,12 +102,6 @@ class StreamRecorder:
 
     # What the recording tells.
 
-    def begin(self) -> None:
-        """Begin a forward pass."""
-        self._pass, self._logits, self._state = StreamPass(), None, None
-        self._entered.clear()
-        self._heard.clear()
-
     def hear(self, layer_id: LayerId, call: AttentionCall) -> None:
         """Take an attention call, whose output projection comes next."""
         if self.problem is None and self._depth:
@@ -126,12 +120,12 @@ class StreamRecorder:
         }
         stream.unembedding, stream.problem, stream.token_id = self.unembedding, self.problem, self.token_id
         stream.is_reordered |= is_reordered
-        finished, self._pass = self._pass, StreamPass()
-        if finished.state is not None:
-            finished.drop_unreachable_terms()
-            stream.passes.append(finished)
+        if self._pass.state is not None:
+            self._pass.drop_unreachable_terms()
+            stream.passes.append(self._pass)
+        self._pass, self._logits, self._state = StreamPass(), None, None
         self._projections, self._not_found = {}, {}
-        self.begin()
+        self._entered.clear()
 
     # How modules run.
 
@@ -355,7 +349,7 @@ class StreamRecorder:
 
 
 def find_unembedding(model: nn.Module, roles: tuple[ModuleRole, ...]) -> LinearWeights | None:
-    """Return the layer that computes the logits: the model's own word, or a linear layer of its vocabulary."""
+    """Return the layer that computes the logits: by its own word, or by the vocabulary's size."""
     for module in model.modules():
         if isinstance(module, GPT):
             return LinearWeights.of(
