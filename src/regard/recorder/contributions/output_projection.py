@@ -67,17 +67,28 @@ class OutputProjection:
 
         `values` are (B, G, S, E), and equally many of the heads read each of the G.
 
-        W_h = Q·R with orthonormal Q, so that ‖W_h · v‖ = ‖R · v‖: R is E×E, and no (S, d_model) is computed.
+        W_hᵀW_h = L·Lᵀ, so that ‖W_h · v‖ = ‖Lᵀ · v‖: L is E×E, and no (S, d_model) is computed.
         """
         self.weights.check_unchanged()
         B, G, S, _ = values.shape
         dtype, device = working_dtype(values.dtype), values.device
+        weights = self.head_weights()[list(heads)].double()  # (heads, d_model, E)
+        gram = weights.mT @ weights  # (heads, E, E)
+        # In float64 this moves no norm by more than the rounding of float32, and makes L exist.
+        jitter = 4.0 * gram.shape[-1] * torch.finfo(gram.dtype).eps * gram.diagonal(dim1=-2, dim2=-1)
+        triangles = torch.linalg.cholesky(
+            gram + jitter.amax(-1).clamp_min(1e-300)[:, None, None] * _eye(gram)
+        )
+        triangles = triangles.to(device, dtype)
         norms = values.new_empty(B, len(heads), S, dtype=dtype)
-        for i, head in enumerate(heads):
-            triangle = torch.linalg.qr(self.head_weights()[head].double(), "r").R  # (min(d_model, E), E)
+        for i in range(len(heads)):
             value = values[:, i * G // len(heads)].to(dtype)  # (B, S, E)
-            norms[:, i] = (value @ triangle.to(device, dtype).mT).norm(dim=-1)
+            norms[:, i] = (value @ triangles[i]).norm(dim=-1)
         return norms
+
+
+def _eye(x: Tensor) -> Tensor:
+    return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
 
 
 def has_same_rows(merged: Tensor, output: Tensor) -> bool:

@@ -19,22 +19,22 @@ from regard.recorder.contributions.linear_weights import LinearWeights
 from regard.recorder.contributions.output_projection import OutputProjection
 
 NONLINEAR = frozenset(
-    [
-        "Gelu",
-        "Relu",
-        "Silu",
-        "Tanh",
-        "Sigmoid",
-        "Softmax",
+    (
         "Exp",
-        "Log",
-        "Pow",
-        "Rsqrt",
-        "Sqrt",
-        "NativeLayerNorm",
         "FusedRmsNorm",
+        "Gelu",
         "LinalgVectorNorm",
-    ]
+        "Log",
+        "NativeLayerNorm",
+        "Pow",
+        "Relu",
+        "Rsqrt",
+        "Sigmoid",
+        "Silu",
+        "Softmax",
+        "Sqrt",
+        "Tanh",
+    )
 )
 """Names that autograd gives to operations that are not linear."""
 
