@@ -36,9 +36,11 @@ METHODS = (
     "regard.gpt.GPT",
     "regard.heads.HeadTable",
     "regard.layers.KVCache",
+    "regard.recorder.Attribution",
     "regard.recorder.Certificate",
     "regard.recorder.Evidence",
     "regard.recorder.Layer",
+    "regard.recorder.OutputProjection",
 )
 
 
