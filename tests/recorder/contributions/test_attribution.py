@@ -298,3 +298,23 @@ def test_pytorchs_own_layers_are_refused_and_run_as_without() -> None:
         seen.attribution(TOKEN)
     with pytest.raises(ValueError, match="layer 0: its output projection is not known: PyTorch's own"):
         seen.value_weighted(0)
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "t5", "gpt-oss"])
+def test_an_edited_run_is_attributed_as_it_ran(family: str) -> None:
+    model, inputs = FAMILIES[family].build(), FAMILIES[family].inputs()
+    layer = "decoder.1" if family == "t5" else 1
+    edits = (regard.ablate(layer, 2),)
+    with torch.no_grad(), regard.intervene(model, *edits):
+        plain = model(**inputs).logits
+    with regard.intervene(model, *edits), regard.capture(model, contributions=True) as seen:
+        assert torch.equal(model(**inputs).logits, plain)
+    attribution = seen.attribution(TOKEN, position=4)
+    assert attribution.adds_up
+    assert attribution.logit == pytest.approx(float(plain[0, 4, TOKEN]), abs=1e-5)
+    row = attribution.layers.index(layer)
+    assert float(attribution.heads[row, 2]) == 0.0
+    assert float(attribution.heads[row, 1]) != 0.0
+    for head in (1, 2):
+        edges = attribution.edges(layer, head)[4]
+        assert float(edges.double().sum()) == pytest.approx(float(attribution.heads[row, head]), abs=1e-5)

@@ -34,7 +34,7 @@ class HeadGradient:
 
     rows: Tensor  # (rows,) rows of the flattened tokens
     gradient: Tensor  # (H, E) W_hᵀ · g, in float64
-    gated_output: Tensor | None  # (H, E) the heads' output after a gate, in float64; None without a gate
+    gated_output: Tensor | None  # (H, E) the heads' output after a gate or an edit, None without
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,8 @@ class _TermSums:
             self.rest += float((g @ projection.bias.double()).sum())
         earlier = self.gradients.get(layer)
         whole = gradient.sum(0) if earlier is None else earlier.gradient + gradient.sum(0)
-        gated = merged[0].view(whole.shape) if projection.is_gated and len(merged) else None
+        is_gated = (projection.is_gated or term.is_edited) and len(merged)
+        gated = merged[0].view(whole.shape) if is_gated else None
         self.gradients[layer] = HeadGradient(rows, whole, gated)
 
     def attribution(

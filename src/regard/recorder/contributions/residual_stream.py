@@ -56,6 +56,8 @@ class StreamTerm:
     """The output projection of heads."""
     layer: int | str | None = None
     """The key of the layer whose heads these are."""
+    is_edited: bool = False
+    """Whether an intervention has changed what the heads gave."""
 
 
 @dataclass

@@ -46,7 +46,9 @@ class HeardCall(NamedTuple):
     """An attention call whose output projection has not run yet."""
 
     layer_id: LayerId
-    output: Tensor  # (B, H, T, E)
+    output: Tensor  # (B, H, T, E) with which the model goes on
+    is_edited: bool
+    """Whether an intervention has changed it."""
 
 
 class StreamRecorder:
@@ -105,7 +107,8 @@ class StreamRecorder:
     def hear(self, layer_id: LayerId, call: AttentionCall) -> None:
         """Take an attention call, whose output projection comes next."""
         if self.problem is None and self._depth:
-            self._heard.append(HeardCall(layer_id, call.output.detach()))
+            output = call.output if call.used is None else call.used
+            self._heard.append(HeardCall(layer_id, output.detach(), call.used is not None))
         elif self.problem is not None:
             self._not_found[layer_id.key] = self.problem
 
@@ -200,9 +203,9 @@ class StreamRecorder:
             merged = args[0].detach()
             found = self._find_projection(role, merged, output)
         if found is not None:
-            layer_id, projection = found
-            self._projections[layer_id.key] = projection
-            return self._add_term("heads", role, output, own_memory(merged), projection, layer_id.key)
+            call, projection = found
+            self._projections[call.layer_id.key] = projection
+            return self._add_term("heads", role, output, own_memory(merged), projection, call)
         if role.role == "linear":
             return self._add_term("mlp", role, output)
         # Inside attention: queries, keys and values come before the call, and are no terms of the stream.
@@ -212,8 +215,8 @@ class StreamRecorder:
 
     def _find_projection(
         self, role: ModuleRole, merged: Tensor, output: Tensor
-    ) -> tuple[LayerId, OutputProjection] | None:
-        """Return the layer whose heads a linear layer reads, and the layer as their output projection."""
+    ) -> tuple[HeardCall, OutputProjection] | None:
+        """Return the call whose heads a linear layer reads, and the layer as their output projection."""
         for i, call in enumerate(self._heard):
             B, H, T, E = call.output.shape
             is_same = has_same_rows(merged, call.output)
@@ -228,7 +231,7 @@ class StreamRecorder:
                 projection = certified_projection(role.name, role.module, merged, output, H, is_gated)
                 if projection is not None:
                     del self._heard[i]
-                    return call.layer_id, projection
+                    return call, projection
         return None
 
     def _run_norm(self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -300,13 +303,24 @@ class StreamRecorder:
         output: Tensor,
         value: Tensor | None = None,
         projection: OutputProjection | None = None,
-        layer: int | str | None = None,
+        call: HeardCall | None = None,
     ) -> Tensor:
         """Add a module's output to the terms, and return it as the start of a path."""
         torch.set_grad_enabled(True)  # from here on, if the module is inside attention
         variable = gradient_variable(output)
         value = output.detach().clone() if value is None else value
-        self._pass.terms.append(StreamTerm(kind, role.name, role.block, variable, value, projection, layer))
+        self._pass.terms.append(
+            StreamTerm(
+                kind,
+                role.name,
+                role.block,
+                variable,
+                value,
+                projection,
+                None if call is None else call.layer_id.key,
+                call is not None and call.is_edited,
+            )
+        )
         return tracked(output, variable)
 
     def _through(
