@@ -318,3 +318,96 @@ def test_an_edited_run_is_attributed_as_it_ran(family: str) -> None:
     for head in (1, 2):
         edges = attribution.edges(layer, head)[4]
         assert float(edges.double().sum()) == pytest.approx(float(attribution.heads[row, head]), abs=1e-5)
+
+
+class LowRankLinear(nn.Module):
+    """A linear layer with an adapter beside it, as LoRA has."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.down = base, nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def test_a_projection_with_an_adapter_beside_it_is_not_taken_for_the_whole() -> None:
+    model, inputs = FAMILIES["llama"].build(), FAMILIES["llama"].inputs()
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = LowRankLinear(attention.o_proj)
+    seen = regard.capture(model, inputs=inputs, contributions=True)
+    assert seen.output_projection(0).certified
+    with pytest.raises(ValueError, match="layer 1: its output projection is not known: several linear"):
+        seen.value_weighted(1)
+    assert not seen.attribution(TOKEN).adds_up
+
+
+class Block(nn.Module):
+    """A block whose attention is not heard without an adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.attention = HomemadeAttention()
+        self.mlp = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x))
+        return x + self.mlp(x)
+
+
+class HomemadeAttention(nn.Module):
+    """Attention in plain matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        self.call = {"q": q, "k": k, "v": v, "output": (q @ k.mT / 8**0.5).softmax(-1) @ v}
+        return self.out(self.call["output"].transpose(1, 2).flatten(2))
+
+
+class TwoStacks(nn.Module):
+    """A model with a list of blocks for each of two stacks, the second of which may continue the first."""
+
+    def __init__(self, continues: bool) -> None:
+        super().__init__()
+        self.continues = continues
+        self.embedding = nn.Embedding(23, 16)
+        self.first, self.second = (nn.ModuleList(Block() for _ in range(2)) for _ in range(2))
+        self.head = nn.Linear(16, 23)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = embedded = self.embedding(ids)
+        for block in self.first:
+            x = block(x)
+        x = x if self.continues else embedded
+        for block in self.second:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_attention_that_an_adapter_describes_is_in_the_rest(continues: bool) -> None:
+    torch.manual_seed(0)
+    model = TwoStacks(continues).eval()
+    ids = torch.randint(23, (1, 6))
+    with torch.no_grad():
+        logits = model(ids)
+
+    def adapter(module: nn.Module, args: object, kwargs: object, output: Tensor) -> dict[str, Tensor]:
+        return module.call
+
+    adapters = {"first.*.attention": adapter, "second.*.attention": adapter}
+    seen = regard.capture(model, inputs=(ids,), contributions=True, adapters=adapters)
+    attribution = seen.attribution(TOKEN)
+    assert attribution.adds_up, attribution
+    assert attribution.logit == pytest.approx(float(logits[0, -1, TOKEN]), abs=1e-5)
+    assert len(attribution.blocks) == (4 if continues else 2)
+    assert attribution.heads.numel() == 0
+    assert any("is in .rest" in note for note in attribution.notes)
+    direction = (model.head.weight[TOKEN] * model.embedding(ids)[0, -1]).sum()
+    assert attribution.embedding == pytest.approx(float(direction.detach()), abs=1e-5)

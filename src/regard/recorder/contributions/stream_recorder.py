@@ -71,6 +71,7 @@ class StreamRecorder:
         self._pass = StreamPass()
         self._entered: set[str] = set()  # the stacks whose first block has run in this pass
         self._heard: list[HeardCall] = []
+        self._found: HeardCall | None = None  # the last call whose output projection has run
         self._logits: Tensor | None = None  # the unembedding's output for the last token, (B, V)
         self._state: Tensor | None = None  # the last hidden states that `GPT.states` returned
         self._projections: dict[int | str, OutputProjection] = {}
@@ -154,9 +155,11 @@ class StreamRecorder:
         stack = role.name.rpartition(".")[0]
         index, state = _first_state(args, kwargs)
         torch.set_grad_enabled(True)  # until the model ends: the path goes on after the block
-        # A second list of blocks beside the first continues it; one in another module is another stack.
+        # A second list of blocks in one module may continue the first; in another module it is another stack.
         parents = {name.rpartition(".")[0] for name in self._entered}
-        is_first = stack.rpartition(".")[0] not in parents
+        is_first = stack not in self._entered and not (
+            stack.rpartition(".")[0] in parents and state is not None and self._pass.leads_to(state)
+        )
         if state is not None and (is_first or not state.requires_grad):
             if not is_first:
                 self._note(f"what enters {role.name} could not be followed back, and is in .rest")
@@ -168,6 +171,7 @@ class StreamRecorder:
         self._entered.add(stack)
         result = forward(*args, **kwargs)
         self._lose_heard_calls()
+        self._found = None
         return result
 
     def _run_attention(self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -177,10 +181,16 @@ class StreamRecorder:
         """
         if not self._depth:
             return forward(*args, **kwargs)
+        terms = len(self._pass.terms)
         torch.set_grad_enabled(False)
         result = forward(*args, **kwargs)
         torch.set_grad_enabled(True)
-        return result
+        self._found = None
+        if self._heard or len(self._pass.terms) > terms:
+            return result
+        # No call was heard inside: an adapter describes it afterwards, or it could not be read.
+        self._note(f"what the heads of {role.name} add was not told apart, and is in .rest")
+        return _replaced(result, lambda x: self._add_term("other", role, x) if x.is_floating_point() else x)
 
     def _run_branch(self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a branch without gradients; every tensor that it returns is a term."""
@@ -204,8 +214,13 @@ class StreamRecorder:
             found = self._find_projection(role, merged, output)
         if found is not None:
             call, projection = found
-            self._projections[call.layer_id.key] = projection
+            self._projections[call.layer_id.key], self._found = projection, call
             return self._add_term("heads", role, output, own_memory(merged), projection, call)
+        if self._found is not None and has_same_rows(merged, self._found.output):
+            key = self._found.layer_id.key
+            self._projections.pop(key, None)
+            self._not_found[key] = "several linear layers read its output, as adapters of a fine-tuning do"
+            return self._add_term("other", role, output)
         if role.role == "linear":
             return self._add_term("mlp", role, output)
         # Inside attention: queries, keys and values come before the call, and are no terms of the stream.
