@@ -40,9 +40,11 @@ METHODS = (
     "regard.layers.KVCache",
     "regard.maps.SignedMap",
     "regard.maps.Spans",
+    "regard.recorder.Attribution",
     "regard.recorder.Certificate",
     "regard.recorder.Evidence",
     "regard.recorder.Layer",
+    "regard.recorder.OutputProjection",
     "regard.spans.SpanTable",
     "regard.spans.Spans",
 )
