@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, grid
 from regard.attention.masks.named_masks import TensorMask
+from regard.attention.masks.rectangle import Rectangle
 from regard.attention.masks.views import Submatrix
 from regard.interventions.edit import CallPlace, Edit
 from regard.interventions.head_selection import Heads, Layer, select_heads
@@ -130,6 +131,9 @@ class EdgeBlock(Edit):
         queries, keys = self.edges
         rows = position_flags(queries, place.T, device)[place.first_row : place.first_row + T]
         cols = position_flags(keys, place.S, device)[place.first_key : place.first_key + S]
+        row_run, key_run = _as_run(rows), _as_run(cols)
+        if row_run is not None and key_run is not None:  # of which kernels skip whole blocks
+            return Submatrix(Rectangle(*row_run, *key_run), 0, 0, T, S)
         return TensorMask(rows.view(1, 1, T, 1)) & TensorMask(cols.view(1, 1, 1, S))
 
     def _cuts_any(self, cut: Mask, shape: tuple[int, int, int, int], device: torch.device) -> bool:
@@ -146,6 +150,14 @@ class EdgeBlock(Edit):
             return f"{self.selection} without the edges of {self.edges}"
         queries, keys = (describe_positions(x) for x in self.edges)
         return f"{self.selection} without the edges from {queries} to {keys}"
+
+
+def _as_run(flags: Tensor) -> tuple[int, int] | None:
+    """Return the first and the last position of flags (n,) that are one run, or None if they are not."""
+    positions = flags.nonzero().flatten().tolist()
+    if not positions or positions[-1] - positions[0] + 1 != len(positions):
+        return None
+    return positions[0], positions[-1]
 
 
 def _with_heads(x: Tensor, heads: list[int], new: Tensor) -> Tensor:

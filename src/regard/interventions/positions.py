@@ -52,15 +52,19 @@ def position_flags(positions: Positions, n: int, device: torch.device) -> Tensor
 
 
 def describe_positions(positions: Positions) -> str:
-    """Return positions in words, as `3`, `3 to 7` or `3 positions`."""
+    """Return positions in short, as `3`, `3–7`, `all` or `12 positions`.
+
+    >>> describe_positions(slice(None)), describe_positions(slice(3, 8)), describe_positions(slice(3, None))
+    ('all', '3–7', '3–')
+    """
     if isinstance(positions, int):
         return str(positions)
     if isinstance(positions, Spans):
         return f"{len(positions)} spans"
     if isinstance(positions, slice):
         start, stop = positions.start or 0, positions.stop
-        return (
-            "all" if (start, stop) == (0, None) else f"from {start}" + (f" to before {stop}" if stop else "")
-        )
+        if stop is None:
+            return f"{start}–" if start else "all"
+        return str(start) if stop - start == 1 else f"{start}–{stop - 1}"
     numbers = list(positions)
     return ", ".join(map(str, numbers)) if len(numbers) < 5 else f"{len(numbers)} positions"

@@ -27,9 +27,9 @@ class BlockLists(NamedTuple):
     split: Tensor  # (lists,) int32
     block: Tensor  # (entries,) int32
     tile: Tensor  # (entries,) int32: the stored tile of a partial block; undefined before split
-    # (tiles, rows of a block, cols of a block / 8) uint8, key 8·i + j in bit j of byte i; None if the kernel
-    # itself finds what is visible in partial blocks
-    tiles: Tensor | None
+    # (tiles, rows of a block, cols of a block / 8) uint8, key 8·i + j in bit j of byte i; none of them where
+    # the kernel itself finds what is visible in partial blocks
+    tiles: Tensor
     batch_step: int  # the list of block r for batch b and head h is b · batch_step + h · head_step + r
     head_step: int
 

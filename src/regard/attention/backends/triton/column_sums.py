@@ -66,7 +66,7 @@ def column_sums(
             row_weights.float().contiguous(), sums,
             scores.slopes, _visit(scores, (B, H, T, S), row_index, config, q.device), scores.band or Band(),
             row_index, q.stride(), k.stride(), H, H // G, T, S, scores.factor, scores.cap,
-            D, width, config.rows, config.cols, configs.PRECISION,
+            D, width, config.rows, config.cols, scores.band is None, configs.PRECISION,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
     return sums
@@ -88,4 +88,4 @@ def _visit(
     blocks = index.cummax(-1).values, *cut_into_blocks(shape[3], config.cols, device)
     if scores.band is None:
         return find_visible_blocks(scores.mask, shape, *blocks).by_col()
-    return find_bounded_blocks(scores.mask, shape, *blocks).by_col()._replace(tiles=None)
+    return find_bounded_blocks(scores.mask, shape, *blocks).by_col()

@@ -27,9 +27,14 @@ from regard.attention.backends.triton.tile import (
 def column_sums_kernel(
     q, k, q_tma, lse, weights, sums, slopes, lists, band, row_index,
     q_step, k_step, heads, group, T, S, factor, cap,
-    D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BITS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a block of columns. row_index holds the query in each place, −1 for a gap."""
+    """The sums of a block of columns. row_index holds the query in each place, −1 for a gap.
+
+    BITS says that the lists have tiles of bits for what is visible in partial blocks; otherwise the band says
+    it.
+    """
     blocks = tl.cdiv(S, COLS)
     block = tl.program_id(0) % blocks
     head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -70,7 +75,7 @@ def column_sums_kernel(
             total = _past_queries(
                 total, keys, key, q, q_tma, lse, weights, lists, band, row_index, q_step,
                 b.to(tl.int32), h.to(tl.int32), T, S, factor, cap, slope, start, stop, part != 1,
-                D, D_PAD, ROWS, COLS, PRECISION,
+                D, D_PAD, ROWS, COLS, BITS, PRECISION,
             )  # fmt: skip
     tl.store(sums + head * S + key, tl.sum(total, 0), mask=key < S)
 
@@ -80,7 +85,7 @@ def _past_queries(
     total, keys, key, q, q_tma, lse, weights, lists, band, row_index, q_step,
     b, h, T, S, factor, cap, slope, start, stop,
     PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for i in tl.range(start, stop):
         first_row = i * ROWS
@@ -108,12 +113,12 @@ def _past_queries(
         weight = tl.exp2(score - level[:, None]) * own_weight[:, None]
         allowed = own_weight[:, None] != 0.0  # a row that does not count may hold anything
         if PARTIAL:
-            if lists is None or lists.tiles is None:
-                allowed = allowed & in_band(position[:, None], key[None, :], S, band)
-            else:
+            if BITS:
                 bits = tile_bits(
                     lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
                 )
                 allowed = allowed & bits
+            else:
+                allowed = allowed & in_band(position[:, None], key[None, :], S, band)
         total += tl.where(allowed, weight, 0.0)
     return total

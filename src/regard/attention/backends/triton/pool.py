@@ -173,7 +173,7 @@ def _visit(
     blocks = down.blocks(shape[2], device)[0], *across.blocks(shape[3], device)
     if band is None:
         return find_visible_blocks(mask, shape, *blocks).by_row()
-    return find_bounded_blocks(mask, shape, *blocks).by_row()._replace(tiles=None)
+    return find_bounded_blocks(mask, shape, *blocks).by_row()
 
 
 def _launch(
@@ -204,7 +204,8 @@ def _launch(
             share[down.spans], None if gain is None else gain.float().contiguous(),
             scores.slopes, lists, scores.band or Band(), down.places, across.places,
             q.stride(), k.stride(), H, H // G, T, S, scores.factor, scores.cap, bin_rows, bin_cols,
-            D, width, config.rows, config.cols, down.bins, across.bins, parts, configs.PRECISION,
+            D, width, config.rows, config.cols, down.bins, across.bins, parts, scores.band is None,
+            configs.PRECISION,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
     return cells

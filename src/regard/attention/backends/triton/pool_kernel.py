@@ -29,14 +29,16 @@ def pool_kernel(
     q, k, k_tma, lse, mass, peak, share, gain, slopes, lists, band, row_index, col_index,
     q_step, k_step, heads, group, T, S, factor, cap, bin_rows, bin_cols,
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Mass and peak of the bins of a block.
 
     A block holds ROW_BINS × COL_BINS bins, or a bin is PARTS blocks wide.
 
-    gain, 0 or above, multiplies the weights of each key of each head. row_index and col_index hold the query
-    and key in each place of a block, −1 for a gap; without them place n holds index n.
+    gain, 0 or above, multiplies the weights of each key of each head. BITS says that the lists have tiles of
+    bits for what is visible in partial blocks; otherwise the band says it. row_index and col_index hold the
+    query and key in each place of a block, −1 for a gap; without them place n holds index n.
     """
     blocks = tl.cdiv(bin_rows, ROW_BINS)
     block = blocks - 1 - tl.program_id(0) % blocks
@@ -91,7 +93,8 @@ def pool_kernel(
             total, most = _past_keys(
                 total, most, query, level, own_share, inside, mass, peak, gain, k, k_tma, lists, band,
                 col_index, k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S, factor, cap, slope,
-                bin_cols, start, stop, part != 1, D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, PRECISION,
+                bin_cols, start, stop, part != 1, D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, BITS,
+                PRECISION,
             )  # fmt: skip
 
 
@@ -100,7 +103,8 @@ def _past_keys(
     total, most, query, level, own_share, inside, mass, peak, gain, k, k_tma, lists, band, col_index, k_step,
     b, g, position, S, factor, cap, slope, bin_cols, start, stop,
     PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     for i in tl.range(start, stop):
         block = i
@@ -120,12 +124,12 @@ def _past_keys(
         score = scored(product, factor, cap, slope, position[:, None], key[None, :])
         weight = tl.exp2(score - level[:, None])
         if PARTIAL:
-            if lists is None or lists.tiles is None:
-                allowed = in_band(position[:, None], key[None, :], S, band) & (key >= 0)[None, :]
-            else:
+            if BITS:
                 allowed = tile_bits(
                     lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
                 )
+            else:
+                allowed = in_band(position[:, None], key[None, :], S, band) & (key >= 0)[None, :]
             weight = tl.where(allowed, weight, 0.0)
         if gain is not None:
             weight *= tl.load(gain + key, mask=(key >= 0) & (key < S), other=0.0)[None, :]
