@@ -6,6 +6,8 @@ import { badge, choice, element } from "../common/dom.js";
 import { exact } from "../common/format.js";
 import { layerOf } from "../common/layers.js";
 import { short, tokenAt } from "../common/tokens.js";
+import { EdgeCuts } from "../runs/edge_cuts.js";
+import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
 import { exportMenu } from "./export.js";
 import { legend, marksOf, noteOf } from "./legend.js";
@@ -40,7 +42,9 @@ class MapView {
     this.controls = makeControls(app);
     const space = element("div", { class: "map-stage" });
     const foot = element("div", { class: "map-foot" });
-    const heading = element("div", { class: "map-title" }, this.title, this.proof, this.controls.zooming);
+    this.cut = headSwitch(app, "Cut this head");
+    const heading = element("div", { class: "map-title" }, this.title, this.proof, this.cut);
+    heading.append(this.controls.zooming);
     this.main = element("div", { class: "map-main" }, heading, this.controls.bar, space, foot);
     this.large = new MapCanvas(space, app, this.layer, {
       thumb: () => this.small.chosen(app.state),
@@ -49,6 +53,8 @@ class MapView {
     this.small = new Thumbnails(this.side, app, () => this.large.plan());
     this.legend = legend(foot);
     this.readout = new Readout(this.notes, app);
+    this.edges = new EdgeCuts(app, () => this.large.camera.frame);
+    this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
     this.notes.append(help());
     this.controls.zooming.append(this.exports());
@@ -77,11 +83,13 @@ class MapView {
       this.proof.replaceChildren(badge(layer.evidence));
       this.small.show(state);
       this.readout.showLayer(layer);
+      this.cut.show(layer.key, state.head);
       this.named = name;
     }
     this.controls.show(state);
     this.readout.showRow(state, layer);
     this.large.show(state, layer);
+    this.edges.draw();
   }
 
   /**
@@ -164,13 +172,18 @@ class MapView {
       ? ` Key ${sink.key} receives ${percent} of all attention and is drawn separately.`
       : "";
     const doubt = layer.evidence.certified ? "" : " (not certified)";
+    const edited = app.runs.edited ? `. ${app.runs.name(state.text)}` : "";
     const words = {
       title: app.meta.model,
-      after: `, layer ${layer.key}, head ${state.head}${doubt}`,
+      after: `, layer ${layer.key}, head ${state.head}${doubt}${edited}`,
       marks: marksOf(look.scale, isClipped(state, look.scale)),
       note: noteOf(state.reduce, scene.z) + apart,
     };
-    return { scene: { ...scene, hover: null }, words, name: `layer-${layer.key}-head-${state.head}` };
+    return {
+      scene: { ...scene, hover: null },
+      words,
+      name: `layer-${layer.key}-head-${state.head}${edited && "-edited"}`,
+    };
   }
 }
 
