@@ -39,6 +39,7 @@ FLOORS = {
     "learn": 3,
     "stages": 1,
     "heads": 2,
+    "interventions": 2,
     "gpt": 2,
     "recorder": 2,
     "checker": 2,

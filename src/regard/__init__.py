@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     )
     from regard.attention.steps import scaled_dot_product_attention
     from regard.checker import Report, check
+    from regard.interventions import ablate, block, intervene, mean_outputs, patch
     from regard.maps import AttentionMap, attention_map
     from regard.recorder import Capture, capture, capture_size, load
     from regard.show import plot
@@ -35,10 +36,12 @@ __all__ = [
     "Capture",
     "Mask",
     "Report",
+    "ablate",
     "alibi",
     "attend",
     "attention_map",
     "backend",
+    "block",
     "capture",
     "capture_size",
     "causal",
@@ -47,8 +50,11 @@ __all__ = [
     "chunks",
     "documents",
     "full",
+    "intervene",
     "load",
+    "mean_outputs",
     "padding",
+    "patch",
     "plot",
     "prefix",
     "rule",
@@ -66,6 +72,7 @@ _MODULES = {
     ),
     "regard.attention.steps": "scaled_dot_product_attention",
     "regard.checker": "Report check",
+    "regard.interventions": "ablate block intervene mean_outputs patch",
     "regard.maps": "AttentionMap attention_map",
     "regard.recorder": "Capture capture capture_size load",
     "regard.show": "plot",
@@ -76,6 +83,7 @@ _PACKAGES = (
     "checker",
     "gpt",
     "heads",
+    "interventions",
     "layers",
     "learn",
     "maps",
