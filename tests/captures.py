@@ -48,7 +48,9 @@ def captured(
     return Capture(found, model, ids, [tokens or [f" t{i % 13}" for i in range(T)]], None, boundary)
 
 
-def predicted(seen: Capture, *, words: list[str] | None = None, vocabulary: int = 40, seed: int = 1) -> Capture:
+def predicted(
+    seen: Capture, *, words: list[str] | None = None, vocabulary: int = 40, seed: int = 1
+) -> Capture:
     """The same capture with predictions from random logits; the words are t0, t1, … unless they are given."""
     assert seen.ids is not None
     draw = torch.Generator().manual_seed(seed)

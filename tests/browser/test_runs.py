@@ -1,4 +1,4 @@
-"""Edited runs: a head or edges are cut, the model runs again, and the page never takes that for the model's own."""
+"""Edited runs: a head or edges are cut, and the page never takes that for the model's own run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def test_a_head_is_cut_in_the_map_and_restored(page: Page, address: str, model: 
     switch.click()
     banner = page.locator(f"{BANNER}.edited")
     expect(banner.locator(".cut-chip")).to_have_text("head 1.2 cut")
-    expect(banner.locator(".run-loss")).to_have_text(re.compile(r"^loss \d\.\d{3} → \d\.\d{3} \([+−]\d\.\d{3}\)$"))
+    expect(banner.locator(".run-loss")).to_have_text(
+        re.compile(r"^loss \d\.\d{3} → \d\.\d{3} \([+−]\d\.\d{3}\)$")
+    )
     expect(page).to_have_title("Edited run · random · Regard")
     for part in ("text=1", "layer=1", "head=2", "row=20", "col=3"):  # the same cell, in the edited run
         expect(page).to_have_url(re.compile(part))
@@ -178,6 +180,17 @@ def test_a_saved_page_and_a_page_without_a_model_have_no_switches(
     page.keyboard.press("x")
     expect(page.locator(BANNER)).to_be_hidden()
     assert "X cuts it" not in page.locator("#view-heads .note").last.inner_text()
+
+
+def test_a_capture_that_was_edited_elsewhere_is_marked(page: Page, opened: Callable[..., str]) -> None:
+    seen = predicted(captured(30))
+    seen.edits = ("head 1.2 set to zero",)
+    page.goto(opened(seen) + "#view=text&row=4")
+    expect(page.locator(f"{BANNER}.edited .cut-chip")).to_have_text("head 1.2 set to zero")
+    expect(page).to_have_title("Edited run · random · Regard")
+    expect(page.locator("#view-text .likeliest")).to_have_count(1)
+    for name in ("Undo", "Show own run", "What changed"):
+        expect(page.get_by_role("button", name=name)).to_have_count(0)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -98,9 +98,19 @@ globalThis.dispatchEvent ??= () => true;
 test("texts are listed each with its edited run, and what is gone is not", () => {
   assert.deepEqual(new EditedRuns(makeApp()).titles(), [
     { number: 0, title: "one" },
-    { number: 3, title: "Edited run: head 5.3 cut" },
+    { number: 3, title: "↳ Edited run: head 5.3 cut" },
     { number: 1, title: "two" },
   ]);
+});
+
+test("a capture that was edited elsewhere is named so, in the library's words", () => {
+  const app = makeApp();
+  app.meta.texts.splice(1);
+  app.meta.texts[0].edited = { text: null, cuts: [], edits: ["head 5.3 set to zero"], changes: null };
+  const runs = new EditedRuns(app);
+  assert.deepEqual(runs.titles(), [{ number: 0, title: "one (edited run)" }]);
+  assert.equal(runs.name(0), "Edited run: head 5.3 set to zero");
+  assert.deepEqual([runs.original, runs.number, runs.cuts], [0, -1, []]);
 });
 
 test("from the model's own run a cut begins anew; in the edited one it adds to the others", async () => {

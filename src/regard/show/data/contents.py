@@ -316,16 +316,20 @@ class Contents:
         }
 
     def _edited(self, number: int) -> dict[str, Any] | None:
-        """Describe what an edited run is of, and what changed; None for the model's own."""
+        """Describe what an edited run is of, and what changed; None for the model's own.
+
+        A capture that was made under an intervention elsewhere has no text beside it, and `edits` in words.
+        """
+        capture = self.texts[number]
         if number not in self.edited:
-            return None
+            return _edited_elsewhere(capture) if capture.edits else None
         run = self.edited[number]
-        before, after = self.texts[run.text].predictions, self.texts[number].predictions
-        known = before is not None and after is not None
+        before, after = self.texts[run.text].predictions, capture.predictions
         return {
             "text": run.text,
             "cuts": [cut.to_data() for cut in run.cuts],
-            "changes": predictions.changes(before, after, self.batch_index) if known else None,
+            "edits": list(capture.edits),
+            "changes": predictions.changes(before, after, self.batch_index),
         }
 
 
@@ -364,6 +368,10 @@ def _layer(layer: Layer, evidence: Evidence, tokens: list[str], targets: list[st
         "keys_from": len(keys) - S if known else None,
         "evidence": _evidence(evidence),
     }
+
+
+def _edited_elsewhere(capture: Capture) -> dict[str, Any]:
+    return {"text": None, "cuts": [], "edits": list(capture.edits), "changes": None}
 
 
 def _evidence(evidence: Evidence) -> dict[str, Any]:

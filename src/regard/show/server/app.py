@@ -88,7 +88,7 @@ class Site:
         contents: the captures to show.
         read: captures a new text; None if there is no model.
         generate: continues a text; None if there is no model that can.
-        run_cut: runs the model again with some of it cut; None if there is no model that can.
+        run_cut: runs the model again with some of it cut; None without a model.
         limits: bounds on requests.
     """
 
@@ -228,7 +228,7 @@ class Site:
         return stream(self.model_job, "reading a text", work)
 
     async def _cut(self, request: Request) -> Response:
-        """Run the model again on a text with cuts; the edited run takes the place of the text's earlier one."""
+        """Run the model again on a text with cuts; this run takes the place of the text's earlier one."""
         if self.run_cut is None:
             raise RefusedError(404, "this page has no model that could run with something cut")
         run_cut, body = self.run_cut, await _read_body(request, self.limits)

@@ -90,8 +90,9 @@ export class RunBanner {
     if (name === this.shown) return;
     this.shown = name;
     const single = runs.cuts.length < 2 || runs.running !== null; // one is undone by Undo
-    const chips = runs.cuts.map((cut, n) => {
-      const chip = element("li", { class: "cut-chip", text: `${words[n]} cut` });
+    const chips = words.map((text, n) => {
+      const cut = runs.cuts[n];
+      const chip = element("li", { class: "cut-chip", text: cut ? `${text} cut` : text });
       if (single) return chip;
       const undo = element("button", { type: "button", class: "chip-undo", text: "×" });
       undo.setAttribute("aria-label", `Undo: ${words[n]}`);

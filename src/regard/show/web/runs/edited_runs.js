@@ -53,9 +53,10 @@ export class EditedRuns {
   titles() {
     const { texts } = this.app.meta;
     return texts.flatMap(({ title, edited, removed }, number) => {
-      if (removed || edited) return [];
+      if (removed || (edited && edited.text !== null)) return [];
       const run = texts.findIndex((one) => one.edited?.text === number);
-      return [{ number, title }, ...(run < 0 ? [] : [{ number: run, title: this.name(run) }])];
+      const own = { number, title: edited ? `${title} (edited run)` : title };
+      return run < 0 ? [own] : [own, { number: run, title: `↳ ${this.name(run)}` }];
     });
   }
 
@@ -64,16 +65,19 @@ export class EditedRuns {
    * @param {number} text
    */
   name(text) {
-    return runName(this.words(text));
+    const { edited } = this.app.meta.texts[text];
+    return edited?.cuts.length ? runName(this.words(text)) : `Edited run: ${this.words(text).join(", ")}`;
   }
 
   /**
-   * Each of a run's cuts in words.
+   * Each of a run's cuts in words; what was edited elsewhere, in the library's own.
    * @param {number} text
    */
   words(text) {
     const { meta } = this.app;
-    return (meta.texts[text].edited?.cuts ?? []).map((cut) => {
+    const { edited } = meta.texts[text];
+    if (!edited?.cuts.length) return edited?.edits ?? [];
+    return edited.cuts.map((cut) => {
       const layer = layerOf(meta, text, cut.layer);
       return cutWords(cut, layer, (axis, index) => tokenAt(meta, text, layer, axis, index));
     });
