@@ -111,8 +111,8 @@ export class RunBanner {
     this.loss.textContent = changes ? lossWords(changes) : "";
     if (this.changes.hidden) return;
     const { text, row } = app.state;
-    const tokens = app.meta.texts[text].tokens ?? [];
-    this.compare(text, row >= 0 ? row : tokens.length - 1);
+    const telling = (changes?.most[0]?.position ?? 1) - 1; // what was expected there changed most
+    this.compare(text, row >= 0 ? row : telling);
   }
 
   /**
