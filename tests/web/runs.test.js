@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { lossWords } from "../../src/regard/show/web/runs/banner.js";
-import { cutWords, runName, sameCut, toggled } from "../../src/regard/show/web/runs/cuts.js";
+import { cutsCell, cutWords, runName, sameCut, toggled } from "../../src/regard/show/web/runs/cuts.js";
 import { EditedRuns } from "../../src/regard/show/web/runs/edited_runs.js";
 import "./helpers.js";
 
@@ -47,6 +47,18 @@ test("a cut says what is cut", () => {
   assert.equal(words({ ...edge, keys: [0, 1] }), "head 5.3: “g” (7) → “·” (0)");
 });
 
+test("edges are cut where their spans meet a cell of their head", () => {
+  const cell = (row, col, size = 1) => ({ row, col, size });
+  assert.ok(cutsCell(edge, "5", 3, cell(7, 2)));
+  assert.ok(cutsCell(edge, "5", 3, cell(4, 0, 4)));
+  assert.ok(cutsCell({ ...edge, head: null }, "5", 0, cell(7, 2)));
+  assert.ok(!cutsCell(edge, "5", 0, cell(7, 2)));
+  assert.ok(!cutsCell(edge, "4", 3, cell(7, 2)));
+  assert.ok(!cutsCell(edge, "5", 3, cell(8, 2)));
+  assert.ok(!cutsCell(edge, "5", 3, cell(7, 3)));
+  assert.ok(!cutsCell(head, "5", 3, cell(7, 2)));
+});
+
 test("a run is named by its first cuts", () => {
   assert.equal(runName(["head 5.3"]), "Edited run: head 5.3 cut");
   assert.equal(runName(["a", "b", "c", "d"]), "Edited run: a, b and 2 more cut");
@@ -80,6 +92,7 @@ function makeApp() {
     },
     state: { text: 0 },
     set: (changes) => Object.assign(app.state, changes),
+    on() {},
     asked: [],
     source: {
       async cut(number, cuts, onLine) {

@@ -108,7 +108,7 @@ class Site:
             "generate": self.generate is not None,
             "cut": self.run_cut is not None,
         }
-        self.contents.__dict__.pop("meta", None)
+        self.contents.forget_meta()
 
     def application(self) -> Starlette:
         """Return the ASGI application."""

@@ -138,6 +138,7 @@ class MapView {
     if (now.row !== row || now.col !== col || now.layer !== key || now.head !== head) return;
     const found = this.large.pyramid.cell(row, col);
     const unseen = weights[col] === 0 && found && found.z === 0 && found.max < 0;
+    this.edges.setHidden(Boolean(unseen));
     this.tellCell(scene, { ...cell, mass: weights[col], max: unseen ? -1 : weights[col] });
   }
 
@@ -154,7 +155,8 @@ class MapView {
     const [x, y] = camera.point(cell.col + cell.size, cell.row);
     const outside = x < 0 || y < 0 || x > camera.width + side || y > camera.height;
     if (outside || (camera.zoom >= NUMBERS && cell.max >= 0)) return; // large cells have it written in them
-    tip.textContent = cell.max < 0 ? "hidden by the mask" : exact(cell.mass);
+    const hidden = this.app.runs.isCut(cell) ? "cut in this run" : "hidden by the mask";
+    tip.textContent = cell.max < 0 ? hidden : exact(cell.mass);
     tip.hidden = false;
     const left = gutter.left + x + 10;
     const turned = left + tip.offsetWidth > width ? left - tip.offsetWidth - 20 - side : left;

@@ -13,6 +13,7 @@ export class EdgeCuts {
   constructor(app, frame) {
     this.app = app;
     this.frame = frame;
+    this.hidden = false; // whether the mask hides the chosen cell, so that there is no edge to cut
     this.scope = choice("Of", "cut-of", { head: "this head", layer: "all heads" }, () => this.draw());
     this.scope.value = "head";
     this.note = element("p", { class: "small quiet" });
@@ -50,9 +51,18 @@ export class EdgeCuts {
     return /** @type {Layer} */ (this.app.meta.texts[text].layers.find((one) => one.key === layer));
   }
 
+  /** The edge of the chosen cell; null if there is none to cut or to restore. */
   edgeCut() {
     const { row, col } = this.app.state;
-    return row < 0 || col < 0 ? null : this.cut([row, row + 1], [col, col + 1]);
+    const cut = row < 0 || col < 0 ? null : this.cut([row, row + 1], [col, col + 1]);
+    return cut && this.hidden && !this.app.runs.has(cut) ? null : cut;
+  }
+
+  /** @param {boolean} hidden */
+  setHidden(hidden) {
+    if (hidden === this.hidden) return;
+    this.hidden = hidden;
+    this.draw();
   }
 
   keyCut() {
@@ -86,9 +96,14 @@ export class EdgeCuts {
     this.label(this.key, key, key ? `all to ${token("keys", col)} (${col})` : "");
     const spans = view ? [view.queries, view.keys].map(([first, end]) => `${first}–${end - 1}`) : [];
     this.label(this.view, view, `all in view (${spans.join(" → ")})`);
-    this.note.textContent = edge
-      ? "Cut before the softmax: what the other keys receive grows."
-      : "Select a cell to cut its edge, or zoom in to cut all edges in view.";
+    this.note.textContent =
+      edge || key
+        ? "Cut before the softmax: the query’s other keys receive more."
+        : "Select a cell to cut its edge, or zoom in to cut all edges in view.";
+    document.body.classList.toggle(
+      "edges-cut",
+      app.runs.cuts.some(({ kind }) => kind === "edges"),
+    );
   }
 
   /**

@@ -4,7 +4,7 @@
 
 import { layerOf } from "../common/layers.js";
 import { tokenAt } from "../common/tokens.js";
-import { cutWords, runName, sameCut, toggled } from "./cuts.js";
+import { cutsCell, cutWords, runName, sameCut, toggled } from "./cuts.js";
 
 /** Which cuts the shown run has, and the functions that change them. */
 export class EditedRuns {
@@ -17,6 +17,7 @@ export class EditedRuns {
     this.problem = ""; // why the last one failed
     /** @type {Set<() => void>} */
     this.listeners = new Set();
+    app.on(() => (this.problem = "")); // whoever goes on has read it
   }
 
   /** Whether there is a model that can run again. */
@@ -47,6 +48,15 @@ export class EditedRuns {
   /** @param {Cut} cut */
   has(cut) {
     return this.cuts.some((one) => sameCut(one, cut));
+  }
+
+  /**
+   * Whether a cell of the shown head is hidden because edges are cut in this run.
+   * @param {CellWeights | null} cell
+   */
+  isCut(cell) {
+    const { layer, head } = this.app.state;
+    return cell !== null && cell.max < 0 && this.cuts.some((cut) => cutsCell(cut, layer, head, cell));
   }
 
   /** Every text with its title, each followed by its edited run. */
