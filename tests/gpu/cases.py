@@ -20,6 +20,7 @@ from regard.attention.backends.triton import statistics as triton_statistics
 from regard.attention.masks.base import Mask, full
 from regard.attention.steps import trace
 from tests.gpu.checker_cases import checker_cases
+from tests.gpu.intervention_cases import intervention_cases
 
 T, S = 300, 335
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -90,6 +91,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "statistics, keys nobody may look at hold NaN", statistics_beside_nan
     yield "statistics, long, the same bits twice", long_statistics
     yield from checker_cases()
+    yield from intervention_cases()
 
 
 def attention(
