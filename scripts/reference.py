@@ -39,6 +39,7 @@ METHODS = (
     "regard.recorder.Certificate",
     "regard.recorder.Evidence",
     "regard.recorder.Layer",
+    "regard.recorder.Predictions",
 )
 
 
