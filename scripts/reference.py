@@ -33,13 +33,17 @@ METHODS = (
     "regard.Mask",
     "regard.Report",
     "regard.checker.VisibilityTable",
+    "regard.comparison.Comparison",
     "regard.gpt.GPT",
     "regard.heads.HeadTable",
+    "regard.heads.TableDifference",
     "regard.layers.KVCache",
     "regard.recorder.Certificate",
     "regard.recorder.Evidence",
     "regard.recorder.Layer",
     "regard.recorder.Predictions",
+    "regard.spans.SpanTable",
+    "regard.spans.Spans",
 )
 
 

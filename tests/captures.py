@@ -60,3 +60,9 @@ def predicted(
         logits, seen.ids, decode=lambda ids: [[names[n % len(names)] for n in row] for row in ids.tolist()]
     )
     return seen
+
+
+def layer_of(m: regard.AttentionMap, number: int = 0, stack: str = "") -> Layer:
+    """A layer with this map, certified of nothing."""
+    evidence = Evidence(0.0, 1.0, 0.0, m.matrix[2], m.matrix[2], str(m.mask), m.scale)
+    return Layer(number, f"h.{number}", stack, m, evidence, range(m.matrix[1]))

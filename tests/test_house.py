@@ -44,6 +44,8 @@ FLOORS = {
     "recorder": 2,
     "checker": 2,
     "testing": 2,
+    "comparison": 2,
+    "spans": 2,
     "show": 3,
     "cli": 4,
     "__main__": 4,

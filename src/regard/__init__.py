@@ -26,10 +26,12 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     )
     from regard.attention.steps import scaled_dot_product_attention
     from regard.checker import Report, check
+    from regard.comparison import compare
     from regard.interventions import ablate, block, intervene, mean_outputs, patch
     from regard.maps import AttentionMap, attention_map
     from regard.recorder import Capture, capture, capture_size, load
     from regard.show import plot
+    from regard.spans.average import mean
 
 __all__ = [
     "AttentionMap",
@@ -48,10 +50,12 @@ __all__ = [
     "causal_mask",
     "check",
     "chunks",
+    "compare",
     "documents",
     "full",
     "intervene",
     "load",
+    "mean",
     "mean_outputs",
     "padding",
     "patch",
@@ -72,15 +76,18 @@ _MODULES = {
     ),
     "regard.attention.steps": "scaled_dot_product_attention",
     "regard.checker": "Report check",
+    "regard.comparison": "compare",
     "regard.interventions": "ablate block intervene mean_outputs patch",
     "regard.maps": "AttentionMap attention_map",
     "regard.recorder": "Capture capture capture_size load",
     "regard.show": "plot",
+    "regard.spans.average": "mean",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 _PACKAGES = (
     "attention",
     "checker",
+    "comparison",
     "gpt",
     "heads",
     "interventions",
@@ -89,6 +96,7 @@ _PACKAGES = (
     "maps",
     "recorder",
     "show",
+    "spans",
     "stages",
     "testing",
 )
