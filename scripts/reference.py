@@ -38,9 +38,13 @@ METHODS = (
     "regard.heads.HeadTable",
     "regard.heads.TableDifference",
     "regard.layers.KVCache",
+    "regard.maps.SignedMap",
+    "regard.maps.Spans",
+    "regard.recorder.Attribution",
     "regard.recorder.Certificate",
     "regard.recorder.Evidence",
     "regard.recorder.Layer",
+    "regard.recorder.OutputProjection",
     "regard.recorder.Predictions",
     "regard.spans.SpanTable",
     "regard.spans.Spans",
@@ -102,7 +106,7 @@ def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
     if (
         default is inspect.Parameter.empty
         or default is None
-        or isinstance(default, str | int | float | tuple)
+        or (isinstance(default, str | int | float | tuple) and len(repr(default)) <= 40)
     ):
         return parameter
     shown = repr(default)

@@ -48,7 +48,7 @@ def documented(prefix: str) -> set[str]:
     return set(re.findall(rf"^### `{re.escape(prefix)}\.(\w+)`$", text, flags=re.MULTILINE))
 
 
-PARTS = ("checker", "comparison", "gpt", "heads", "layers", "recorder", "spans", "stages")
+PARTS = ("checker", "comparison", "gpt", "heads", "layers", "maps", "recorder", "spans", "stages")
 PACKAGES = ("regard", *(f"regard.{part}" for part in PARTS))
 
 

@@ -26,7 +26,7 @@ from regard.files import (
     shorten,
 )
 from regard.maps import AttentionMap
-from regard.maps import load as load_map
+from regard.maps.map import load as load_map
 from regard.recorder.certificate import Evidence
 from regard.recorder.predictions import Predictions
 from regard.recorder.result import Capture
@@ -91,6 +91,7 @@ def _from_json(described: dict[str, Any], path: Path) -> Capture:
             name: check_type("missing", kind, str)
             for name, kind in check_type("missing", missing, dict).items()
         },
+        is_whole=check_type("is_whole", described.get("is_whole", True), bool),
         edits=tuple(
             check_type("edits", text, str) for text in check_type("edits", described.get("edits", []), list)
         ),
