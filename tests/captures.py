@@ -6,6 +6,7 @@ import torch
 
 import regard
 from regard.recorder import Capture, Evidence, Layer
+from regard.recorder.predictions import predictions_from
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",
@@ -45,6 +46,20 @@ def captured(
         found.append(Layer(number, f"h.{number}.attn", "", map, evidence, tuple(range(heads)), kept))
     ids = torch.arange(T)[None] % 13
     return Capture(found, model, ids, [tokens or [f" t{i % 13}" for i in range(T)]], None, boundary)
+
+
+def predicted(
+    seen: Capture, *, words: list[str] | None = None, vocabulary: int = 40, seed: int = 1
+) -> Capture:
+    """The same capture with predictions from random logits; the words are t0, t1, … unless they are given."""
+    assert seen.ids is not None
+    draw = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(*seen.ids.shape, vocabulary, generator=draw)
+    names = words or [f" t{n}" for n in range(vocabulary)]
+    seen.predictions = predictions_from(
+        logits, seen.ids, decode=lambda ids: [[names[n % len(names)] for n in row] for row in ids.tolist()]
+    )
+    return seen
 
 
 def layer_of(m: regard.AttentionMap, number: int = 0, stack: str = "") -> Layer:

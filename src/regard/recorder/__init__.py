@@ -4,6 +4,7 @@ from regard.recorder.certificate import Certificate, Evidence
 from regard.recorder.context import capture
 from regard.recorder.contributions import Attribution, OutputProjection
 from regard.recorder.layer import Layer
+from regard.recorder.predictions import Predictions
 from regard.recorder.result import Capture
 from regard.recorder.sizes import capture_size
 from regard.recorder.storage.loader import load
@@ -15,6 +16,7 @@ __all__ = [
     "Evidence",
     "Layer",
     "OutputProjection",
+    "Predictions",
     "capture",
     "capture_size",
     "load",

@@ -25,6 +25,7 @@ from regard.gpt.token_batch import Side
 from regard.recorder.contributions.module_roles import module_roles
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.observation import Attach, attention_names, choose_sources, observed
+from regard.recorder.predictions import Predictions, logits_of, predictions_from
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
@@ -145,6 +146,7 @@ def capture(
     budget: int | str | None = None,
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
+    predictions: bool = False,
 ) -> CaptureBlock: ...
 
 
@@ -165,6 +167,7 @@ def capture(
     budget: int | str | None = None,
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
+    predictions: bool = False,
 ) -> Capture: ...
 
 
@@ -184,6 +187,7 @@ def capture(
     budget: int | str | None = None,
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
+    predictions: bool = False,
     **kwargs: Any,
 ) -> CaptureBlock | Capture:
     """Record the attention of a model while it runs: in a `with` block, or by running the model once.
@@ -217,6 +221,9 @@ def capture(
     - `budget`: the memory to use, such as "4GiB"; further layers go to a temporary folder.
     - `adapters`: `{module name: adapter}` for attention that is not recognised; see `docs/capture.md`.
     - `verify`: whether to compare every row with the model's output, and not a sample of 64.
+    - `predictions`: whether to keep the ten likeliest next tokens at each position, and the loss and rank of
+      the token that follows, in `seen.predictions`: of a causal language model that is run by `text` or
+      `inputs`.
 
     Any other argument raises a TypeError that says what to write instead.
     """
@@ -247,11 +254,29 @@ def capture(
         model, recording, choose_sources(model, adapters), warn=adapters is None, stream=stream
     )
     if text is None and inputs is None:
+        if predictions:
+            raise ValueError(
+                "predictions: expected text= or inputs= beside it, since a block may run it several times"
+            )
         return block
     model_args, model_kwargs = _model_arguments(model, inputs, text, tokenizer)
     with torch.no_grad(), block as seen:
-        model(*model_args, **model_kwargs)
+        output = model(*model_args, **model_kwargs)
+    if predictions:
+        seen.predictions = _predictions(seen, logits_of(output), recording.decode)
     return seen
+
+
+def _predictions(
+    seen: Capture, logits: Tensor | None, decode: Callable[[Tensor], list[list[str]]] | None
+) -> Predictions:
+    """Reduce a model's logits to its predictions."""
+    if logits is None or seen.ids is None:
+        raise ValueError(
+            "predictions: expected a language model, which reads token ids and gives logits, got another: "
+            "capture it without predictions=True"
+        )
+    return predictions_from(logits, seen.ids, attention_mask=seen.attention_mask, decode=decode)
 
 
 OPTIONS = tuple(

@@ -23,6 +23,7 @@ from regard.recorder.contributions.output_projection import OutputProjection
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.rollout import roll_out
 from regard.recorder.layer import Layer
+from regard.recorder.predictions import Predictions
 from regard.recorder.storage.folder import save
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class Capture:
     """Whether all layers and heads of the model were selected."""
     residual: ResidualStream | None = field(default=None, repr=False)
     """What the residual stream is made of, if the capture was made with `contributions=True`."""
+    predictions: Predictions | None = field(default=None, repr=False)
+    """What the model expected after each token, if `capture(…, predictions=True)` was asked for it."""
     passes: list[Capture] = field(default_factory=list, repr=False)
     """The captures of earlier forward passes in the same block which this one does not continue."""
 

@@ -8,8 +8,8 @@ file knows captures; it knows neither models nor how the page draws.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,7 +21,8 @@ from regard.lru import LRUCache
 from regard.maps import AttentionMap
 from regard.maps.index import Axes
 from regard.recorder import Capture, Evidence, Layer
-from regard.show.data import eviction, row_steps, thumbnails, tiles
+from regard.show.data import eviction, predictions, row_steps, thumbnails, tiles
+from regard.show.data.cuts import Cut
 from regard.show.data.stage_example import build_example
 from regard.show.data.thumbnails import Thumbnail
 from regard.show.data.tiles import TileCells, TilePyramid
@@ -38,6 +39,13 @@ class HeadMap(NamedTuple):
     layer: Layer
     map: AttentionMap  # (1, 1, T, S)
     values: Tensor | None  # (S, E)
+
+
+class EditedRun(NamedTuple):
+    """What an edited run is of: the number of the text that the model read, and what was cut."""
+
+    text: int
+    cuts: tuple[Cut, ...]
 
 
 class Contents:
@@ -65,8 +73,14 @@ class Contents:
         generation: Sequence[Mapping[str, Any]] | None = None,
         start: tuple[str, int] | Literal["auto"] | None = None,
     ) -> None:
+        self._lock = threading.RLock()  # several threads add, remove and describe texts
+        self._meta: dict[str, Any] | None = None
         self.texts: list[Capture] = []
         self.titles: list[str] = []
+        self.edited: dict[int, EditedRun] = {}
+        """The texts that are edited runs, by their numbers."""
+        self.removed: set[int] = set()
+        """The numbers of edited runs that are gone: a number is never used again."""
         self.batch_index, self.can, self.time, self.generation = batch_index, can or {}, time, generation
         self._tiles: LRUCache[TileCells] = LRUCache(CACHED_TILES)
         self._maps: LRUCache[AttentionMap] = LRUCache(CACHED_MAPS)
@@ -80,8 +94,12 @@ class Contents:
             raise ValueError("captures: expected at least one capture to show, got none")
         self.start = self._strongest_induction_head() if start == "auto" else start
 
-    def add(self, capture: Capture, title: str | None = None) -> int:
-        """Add one more text and return its number. `title` is by default the text's first words."""
+    def add(self, capture: Capture, title: str | None = None, edited: EditedRun | None = None) -> int:
+        """Add one more text and return its number.
+
+        `title` is by default the text's first words. An `edited` run takes the place of an earlier one of the
+        same text.
+        """
         if not capture.layers:
             raise ValueError("capture: expected at least one captured layer, got a capture without layers")
         B = capture.layers[0].shape[0]
@@ -90,14 +108,49 @@ class Contents:
                 f"batch_index: expected a number from 0 to {B - 1}, since the capture has a batch of {B}, "
                 f"got {self.batch_index}"
             )
-        self.texts.append(capture)
-        self.titles.append(title or _title(capture, self.batch_index, len(self.texts)))
-        self.__dict__.pop("meta", None)
-        return len(self.texts) - 1
+        with self._lock:
+            self.texts.append(capture)
+            self.titles.append(title or _title(capture, self.batch_index, len(self.texts)))
+            number = len(self.texts) - 1
+            if edited is not None:
+                for earlier in [n for n, run in self.edited.items() if run.text == edited.text]:
+                    self.remove(earlier)
+                self.edited[number] = edited
+            self.forget_meta()
+            return number
 
-    @cached_property
+    def remove(self, number: int) -> EditedRun:
+        """Remove an edited run and return what it was of. Its number is not used again."""
+        with self._lock:
+            self.check_text(number)
+            if number not in self.edited:
+                raise ValueError(f"text: expected the number of an edited run, got {number}, the model's own")
+            run = self.edited.pop(number)
+            self.removed.add(number)
+            self.texts[number] = Capture(model=self.texts[number].model)  # what was captured is freed
+            self.forget_meta()
+        self._heads.pop(number, None)
+        for kept in (self._thumbnails, self._evictions):
+            for key in [key for key in list(kept) if key[0] == number]:  # others may add to it meanwhile
+                kept.pop(key, None)
+        self._tiles.discard_if(lambda key: key[0] == number)
+        self._maps.discard_if(lambda key: key[0] == number)
+        return run
+
+    @property
     def meta(self) -> dict[str, Any]:
         """Everything but weights, as plain data: what the page needs before it requests any."""
+        with self._lock:
+            if self._meta is None:
+                self._meta = self._describe()
+            return self._meta
+
+    def forget_meta(self) -> None:
+        """Let `meta` be made anew, since something that it describes has changed."""
+        with self._lock:
+            self._meta = None
+
+    def _describe(self) -> dict[str, Any]:
         values = all(
             layer.settings.value_width is not None for capture in self.texts for layer in capture.layers
         )
@@ -105,7 +158,7 @@ class Contents:
             "version": VERSION,
             "model": self.texts[0].model,
             "texts": [self._text(number) for number in range(len(self.texts))],
-            "can": {"generate": False, "capture": False, **self.can, "values": values},
+            "can": {"generate": False, "capture": False, "cut": False, **self.can, "values": values},
             "time": self.time,
             "example": build_example(),
             "generation": None if self.generation is None else list(self.generation),
@@ -121,7 +174,7 @@ class Contents:
 
     def layer(self, text: int, layer: str | int) -> Layer:
         """Return a layer as it ran on a text; KeyError lists the layers that exist."""
-        self._check_text(text)
+        self.check_text(text)
         return self.texts[text].layer(layer)
 
     def layer_map(self, text: int, layer: str | int) -> AttentionMap:
@@ -190,7 +243,7 @@ class Contents:
 
     def heads(self, text: int) -> list[dict[str, Any]]:
         """Return the scores of every head on a text: the rows of `regard.heads.describe`, as plain data."""
-        self._check_text(text)
+        self.check_text(text)
         if text not in self._heads:
             capture, entry = self.texts[text], slice(self.batch_index, self.batch_index + 1)
             ids_by_layer = [capture.ids_of(layer) for layer in capture.layers]
@@ -208,6 +261,16 @@ class Contents:
                 {**data, "layer": row.key} for row, data in zip(table, table.to_data(), strict=True)
             ]
         return self._heads[text]
+
+    def prediction(self, text: int, position: int) -> dict[str, Any]:
+        """Return what the model expects after a token of a text (see `predictions`)."""
+        self.check_text(text)
+        capture = self.texts[text]
+        return predictions.prediction(capture.predictions, self.batch_index, self._tokens(text), position)
+
+    def _tokens(self, text: int) -> list[str] | None:
+        tokens = self.texts[text].tokens
+        return None if tokens is None else tokens[self.batch_index]
 
     def eviction(self, text: int, layer: str | int) -> dict[str, Any]:
         """Return the attention that evicting keys would lose, for every head of a layer (see `eviction`)."""
@@ -228,7 +291,7 @@ class Contents:
         self, text: int, layer: str | int, head: int | str, read: Callable[[AttentionMap], Tensor]
     ) -> Tensor:
         """Average what `read` gives, (heads, n), over the named head and layer, or over all where "mean"."""
-        self._check_text(text)
+        self.check_text(text)
         layers = self.texts[text].layers if layer == "mean" else [self.layer(text, layer)]
         total, count = torch.zeros(()), 0
         for chosen in layers:
@@ -241,13 +304,16 @@ class Contents:
             total, count = total + weights.sum(0), count + len(weights)
         return total / count
 
-    def _check_text(self, text: int) -> None:
+    def check_text(self, text: int) -> None:
+        """Raise KeyError if there is no text with this number."""
         if not 0 <= text < len(self.texts):
             raise KeyError(f"text: expected a number from 0 to {len(self.texts) - 1}, got {text!r}")
+        if text in self.removed:
+            raise KeyError(f"text: the edited run {text} was undone or replaced: reload the page")
 
     def _text(self, number: int) -> dict[str, Any]:
         capture = self.texts[number]
-        tokens = capture.tokens[self.batch_index] if capture.tokens else None
+        tokens = self._tokens(number)
         targets = capture.target_tokens[self.batch_index] if capture.target_tokens else None
         return {
             "title": self.titles[number],
@@ -259,6 +325,26 @@ class Contents:
                 for layer, evidence in zip(capture.layers, capture.certificate, strict=True)
             ],
             "missing": [{"name": name, "kind": kind} for name, kind in capture.missing.items()],
+            "predictions": predictions.summary(capture.predictions, self.batch_index),
+            "edited": self._edited(number),
+            "removed": number in self.removed,
+        }
+
+    def _edited(self, number: int) -> dict[str, Any] | None:
+        """Describe what an edited run is of, and what changed; None for the model's own.
+
+        A capture that was made under an intervention elsewhere has no text beside it, and `edits` in words.
+        """
+        capture = self.texts[number]
+        if number not in self.edited:
+            return _edited_elsewhere(capture) if capture.edits else None
+        run = self.edited[number]
+        before, after = self.texts[run.text].predictions, capture.predictions
+        return {
+            "text": run.text,
+            "cuts": [cut.to_data() for cut in run.cuts],
+            "edits": list(capture.edits),
+            "changes": predictions.changes(before, after, self.batch_index),
         }
 
 
@@ -297,6 +383,10 @@ def _layer(layer: Layer, evidence: Evidence, tokens: list[str], targets: list[st
         "keys_from": len(keys) - S if known else None,
         "evidence": _evidence(evidence),
     }
+
+
+def _edited_elsewhere(capture: Capture) -> dict[str, Any]:
+    return {"text": None, "cuts": [], "edits": list(capture.edits), "changes": None}
 
 
 def _evidence(evidence: Evidence) -> dict[str, Any]:

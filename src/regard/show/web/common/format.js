@@ -100,3 +100,16 @@ export function milliseconds(seconds) {
 export function some(n, thing) {
   return n === 1 ? `one ${thing}` : `${count(n)} ${thing}s`;
 }
+
+/**
+ * A probability in percent: 31%, 4.2%, 0.03%.
+ * @param {number} p
+ * @returns {string}
+ */
+export function percent(p) {
+  const x = 100 * p;
+  if (x > 0 && x < 0.01) return "<0.01%";
+  if (x > 99.9 && x < 100) return ">99.9%";
+  const digits = x < 0.995 ? 2 : x < 9.95 || x > 99 ? 1 : 0;
+  return `${Number(x.toFixed(digits))}%`;
+}

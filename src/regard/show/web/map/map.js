@@ -6,6 +6,8 @@ import { badge, choice, element } from "../common/dom.js";
 import { exact } from "../common/format.js";
 import { layerOf } from "../common/layers.js";
 import { short, tokenAt } from "../common/tokens.js";
+import { EdgeCuts } from "../runs/edge_cuts.js";
+import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
 import { exportMenu } from "./export.js";
 import { legend, marksOf, noteOf } from "./legend.js";
@@ -40,7 +42,9 @@ class MapView {
     this.controls = makeControls(app);
     const space = element("div", { class: "map-stage" });
     const foot = element("div", { class: "map-foot" });
-    const heading = element("div", { class: "map-title" }, this.title, this.proof, this.controls.zooming);
+    this.cut = headSwitch(app, "Cut this head");
+    const heading = element("div", { class: "map-title" }, this.title, this.proof, this.cut);
+    heading.append(this.controls.zooming);
     this.main = element("div", { class: "map-main" }, heading, this.controls.bar, space, foot);
     this.large = new MapCanvas(space, app, this.layer, {
       thumb: () => this.small.chosen(app.state),
@@ -49,6 +53,8 @@ class MapView {
     this.small = new Thumbnails(this.side, app, () => this.large.plan());
     this.legend = legend(foot);
     this.readout = new Readout(this.notes, app);
+    this.edges = new EdgeCuts(app, () => this.large.camera.frame);
+    this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
     this.notes.append(help());
     this.controls.zooming.append(this.exports());
@@ -77,11 +83,13 @@ class MapView {
       this.proof.replaceChildren(badge(layer.evidence));
       this.small.show(state);
       this.readout.showLayer(layer);
+      this.cut.show(layer.key, state.head);
       this.named = name;
     }
     this.controls.show(state);
     this.readout.showRow(state, layer);
     this.large.show(state, layer);
+    this.edges.draw();
   }
 
   /**
@@ -130,6 +138,7 @@ class MapView {
     if (now.row !== row || now.col !== col || now.layer !== key || now.head !== head) return;
     const found = this.large.pyramid.cell(row, col);
     const unseen = weights[col] === 0 && found && found.z === 0 && found.max < 0;
+    this.edges.setHidden(Boolean(unseen));
     this.tellCell(scene, { ...cell, mass: weights[col], max: unseen ? -1 : weights[col] });
   }
 
@@ -146,7 +155,8 @@ class MapView {
     const [x, y] = camera.point(cell.col + cell.size, cell.row);
     const outside = x < 0 || y < 0 || x > camera.width + side || y > camera.height;
     if (outside || (camera.zoom >= NUMBERS && cell.max >= 0)) return; // large cells have it written in them
-    tip.textContent = cell.max < 0 ? "hidden by the mask" : exact(cell.mass);
+    const hidden = this.app.runs.isCut(cell) ? "cut in this run" : "hidden by the mask";
+    tip.textContent = cell.max < 0 ? hidden : exact(cell.mass);
     tip.hidden = false;
     const left = gutter.left + x + 10;
     const turned = left + tip.offsetWidth > width ? left - tip.offsetWidth - 20 - side : left;
@@ -164,13 +174,18 @@ class MapView {
       ? ` Key ${sink.key} receives ${percent} of all attention and is drawn separately.`
       : "";
     const doubt = layer.evidence.certified ? "" : " (not certified)";
+    const edited = app.runs.edited ? `. ${app.runs.name(state.text)}` : "";
     const words = {
       title: app.meta.model,
-      after: `, layer ${layer.key}, head ${state.head}${doubt}`,
+      after: `, layer ${layer.key}, head ${state.head}${doubt}${edited}`,
       marks: marksOf(look.scale, isClipped(state, look.scale)),
       note: noteOf(state.reduce, scene.z) + apart,
     };
-    return { scene: { ...scene, hover: null }, words, name: `layer-${layer.key}-head-${state.head}` };
+    return {
+      scene: { ...scene, hover: null },
+      words,
+      name: `layer-${layer.key}-head-${state.head}${edited && "-edited"}`,
+    };
   }
 }
 
