@@ -18,13 +18,16 @@ from torch import Tensor
 from regard.heads import describe
 from regard.heads.score_words import SCORE_WORDS
 from regard.lru import LRUCache
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, WeightedMap
 from regard.maps.index import Axes
+from regard.maps.spans import Spans
 from regard.recorder import Capture, Evidence, Layer
 from regard.show.data import eviction, row_steps, thumbnails, tiles
+from regard.show.data.quantity import PLAIN, Quantity
 from regard.show.data.stage_example import build_example
 from regard.show.data.thumbnails import Thumbnail
 from regard.show.data.tiles import TileCells, TilePyramid
+from regard.show.data.units import axis_edges, describe_units, text_units
 
 VERSION = 1
 CACHED_TILES = 192  # of at most 512 KiB each
@@ -38,6 +41,13 @@ class HeadMap(NamedTuple):
     layer: Layer
     map: AttentionMap  # (1, 1, T, S)
     values: Tensor | None  # (S, E)
+
+
+class AxisEdges(NamedTuple):
+    """Where words or sentences begin on both axes of a layer, and the axes' sizes; None for tokens."""
+
+    rows: list[int] | None
+    cols: list[int] | None
 
 
 class Contents:
@@ -73,6 +83,7 @@ class Contents:
         self._thumbnails: dict[tuple[int, str], Thumbnail] = {}
         self._heads: dict[int, list[dict[str, Any]]] = {}
         self._evictions: dict[tuple[int, str], dict[str, Any]] = {}
+        self._units: dict[int, dict[str, dict[str, Spans]]] = {}
         captures = [captures] if isinstance(captures, Capture) else list(captures)
         for number, capture in enumerate(captures):
             self.add(capture, titles[number] if titles else None)
@@ -139,9 +150,7 @@ class Contents:
     def head_map(self, text: int, layer: str | int, head: int) -> HeadMap:
         """Return one head's map, (1, 1, T, S), its layer and its values; KeyError lists the heads."""
         chosen = self.layer(text, layer)
-        if head not in chosen.heads:
-            raise KeyError(f"head: expected one of {list(chosen.heads)}, got {head!r}")
-        h = chosen.heads.index(head)
+        h = _head_index(chosen, head)
         B, H = chosen.shape[:2]
         values = chosen.values
         if values is not None:
@@ -150,23 +159,83 @@ class Contents:
         return HeadMap(chosen, self.layer_map(text, chosen.key)[:, h : h + 1], values)
 
     def tile(
-        self, text: int, layer: str | int, head: int, z: int, i: int, j: int, without: int | None = None
+        self,
+        text: int,
+        layer: str | int,
+        head: int,
+        z: int,
+        i: int,
+        j: int,
+        without: int | None = None,
+        quantity: Quantity = PLAIN,
     ) -> TileCells:
         """Return tile (i, j) of level z of one head (see `tiles`).
 
-        `without` is the position of a key to leave out: its weights count as 0.
+        `without` is the position of a key to leave out: its weights count as 0. `quantity` says what the cells
+        are made of.
         """
-        chosen, m, _ = self.head_map(text, layer, head)
-        pyramid = TilePyramid(m, self._tiles, (text, chosen.key, head))
+        chosen = self.layer(text, layer)
+        m = self._quantity_map(text, chosen, head, quantity)
+        rows, cols = self._edges(text, chosen, quantity)
+        name = (text, chosen.key, head, quantity)
+        pyramid = TilePyramid(m, self._tiles, name, rows=rows, cols=cols)
         return pyramid.tile(z, i, j) if without is None else pyramid.tile_without(z, i, j, without)
 
-    def row(self, text: int, layer: str | int, head: int | str, row: int) -> Tensor:
-        """Return one query's weights, (S,). "mean" as the head or the layer averages over all of them."""
-        return self._mean(text, layer, head, lambda m: _line(m, "row", row))
+    def row(
+        self, text: int, layer: str | int, head: int | str, row: int, quantity: Quantity = PLAIN
+    ) -> Tensor:
+        """Return one query's weights, (S,), or those of a word or sentence on each of them.
 
-    def column(self, text: int, layer: str | int, head: int | str, col: int) -> Tensor:
-        """Return every query's weight on one key, (T,). "mean" works as in `row`."""
-        return self._mean(text, layer, head, lambda m: _line(m, "col", col))
+        "mean" as the head or the layer averages over all of them; contributions to a logit are added up.
+        """
+        return self._mean(text, layer, head, quantity, lambda m, edges: _line(m, "row", row, edges))
+
+    def column(
+        self, text: int, layer: str | int, head: int | str, col: int, quantity: Quantity = PLAIN
+    ) -> Tensor:
+        """Return every query's weight on one key, (T,). "mean" and units work as in `row`."""
+        return self._mean(text, layer, head, quantity, lambda m, edges: _line(m, "col", col, edges))
+
+    def _quantity_map(
+        self, text: int, layer: Layer, head: int | None, quantity: Quantity
+    ) -> AttentionMap | WeightedMap:
+        """Return the map that a quantity is read from: of one head, (1, 1, T, S), or of all if None."""
+        m: AttentionMap | WeightedMap = self.layer_map(text, layer.key)
+        if quantity.shade != "weights":
+            m = m.weighted(self.factors(text, layer.key, quantity))
+        if head is None:
+            return m
+        h = _head_index(layer, head)
+        return m[:, h : h + 1]
+
+    def _edges(self, text: int, layer: Layer, quantity: Quantity) -> AxisEdges:
+        """Return the edges of the words or sentences on both axes of a layer; None for tokens."""
+        if quantity.units == "tokens":
+            return AxisEdges(None, None)
+        units_of = text if quantity.units_of is None else quantity.units_of
+        self._check_text(units_of)
+        described = self.meta["texts"][text]["layers"][self.texts[text].layers.index(layer)]
+        edges = []
+        for axis, size in (("queries", layer.shape[2]), ("keys", layer.shape[3])):
+            units = self.units(units_of).get(described[f"{axis}_of"])
+            first = described[f"{axis}_from"]
+            if units is None or first is None or units[quantity.units].stops[-1] < first + size:
+                raise KeyError(f"units: the {quantity.units} of text {units_of} are not known for this layer")
+            edges.append(axis_edges(units[quantity.units], first, size))
+        return AxisEdges(*edges)
+
+    def units(self, text: int) -> dict[str, dict[str, Spans]]:
+        """Return the words and sentences of a text, by its lists of tokens."""
+        self._check_text(text)
+        if text not in self._units:
+            capture = self.texts[text]
+            lists = {"tokens": capture.tokens, "target_tokens": capture.target_tokens}
+            self._units[text] = {
+                name: text_units(tokens[self.batch_index])
+                for name, tokens in lists.items()
+                if tokens and tokens[self.batch_index]
+            }
+        return self._units[text]
 
     def thumbnail(self, text: int, layer: str | int) -> Thumbnail:
         """Return a layer's thumbnails, one for each head, and the heads' sinks."""
@@ -225,21 +294,28 @@ class Contents:
         return max(defined)[1:] if defined else None
 
     def _mean(
-        self, text: int, layer: str | int, head: int | str, read: Callable[[AttentionMap], Tensor]
+        self,
+        text: int,
+        layer: str | int,
+        head: int | str,
+        quantity: Quantity,
+        read: Callable[[AttentionMap | WeightedMap, AxisEdges], Tensor],
     ) -> Tensor:
-        """Average what `read` gives, (heads, n), over the named head and layer, or over all where "mean"."""
+        """Average what `read` gives, (heads, n), over the named head and layer, or over all where "mean".
+
+        Contributions to a logit are added up instead.
+        """
         self._check_text(text)
         layers = self.texts[text].layers if layer == "mean" else [self.layer(text, layer)]
+        number = None if head == "mean" else _number("head", head)
         total, count = torch.zeros(()), 0
         for chosen in layers:
-            if head == "mean":
-                weights = read(self.layer_map(text, chosen.key))  # (H, n)
-            else:
-                weights = read(self.head_map(text, chosen.key, _number("head", head)).map)  # (1, n)
-            if total.shape and weights.shape[-1] != total.shape[-1]:
+            m = self._quantity_map(text, chosen, number, quantity)
+            entries = read(m, self._edges(text, chosen, quantity))  # (H or 1, n)
+            if total.shape and entries.shape[-1] != total.shape[-1]:
                 raise ValueError("layer: the layers have different lengths, so their mean is not defined")
-            total, count = total + weights.sum(0), count + len(weights)
-        return total / count
+            total, count = total + entries.sum(0), count + len(entries)
+        return total if quantity.shade == "logit" else total / count
 
     def _check_text(self, text: int) -> None:
         if not 0 <= text < len(self.texts):
@@ -258,6 +334,9 @@ class Contents:
                 _layer(layer, evidence, tokens or [], targets)
                 for layer, evidence in zip(capture.layers, capture.certificate, strict=True)
             ],
+            "spans": {name: describe_units(units) for name, units in self.units(number).items()},
+            "shades": self.shades(number),
+            "predicted": None,
             "missing": [{"name": name, "kind": kind} for name, kind in capture.missing.items()],
         }
 
@@ -312,15 +391,30 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _line(m: AttentionMap, name: str, index: int) -> Tensor:
-    """Return one row or one column of every head of a map (1, H, T, S), as (H, n)."""
+def _line(m: AttentionMap | WeightedMap, name: str, index: int, edges: AxisEdges) -> Tensor:
+    """Return one row or one column of every head of a map (1, H, T, S), as (H, n).
+
+    With edges it is that of a word or sentence: summed over keys, averaged over queries.
+    """
     _, H, T, S = m.matrix
-    size = T if name == "row" else S
-    if not 0 <= index < size:
-        raise KeyError(f"{name}: expected a number from 0 to {size - 1}, got {index}")
-    line = slice(index, index + 1)
-    weights = m.tile(line) if name == "row" else m.tile(slice(0, T), line)
-    return weights.reshape(H, -1).float().cpu()
+    rows, cols = (range(n + 1) if own is None else own for own, n in zip(edges, (T, S), strict=True))
+    own = rows if name == "row" else cols
+    if not 0 <= index < len(own) - 1:
+        raise KeyError(f"{name}: expected a number from 0 to {len(own) - 2}, got {index}")
+    span = own[index : index + 2]
+    if edges.rows is not None:
+        pooled = m.pool(span, cols) if name == "row" else m.pool(rows, span)
+        return pooled.reshape(H, -1).float().cpu()
+    line = slice(*span)
+    entries = m.tile(line) if name == "row" else m.tile(slice(0, T), line)
+    return entries.reshape(H, -1).float().cpu()
+
+
+def _head_index(layer: Layer, head: int) -> int:
+    """Return the index of a head by its number in the model; KeyError lists the heads."""
+    if head not in layer.heads:
+        raise KeyError(f"head: expected one of {list(layer.heads)}, got {head!r}")
+    return layer.heads.index(head)
 
 
 def _number(name: str, value: int | str) -> int:

@@ -28,6 +28,7 @@ from starlette.routing import Route
 from regard.escapes import escape
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
+from regard.show.data.quantity import Quantity
 from regard.show.server.limits import ExclusiveJob, Limits, RefusedError, check_number, check_text
 from regard.show.server.line_stream import (
     Line,
@@ -167,16 +168,16 @@ class Site:
     def _tile(self, query: Query) -> Response:
         text, head, z, i, j = (query.number(name) for name in ("text", "head", "z", "i", "j"))
         without = query.number("without") if "without" in query else None
-        mass, peak = self.contents.tile(text, query["layer"], head, z, i, j, without)
+        mass, peak = self.contents.tile(text, query["layer"], head, z, i, j, without, query.quantity)
         return _binary(_floats(mass) + _floats(peak))
 
     def _row(self, query: Query) -> Response:
         text, row = query.number("text"), query.number("row")
-        return _binary(_floats(self.contents.row(text, query["layer"], query.head, row)))
+        return _binary(_floats(self.contents.row(text, query["layer"], query.head, row, query.quantity)))
 
     def _column(self, query: Query) -> Response:
         text, col = query.number("text"), query.number("col")
-        return _binary(_floats(self.contents.column(text, query["layer"], query.head, col)))
+        return _binary(_floats(self.contents.column(text, query["layer"], query.head, col, query.quantity)))
 
     def _steps(self, query: Query) -> Response:
         text, head, row = (query.number(name) for name in ("text", "head", "row"))
@@ -256,6 +257,13 @@ class Query:
     def head(self) -> int | str:
         """The head's number, or "mean"."""
         return "mean" if self["head"] == "mean" else self.number("head")
+
+    @property
+    def quantity(self) -> Quantity:
+        """What cells are made of: "shade", "units" and what they need, which are weights and tokens if absent."""
+        words = {name: self[name] for name in ("shade", "units") if name in self}
+        numbers = {name: self.number(name) for name in ("units_of", "position", "token") if name in self}
+        return Quantity.parse(**words, **numbers)
 
 
 async def _read_body(request: Request, limits: Limits) -> dict[str, Any]:

@@ -66,8 +66,53 @@ interface TextMeta {
   /** The first token that was generated. */
   boundary: number | null;
   layers: Layer[];
+  /** The words and sentences of each list of tokens, where they are known. */
+  spans: Partial<Record<TokenList, Record<UnitName, UnitSpans>>>;
+  /** What the cells of a map can stand for, beside weights. */
+  shades: ShadeName[];
+  /** The queries after which there are contributions to a token's logit; null if after all, where there are any. */
+  predicted: number[] | null;
   /** Modules that mix tokens and could not be captured. */
   missing: { name: string; kind: string }[];
+}
+
+/** Spans of tokens, one after another. */
+type UnitName = "words" | "sentences";
+
+/** Every token belongs to one of them. */
+interface UnitSpans {
+  /** The first token of each, and the number of all tokens. */
+  edges: number[];
+  names: string[];
+}
+
+/** The units along an axis of a layer. */
+interface UnitAxis {
+  /** Where each begins on the axis, and the size of the axis. */
+  edges: number[];
+  /** The texts of all units of the list of tokens. */
+  texts: string[];
+  /** The one that the axis begins with. */
+  from: number;
+}
+
+/**
+ * What a cell stands for: the weight; the weight times the norm of what the value adds to the residual stream; or
+ * what it adds to the logit of a token.
+ */
+type ShadeName = "weights" | "values" | "logit";
+
+/** What the cells of a map and the shades of a text stand for. */
+interface Quantity {
+  shade: ShadeName;
+  units: "tokens" | UnitName;
+  /** The text whose words and sentences are taken. */
+  unitsOf: number;
+  /** A text whose numbers are subtracted, or -1. */
+  against: number;
+  /** Of shade "logit": the query, and the token that may follow it. */
+  position: number;
+  token: number;
 }
 
 /** A layer as it ran on a text. */
@@ -97,6 +142,8 @@ interface Layer {
   queries_from: number | null;
   keys_from: number | null;
   evidence: Evidence;
+  /** If its rows and columns are words or sentences. */
+  units?: { name: UnitName; queries: UnitAxis; keys: UnitAxis };
   /** Where a saved page keeps it. */
   block?: string;
   mask_block?: string;
@@ -169,10 +216,12 @@ interface Source {
     options?: TileOptions,
   ): Promise<Tile>;
   /** A weight for each key; the head or the layer may be "mean". */
-  row(text: number, layer: string, head: number | "mean", row: number): Promise<Float32Array>;
+  row: AskLine;
   /** A weight for each query. */
-  column(text: number, layer: string, head: number | "mean", col: number): Promise<Float32Array>;
+  column: AskLine;
   heads(text: number): Promise<HeadScores[]>;
+  /** Where the logit of a token after a position comes from; token -1 is the likeliest. */
+  attribution(text: number, position: number, token: number): Promise<Attribution>;
   steps(text: number, layer: string, head: number, row: number): Promise<RowSteps>;
   eviction(text: number, layer: string): Promise<Eviction>;
   /** Both refuse where `meta.can` says no. */
@@ -184,6 +233,14 @@ interface Source {
   ): Promise<void>;
 }
 
+type AskLine = (
+  text: number,
+  layer: string,
+  head: number | "mean",
+  index: number,
+  quantity?: Quantity,
+) => Promise<Float32Array>;
+
 interface Thumbs {
   pictures: Uint8Array; // heads · thumb · thumb
   sinks: { key: number; share: number }[]; // head
@@ -192,13 +249,14 @@ interface Thumbs {
 interface TileOptions {
   /** A key that is left out of the count. */
   without?: number | null;
+  quantity?: Quantity;
   signal?: AbortSignal;
 }
 
-/** Cells of 2^z × 2^z tokens, `settings.tile` to a side or fewer at the edges. */
+/** Cells of 2^z × 2^z tokens or other units, `settings.tile` to a side or fewer at the edges. */
 interface Tile {
-  mass: Float32Array;
-  max: Float32Array; // -1: hidden by the mask
+  mass: Float32Array; // of what a cell stands for
+  max: Float32Array; // the greatest weight; 0 where cells stand for something else; -1: hidden by the mask
   rows: number;
   cols: number;
 }
@@ -207,6 +265,25 @@ interface Tile {
 interface PaintedTile extends Tile {
   canvas?: HTMLCanvasElement;
   style?: string;
+}
+
+/** A token that may follow a position. */
+interface Candidate {
+  id: number;
+  token: string;
+  probability: number | null;
+}
+
+/** The parts of a token's logit: embedding, heads, MLPs and rest add up to it. */
+interface Attribution {
+  position: number;
+  token: Candidate;
+  candidates: Candidate[];
+  logit: number;
+  embedding: number;
+  heads: Record<string, number[]>; // by the layer's key
+  mlps: Record<string, number>;
+  rest: number;
 }
 
 /** What one head does on a text. */
@@ -320,7 +397,11 @@ interface SavedData {
   blocks: Record<string, PackedField[]>;
   sinks: Record<string, Thumbs["sinks"]>[]; // text
   heads: HeadScores[][]; // text
+  attributions: Attribution[][]; // text
 }
+
+/** What the worker of a saved page is told of it. */
+type OpenedData = Pick<SavedData, "meta" | "blocks" | "attributions">;
 
 /** The arrays of a block by name: of a layer, of its mask, of its values, or of a text's thumbnails. */
 interface Arrays {
@@ -335,6 +416,7 @@ interface Arrays {
   relative?: Float32Array;
   dense?: Float32Array;
   v: Float32Array; // G · S · E
+  factors: Float32Array; // H · S
   pictures: Uint8Array;
 }
 
@@ -384,12 +466,14 @@ interface TileQuestion extends LayerQuestion {
   i: number;
   j: number;
   without: number | null;
+  quantity: Quantity;
 }
 
 /** About a row or a column; the head or the layer may be "mean". */
 interface LineQuestion extends LayerQuestion {
   head: number | "mean";
   index: number;
+  quantity: Quantity;
 }
 
 interface StepsQuestion extends LayerQuestion {
@@ -407,7 +491,7 @@ interface Answers {
 }
 
 type ToWorker =
-  | ({ kind: "open" } & Pick<SavedData, "meta" | "blocks">)
+  | ({ kind: "open" } & OpenedData)
   | { kind: "ask"; id: number; name: keyof Answers; question: object }
   | { kind: "stop"; id: number }
   /** A block's text, or why there is none. */
@@ -438,6 +522,8 @@ interface ColourScale {
   scale: string;
   top: number;
   bottom: number;
+  /** Whether numbers below 0 have colours, too: 0 is then in the middle. */
+  signed: boolean;
   at(weight: number): number;
   weight(t: number): number;
 }
@@ -482,6 +568,8 @@ interface DrawnTile {
 interface Look {
   reduce: string;
   scale: ColourScale;
+  /** Whether the colours end at what is seen, so that some numbers lie beyond. */
+  fits: boolean;
   pixels: Uint32Array;
   /** A name for all this together. */
   style: string;
@@ -509,6 +597,7 @@ interface Scene {
   text: number;
   state: State;
   layer: Layer;
+  quantity: Quantity;
   thumb: HTMLCanvasElement | null;
   sink: Sink | null;
   boundary: { key: number; query: number } | null;
@@ -590,6 +679,8 @@ interface Shaded {
   without: number;
   /** The weight at the end of the colours. */
   top: number;
+  /** Whether numbers may be below 0. */
+  signed: boolean;
 }
 
 /** The strongest weights of a row or a column. */

@@ -59,6 +59,17 @@ export function score(name, x) {
 }
 
 /**
+ * A share in percent: 31 %, 3.1 %, 0.31 %.
+ * @param {number} x
+ * @returns {string}
+ */
+export function percent(x) {
+  const size = Math.abs(100 * x);
+  if (size > 0 && size < 0.005) return "< 0.01 %";
+  return `${number(100 * x, size === 0 || size >= 9.95 ? 0 : size >= 0.995 ? 1 : 2)} %`;
+}
+
+/**
  * @param {number} n
  * @returns {string}
  */
@@ -99,4 +110,18 @@ export function milliseconds(seconds) {
  */
 export function some(n, thing) {
   return n === 1 ? `one ${thing}` : `${count(n)} ${thing}s`;
+}
+
+/**
+ * A number in few letters: .23, −.23, 1, 4.2, and · for what rounds to nothing.
+ * @param {number} value
+ * @param {number} [digits]
+ * @returns {string}
+ */
+export function brief(value, digits = 2) {
+  if (value < 0) return brief(-value, digits).replace(/^(?=[\d.])/, "−");
+  if (value >= 1.05) return String(Number(value.toPrecision(digits)));
+  if (value >= 0.9995) return "1";
+  const text = value.toFixed(digits);
+  return Number(text) === 0 ? "·" : text.replace(/^0/, "");
 }

@@ -2,10 +2,14 @@
 // The tokens as running text: point at one to shade the tokens that it attends to, or that attend to it.
 // It knows one row or one column of weights at a time; the same colours as the map.
 
+import { AttributionPanel } from "../common/attribution_panel.js";
 import { headPicker, latest } from "../common/controls.js";
 import { choice, element } from "../common/dom.js";
 import { doubts, layerOf } from "../common/layers.js";
+import { isSigned, quantityOf } from "../common/quantity.js";
+import { quantityControls } from "../common/quantity_controls.js";
 import { theme } from "../common/theme.js";
+import { firstToken, inUnits, unitAt } from "../common/units.js";
 import { beside } from "./layout.js";
 import { newText } from "./new_text.js";
 import { TextNotes } from "./notes.js";
@@ -36,6 +40,8 @@ class TextView {
     this.controls = makeTextControls(app);
     this.said = element("p", { class: "text-said", "aria-live": "polite" });
     this.notes = new TextNotes((token) => this.pin(token));
+    this.attribution = new AttributionPanel(app);
+    this.notes.box.append(this.attribution.box);
     this.page = new TokenText();
     this.written = writtenText(app.meta, this.state.text, this.layer);
     this.writtenName = ""; // which text the page shows
@@ -62,13 +68,19 @@ class TextView {
     ];
   }
 
-  /** Whether the chosen token is a query. */
+  /** Whether the chosen token is a query; contributions are always to what follows one. */
   get looking() {
-    return this.state.direction !== "by";
+    return this.state.direction !== "by" || this.quantity.shade === "logit";
   }
 
+  get quantity() {
+    return quantityOf(this.app.meta, this.state);
+  }
+
+  /** The layer, whose rows and columns are units of the quantity: what is a token here may be a word. */
   get layer() {
-    return layerOf(this.app.meta, this.state.text, this.state.layer);
+    const { meta } = this.app;
+    return inUnits(meta, layerOf(meta, this.state.text, this.state.layer), this.quantity);
   }
 
   get layers() {
@@ -81,7 +93,9 @@ class TextView {
 
   /** The token that is pinned, or -1. */
   get pinned() {
-    const index = this.looking ? this.state.row : this.state.col;
+    const { state, layer, quantity } = this;
+    const row = quantity.shade === "logit" ? quantity.position : state.row;
+    const index = this.looking ? unitAt(layer, "queries", row) : unitAt(layer, "keys", state.col);
     return index >= 0 ? index + this.offsets.mine : -1;
   }
 
@@ -97,7 +111,7 @@ class TextView {
    */
   async findWeights(fresh) {
     const token = this.pinned >= 0 ? this.pinned : this.at;
-    const { offsets, looking, state, layer, layers } = this;
+    const { offsets, looking, state, layer, layers, quantity } = this;
     const index = indexOnAxis(offsets, token);
     if (index < 0) {
       this.shaded = null;
@@ -109,10 +123,11 @@ class TextView {
     // Looked at by: the sink's own column is what is asked for, so nothing is left out.
     const without = looking ? await this.sinkToken() : -1;
     const ask = looking ? this.app.source.row : this.app.source.column;
-    const weights = await weightsInScope(ask, state, layer, layers, index);
+    const weights = await weightsInScope(ask, state, layer, layers, index, quantity);
     if (!fresh()) return;
     const from = offsets.theirs;
-    this.shaded = { token, weights, from, without, top: shadingTop(weights, from, without) };
+    const top = shadingTop(weights, from, without);
+    this.shaded = { token, weights, from, without, top, signed: isSigned(quantity) };
     this.draw();
   }
 
@@ -122,7 +137,7 @@ class TextView {
     const shown = layersInScope(this.layers, this.layer, this.state.scope);
     const { keys } = this.written;
     const key = await sinkInScope(this.app.source, this.state, shown);
-    return key === null ? -1 : key + keys;
+    return key === null ? -1 : unitAt(this.layer, "keys", key) + keys;
   }
 
   draw() {
@@ -132,7 +147,7 @@ class TextView {
 
   /** Says in words and numbers what the shades show. */
   tell() {
-    const { shaded, looking, state, layer } = this;
+    const { shaded, looking, state, layer, quantity } = this;
     if (!shaded) {
       this.said.textContent =
         this.at < 0 ? "Point at a token, or use the arrow keys. Click or press Enter to pin it." : "…";
@@ -142,9 +157,10 @@ class TextView {
     const { tokens } = this.written;
     const ranking = strongest(shaded, RANKED);
     const pinned = this.pinned >= 0;
-    this.said.textContent = rankingLine(tokens, shaded, ranking, looking, pinned ? this.under : -1);
+    this.said.textContent = rankingLine(tokens, shaded, ranking, looking, pinned ? this.under : -1, quantity);
     const doubt = doubts(layersInScope(this.layers, layer, state.scope));
-    this.notes.show({ tokens, shaded, ranking, looking, pinned, scope: scopeName(state, layer), doubt });
+    const scope = scopeName(state, layer, quantity.shade === "logit" ? "sum" : "mean");
+    this.notes.show({ tokens, shaded, ranking, looking, pinned, scope, quantity, doubt });
   }
 
   /** @param {number} token */
@@ -167,7 +183,8 @@ class TextView {
     if (index < 0) return;
     this.under = -1;
     this.at = token;
-    this.app.set(this.looking ? { row: index, col: -1 } : { col: index, row: -1 });
+    const first = firstToken(this.layer, this.looking ? "queries" : "keys", index);
+    this.app.set(this.looking ? { row: first, col: -1 } : { col: first, row: -1 });
     this.page.reveal(token);
   }
 
@@ -222,13 +239,20 @@ class TextView {
   /** @param {State} state */
   show(state) {
     this.state = state;
-    const { looking, layer } = this;
-    this.controls.show(state, looking, new Set(this.layers.map((one) => one.stack)).size);
+    const { looking, layer, quantity } = this;
+    this.controls.show(state, looking, new Set(this.layers.map((one) => one.stack)).size, quantity);
+    this.attribution.show(state, quantity);
     this.written = writtenText(this.app.meta, state.text, layer);
     const { tokens, second } = this.written;
-    const name = `${state.text} ${tokens.length} ${second} ${layer.queries_of}`;
+    const name = `${state.text} ${tokens.length} ${second} ${layer.queries_of} ${quantity.units}`;
     if (this.writtenName !== name) {
-      this.page.write(this.written, this.app.meta.texts[state.text].boundary);
+      const { boundary } = this.app.meta.texts[state.text];
+      this.page.write(
+        this.written,
+        boundary === null
+          ? null
+          : unitAt(layer, "keys", boundary - (layer.keys_from ?? 0)) + this.written.keys,
+      );
       this.at = this.under = -1;
       this.shaded = null;
     } else if (this.theme !== theme()) this.page.forgetColours();
@@ -264,6 +288,7 @@ function neighbour(key, current, spans) {
 /** @param {App} app */
 function makeTextControls(app) {
   const picker = headPicker(app);
+  const quantities = quantityControls(app, "text");
   const direction = choice(
     "Shade",
     "text-way",
@@ -293,19 +318,31 @@ function makeTextControls(app) {
     "A log scale also shows small weights.",
   );
   return {
-    bar: element("div", { class: "bar-of-choices" }, picker, direction, scope, sink, scale),
+    bar: element(
+      "div",
+      { class: "bar-of-choices" },
+      picker,
+      ...quantities.parts,
+      direction,
+      scope,
+      sink,
+      scale,
+    ),
     /**
      * @param {State} state
      * @param {boolean} looking
      * @param {number} stacks how many the text has
+     * @param {Quantity} quantity
      */
-    show(state, looking, stacks) {
+    show(state, looking, stacks, quantity) {
+      quantities.show(state, quantity);
       picker.show(state, { heads: state.scope === "head", layers: state.scope !== "all" || stacks > 1 });
       direction.value = looking ? "at" : "by";
       scope.value = state.scope;
       sink.value = state.sink;
       scale.value = state.scale;
       sink.hidden = !looking;
+      direction.hidden = quantity.shade === "logit";
     },
   };
 }

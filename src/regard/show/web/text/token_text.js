@@ -23,6 +23,7 @@ export class TokenText {
     /** @type {TokenSpan[]} */
     this.spans = [];
     this.levels = new Uint8Array(0); // of each span, as it is painted
+    this.signed = false; // and on which ramp
     /** @type {HTMLElement[]} */
     this.marked = []; // the spans that are outlined or struck out
   }
@@ -52,7 +53,7 @@ export class TokenText {
       );
   }
 
-  /** Has every token painted again, because the theme changed. */
+  /** Has every token painted again, because the theme or the ramp changed. */
   forgetColours() {
     this.levels.fill(STALE);
   }
@@ -64,14 +65,17 @@ export class TokenText {
    */
   paint(shaded, scale) {
     const name = theme();
+    const signed = shaded?.signed ?? false;
+    if (signed !== this.signed) this.forgetColours();
+    this.signed = signed;
     levels(shaded, this.spans.length, scale).forEach((level, i) => {
       if (level === this.levels[i]) return;
       this.levels[i] = level;
-      const { t, unseen } = shadeOf(level);
+      const { t, unseen } = shadeOf(level, signed);
       const { style, classList } = this.spans[i];
       classList.toggle("unseen", unseen);
-      style.backgroundColor = t === null ? "" : css(t, name);
-      style.color = t === null ? "" : inkOn(t, name);
+      style.backgroundColor = t === null ? "" : css(t, name, signed);
+      style.color = t === null ? "" : inkOn(t, name, signed);
     });
     for (const span of this.marked.splice(0)) span.classList.remove("at", "left-out");
     if (!shaded) return;
