@@ -87,7 +87,7 @@ class Waiting(nn.Module):
 
 def test_two_threads_at_once_in_one_capture_are_refused() -> None:
     model = Waiting().eval()
-    refused = pytest.raises(RuntimeError, match="two threads ran the model at once inside one capture")
+    refused = pytest.raises(RuntimeError, match="two threads ran the model at once inside one block")
     with refused, regard.capture(model) as seen, ThreadPoolExecutor(2) as pool:
         list(
             pool.map(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from regard.attention.attend import attend
+from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
+from regard.maps import AttentionMap
 
 
 class AttentionCall(NamedTuple):
@@ -16,7 +20,7 @@ class AttentionCall(NamedTuple):
     k: Tensor  # (B, G, S, D)
     v: Tensor  # (B, G, S, E)
     output: Tensor  # (B, H, T, E), before any projection
-    lse: Tensor  # (B, H, T), −inf for a query without a visible key
+    lse: Tensor | None  # (B, H, T), −inf for a query without a visible key; None if it was not computed
     mask: Mask
     scale: float
     softcap: float | None = None
@@ -25,6 +29,30 @@ class AttentionCall(NamedTuple):
     own_lse: bool = False  # whether lse comes from the implementation, and was not computed from q and k
     softly_masked_rows: bool = False  # whether finite biases mask every key of some query
     problem: str | None = None  # a reason why the call cannot be certified, if one is known
+    used: Tensor | None = None  # (B, H, T, E) the output with which the model goes on, if an edit changed it
+
+    def attention_map(self) -> AttentionMap:
+        """Return the map of the call, without gradients."""
+        call = self.with_lse()
+        assert call.lse is not None
+        return AttentionMap(
+            q=call.q.detach(),
+            k=call.k.detach(),
+            lse=call.lse.detach().to(working_dtype(call.q.dtype)),
+            mask=call.mask,
+            scale=call.scale,
+            softcap=call.softcap,
+            sinks=None if call.sinks is None else call.sinks.detach(),
+        )
+
+    def with_lse(self) -> AttentionCall:
+        """Return the call with its lse, computed from q and k if the implementation gave none."""
+        if self.lse is not None:
+            return self
+        settings = {"mask": self.mask, "scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}
+        with torch.no_grad():
+            lse = attend(self.q, self.k, self.k, **settings, return_lse=True)[1]  # type: ignore[arg-type]
+        return self._replace(lse=lse)
 
 
 class UnreadableCall(NamedTuple):

@@ -1,8 +1,7 @@
 """`capture`: record the attention of a model while it runs, on the model's own fused attention.
 
-It chooses the sources that fit a model, attaches them, detects where a forward pass begins and which tokens
-it reads, and restores everything afterwards. How a source sees attention is in `sources`; how the calls
-become a `Capture` is in `recording`.
+It checks the arguments, opens the block and reports what could not be captured. How the model's calls are
+observed is in `observation`; how they become a `Capture` is in `recording`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -21,18 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.escapes import escape
-from regard.override import MethodWrappers
-from regard.recorder.recording import PassTokens, Recording
+from regard.recorder.observation import Attach, choose_sources, observed
+from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
-from regard.recorder.sources import adapters as adapter_source
-from regard.recorder.sources import gpt as gpt_source
-from regard.recorder.sources import listener, torch_mha
-from regard.recorder.sources.compilation import original_model, uncompiled
+from regard.recorder.sources.compilation import original_model
 from regard.recorder.sources.token_mixers import TokenMixers
 from regard.recorder.storage.stores import store_for
 from regard.recorder.tokens import decode_tokens, encode_text
 
-Attach = Callable[[nn.Module, Recording], AbstractContextManager[None]]
 Inputs = Mapping[str, Any] | Sequence[Any] | Tensor
 """A model's inputs: keyword arguments by name, positional arguments in a sequence, or a single tensor."""
 
@@ -59,24 +54,11 @@ class CaptureBlock:
                 "`with regard.capture(model) as seen:` for each"
             )
         self._opened = True
-        wrappers = MethodWrappers()
-        for name, module in self.model.named_modules():
-            if module is self.model or listener.is_pretrained(module):
-                # Wrapped, not hooked: PyTorch's encoder layers leave their fast path if they find a hook.
-                wrappers.add(module, "forward", functools.partial(self._run_pass, "decoder" in name))
         with ExitStack() as undo:
-            undo.enter_context(uncompiled(self.model))
             undo.enter_context(self.mixers.watched())
-            for attach in self.sources:
-                undo.enter_context(attach(self.model, self.recording))
-            undo.enter_context(wrappers.active())
+            undo.enter_context(observed(self.model, self.recording, self.sources))
             self._undo = undo.pop_all()
         return self.recording.seen
-
-    def _run_pass(self, in_decoder: bool, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a model's `forward` so that the recording knows where a forward pass begins and ends."""
-        with self.recording.forward_pass(_pass_tokens(args, kwargs), in_decoder):
-            return forward(*args, **kwargs)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -132,24 +114,6 @@ def missing_message(model: nn.Module, missing: Mapping[str, str]) -> str:
         f"{listed}. seen.missing names them all; regard.capture(model, adapters={{name: adapter}}) serves "
         "any softmax attention"
     )
-
-
-def _pass_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PassTokens:
-    """Find the token ids and the padding among the arguments of a forward pass."""
-    ids = args[0] if args else kwargs.get("input_ids", kwargs.get("ids"))
-    mask = kwargs.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.dtype.is_floating_point:
-        mask = mask.detach().cpu().to(torch.bool, copy=True)
-    else:
-        mask = None
-    return PassTokens(_as_ids(ids), _as_ids(kwargs.get("decoder_input_ids")), mask)
-
-
-def _as_ids(x: Any) -> Tensor | None:
-    """Return a copy of x if it is a tensor of token ids (B, T), else None."""
-    if isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32):
-        return x.detach().cpu().clone()  # the caller may write to the tensor later
-    return None
 
 
 @overload
@@ -285,27 +249,6 @@ def _unexpected_message(model: nn.Module, positional: Sequence[Any], unknown: Ma
         return f"{message}: did you mean {similar[0]}=?"
     written = ", ".join(f'"{name}": …' for name in unknown if name not in OPTIONS)
     return f"{message}: write inputs={{{written}}} for what the model itself takes"
-
-
-def choose_sources(
-    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
-) -> list[Attach]:
-    """Return how to attach to each source that sees some of the model's attention.
-
-    If there are `adapters`, they are the only source.
-    """
-    if adapters is not None:
-        adapter_source.layer_ids(model, adapters)  # wrong names raise here, before anything runs
-        return [functools.partial(adapter_source.attach, adapters=adapters)]
-    every = (listener, torch_mha, gpt_source)
-    attachments: list[Attach] = [source.attach for source in every if source.fits(model)]
-    if not attachments:
-        raise ValueError(
-            f"model: expected one with attention that capture recognises (Transformers' interface, "
-            f"torch.nn.MultiheadAttention, regard.layers.Attention), got {type(model).__name__}: "
-            "name its attention modules with adapters={name: adapter}"
-        )
-    return attachments
 
 
 def model_name(model: nn.Module) -> str:

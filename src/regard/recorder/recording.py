@@ -9,16 +9,12 @@ layers and heads were selected; it does not know where the tensors come from.
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
@@ -28,20 +24,9 @@ from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.generation.strips import Addition, Strip, StripStep
 from regard.recorder.layer import Layer, LayerId
 from regard.recorder.map_preparation import cast_map, compact_map, own_memory, select_heads
+from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
 from regard.recorder.storage.store import MemoryStore, Store
-
-
-class PassTokens(NamedTuple):
-    """The tokens that a forward pass reads, as far as its arguments show them."""
-
-    ids: Tensor | None = None  # (B, T)
-    target_ids: Tensor | None = None  # (B, T) of a decoder beside an encoder
-    attention_mask: Tensor | None = None  # (B, tokens so far), True for tokens and False for padding
-
-
-Slot = tuple[str, int]
-"""The name of a module, and how often it ran before in this forward pass."""
 
 
 class FirstCall(NamedTuple):
@@ -55,7 +40,7 @@ class FirstCall(NamedTuple):
     heads: tuple[int, ...]
 
 
-class Recording:
+class Recording(CallReceiver):
     """The state of one capture: which layers and heads are selected, and what has been recorded so far.
 
     - `layers`: numbers (in every stack), keys such as "decoder.3" or module names; None selects all layers.
@@ -82,6 +67,7 @@ class Recording:
         model: str = "",
         decode: Callable[[Tensor], list[list[str]]] | None = None,
     ) -> None:
+        super().__init__()
         for name, selection in (("layers", layers), ("heads", heads)):
             if isinstance(selection, int | str):
                 raise ValueError(f"{name}: expected a list, as [{selection!r}], got {selection!r}")
@@ -95,18 +81,8 @@ class Recording:
         self.store: Store = MemoryStore() if store is None else store
         self.decode = decode
         self.seen = Capture(model=model)
-        self.forwards = 0  # forward passes of the model so far
-        self.running = 0  # forward passes of the model that have begun and not ended
-        self._other_text = False  # whether a model inside the model is reading a second text
-        self.refusal: str | None = None  # why nothing of this recording can be trusted
-        self._lock, self._thread = threading.RLock(), 0  # the thread that runs the model
-        self.unreadable: dict[str, str] = {}  # by module name: why its attention could not be interpreted
-        self.heard: set[str] = set()  # names of the modules whose attention ran, selected or not
+        self._edits: tuple[str, ...] = ()  # of the interventions under which this forward pass runs
         self._strips: dict[Slot, Strip] = {}
-        self._calls: Counter[str] = Counter()  # calls of each module in this forward pass
-        self._names: dict[int | str, str] = {}  # by layer key: the name of its module
-        self._modules: Counter[str] = Counter()  # modules in each stack
-        self._tokens: PassTokens | None = None  # of this forward pass, until it is known what it continues
         self._additions: list[tuple[Strip, Addition]] = []  # what this forward pass adds to its layers
         self._continuing: list[FirstCall] = []  # the calls of these additions, should they continue nothing
         self._started: dict[Slot, Strip] = {}  # the strips that this forward pass has started
@@ -119,69 +95,8 @@ class Recording:
 
     def expect(self, layer_ids: Collection[LayerId]) -> None:
         """Announce the layers whose attention a source is going to see."""
-        self._modules.update(layer_id.stack for layer_id in layer_ids)
+        super().expect(layer_ids)
         self.store.expect(sum(self.selects(layer_id) for layer_id in layer_ids))
-
-    @contextmanager
-    def forward_pass(self, tokens: PassTokens, in_decoder: bool = False) -> Iterator[None]:
-        """Mark the block as a forward pass that reads `tokens`, or as a part of the pass that is running.
-
-        `in_decoder` says that the tokens are those of a decoder, which may stand beside an encoder.
-        """
-        with self._lock:
-            is_alone, other_text = self._is_alone(), self._other_text
-            if is_alone and not self.running:
-                self._thread = threading.get_ident()
-                self._begin(tokens)
-            elif is_alone:
-                self._other_text = not self._belongs(tokens, in_decoder)
-            self.running += is_alone
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.running -= is_alone
-                self._other_text = other_text
-
-    def _belongs(self, tokens: PassTokens, in_decoder: bool) -> bool:
-        """Return whether a model inside the model reads the text of this forward pass.
-
-        What it reads counts if the model around it did not show its text, or a decoder's text, and also if it
-        is the first to read anything: it may have been handed a part of the text.
-        """
-        ids, announced = tokens.ids, self._tokens
-        if ids is None or announced is None:
-            return True
-        known = [x for x in (announced.ids, announced.target_ids) if x is not None]
-        if any(x.shape == ids.shape and torch.equal(x, ids) for x in known):
-            return True
-        if announced.ids is None or not self._calls:
-            self._tokens = announced._replace(ids=ids, attention_mask=tokens.attention_mask)
-        elif in_decoder and announced.target_ids is None:
-            self._tokens = announced._replace(target_ids=ids)
-        else:
-            return False
-        return True
-
-    def _is_alone(self) -> bool:
-        """Return whether no other thread is running the model for this recording; otherwise refuse it.
-
-        A capture belongs to a context. If two threads have copies of that context and run the model at once,
-        nothing shows which of their calls belong together.
-        """
-        if self.running and self._thread != threading.get_ident():
-            self.refusal = (
-                "two threads ran the model at once inside one capture, and their calls cannot be told apart: "
-                "open a capture in each thread"
-            )
-        return self.refusal is None
-
-    def _begin(self, tokens: PassTokens | None = None) -> None:
-        """Begin a forward pass of the model that reads `tokens`."""
-        self._finish_forward()
-        self.forwards += 1
-        self._calls.clear()
-        self._tokens = tokens
 
     def record(
         self,
@@ -190,23 +105,27 @@ class Recording:
         *,
         against: str = OWN_OUTPUT,
         beside: bool = False,
-    ) -> None:
-        """Record an attention call that a module has made.
-
-        `against` names the output in the call. `beside` says that the module splits its tokens into parts
-        that do not see each other and makes one call for each, and that this is not the first of them.
-        """
-        if torch._C._current_graph_task_id() != -1:
-            return  # recomputed in a backward pass (gradient checkpointing), and recorded before
+        again: bool = False,
+    ) -> AttentionCall | UnreadableCall:
+        """Record an attention call that a module has made, and return it."""
+        if torch._C._current_graph_task_id() != -1 or again:
+            return call  # recomputed in a backward pass (gradient checkpointing), and recorded before
         with self._lock:
             if not self._is_alone():
-                return
+                return call
             if isinstance(call, UnreadableCall):
                 self.unreadable[layer_id.name] = call.reason
+            elif self._other_text and call.problem is None:
+                problem = "it read another text than the one of this capture"
+                self._add_call(layer_id, call._replace(problem=problem), against, beside)
             else:
-                if self._other_text and call.problem is None:
-                    call = call._replace(problem="it read another text than the one of this capture")
                 self._add_call(layer_id, call, against, beside)
+        return call
+
+    def _begin(self, tokens: PassTokens | None = None) -> None:
+        """Begin a forward pass of the model that reads `tokens`."""
+        super()._begin(tokens)
+        self._edits = tuple(text for editor in editors_of(self) for text in editor.descriptions())
 
     def _add_call(self, layer_id: LayerId, call: AttentionCall, against: str, beside: bool) -> None:
         """Add a call to the layer that it continues, or as a new layer."""
@@ -237,35 +156,9 @@ class Recording:
                 self._additions.append((strip, addition))
                 self._continuing.append(first)
 
-    def _locate(self, layer_id: LayerId, beside: bool) -> tuple[Slot, LayerId]:
-        """Return the slot of a call's strip, and its layer id made unique within the capture."""
-        if not self.forwards and not beside:  # no source announces forward passes: every call is one
-            self._finish_forward()
-            self._calls.clear()
-        elif self.forwards and not self.running and not beside:  # a module called after the model ran
-            self._begin()
-        self.heard.add(layer_id.name)
-        self._calls[layer_id.name] += not beside
-        repeats = self._calls[layer_id.name] - 1
-        slot = (layer_id.name, repeats)
-        if repeats:  # a model that runs one module several times, as if it were several layers
-            number = layer_id.number + repeats * self._modules[layer_id.stack]
-            layer_id = layer_id._replace(number=number, name=f"{layer_id.name}#{repeats}")
-        if (
-            self._names.setdefault(layer_id.key, layer_id.name) != layer_id.name
-        ):  # another module has this key
-            layer_id = layer_id._replace(stack=layer_id.name)
-            self._names[layer_id.key] = layer_id.name
-        return slot, layer_id
-
     def _examine(self, call: AttentionCall, against: str) -> tuple[AttentionMap, Evidence]:
         """Return a call's map, in the dtype in which it is stored, and the evidence for it."""
-        q, k, v, output, lse = (x.detach() for x in call[:5])
-        lse = lse.to(working_dtype(q.dtype))
-        sinks = None if call.sinks is None else call.sinks.detach()
-        m = AttentionMap(
-            q=q, k=k, lse=lse, mask=call.mask, scale=call.scale, softcap=call.softcap, sinks=sinks
-        )
+        m, v, output = call.attention_map(), call.v.detach(), call.output.detach()
         if self.dtype is not None:
             m = cast_map(m, self.dtype)  # before the comparison, so that the stored map is certified
         evidence = examine(
@@ -308,6 +201,8 @@ class Recording:
             strip.extend(addition, order, self._joined_mask(strip, addition, order))
         self._joined_masks.clear()
         self._continuing.clear()
+        if additions or self._started:
+            self.seen.edits = tuple(dict.fromkeys((*self.seen.edits, *self._edits)))
         tokens, self._tokens = self._tokens, None
         if tokens is not None and (additions or self._started):
             if not additions and self._reads_other_text(tokens):
@@ -384,6 +279,7 @@ class Recording:
         self._started = started
         self.seen.ids = self.seen.target_ids = self.seen.tokens = self.seen.target_tokens = None
         self.seen.attention_mask = self.seen.boundary = None
+        self.seen.edits = ()
         for call in continuing:
             self._start_strip(call)
 

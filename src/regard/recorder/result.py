@@ -58,6 +58,8 @@ class Capture:
     """The decoder's tokens as text."""
     missing: dict[str, str] = field(default_factory=dict)
     """The modules that mix tokens and were not captured: the class of each, by its name."""
+    edits: tuple[str, ...] = ()
+    """The interventions under which the model ran, in words: this is then not the model's own run."""
     fingerprint: str | None = None
     """A hash of the tokens and layers, made by `seal` after they ran; the certificate checks it."""
     passes: list[Capture] = field(default_factory=list, repr=False)
@@ -133,7 +135,8 @@ class Capture:
         layers = [(layer.key, layer.name, layer.heads, *layer.shape) for layer in self.layers]
         text = [self.tokens, self.target_tokens]
         has_text = any(x is not None for x in text)
-        return f"{_hash([tokens, self.boundary, layers])} {_hash(text) if has_text else NO_TEXT}"
+        run = [tokens, self.boundary, layers, *self.edits]
+        return f"{_hash(run)} {_hash(text) if has_text else NO_TEXT}"
 
     @property
     def nbytes(self) -> int:
@@ -215,4 +218,6 @@ class Capture:
             parts.insert(0, self.model)
         if self.missing:
             parts.append(f"{len(self.missing)} missing")
+        if self.edits:
+            parts.append(f"edited run: {'; '.join(self.edits)}")
         return f"Capture({', '.join(parts)})"

@@ -104,6 +104,46 @@ class Rows(MaskView, stored=True):
 
 
 @dataclass(frozen=True, repr=False)
+class Submatrix(MaskView, stored=True):
+    """A part of another mask, which has T queries and S keys, both at the positions 0, 1, 2, …
+
+    It has the queries from `first_row` on and the keys from `first_key` on.
+    """
+
+    first_row: int
+    first_key: int
+    T: int
+    S: int
+
+    def _move(self, at: Grid) -> Grid:
+        return at._replace(
+            q=at.q - (at.S - at.T) + self.first_row,
+            k=at.k + self.first_key,
+            rows=_shift(at.rows, self.first_row),
+            cols=_shift(at.cols, self.first_key),
+            T=self.T,
+            S=self.S,
+        )
+
+    def _move_blocks(self, blocks: Blocks) -> Blocks:
+        steps = self.first_row - (blocks.S - blocks.T)
+        q_first, q_last = (edge + steps for edge in (blocks.q_first, blocks.q_last))
+        k_first, k_last = (edge + self.first_key for edge in (blocks.k_first, blocks.k_last))
+        return Blocks(q_first, q_last, k_first, k_last, self.T, self.S)
+
+    def restrict(self, other: Mask) -> Mask:
+        return self & other
+
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        if self.first_row + T > self.T or self.first_key + S > self.S:
+            return f"expected at most {self.T}×{self.S} with what comes before, got {T}×{S}"
+        return self.inner.shape_error(B, H, self.T, self.S)
+
+    def __repr__(self) -> str:
+        return f"part of {self.inner}"
+
+
+@dataclass(frozen=True, repr=False)
 class Keys(MaskView):
     """The keys of another mask from `first` on, out of its `S`: a map of which only some keys are used."""
 

@@ -26,7 +26,7 @@ from regard.attention.inputs import check_inputs
 from regard.override import MethodWrappers, Wrapper
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.layer import LayerId
-from regard.recorder.recording import Recording
+from regard.recorder.receiver import CallReceiver
 
 Adapter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 REQUIRED, OPTIONAL = ("q", "k", "v"), ("output", "lse", "mask", "scale", "softcap", "sinks", "problem")
@@ -59,29 +59,31 @@ def layer_ids(
 
 @contextmanager
 def attach(
-    model: nn.Module, recording: Recording, adapters: Mapping[str, Adapter], first: int = 0
+    model: nn.Module, receiver: CallReceiver, adapters: Mapping[str, Adapter], first: int = 0
 ) -> Iterator[None]:
     """Call the adapters after every call of their modules; restore the modules on leaving."""
     modules, targets = dict(model.named_modules()), layer_ids(model, adapters, first)
-    recording.expect([layer_id for layer_id, _ in targets.values()])
+    receiver.expect([layer_id for layer_id, _ in targets.values()])
     wrappers = MethodWrappers()
     for name, (layer_id, adapter) in targets.items():
-        wrappers.add(modules[name], "forward", _adapted_forward(modules[name], layer_id, adapter, recording))
+        wrappers.add(modules[name], "forward", _adapted_forward(modules[name], layer_id, adapter, receiver))
     with wrappers.active():
         yield
 
 
-def _adapted_forward(module: nn.Module, layer_id: LayerId, adapter: Adapter, recording: Recording) -> Wrapper:
-    """Return a wrapper of a module's `forward` that has its adapter describe every call to the recording."""
+def _adapted_forward(
+    module: nn.Module, layer_id: LayerId, adapter: Adapter, receiver: CallReceiver
+) -> Wrapper:
+    """Return a wrapper of a module's `forward` that has its adapter describe every call to the receiver."""
 
     def adapted(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = forward(*args, **kwargs)
-        if recording.selects(layer_id):
+        if receiver.selects(layer_id):
             with torch.no_grad():
                 description = adapter(module, args, kwargs, result)
                 if description is not None:  # None: this call computed no attention
                     call = _checked_call(f"adapters[{layer_id.name!r}]", description)
-                    recording.record(layer_id, call, against="the output that its adapter gave")
+                    receiver.record(layer_id, call, against="the output that its adapter gave")
         return result
 
     return adapted

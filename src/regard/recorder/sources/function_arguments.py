@@ -13,9 +13,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import Padding, Window, causal, rule
 from regard.maps import AttentionMap
@@ -95,7 +95,7 @@ def attention_call(
     use = argument_use(function)
     named = _named_arguments(function, args, kwargs)
     used = {name: x for name, x in named.items() if x is not None and use.reads(name)}
-    q, k, v = autocast(query.detach(), key.detach(), value.detach())
+    q, k, v = autocast(query, key, value)
     lead = leading_shape(q, k)
     q, k, v = (four_dimensions(x, lead) for x in (q, k, v))
     k, v = equal_heads(k, v)
@@ -106,9 +106,11 @@ def attention_call(
         m = result[-1]  # Regard's own attention returns the map itself
         settings = {"scale": m.scale, "softcap": m.softcap, "sinks": m.sinks}
         problem = dropout_problem(used.get("dropout", 0.0))
-        written_v = v[:, :, : m.matrix[3]]
+        S = m.matrix[3]
+        # The map's own q and k have no gradients, and are copies if the model may write to them.
+        q, k = (q, k[:, :, :S]) if q.requires_grad or k.requires_grad else (m.q, m.k)
         return AttentionCall(
-            m.q, m.k, written_v, output, m.lse, m.mask, **settings, own_lse=True, problem=problem
+            q, k, v[:, :, :S], output, m.lse, m.mask, **settings, own_lse=True, problem=problem
         )
     sinks = used.get("s_aux")
     if sinks is None and "sinks" in use.attributes:
@@ -116,7 +118,7 @@ def attention_call(
     settings = {
         "scale": float(used["scaling"]) if "scaling" in used else q.shape[-1] ** -0.5,
         "softcap": used.get("softcap"),
-        "sinks": None if sinks is None else sinks.detach().to(q.dtype).flatten(),
+        "sinks": None if sinks is None else sinks.to(q.dtype).flatten(),
     }
     weights = own_weights(result, (*q.shape[:3], k.shape[2]))
     problem = _problem(function, used, output)
@@ -127,26 +129,31 @@ def attention_call(
     first: AttentionCall | None = None
     for mask, keys in _candidate_masks(attention_mask, used, module, q.shape[2], k):
         written_k, written_v = k[:, :, :keys], v[:, :, :keys]
-        lse = attend(q, written_k, written_k, mask=mask, **settings, return_lse=True)[1]
         written_weights = None if weights is None else weights[..., :keys]
         call = AttentionCall(
             q,
             written_k,
             written_v,
             output,
-            lse,
+            None,
             mask,
             **settings,
             weights=written_weights,
             softly_masked_rows=softly_masked,
             problem=problem,
-        )
+        ).with_lse()
         first = first or call
-        m = AttentionMap(q=q, k=written_k, lse=lse, mask=mask, **settings)
-        if problem is not None or examine(m, written_v, output, weights=written_weights).certified:
+        if problem is not None or _is_certified(call):
             return call
     assert first is not None
     return first
+
+
+@torch.no_grad()
+def _is_certified(call: AttentionCall) -> bool:
+    """Whether a call's weights times its values are its output."""
+    v, output = call.v.detach(), call.output.detach()
+    return examine(call.attention_map(), v, output, weights=call.weights).certified
 
 
 def _has_softly_masked_rows(mask: Any, q: Tensor, k: Tensor) -> bool:
@@ -183,7 +190,6 @@ def _output(result: Any, shape: tuple[int, int, int, int]) -> Tensor | None:
     if not isinstance(output, Tensor):
         return None
     B, H, T, E = shape
-    output = output.detach()
     if output.shape == (B, T, H, E) or (output.numel() == B * H * T * E and output.shape[-1] == H * E):
         return output.reshape(B, T, H, E).transpose(1, 2)
     return None
@@ -216,7 +222,7 @@ def _candidate_masks(
     else:
         raise ValueError(f"attention_mask: expected a tensor, a BlockMask or None, got {type(mask).__name__}")
     if "position_bias" in used:
-        bias = as_bias(used["position_bias"].detach()[..., :keys])
+        bias = as_bias(used["position_bias"][..., :keys])
         read = _both(read, bias)
     candidates = [read]
     if mask is None or (isinstance(mask, Tensor) and mask.ndim == 2):

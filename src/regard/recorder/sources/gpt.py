@@ -8,7 +8,7 @@ it still holds; the evicted ones are remembered here, so that the map shows ever
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,10 +20,11 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import as_mask
 from regard.gpt import GPT
 from regard.layers import Attention, KVCache
-from regard.override import MethodWrappers
-from regard.recorder.attention_call import AttentionCall, dropout_problem
+from regard.override import ContextEntries, MethodWrappers
+from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
 from regard.recorder.layer import LayerId
-from regard.recorder.recording import PassTokens, Recording
+from regard.recorder.receiver import CallReceiver, PassTokens
+from regard.recorder.sources.sdpa import Call, CallListener, notify
 
 _ATTEND = Attention.attend
 
@@ -40,34 +41,38 @@ def layer_ids(model: nn.Module) -> dict[Attention, LayerId]:
 
 
 @contextmanager
-def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
-    """Record the attention layers of a model; restore them on leaving."""
+def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
+    """Watch the attention layers of a model; restore them on leaving."""
     layers = layer_ids(model)
-    recording.expect(layers.values())
+    receiver.expect(layers.values())
     wrappers = MethodWrappers()
-    for layer, layer_id in layers.items():
-        watch = LayerWatch(layer, layer_id, recording)
+    watches = {layer: LayerWatch(layer, layer_id, receiver) for layer, layer_id in layers.items()}
+    for layer, watch in watches.items():
         wrappers.add(layer, "forward", watch.forward)
         wrappers.add(layer, "attend", watch.attend)
     for module in model.modules():
         if isinstance(module, GPT):
-            wrappers.add(module, "states", functools.partial(_announce, recording))
-    with wrappers.active():
+            wrappers.add(module, "states", functools.partial(_announce, receiver))
+    with _watches.added(watches), wrappers.active():
         yield
 
 
+_watches: ContextEntries[Mapping[Attention, LayerWatch]] = ContextEntries("layer_watches")
+"""For each open capture and intervention of a context, what watches each layer."""
+
+
 def _announce(
-    recording: Recording,
+    receiver: CallReceiver,
     states: Callable[..., Tensor],
     input_ids: Tensor,
     *,
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """Run a GPT's `states`, which both a plain call and `generate` use, as a pass of the recording."""
+    """Run a GPT's `states`, which both a plain call and `generate` use, as a pass of the receiver."""
     ids = input_ids.detach().cpu().clone() if isinstance(input_ids, Tensor) else None
     is_token = attention_mask.detach().cpu().bool() if isinstance(attention_mask, Tensor) else None
-    with recording.forward_pass(PassTokens(ids, None, is_token)):
+    with receiver.forward_pass(PassTokens(ids, None, is_token)):
         return states(input_ids, attention_mask=attention_mask, **options)
 
 
@@ -79,10 +84,10 @@ class _LayerArguments(NamedTuple):
 
 
 class LayerWatch:
-    """Records the calls of one attention layer."""
+    """Passes the calls of one attention layer to one receiver."""
 
-    def __init__(self, layer: Attention, layer_id: LayerId, recording: Recording) -> None:
-        self.layer, self.layer_id, self.recording = layer, layer_id, recording
+    def __init__(self, layer: Attention, layer_id: LayerId, receiver: CallReceiver) -> None:
+        self.layer, self.layer_id, self.receiver = layer, layer_id, receiver
         self._arguments = _LayerArguments(None, None)
         self._past: tuple[Tensor, Tensor] | None = None  # keys and values of all tokens so far
 
@@ -96,11 +101,13 @@ class LayerWatch:
     def attend(
         self, own_attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Mask
     ) -> Tensor:
-        """Run the layer's attention and record it."""
+        """Run the layer's attention and pass it to every receiver that watches the layer."""
+        if isinstance(getattr(getattr(own_attend, "func", None), "__self__", None), LayerWatch):
+            return own_attend(q, k, v, mask)  # the innermost of several watches does it for all
         layer = self.layer
         dropout = layer.dropout if layer.training else 0.0
         settings: dict[str, Any] = {"scale": layer.scale, "softcap": layer.softcap, "sinks": layer.sinks}
-        # A subclass may compute attention in its own way, and another capture may wrap this method too.
+        # A subclass may compute attention in its own way.
         is_plain = getattr(own_attend, "func", None) is _ATTEND
         if is_plain:
             output, lse = attend(q, k, v, mask=mask, **settings, dropout=dropout, return_lse=True)
@@ -111,9 +118,15 @@ class LayerWatch:
         settings["scale"] = q.shape[-1] ** -0.5 if layer.scale is None else layer.scale
         k, v, mask = self._with_evicted_keys(q, k, v, mask)
         problem = dropout_problem(dropout)
-        call = AttentionCall(q, k, v, output, lse, mask, **settings, own_lse=is_plain, problem=problem)
-        self.recording.record(self.layer_id, call)
-        return output
+        call: Call = AttentionCall(q, k, v, output, lse, mask, **settings, own_lse=is_plain, problem=problem)
+        watches = [watches[layer] for watches in _watches.get() if layer in watches]
+        call = notify(sorted((watch.listener for watch in watches), key=lambda x: not x.is_editor), call)
+        return output if isinstance(call, UnreadableCall) or call.used is None else call.used
+
+    @property
+    def listener(self) -> CallListener:
+        """The listener that passes a call of the layer to the receiver."""
+        return CallListener(functools.partial(self.receiver.record, self.layer_id), self.receiver.is_editor)
 
     def _with_evicted_keys(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]:
         """Return keys, values and mask with the keys that the cache has evicted, if all were seen here."""

@@ -20,7 +20,7 @@ from regard.override import MethodWrappers
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import write_count
-from regard.recorder.recording import Recording
+from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import sdpa
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.layer_names import assign_layer_ids, class_uses_name, number_in
@@ -104,38 +104,36 @@ def _other_tokens(q: Tensor, other: Tensor) -> bool:
 
 
 class Listener:
-    """Passes the attention calls of one model's modules to one recording."""
+    """Passes the attention calls of one model's modules to one receiver."""
 
-    def __init__(self, model: nn.Module, recording: Recording) -> None:
-        self.recording = recording
+    def __init__(self, model: nn.Module, receiver: CallReceiver) -> None:
+        self.receiver = receiver
         self.names = {module: name for name, module in model.named_modules()}
         self.layer_ids = assign_layer_ids(attention_modules(model))
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
 
-    def hear(self, call: AttentionCall | UnreadableCall) -> None:
+    def hear(self, call: AttentionCall | UnreadableCall) -> AttentionCall | UnreadableCall:
         """Take a call of `scaled_dot_product_attention` by whichever module is running."""
         module = calling_module()
-        if module in self.names:
-            self.take(module, call)
+        return self.take(module, call) if module in self.names else call
 
-    def take(self, module: nn.Module, call: AttentionCall | UnreadableCall) -> None:
-        """Record an attention call of one of the model's modules, which may make several."""
+    def take(self, module: nn.Module, call: AttentionCall | UnreadableCall) -> AttentionCall | UnreadableCall:
+        """Pass on an attention call of one of the model's modules, which may make several."""
         layer_id, beside = self.layer_id(module), False
         # Only modules in `layer_ids` are hooked, so only their earlier calls are known to be of one run.
         earlier = self.earlier.setdefault(module, []) if module in self.layer_ids else []
         if isinstance(call, AttentionCall):
             this = EarlierCall.of(call)
-            if call.problem is None and any(this.same_weights(other) for other in earlier):
-                return  # the same weights applied to other values
+            same = next((i for i, other in enumerate(earlier) if this.same_weights(other)), None)
+            if call.problem is None and same is not None:  # the same weights applied to other values
+                return self.receiver.record(_numbered(layer_id, earlier[: same + 1]), call, again=True)
             # Some vision towers cut their tokens into images or windows and make a call for each.
             beside = bool(earlier) and this.is_beside(earlier[0])
-            if earlier and not beside:  # several attentions in one module, as in differential attention
-                number = sum(not other.is_beside(earlier[0]) for other in earlier[1:]) + 2
-                stack = ".".join(filter(None, (layer_id.stack, f"attention{number}")))
-                layer_id = layer_id._replace(stack=stack, name=f"{layer_id.name}#attention{number}")
             earlier.append(this)
-        self.recording.record(layer_id, call, beside=beside)
+            if not beside:
+                layer_id = _numbered(layer_id, earlier)
+        return self.receiver.record(layer_id, call, beside=beside)
 
     def layer_id(self, module: nn.Module) -> LayerId:
         """Return the layer id of a module."""
@@ -152,11 +150,20 @@ class Listener:
             self.earlier.pop(module, None)
 
 
+def _numbered(layer_id: LayerId, calls: list[EarlierCall]) -> LayerId:
+    """Return the layer id of the last of a module's calls: differential attention makes several."""
+    number = 1 + sum(not call.is_beside(calls[0]) for call in calls[1:])
+    if number == 1:
+        return layer_id
+    stack = ".".join(filter(None, (layer_id.stack, f"attention{number}")))
+    return layer_id._replace(stack=stack, name=f"{layer_id.name}#attention{number}")
+
+
 @contextmanager
-def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
+def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
     """Listen to the model's attention; restore everything on leaving."""
-    listener = Listener(model, recording)
-    recording.expect(listener.layer_ids.values())
+    listener = Listener(model, receiver)
+    receiver.expect(listener.layer_ids.values())
     wrappers = MethodWrappers()
     for module in listener.layer_ids:
         wrappers.add(module, "forward", functools.partial(listener.run_module, module))
@@ -169,7 +176,8 @@ def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
             if not listener.layer_ids:
                 raise ValueError(no_attention_message(model))
             undo.enter_context(transformers_interface.intercepted(listener))
-        undo.enter_context(sdpa.capture_listeners.added(listener.hear))
+        heard = sdpa.CallListener(listener.hear, receiver.is_editor)
+        undo.enter_context(sdpa.open_listeners.added(heard))
         yield
 
 

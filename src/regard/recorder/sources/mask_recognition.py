@@ -47,7 +47,17 @@ def read_mask(mask: Tensor, T: int, S: int) -> MaskReading:
     """Read a tensor that broadcasts to (B, H, T, S): True or a finite bias means visible.
 
     T and S are the numbers of queries and keys. The result is cached for as long as the tensor is unchanged.
+    If gradients are on and the mask requires them, they flow through the rule.
     """
+    reading = _read_detached(mask, T, S)
+    if mask.requires_grad and torch.is_grad_enabled():
+        whole = mask.view((1,) * (4 - mask.ndim) + mask.shape)[..., :S].expand(-1, -1, -1, S)
+        return reading._replace(rule=as_rule(whole, T), keys=S)
+    return reading
+
+
+def _read_detached(mask: Tensor, T: int, S: int) -> MaskReading:
+    """Read a mask tensor without its gradient."""
     # Some ways of writing to a tensor are not counted, so the number of masked entries is compared as well.
     version = (0 if mask.is_inference() else mask._version, int(masked_entries(mask.detach()).sum()))
     if (cached := _readings.get(mask)) is not None and cached[:3] == (T, S, version):

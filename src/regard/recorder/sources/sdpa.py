@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 from torch.overrides import _get_current_function_mode_stack as _modes
 
-from regard.attention.attend import attend
 from regard.attention.backends import fused_attention
 from regard.attention.backends.problem import prepare
 from regard.attention.masks.base import Mask
@@ -36,9 +35,19 @@ from regard.recorder.sources.token_mixers import mixes_tokens
 aten = torch.ops.aten
 original = functional.scaled_dot_product_attention
 
-CallListener = Callable[[AttentionCall | UnreadableCall], None]
-capture_listeners: ContextEntries[CallListener] = ContextEntries("attention_listeners")
-"""The listeners of the captures that are open in a context."""
+Call = AttentionCall | UnreadableCall
+
+
+class CallListener(NamedTuple):
+    """A function that receives attention calls and returns them as the model goes on with them."""
+
+    hear: Callable[[Call], Call]
+    is_editor: bool = False
+    """Whether it may change the output; the others then receive the edited call."""
+
+
+open_listeners: ContextEntries[CallListener] = ContextEntries("attention_listeners")
+"""The listeners of the captures and interventions that are open in a context."""
 _instead: ContextVar[tuple[CallListener, ...] | None] = ContextVar("listeners_instead", default=None)
 
 
@@ -53,9 +62,22 @@ def listening(*listeners: CallListener) -> Iterator[None]:
 
 
 def current_listeners() -> tuple[CallListener, ...]:
-    """Return the listeners of the current context."""
+    """Return the listeners of the current context, those that edit first."""
     instead = _instead.get()
-    return capture_listeners.get() if instead is None else instead
+    listeners = open_listeners.get() if instead is None else instead
+    return tuple(sorted(listeners, key=lambda listener: not listener.is_editor))
+
+
+def notify(listeners: Iterable[CallListener], call: Call) -> Call:
+    """Pass a call to listeners, one after another, and return it as the last one returns it."""
+    for listener in listeners:
+        call = listener.hear(call)
+    return call
+
+
+def reading_mode(listeners: Iterable[CallListener]) -> AbstractContextManager[Any]:
+    """Return the mode to read a call in: without gradients, unless an edited output needs them."""
+    return nullcontext() if any(listener.is_editor for listener in listeners) else torch.no_grad()
 
 
 _computing: ContextVar[bool] = ContextVar("computing", default=False)  # inside `observed_attention`
@@ -70,14 +92,14 @@ def intercepted(model: nn.Module) -> Iterator[None]:
     if not any(isinstance(x, nn.MultiheadAttention | nn.TransformerEncoderLayer) for x in model.modules()):
         for module in model.modules():
             if module is model or mixes_tokens(module):
-                wrappers.add(module, "forward", _run_in_mode)
+                wrappers.add(module, "forward", run_in_mode)
     with _override.opened(), wrappers.active():
         for file in (functional, *_files(model)):
             intercept_in(file)
         yield
 
 
-def _run_in_mode(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_in_mode(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a module's `forward` with an `AttentionMode`. The modes of a thread are a stack: one is enough."""
     if any(isinstance(mode, AttentionMode) for mode in _modes()):  # type: ignore[no-untyped-call]
         return forward(*args, **kwargs)
@@ -151,12 +173,11 @@ def _observed(
     if not listeners or torch.compiler.is_compiling():
         return run(query, key, value)
     if query.is_nested:
-        for listener in listeners:
-            listener(UnreadableCall("its queries are a nested tensor"))
+        notify(listeners, UnreadableCall("its queries are a nested tensor"))
         return run(query, key, value)
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        for listener in listeners:
-            listener(UnreadableCall("it runs inside a transform of torch.func, which hides its numbers"))
+        reason = "it runs inside a transform of torch.func, which hides its numbers"
+        notify(listeners, UnreadableCall(reason))
         return run(query, key, value)
     query, key, value = autocast(query, key, value)
     try:
@@ -165,12 +186,13 @@ def _observed(
         output, lse = None, None
     if output is None:
         output = run(query, key, value)
-    with torch.no_grad(), listening():
+    with reading_mode(listeners), listening():
         call = read_or_explain(attention_call, query, key, value, output, attn_mask, is_causal, scale, lse)
         if isinstance(call, AttentionCall):
             call = call._replace(problem=dropout_problem(dropout_p))
-        for listener in listeners:
-            listener(call)
+        call = notify(listeners, call)
+    if isinstance(call, AttentionCall) and call.used is not None:
+        return call.used.reshape(output.shape)
     return output
 
 
@@ -240,10 +262,9 @@ def attention_call(
     scale: float | None,
     lse: Tensor | None = None,
 ) -> AttentionCall:
-    """Return a call of the function as an `AttentionCall`, whatever its rank; compute lse if it is None."""
-    q, k, v, out = query.detach(), key.detach(), value.detach(), output.detach()
-    lead = leading_shape(q, k)
-    q, k, v, out = (four_dimensions(x, lead) for x in (q, k, v, out))
+    """Return a call of the function as an `AttentionCall`, whatever its rank."""
+    lead = leading_shape(query, key)
+    q, k, v, out = (four_dimensions(x, lead) for x in (query, key, value, output))
     k, v = equal_heads(k, v)
     T, S = q.shape[2], k.shape[2]
     mask: Mask | None = None
@@ -258,9 +279,7 @@ def attention_call(
         mask = order if mask is None else mask & order
     settings: dict[str, Any] = {"mask": mask, "scale": _scale(query, scale)}
     own_lse = lse is not None
-    if lse is None:
-        lse = attend(q, k, k, **settings, return_lse=True)[1]
-    elif empty_rows is not None:  # PyTorch's kernels give 0 there
+    if lse is not None and empty_rows is not None:  # PyTorch's kernels give 0 there
         lse = lse.masked_fill(empty_rows, -torch.inf)
     mask = prepare(q, k, k, **settings).mask if mask is None else mask
     return AttentionCall(

@@ -24,9 +24,9 @@ from torch.nn import functional
 from regard.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
 from regard.recorder.layer import LayerId
-from regard.recorder.recording import Recording
+from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import sdpa, torch_fused
-from regard.recorder.sources.sdpa import CallListener, current_listeners, listening
+from regard.recorder.sources.sdpa import Call, CallListener, current_listeners, listening, notify
 from regard.recorder.sources.torch_fused import difference_problem
 
 
@@ -55,20 +55,26 @@ def layer_ids(model: nn.Module) -> dict[nn.MultiheadAttention, LayerId]:
 
 
 @contextmanager
-def attach(model: nn.Module, recording: Recording) -> Iterator[None]:
-    """Record the `MultiheadAttention` modules of a model; restore everything on leaving."""
+def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
+    """Observe the `MultiheadAttention` modules of a model; restore everything on leaving."""
     modules = layer_ids(model)
-    recording.expect(modules.values())
+    receiver.expect(modules.values())
     listeners = {
-        module: functools.partial(recording.record, layer_id) for module, layer_id in modules.items()
+        module: CallListener(functools.partial(receiver.record, layer_id), receiver.is_editor)
+        for module, layer_id in modules.items()
     }
     wrappers = MethodWrappers()
     for module in model.modules():
+        if receiver.is_editor and isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
+            # In a mode PyTorch leaves its fast path, in which the output of an attention cannot be changed.
+            wrappers.add(module, "forward", sdpa.run_in_mode)
         # The fused kernel of an encoder layer does not call its attention.
         inner = module.self_attn if isinstance(module, nn.TransformerEncoderLayer) else module
         if isinstance(inner, nn.MultiheadAttention):
             # Wrapped, not hooked: PyTorch leaves its fast path if it finds a hook.
             wrappers.add(module, "forward", functools.partial(_run_module, inner))
+            if receiver.is_editor:
+                wrappers.add(module, "forward", sdpa.run_in_mode)
     with (
         sdpa.intercepted(model),
         _intercepted_functions(),
@@ -88,11 +94,6 @@ def _run_module(
     """Run a module's `forward` so that its calls go to the listeners of its attention, and to no others."""
     with listening(*(listeners[attention] for listeners in _listeners.get() if attention in listeners)):
         return forward(*args, **kwargs)
-
-
-def _notify(listeners: tuple[CallListener, ...], call: AttentionCall | UnreadableCall) -> None:
-    for listener in listeners:
-        listener(call)
 
 
 _override = SharedOverride()
@@ -124,21 +125,60 @@ def _with_weights(run: Callable[..., Any]) -> Callable[..., Any]:
         bound.apply_defaults()
         if not listeners or not bound.arguments["need_weights"]:
             return run(*args, **kwargs)  # type: ignore[no-any-return]
+        if any(listener.is_editor for listener in listeners):
+            return _edited_with_weights(run, bound, listeners)
         dropout = bound.arguments["dropout_p"] if bound.arguments["training"] else 0.0
         with listening():
             result: tuple[Tensor, Tensor] = run(*args, **kwargs)
         # A second run without weights goes through `scaled_dot_product_attention`, which is heard. There
         # PyTorch would use the hint `is_causal` in place of the mask, which it does not with weights.
-        calls: list[AttentionCall | UnreadableCall] = []
         bound.arguments |= {"need_weights": False, "is_causal": False, "training": False}
-        with listening(calls.append), torch.no_grad():
+        calls: list[Call] = []
+        with listening(_collector(calls)), torch.no_grad():
             recomputed: Tensor = run(*bound.args, **bound.kwargs)[0]
         problem = dropout_problem(dropout) or difference_problem(result[0].detach(), recomputed)
         for call in calls:
-            _notify(listeners, call if isinstance(call, UnreadableCall) else call._replace(problem=problem))
+            notify(listeners, call if isinstance(call, UnreadableCall) else call._replace(problem=problem))
         return result
 
     return observed
+
+
+def _collector(calls: list[Call], listeners: tuple[CallListener, ...] = ()) -> CallListener:
+    """Return a listener that passes calls to other listeners and appends them to a list."""
+
+    def collect(call: Call) -> Call:
+        calls.append(notify(listeners, call))
+        return calls[-1]
+
+    return CallListener(collect, any(listener.is_editor for listener in listeners))
+
+
+def _edited_with_weights(
+    run: Callable[..., Any], bound: inspect.BoundArguments, listeners: tuple[CallListener, ...]
+) -> tuple[Tensor, Tensor]:
+    """Run `multi_head_attention_forward` under an edit: return its output and the edited weights."""
+    average, batched = bound.arguments["average_attn_weights"], bound.arguments["query"].ndim == 3
+    bound.arguments |= {"need_weights": False, "is_causal": False}
+    calls: list[Call] = []
+    with listening(_collector(calls, listeners)):
+        output: Tensor = run(*bound.args, **bound.kwargs)[0]
+    (call,) = calls
+    if isinstance(call, UnreadableCall):
+        raise RuntimeError(f"nn.MultiheadAttention cannot return its weights under an edit: {call.reason}")
+    weights = call.attention_map().to_dense()  # (B, H, T, S)
+    weights = weights.mean(1) if average else weights
+    return output, weights if batched else weights.squeeze(0)
+
+
+def _notify_unchanged(listeners: tuple[CallListener, ...], call: AttentionCall) -> None:
+    """Pass on a call whose output is inside a fused kernel; a RuntimeError says so if an edit changes it."""
+    heard = notify(listeners, call)
+    if isinstance(heard, AttentionCall) and heard.used is not None:
+        raise RuntimeError(
+            "PyTorch ran this attention in one fused kernel, whose output cannot be edited: "
+            "write torch.backends.mha.set_fastpath_enabled(False) before"
+        )
 
 
 def _fused_attention(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +188,7 @@ def _fused_attention(run: Callable[..., Any]) -> Callable[..., Any]:
     def observed(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         result: tuple[Tensor, Tensor] = run(*args, **kwargs)
         if listeners := current_listeners():
-            _notify(listeners, torch_fused.attention(result[0], *args, **kwargs))
+            _notify_unchanged(listeners, torch_fused.attention(result[0], *args, **kwargs))
         return result
 
     return observed
@@ -161,7 +201,7 @@ def _fused_layer(run: Callable[..., Any]) -> Callable[..., Any]:
     def observed(*args: Any, **kwargs: Any) -> Tensor:
         result: Tensor = run(*args, **kwargs)
         if listeners := current_listeners():
-            _notify(listeners, torch_fused.encoder_layer(result, *args, **kwargs))
+            _notify_unchanged(listeners, torch_fused.encoder_layer(result, *args, **kwargs))
         return result
 
     return observed

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from regard.maps import AttentionMap
 from regard.override import ContextEntries, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import sampled_rows
@@ -25,7 +26,7 @@ from regard.recorder.sources import sdpa
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.function_arguments import attention_call, own_weights
 from regard.recorder.sources.mask_recognition import origins
-from regard.recorder.sources.sdpa import read_or_explain
+from regard.recorder.sources.sdpa import Call, read_or_explain
 from regard.recorder.sources.transformers_attention import register
 from regard.recorder.sources.transformers_masks import mask_origin
 
@@ -102,33 +103,65 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
         listeners = tuple(x for x in listeners if module_of_call in x.names)
         if not listeners or torch.compiler.is_compiling():
             return function(module, query, *args, **kwargs)
-        inner: list[AttentionCall | UnreadableCall] = []
-        with sdpa.listening(inner.append):
+        takers = [
+            sdpa.CallListener(functools.partial(x.take, module_of_call), x.receiver.is_editor)
+            for x in listeners
+        ]
+        editors = [x for x in takers if x.is_editor]
+        inner: list[Call] = []
+
+        def edit_and_collect(call: Call) -> Call:
+            inner.append(sdpa.notify(editors, call))
+            return inner[-1]
+
+        with sdpa.listening(sdpa.CallListener(edit_and_collect, bool(editors))):
             result = function(module, query, *args, **kwargs)
-        with torch.no_grad(), torch.autocast(query.device.type, enabled=False), sdpa.listening():
-            if inner:
-                calls = _checked_calls(inner, result, *args, **kwargs)
-            else:
-                calls = [
-                    read_or_explain(attention_call, function, module, query, *args, **kwargs, result=result)
-                ]
-            for listener in listeners:
-                for call in calls:
-                    listener.take(module_of_call, call)
+        calls = inner
+        if not inner:
+            with sdpa.reading_mode(takers), _no_autocast(query), sdpa.listening():
+                call = read_or_explain(
+                    attention_call, function, module, query, *args, **kwargs, result=result
+                )
+                calls = [sdpa.notify(editors, call)]
+                result = _edited_result(result, calls[0])
+        with torch.no_grad(), _no_autocast(query), sdpa.listening():
+            for call in _checked_calls(inner, result, *args, **kwargs) if inner else calls:
+                sdpa.notify((x for x in takers if not x.is_editor), call)
         return result
 
     observed._regard_observed = True  # type: ignore[attr-defined]
     return observed
 
 
+def _no_autocast(x: Tensor) -> torch.autocast:
+    """Return a block in which tensors keep the dtypes that they have."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def _edited_result(result: Any, call: Call) -> Any:
+    """Return what a function returned, with the output and the weights that an edit has given."""
+    if isinstance(call, UnreadableCall) or call.used is None:
+        return result
+    if not isinstance(result, tuple):
+        return call.used.transpose(1, 2).reshape(result.shape)
+    output, *others = result
+    if others and isinstance(others[0], AttentionMap):
+        others[0] = call.attention_map()
+    elif others and isinstance(others[0], Tensor) and call.weights is not None:
+        others[0] = call.weights
+    return (call.used.transpose(1, 2).reshape(output.shape), *others)
+
+
 def _checked_calls(
-    inner: list[AttentionCall | UnreadableCall], result: Any, key: Tensor, value: Tensor, *_: Any, **__: Any
-) -> list[AttentionCall | UnreadableCall]:
+    inner: list[Call], result: Any, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> list[Call]:
     """Return the calls that a function made to PyTorch's, compared with what the function itself returned."""
     returned = result[0].detach() if isinstance(result, tuple) else result
-    outputs = [call.output for call in inner if isinstance(call, AttentionCall)]
+    outputs = [
+        call.output if call.used is None else call.used for call in inner if isinstance(call, AttentionCall)
+    ]
     problem = _change_problem(outputs, returned) if len(outputs) == len(inner) else None
-    calls: list[AttentionCall | UnreadableCall] = []
+    calls: list[Call] = []
     for call in inner:
         if isinstance(call, AttentionCall):
             weights = own_weights(result, (*call.q.shape[:3], call.k.shape[2])) if len(inner) == 1 else None

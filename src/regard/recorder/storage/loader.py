@@ -90,6 +90,9 @@ def _from_json(described: dict[str, Any], path: Path) -> Capture:
             name: check_type("missing", kind, str)
             for name, kind in check_type("missing", missing, dict).items()
         },
+        edits=tuple(
+            check_type("edits", text, str) for text in check_type("edits", described.get("edits", []), list)
+        ),
         # Without a fingerprint no layer is certified.
         fingerprint=_optional(described, "fingerprint", str) or "none",
     )
