@@ -22,8 +22,9 @@ from regard.maps import AttentionMap, WeightedMap
 from regard.maps.index import Axes
 from regard.maps.spans import Spans
 from regard.recorder import Capture, Evidence, Layer
-from regard.show.data import eviction, row_steps, thumbnails, tiles
-from regard.show.data.quantity import PLAIN, Quantity
+from regard.recorder.contributions import Attribution
+from regard.show.data import contributions, eviction, row_steps, thumbnails, tiles
+from regard.show.data.quantity import PLAIN, Quantity, Shade
 from regard.show.data.stage_example import build_example
 from regard.show.data.thumbnails import Thumbnail
 from regard.show.data.tiles import TileCells, TilePyramid
@@ -31,6 +32,7 @@ from regard.show.data.units import axis_edges, describe_units, text_units
 
 VERSION = 1
 CACHED_TILES = 192  # of at most 512 KiB each
+CACHED_ATTRIBUTIONS = 16
 CACHED_MAPS = 64  # views of maps in memory take no more of it; those read from files do
 MOST_SCORED = 256 << 20  # bytes of a capture up to which `start="auto"` scores its heads
 
@@ -84,6 +86,8 @@ class Contents:
         self._heads: dict[int, list[dict[str, Any]]] = {}
         self._evictions: dict[tuple[int, str], dict[str, Any]] = {}
         self._units: dict[int, dict[str, dict[str, Spans]]] = {}
+        self._factors: LRUCache[Tensor] = LRUCache(CACHED_MAPS)
+        self._attributions: LRUCache[Attribution] = LRUCache(CACHED_ATTRIBUTIONS)
         captures = [captures] if isinstance(captures, Capture) else list(captures)
         for number, capture in enumerate(captures):
             self.add(capture, titles[number] if titles else None)
@@ -223,6 +227,64 @@ class Contents:
                 raise KeyError(f"units: the {quantity.units} of text {units_of} are not known for this layer")
             edges.append(axis_edges(units[quantity.units], first, size))
         return AxisEdges(*edges)
+
+    def shades(self, text: int) -> list[Shade]:
+        """Return what the cells of a text's maps can stand for."""
+        self._check_text(text)
+        return contributions.available_shades(self.texts[text])
+
+    def factors(self, text: int, layer: str | int, quantity: Quantity) -> Tensor:
+        """Return what multiplies the weights of each key in maps of contributions, (1, H, S)."""
+        chosen, capture = self.layer(text, layer), self.texts[text]
+        self._check_shade(text, quantity)
+
+        def compute() -> Tensor:
+            if quantity.shade == "values":
+                return contributions.value_factors(capture, chosen, self.batch_index)
+            return contributions.logit_factors(self._attribution(text, quantity), chosen)
+
+        name = (text, chosen.key, quantity._replace(units="tokens", units_of=None))
+        return self._factors.get(name, compute)
+
+    def attribution(self, text: int, quantity: Quantity) -> dict[str, Any]:
+        """Return where the logit of a token after a position comes from (see `contributions`)."""
+        self._check_shade(text, quantity._replace(shade="logit"))
+        found, capture = self._attribution(text, quantity), self.texts[text]
+        others = contributions.candidates(capture, self.batch_index, found.position)
+        token = self._predicted(text, quantity)
+        chosen = next((one for one in others if one["id"] == token), None)
+        if chosen is None:
+            raise KeyError(f"token: expected one of {[one['id'] for one in others]}, got {token}")
+        return contributions.describe_attribution(found, capture, chosen, others)
+
+    def _attribution(self, text: int, quantity: Quantity) -> Attribution:
+        position, token = quantity.position, self._predicted(text, quantity)
+        return self._attributions.get(
+            (text, position, token),
+            lambda: self.texts[text].attribution(
+                token, position=-1 if position is None else position, batch=self.batch_index
+            ),
+        )
+
+    def _predicted(self, text: int, quantity: Quantity) -> int:
+        """Return the id of the token that a quantity names, or of the likeliest one."""
+        predictions = self.texts[text].predictions
+        assert predictions is not None
+        T = predictions.likeliest.shape[1]
+        position = T - 1 if quantity.position is None else quantity.position
+        if not 0 <= position < T:
+            raise KeyError(f"position: expected a number from 0 to {T - 1}, got {position}")
+        if quantity.token is not None:
+            return quantity.token
+        return int(predictions.likeliest[self.batch_index, position, 0])
+
+    def _check_shade(self, text: int, quantity: Quantity) -> None:
+        """KeyError unless a text's capture has what a quantity needs."""
+        if quantity.shade not in (shades := self.shades(text)):
+            raise KeyError(
+                f"shade: expected one of {', '.join(shades)}, got {quantity.shade!r}: capture with "
+                "contributions=True and predictions=True"
+            )
 
     def units(self, text: int) -> dict[str, dict[str, Spans]]:
         """Return the words and sentences of a text, by its lists of tokens."""

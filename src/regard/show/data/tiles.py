@@ -118,7 +118,9 @@ class TilePyramid:
             span = SIDE << z
             rows, keys = range(i * span, min(T, (i + 1) * span)), range(j * span, min(S, (j + 1) * span))
             if self.in_units:
-                return pool_units(self.m, _cell_edges(self.rows, rows, 1 << z), _cell_edges(self.cols, keys, 1 << z))
+                return pool_units(
+                    self.m, _cell_edges(self.rows, rows, 1 << z), _cell_edges(self.cols, keys, 1 << z)
+                )
             return pool_cells(self.m, rows, keys, 1 << z)
         # Assemble the tile from up to four of the level below, two by two cells at a time.
         high, wide = tile_counts(T, S, z - 1)
@@ -133,7 +135,125 @@ class TilePyramid:
         mass = _block_sums(mass * counts, 2) / _block_sums(counts, 2)[:, :1]
         return TileCells(mass, _block_maxima(peak, 2, -1.0))
 
-    def _block_sums(x: Tensor, size: int) -> Tensor:
+    def _queries_per_row(self, z: int, first: int, count: int) -> Tensor:
+        """Return the number of queries in each of `count` rows of cells from row `first` on, (count, 1)."""
+        edges = [self.rows[min(self.T, (first + y) << z)] for y in range(count + 1)]
+        return torch.tensor(edges).diff().float()[:, None]
+
+
+def attention_of(m: AttentionMap | WeightedMap) -> AttentionMap:
+    """Return the map itself, or the one whose weights a weighted map multiplies."""
+    return m if isinstance(m, AttentionMap) else m.attention
+
+
+def pool_cells(m: AttentionMap | WeightedMap, rows: range, keys: range, size: int) -> TileCells:
+    """Pool a region of a map (1, 1, T, S) into cells of `size` queries by `size` keys."""
+    shape = (-(-len(rows) // size), -(-len(keys) // size))
+    attention = attention_of(m)
+    mass, peak = torch.zeros(shape), torch.full(shape, -1.0)
+    for row_span in _even_spans(rows, size):
+        for key_span in _even_spans(keys, size):
+            if not _visible(attention, row_span, key_span)[0]:
+                continue
+            top, left = (row_span.start - rows.start) // size, (key_span.start - keys.start) // size
+            high, wide = (-(-(span.stop - span.start) // size) for span in (row_span, key_span))
+            here = (slice(top, top + high), slice(left, left + wide))
+            if size == 1:
+                mass[here] = peak[here] = m.tile(row_span, key_span).reshape(high, wide).float().cpu()
+                continue
+            pooled = m.pool(high, wide, "both", region=(row_span, key_span))
+            mass[here], peak[here] = (x.reshape(high, wide).float().cpu() for x in pooled)
+    if isinstance(m, WeightedMap):
+        peak = torch.zeros(shape)
+    return TileCells(mass, peak.where(visible_cells(attention, rows, keys, size), -1.0))
+
+
+def pool_units(m: AttentionMap | WeightedMap, rows: Edges, cols: Edges) -> TileCells:
+    """Pool a map (1, 1, T, S) into the cells between edges of its queries and its keys."""
+    shape = (len(rows) - 1, len(cols) - 1)
+    mass, peak = (x.reshape(shape).float().cpu() for x in m.pool(rows, cols, "both"))
+    if isinstance(m, WeightedMap):
+        peak = torch.zeros(shape)
+    return TileCells(mass, peak.where(visible_units(attention_of(m), rows, cols), -1.0))
+
+
+def _cell_edges(edges: Edges, units: range, size: int) -> list[int]:
+    """Return the edges of cells of `size` units each; the last may hold fewer."""
+    return [*(edges[unit] for unit in units[::size]), edges[units.stop]]
+
+
+def visible_units(m: AttentionMap, rows: Edges, cols: Edges) -> Tensor:
+    """Return a mask of the cells between edges that hold a key visible to one of their queries, (rows, cols)."""
+    visible = torch.zeros(len(rows) - 1, len(cols) - 1, dtype=torch.bool)
+    for down in _chunks(rows):
+        for across in _chunks(cols):
+            row_span = slice(rows[down.start], rows[down.stop])
+            key_span = slice(cols[across.start], cols[across.stop])
+            # The mask is evaluated only where its bounds do not decide the whole block.
+            any_visible, all_visible = _visible(m, row_span, key_span)
+            if all_visible or not any_visible:
+                visible[down, across] = all_visible
+                continue
+            allowed = m.mask.tile(row_span, key_span, m.matrix, device=m.device)
+            allowed = allowed.reshape(-1, *allowed.shape[-2:])[0].float().cpu()
+            visible[down, across] = _membership(rows, down) @ allowed @ _membership(cols, across).mT > 0
+    return visible
+
+
+def _chunks(edges: Edges) -> Iterator[slice]:
+    """Split units into runs of at most `STEP` tokens, or of one unit that has more."""
+    first = 0
+    for unit in range(1, len(edges)):
+        if unit == len(edges) - 1 or edges[unit + 1] - edges[first] > STEP:
+            yield slice(first, unit)
+            first = unit
+
+
+def _membership(edges: Edges, units: slice) -> Tensor:
+    """Return which of the tokens of some units each unit holds, as 0 and 1, (units, tokens)."""
+    sizes = torch.tensor([last - first for first, last in pairwise(edges[units.start : units.stop + 1])])
+    numbers = torch.arange(len(sizes))
+    return numbers.repeat_interleave(sizes).eq(numbers[:, None]).float()
+
+
+def _even_spans(span: range, size: int) -> list[slice]:
+    """Split a range in two: the part that whole cells cover, and the smaller cell at the end, if any."""
+    middle = span.start + len(span) // size * size
+    return [slice(a, b) for a, b in ((span.start, middle), (middle, span.stop)) if a < b]
+
+
+def visible_cells(m: AttentionMap, rows: range, keys: range, size: int) -> Tensor:
+    """Return a mask of the cells that hold a key visible to one of their queries, (rows, cols)."""
+    shape = (-(-len(rows) // size), -(-len(keys) // size))
+    visible = torch.zeros(shape, dtype=torch.bool)
+    step = max(size, STEP // size * size)
+    for top in range(rows.start, rows.stop, step):
+        row_span = slice(top, min(top + step, rows.stop))
+        for left in range(keys.start, keys.stop, step):
+            key_span = slice(left, min(left + step, keys.stop))
+            y, x = (top - rows.start) // size, (left - keys.start) // size
+            here = (slice(y, y + step // size), slice(x, x + step // size))
+            # The mask is evaluated only where its bounds do not decide the whole block.
+            any_visible, all_visible = _visible(m, row_span, key_span)
+            if all_visible or not any_visible:
+                visible[here] = all_visible
+                continue
+            allowed = m.mask.tile(row_span, key_span, m.matrix, device=m.device)
+            allowed = allowed.reshape(-1, *allowed.shape[-2:])[0].float().cpu()
+            visible[here] = _block_maxima(allowed, size, 0.0) > 0
+    return visible
+
+
+def _visible(m: AttentionMap, rows: slice, keys: slice) -> tuple[bool, bool]:
+    """Return whether any key in a block may be visible, and whether all of them are."""
+    _, _, T, S = m.matrix
+    edges = (rows.start + S - T, rows.stop - 1 + S - T, keys.start, keys.stop - 1)
+    first_q, last_q, first_k, last_k = (torch.tensor([[edge]], device=m.device) for edge in edges)
+    any_visible, all_visible = m.mask.block_bounds(Blocks(first_q, last_q, first_k, last_k, T, S))
+    return bool(any_visible.any()), bool(all_visible.all())
+
+
+def _block_sums(x: Tensor, size: int) -> Tensor:
     """Sum blocks of size × size of a matrix."""
     if size == 1:
         return x

@@ -106,6 +106,7 @@ class Site:
             "thumbs": self._thumbs,
             "sinks": self._sinks,
             "heads": self._heads,
+            "attribution": self._attribution,
             "tile": self._tile,
             "row": self._row,
             "column": self._column,
@@ -164,6 +165,9 @@ class Site:
 
     def _heads(self, query: Query) -> Response:
         return Json(self.contents.heads(query.number("text")))
+
+    def _attribution(self, query: Query) -> Response:
+        return Json(self.contents.attribution(query.number("text"), query.quantity))
 
     def _tile(self, query: Query) -> Response:
         text, head, z, i, j = (query.number(name) for name in ("text", "head", "z", "i", "j"))
