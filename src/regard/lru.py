@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
 
@@ -46,6 +46,12 @@ class LRUCache(Generic[Value]):
             while len(self._values) > self.maxsize:
                 self._values.popitem(last=False)
         return value
+
+    def discard_if(self, condition: Callable[[Any], bool]) -> None:
+        """Remove the values whose keys meet a condition."""
+        with self._lock:
+            for key in [key for key in self._values if condition(key)]:
+                del self._values[key]
 
     def discard(self, key: Hashable) -> None:
         """Remove the value cached under `key`, if there is one."""

@@ -206,7 +206,8 @@ def _serve(contents: Any, opened: Model | None, host: str, port: int, open_: boo
 
     read = opened.read if opened else None
     generate = opened.generate if opened and opened.can_generate else None
-    running = BackgroundServer(Site(contents, read, generate), host=host, port=port)
+    run_cut = opened.run_cut if opened else None
+    running = BackgroundServer(Site(contents, read, generate, run_cut), host=host, port=port)
     typer.echo(running.address)
     if not is_loopback(host):
         typer.echo("Anyone with this whole address can read the texts on the page, from other machines too.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from regard.gpt import GPT
     from regard.maps import AttentionMap
     from regard.recorder import Capture
+    from regard.show.data.cuts import Cut
     from regard.show.server.line_stream import ReportProgress
 
 PACKED = 8  # the most weights that a quantised model packs into one stored number
@@ -40,6 +41,8 @@ class Model:
     """The most tokens that it can read, if there is a limit."""
     run: Path | None = None
     """The folder of the training run that made it, if that is there."""
+    predicts: bool = False
+    """Whether it gives the logits of the next token at each position."""
 
     @classmethod
     def open(cls, name: str, *, to_generate: bool = False) -> Model:
@@ -62,13 +65,14 @@ class Model:
         """A GPT that is open already."""
         if model.tokenizer is None:
             raise ValueError(f"model: {title} came without a tokenizer, so that it cannot read a text")
-        return cls(title, model, model.tokenizer, model.config.vocab_size, model.config.context_length, run)
+        vocab_size, context = model.config.vocab_size, model.config.context_length
+        return cls(title, model, model.tokenizer, vocab_size, context, run, predicts=True)
 
     @classmethod
     def _open_with_transformers(cls, name: str, reason: ValueError) -> Model:
         try:
             with extra("transformers", "a model type that Regard's GPT does not have"):
-                from transformers import AutoModel, AutoTokenizer, logging
+                from transformers import AutoTokenizer, logging
         except MissingExtraError as error:
             raise ValueError(f"{reason}; {error}") from None
         from regard.files import ModelFileError, converting_errors
@@ -83,13 +87,14 @@ class Model:
             with converting_errors(folder, ModelFileError, "a model that Transformers can open"):
                 _check_sizes(folder)
                 tokenizer = AutoTokenizer.from_pretrained(name)
-                model = AutoModel.from_pretrained(name, use_safetensors=True).eval()
+                auto, predicts = _model_kind(folder)
+                model = auto.from_pretrained(name, use_safetensors=True).eval()
         finally:
             words.set_verbosity(level)
             if bar:
                 words.enable_progress_bar()
         context = getattr(model.config, "max_position_embeddings", None)
-        return cls(Path(name).name, model, tokenizer, len(tokenizer), context)
+        return cls(Path(name).name, model, tokenizer, len(tokenizer), context, predicts=predicts)
 
     def to(self, device: torch.device) -> Model:
         self.module.to(device)
@@ -125,8 +130,6 @@ class Model:
 
         The text is tokenised once: a long one takes seconds.
         """
-        from regard.recorder import capture
-        from regard.recorder.context import model_inputs
         from regard.recorder.tokens import encode_text
 
         encoding = encode_text(self.tokenizer, text)
@@ -136,9 +139,46 @@ class Model:
                 f"text: expected at most {self.context:,} tokens, which is how much this model can read, "
                 f"got {tokens:,}: shorten it"
             )
+        return self._capture(encoding, tell)
+
+    def run_cut(
+        self, seen: Capture, cuts: Sequence[Cut], tell: ReportProgress = lambda doing, done, of: None
+    ) -> Capture:
+        """Capture the model while it reads the same tokens again with some of it cut.
+
+        `cuts` are heads and edges, as the page names them; `tell` is called after each layer.
+        """
+        import torch
+
+        from regard.interventions import ablate, block, intervene
+        from regard.show.data.cuts import HeadCut
+
+        if seen.ids is None:
+            raise ValueError("text: expected one whose tokens are known, got one without: read it again")
+        edits = [
+            ablate(_layer_key(cut.layer), cut.head)
+            if isinstance(cut, HeadCut)
+            else block(_layer_key(cut.layer), cut.head, edges=(cut.queries, cut.keys))
+            for cut in cuts
+        ]
+        is_token = seen.attention_mask if seen.attention_mask is not None else torch.ones_like(seen.ids)
+        with intervene(self.module, *edits):
+            return self._capture({"input_ids": seen.ids, "attention_mask": is_token.long()}, tell)
+
+    def _capture(self, encoding: dict[str, Tensor], tell: ReportProgress) -> Capture:
+        """Capture the model while it reads tokens, with its predictions if it makes any."""
+        from regard.recorder import capture
+        from regard.recorder.context import model_inputs
+
         inputs: dict[str, Any] = model_inputs(self.module, encoding)
         with _telling_layers(self.module, tell):
-            seen: Capture = capture(self.module, inputs=inputs, tokenizer=self.tokenizer, values=True)
+            seen: Capture = capture(
+                self.module,
+                inputs=inputs,
+                tokenizer=self.tokenizer,
+                values=True,
+                predictions=self.predicts,
+            )
         seen.model = self.title
         return seen
 
@@ -248,6 +288,25 @@ def _check_sizes(folder: Path) -> None:
             f"{folder / CONFIG}: expected sizes of a model whose weights are in its files, which hold "
             f"{stored:,} numbers, got sizes of {parameters:,} parameters"
         )
+
+
+def _model_kind(folder: Path) -> tuple[Any, bool]:
+    """Return the class of Transformers that opens a model, and whether it gives the next token's logits.
+
+    It does if it was saved as the causal language model of its type: BERT can be opened as one, too, but its
+    weights predict the masked token.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    types: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    predicts = type(config) in types and types[type(config)].__name__ in (config.architectures or [])
+    return (AutoModelForCausalLM if predicts else AutoModel), predicts
+
+
+def _layer_key(key: str) -> int | str:
+    """Return the key of a layer, which is a number unless the model has several stacks."""
+    return int(key) if key.isdecimal() else key
 
 
 def _numbers(config: dict[str, Any]) -> Iterator[tuple[str, int]]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from regard.escapes import escape
 from regard.recorder.observation import Attach, choose_sources, observed
+from regard.recorder.predictions import Predictions, logits_of, predictions_from
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
@@ -132,6 +133,7 @@ def capture(
     budget: int | str | None = None,
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
+    predictions: bool = False,
 ) -> CaptureBlock: ...
 
 
@@ -151,6 +153,7 @@ def capture(
     budget: int | str | None = None,
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
+    predictions: bool = False,
 ) -> Capture: ...
 
 
@@ -169,6 +172,7 @@ def capture(
     budget: int | str | None = None,
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
+    predictions: bool = False,
     **kwargs: Any,
 ) -> CaptureBlock | Capture:
     """Record the attention of a model while it runs: in a `with` block, or by running the model once.
@@ -196,6 +200,9 @@ def capture(
     - `budget`: the memory to use, such as "4GiB"; further layers go to a temporary folder.
     - `adapters`: `{module name: adapter}` for attention that is not recognised; see `docs/capture.md`.
     - `verify`: whether to compare every row with the model's output, and not a sample of 64.
+    - `predictions`: whether to keep the ten likeliest next tokens at each position, and the loss and rank of
+      the token that follows, in `seen.predictions`: of a causal language model that is run by `text` or
+      `inputs`.
 
     Any other argument raises a TypeError that says what to write instead.
     """
@@ -220,11 +227,29 @@ def capture(
     # With adapters the user has chosen the modules, so the others are not reported as missing.
     block = CaptureBlock(model, recording, choose_sources(model, adapters), warn=adapters is None)
     if text is None and inputs is None:
+        if predictions:
+            raise ValueError(
+                "predictions: expected text= or inputs= beside it, since a block may run a model several times"
+            )
         return block
     model_args, model_kwargs = _model_arguments(model, inputs, text, tokenizer)
     with torch.no_grad(), block as seen:
-        model(*model_args, **model_kwargs)
+        output = model(*model_args, **model_kwargs)
+    if predictions:
+        seen.predictions = _predictions(seen, logits_of(output), recording.decode)
     return seen
+
+
+def _predictions(
+    seen: Capture, logits: Tensor | None, decode: Callable[[Tensor], list[list[str]]] | None
+) -> Predictions:
+    """Reduce a model's logits to its predictions."""
+    if logits is None or seen.ids is None:
+        raise ValueError(
+            "predictions: expected a language model, which reads token ids and gives logits, got one without: "
+            "capture it without predictions=True"
+        )
+    return predictions_from(logits, seen.ids, attention_mask=seen.attention_mask, decode=decode)
 
 
 OPTIONS = tuple(

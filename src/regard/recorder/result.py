@@ -19,6 +19,7 @@ from torch import Tensor
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Certificate
 from regard.recorder.layer import Layer
+from regard.recorder.predictions import Predictions
 from regard.recorder.storage.folder import save
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Capture:
     """The interventions under which the model ran, in words: this is then not the model's own run."""
     fingerprint: str | None = None
     """A hash of the tokens and layers, made by `seal` after they ran; the certificate checks it."""
+    predictions: Predictions | None = field(default=None, repr=False)
+    """What the model expected after each token, if `capture(…, predictions=True)` was asked for it."""
     passes: list[Capture] = field(default_factory=list, repr=False)
     """The captures of earlier forward passes in the same block which this one does not continue."""
 

@@ -23,7 +23,8 @@ from regard.maps.index import Axes
 from regard.maps.spans import Spans
 from regard.recorder import Capture, Evidence, Layer
 from regard.recorder.contributions import Attribution
-from regard.show.data import contributions, eviction, row_steps, thumbnails, tiles
+from regard.show.data import contributions, eviction, predictions, row_steps, thumbnails, tiles
+from regard.show.data.cuts import Cut
 from regard.show.data.quantity import PLAIN, Quantity, Shade
 from regard.show.data.stage_example import build_example
 from regard.show.data.thumbnails import Thumbnail
@@ -50,6 +51,13 @@ class AxisEdges(NamedTuple):
 
     rows: list[int] | None
     cols: list[int] | None
+
+
+class EditedRun(NamedTuple):
+    """What an edited run is of: the number of the text that the model read, and what was cut."""
+
+    text: int
+    cuts: tuple[Cut, ...]
 
 
 class Contents:
@@ -79,6 +87,10 @@ class Contents:
     ) -> None:
         self.texts: list[Capture] = []
         self.titles: list[str] = []
+        self.edited: dict[int, EditedRun] = {}
+        """The texts that are edited runs, by their numbers."""
+        self.removed: set[int] = set()
+        """The numbers of edited runs that are gone: a number is never used again."""
         self.batch_index, self.can, self.time, self.generation = batch_index, can or {}, time, generation
         self._tiles: LRUCache[TileCells] = LRUCache(CACHED_TILES)
         self._maps: LRUCache[AttentionMap] = LRUCache(CACHED_MAPS)
@@ -95,8 +107,12 @@ class Contents:
             raise ValueError("captures: expected at least one capture to show, got none")
         self.start = self._strongest_induction_head() if start == "auto" else start
 
-    def add(self, capture: Capture, title: str | None = None) -> int:
-        """Add one more text and return its number. `title` is by default the text's first words."""
+    def add(self, capture: Capture, title: str | None = None, edited: EditedRun | None = None) -> int:
+        """Add one more text and return its number.
+
+        `title` is by default the text's first words. An `edited` run takes the place of an earlier one of the
+        same text.
+        """
         if not capture.layers:
             raise ValueError("capture: expected at least one captured layer, got a capture without layers")
         B = capture.layers[0].shape[0]
@@ -107,8 +123,30 @@ class Contents:
             )
         self.texts.append(capture)
         self.titles.append(title or _title(capture, self.batch_index, len(self.texts)))
+        number = len(self.texts) - 1
+        if edited is not None:
+            for earlier in [n for n, run in self.edited.items() if run.text == edited.text]:
+                self.remove(earlier)
+            self.edited[number] = edited
         self.__dict__.pop("meta", None)
-        return len(self.texts) - 1
+        return number
+
+    def remove(self, number: int) -> EditedRun:
+        """Remove an edited run and return what it was of. Its number is not used again."""
+        self.check_text(number)
+        if number not in self.edited:
+            raise ValueError(f"text: expected the number of an edited run, got {number}, the model's own")
+        run = self.edited.pop(number)
+        self.removed.add(number)
+        self.texts[number] = Capture(model=self.texts[number].model)  # what was captured is freed
+        self._heads.pop(number, None)
+        for kept in (self._thumbnails, self._evictions):
+            for key in [key for key in kept if key[0] == number]:
+                del kept[key]
+        self._tiles.discard_if(lambda key: key[0] == number)
+        self._maps.discard_if(lambda key: key[0] == number)
+        self.__dict__.pop("meta", None)
+        return run
 
     @cached_property
     def meta(self) -> dict[str, Any]:
@@ -120,7 +158,7 @@ class Contents:
             "version": VERSION,
             "model": self.texts[0].model,
             "texts": [self._text(number) for number in range(len(self.texts))],
-            "can": {"generate": False, "capture": False, **self.can, "values": values},
+            "can": {"generate": False, "capture": False, "cut": False, **self.can, "values": values},
             "time": self.time,
             "example": build_example(),
             "generation": None if self.generation is None else list(self.generation),
@@ -136,7 +174,7 @@ class Contents:
 
     def layer(self, text: int, layer: str | int) -> Layer:
         """Return a layer as it ran on a text; KeyError lists the layers that exist."""
-        self._check_text(text)
+        self.check_text(text)
         return self.texts[text].layer(layer)
 
     def layer_map(self, text: int, layer: str | int) -> AttentionMap:
@@ -217,7 +255,7 @@ class Contents:
         if quantity.units == "tokens":
             return AxisEdges(None, None)
         units_of = text if quantity.units_of is None else quantity.units_of
-        self._check_text(units_of)
+        self.check_text(units_of)
         described = self.meta["texts"][text]["layers"][self.texts[text].layers.index(layer)]
         edges = []
         for axis, size in (("queries", layer.shape[2]), ("keys", layer.shape[3])):
@@ -230,7 +268,7 @@ class Contents:
 
     def shades(self, text: int) -> list[Shade]:
         """Return what the cells of a text's maps can stand for."""
-        self._check_text(text)
+        self.check_text(text)
         return contributions.available_shades(self.texts[text])
 
     def factors(self, text: int, layer: str | int, quantity: Quantity) -> Tensor:
@@ -288,7 +326,7 @@ class Contents:
 
     def units(self, text: int) -> dict[str, dict[str, Spans]]:
         """Return the words and sentences of a text, by its lists of tokens."""
-        self._check_text(text)
+        self.check_text(text)
         if text not in self._units:
             capture = self.texts[text]
             lists = {"tokens": capture.tokens, "target_tokens": capture.target_tokens}
@@ -321,7 +359,7 @@ class Contents:
 
     def heads(self, text: int) -> list[dict[str, Any]]:
         """Return the scores of every head on a text: the rows of `regard.heads.describe`, as plain data."""
-        self._check_text(text)
+        self.check_text(text)
         if text not in self._heads:
             capture, entry = self.texts[text], slice(self.batch_index, self.batch_index + 1)
             ids_by_layer = [capture.ids_of(layer) for layer in capture.layers]
@@ -339,6 +377,16 @@ class Contents:
                 {**data, "layer": row.key} for row, data in zip(table, table.to_data(), strict=True)
             ]
         return self._heads[text]
+
+    def prediction(self, text: int, position: int) -> dict[str, Any]:
+        """Return what the model expects after a token of a text (see `predictions`)."""
+        self.check_text(text)
+        capture = self.texts[text]
+        return predictions.prediction(capture.predictions, self.batch_index, self._tokens(text), position)
+
+    def _tokens(self, text: int) -> list[str] | None:
+        tokens = self.texts[text].tokens
+        return None if tokens is None else tokens[self.batch_index]
 
     def eviction(self, text: int, layer: str | int) -> dict[str, Any]:
         """Return the attention that evicting keys would lose, for every head of a layer (see `eviction`)."""
@@ -367,7 +415,7 @@ class Contents:
 
         Contributions to a logit are added up instead.
         """
-        self._check_text(text)
+        self.check_text(text)
         layers = self.texts[text].layers if layer == "mean" else [self.layer(text, layer)]
         number = None if head == "mean" else _number("head", head)
         total, count = torch.zeros(()), 0
@@ -379,13 +427,16 @@ class Contents:
             total, count = total + entries.sum(0), count + len(entries)
         return total if quantity.shade == "logit" else total / count
 
-    def _check_text(self, text: int) -> None:
+    def check_text(self, text: int) -> None:
+        """Raise KeyError if there is no text with this number."""
         if not 0 <= text < len(self.texts):
             raise KeyError(f"text: expected a number from 0 to {len(self.texts) - 1}, got {text!r}")
+        if text in self.removed:
+            raise KeyError(f"text: the edited run {text} was undone or replaced: reload the page")
 
     def _text(self, number: int) -> dict[str, Any]:
         capture = self.texts[number]
-        tokens = capture.tokens[self.batch_index] if capture.tokens else None
+        tokens = self._tokens(number)
         targets = capture.target_tokens[self.batch_index] if capture.target_tokens else None
         return {
             "title": self.titles[number],
@@ -400,6 +451,22 @@ class Contents:
             "shades": self.shades(number),
             "predicted": None,
             "missing": [{"name": name, "kind": kind} for name, kind in capture.missing.items()],
+            "predictions": predictions.summary(capture.predictions, self.batch_index),
+            "edited": self._edited(number),
+            "removed": number in self.removed,
+        }
+
+    def _edited(self, number: int) -> dict[str, Any] | None:
+        """Describe what an edited run is of, and what changed; None for the model's own."""
+        if number not in self.edited:
+            return None
+        run = self.edited[number]
+        before, after = self.texts[run.text].predictions, self.texts[number].predictions
+        known = before is not None and after is not None
+        return {
+            "text": run.text,
+            "cuts": [cut.to_data() for cut in run.cuts],
+            "changes": predictions.changes(before, after, self.batch_index) if known else None,
         }
 
 

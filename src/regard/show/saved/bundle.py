@@ -25,7 +25,7 @@ from regard.show.data.contents import Contents
 from regard.show.saved.pack import pack
 
 FOLDER = Path(__file__).parent.parent / "web"
-STYLES = ("style.css", "views.css")
+STYLES = ("style.css", "views.css", "runs.css")
 IMPORT = re.compile(r'^import \{([^}]*)\} from "(\.{1,2}/[a-z_./]+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
 # What remains once those are removed: statements of another form, and imports inside functions. A line that

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.attention.masks.base import Grid, grid
 from regard.maps import AttentionMap
-from regard.recorder import Layer
+from regard.recorder import Layer, Predictions
 from regard.show.data.contents import Contents
 
 TOLERANCE = 0.01  # maximum relative error of a packed weight
@@ -82,6 +82,8 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
                 masks[digest] = f"mask-{len(masks)}"
                 put(masks[digest], mask)
             description["mask_block"] = masks[digest]
+        if capture.predictions is not None:
+            put(f"predictions-{text}", _pack_predictions(capture.predictions, contents.batch_index))
     if values is not False and meta["can"]["values"]:
         _put_values(contents, meta, put, blocks, always=values is True)
     if any("values_block" not in layer for text in meta["texts"] for layer in text["layers"]):
@@ -95,6 +97,7 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
             for text, capture in enumerate(contents.texts)
         ],
         "heads": [contents.heads(text) for text in range(len(contents.texts))],
+        "words": [_words(capture.predictions, contents.batch_index) for capture in contents.texts],
     }
     blocks["regard-data"] = _deflate(json.dumps(head, allow_nan=False).encode("ascii"))
     return Packed(blocks, relative, absolute)
@@ -189,6 +192,25 @@ def _measure_error(m: AttentionMap, arrays: list[Array]) -> tuple[float, float]:
         absolute = max(absolute, float(error.max()))
         relative = max(relative, float(error.div_(true).masked_fill_(true < 1e-9, 0).max()))
     return relative, absolute
+
+
+def _words(predictions: Predictions | None, entry: int) -> list[str]:
+    """Return the texts of all likely next tokens, in the order of their ids."""
+    if predictions is None:
+        return []
+    return [predictions.word(token) for token in predictions.likeliest[entry].unique().tolist()]
+
+
+def _pack_predictions(predictions: Predictions, entry: int) -> list[Array]:
+    """Pack the likeliest next tokens, as places in `_words`, and the losses and ranks of those that follow."""
+    ids, places = predictions.likeliest[entry].unique(return_inverse=True)  # places (T, k)
+    return [
+        Array("ids", "u32", ids.numpy()),
+        Array("places", "u32", places.numpy()),
+        _float24("probabilities", predictions.probabilities[entry]),
+        Array("losses", "f32", predictions.losses[entry].numpy()),
+        Array("ranks", "u32", predictions.ranks[entry].numpy()),
+    ]
 
 
 def _pack_mask(m: AttentionMap) -> list[Array]:

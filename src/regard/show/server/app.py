@@ -1,9 +1,9 @@
 """The page over HTTP: a small application that computes what the page requests, on demand.
 
 The event loop only passes requests on. A few threads compute the answers, and a request whose client has
-disconnected is dropped. Reading a new text and generating need a model: the caller supplies functions for
-them, which run one at a time and send lines of JSON as they go. This file knows HTTP and `Contents`; it does
-not know models.
+disconnected is dropped. Reading a new text, running the model again with cuts and generating need a model:
+the caller supplies functions for them, which run one at a time and send lines of JSON as they go. This file
+knows HTTP and `Contents`; it does not know models.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,8 @@ from starlette.routing import Route
 
 from regard.escapes import escape
 from regard.recorder import Capture
-from regard.show.data.contents import Contents
+from regard.show.data.contents import Contents, EditedRun
+from regard.show.data.cuts import Cut, parse_cuts
 from regard.show.data.quantity import Quantity
 from regard.show.server.limits import ExclusiveJob, Limits, RefusedError, check_number, check_text
 from regard.show.server.line_stream import (
@@ -46,6 +47,12 @@ class Read(Protocol):
     """A function that runs a model on a text and captures it, reporting its progress."""
 
     def __call__(self, text: str, report: ReportProgress, /) -> Capture: ...
+
+
+class RunCut(Protocol):
+    """A function that runs a model again on a captured text with some of it cut, and captures that run."""
+
+    def __call__(self, capture: Capture, cuts: Sequence[Cut], report: ReportProgress, /) -> Capture: ...
 
 
 class Generate(Protocol):
@@ -82,12 +89,14 @@ class Site:
         contents: the captures to show.
         read: captures a new text; None if there is no model.
         generate: continues a text; None if there is no model that can.
+        run_cut: runs the model again with some of it cut; None if there is no model that can.
         limits: bounds on requests.
     """
 
     contents: Contents
     read: Read | None = None
     generate: Generate | None = None
+    run_cut: RunCut | None = None
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -95,7 +104,11 @@ class Site:
         self.model_job = ExclusiveJob()
         self.workers = ThreadPoolExecutor(self.limits.workers, "regard-page")
         self.waiting = 0
-        self.contents.can |= {"capture": self.read is not None, "generate": self.generate is not None}
+        self.contents.can |= {
+            "capture": self.read is not None,
+            "generate": self.generate is not None,
+            "cut": self.run_cut is not None,
+        }
         self.contents.__dict__.pop("meta", None)
 
     def application(self) -> Starlette:
@@ -112,11 +125,14 @@ class Site:
             "column": self._column,
             "steps": self._steps,
             "eviction": self._eviction,
+            "prediction": self._prediction,
         }
         answers = [Route(f"/api/{name}", self._computed(compute)) for name, compute in computed.items()]
         jobs = [
             Route("/api/capture", self._capture, methods=["POST"]),
             Route("/api/generate", self._generate, methods=["POST"]),
+            Route("/api/cut", self._cut, methods=["POST"]),
+            Route("/api/undo", self._undo, methods=["POST"]),
         ]
         application = Starlette(
             routes=[*files, *answers, *jobs],
@@ -190,22 +206,23 @@ class Site:
     def _eviction(self, query: Query) -> Response:
         return Json(self.contents.eviction(query.number("text"), query["layer"]))
 
+    def _prediction(self, query: Query) -> Response:
+        return Json(self.contents.prediction(query.number("text"), query.number("position")))
+
     async def _capture(self, request: Request) -> Response:
         if self.read is None:
             raise RefusedError(404, "this page shows a capture without a model, so it cannot read new texts")
         read, body = self.read, await _read_body(request, self.limits)
         text = check_text(body.get("text"), self.limits)
-        if len(self.contents.texts) >= self.limits.texts:
+        contents = self.contents
+        if len(contents.texts) - len(contents.edited) - len(contents.removed) >= self.limits.texts:
             raise RefusedError(
                 409,
                 f"the page already holds {self.limits.texts} texts, which is its limit: restart the server",
             )
 
         def work(send_line: SendLine) -> None:
-            def report(doing: str, done: int, of: int) -> None:
-                send_line({"progress": {"doing": doing, "done": done, "of": of}})
-
-            capture = read(text, report)
+            capture = read(text, _progress(send_line))
             tokens = max((layer.shape[3] for layer in capture.layers), default=0)
             if tokens > self.limits.tokens:
                 raise RefusedError(
@@ -214,6 +231,35 @@ class Site:
             send_line({"text": self.contents.add(capture)})
 
         return stream(self.model_job, "reading a text", work)
+
+    async def _cut(self, request: Request) -> Response:
+        """Run the model again on a text with cuts; the edited run takes the place of the text's earlier one."""
+        if self.run_cut is None:
+            raise RefusedError(404, "this page has no model that could run with something cut")
+        run_cut, body = self.run_cut, await _read_body(request, self.limits)
+        contents, number = self.contents, check_number("text", body.get("text"), 0, MAX_NUMBER)
+
+        def find(number: int) -> tuple[int, list[Cut]]:
+            contents.check_text(number)
+            text = contents.edited[number].text if number in contents.edited else number
+            return text, parse_cuts(body.get("cuts"), contents.texts[text])
+
+        text, cuts = translate_errors(find, number)
+
+        def work(send_line: SendLine) -> None:
+            capture = run_cut(contents.texts[text], cuts, _progress(send_line))
+            # Sending fails if the client has gone: then nothing takes the place of the earlier run.
+            send_line({"progress": {"doing": "comparing", "done": 1, "of": 1}})
+            edited = EditedRun(text, tuple(cuts))
+            send_line({"text": contents.add(capture, contents.titles[text], edited)})
+
+        return stream(self.model_job, "running with something cut", work)
+
+    async def _undo(self, request: Request) -> Response:
+        """Remove an edited run and answer with the number of the text that it was of."""
+        body = await _read_body(request, self.limits)
+        number = check_number("text", body.get("text"), 0, MAX_NUMBER)
+        return Json({"text": translate_errors(self.contents.remove, number).text})
 
     async def _generate(self, request: Request) -> Response:
         if self.generate is None:
@@ -290,6 +336,15 @@ async def _read_body(request: Request, limits: Limits) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise RefusedError(400, 'expected a JSON object, such as {"text": "…"}')
     return parsed
+
+
+def _progress(send_line: SendLine) -> ReportProgress:
+    """Return a function that reports progress by sending lines."""
+
+    def report(doing: str, done: int, of: int) -> None:
+        send_line({"progress": {"doing": doing, "done": done, "of": of}})
+
+    return report
 
 
 def _binary(content: bytes) -> Response:

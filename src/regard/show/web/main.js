@@ -3,6 +3,8 @@
 
 import { element, reveal } from "./common/dom.js";
 import { makeTheme } from "./common/theme.js";
+import { RunBanner } from "./runs/banner.js";
+import { EditedRuns } from "./runs/edited_runs.js";
 import { open } from "./source/source.js";
 import { makeState } from "./state.js";
 import { VIEWS } from "./views.js";
@@ -39,6 +41,7 @@ function run(source) {
   /** @type {App} */
   const app = {
     source,
+    runs: /** @type {any} */ (null), // below, because it needs the rest
     get meta() {
       return source.meta;
     },
@@ -54,6 +57,9 @@ function run(source) {
       if (message) timer = setTimeout(() => (find("status").textContent = ""), seconds * 1000);
     },
   };
+  app.runs = new EditedRuns(app);
+  const banner = new RunBanner(app);
+  find("main").before(banner.box);
   const views = VIEWS.filter((view) => !view.needs || view.needs(app.meta));
   /** @type {Map<typeof VIEWS[number], MadeView>} */
   const made = new Map();
@@ -61,7 +67,6 @@ function run(source) {
   let current = null;
 
   find("model").textContent = app.meta.model;
-  document.title = `${app.meta.model} · Regard`;
   makeTabs(views, app);
   const texts = makeTexts(app);
 
@@ -87,6 +92,7 @@ function run(source) {
       if (one === view) reveal(tab, find("tabs"));
     }
     texts.value = String(app.state.text);
+    banner.draw();
     now.show(app.state);
   };
   state.on(follow);
@@ -105,7 +111,8 @@ function run(source) {
  * @returns {State}
  */
 function settled(meta, now) {
-  const text = Number.isInteger(now.text) && meta.texts[now.text] ? now.text : 0;
+  const known = Number.isInteger(now.text) && meta.texts[now.text] && !meta.texts[now.text].removed;
+  const text = known ? now.text : 0;
   const layers = meta.texts[text].layers;
   /** @param {string | undefined} key */
   const named = (key) => layers.find((one) => one.key === key);
@@ -158,16 +165,22 @@ function makeTabs(views, app) {
 function makeTexts(app) {
   const select = /** @type {HTMLSelectElement} */ (find("text"));
   const fill = () => {
-    select.replaceChildren(
-      ...app.meta.texts.map((text, number) => element("option", { value: String(number), text: text.title })),
-    );
-    find("text-choice").hidden = app.meta.texts.length < 2;
+    const options = app.runs.titles().map(({ number, title }) => {
+      const text = app.meta.texts[number].edited ? `↳ ${title}` : title;
+      return element("option", { value: String(number), text });
+    });
+    select.replaceChildren(...options);
+    select.value = String(app.state.text);
+    find("text-choice").hidden = options.length < 2;
   };
   fill();
   addEventListener("regard-texts", fill); // a view that captured a new text says so
-  select.addEventListener("change", () =>
-    app.set({ text: Number(select.value), row: -1, col: -1, x: -1, y: -1, zoom: 0 }),
-  );
+  select.addEventListener("change", () => {
+    const text = Number(select.value);
+    const original = app.meta.texts[text].edited?.text ?? text;
+    const whole = { row: -1, col: -1, x: -1, y: -1, zoom: 0 };
+    app.set(original === app.runs.original ? { text } : { text, ...whole }); // the same tokens stay in view
+  });
   return select;
 }
 

@@ -7,6 +7,7 @@ type State = typeof import("./state.js").DEFAULTS;
 /** What every view is handed. */
 interface App {
   source: Source;
+  runs: import("./runs/edited_runs.js").EditedRuns;
   readonly meta: Meta;
   readonly state: State;
   set(changes: Partial<State>): void;
@@ -42,7 +43,7 @@ interface Meta extends SharedSettings {
   version: number;
   model: string;
   texts: TextMeta[];
-  can: { generate: boolean; capture: boolean; values: boolean };
+  can: { generate: boolean; capture: boolean; values: boolean; cut: boolean };
   time: TrainingRun | null;
   example: StageExample;
   /** The lines of a generation that was recorded when the page was made. */
@@ -74,6 +75,48 @@ interface TextMeta {
   predicted: number[] | null;
   /** Modules that mix tokens and could not be captured. */
   missing: { name: string; kind: string }[];
+  /** What the model expected on average; null if it makes no predictions. */
+  predictions: { loss: number | null; tokens: number; likeliest: number } | null;
+  /** What was cut, if this is not the model's own run. */
+  edited: EditedRun | null;
+  /** An edited run that is gone; its number is not used again. */
+  removed: boolean;
+}
+
+/** A run of the model with something cut. */
+interface EditedRun {
+  /** The number of the text that the model read. */
+  text: number;
+  cuts: Cut[];
+  /** What it did to the predictions; null if there are none. */
+  changes: Changes | null;
+}
+
+/** A head, or edges from some queries to some keys; spans are [first, after the last]. */
+type Cut = { kind: "head"; layer: string; head: number } | EdgeCut;
+
+interface EdgeCut {
+  kind: "edges";
+  layer: string;
+  /** null means every head of the layer. */
+  head: number | null;
+  queries: [number, number];
+  keys: [number, number];
+}
+
+/** The mean loss without and with the cuts, and the tokens whose probability changed the most. */
+interface Changes {
+  before: number | null;
+  after: number | null;
+  most: { position: number; before: number; after: number }[];
+}
+
+/** What the model expects after a position. */
+interface Prediction {
+  position: number;
+  likeliest: { id: number; token: string; probability: number }[];
+  /** The token that follows in the text; null if none does. */
+  next: { token: string | null; probability: number; rank: number; loss: number } | null;
 }
 
 /** Spans of tokens, one after another. */
@@ -224,7 +267,12 @@ interface Source {
   attribution(text: number, position: number, token: number): Promise<Attribution>;
   steps(text: number, layer: string, head: number, row: number): Promise<RowSteps>;
   eviction(text: number, layer: string): Promise<Eviction>;
-  /** Both refuse where `meta.can` says no. */
+  prediction(text: number, position: number): Promise<Prediction>;
+  /** Runs the model again on a text; gives the edited run's number. */
+  cut(text: number, cuts: Cut[], onLine: (line: CaptureLine) => void, signal: AbortSignal): Promise<number>;
+  /** Removes an edited run. */
+  undo(text: number): Promise<void>;
+  /** These refuse, as `cut` does, where `meta.can` says no. */
   capture(text: string, onLine: (line: CaptureLine) => void, signal: AbortSignal): Promise<number>;
   generate(
     options: { text: string; tokens: number; window: number; sinks: number },
@@ -398,6 +446,16 @@ interface SavedData {
   sinks: Record<string, Thumbs["sinks"]>[]; // text
   heads: HeadScores[][]; // text
   attributions: Attribution[][]; // text
+  words: string[][]; // text: of the tokens that are likely somewhere
+}
+
+/** The predictions of a text as a saved page keeps them. */
+interface PredictionArrays {
+  ids: Uint32Array; // of `words`
+  places: Uint32Array; // T · k, in `words`
+  probabilities: Float32Array; // T · k
+  losses: Float32Array; // T − 1
+  ranks: Uint32Array; // T − 1
 }
 
 /** What the worker of a saved page is told of it. */
@@ -718,6 +776,8 @@ interface HeadCard {
   button: HTMLButtonElement;
   /** Takes the head to compare. */
   take: HTMLButtonElement;
+  /** Cuts the head, where there is a model. */
+  cut: import("./runs/head_switch.js").HeadSwitch;
   lines: HTMLElement;
   head: HeadScores;
 }

@@ -59,17 +59,6 @@ export function score(name, x) {
 }
 
 /**
- * A share in percent: 31 %, 3.1 %, 0.31 %.
- * @param {number} x
- * @returns {string}
- */
-export function percent(x) {
-  const size = Math.abs(100 * x);
-  if (size > 0 && size < 0.005) return "< 0.01 %";
-  return `${number(100 * x, size === 0 || size >= 9.95 ? 0 : size >= 0.995 ? 1 : 2)} %`;
-}
-
-/**
  * @param {number} n
  * @returns {string}
  */
@@ -124,4 +113,17 @@ export function brief(value, digits = 2) {
   if (value >= 0.9995) return "1";
   const text = value.toFixed(digits);
   return Number(text) === 0 ? "·" : text.replace(/^0/, "");
+}
+
+/**
+ * A probability in percent: 31%, 4.2%, 0.03%.
+ * @param {number} p
+ * @returns {string}
+ */
+export function percent(p) {
+  const x = 100 * p;
+  if (x > 0 && x < 0.01) return "<0.01%";
+  if (x > 99.9 && x < 100) return ">99.9%";
+  const digits = x < 0.995 ? 2 : x < 9.95 || x > 99 ? 1 : 0;
+  return `${Number(x.toFixed(digits))}%`;
 }

@@ -4,17 +4,19 @@
 import { element } from "../common/dom.js";
 import { scoreTitle } from "../common/score_words.js";
 import { settings } from "../common/settings.js";
+import { headSwitch } from "../runs/head_switch.js";
 import { labelsOf } from "./order.js";
 import { scoreLine, sentence } from "./scores.js";
 
 /**
  * Makes a card; the caller listens to its buttons and paints its canvas.
+ * @param {App} app
  * @param {HeadScores} head
  * @param {Layer} layer
  * @param {Record<string, number>} ends the scores to list, with the end of each one's scale
  * @returns {HeadCard}
  */
-export function headCard(head, layer, ends) {
+export function headCard(app, head, layer, ends) {
   const canvas = element("canvas", { width: settings.thumb, height: settings.thumb });
   const button = element(
     "button",
@@ -36,14 +38,17 @@ export function headCard(head, layer, ends) {
   });
   const title = element("h3", { text: `Layer ${head.layer}, head ${head.head}` });
   const lines = scoreLines(head, ends);
-  const body = element("div", { class: "card-head" }, title, take);
+  const cut = headSwitch(app, "Cut");
+  cut.tabIndex = -1;
+  cut.show(head.layer, head.head);
+  const body = element("div", { class: "card-head" }, title, cut, take);
   const card = element(
     "li",
     { class: "card" },
     button,
     element("div", { class: "card-body" }, body, tags(head, layer.evidence), lines),
   );
-  return { card, canvas, button, take, lines, head };
+  return { card, canvas, button, take, cut, lines, head };
 }
 
 /**

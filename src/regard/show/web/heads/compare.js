@@ -91,18 +91,19 @@ export class Comparison {
     const layer = layerOf(app.meta, head.text, head.layer);
     const open = element("button", { class: "plain", type: "button", text: "Open in the Map" });
     open.addEventListener("click", () => app.set({ view: "map", ...head, x: -1, y: -1, zoom: 0 }));
+    const title = app.runs.titles().find(({ number }) => number === head.text)?.title;
     const caption = element(
       "figcaption",
       {},
       element("h3", { text: `Layer ${head.layer}, head ${head.head}` }),
-      element("p", { class: "small quiet", text: app.meta.texts[head.text].title }),
+      element("p", { class: "small quiet", text: title }),
     );
     const size = `${layer.rows.toLocaleString("en")} × ${layer.cols.toLocaleString("en")}`;
     const about = element("p", { class: "small quiet", text: `${layer.mask}, ${size}` });
     const box = element("figure", { class: `compare-side ${"ab"[n]}` }, caption, canvas, about, open);
     if (!layer.evidence.certified)
       box.append(element("p", { class: "small compare-doubt", text: layer.evidence.text }));
-    if (alone && app.meta.texts.length > 1) box.append(this.otherTexts(head));
+    if (alone && app.runs.titles().length > 1) box.append(this.otherTexts(head));
     paintHead(canvas, app.source, head, layer);
     return box;
   }
@@ -116,8 +117,9 @@ export class Comparison {
       "The same head on",
       (value) => value !== "" && this.set([head, { ...head, text: Number(value) }]),
     );
-    const options = this.app.meta.texts.map((text, i) => [String(i), text.title]);
-    box.fill([["", "another text…"], ...options.filter(([i]) => Number(i) !== head.text)], "");
+    const others = this.app.runs.titles().filter(({ number }) => number !== head.text);
+    const options = others.map(({ number, title }) => [String(number), title]);
+    box.fill([["", "another text…"], ...options], "");
     return box;
   }
 }

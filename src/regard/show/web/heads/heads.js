@@ -46,7 +46,14 @@ class Gallery {
     const pair = element("section", { class: "compare", "aria-label": "Two heads side by side" });
     this.comparison = new Comparison(pair, app);
     this.open = latest((fresh) => this.fetch(fresh));
-    const column = element("div", { class: "column wide" }, pair, this.warning, this.list, help());
+    const column = element(
+      "div",
+      { class: "column wide" },
+      pair,
+      this.warning,
+      this.list,
+      help(app.runs.available),
+    );
     root.append(this.controls.bar, element("div", { class: "scroll" }, column));
     this.listen();
   }
@@ -99,7 +106,7 @@ class Gallery {
     const ends = Object.fromEntries(namesOf(heads).map((name) => [name, endOf(name, heads)]));
     for (const scores of heads) {
       const { layer, head } = scores;
-      const card = headCard(scores, layerOf(app.meta, text, layer), ends);
+      const card = headCard(app, scores, layerOf(app.meta, text, layer), ends);
       const whole = { x: -1, y: -1, zoom: 0 };
       card.button.addEventListener("click", () => app.set({ view: "map", layer, head, ...whole }));
       card.take.addEventListener("click", () => this.comparison.toggle({ text, layer, head }));
@@ -160,8 +167,8 @@ class Gallery {
 
   /** Only the card that the keyboard is at can be reached with Tab. */
   reach() {
-    for (const [key, { button, take }] of this.cards)
-      button.tabIndex = take.tabIndex = key === this.current ? 0 : -1;
+    for (const [key, { button, take, cut }] of this.cards)
+      button.tabIndex = take.tabIndex = cut.tabIndex = key === this.current ? 0 : -1;
   }
 
   listen() {
@@ -191,8 +198,10 @@ class Gallery {
       next?.card.scrollIntoView({ block: "nearest" });
       return true;
     }
-    if (key.toLowerCase() !== "c") return false;
-    this.cards.get(this.current)?.take.click();
+    const card = this.cards.get(this.current);
+    const button = { c: card?.take, x: card?.cut }[key.toLowerCase()];
+    if (!button || button.hidden) return false;
+    button.click();
     return true;
   }
 }
@@ -231,12 +240,16 @@ function makeGalleryControls(app) {
   };
 }
 
-/** What the marks on the bars and the keys mean. */
-function help() {
+/**
+ * What the marks on the bars and the keys mean.
+ * @param {boolean} cuts whether heads can be cut
+ */
+function help(cuts) {
   return element("p", {
     class: "note",
     text:
       "The filled tick is the uniform baseline, the hollow tick the score on shuffled tokens, the thin line the 95% " +
-      "interval. Use the arrow keys to move from head to head, Enter to open one in the Map, and C to compare it.",
+      "interval. Use the arrow keys to move from head to head, Enter to open one in the Map, and C to compare it." +
+      (cuts ? " X cuts it: the model runs again without its output." : ""),
   });
 }

@@ -9,6 +9,8 @@ import { areWeights, PLAIN, quantityName, quantityOf, say, spell } from "../comm
 import { quantityControls } from "../common/quantity_controls.js";
 import { short, tokenAt } from "../common/tokens.js";
 import { inUnits, unitAt } from "../common/units.js";
+import { EdgeCuts } from "../runs/edge_cuts.js";
+import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
 import { exportMenu } from "./export.js";
 import { legend, marksOf, noteOf } from "./legend.js";
@@ -44,7 +46,9 @@ class MapView {
     this.controls = makeControls(app);
     const space = element("div", { class: "map-stage" });
     const foot = element("div", { class: "map-foot" });
-    const heading = element("div", { class: "map-title" }, this.title, this.proof, this.controls.zooming);
+    this.cut = headSwitch(app, "Cut this head");
+    const heading = element("div", { class: "map-title" }, this.title, this.proof, this.cut);
+    heading.append(this.controls.zooming);
     this.main = element("div", { class: "map-main" }, heading, this.controls.bar, space, foot);
     this.large = new MapCanvas(space, app, this.layer, {
       thumb: () => this.small.chosen(app.state),
@@ -54,6 +58,8 @@ class MapView {
     this.small = new Thumbnails(this.side, app, () => this.large.plan(), this.attribution.box);
     this.legend = legend(foot);
     this.readout = new Readout(this.notes, app);
+    this.edges = new EdgeCuts(app, () => this.large.camera.frame);
+    this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
     this.notes.append(help());
     this.controls.zooming.append(this.exports());
@@ -85,6 +91,7 @@ class MapView {
       this.proof.replaceChildren(badge(layer.evidence));
       this.small.show(state, quantity);
       this.readout.showLayer(captured);
+      this.cut.show(layer.key, state.head);
       this.named = name;
     }
     this.controls.show(state, quantity);
@@ -94,6 +101,7 @@ class MapView {
     const inMap = { ...state, row, col };
     this.readout.showRow(inMap, layer, quantity);
     this.large.show(inMap, layer, quantity);
+    this.edges.draw();
   }
 
   /**
@@ -200,13 +208,18 @@ class MapView {
       ? ` Key ${sink.key} receives ${percent} of all attention and is drawn separately.`
       : "";
     const doubt = layer.evidence.certified ? "" : " (not certified)";
+    const edited = app.runs.edited ? `. ${app.runs.name(state.text)}` : "";
     const words = {
       title: app.meta.model,
-      after: `, layer ${layer.key}, head ${state.head}${doubt}`,
+      after: `, layer ${layer.key}, head ${state.head}${doubt}${edited}`,
       marks: marksOf(look.scale, isClipped(look)),
       note: this.note(scene) + apart,
     };
-    return { scene: { ...scene, hover: null }, words, name: `layer-${layer.key}-head-${state.head}` };
+    return {
+      scene: { ...scene, hover: null },
+      words,
+      name: `layer-${layer.key}-head-${state.head}${edited && "-edited"}`,
+    };
   }
 }
 

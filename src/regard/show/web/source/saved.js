@@ -6,6 +6,7 @@ import { LRU } from "../common/lru.js";
 import { PLAIN, quantityName } from "../common/quantity.js";
 import { openWorkerPort } from "./worker_port.js";
 import { unpackArrays, unpackJson } from "./packed.js";
+import { savedPrediction } from "./saved_prediction.js";
 import { RemoteWeights } from "./remote_weights.js";
 import { namedLayer, storedAttribution } from "./saved_weights.js";
 
@@ -27,7 +28,7 @@ function takeBlock(name) {
 export async function openSaved() {
   const opening = openWorkerPort(); // while the data is read
   /** @type {SavedData} */
-  const { meta, blocks, sinks, heads, attributions } = await unpackJson(takeBlock("regard-data"));
+  const { meta, blocks, sinks, heads, attributions, words } = await unpackJson(takeBlock("regard-data"));
   const weights = opening.then((port) => new RemoteWeights(port, { meta, blocks, attributions }, takeBlock));
   /** @type {RemoteWeights["ask"]} */
   const ask = async (name, question, signal) => (await weights).ask(name, question, signal);
@@ -37,10 +38,12 @@ export async function openSaved() {
   const pictures = new Map(); // of a text
   /** @type {Map<string, Promise<Eviction>>} */
   const evictions = new Map();
+  /** @type {Map<number, Promise<PredictionArrays>>} */
+  const predictions = new Map(); // of a text
   /**
-   * @template V
-   * @param {Map<string, V>} map
-   * @param {string} key
+   * @template K, V
+   * @param {Map<K, V>} map
+   * @param {K} key
    * @param {() => V} make
    * @returns {V}
    */
@@ -51,6 +54,14 @@ export async function openSaved() {
   };
   /** @param {string} name */
   const picturesOf = async (name) => (await unpackArrays(name, takeBlock(name), blocks[name])).pictures;
+  /**
+   * @param {number} text
+   * @returns {Promise<PredictionArrays>}
+   */
+  const predictionsOf = async (text) => {
+    const name = `predictions-${text}`;
+    return /** @type {any} */ (await unpackArrays(name, takeBlock(name), blocks[name]));
+  };
 
   return {
     meta,
@@ -84,6 +95,12 @@ export async function openSaved() {
     attribution: async (text, position, token) => storedAttribution(attributions[text], position, token),
     heads: async (text) => heads[text],
     steps: (text, layer, head, row) => ask("steps", { text, layer, head, row }),
+    async prediction(text, position) {
+      const arrays = await once(predictions, text, () => predictionsOf(text));
+      return savedPrediction(arrays, words[text], meta.texts[text].tokens, position);
+    },
+    cut: () => Promise.reject(new Error("A saved page has no model that could run again.")),
+    undo: () => Promise.reject(new Error("A saved page has no edited run that could be undone.")),
     capture: () => Promise.reject(new Error("A saved page has no model that could read a text.")),
     generate: () => Promise.reject(new Error("A saved page has no model that could go on with a text.")),
     eviction: (text, layer) => once(evictions, `${text} ${layer}`, () => ask("eviction", { text, layer })),

@@ -87,7 +87,7 @@ async function problem(response) {
  * @param {string} path
  * @param {object} body
  * @param {(line: T) => void} onLine
- * @param {AbortSignal} signal
+ * @param {AbortSignal} [signal]
  * @returns {Promise<T | null>}
  */
 async function follow(path, body, onLine, signal) {
@@ -183,10 +183,23 @@ export async function openServed() {
       ),
     eviction: (text, layer) =>
       once(`eviction ${text} ${layer}`, async () => (await ask("eviction", { text, layer })).json()),
+    prediction: (text, position) =>
+      once(`prediction ${text} ${position}`, async () =>
+        (await ask("prediction", { text, position })).json(),
+      ),
     async capture(text, onLine, signal) {
       const last = await follow("capture", { text }, onLine, signal);
       source.meta = await (await ask("meta", {})).json();
       return last?.text ?? 0;
+    },
+    async cut(text, cuts, onLine, signal) {
+      const last = await follow("cut", { text, cuts }, onLine, signal);
+      source.meta = await (await ask("meta", {})).json();
+      return last?.text ?? text;
+    },
+    async undo(text) {
+      await follow("undo", { text }, () => {});
+      source.meta = await (await ask("meta", {})).json();
     },
     async generate(options, onLine, signal) {
       await follow("generate", options, onLine, signal);

@@ -14,6 +14,7 @@ import { beside } from "./layout.js";
 import { newText } from "./new_text.js";
 import { TextNotes } from "./notes.js";
 import { axisOffsets, indexOnAxis, writtenText } from "./offsets.js";
+import { TextPredictions } from "./predictions.js";
 import { rankingLine, strongest } from "./ranking.js";
 import { layersInScope, scopeName, sinkInScope, weightsInScope } from "./scope.js";
 import { shadingTop } from "./shading.js";
@@ -43,6 +44,7 @@ class TextView {
     this.attribution = new AttributionPanel(app);
     this.notes.box.append(this.attribution.box);
     this.page = new TokenText();
+    this.predictions = new TextPredictions(app);
     this.written = writtenText(app.meta, this.state.text, this.layer);
     this.writtenName = ""; // which text the page shows
     this.theme = ""; // and in which theme
@@ -62,7 +64,7 @@ class TextView {
       element(
         "div",
         { class: "text-view" },
-        element("div", { class: "text-main" }, this.said, scroll),
+        element("div", { class: "text-main" }, this.said, scroll, this.predictions.box),
         this.notes.box,
       ),
     ];
@@ -112,6 +114,7 @@ class TextView {
   async findWeights(fresh) {
     const token = this.pinned >= 0 ? this.pinned : this.at;
     const { offsets, looking, state, layer, layers, quantity } = this;
+    this.predictions.show(state.text, token, layer.queries_of === "tokens" && !this.written.second);
     const index = indexOnAxis(offsets, token);
     if (index < 0) {
       this.shaded = null;

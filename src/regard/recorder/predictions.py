@@ -1,0 +1,107 @@
+"""`Predictions`: what a model expects after each token of a text, and what it gave the token that follows.
+
+The logits (B, T, V) of one forward pass are reduced a few positions at a time: no second copy of them is
+made. This file knows logits and token ids; it does not know models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LIKELIEST = 10  # tokens that are kept for each position
+CHUNK = 1 << 24  # logits that are reduced at a time: 64 MiB in float32
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The next-token predictions of a causal language model at each of T positions.
+
+    Position t predicts the token at t + 1. Losses are in nats. `k` is 10, or the vocabulary's size if that
+    is smaller.
+    """
+
+    likeliest: Tensor
+    """The ids of the likeliest next tokens, the likeliest first, int64 (B, T, k)."""
+    probabilities: Tensor
+    """Their probabilities, float32 (B, T, k)."""
+    losses: Tensor
+    """-log p of the token that follows, float32 (B, T - 1); NaN where it, or what comes before, is padding."""
+    ranks: Tensor
+    """Its rank among all tokens, from 1, int64 (B, T - 1); 0 where the loss is NaN."""
+    words: dict[int, str]
+    """The text of each token in `likeliest`, by its id; empty without a tokenizer."""
+
+    @property
+    def loss(self) -> Tensor:
+        """The mean loss of each text of the batch, (B,)."""
+        return self.losses.nanmean(-1)
+
+    def word(self, token: int) -> str:
+        """Return the text of a token in `likeliest`, or its id as `<17>` if the text is not known."""
+        return self.words.get(token, f"<{token}>")
+
+
+def predictions_from(
+    logits: Tensor,
+    ids: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    decode: Callable[[Tensor], list[list[str]]] | None = None,
+) -> Predictions:
+    """Reduce logits (B, T, V) for the tokens `ids` (B, T) to the likeliest tokens, losses and ranks.
+
+    Arguments:
+        logits: those of the next token at each position, on any device.
+        ids: the tokens that were read.
+        attention_mask: False for padding, (B, T); None where nothing is padding.
+        decode: turns ids (1, n) into one list of n texts.
+    """
+    is_logits = logits.ndim == 3 and logits.shape[:2] == ids.shape and logits.is_floating_point()
+    if not is_logits or not logits.numel():
+        raise ValueError(
+            f"predictions: expected a model that gives logits (B, T, V) for its tokens {tuple(ids.shape)}, "
+            f"got {logits.dtype} of {tuple(logits.shape)}: capture it without predictions=True"
+        )
+    B, T, V = logits.shape
+    if bool((ids >= V).any()):
+        raise ValueError(
+            f"predictions: expected logits for every token of the text, whose largest id is {int(ids.max())}, "
+            f"got {V} of them: capture it without predictions=True"
+        )
+    k = min(LIKELIEST, V)
+    following = torch.cat([ids[:, 1:], ids[:, :1]], 1).to(logits.device)  # (B, T); the last is dropped below
+    step = max(1, CHUNK // (B * V))
+    parts = [
+        _reduce(logits[:, first : first + step], following[:, first : first + step], k)
+        for first in range(0, T, step)
+    ]
+    likeliest, probabilities, losses, ranks = (torch.cat(x, 1).cpu() for x in zip(*parts, strict=True))
+    losses, ranks = losses[:, :-1], ranks[:, :-1]  # nothing follows the last token
+    if attention_mask is not None:
+        known = attention_mask.bool().cpu()
+        padded = ~(known[:, 1:] & known[:, :-1])  # (B, T - 1)
+        losses, ranks = losses.masked_fill(padded, torch.nan), ranks.masked_fill(padded, 0)
+    shown = likeliest.unique()
+    words = {} if decode is None else dict(zip(shown.tolist(), decode(shown[None])[0], strict=True))
+    return Predictions(likeliest, probabilities, losses, ranks, words)
+
+
+def _reduce(logits: Tensor, following: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return likeliest (B, t, k), probabilities (B, t, k), losses (B, t) and ranks (B, t) of t positions."""
+    scores = logits.detach().float()  # (B, t, V)
+    lse = scores.logsumexp(-1)  # (B, t)
+    values, likeliest = scores.topk(k, dim=-1)
+    own = scores.gather(-1, following[..., None])  # (B, t, 1)
+    ranks = 1 + (scores > own).sum(-1)
+    return likeliest, (values - lse[..., None]).exp(), lse - own[..., 0], ranks
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """Return the logits in what a model returned: a tensor itself, or its `.logits`; None if there are none."""
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    return logits if isinstance(logits, Tensor) else None

@@ -1,0 +1,51 @@
+// @ts-check
+// Next-token predictions as a list with small bars, and in a sentence. Text and edited runs show them.
+
+import { element } from "./dom.js";
+import { count, number, percent } from "./format.js";
+import { short, visible } from "./tokens.js";
+
+/**
+ * The likeliest next tokens, likeliest first; the one that follows in the text is marked.
+ * @param {Prediction} prediction
+ * @param {string} label
+ */
+export function predictionList({ likeliest, next }, label) {
+  const list = element("ol", { class: "likeliest", "aria-label": label });
+  likeliest.forEach(({ token, probability }, n) => {
+    const follows = next?.rank === n + 1 && next.token === token;
+    const item = element(
+      "li",
+      { class: follows ? "follows" : "", title: visible(token.slice(0, 200)) },
+      element("span", { class: "token", text: short(token, 14) }),
+      element("span", { class: "weight", text: percent(probability) }),
+    );
+    item.style.setProperty("--share", String(probability));
+    if (follows) item.append(element("span", { class: "unseen-words", text: "follows in the text" }));
+    list.append(item);
+  });
+  return list;
+}
+
+/**
+ * What the text has next, and what the model gave it: "In the text follows “cat”: 4.2%, rank 6, loss 3.17".
+ * @param {Prediction} prediction
+ */
+export function nextSentence({ next }) {
+  if (!next) return "Nothing follows in the text.";
+  const token = next.token === null ? "a token" : `“${short(next.token, 24)}”`;
+  const place = next.rank === 1 ? "the likeliest" : `rank ${count(next.rank)}`;
+  return `In the text follows ${token}: ${percent(next.probability)}, ${place}, loss ${number(next.loss, 2)}.`;
+}
+
+/**
+ * The same of two runs: "In the text follows “cat”: 4.2% (rank 6) → 0.3% (rank 41)".
+ * @param {Prediction} before
+ * @param {Prediction} after
+ */
+export function nextChange({ next: a }, { next: b }) {
+  if (!a || !b) return "Nothing follows in the text.";
+  const token = a.token === null ? "a token" : `“${short(a.token, 24)}”`;
+  const [from, to] = [a, b].map(({ probability, rank }) => `${percent(probability)} (rank ${count(rank)})`);
+  return `In the text follows ${token}: ${from} → ${to}.`;
+}

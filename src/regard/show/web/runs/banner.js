@@ -1,0 +1,193 @@
+// @ts-check
+// The banner above every view that says that a run is edited, what was cut and what changed, and undoes it.
+
+import { latest } from "../common/controls.js";
+import { element } from "../common/dom.js";
+import { number, percent } from "../common/format.js";
+import { short } from "../common/tokens.js";
+import { likelyTokens } from "./side_by_side.js";
+
+/** The banner; it is hidden where there is nothing to say. */
+export class RunBanner {
+  /** @param {App} app */
+  constructor(app) {
+    this.app = app;
+    this.name = element("strong", { class: "run-name" });
+    this.chips = element("ul", { class: "cut-list", "aria-label": "What is cut" });
+    this.loss = element("span", { class: "run-loss" });
+    this.said = element("span", { class: "run-said", role: "status" });
+    this.other = this.button("", () => app.set({ text: this.otherText }));
+    this.undo = this.button("Undo", () => app.runs.undo());
+    this.cancel = this.button("Cancel", () => app.runs.cancel());
+    this.unfold = this.button("What changed", () => this.toggle());
+    this.unfold.classList.add("run-unfold");
+    this.unfold.setAttribute("aria-expanded", "false");
+    this.unfold.setAttribute("aria-controls", "run-changes");
+    this.changes = element("div", { class: "run-changes", id: "run-changes", hidden: true });
+    const buttons = element("span", { class: "push" }, this.unfold, this.other, this.undo, this.cancel);
+    this.line = element("div", { class: "run-line" }, this.name, this.chips, this.loss, this.said, buttons);
+    this.box = element("section", { class: "run-banner", "aria-label": "Edited run", hidden: true });
+    this.box.append(this.line, this.changes);
+    this.shown = "";
+    this.compare = latest((fresh, /** @type {number} */ text, /** @type {number} */ position) =>
+      this.fillLikely(fresh, text, position),
+    );
+    app.runs.on(() => this.draw());
+  }
+
+  /**
+   * @param {string} text
+   * @param {() => void} act
+   */
+  button(text, act) {
+    const button = element("button", { class: "button", type: "button", text });
+    button.addEventListener("click", act);
+    return button;
+  }
+
+  toggle() {
+    this.unfold.setAttribute("aria-expanded", String(!this.isOpen));
+    this.draw();
+  }
+
+  /** Whether the reader wants to see what changed. */
+  get isOpen() {
+    return this.unfold.getAttribute("aria-expanded") === "true";
+  }
+
+  /** The run to switch to: the edited one from the model's own, and the other way round. */
+  get otherText() {
+    const { runs } = this.app;
+    return runs.edited ? runs.original : runs.number;
+  }
+
+  draw() {
+    const { app, box } = this;
+    const { runs } = app;
+    const { edited, running, problem, number: run } = runs;
+    box.hidden = !edited && !running && !problem && run < 0;
+    document.body.classList.toggle("edited-run", edited !== null);
+    document.title = `${edited ? "Edited run · " : ""}${app.meta.model} · Regard`;
+    if (box.hidden) return;
+    box.classList.toggle("edited", edited !== null);
+    this.name.textContent = edited ? "Edited run" : run >= 0 ? "The model’s own run" : "";
+    this.said.textContent = running ? `Running the model with the cut: ${runs.doing}` : problem;
+    this.said.classList.toggle("bad", !running && problem !== "");
+    this.cancel.hidden = !running;
+    this.other.hidden = this.undo.hidden = run < 0 || running !== null;
+    this.undo.hidden ||= !edited;
+    this.other.textContent = edited ? "Show own run" : "Show edited run";
+    this.drawCuts();
+    this.drawChanges();
+  }
+
+  /** One chip for each cut, with a button that undoes it. */
+  drawCuts() {
+    const { runs, state } = this.app;
+    this.chips.hidden = !runs.edited;
+    const words = runs.words(state.text);
+    const name = JSON.stringify([state.text, words, runs.running !== null]);
+    if (name === this.shown) return;
+    this.shown = name;
+    const chips = runs.cuts.map((cut, n) => {
+      const undo = element("button", { type: "button", class: "chip-undo", text: "×" });
+      undo.setAttribute("aria-label", `Undo: ${words[n]}`);
+      undo.hidden = runs.cuts.length < 2 || runs.running !== null;
+      undo.addEventListener("click", () => runs.toggle(cut));
+      return element("li", { class: "cut-chip" }, `${words[n]} cut`, undo);
+    });
+    this.chips.replaceChildren(...chips);
+  }
+
+  drawChanges() {
+    const { app } = this;
+    const changes = app.runs.edited?.changes ?? null;
+    this.unfold.hidden = changes === null || app.runs.running !== null;
+    this.changes.hidden = !changes || !this.isOpen;
+    this.loss.textContent = changes ? lossWords(changes) : "";
+    if (this.changes.hidden) return;
+    const { text, row } = app.state;
+    const tokens = app.meta.texts[text].tokens ?? [];
+    this.compare(text, row >= 0 ? row : tokens.length - 1);
+  }
+
+  /**
+   * The lists below the banner, with what is expected after a token.
+   * @param {() => boolean} fresh
+   * @param {number} text
+   * @param {number} position
+   */
+  async fillLikely(fresh, text, position) {
+    const { app } = this;
+    const { lists, sentence } = await likelyTokens(app, text, position);
+    const { tokens, edited } = app.meta.texts[text];
+    if (!fresh() || !edited?.changes) return;
+    const likely = element("div", { class: "run-likely" });
+    likely.append(
+      element("h3", {
+        text: `Likeliest tokens after “${short(tokens?.[position] ?? "", 24)}” (${position})`,
+      }),
+      lists,
+      element("p", { class: "small quiet", text: sentence }),
+    );
+    this.changes.replaceChildren(this.changedTokens(edited.changes, tokens ?? []), likely);
+  }
+
+  /**
+   * The tokens whose probability changed the most; each leads to its place in the text.
+   * @param {Changes} changes
+   * @param {string[]} tokens
+   */
+  changedTokens({ most }, tokens) {
+    const list = element("ol", { class: "changed" });
+    for (const { position, before, after } of most) {
+      const button = element(
+        "button",
+        { type: "button", title: "Show what the model expects here" },
+        element("span", { class: "place", text: position }),
+        element(
+          "span",
+          { class: "token" },
+          element("span", { text: short(tokens[position - 1] ?? "", 8) }),
+          short(tokens[position] ?? "", 12),
+        ),
+        element("span", { class: "weight", text: percent(before) }),
+        element("span", { class: "arrow", text: "→" }),
+        element("span", { class: `weight ${after < before ? "less" : "more"}`, text: percent(after) }),
+        changeBar(before, after),
+      );
+      button.addEventListener("click", () =>
+        this.app.set({ view: "text", direction: "at", row: position - 1, col: -1 }),
+      );
+      list.append(element("li", {}, button));
+    }
+    const title = element("h3", { text: "Tokens whose probability changed most" });
+    const none = element("p", { class: "small quiet", text: "No probability changed." });
+    return element("div", { class: "run-most" }, title, most.length ? list : none);
+  }
+}
+
+/**
+ * The mean loss before and after: "loss 2.59 → 3.10 (+0.51)".
+ * @param {Changes} changes
+ */
+export function lossWords({ before, after }) {
+  if (before === null || after === null) return "";
+  const change = after - before;
+  const sign = change >= 0 ? "+" : "";
+  return `loss ${number(before, 3)} → ${number(after, 3)} (${sign}${number(change, 3)})`;
+}
+
+/**
+ * A bar from the probability before to that after.
+ * @param {number} before
+ * @param {number} after
+ */
+function changeBar(before, after) {
+  const bar = element("span", { class: "change-bar", "aria-hidden": "true" }, element("i"), element("b"));
+  bar.style.setProperty("--before", String(before));
+  bar.style.setProperty("--low", String(Math.min(before, after)));
+  bar.style.setProperty("--high", String(Math.max(before, after)));
+  bar.classList.add(after < before ? "less" : "more");
+  return bar;
+}

@@ -1,0 +1,106 @@
+// @ts-check
+// Buttons beside the map that cut edges: the chosen one, all to the chosen key, or all in view.
+
+import { choice, element } from "../common/dom.js";
+import { short, tokenAt } from "../common/tokens.js";
+
+/** Buttons of the Map's notes; hidden where there is no model. */
+export class EdgeCuts {
+  /**
+   * @param {App} app
+   * @param {() => Rectangle} frame the part of the map that is in view, in tokens
+   */
+  constructor(app, frame) {
+    this.app = app;
+    this.frame = frame;
+    this.scope = choice("Of", "cut-of", { head: "this head", layer: "all heads" }, () => this.draw());
+    this.scope.value = "head";
+    this.note = element("p", { class: "small quiet" });
+    this.edge = this.button(() => this.edgeCut());
+    this.key = this.button(() => this.keyCut());
+    this.view = this.button(() => this.viewCut());
+    const buttons = element("div", { class: "cut-buttons" }, this.edge, this.key, this.view);
+    this.box = element("div", { class: "notes-block edge-cuts" });
+    this.box.append(element("h3", { text: "Cut edges" }), this.scope, buttons, this.note);
+    app.runs.on(() => this.draw());
+  }
+
+  /** @param {() => EdgeCut | null} cutOf */
+  button(cutOf) {
+    const button = element("button", { class: "button", type: "button" });
+    button.addEventListener("click", () => {
+      const cut = cutOf();
+      if (cut) this.app.runs.toggle(cut);
+    });
+    return button;
+  }
+
+  /**
+   * @param {[number, number]} queries
+   * @param {[number, number]} keys
+   * @returns {EdgeCut}
+   */
+  cut(queries, keys) {
+    const { layer, head } = this.app.state;
+    return { kind: "edges", layer, head: this.scope.value === "layer" ? null : head, queries, keys };
+  }
+
+  get layer() {
+    const { text, layer } = this.app.state;
+    return /** @type {Layer} */ (this.app.meta.texts[text].layers.find((one) => one.key === layer));
+  }
+
+  edgeCut() {
+    const { row, col } = this.app.state;
+    return row < 0 || col < 0 ? null : this.cut([row, row + 1], [col, col + 1]);
+  }
+
+  keyCut() {
+    const { col } = this.app.state;
+    return col < 0 ? null : this.cut([0, this.layer.rows], [col, col + 1]);
+  }
+
+  /** All edges in view; null if that is the whole map. */
+  viewCut() {
+    const { rows, cols } = this.layer;
+    const { left, top, right, bottom } = this.frame();
+    /** @type {(first: number, last: number, size: number) => [number, number]} */
+    const span = (first, last, size) => [
+      Math.min(size - 1, Math.max(0, Math.floor(first))),
+      Math.max(1, Math.min(size, Math.ceil(last))),
+    ];
+    const [queries, keys] = [span(top, bottom, rows), span(left, right, cols)];
+    const whole = queries[1] - queries[0] === rows && keys[1] - keys[0] === cols;
+    return whole ? null : this.cut(queries, keys);
+  }
+
+  draw() {
+    const { app, layer } = this;
+    const { text, row, col } = app.state;
+    this.box.hidden = !app.runs.available;
+    if (this.box.hidden) return;
+    /** @param {Axis} axis @param {number} index */
+    const token = (axis, index) => `“${short(tokenAt(app.meta, text, layer, axis, index), 10)}”`;
+    const [edge, key, view] = [this.edgeCut(), this.keyCut(), this.viewCut()];
+    this.label(this.edge, edge, edge ? `${token("queries", row)} → ${token("keys", col)}` : "");
+    this.label(this.key, key, key ? `all to ${token("keys", col)} (${col})` : "");
+    const spans = view ? [view.queries, view.keys].map(([first, end]) => `${first}–${end - 1}`) : [];
+    this.label(this.view, view, `all in view (${spans.join(" → ")})`);
+    this.note.textContent = edge
+      ? "Cut before the softmax: what the other keys receive grows."
+      : "Select a cell to cut its edge, or zoom in to cut all edges in view.";
+  }
+
+  /**
+   * @param {HTMLButtonElement} button
+   * @param {EdgeCut | null} cut
+   * @param {string} words
+   */
+  label(button, cut, words) {
+    button.hidden = cut === null;
+    if (!cut) return;
+    const isCut = this.app.runs.has(cut);
+    button.textContent = `${isCut ? "Restore" : "Cut"} ${words}`;
+    button.disabled = this.app.runs.running !== null;
+  }
+}

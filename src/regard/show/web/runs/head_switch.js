@@ -1,0 +1,39 @@
+// @ts-check
+// The switch that cuts a head. Where there is no model it is hidden.
+
+import { element } from "../common/dom.js";
+
+/** @typedef {HTMLButtonElement & { show(layer: string, head: number): void }} HeadSwitch */
+
+/**
+ * A switch; `show(layer, head)` says whose it is and puts it as the shown run has it.
+ * @param {App} app
+ * @param {string} words beside it
+ * @returns {HeadSwitch}
+ */
+export function headSwitch(app, words) {
+  const { runs } = app;
+  const button = element(
+    "button",
+    { class: "plain switch", type: "button", role: "switch", "aria-checked": "false" },
+    element("span", { class: "switch-track", "aria-hidden": "true" }),
+    words,
+  );
+  /** @type {Cut} */
+  let cut = { kind: "head", layer: "", head: -1 };
+  const draw = () => {
+    button.hidden = !runs.available;
+    button.setAttribute("aria-checked", String(runs.has(cut)));
+    button.setAttribute("aria-disabled", String(runs.running !== null));
+  };
+  /** @type {HeadSwitch["show"]} */
+  const show = (layer, head) => {
+    cut = { kind: "head", layer, head };
+    button.setAttribute("aria-label", `Cut head ${layer}.${head}`);
+    button.title = "Run the model again without this head: its output becomes zero";
+    draw();
+  };
+  button.addEventListener("click", () => runs.toggle(cut));
+  runs.on(draw);
+  return Object.assign(button, { show });
+}
