@@ -8,51 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.attention.backends import tiles
-from regard.maps import head_pass, overview
+from regard.maps import overview
 from tests import strategies, truth
-
-
-@pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "ROWS", 4)
-    monkeypatch.setattr(tiles, "COLS", 5)
-    monkeypatch.setattr(tiles, "TILE_NUMBERS", 50)
-    monkeypatch.setattr(head_pass, "QUERIES", 5)
-    monkeypatch.setattr(head_pass, "KEYS", 4)
-
+from tests.maps.drawn_maps import close, maps, small_tiles  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
-
-
-@st.composite
-def maps(draw: Any, most: int = 12) -> tuple[regard.AttentionMap, torch.Tensor, Any]:
-    """A map in float64, its dense matrix by the definition, and the values and outputs that go with it."""
-    n = draw(strategies.sizes(most))
-    drawn = draw(strategies.masks(n))
-    softcap = draw(st.sampled_from([None, None, 1.5]))
-    x = strategies.tensors(n, draw(st.integers(0, 2**20)), torch.float64)
-    sinks = x.sinks if draw(st.booleans()) else None
-    right = truth.attention(
-        x.q, x.k, x.v, drawn.allowed(), bias=drawn.score_bias(), softcap=softcap, sinks=sinks
-    )
-    return (
-        regard.attention_map(x.q, x.k, mask=drawn.mask, softcap=softcap, sinks=sinks),
-        right.weights,
-        (x, right),
-    )
-
-
-def _close(found: Any, expected: torch.Tensor, atol: float = 1e-12) -> None:
-    assert tuple(found.shape) == tuple(expected.shape)
-    assert torch.allclose(found, expected, atol=atol, rtol=0)
 
 
 @given(drawn=maps())
 def test_dense_and_lse_and_product(drawn: Any) -> None:
     m, A, (x, right) = drawn
-    _close(m.to_dense(), A)
-    _close(m @ x.v, right.output)
+    close(m.to_dense(), A)
+    close(m @ x.v, right.output)
     assert (m.to_dense()[A == 0] == 0).all()  # what may not be seen is 0 exactly
 
 
@@ -65,7 +32,7 @@ def test_indexes_like_a_tensor(drawn: Any, pick: Any) -> None:
         span = slice(start, pick.draw(st.integers(start + 1, size)))
         index.append(pick.draw(st.sampled_from([start, start - size, span, slice(None)])))
     part = m[tuple(index)]
-    _close(part.to_dense() if isinstance(part, regard.AttentionMap) else part, A[tuple(index)])
+    close(part.to_dense() if isinstance(part, regard.AttentionMap) else part, A[tuple(index)])
     names_row = len(index) > 2 and isinstance(index[2], int)
     names_keys = len(index) > 3 and index[3] != slice(None)
     assert isinstance(part, torch.Tensor) == (names_row or names_keys)
@@ -140,17 +107,17 @@ def test_statistics(drawn: Any) -> None:
     T, S = A.shape[-2:]
     back = torch.arange(T, dtype=A.dtype)[:, None] + S - T - torch.arange(S, dtype=A.dtype)
     entropy, distance = torch.special.entr(A).sum(-1), (A * back).sum(-1)
-    _close(m.entropy(), entropy)
-    _close(m.distance(), distance)
-    _close(m.received(), A.sum(-2))
+    close(m.entropy(), entropy)
+    close(m.distance(), distance)
+    close(m.received(), A.sum(-2))
     for large in (1, 1 << 40):  # a head at a time, many at a time
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(overview, "LARGE", large)
             together = m.statistics()
         for found, expected in zip(together, (entropy, distance, A.sum(-2)), strict=True):
-            _close(found, expected)
+            close(found, expected)
     for offset in range(-T, S + 1):
-        _close(m.diagonal(offset), A.diagonal(offset, -2, -1))
+        close(m.diagonal(offset), A.diagonal(offset, -2, -1))
 
 
 @given(drawn=maps(), pick=st.data())
@@ -158,7 +125,7 @@ def test_mass_under_any_rule(drawn: Any, pick: Any) -> None:
     m, A, (x, _) = drawn
     n = strategies.Sizes(*m.q.shape[:2], m.k.shape[1], *A.shape[-2:], m.q.shape[-1], x.v.shape[-1])
     rule = pick.draw(strategies.masks(n, biased=False))
-    _close(m.mass(rule.mask), (A * rule.allowed()).sum(-1))
+    close(m.mass(rule.mask), (A * rule.allowed()).sum(-1))
 
 
 @given(drawn=maps(), n=st.integers(1, 6))
@@ -169,7 +136,7 @@ def test_topk(drawn: Any, n: int) -> None:
     values, indices = top
     assert values is top.values
     assert indices is top.indices
-    _close(values, A.topk(n).values)
+    close(values, A.topk(n).values)
     seen = indices >= 0
     assert torch.equal(seen, values > 0)
     assert torch.allclose(A.gather(-1, indices.clamp(min=0))[seen], values[seen], atol=1e-12)
@@ -183,16 +150,16 @@ def test_some_rows_are_a_map_of_their_own(drawn: Any, pick: Any) -> None:
     b = pick.draw(st.integers(a + 1, T))
     part, rows = m[:, :, a:b], A[:, :, a:b]
     back = torch.arange(T, dtype=A.dtype)[a:b, None] + S - T - torch.arange(S, dtype=A.dtype)
-    _close(part.entropy(), torch.special.entr(rows).sum(-1))
-    _close(part.distance(), (rows * back).sum(-1))
-    _close(part.received(), rows.sum(-2))
-    _close(part.mass(regard.window(2)), (rows * (back < 2)).sum(-1))
-    _close(m[0, 0, a], A[0, 0, a])
+    close(part.entropy(), torch.special.entr(rows).sum(-1))
+    close(part.distance(), (rows * back).sum(-1))
+    close(part.received(), rows.sum(-2))
+    close(part.mass(regard.window(2)), (rows * (back < 2)).sum(-1))
+    close(m[0, 0, a], A[0, 0, a])
     one = m[0, 0, a : a + 1]
     assert one.shape == (1, S)
-    _close(one.to_dense(), A[0, 0, a : a + 1])
-    _close(one.topk(1).values, A[0, 0, a : a + 1].topk(1).values)
-    _close(one.entropy(), torch.special.entr(A[0, 0, a : a + 1]).sum(-1))
+    close(one.to_dense(), A[0, 0, a : a + 1])
+    close(one.topk(1).values, A[0, 0, a : a + 1].topk(1).values)
+    close(one.entropy(), torch.special.entr(A[0, 0, a : a + 1]).sum(-1))
 
 
 def _pooled(A: torch.Tensor, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,11 +178,11 @@ def test_pool_is_exact_at_any_resolution(drawn: Any, pick: Any) -> None:
     rows, cols = (pick.draw(st.integers(1, size)) for size in A.shape[-2:])
     mass, most = _pooled(A, rows, cols)
     both = m.pool(rows, cols, "both")
-    _close(both.mass, mass)
-    _close(both.max, most)
-    _close(m.pool(rows, cols), mass)
-    _close(m.pool(rows, cols, "max"), most)
-    _close(m[0, 0].pool(rows, cols), mass[0, 0])
+    close(both.mass, mass)
+    close(both.max, most)
+    close(m.pool(rows, cols), mass)
+    close(m.pool(rows, cols, "max"), most)
+    close(m[0, 0].pool(rows, cols), mass[0, 0])
 
 
 @given(drawn=maps(20), pick=st.data())
@@ -227,11 +194,11 @@ def test_pool_of_a_region(drawn: Any, pick: Any) -> None:
     rows, cols = (pick.draw(st.integers(1, b - a)) for a, b in zip(starts, stops, strict=True))
     mass, most = _pooled(A[..., region[0], region[1]], rows, cols)
     both = m.pool(rows, cols, "both", region=region)
-    _close(both.mass, mass)
-    _close(both.max, most)
-    _close(m[0].pool(rows, cols, "max", region=region), most[0])
+    close(both.mass, mass)
+    close(both.max, most)
+    close(m[0].pool(rows, cols, "max", region=region), most[0])
     of_rows = m[0, 0, region[0]]  # a region of some rows of a map, counted from the first of them
-    _close(of_rows.pool(rows, cols, region=(slice(None), region[1])), mass[0, 0])
+    close(of_rows.pool(rows, cols, region=(slice(None), region[1])), mass[0, 0])
 
 
 @given(drawn=maps(20), pick=st.data())
@@ -245,11 +212,11 @@ def test_a_summary_is_overviews_and_statistics_in_one(drawn: Any, pick: Any) -> 
         cells = pick.draw(st.integers(1, A_part.shape[-2])), pick.draw(st.integers(1, S))
         found = part.summary(*cells)
         mass, most = _pooled(A_part, *cells)
-        _close(found.mass, mass)
-        _close(found.max, most)
-        _close(found.entropy, torch.special.entr(A_part).sum(-1))
-        _close(found.distance, (A_part * back[rows]).sum(-1))
-        _close(found.received, A_part.sum(-2))
+        close(found.mass, mass)
+        close(found.max, most)
+        close(found.entropy, torch.special.entr(A_part).sum(-1))
+        close(found.distance, (A_part * back[rows]).sum(-1))
+        close(found.received, A_part.sum(-2))
 
 
 def test_one_head_is_shared_out_among_threads() -> None:
@@ -261,10 +228,10 @@ def test_one_head_is_shared_out_among_threads() -> None:
         for size in (2, 9, 43):
             mass, most = _pooled(m.to_dense(), size, size)
             both = m.pool(size, size, "both")
-            _close(both.mass, mass)
-            _close(both.max, most)
+            close(both.mass, mass)
+            close(both.max, most)
             for found, expected in zip(m.summary(size, size)[2:], m.statistics(), strict=True):
-                _close(found, expected)
+                close(found, expected)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
@@ -274,9 +241,9 @@ def test_pooling_then_pooling_equals_pooling_once() -> None:
     q = torch.randn(2, 16, 4, dtype=torch.float64)
     m = regard.attention_map(q, q, mask=regard.causal)
     fine, coarse = m.pool(8, 8, "both"), m.pool(4, 2, "both")
-    _close(fine.mass.view(2, 4, 2, 2, 4).mean(2).sum(-1), coarse.mass)
-    _close(fine.max.view(2, 4, 2, 2, 4).amax((2, 4)), coarse.max)
-    _close(coarse.mass.sum(-1), torch.ones(2, 4, dtype=torch.float64))
+    close(fine.mass.view(2, 4, 2, 2, 4).mean(2).sum(-1), coarse.mass)
+    close(fine.max.view(2, 4, 2, 2, 4).amax((2, 4)), coarse.max)
+    close(coarse.mass.sum(-1), torch.ones(2, 4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -95,6 +95,16 @@ class MapData:
         """The device of q, k and lse."""
         return self.q.device
 
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The map on another device or with q and k in another dtype; takes the arguments of `Tensor.to`."""
+        q, k = self.q.to(*args, **kwargs), self.k.to(*args, **kwargs)
+        lse = self.lse.to(device=q.device, dtype=working_dtype(q.dtype))
+        sinks = None if self.sinks is None else self.sinks.to(q.device)
+        exact = torch.promote_types(q.dtype, self.q.dtype) == q.dtype  # no number of q and k has changed
+        return self._with(
+            q=q, k=k, lse=lse, sinks=sinks, precise=self.precise.to(q.device) if exact else None
+        )
+
     def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> Self:
         """Select the sequences `batch` and the `heads`; `axes`, by default the same, are left to index."""
         return self._with(

@@ -7,15 +7,16 @@ added at once. A tile is one product of [scale·q, −lse, 1] and [k, 1, 0], and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.attention.backends.tiles import visits_between
+from regard.attention.backends.tiles import find_visibility
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
-from regard.maps.bins import Bins, tile_sides
+from regard.maps.bins import Bins, TileSide, block_table
 from regard.maps.data import MapData
 from regard.maps.sweep import EMPTY_ROW_LSE, LOG_ZERO, finite_lse
 
@@ -23,37 +24,58 @@ QUERIES, KEYS = 512, 512  # of one tile: 1 MiB in float32
 
 
 class ScoreTile(NamedTuple):
-    """Runs of queries and of keys; `whole` if every one of the queries may see every one of the keys."""
+    """Sides of queries and keys; `whole` if every one of the queries may see every one of the keys."""
 
-    q_runs: slice
-    k_runs: slice
+    q: TileSide
+    k: TileSide
     whole: bool
 
 
 class PooledCells(NamedTuple):
-    """The sum and the maximum of the weights in every cell of one head."""
+    """The sum, the maximum and, where entries are signed, the minimum of every cell of one head."""
 
     sums: Tensor  # (runs of keys, runs of queries)
-    tops: Tensor  # (runs of keys, runs of queries)
+    tops: Tensor  # (runs of keys, runs of queries) 0 or above
+    lows: Tensor | None  # (runs of keys, runs of queries) 0 or below
+
+    def fill(self, tile: ScoreTile, entries: Tensor) -> None:
+        """Reduce the entries (keys, queries) of a tile to its cells."""
+        M = entries.shape[1]
+        runs = entries.view(-1, tile.k.width, M)
+        shape = (len(runs), -1, tile.q.width)  # (runs of keys, runs of queries, width)
+        at = tile.k.runs, tile.q.runs
+        self.sums[at] = runs.sum(1).view(shape).sum(-1)
+        self.tops[at] = runs.amax(1).view(shape).amax(-1)
+        if self.lows is not None:
+            self.lows[at] = runs.amin(1).view(shape).amin(-1)
 
 
-class RunStatistics(NamedTuple):
-    """Statistics of one head's rows and columns, for every position of a run."""
+class PlaceStatistics(NamedTuple):
+    """Statistics of one head's rows and columns, for every place of its bins."""
 
-    entropy: Tensor  # (runs of queries, width)
-    distance: Tensor  # (runs of queries, width)
-    total: Tensor  # (runs of queries, width) the sum of a row
-    received: Tensor  # (runs of keys, width)
+    entropy: Tensor  # (places of queries,)
+    distance: Tensor  # (places of queries,)
+    total: Tensor  # (places of queries,) the sum of a row
+    received: Tensor  # (places of keys,)
 
 
 class HeadPass:
     """One head of a map, its q and k laid out in runs.
 
     `b` and `h` are the numbers of the sequence and of the head, `q_bins` and `k_bins` the bins of queries and
-    keys; `mask_tiles` is shared by all heads.
+    keys; `mask_tiles` is shared by all heads. `gain` (S,), if given, multiplies the weights of each key.
     """
 
-    def __init__(self, m: MapData, b: int, h: int, q_bins: Bins, k_bins: Bins, mask_tiles: MaskTiles) -> None:
+    def __init__(
+        self,
+        m: MapData,
+        b: int,
+        h: int,
+        q_bins: Bins,
+        k_bins: Bins,
+        mask_tiles: MaskTiles,
+        gain: Tensor | None = None,
+    ) -> None:
         self.q_bins, self.k_bins, self.mask_tiles = q_bins, k_bins, mask_tiles
         self.scale, self.softcap = m.scale, m.softcap
         self.mask = m.mask.select(slice(b, b + 1), slice(h, h + 1))
@@ -71,59 +93,75 @@ class HeadPass:
         )
         k = m.k[b, h // (m.q.shape[1] // m.k.shape[1])].to(m.dtype)
         k = torch.cat([k, one.expand(len(k), 1), torch.zeros_like(one).expand(len(k), 1)], -1)
-        self.q, self.k = q[q_bins.places.to(q.device)], k[k_bins.places.to(k.device)]  # (runs, width, D + 2)
-        self.q[..., -2].masked_fill_(q_bins.padded.to(q.device), -EMPTY_ROW_LSE)
-        self.k[..., -1].masked_fill_(k_bins.padded.to(k.device), -EMPTY_ROW_LSE)
+        self.q, self.k = q[q_bins.places], k[k_bins.places]  # (places, D + 2)
+        self.q[:, -2].masked_fill_(q_bins.padded, -EMPTY_ROW_LSE)
+        self.k[:, -1].masked_fill_(k_bins.padded, -EMPTY_ROW_LSE)
+        self.gain = None if gain is None else gain[k_bins.places].to(self.dtype)  # (places,)
 
     def tiles(self) -> list[ScoreTile]:
         """Every tile with a visible key."""
-        q_sides, k_sides = list(tile_sides(self.q_bins, QUERIES)), list(tile_sides(self.k_bins, KEYS))
-        edges = [
-            [*(side.first for side in sides), n]
-            for sides, n in zip((q_sides, k_sides), self.matrix[2:], strict=True)
-        ]
-        runs_from = {side.first: side.runs for side in k_sides}
+        blocks = block_table(self.q_bins, self.k_bins, *self.matrix[2:])
+        some, every = (x.tolist() for x in find_visibility(self.mask, blocks))
         return [
-            ScoreTile(side.runs, runs_from[column.keys.start], column.whole)
-            for side, (_, columns) in zip(q_sides, visits_between(self.mask, *edges), strict=True)
-            for column in columns
+            ScoreTile(q_side, k_side, every[i][j])
+            for i, q_side in enumerate(self.q_bins.sides)
+            for j, k_side in enumerate(self.k_bins.sides)
+            if some[i][j]
         ]
 
     def empty_cells(self) -> PooledCells:
         """Cells of zeros, to be filled by a pass."""
-        return PooledCells(*(self.q.new_zeros(len(self.k), len(self.q), dtype=self.dtype) for _ in range(2)))
+        shape = len(self.k_bins.of_run), len(self.q_bins.of_run)
+        sums, tops, lows = (self.q.new_zeros(shape, dtype=self.dtype) for _ in range(3))
+        return PooledCells(sums, tops, None if self.gain is None else lows)
 
-    def empty_statistics(self) -> RunStatistics:
+    def empty_statistics(self) -> PlaceStatistics:
         """Statistics of zeros, to be added to by a pass."""
         sides = (self.q, self.q, self.q, self.k)
-        return RunStatistics(*(x.new_zeros(x.shape[:2], dtype=self.dtype) for x in sides))
+        return PlaceStatistics(*(x.new_zeros(len(x), dtype=self.dtype) for x in sides))
 
     def sweep(
-        self, tiles: list[ScoreTile], cells: PooledCells | None, statistics: RunStatistics | None
+        self, tiles: list[ScoreTile], cells: PooledCells | None, statistics: PlaceStatistics | None
     ) -> None:
         """Pass over some tiles; fill the cells and add to the statistics, whichever are not None."""
+        for tile, logs, weights in self._weigh(tiles, keep_logs=statistics is not None):
+            if cells is not None:
+                gain = None if self.gain is None else self.gain[tile.k.places, None]
+                cells.fill(tile, weights if gain is None else weights * gain)
+            if statistics is not None:
+                self._add(statistics, tile, logs, weights)
+
+    def receive(self, tiles: list[ScoreTile], row_weights: Tensor) -> Tensor:
+        """The weights of some tiles, summed over the queries times `row_weights` (T,): (places of keys,)."""
+        of_places = row_weights[self.q_bins.places].to(self.dtype)
+        received = self.k.new_zeros(len(self.k), dtype=self.dtype)
+        for tile, _, weights in self._weigh(tiles, keep_logs=False):
+            received[tile.k.places] += weights @ of_places[tile.q.places]
+        return received
+
+    def _weigh(
+        self, tiles: list[ScoreTile], *, keep_logs: bool
+    ) -> Iterator[tuple[ScoreTile, Tensor, Tensor]]:
+        """Each tile with its log weights and its weights (keys, queries), valid until the next tile.
+
+        The log weights are lost unless `keep_logs`.
+        """
         # Memory for one tile of logarithms and one of weights, reused for every tile.
-        size = max(QUERIES, self.q_bins.width) * max(KEYS, self.k_bins.width)
-        scratch = self.q.new_empty(1 if statistics is None else 2, size, dtype=self.dtype)
+        size = self.q_bins.largest_side * self.k_bins.largest_side
+        scratch = self.q.new_empty(2 if keep_logs else 1, size, dtype=self.dtype)
         wide = self.q.new_empty(size) if self.q.dtype != self.dtype else None  # for large scores
         at, q = None, self.q
         for tile in tiles:
-            if tile.q_runs != at:
-                at = tile.q_runs
-                q = self.q[at].flatten(0, 1).mT.contiguous()  # (D + 2, M): the layout of a right factor
-            k = self.k[tile.k_runs].flatten(0, 1)  # (C, D + 2)
+            if tile.q != at:
+                at = tile.q
+                q = self.q[at.places].mT.contiguous()  # (D + 2, M): the layout of a right factor
+            k = self.k[tile.k.places]  # (C, D + 2)
             C, M = len(k), q.shape[1]
             logs, weights = (scratch[i, : C * M].view(C, M) for i in (0, -1))
             products = logs if wide is None else wide[: C * M].view(C, M)
             self._log_weights(tile, q, k, products, out=logs)
             torch.exp(logs, out=weights)
-            if cells is not None:
-                runs = weights.view(-1, self.k_bins.width, M)
-                shape = (len(runs), -1, self.q_bins.width)  # (runs of keys, runs of queries, width)
-                cells.sums[tile.k_runs, tile.q_runs] = runs.sum(1).view(shape).sum(-1)
-                cells.tops[tile.k_runs, tile.q_runs] = runs.amax(1).view(shape).amax(-1)
-            if statistics is not None:
-                self._add(statistics, tile, logs, weights)
+            yield tile, logs, weights
 
     def _log_weights(self, tile: ScoreTile, q: Tensor, k: Tensor, products: Tensor, out: Tensor) -> None:
         """Write score − lse of a tile of keys by queries to `out`, at most −1e30 on padding.
@@ -148,12 +186,9 @@ class HeadPass:
         if hidden is not None:
             out.masked_fill_(hidden, LOG_ZERO)
 
-    def _add(self, statistics: RunStatistics, tile: ScoreTile, logs: Tensor, weights: Tensor) -> None:
+    def _add(self, statistics: PlaceStatistics, tile: ScoreTile, logs: Tensor, weights: Tensor) -> None:
         """Add a tile of keys by queries to the statistics of its rows and columns."""
-        queries, keys = (
-            bins.places[runs].flatten().to(logs.device)
-            for bins, runs in ((self.q_bins, tile.q_runs), (self.k_bins, tile.k_runs))
-        )
+        queries, keys = self.q_bins.places[tile.q.places], self.k_bins.places[tile.k.places]
         # Sums over keys are products with a vector, a few keys at a time: quick, and long sums would lose
         # digits. Distances count from the first of those few, as large positions would lose them too.
         C, M = weights.shape
@@ -165,10 +200,10 @@ class HeadPass:
         total, back = torch.bmm(torch.cat([ones, steps], 1), grouped).unbind(1)  # (groups, M) each
         distance = ((queries + self.first_position - first).to(logs) * total - back).sum(0)
         entropy = torch.bmm(ones, logs.mul_(weights).view(grouped.shape)).sum((0, 1))
-        statistics.entropy[tile.q_runs] -= entropy.view(-1, self.q_bins.width)
-        statistics.distance[tile.q_runs] += distance.view(-1, self.q_bins.width)
-        statistics.total[tile.q_runs] += total.sum(0).view(-1, self.q_bins.width)
-        statistics.received[tile.k_runs] += weights.sum(1).view(-1, self.k_bins.width)
+        statistics.entropy[tile.q.places] -= entropy
+        statistics.distance[tile.q.places] += distance
+        statistics.total[tile.q.places] += total.sum(0)
+        statistics.received[tile.k.places] += weights.sum(1)
 
 
 def _group_size(n: int) -> int:
@@ -188,10 +223,10 @@ class MaskTiles:
 
     def get(self, mask: Mask, tile: ScoreTile) -> tuple[Tensor | None, Tensor]:
         """The bias of a tile of keys by queries, if any, and its hidden entries."""
-        place = (tile.q_runs.start, tile.k_runs.start)
+        place = (tile.q.runs.start, tile.k.runs.start)
         if place in self.cache and self.cache[place][0] is mask:
             return self.cache[place][1:]
-        queries, keys = self.q_bins.places[tile.q_runs].flatten(), self.k_bins.places[tile.k_runs].flatten()
+        queries, keys = self.q_bins.places[tile.q.places], self.k_bins.places[tile.k.places]
         at = grid(queries, keys, self.shape, self.device)
         bias = mask.score_bias(at)
         bias = None if bias is None else bias.detach()[0, 0].mT

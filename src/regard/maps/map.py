@@ -2,33 +2,36 @@
 
 A map keeps q, k and the row log-sum-exp; any weight is exp(score(q_i, k_j) − lse_i), exactly. Memory grows
 with T, not with T². This file is the API: it checks arguments, gives results their shape, and knows neither
-tokens nor models. The fields are in `data.py`; `sweep.py`, `overview.py` and `dense_rows.py` compute.
+tokens nor models. The fields are in `data.py`; `reductions.py` computes, and what it calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from os import PathLike
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from regard.attention.arguments import answer_pytorch_arguments, check_whole_number
 from regard.attention.attend import attend
+from regard.attention.backends.tiles import find_visibility
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.base import Mask
-from regard.attention.masks.grid import grid
+from regard.attention.masks.grid import Blocks
 from regard.attention.tensors import check_floats, check_tensor
-from regard.maps import overview, precision, storage, sweep
+from regard.maps import overview, precision, reductions, storage, sweep
 from regard.maps.data import MapData
-from regard.maps.dense_rows import NORMALISED, tile_weights
-from regard.maps.index import Axes, parse_index
+from regard.maps.dense_rows import NORMALISED
+from regard.maps.index import Axes
+from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
 from regard.maps.product import expand_values, multiply
+from regard.maps.signed_map import DifferenceMap, TopK
+from regard.maps.spans import Spans, as_spans
+from regard.maps.weighted_map import WeightedMap
 
 MIN_NORMALISED_ROWS = 64  # first rows of a matrix: under a causal mask they have few keys with large weights
-DENSE_LIMIT = 1 << 30  # bytes that `.to_dense()` may take unless a limit is given
-MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
 @answer_pytorch_arguments
@@ -83,14 +86,7 @@ def load(path: str | PathLike[str]) -> AttentionMap:
     return AttentionMap.from_data(storage.load(path))
 
 
-class TopK(NamedTuple):
-    """The largest weights of every row, largest first, as `torch.topk` gives them."""
-
-    values: Tensor  # (B, H, T, k)
-    indices: Tensor  # (B, H, T, k) the keys; −1 where a row has fewer visible keys
-
-
-class AttentionMap(MapData):
+class AttentionMap(MapData, LazyMatrix):
     """Attention weights shaped (B, H, T, S), without the matrix. Made by `regard.attention_map` or a capture.
 
     A map is indexed like a tensor. Naming heads or a slice of rows gives a smaller map; naming one row, a
@@ -108,16 +104,6 @@ class AttentionMap(MapData):
         return cls(**{name.removeprefix("_"): value for name, value in vars(data).items()})
 
     @property
-    def shape(self) -> torch.Size:
-        """(B, H, T, S), without the axes that were indexed away."""
-        return torch.Size((*self.axes.visible(self.matrix[:2]), *self.matrix[2:]))
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions, from 2 to 4."""
-        return len(self.shape)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of q, k and lse."""
         return sum(x.nbytes for x in (self.q, self.k, self.lse))
@@ -133,40 +119,22 @@ class AttentionMap(MapData):
         dtype = str(self.q.dtype).removeprefix("torch.")
         return f"AttentionMap({size}, {', '.join(settings)}, {dtype}, {memory})"
 
-    def __len__(self) -> int:
-        """The size of the first axis."""
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> Any:
-        """A smaller map, or a tensor if the index names one row, a list of rows, or any keys."""
-        part = parse_index(index, self.axes, self.matrix)
-        m = self.select(part.batch, part.heads, part.axes)
-        if part.gives_map and isinstance(part.rows, slice):
-            return m.select_rows(part.rows)
-        weights = m.tile(part.rows, part.keys)  # (…, rows, keys)
-        weights = weights.squeeze(-1) if part.one_key else weights
-        return weights.squeeze(-1 if part.one_key else -2) if part.one_row else weights
-
     def tile(self, rows: slice | Tensor, keys: slice | Tensor = slice(None)) -> Tensor:
         """The weights of some rows and some keys, each a slice or a tensor of indices: (B, H, rows, keys)."""
-        at = grid(rows, keys, self.matrix, self.device)
-        B, H = self.matrix[:2]
-        _refuse_large(B * H * at.q.numel() * at.k.numel() * self.dtype.itemsize, DENSE_LIMIT)
-        (weights,) = precision.compute(self, lambda group: [tile_weights(group.data, at)], at.rows)
-        return self._shaped(weights)
+        return self._shaped(reductions.tile(self, rows, keys))
+
+    def visible_blocks(self, blocks: Blocks) -> Tensor:
+        """Which of the blocks may hold a weight that is not 0, (R, C)."""
+        return find_visibility(self.mask, blocks)[0]
 
     def precise_lse(self, rows: slice | Tensor = slice(None)) -> Tensor:
         """The row log-sum-exp that the weights of some rows are computed with, (B, H, rows) in float64."""
         return precision.precise_lse(self, rows)
 
-    def _shaped(self, x: Tensor) -> Tensor:
-        """A result (B, H, …) without the axes that were indexed away."""
-        return x.reshape((*self.axes.visible(x.shape[:2]), *x.shape[2:]))
-
     def to_dense(self, limit: int = DENSE_LIMIT) -> Tensor:
         """The whole matrix as a tensor (B, H, T, S); ValueError if it would take more than `limit` bytes."""
         B, H, T, S = self.matrix
-        _refuse_large(B * H * T * S * self.dtype.itemsize, limit)
+        refuse_large(B * H * T * S * self.dtype.itemsize, limit)
         dense = self.q.new_zeros(B, H, T, S, dtype=self.dtype)
         for group in precision.head_groups(self):
             part = dense[group.batch, group.heads]
@@ -178,43 +146,52 @@ class AttentionMap(MapData):
 
     def pool(
         self,
-        rows: int,
-        cols: int,
+        rows: int | Sequence[int] | Spans,
+        cols: int | Sequence[int] | Spans,
         reduce: Literal["mass", "max", "both"] = "mass",
         *,
         region: overview.Region | None = None,
     ) -> Tensor | overview.Overview:
-        """An exact overview with `rows` × `cols` cells: bins of queries and keys, as equal as can be.
+        """An exact overview with a cell for each span of queries and each span of keys.
 
+        `rows` and `cols` are counts of spans as equal as can be, increasing edges such as [0, 3, 7, 12], or
+        `Spans`. What lies before the first edge, after the last or between spans is left out.
         `reduce="mass"` sums the weights over the keys of a cell and averages over its queries, so that rows
-        sum to 1; "max" takes the largest weight of a cell; "both" gives both from one pass, as `.mass` and
-        `.max`. `region=(slice of rows, slice of keys)` pools that part of the map alone, at that part's cost;
-        the weights of its rows on other keys are not in the sums.
+        sum to 1 if every key is in a span; "max" takes the largest weight of a cell; "both" gives both from
+        one pass, as `.mass` and `.max`. `region=(slice of rows, slice of keys)` pools that part of the map
+        alone, at that part's cost; the weights of its rows on other keys are not in the sums. Edges and spans
+        count positions of the whole map also there.
 
         >>> import torch, regard
         >>> x = torch.eye(4)
-        >>> regard.attention_map(x, x, mask=regard.causal).pool(2, 2)
+        >>> m = regard.attention_map(x, x, mask=regard.causal)
+        >>> m.pool(2, 2)
         tensor([[1.0000, 0.0000],
                 [0.4892, 0.5108]])
-        >>> regard.attention_map(x, x, mask=regard.causal).pool(2, 2, region=(slice(2, 4), slice(0, 2)))
+        >>> m.pool([3, 4], [0, 1, 4])
+        tensor([[0.2151, 0.7849]])
+        >>> m.pool(2, 2, region=(slice(2, 4), slice(0, 2)))
         tensor([[0.2741, 0.2741],
                 [0.2151, 0.2151]])
         """
-        if reduce not in ("mass", "max", "both"):
-            raise ValueError(f"reduce: expected 'mass', 'max' or 'both', got {reduce!r}")
-        part: MapData = self
-        if region is not None:
-            part = precision.select_region(self, *overview.check_region(region, self.matrix))
-        cells = precision.compute(part, lambda group: overview.pool(group.data, rows, cols))
-        both = overview.Overview(*map(self._shaped, cells))
-        return both if reduce == "both" else both.mass if reduce == "mass" else both.max
+        overview.check_reduce(reduce)
+        queries, keys = overview.check_region(region, self.matrix)
+        row_spans = as_spans("rows", rows, queries.start, queries.stop)
+        col_spans = as_spans("cols", cols, keys.start, keys.stop)
+        return overview.Overview(*map(self._shaped, reductions.pool(self, row_spans, col_spans))).pick(reduce)
 
     def summary(self, rows: int, cols: int) -> overview.MapSummary:
         """Both overviews and all statistics: `.mass`, `.max`, `.entropy`, `.distance` and `.received`.
 
-        They are those of `pool(rows, cols, "both")` and `statistics()`, on a CPU from one pass over the map.
+        They are those of `pool(rows, cols, "both")`, for counts, and `statistics()`, on a CPU from one pass
+        over the map.
         """
-        results = precision.compute(self, lambda group: overview.summary(group.data, rows, cols))
+        _, _, T, S = self.matrix
+        row_spans, col_spans = (
+            Spans.equal(n, check_whole_number(name, count, min(1, n), n))
+            for name, count, n in (("rows", rows, T), ("cols", cols, S))
+        )
+        results = precision.compute(self, lambda group: overview.summary(group.data, row_spans, col_spans))
         return overview.MapSummary(*map(self._shaped, results))
 
     def statistics(self) -> sweep.RowStatistics:
@@ -230,9 +207,36 @@ class AttentionMap(MapData):
         """The mean distance of every row, Σ A · (position of the query − key), (B, H, T)."""
         return self.statistics().distance
 
-    def received(self) -> Tensor:
-        """The attention that each key receives, summed over the queries, (B, H, S)."""
-        return self.statistics().received
+    def received(self, weights: Tensor | None = None) -> Tensor:
+        """The attention that each key receives, summed over the queries, (B, H, S).
+
+        `weights` w (B, H, T), or a shape that broadcasts to it, multiply the rows first: the result is wᵀA,
+        which is what attention rollout takes a step with. Rows whose weight is 0 are not computed.
+
+        >>> import torch, regard
+        >>> x = torch.zeros(4, 2)
+        >>> regard.attention_map(x, x, mask=regard.causal).received(torch.tensor([0.0, 1.0, 0.0, -1.0]))
+        tensor([ 0.2500,  0.2500, -0.2500, -0.2500])
+        """
+        if weights is None:
+            return self.statistics().received
+        return self._shaped(reductions.received(self, self._expand("weights", weights, self.matrix[2])))
+
+    def weighted(self, u: Tensor) -> WeightedMap:
+        """The map with the weights of every key j multiplied by u_j: a `WeightedMap` with entries A_ij · u_j.
+
+        u is signed and broadcasts to (B, H, S). Nothing is computed until you ask for it.
+
+        >>> import torch, regard
+        >>> x = torch.zeros(4, 2)
+        >>> regard.attention_map(x, x, mask=regard.causal).weighted(torch.tensor([1.0, -1.0, 2.0, 0.0]))[3]
+        tensor([ 0.2500, -0.2500,  0.5000,  0.0000])
+        """
+        return WeightedMap(self, self._expand("u", u, self.matrix[3]))
+
+    def __sub__(self, other: object) -> DifferenceMap:
+        """The difference of two maps of one shape, computed on demand."""
+        return DifferenceMap(self, other) if isinstance(other, LazyMatrix) else NotImplemented
 
     def mass(self, rule: Mask) -> Tensor:
         """The share of every row under a mask `rule`, such as `window(8)` or `prefix(1)`, (B, H, T).
@@ -258,15 +262,7 @@ class AttentionMap(MapData):
 
         This takes as many dot products as the diagonal is long.
         """
-        _, _, T, S = self.matrix
-        first = max(0, -offset)
-        length = max(0, min(T - first, S - offset - first))
-        index = torch.arange(first, first + length, device=self.device)
-        rows = slice(first, first + length)
-        (weights,) = precision.compute(
-            self, lambda group: [sweep.entries(group.data, index, index + offset)], rows
-        )
-        return self._shaped(weights)
+        return self._shaped(reductions.diagonal(self, offset))
 
     def topk(self, k: int) -> TopK:
         """The k largest weights of every row as `(values, indices)`, each (B, H, T, k).
@@ -291,65 +287,20 @@ class AttentionMap(MapData):
             check_floats("v", v)
             if v.device != self.device:
                 raise ValueError(f"v: expected it on {self.device}, where the map is, got {v.device}")
-            if (values := expand_values(self, v)) is not None:
+            if (values := self._expand_values(v)) is not None:
                 return self._shaped(multiply(self, values))
         lead = (*self.axes.visible((self.matrix[0], self.k.shape[1])), self.matrix[3])
         got = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
         raise ValueError(f"v: expected ({', '.join(map(str, lead))}, E), got {got}")
 
-    def to(self, *args: Any, **kwargs: Any) -> AttentionMap:
-        """The map on another device or with q and k in another dtype; takes the arguments of `Tensor.to`."""
-        q, k = self.q.to(*args, **kwargs), self.k.to(*args, **kwargs)
-        lse = self.lse.to(device=q.device, dtype=working_dtype(q.dtype))
-        sinks = None if self.sinks is None else self.sinks.to(q.device)
-        exact = torch.promote_types(q.dtype, self.q.dtype) == q.dtype  # no number of q and k has changed
-        return self._with(
-            q=q, k=k, lse=lse, sinks=sinks, precise=self.precise.to(q.device) if exact else None
-        )
+    def _expand_values(self, v: Tensor) -> Tensor | None:
+        """v as values for each key/value head or each query head, or None if it does not fit."""
+        return expand_values(self.axes, self.matrix, (self.k.shape[1], self.matrix[1]), v)
 
-    def __getattr__(self, name: str) -> Any:
-        """Only for names that a map does not have: say what a tensor's methods need."""
-        hint = f": write .to_dense().{name}" if hasattr(Tensor, name) and not name.startswith("_") else ""
-        raise AttributeError(f"an AttentionMap has no {name!r}{hint}")
-
-    def cpu(self) -> AttentionMap:
-        """The map on the CPU."""
-        return self.to("cpu")
+    def takes_values(self, v: Tensor) -> bool:
+        """Whether `@` takes values of this shape."""
+        return self._expand_values(v) is not None
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the map to a safetensors file, atomically; `regard.load(path)` opens it again."""
         storage.save(self, path)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        array = self.to_dense().cpu().numpy()
-        return array if dtype is None else array.astype(dtype)
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if (
-            func in MATMULS
-            and not kwargs
-            and isinstance(args[0], AttentionMap)
-            and isinstance(args[1], Tensor)
-        ):
-            m, v = args
-            if m.ndim >= v.ndim and expand_values(m, v) is not None:
-                return m @ v
-
-        def to_dense(x: Any) -> Any:
-            if isinstance(x, AttentionMap):
-                return x.to_dense()
-            return type(x)(to_dense(y) for y in x) if type(x) in (list, tuple) else x
-
-        return func(*to_dense(tuple(args)), **{name: to_dense(x) for name, x in (kwargs or {}).items()})
-
-
-def _refuse_large(size: int, limit: int) -> None:
-    """Raise ValueError if a tensor of `size` bytes would exceed the limit."""
-    if size > limit:
-        raise ValueError(
-            f"this would take {size / 2**30:.1f} GiB, over the limit of {limit / 2**30:.1f} GiB: "
-            "use .pool(256, 256), one row m[b, h, i] or a tile m[b, h, i0:i1, j0:j1] instead"
-        )

@@ -14,11 +14,11 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.attention.arguments import check_whole_number
 from regard.maps import head_pass, sweep
-from regard.maps.bins import make_bins
+from regard.maps.bins import Bins, cut_evenly, find_runs, make_bins
 from regard.maps.data import MapData
-from regard.maps.head_pass import HeadPass, MaskTiles, PooledCells, RunStatistics
+from regard.maps.head_pass import HeadPass, MaskTiles, PlaceStatistics, PooledCells
+from regard.maps.spans import Spans
 from regard.maps.sweep import RowStatistics
 
 LARGE = 1 << 20  # weights a head: below, many heads at a time cost less than a pass each
@@ -33,6 +33,10 @@ class Overview(NamedTuple):
     mass: Tensor  # (B, H, rows, cols)
     max: Tensor  # (B, H, rows, cols)
 
+    def pick(self, reduce: str) -> Tensor | Overview:
+        """The one that `reduce` names, or both."""
+        return self if reduce == "both" else self.mass if reduce == "mass" else self.max
+
 
 class MapSummary(NamedTuple):
     """Overviews and statistics of every head."""
@@ -44,20 +48,26 @@ class MapSummary(NamedTuple):
     received: Tensor  # (B, H, S)
 
 
-def pool(m: MapData, rows: int, cols: int) -> Overview:
-    """Both overviews of every head, (B, H, rows, cols)."""
-    _check_cells(m, rows, cols)
-    overview = _pool_on_gpu(m, rows, cols)
-    return _pass_over_tiles(m, rows, cols, statistics=False)[0] if overview is None else overview
+def pool(m: MapData, rows: Spans, cols: Spans, gain: Tensor | None = None) -> Overview:
+    """Both overviews of every head, (B, H, rows, cols).
+
+    `gain` (B, H, S), if given, multiplies the weights of every key; the maximum of a cell is then its entry
+    of largest magnitude, with its sign.
+    """
+    overview = _pool_on_gpu(m, rows, cols) if gain is None else None
+    if overview is None:
+        overview = _pass_over_tiles(m, rows, cols, gain=gain, statistics=False)[0]
+    return overview
 
 
 def statistics(m: MapData) -> RowStatistics:
     """Entropy and distance of every row, and the attention that every key receives."""
     _, _, T, S = m.matrix
     if m.device.type == "cpu" and T * S >= LARGE:
-        sides = head_pass.QUERIES, head_pass.KEYS
-        cells = (-(-n // side) for n, side in zip((T, S), sides, strict=True))
-        return _pass_over_tiles(m, *cells, cells=False)[1]
+        whole_tiles = (
+            Spans.equal(n, -(-n // side)) for n, side in ((T, head_pass.QUERIES), (S, head_pass.KEYS))
+        )
+        return _pass_over_tiles(m, *whole_tiles, cells=False)[1]
     if m.device.type == "cuda" and m.dtype == torch.float32:
         from regard.attention.backends.triton import statistics
 
@@ -67,21 +77,48 @@ def statistics(m: MapData) -> RowStatistics:
     return sweep.statistics(m)
 
 
-def summary(m: MapData, rows: int, cols: int) -> MapSummary:
-    """Overviews and statistics of every head: on a CPU from one pass."""
-    _check_cells(m, rows, cols)
+def summary(m: MapData, rows: Spans, cols: Spans) -> MapSummary:
+    """Overviews and statistics of every head: on a CPU from one pass. The spans hold every row and key."""
     if m.device.type == "cpu":
         overview, row_statistics = _pass_over_tiles(m, rows, cols)
         return MapSummary(*overview, *row_statistics)
     return MapSummary(*pool(m, rows, cols), *statistics(m))
 
 
-def check_region(region: Region, matrix: tuple[int, int, int, int]) -> tuple[slice, slice]:
-    """A region of a map of size (B, H, T, S) as slices of queries and keys with both ends given."""
+def received(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor:
+    """The attention that every key receives, (B, H, S), each row times its entry of `row_weights` (B, H, T).
+
+    `rows` are those whose weight is not 0, in increasing order.
+    """
+    B, H, _, S = m.matrix
+    total = m.lse.new_zeros(B, H, S)
+    if 0 in m.matrix or not len(rows):
+        return total
+    q_bins = make_bins(find_runs(rows.cpu()), head_pass.QUERIES, m.device)
+    k_bins = cut_evenly(S, head_pass.KEYS, m.device)
+    mask_tiles, shares = MaskTiles(m, q_bins, k_bins), _shares(m)
+
+    def work(unit: tuple[int, int, int]) -> Tensor:
+        b, h, share = unit
+        head = HeadPass(m, b, h, q_bins, k_bins, mask_tiles)
+        part = head.receive(head.tiles()[share::shares], row_weights[b, h])
+        return k_bins.by_position(part, S)
+
+    units = list(product(range(B), range(H), range(shares)))
+    for (b, h, _), part in zip(units, _run_all(work, units, m.device), strict=True):
+        total[b, h] += part
+    return total
+
+
+def check_region(region: Region | None, matrix: tuple[int, ...]) -> tuple[slice, slice]:
+    """A region of a map of size (…, T, S) as slices of queries and keys with both ends given."""
+    T, S = matrix[-2:]
+    if region is None:
+        return slice(0, T), slice(0, S)
     if not isinstance(region, tuple) or len(region) != 2 or not all(isinstance(s, slice) for s in region):
         raise ValueError(f"region: expected (slice of rows, slice of keys), got {region!r}")
     slices = []
-    for name, span, length in zip(("rows", "keys"), region, matrix[2:], strict=True):
+    for name, span, length in zip(("rows", "keys"), region, (T, S), strict=True):
         start, stop, step = span.indices(length)
         if step != 1 or start >= stop:
             raise ValueError(f"region: expected some of {length} {name}, without a step, got {span}")
@@ -89,66 +126,81 @@ def check_region(region: Region, matrix: tuple[int, int, int, int]) -> tuple[sli
     return slices[0], slices[1]
 
 
-def _check_cells(m: MapData, rows: int, cols: int) -> None:
-    """Raise ValueError unless every cell of an overview would have a row and a key."""
-    _, _, T, S = m.matrix
-    for name, n, most in (("rows", rows, T), ("cols", cols, S)):
-        least = min(1, most)  # a map without rows or without keys has no cells
-        check_whole_number(name, n, least, most)
+def check_reduce(reduce: str) -> None:
+    """Raise ValueError unless `reduce` is one that `pool` has."""
+    if reduce not in ("mass", "max", "both"):
+        raise ValueError(f"reduce: expected 'mass', 'max' or 'both', got {reduce!r}")
 
 
-def _pool_on_gpu(m: MapData, rows: int, cols: int) -> Overview | None:
+def _pool_on_gpu(m: MapData, rows: Spans, cols: Spans) -> Overview | None:
     """The overview from the Triton kernel, or None if the kernel does not support this map."""
     if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
     from regard.attention.backends.triton import pool
 
+    _, _, T, S = m.matrix
     mask = m.mask.simplified(m.matrix)
-    if pool.unsupported_reason(m.q, m.k, mask, rows, cols) is not None:
+    if rows != Spans.equal(T, len(rows)) or cols != Spans.equal(S, len(cols)):
         return None
-    return Overview(*pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, rows, cols))
+    if pool.unsupported_reason(m.q, m.k, mask, len(rows), len(cols)) is not None:
+        return None
+    return Overview(*pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, len(rows), len(cols)))
 
 
 def _pass_over_tiles(
-    m: MapData, rows: int, cols: int, *, cells: bool = True, statistics: bool = True
+    m: MapData,
+    rows: Spans,
+    cols: Spans,
+    *,
+    gain: Tensor | None = None,
+    cells: bool = True,
+    statistics: bool = True,
 ) -> tuple[Overview, RowStatistics]:
     """Overview and statistics from one pass; those that are switched off stay 0."""
     B, H, T, S = m.matrix
+    overview = Overview(*m.lse.new_zeros(2, B, H, len(rows), len(cols)))
     if 0 in m.matrix:
-        return Overview(*m.lse.new_zeros(2, B, H, rows, cols)), sweep.statistics(m)
-    q_bins = make_bins(T, rows, head_pass.QUERIES)
-    k_bins = make_bins(S, cols, head_pass.KEYS)
-    mask_tiles = MaskTiles(m, q_bins, k_bins)
-    shares = -(-_threads(m.device) // max(B * H, 1))  # fewer heads than cores: a head's tiles are shared out
-    overview = Overview(*(m.lse.new_zeros(B, H, rows, cols) for _ in range(2)))
+        return overview, sweep.statistics(m)
+    q_bins = make_bins(rows.bounds(), head_pass.QUERIES, m.device)
+    k_bins = make_bins(cols.bounds(), head_pass.KEYS, m.device)
+    mask_tiles, shares = MaskTiles(m, q_bins, k_bins), _shares(m)
     stats = RowStatistics(*(m.lse.new_zeros(B, H, n) for n in (T, T, S)))
     total = m.lse.new_zeros(B, H, T)
-    runs_by_bin = (cols, k_bins.per_bin, rows, q_bins.per_bin)
 
-    def work(unit: tuple[int, int, int]) -> tuple[PooledCells | None, RunStatistics | None]:
+    def work(unit: tuple[int, int, int]) -> tuple[Overview | None, PlaceStatistics | None]:
         b, h, share = unit
-        head = HeadPass(m, b, h, q_bins, k_bins, mask_tiles)
+        head = HeadPass(m, b, h, q_bins, k_bins, mask_tiles, None if gain is None else gain[b, h])
         pooled = head.empty_cells() if cells else None
-        of_runs = head.empty_statistics() if statistics else None
-        head.sweep(head.tiles()[share::shares], pooled, of_runs)
-        if pooled is not None:  # join the runs of each bin
-            sums, tops = (x.view(runs_by_bin) for x in pooled)
-            pooled = PooledCells(sums.sum((1, 3)).mT, tops.amax((1, 3)).mT)
-        return pooled, of_runs
+        of_places = head.empty_statistics() if statistics else None
+        head.sweep(head.tiles()[share::shares], pooled, of_places)
+        return None if pooled is None else _join(pooled, q_bins, k_bins), of_places
 
     # Add up the shares of every head in a fixed order, so that the result does not depend on timing.
     units = list(product(range(B), range(H), range(shares)))
-    for (b, h, _), (pooled, of_runs) in zip(units, _run_all(work, units, m.device), strict=True):
+    for (b, h, _), (pooled, of_places) in zip(units, _run_all(work, units, m.device), strict=True):
         if pooled is not None:
-            overview.mass[b, h] += pooled.sums
-            overview.max[b, h].copy_(torch.maximum(overview.max[b, h], pooled.tops))
-        if of_runs is not None:
-            stats.entropy[b, h] += q_bins.unpad(of_runs.entropy)
-            stats.distance[b, h] += q_bins.unpad(of_runs.distance)
-            stats.received[b, h] += k_bins.unpad(of_runs.received)
-            total[b, h] += q_bins.unpad(of_runs.total)
-    overview.mass.div_(torch.tensor(q_bins.edges).diff().to(overview.mass).view(-1, 1))
+            overview.mass[b, h] += pooled.mass
+            overview.max[b, h] = larger_magnitude(overview.max[b, h], pooled.max)
+        if of_places is not None:
+            stats.entropy[b, h] += q_bins.by_position(of_places.entropy, T)
+            stats.distance[b, h] += q_bins.by_position(of_places.distance, T)
+            stats.received[b, h] += k_bins.by_position(of_places.received, S)
+            total[b, h] += q_bins.by_position(of_places.total, T)
     return overview, sweep.normalise_statistics(m, stats, total) if statistics else stats
+
+
+def _join(cells: PooledCells, q_bins: Bins, k_bins: Bins) -> Overview:
+    """Join the runs of each bin: mean row mass, and the entry of largest magnitude, (rows, cols)."""
+    mass = q_bins.join(k_bins.join(cells.sums, "sum").mT, "sum") / q_bins.sizes[:, None]
+    top = q_bins.join(k_bins.join(cells.tops, "amax").mT, "amax")
+    if cells.lows is None:
+        return Overview(mass, top)
+    return Overview(mass, larger_magnitude(top, q_bins.join(k_bins.join(cells.lows, "amin").mT, "amin")))
+
+
+def larger_magnitude(x: Tensor, y: Tensor) -> Tensor:
+    """Of each two entries of x and y the one of larger magnitude, x in a draw."""
+    return y.where(y.abs() > x.abs(), x)
 
 
 Unit = TypeVar("Unit")
@@ -158,6 +210,11 @@ Result = TypeVar("Result")
 def _threads(device: torch.device) -> int:
     """How many units of work run at once: on a CPU one a core, better than cores that share a tile."""
     return torch.get_num_threads() if device.type == "cpu" else 1
+
+
+def _shares(m: MapData) -> int:
+    """The number of shares of one head's tiles, where there are fewer heads than cores."""
+    return -(-_threads(m.device) // max(m.matrix[0] * m.matrix[1], 1))
 
 
 def _run_all(work: Callable[[Unit], Result], units: list[Unit], device: torch.device) -> Iterator[Result]:

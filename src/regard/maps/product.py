@@ -8,24 +8,26 @@ from torch import Tensor
 from regard.attention.attend import attend
 from regard.maps import precision
 from regard.maps.data import MapData
-from regard.maps.index import select_kv_heads
+from regard.maps.index import Axes, select_kv_heads
 from regard.maps.sweep import finite_lse
 
 
-def expand_values(m: MapData, v: Tensor) -> Tensor | None:
-    """Expand v (…, S, E) to one (S, E) for each sequence and head, (B, G, S, E) or (B, H, S, E).
+def expand_values(
+    axes: Axes, matrix: tuple[int, int, int, int], heads: tuple[int, ...], v: Tensor
+) -> Tensor | None:
+    """Expand v (…, S, E) to one (S, E) for each sequence and head, (B, n, S, E) with n one of `heads`.
 
-    Leading dimensions broadcast to those that m shows, counting key/value heads or query heads. Returns None
-    if they do not fit.
+    Leading dimensions broadcast to the `axes` that a map of size `matrix` shows. Returns None if they do not
+    fit.
     """
-    B, H, _, S = m.matrix
+    B, _, _, S = matrix
     if v.ndim < 2 or v.shape[-2] != S:
         return None
-    for heads in dict.fromkeys((m.k.shape[1], H)):
-        shown = m.axes.visible((B, heads))
+    for n in dict.fromkeys(heads):
+        shown = axes.visible((B, n))
         lead = (1,) * (len(shown) - (v.ndim - 2)) + tuple(v.shape[:-2])
-        if len(lead) == len(shown) and all(n in (1, size) for n, size in zip(lead, shown, strict=True)):
-            return v.expand(*shown, *v.shape[-2:]).reshape(B, heads, *v.shape[-2:])
+        if len(lead) == len(shown) and all(a in (1, b) for a, b in zip(lead, shown, strict=True)):
+            return v.expand(*shown, *v.shape[-2:]).reshape(B, n, *v.shape[-2:])
     return None
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
-from regard.attention.masks.grid import blocks_between, grid
+from regard.attention.masks.grid import Blocks, blocks_between, grid
 
 ROWS, COLS = 256, 512  # the size of one tile
 TILE_NUMBERS = 1 << 19  # scores that are computed together: 2 MiB in float32, which fits the CPU's cache
@@ -74,15 +74,21 @@ def visits_between(
     """`visits` for blocks cut at these edges, which start at 0 and end at T and S."""
     queries = [slice(a, b) for a, b in pairwise(q_edges)]
     keys = [slice(a, b) for a, b in pairwise(k_edges)]
-    some, every = mask.block_bounds(blocks_between(q_edges, k_edges))
-    shape = (len(queries), len(keys))
-    some = some.expand(*some.shape[:-2], *shape).reshape(-1, *shape).any(0)
-    every = every.expand(*every.shape[:-2], *shape).reshape(-1, *shape).all(0)
+    some, every = find_visibility(mask, blocks_between(q_edges, k_edges))
     for rows, any_, all_ in zip(queries, some.tolist(), every.tolist(), strict=True):
         yield (
             rows,
             [Column(key, whole) for key, visible, whole in zip(keys, any_, all_, strict=True) if visible],
         )
+
+
+def find_visibility(mask: Mask, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    """For each block, (R, C): whether any head may see anything of it, and whether all see all."""
+    some, every = mask.block_bounds(blocks)
+    shape = (len(blocks.q_first), blocks.k_first.shape[1])
+    some = some.expand(*some.shape[:-2], *shape).reshape(-1, *shape).any(0)
+    every = every.expand(*every.shape[:-2], *shape).reshape(-1, *shape).all(0)
+    return some, every
 
 
 def fold(x: Tensor, G: int) -> Tensor:

@@ -1,0 +1,79 @@
+"""Runs: spans of positions, equal or very unequal, cut into pieces of a few widths, and joined again.
+
+To pool is to reduce a tile over pieces of one width. A long span is cut into several runs and a short one is
+a run of its own. Runs of nearly one width are padded to it; all others form groups of their own, so that one
+token beside 100,000 costs one token.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+MIN_PADDING = 256  # places that a group of runs may waste before another group costs less
+PADDING_SHARE = 8  # one place in so many may be wasted
+
+
+class RunGroup(NamedTuple):
+    """Runs of one width, in the order of their positions."""
+
+    spans: Tensor  # (runs,) the span that a run belongs to
+    places: Tensor  # (runs, width) positions; −1 where a run is shorter
+
+
+def cut_into_runs(
+    starts: Tensor, stops: Tensor, max_width: int, *, powers_of_two: bool = False
+) -> list[RunGroup]:
+    """Cut the spans from `starts` (spans,) to `stops` (spans,) into runs of at most `max_width`.
+
+    `powers_of_two` makes every width a power of two, as `max_width` then has to be.
+    """
+    lengths = stops - starts
+    per_span = (lengths + max_width - 1) // max_width
+    own = (lengths + per_span - 1) // per_span  # the width of a span's runs
+    powers = 2 ** torch.arange(max_width.bit_length(), device=own.device)
+    widths = powers[torch.searchsorted(powers, own)] if powers_of_two else own
+    widths = _merge_widths(widths, per_span)
+    groups = []
+    for width in torch.unique(widths).tolist():
+        spans = (widths == width).nonzero().flatten()
+        runs = spans.repeat_interleave(per_span[spans])
+        first_run = per_span[spans].cumsum(0) - per_span[spans]
+        number = torch.arange(len(runs), device=runs.device) - first_run.repeat_interleave(per_span[spans])
+        first = starts[runs] + number * own[runs]
+        last = torch.minimum(first + own[runs], stops[runs])
+        places = first[:, None] + torch.arange(width, device=runs.device)
+        groups.append(RunGroup(runs, places.where(places < last[:, None], -1)))
+    return groups
+
+
+def _merge_widths(widths: Tensor, per_span: Tensor) -> Tensor:
+    """The widths (spans,), some of them raised to a larger one where that wastes few places."""
+    distinct, number = torch.unique(widths, return_inverse=True)
+    runs = torch.zeros_like(distinct).index_add_(0, number, per_span).tolist()
+    merged, group, places, wasted = distinct.tolist(), 0, 0, 0
+    for i in range(len(merged) - 1, -1, -1):  # from the widest
+        padding = (group - merged[i]) * runs[i]
+        if group and wasted + padding <= max(MIN_PADDING, (places + merged[i] * runs[i]) // PADDING_SHARE):
+            wasted += padding
+        else:
+            group, places, wasted = merged[i], 0, 0
+        places += merged[i] * runs[i]
+        merged[i] = group
+    return torch.tensor(merged, dtype=widths.dtype, device=widths.device)[number]
+
+
+def join_runs(x: Tensor, spans: Tensor, count: int, reduce: Literal["sum", "amax", "amin"]) -> Tensor:
+    """Join the runs x (runs, …) of each of `count` spans; the largest is at least 0, the least at most 0.
+
+    The result has the same bits every time, also on a GPU.
+    """
+    joined = x.new_zeros(count, *x.shape[1:])
+    if reduce != "sum":
+        index = spans.view(-1, *(1,) * (x.ndim - 1)).expand_as(x)
+        return joined.scatter_reduce_(0, index, x, reduce)
+    if x.is_cuda:  # index_add_ adds in any order there
+        return joined.index_put_((spans,), x, accumulate=True)
+    return joined.index_add_(0, spans, x)

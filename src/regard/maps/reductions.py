@@ -1,0 +1,67 @@
+"""The weights of a map and their reductions, each head in the precision that it needs: (B, H, …) each.
+
+`AttentionMap` and `WeightedMap` share these; `dense_rows.py`, `overview.py` and `sweep.py` compute them for
+heads of one precision.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks.grid import grid
+from regard.maps import overview, precision, sweep
+from regard.maps.data import MapData
+from regard.maps.dense_rows import tile_weights
+from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
+from regard.maps.spans import Spans
+
+
+def tile(m: MapData, rows: slice | Tensor, keys: slice | Tensor) -> Tensor:
+    """The weights of some rows and some keys, (B, H, rows, keys)."""
+    at = grid(rows, keys, m.matrix, m.device)
+    B, H = m.matrix[:2]
+    refuse_large(B * H * at.q.numel() * at.k.numel() * m.dtype.itemsize, DENSE_LIMIT)
+    (weights,) = precision.compute(m, lambda group: [tile_weights(group.data, at)], at.rows)
+    return weights
+
+
+def pool(m: MapData, rows: Spans, cols: Spans, gain: Tensor | None = None) -> overview.Overview:
+    """The weights pooled over spans, (B, H, rows, cols); `gain` (B, H, S) multiplies those of each key."""
+    if not rows or not cols:
+        return overview.Overview(*m.lse.new_zeros(2, *m.matrix[:2], len(rows), len(cols), dtype=m.dtype))
+    # The positions outside of all spans cost nothing.
+    queries, keys = (slice(spans.starts[0], spans.stops[-1]) for spans in (rows, cols))
+    rows, cols = rows.shift(-queries.start), cols.shift(-keys.start)
+    part = precision.select_region(m, queries, keys)
+    gain = None if gain is None else gain[:, :, keys]
+    cells = precision.compute(
+        part,
+        lambda group: overview.pool(
+            group.data, rows, cols, None if gain is None else gain[group.batch, group.heads]
+        ),
+    )
+    return overview.Overview(*cells)
+
+
+def received(m: MapData, row_weights: Tensor) -> Tensor:
+    """The attention that each key receives, (B, H, S), from rows times `row_weights` (B, H, T).
+
+    Rows whose weight is 0 in every head are not computed.
+    """
+    rows = row_weights.ne(0).flatten(0, 1).any(0).nonzero().flatten()
+    (total,) = precision.compute(
+        m, lambda group: [overview.received(group.data, row_weights[group.batch, group.heads], rows)], rows
+    )
+    return total
+
+
+def diagonal(m: MapData, offset: int) -> Tensor:
+    """The weights A[i, i + offset], (B, H, N): as many dot products as the diagonal is long."""
+    _, _, T, S = m.matrix
+    first = max(0, -offset)
+    length = max(0, min(T - first, S - offset - first))
+    index = torch.arange(first, first + length, device=m.device)
+    rows = slice(first, first + length)
+    (weights,) = precision.compute(m, lambda group: [sweep.entries(group.data, index, index + offset)], rows)
+    return weights

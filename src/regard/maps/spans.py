@@ -1,0 +1,169 @@
+"""`Spans`: disjoint runs of positions, with names: words, sentences or turns to whoever made them.
+
+This file knows positions only. Maps pool over spans (`m.pool(rows, cols)`); what a span stands for is known
+where it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.arguments import check_whole_number
+from regard.attention.tensors import check_whole_numbers
+
+
+class NamedSpan(NamedTuple):
+    """One of `Spans`: the positions from `start` up to, but without, `stop`."""
+
+    start: int
+    stop: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Disjoint spans of positions in increasing order. Gaps between them are allowed.
+
+    `starts` and `stops` are sequences of whole numbers: span n holds the positions from starts[n] up to, but
+    without, stops[n]. `names` has one text a span; by default a span is named by its positions.
+
+    >>> from regard.maps import Spans
+    >>> spans = Spans([0, 5], [3, 9], ["question", "answer"])
+    >>> len(spans), spans.find("answer")
+    (2, 1)
+    >>> spans.membership(10)
+    tensor([ 0,  0,  0, -1, -1,  1,  1,  1,  1, -1])
+    """
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def __init__(
+        self,
+        starts: Sequence[int] | Tensor,
+        stops: Sequence[int] | Tensor,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        firsts, lasts = _whole_numbers("starts", starts), _whole_numbers("stops", stops)
+        if len(firsts) != len(lasts):
+            raise ValueError(f"stops: expected {len(firsts)}, one for each start, got {len(lasts)}")
+        end = 0
+        for number, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
+            if first < end:
+                raise ValueError(
+                    f"starts: expected increasing, disjoint spans, but span {number} starts at {first}, "
+                    f"before {end}"
+                )
+            if last <= first:
+                raise ValueError(
+                    f"stops: expected spans with at least one position, but span {number} is "
+                    f"from {first} to {last}"
+                )
+            end = last
+        if names is None:
+            names = [
+                str(first) if last - first == 1 else f"{first}–{last - 1}"
+                for first, last in zip(firsts, lasts, strict=True)
+            ]
+        elif isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"names: expected a sequence of texts, one for each span, got {names!r:.60}")
+        if len(names) != len(firsts):
+            raise ValueError(f"names: expected {len(firsts)}, one for each span, got {len(names)}")
+        object.__setattr__(self, "starts", tuple(firsts))
+        object.__setattr__(self, "stops", tuple(lasts))
+        object.__setattr__(self, "names", tuple(names))
+
+    @classmethod
+    def from_edges(cls, edges: Sequence[int] | Tensor, names: Sequence[str] | None = None) -> Spans:
+        """Spans without gaps, from each of the increasing `edges` to the next; `names` is as for `Spans`.
+
+        >>> Spans.from_edges([0, 3, 7]).names
+        ('0–2', '3–6')
+        """
+        numbers = _whole_numbers("edges", edges)
+        if len(numbers) < 2 or numbers[0] < 0 or any(b <= a for a, b in pairwise(numbers)):
+            raise ValueError(f"edges: expected at least two increasing positions, got {numbers!r:.60}")
+        return cls(numbers[:-1], numbers[1:], names)
+
+    @classmethod
+    def equal(cls, n: int, count: int) -> Spans:
+        """n positions in `count` spans as equal as can be, with edges at floor(i · n / count)."""
+        return cls.from_edges([i * n // count for i in range(count + 1)]) if count else cls([], [])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[NamedSpan]:
+        return map(NamedSpan, self.starts, self.stops, self.names)
+
+    def __getitem__(self, number: int) -> NamedSpan:
+        """Span `number`, as `(start, stop, name)`."""
+        return NamedSpan(self.starts[number], self.stops[number], self.names[number])
+
+    def find(self, name: str) -> int:
+        """The number of the span with this name; KeyError unless there is exactly one."""
+        numbers = [number for number, own in enumerate(self.names) if own == name]
+        if len(numbers) != 1:
+            shown = ", ".join(repr(own) for own in self.names[:8]) + (", …" if len(self) > 8 else "")
+            many = f"{len(numbers)} spans are" if numbers else "no span is"
+            raise KeyError(f"name: {many} named {name!r}; the names are {shown}")
+        return numbers[0]
+
+    def bounds(self) -> Tensor:
+        """Starts and stops as one tensor, (2, spans)."""
+        return torch.tensor([self.starts, self.stops], dtype=torch.long)
+
+    def membership(self, n: int) -> Tensor:
+        """The number of the span that each of n positions is in, (n,); −1 outside of all spans."""
+        n = check_whole_number("n", n, 0)
+        starts, stops = self.bounds()
+        positions = torch.arange(n)
+        number = torch.searchsorted(starts, positions, right=True) - 1
+        inside = (number >= 0) & (positions < torch.cat([stops, stops.new_zeros(1)])[number])
+        return number.where(inside, -1)
+
+    def shift(self, steps: int) -> Spans:
+        """The same spans, `steps` positions further on."""
+        return Spans([a + steps for a in self.starts], [b + steps for b in self.stops], self.names)
+
+
+def as_spans(name: str, value: int | Sequence[int] | Tensor | Spans, first: int, last: int) -> Spans:
+    """Spans of the positions from `first` up to `last`, from a count of equal ones, edges, or spans.
+
+    `name` is the argument that errors name.
+    """
+    if isinstance(value, Spans):
+        spans = value
+    elif isinstance(value, list | tuple | range) or (isinstance(value, Tensor) and value.ndim):
+        try:
+            spans = Spans.from_edges(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {str(error).partition(': ')[2]}") from None
+    else:
+        # A map without rows or without keys has no cells.
+        count = check_whole_number(name, value, min(1, last - first), last - first)
+        return Spans.equal(last - first, count).shift(first)
+    if not len(spans):
+        raise ValueError(f"{name}: expected at least one span, got none")
+    if spans.starts[0] < first or spans.stops[-1] > last:
+        raise ValueError(
+            f"{name}: expected spans within the positions {first} to {last}, "
+            f"got {spans.starts[0]} to {spans.stops[-1]}"
+        )
+    return spans
+
+
+def _whole_numbers(name: str, values: Sequence[int] | Tensor) -> list[int]:
+    """Positions as a list."""
+    tensor = check_whole_numbers(name, values, "whole positions in one dimension")
+    if tensor.ndim != 1:
+        raise ValueError(f"{name}: expected whole positions in one dimension, got {tuple(tensor.shape)}")
+    numbers: list[int] = tensor.tolist()
+    return numbers

@@ -1,0 +1,153 @@
+"""Spans say what is wrong with them; pools over spans equal the dense float64 matrix, span by span."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import regard
+from regard.attention.backends import runs
+from regard.maps import Spans, head_pass
+from tests.maps.drawn_maps import cells, close, maps, small_tiles, spans  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
+
+def test_spans_are_a_sequence_with_names() -> None:
+    words = Spans([0, 5], [3, 9], ["question", "answer"])
+    assert list(words) == [(0, 3, "question"), (5, 9, "answer")]
+    assert words[1] == (5, 9, "answer")
+    assert words.find("answer") == 1
+    assert words == Spans((0, 5), torch.tensor([3, 9]), ("question", "answer"))
+    assert hash(words) == hash(Spans([0, 5], [3, 9], ["question", "answer"]))
+    assert Spans.from_edges([2, 3, 7]).names == ("2", "3–6")
+    assert words.shift(1) == Spans([1, 6], [4, 10], words.names)
+
+
+@given(st.data())
+def test_membership_by_the_definition(pick: Any) -> None:
+    n = pick.draw(st.integers(1, 20))
+    drawn = pick.draw(spans(n))
+    expected = [
+        next((i for i, span in enumerate(drawn) if span.start <= p < span.stop), -1) for p in range(n + 2)
+    ]
+    assert drawn.membership(n + 2).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (
+            lambda: Spans([0, 2], [3, 5]),
+            r"starts: expected increasing, disjoint spans, but span 1 starts at 2, b",
+        ),
+        (lambda: Spans([0, 3], [3, 3]), r"stops: expected spans with at least one position, but span 1 is"),
+        (lambda: Spans([-1], [3]), r"starts: .* span 0 starts at -1, before 0"),
+        (lambda: Spans([0, 3], [3]), r"stops: expected 2, one for each start, got 1"),
+        (lambda: Spans([0], [3], ["a", "b"]), r"names: expected 1, one for each span, got 2"),
+        (lambda: Spans([0], [3], "a"), r"names: expected a sequence of texts"),
+        (lambda: Spans([0], [3], [1]), r"names: expected a sequence of texts"),
+        (lambda: Spans([0.5], [3]), r"starts: expected whole positions"),
+        (lambda: Spans([[0]], [3]), r"starts: expected whole positions in one dimension, got \(1, 1\)"),
+        (lambda: Spans.from_edges([3]), r"edges: expected at least two increasing positions"),
+        (lambda: Spans.from_edges([0, 3, 3]), r"edges: expected at least two increasing positions"),
+    ],
+)
+def test_bad_spans_say_what_was_expected(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_a_name_has_to_be_one_spans() -> None:
+    words = Spans([0, 1, 2], [1, 2, 3], ["the", "cat", "the"])
+    with pytest.raises(KeyError, match="no span is named 'dog'; the names are 'the', 'cat', 'the'"):
+        words.find("dog")
+    with pytest.raises(KeyError, match="2 spans are named 'the'"):
+        words.find("the")
+
+
+@given(drawn=maps(20), pick=st.data())
+def test_pool_over_any_spans(drawn: Any, pick: Any) -> None:
+    m, A, _ = drawn
+    rows, cols = (pick.draw(spans(n)) for n in A.shape[-2:])
+    mass, most = cells(A, rows, cols)
+    both = m.pool(rows, cols, "both")
+    close(both.mass, mass)
+    close(both.max, most)
+    close(m[0, 0].pool(rows, cols, "max"), most[0, 0])
+    edges = [rows.starts[0], *rows.stops] if rows.starts[1:] == rows.stops[:-1] else rows
+    close(
+        m.pool(edges, torch.tensor(range(A.shape[-1] + 1))),
+        cells(A, rows, Spans.equal(*[A.shape[-1]] * 2))[0],
+    )
+
+
+@given(drawn=maps(20), pick=st.data())
+def test_spans_in_a_region_count_positions_of_the_map(drawn: Any, pick: Any) -> None:
+    m, A, _ = drawn
+    T, S = A.shape[-2:]
+    cols = pick.draw(spans(S))
+    a = pick.draw(st.integers(0, T - 1))
+    region = (slice(a, T), slice(cols.starts[0], cols.stops[-1]))
+    close(m.pool(1, cols, region=region), cells(A, Spans([a], [T]), cols)[0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "says"),
+    [
+        ([0, 7], 2, r"rows: expected spans within the positions 0 to 6, got 0 to 7"),
+        (2, Spans([3], [9]), r"cols: expected spans within the positions 0 to 6, got 3 to 9"),
+        ([2, 1], 2, r"rows: expected at least two increasing positions, got \[2, 1\]"),
+        (2, [0.5, 3], r"cols: expected whole positions"),
+        (Spans([], []), 2, r"rows: expected at least one span, got none"),
+        ("two", 2, r"rows: expected a whole number from 1 to 6, got 'two'"),
+    ],
+)
+def test_bad_rows_and_cols(rows: Any, cols: Any, says: str) -> None:
+    q = torch.randn(1, 2, 6, 4)
+    m = regard.attention_map(q, q)
+    with pytest.raises(ValueError, match=says):
+        m.pool(rows, cols)
+    with pytest.raises(ValueError, match=says):
+        m.weighted(torch.ones(6)).pool(rows, cols)
+
+
+def test_a_long_span_beside_single_positions_costs_its_positions() -> None:
+    starts = torch.cat([torch.arange(1000), torch.tensor([1000])])
+    stops = torch.cat([torch.arange(1, 1001), torch.tensor([101_000])])
+    groups = runs.cut_into_runs(starts, stops, 512)
+    assert sum(group.places.numel() for group in groups) < 1.01 * 101_000
+    assert sum(len(group.spans) for group in groups) < 1000 + 200
+    powers = runs.cut_into_runs(starts, stops, 128, powers_of_two=True)
+    assert {group.places.shape[1] for group in powers} == {1, 128}
+
+
+@given(st.data())
+def test_runs_hold_every_position_of_every_span_once(pick: Any) -> None:
+    n = pick.draw(st.integers(1, 60))
+    drawn, powers = pick.draw(spans(n)), pick.draw(st.booleans())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "MIN_PADDING", pick.draw(st.sampled_from([0, 3, 256])))
+        groups = runs.cut_into_runs(*drawn.bounds(), 8, powers_of_two=powers)
+    held: dict[int, list[int]] = {}
+    for group in groups:
+        assert not powers or group.places.shape[1] in (1, 2, 4, 8)
+        for span, places in zip(group.spans.tolist(), group.places.tolist(), strict=True):
+            held.setdefault(span, []).extend(place for place in places if place >= 0)
+    assert {span: sorted(places) for span, places in held.items()} == {
+        number: list(range(span.start, span.stop)) for number, span in enumerate(drawn)
+    }
+
+
+def test_spans_at_the_sizes_that_tiles_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_pass, "QUERIES", 512)
+    monkeypatch.setattr(head_pass, "KEYS", 512)
+    q, k = torch.randn(1, 2, 1300, 8).double(), torch.randn(1, 1, 1500, 8).double()
+    m = regard.attention_map(q, k, mask=regard.causal)
+    rows = Spans([0, 1, 2, 7, 900, 901], [1, 2, 5, 800, 901, 1300])
+    cols = Spans.from_edges([0, 1, 2, 3, 4, 1000, 1001, 1003, 1500])
+    both = m.pool(rows, cols, "both")
+    for found, expected in zip(both, cells(m.to_dense(), rows, cols), strict=True):
+        close(found, expected)
