@@ -43,6 +43,7 @@ FLOORS = {
     "recorder": 2,
     "checker": 2,
     "testing": 2,
+    "spans": 2,
     "show": 3,
     "cli": 4,
     "__main__": 4,

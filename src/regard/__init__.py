@@ -81,6 +81,7 @@ _PACKAGES = (
     "maps",
     "recorder",
     "show",
+    "spans",
     "stages",
     "testing",
 )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
 from regard.gpt.sampler import Sampler
+from regard.gpt.token_batch import pad_rows
 from regard.gpt.tokens import encode_prompt
 
 if TYPE_CHECKING:
@@ -121,9 +122,7 @@ def _run(
     # A tensor made in inference mode has no version counter, and masks are memoized by it for all layers.
     with torch.inference_mode(False):
         is_token = torch.ones(B, T + limit, dtype=torch.bool, device=model.device)
-    for row, prompt in enumerate(prompts):
-        ids[row, T - len(prompt) : T] = torch.tensor(prompt)
-        is_token[row, : T - len(prompt)] = False
+    ids[:, :T], is_token[:, :T] = pad_rows(prompts)
     padded = not bool(is_token.all())
     ids = ids.to(model.device)
     caches = model.caches(T + limit) if cached else None

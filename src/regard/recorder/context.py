@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.escapes import escape
+from regard.gpt import GPT
+from regard.gpt.token_batch import Side
 from regard.recorder.observation import Attach, choose_sources, observed
 from regard.recorder.predictions import Predictions, logits_of, predictions_from
 from regard.recorder.recording import Recording
@@ -189,6 +191,8 @@ def capture(
     - `inputs`: the model's own inputs: a dict of keyword arguments, a tuple of positional ones, or one
       tensor.
     - `text`: a text, or a list of texts, to tokenise and read. `inputs` may add keyword arguments to it.
+      Texts of several lengths are padded, on the left for a model that generates, and `seen.attention_mask`
+      shows the padding; each text has the maps that it has alone.
     - `tokenizer`: makes the inputs for `text`, and gives `seen.tokens`; by default `model.tokenizer`.
     - `layers`: the layers to capture: numbers, keys such as "decoder.3", or module names.
     - `heads`: the numbers of the heads to capture.
@@ -304,7 +308,22 @@ def _model_arguments(
         raise ValueError("text: expected a tokenizer beside it: tokenizer=AutoTokenizer.from_pretrained(…)")
     if args:
         raise ValueError("inputs: expected a dict of further arguments beside text=, got positional ones")
-    return (), model_inputs(model, encode_text(tokenizer, text)) | kwargs
+    side: Side = "left" if _writes_on(model) else "right"
+    return (), model_inputs(model, encode_text(tokenizer, text, side)) | kwargs
+
+
+def _writes_on(model: nn.Module) -> bool:
+    """Whether a model continues its text, so that padding belongs on the left, as `generate` puts it.
+
+    Under a causal mask either side gives the same maps. Architectures that may be encoders or decoders, as
+    BERT, count their positions in ways of their own, which padding on the right leaves alone.
+    """
+    if isinstance(model, GPT):
+        return True
+    config = getattr(model, "config", None)
+    generates = getattr(model, "can_generate", lambda: False)
+    is_encoder = getattr(config, "is_encoder_decoder", False) or hasattr(config, "is_decoder")
+    return bool(generates()) and not is_encoder
 
 
 def model_inputs(model: nn.Module, encoding: dict[str, Tensor]) -> dict[str, Any]:
@@ -312,6 +331,16 @@ def model_inputs(model: nn.Module, encoding: dict[str, Tensor]) -> dict[str, Any
     parameters = inspect.signature(model.forward).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     device = next((x.device for x in model.parameters()), torch.device("cpu"))
+    padded = "attention_mask" in encoding and not bool(encoding["attention_mask"].all())
+    if padded and "attention_mask" not in parameters and not takes_any:
+        raise ValueError(
+            f"text: expected texts of one length in tokens, since {type(model).__name__} takes no "
+            "attention_mask and would read padding as text: pass the texts one at a time"
+        )
+    if padded and "position_ids" in parameters and not bool(encoding["attention_mask"][:, 0].all()):
+        # Positions count from the first token of each text, as under `generate`.
+        positions = encoding["attention_mask"].cumsum(1) - 1
+        encoding = {**encoding, "position_ids": positions.clamp(min=0)}
     if "input_ids" not in parameters and not takes_any:
         return {next(iter(parameters)): encoding["input_ids"].to(device)}
     arguments = {name: x.to(device) for name, x in encoding.items() if takes_any or name in parameters}

@@ -8,28 +8,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from regard.gpt.token_batch import Side, pad_rows
 
-def encode_text(tokenizer: Any, text: str | Sequence[str]) -> dict[str, Tensor]:
-    """Tokenise a text, or several texts padded to one length, and return the model's input tensors by name.
 
-    A tokenizer of the `tokenizers` package does not pad: with it, all texts must have equally many tokens.
+def encode_text(tokenizer: Any, text: str | Sequence[str], side: Side = "right") -> dict[str, Tensor]:
+    """Tokenise a text, or several texts padded on one `side`, and return the model's input tensors by name.
+
+    Padding is `generate`'s own and needs no pad token: `attention_mask` is 0 there, so that nothing sees it.
     """
     texts = [text] if isinstance(text, str) else list(text)
     if not texts or not all(isinstance(x, str) for x in texts):
         raise ValueError(f"text: expected a text or a list of texts, got {text!r}")
+    fields = _encode_each(tokenizer, texts)
+    if len(texts) > 1 and not all(fields["input_ids"]):
+        empty = fields["input_ids"].index([])
+        raise ValueError(f"text: expected at least one token in each text, got none in number {empty}")
+    fill = getattr(tokenizer, "pad_token_id", None) or 0
+    batches = {
+        name: pad_rows(rows, side, fill if name == "input_ids" else 0) for name, rows in fields.items()
+    }
+    encoding = {name: batch.ids for name, batch in batches.items()}
+    is_token = batches["input_ids"].is_token
+    if not bool(is_token.all()):
+        encoding.setdefault("attention_mask", is_token.long())
+    return encoding
+
+
+def _encode_each(tokenizer: Any, texts: list[str]) -> dict[str, list[list[int]]]:
+    """The fields that a tokenizer gives for each text, such as its ids, without padding."""
     if not hasattr(tokenizer, "encode_batch"):
-        encoding = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1)
-        return {name: x for name, x in encoding.items() if isinstance(x, Tensor)}
-    ids = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
-    if len({len(x) for x in ids}) > 1:
-        raise ValueError(
-            f"text: expected texts of one length in tokens, got {[len(x) for x in ids]}: this tokenizer does "
-            "not pad; pass them one at a time, or tokenizer=AutoTokenizer.from_pretrained(…)"
-        )
-    return {"input_ids": torch.tensor(ids)}
+        fields = tokenizer(texts, padding=False)
+        return {name: [list(row) for row in rows] for name, rows in fields.items() if _is_table(rows)}
+    encodings = tokenizer.encode_batch(texts)  # which pads if it was told to
+    return {
+        "input_ids": [
+            [number for number, real in zip(x.ids, x.attention_mask, strict=True) if real] for x in encodings
+        ]
+    }
+
+
+def _is_table(rows: Any) -> bool:
+    """Whether a field has a list of whole numbers for each text."""
+    return all(isinstance(row, list) and all(isinstance(x, int) for x in row) for row in rows)
 
 
 def decode_tokens(tokenizer: Any, ids: Tensor) -> list[list[str]]:

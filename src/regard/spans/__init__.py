@@ -1,0 +1,8 @@
+"""Spans: words, sentences, turns and other parts of a text, as named runs of its tokens."""
+
+from regard.maps.spans import Spans
+from regard.spans.chat import turns
+from regard.spans.layouts import custom, documents, grid
+from regard.spans.text_spans import sentences, words
+
+__all__ = ["Spans", "custom", "documents", "grid", "sentences", "turns", "words"]

@@ -1,0 +1,169 @@
+"""Words and sentences as spans of tokens: they cover every token, and their names give the text back."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import regex
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import regard
+from regard.gpt import GPT
+from regard.maps.spans import Spans
+from regard.spans import segments
+from regard.spans.token_offsets import locate_tokens
+from tests.spans.trained_tokenizers import MAKERS, TEXTS, byte_level, slow_bytes, word_piece
+
+TOKENIZERS = {make.__name__: make() for make in MAKERS} | {
+    "the included model's": GPT.from_pretrained("default").tokenizer
+}
+# Characters that are hard to cut: marks, joiners, flags, Hangul, scripts without spaces, spaces, signs.
+HARD = "ae\u0301\u0308 \t\n\r\u200d\u200b\u00a0.!?'’,-“”…。！'👩👧🇩🇪👍🏽☺️가ᄀ각ᅡ你好กำผู้हिन्दीمرحباß"
+texts = st.one_of(
+    st.text(st.sampled_from(HARD), max_size=24),
+    st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=16),
+    st.lists(st.sampled_from([*TEXTS, " ", "<|endoftext|>", "[CLS]", "<s>"]), max_size=3).map("".join),
+).filter(lambda text: not text.rstrip().endswith("</s>"))  # of which ByT5 warns
+
+
+def ids(tokenizer: Any, text: str) -> list[int]:
+    found: list[int] = (
+        tokenizer.encode(text).ids if hasattr(tokenizer, "encode_batch") else tokenizer(text)["input_ids"]
+    )
+    return found
+
+
+def characters(text: str) -> set[int]:
+    """The edges of the characters of a text, by the `regex` package."""
+    return {match.start() for match in regex.finditer(r"\X", text)} | {0, len(text)}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=texts)
+def test_spans_cover_all_tokens_and_give_the_text_back(name: str, text: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    tokens = locate_tokens(tokenizer, text)
+    assert len(tokens) == len(ids(tokenizer, text))
+    for cut in (regard.spans.words, regard.spans.sentences):
+        spans = cut(tokenizer, text)
+        assert [*spans.starts, len(tokens)] == [0, *spans.stops]
+        added = {
+            number for number, token in enumerate(tokens) if token.is_special and token.start == token.stop
+        }
+        names = [span.name for span in spans if span.start not in added]
+        if names:  # there may be no token for any character
+            assert "".join(names) == text
+        edges = [sum(map(len, names[:number])) for number in range(len(names) + 1)]
+        special = {edge for token in tokens if token.is_special for edge in (token.start, token.stop)}
+        assert set(edges) - special <= characters(text), names
+
+
+@given(text=texts)
+def test_no_edge_is_inside_a_character(text: str) -> None:
+    for cut in (segments.characters, segments.words, segments.sentences):
+        edges = cut(text)
+        assert edges == sorted(set(edges))
+        assert edges[0] == 0
+        assert edges[-1] == len(text)
+        assert set(edges) <= characters(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Don't stop, l’eau!", ["Don't", " stop", ",", " l’eau", "!"]),
+        ("3.14 and 1,000.", ["3.14", " and", " 1,000", "."]),
+        ("well-known... (yes) ", ["well", "-", "known", "...", " (", "yes", ") "]),
+        ("你好, world", ["你", "好", ",", " world"]),
+        ("ภาษาไทย", ["ภ", "า", "ษ", "า", "ไ", "ท", "ย"]),
+        ("أهلا بك", ["أهلا", " بك"]),
+        ("a👩‍👩‍👧b", ["a", "👩‍👩‍👧", "b"]),
+        ("e\u0301tude\n\nnew", ["e\u0301tude", "\n\nnew"]),
+        ("  ", ["  "]),
+        ("", []),
+    ],
+)
+def test_words(text: str, expected: list[str]) -> None:
+    assert [text[a:b] for a, b in pairwise(segments.words(text))] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One. Two! Three?", ["One.", " Two!", " Three?"]),
+        ("J. S. Bach wrote it. e.g. this. And that.", ["J. S. Bach wrote it. e.g. this.", " And that."]),
+        ("“Who?” she said. “I.”", ["“Who?” she said.", " “I.”"]),
+        ("It cost 3.14 euros... or so.", ["It cost 3.14 euros... or so."]),
+        ("Title\n\nText here.\n", ["Title", "\n\nText here.\n"]),
+        ("你好。再见！", ["你好。", "再见！"]),
+        ("कैसे हो। ठीक।", ["कैसे हो।", " ठीक।"]),
+        ("كيف حالك؟ بخير.", ["كيف حالك؟", " بخير."]),
+    ],
+)
+def test_sentences(text: str, expected: list[str]) -> None:
+    assert [text[a:b] for a, b in pairwise(segments.sentences(text))] == expected
+
+
+@pytest.mark.parametrize("make", [byte_level, slow_bytes])
+def test_the_bytes_of_one_character_belong_together(make: Any) -> None:
+    tokenizer = make()
+    text = "A🦉你 e\u0301"
+    spans = regard.spans.words(tokenizer, text)
+    counts = {span.name: span.stop - span.start for span in spans}
+    assert counts["🦉"] > 1
+    assert counts["你"] > 1
+    assert list(counts)[-1] in (" e\u0301", "</s>")
+
+
+def test_special_tokens_are_spans_of_their_own() -> None:
+    spans = regard.spans.sentences(word_piece(), "The lamp. Mary Ellis.")
+    assert spans.names == ("[CLS]", "The lamp.", " Mary Ellis.", "[SEP]")
+    written = regard.spans.words(byte_level(), "lamp<|endoftext|>lit")
+    assert written.names == ("<|endoftext|>", "lamp", "<|endoftext|>", "lit")
+
+
+def test_words_of_the_included_model() -> None:
+    model = GPT.from_pretrained("default")
+    text = "Mary kept the lamp lit."
+    seen = regard.capture(model, text=text)
+    spans = regard.spans.words(model.tokenizer, text)
+    assert seen.tokens is not None
+    joined = ["".join(seen.tokens[0][span.start : span.stop]) for span in spans]
+    assert tuple(joined) == spans.names == ("<|endoftext|>", "Mary", " kept", " the", " lamp", " lit", ".")
+
+
+def test_a_text_is_needed() -> None:
+    with pytest.raises(ValueError, match="text: expected a text, got list"):
+        regard.spans.words(byte_level(), ["a", "b"])  # type: ignore[arg-type]
+
+
+def test_documents() -> None:
+    spans = regard.spans.documents(torch.tensor([[0, 4, 5, 0, 0, 6]]), separator=0)
+    assert list(spans) == [(1, 3, "document 1"), (5, 6, "document 2")]
+    assert list(regard.spans.documents([7, 7, 3, 3, 3])) == [(0, 2, "document 1"), (2, 5, "document 2")]
+    assert len(regard.spans.documents([0, 0], separator=0)) == 0
+    with pytest.raises(ValueError, match=r"ids: expected whole numbers \(T,\).*got \(2, 2\)"):
+        regard.spans.documents(torch.zeros(2, 2, dtype=torch.long))
+
+
+def test_grid() -> None:
+    spans = regard.spans.grid(2, 3, first=3)
+    assert list(spans)[2:] == [(2, 3, "register 2"), (3, 6, "row 0"), (6, 9, "row 1")]
+    spans = regard.spans.grid(2, 2, first=["class"], by="patch")
+    assert spans.names == ("class", "0,0", "0,1", "1,0", "1,1")
+    assert spans.stops[-1] == 5
+    with pytest.raises(ValueError, match="by: expected 'row' or 'patch', got 'column'"):
+        regard.spans.grid(2, 2, by="column")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="h: expected"):
+        regard.spans.grid(0, 2)
+
+
+def test_custom() -> None:
+    assert regard.spans.custom([(0, 2), (5, 6)], ["a", "b"]) == Spans([0, 5], [2, 6], ["a", "b"])
+    assert regard.spans.custom([0, 2, 6]) == Spans.from_edges([0, 2, 6])
+    with pytest.raises(ValueError, match="edges: expected positions, or pairs"):
+        regard.spans.custom([(0, 2), 5])  # type: ignore[list-item]
