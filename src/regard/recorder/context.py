@@ -22,14 +22,16 @@ from torch import Tensor, nn
 from regard.escapes import escape
 from regard.gpt import GPT
 from regard.gpt.token_batch import Side
-from regard.recorder.observation import Attach, choose_sources, observed
+from regard.recorder.contributions.module_roles import module_roles
+from regard.recorder.contributions.stream_recorder import StreamRecorder
+from regard.recorder.observation import Attach, attention_names, choose_sources, observed
 from regard.recorder.predictions import Predictions, logits_of, predictions_from
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
 from regard.recorder.sources.token_mixers import TokenMixers
 from regard.recorder.storage.stores import store_for
-from regard.recorder.tokens import decode_tokens, encode_text
+from regard.recorder.tokens import decode_tokens, encode_text, token_id
 
 Inputs = Mapping[str, Any] | Sequence[Any] | Tensor
 """A model's inputs: keyword arguments by name, positional arguments in a sequence, or a single tensor."""
@@ -39,13 +41,19 @@ class CaptureBlock:
     """The context manager of `with regard.capture(model) as seen: …`.
 
     `sources` are attached for as long as the block is open. `warn` says whether modules that mix tokens and
-    were not captured are reported by a warning; they are always listed in `seen.missing`.
+    were not captured are reported by a warning; they are always listed in `seen.missing`. `stream` records
+    the residual stream, if it is to be recorded.
     """
 
     def __init__(
-        self, model: nn.Module, recording: Recording, sources: Sequence[Attach], warn: bool = True
+        self,
+        model: nn.Module,
+        recording: Recording,
+        sources: Sequence[Attach],
+        warn: bool = True,
+        stream: StreamRecorder | None = None,
     ) -> None:
-        self.model, self.recording, self.sources = model, recording, sources
+        self.model, self.recording, self.sources, self.stream = model, recording, sources, stream
         self.mixers, self.warn = TokenMixers(model), warn
         self._undo = ExitStack()
         self._opened = False
@@ -59,6 +67,8 @@ class CaptureBlock:
         self._opened = True
         with ExitStack() as undo:
             undo.enter_context(self.mixers.watched())
+            if self.stream is not None:
+                undo.enter_context(self.stream.attached())
             undo.enter_context(observed(self.model, self.recording, self.sources))
             self._undo = undo.pop_all()
         return self.recording.seen
@@ -129,6 +139,7 @@ def capture(
     layers: Collection[int | str] | None = None,
     heads: Collection[int] | None = None,
     values: bool = False,
+    contributions: bool = False,
     dtype: torch.dtype | None = None,
     store: Literal["maps", "statistics"] = "maps",
     folder: str | PathLike[str] | None = None,
@@ -149,6 +160,7 @@ def capture(
     layers: Collection[int | str] | None = None,
     heads: Collection[int] | None = None,
     values: bool = False,
+    contributions: bool = False,
     dtype: torch.dtype | None = None,
     store: Literal["maps", "statistics"] = "maps",
     folder: str | PathLike[str] | None = None,
@@ -168,6 +180,7 @@ def capture(
     layers: Collection[int | str] | None = None,
     heads: Collection[int] | None = None,
     values: bool = False,
+    contributions: bool = False,
     dtype: torch.dtype | None = None,
     store: Literal["maps", "statistics"] = "maps",
     folder: str | PathLike[str] | None = None,
@@ -197,6 +210,10 @@ def capture(
     - `layers`: the layers to capture: numbers, keys such as "decoder.3", or module names.
     - `heads`: the numbers of the heads to capture.
     - `values`: whether to store the values too; the page needs them to show each step up to the output.
+    - `contributions`: whether to record also what the residual stream is made of, for
+      `seen.value_weighted`, `seen.attribution` and `seen.rollout(by="value")`. It implies `values`. It is
+      stored in memory only, with what each MLP adds: as much as the hidden states of every layer. The
+      outputs of the model carry no gradients then.
     - `dtype`: the dtype to store queries and keys in, such as torch.bfloat16.
     - `store`: "maps", or "statistics" for overviews and row statistics only, which are smaller for long
       texts; weights can then not be looked at.
@@ -217,19 +234,23 @@ def capture(
     model = original_model(model)
     if tokenizer is None:
         tokenizer = getattr(model, "tokenizer", None)
+    if contributions and store == "statistics":
+        raise ValueError('contributions: expected store="maps" beside it, got "statistics", without any map')
+    stream = _stream_recorder(model, adapters, tokenizer) if contributions else None
     recording = Recording(
         layers=layers,
         heads=heads,
         dtype=dtype,
-        values=values,
+        values=values or contributions,
         verify=verify,
         store=store_for(folder, budget, store),
         join_calls=store == "maps",
         model=model_name(model),
         decode=None if tokenizer is None else functools.partial(decode_tokens, tokenizer),
+        stream=stream,
     )
     # With adapters the user has chosen the modules, so the others are not reported as missing.
-    block = CaptureBlock(model, recording, choose_sources(model, adapters), warn=adapters is None)
+    block = CaptureBlock(model, recording, choose_sources(model, adapters), warn=adapters is None, stream=stream)
     if text is None and inputs is None:
         if predictions:
             raise ValueError(
@@ -278,6 +299,16 @@ def _unexpected_message(model: nn.Module, positional: Sequence[Any], unknown: Ma
         return f"{message}: did you mean {similar[0]}=?"
     written = ", ".join(f'"{name}": …' for name in unknown if name not in OPTIONS)
     return f"{message}: write inputs={{{written}}} for what the model itself takes"
+
+
+def _stream_recorder(
+    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None, tokenizer: Any
+) -> StreamRecorder:
+    """Return what records the residual stream of a model; `tokenizer` may be None."""
+    roles = module_roles(model, attention_names(model, adapters), TokenMixers(model).mixing)
+    return StreamRecorder(
+        model, roles, None if tokenizer is None else functools.partial(token_id, tokenizer)
+    )
 
 
 def model_name(model: nn.Module) -> str:

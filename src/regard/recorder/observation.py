@@ -87,3 +87,13 @@ def choose_sources(
             "name its attention modules with adapters={name: adapter}"
         )
     return attachments
+
+
+def attention_names(
+    model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
+) -> frozenset[str]:
+    """Return the names of the modules whose attention the sources see."""
+    if adapters is not None:
+        return frozenset(adapter_source.layer_ids(model, adapters))
+    ids = (*torch_mha.layer_ids(model).values(), *gpt_source.layer_ids(model).values())
+    return frozenset((*listener.attention_modules(model), *(layer_id.name for layer_id in ids)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, examine
+from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.generation.mask_join import join_masks
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.generation.strips import Addition, Strip, StripStep
@@ -40,6 +41,19 @@ class FirstCall(NamedTuple):
     heads: tuple[int, ...]
 
 
+class StreamListener(Protocol):
+    """What records the residual stream beside the attention calls."""
+
+    def begin(self) -> None:
+        """Begin a forward pass."""
+
+    def hear(self, layer_id: LayerId, call: AttentionCall) -> None:
+        """Take an attention call."""
+
+    def finish(self, stream: ResidualStream, is_reordered: bool) -> None:
+        """Finish a forward pass and add it to a stream; `is_reordered` is true for a beam search."""
+
+
 class Recording(CallReceiver):
     """The state of one capture: which layers and heads are selected, and what has been recorded so far.
 
@@ -52,6 +66,7 @@ class Recording(CallReceiver):
     - `join_calls`: whether a later call may continue the map of an earlier one, as in generation.
     - `model`: the model's name.
     - `decode`: turns token ids (B, T) into the text of each token.
+    - `stream`: records the residual stream; None records attention alone.
     """
 
     def __init__(
@@ -66,6 +81,7 @@ class Recording(CallReceiver):
         join_calls: bool = True,
         model: str = "",
         decode: Callable[[Tensor], list[list[str]]] | None = None,
+        stream: StreamListener | None = None,
     ) -> None:
         super().__init__()
         for name, selection in (("layers", layers), ("heads", heads)):
@@ -79,8 +95,12 @@ class Recording(CallReceiver):
         self.heads = None if heads is None else sorted(set(heads))
         self.dtype, self.values, self.verify, self.join_calls = dtype, values, verify, join_calls
         self.store: Store = MemoryStore() if store is None else store
-        self.decode = decode
-        self.seen = Capture(model=model)
+        self.decode, self.stream = decode, stream
+        self.seen = Capture(
+            model=model,
+            is_whole=layers is None and heads is None,
+            residual=None if stream is None else ResidualStream(),
+        )
         self._edits: tuple[str, ...] = ()  # of the interventions under which this forward pass runs
         self._strips: dict[Slot, Strip] = {}
         self._additions: list[tuple[Strip, Addition]] = []  # what this forward pass adds to its layers
@@ -97,6 +117,12 @@ class Recording(CallReceiver):
         """Announce the layers whose attention a source is going to see."""
         super().expect(layer_ids)
         self.store.expect(sum(self.selects(layer_id) for layer_id in layer_ids))
+
+    def _begin(self, tokens: PassTokens | None = None) -> None:
+        """Begin a forward pass of the model that reads `tokens`."""
+        super()._begin(tokens)
+        if self.stream is not None:
+            self.stream.begin()
 
     def record(
         self,
@@ -130,6 +156,8 @@ class Recording(CallReceiver):
     def _add_call(self, layer_id: LayerId, call: AttentionCall, against: str, beside: bool) -> None:
         """Add a call to the layer that it continues, or as a new layer."""
         slot, layer_id = self._locate(layer_id, beside)
+        if self.stream is not None:
+            self.stream.hear(layer_id, call)
         if not self.selects(layer_id):
             return
         with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
@@ -208,6 +236,8 @@ class Recording(CallReceiver):
             if not additions and self._reads_other_text(tokens):
                 self._finish_pass()
             self._add_tokens(tokens, bool(additions), order)
+        if self.stream is not None and self.seen.residual is not None:
+            self.stream.finish(self.seen.residual, order is not None)
         self._started.clear()
 
     def _reads_other_text(self, tokens: PassTokens) -> bool:
@@ -279,6 +309,7 @@ class Recording(CallReceiver):
         self._started = started
         self.seen.ids = self.seen.target_ids = self.seen.tokens = self.seen.target_tokens = None
         self.seen.attention_mask = self.seen.boundary = None
+        self.seen.residual = None if self.stream is None else ResidualStream()
         self.seen.edits = ()
         for call in continuing:
             self._start_strip(call)

@@ -12,12 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, WeightedMap
 from regard.recorder.certificate import Certificate
+from regard.recorder.contributions.attribution import Attribution, attribute
+from regard.recorder.contributions.output_projection import OutputProjection
+from regard.recorder.contributions.residual_stream import ResidualStream
+from regard.recorder.contributions.rollout import roll_out
 from regard.recorder.layer import Layer
 from regard.recorder.predictions import Predictions
 from regard.recorder.storage.folder import save
@@ -31,6 +35,16 @@ NO_TEXT = "-"  # in a fingerprint: there was no text to hash
 
 def _hash(data: Any) -> str:
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def _token_id(residual: ResidualStream, name: str, token: int | str) -> int:
+    """Return the id of a token that is given by its id or as text."""
+    if isinstance(token, str) and residual.token_id is not None:
+        return residual.token_id(token)
+    if isinstance(token, bool) or not isinstance(token, int):
+        hint = ": give the tokenizer to capture(tokenizer=…) for a text" if isinstance(token, str) else ""
+        raise ValueError(f"{name}: expected the id of a token, got {token!r}{hint}")
+    return token
 
 
 @dataclass
@@ -65,6 +79,10 @@ class Capture:
     """A hash of the tokens and layers, made by `seal` after they ran; the certificate checks it."""
     predictions: Predictions | None = field(default=None, repr=False)
     """What the model expected after each token, if `capture(…, predictions=True)` was asked for it."""
+    is_whole: bool = True
+    """Whether all layers and heads of the model were selected."""
+    residual: ResidualStream | None = field(default=None, repr=False)
+    """What the residual stream is made of, if the capture was made with `contributions=True`."""
     passes: list[Capture] = field(default_factory=list, repr=False)
     """The captures of earlier forward passes in the same block which this one does not continue."""
 
@@ -167,6 +185,154 @@ class Capture:
         """Return the token ids (B, S) of a layer's keys, or None where they are not known."""
         ids = self.target_ids if layer.stack == "decoder" and self.target_ids is not None else self.ids
         return ids if ids is not None and layer.stack != "cross" and ids.shape[1] == layer.shape[3] else None
+
+    def output_projection(self, layer: int | str) -> OutputProjection:
+        """Return the linear layer through which a layer's heads write to the residual stream.
+
+        `layer` is its key. The capture has to be made with `contributions=True`.
+        """
+        key, residual = self.layer(layer).key, self._recorded_residual("output_projection")
+        if key not in residual.projections:
+            reason = residual.not_found.get(key, "it did not run")
+            raise ValueError(f"layer {key}: its output projection is not known: {reason}")
+        return residual.projections[key]
+
+    def value_weighted(self, layer: int | str) -> WeightedMap:
+        """Return the map of a layer with each weight times the size of what its key would add.
+
+        Its entries are A_ij · ‖W_h v_j‖, (B, H, T, S): a key with a large weight and a small value adds
+        little. `layer` is its key. The capture has to be made with `contributions=True`.
+        """
+        captured = self.layer(layer)
+        weighted: WeightedMap = captured.map.weighted(self._value_norms(captured))
+        return weighted
+
+    def _value_norms(self, layer: Layer) -> Tensor:
+        """‖W_h v_j‖ of every key of a layer, (B, H, S)."""
+        projection = self.output_projection(layer.key)
+        if projection.is_gated:
+            raise ValueError(
+                f"layer {layer.key}: a gate multiplies what its heads add, which is then not the same for "
+                "every query: seen.attribution(token).edges(layer, head) gives it for one"
+            )
+        values = layer.values
+        if values is None:
+            raise ValueError(f"layer {layer.key}: its values were not stored: capture with contributions=True")
+        return projection.value_norms(values, layer.heads)
+
+    def attribution(
+        self, token: int | str, against: int | str | None = None, position: int = -1, batch: int = 0
+    ) -> Attribution:
+        """Return what a logit owes to the embedding, to each head and to each MLP, which add up to it.
+
+        - `token`: the token whose logit it is: its id, or a text that is exactly one token (" cat").
+        - `against`: another token; then it is the difference of the two logits.
+        - `position`: the position of the token before, whose row of logits it is, counted as in `ids`.
+        - `batch`: the number of the text in the batch.
+
+        The norms' scales are held fixed. The capture has to be made with `contributions=True`.
+        """
+        residual = self._recorded_residual("attribution")
+        names = [self._token_name(x) for x in (token, against) if x is not None]
+        if self.target_ids is None:  # a decoder's tokens are not those that the mask is about
+            self._check_position(position, batch, sum(x.length for x in residual.passes))
+        return attribute(
+            residual,
+            _token_id(residual, "token", token),
+            None if against is None else _token_id(residual, "against", against),
+            position,
+            batch,
+            " against ".join(names),
+            self.layer,
+        )
+
+    def _token_name(self, token: int | str) -> str:
+        """Return how a token is written in a description: as text if it is known."""
+        for ids, tokens in ((self.ids, self.tokens), (self.target_ids, self.target_tokens)):
+            if isinstance(token, int) and ids is not None and tokens is not None:
+                for row, texts in zip(ids.tolist(), tokens, strict=True):
+                    if token in row:
+                        return repr(texts[row.index(token)])
+        return repr(token) if isinstance(token, str) else f"token {token}"
+
+    def _check_position(self, position: int, batch: int, length: int) -> None:
+        """Raise a ValueError if a position of the text is padding."""
+        mask = self.attention_mask
+        if mask is None or mask.shape[1] != length or not -length <= position < length:
+            return
+        if 0 <= batch < len(mask) and not mask[batch, position]:
+            tokens = mask[batch].nonzero().flatten()
+            raise ValueError(
+                f"position: expected one of the tokens of text {batch}, from {int(tokens[0])} to "
+                f"{int(tokens[-1])}, got {position}, which is padding"
+            )
+
+    def _recorded_residual(self, method: str) -> ResidualStream:
+        if self.residual is None:
+            raise ValueError(
+                f"{method}: expected a capture made with contributions=True, got one without: write "
+                "regard.capture(model, …, contributions=True); what it adds is in memory only, and is not "
+                "saved to a folder"
+            )
+        return self.residual
+
+    def rollout(
+        self,
+        position: int = -1,
+        batch: int = 0,
+        by: Literal["attention", "value"] = "attention",
+        stack: str | None = None,
+    ) -> Tensor:
+        """Return how much of each token reaches a position through all layers: (T,), which sums to 1.
+
+        Each layer passes on half by its residual connection and half by attention, averaged over its heads.
+        The weights of a layer with sink logits are divided by what is left for the keys.
+
+        - `position`: the position of the query in the last layer, counted as in `ids`.
+        - `batch`: the number of the text in the batch.
+        - `by`: "attention", or "value" for weights times ‖W_h v_j‖, with rows that sum to 1, which needs a
+          capture with `contributions=True`.
+        - `stack`: the stack, such as "encoder", in a model with several; attention to other stacks is left
+          out.
+        """
+        if by not in ("attention", "value"):
+            raise ValueError(f"by: expected 'attention' or 'value', got {by!r}")
+        layers = self._stack_for_rollout(stack)
+        B, _, T, _ = layers[0].shape
+        if not 0 <= batch < B:
+            raise ValueError(f"batch: expected a number from 0 to {B - 1}, got {batch}")
+        if not -T <= position < T:
+            raise ValueError(f"position: expected one of the {T} tokens, got {position}")
+        if layers[0].stack != "decoder":
+            self._check_position(position, batch, T)
+        norms = [self._value_norms(layer)[batch] for layer in layers] if by == "value" else None
+        return roll_out([layer.map[batch] for layer in layers], position, norms)
+
+    def _stack_for_rollout(self, stack: str | None) -> list[Layer]:
+        """Return the layers of a stack, all of them with all their heads; otherwise raise a ValueError."""
+        if not self.is_whole:
+            raise ValueError(
+                "rollout: expected all layers and heads of the model, got a selection: capture again without "
+                "layers= and heads="
+            )
+        if self.missing:
+            raise ValueError(
+                f"rollout: expected all layers of the model, but {', '.join(list(self.missing)[:3])} could "
+                "not be captured: see seen.missing"
+            )
+        stacks = list(dict.fromkeys(layer.stack for layer in self.layers))
+        if stack is None and len(stacks) > 1:
+            raise ValueError(f"stack: expected one of {stacks}, since the model has several, got None")
+        layers = [layer for layer in self.layers if stack is None or layer.stack == stack]
+        if not layers:
+            raise ValueError(f"stack: expected one of {stacks}, got {stack!r}")
+        shapes = {layer.shape[2:] for layer in layers}
+        if len(shapes) > 1 or any(T != S for T, S in shapes):
+            raise ValueError(
+                "rollout: expected layers in which every token attends to the same tokens, got "
+                f"{', '.join(f'{T}×{S}' for T, S in sorted(shapes))}"
+            )
+        return layers
 
     def show(self, **options: Any) -> Any:
         """Open the page in the browser, or inline in a notebook; `options` are those of `viewer.show`."""

@@ -54,6 +54,24 @@ def _is_table(rows: Any) -> bool:
     return all(isinstance(row, list) and all(isinstance(x, int) for x in row) for row in rows)
 
 
+def token_id(tokenizer: Any, text: str) -> int:
+    """Return the id of a text that is exactly one token, with its leading space if it has one."""
+    has_batches = hasattr(tokenizer, "encode_batch")
+
+    def encode(text: str) -> list[int]:
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        return list(encoding.ids if has_batches else encoding)
+
+    # A tokenizer that puts a space before every text encodes " cat" as a space and " cat".
+    encodings = [encode(x) for x in dict.fromkeys((text, text.removeprefix(" "))) if x]
+    ids = [ids[0] for ids in encodings if len(ids) == 1]
+    exact = [number for number in ids if _decode_token(tokenizer, number) == text]
+    if exact or (ids and not text.startswith(" ")):
+        return (exact or ids)[0]
+    pieces = [_decode_token(tokenizer, number) for number in (encodings[0] if encodings else [])]
+    raise ValueError(f"token: expected a text that is one token, got {text!r}, which is {pieces}")
+
+
 def decode_tokens(tokenizer: Any, ids: Tensor) -> list[list[str]]:
     """Return the text of each token of ids (B, T), each with its leading space."""
     texts = {number: _decode_token(tokenizer, number) for number in set(ids.flatten().tolist())}

@@ -203,6 +203,7 @@ def to_json(seen: Capture, files: Sequence[str]) -> dict[str, Any]:
         "versions": versions(),
         "certified": seen.certificate.certified,
         "missing": seen.missing,
+        "is_whole": seen.is_whole,
         "edits": list(seen.edits),
         "fingerprint": seen.fingerprint,
         "boundary": seen.boundary,

@@ -90,6 +90,7 @@ def _from_json(described: dict[str, Any], path: Path) -> Capture:
             name: check_type("missing", kind, str)
             for name, kind in check_type("missing", missing, dict).items()
         },
+        is_whole=check_type("is_whole", described.get("is_whole", True), bool),
         edits=tuple(
             check_type("edits", text, str) for text in check_type("edits", described.get("edits", []), list)
         ),

@@ -1,0 +1,153 @@
+"""Modules of the residual path as linear maps: norms with their scale frozen, activations with their ratio.
+
+A norm divides by a number that depends on its input. With this number held at the value that it had in the
+run, the norm is a linear map, and what was added to the residual stream can be followed through it. Here a
+module is recognised by its numbers, not by its class: its output has to be scale · (x − mean) · weight + bias.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.inputs import working_dtype
+from regard.recorder.certificate import sampled_rows
+
+ROWS = 16  # rows on which the forms of a norm are compared
+BIASES = ("bias", "beta", "b")
+
+
+class FrozenMap(NamedTuple):
+    """A map x → scale · (x − mean of x, or x) · weight + bias, with the scale of each row held fixed."""
+
+    scale: Tensor  # (…, 1); or (…, d), one for each entry
+    weight: Tensor | None  # (d,)
+    is_centred: bool
+    bias: Tensor | None  # (d,)
+
+    def transposed(self, gradient: Tensor) -> Tensor:
+        """The gradient of the input, for the gradient (…, d) of the output."""
+        x = gradient.to(self.scale.dtype) * self.scale
+        if self.weight is not None:
+            x = x * self.weight.to(x.dtype)
+        if self.is_centred:
+            x = x - x.mean(-1, keepdim=True)
+        return x.to(gradient.dtype)
+
+
+class FrozenLinear(NamedTuple):
+    """A linear layer on the residual path, as the map that it is."""
+
+    weight: Tensor  # (out, in)
+    bias: Tensor | None  # (out,)
+
+    def transposed(self, gradient: Tensor) -> Tensor:
+        """The gradient of the input, for the gradient (…, out) of the output."""
+        return gradient @ self.weight.to(gradient.dtype)
+
+
+class _Frozen(torch.autograd.Function):
+    """A module whose output is its own, bit for bit, and whose backward pass is that of a fixed linear map."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor, frozen: FrozenMap | FrozenLinear, output: tuple[Tensor]
+    ) -> Tensor:
+        ctx.frozen = frozen
+        return output[0]  # in a tuple, so that autograd does not take it for an input
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (gradient,) = gradients
+        return ctx.frozen.transposed(gradient), gradient, None, None
+
+
+class _Start(torch.autograd.Function):
+    """A tensor as it is, whose gradient goes to a variable of the same shape."""
+
+    @staticmethod
+    def forward(ctx: Any, variable: Tensor, output: tuple[Tensor]) -> Tensor:
+        return output[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def gradient_variable(x: Tensor) -> Tensor:
+    """A variable of the shape of x that takes a gradient and next to no memory."""
+    return x.new_zeros(()).expand(x.shape).requires_grad_()
+
+
+def tracked(output: Tensor, variable: Tensor) -> Tensor:
+    """A tensor as the start of the residual path: its gradient goes to `variable`."""
+    started: Tensor = _Start.apply(variable, (output.detach(),))
+    return started
+
+
+def tracked_through(frozen: FrozenMap | FrozenLinear, x: Tensor, output: Tensor, bias: Tensor) -> Tensor:
+    """A module's own `output`, from which gradients go through a frozen map to x, and to the variable `bias`."""
+    result: Tensor = _Frozen.apply(x, bias, frozen, (output.detach(),))
+    return result
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm by its class's name, or by having vectors for parameters and nothing else."""
+    if "norm" in type(module).__name__.lower():
+        return not any(True for _ in module.children())
+    parameters = list(module.parameters())
+    is_leaf = not any(True for _ in module.children())
+    return is_leaf and bool(parameters) and all(x.ndim == 1 for x in parameters)
+
+
+def recognise_norm(module: nn.Module, x: Tensor, output: Tensor) -> FrozenMap | None:
+    """Return the frozen map of a norm from its input and output (…, d), or None if it has another form."""
+    if x.shape != output.shape or not x.is_floating_point():
+        return None
+    d = x.shape[-1]
+    vectors = {name: p.detach() for name, p in module.named_parameters() if p.shape == (d,)}
+    bias = next((p for name, p in vectors.items() if name in BIASES), None)
+    weights: list[Tensor | None] = [None]
+    for name, p in vectors.items():
+        if name not in BIASES:
+            weights += [p, 1.0 + p.to(working_dtype(p.dtype))]  # Gemma's norms multiply by 1 + weight
+    dtype = torch.promote_types(working_dtype(x.dtype), working_dtype(output.dtype))
+    rows = sampled_rows(x.numel() // d, ROWS).to(x.device)
+    some_x, some_output = (t.reshape(-1, d)[rows].to(dtype) for t in (x, output))
+    best, smallest = None, torch.inf
+    for weight, is_centred in itertools.product(weights, (False, True)):
+        scale, error = _fitted_scale(some_x, some_output, weight, is_centred, bias)
+        if error < smallest:
+            best, smallest = (weight, is_centred), error
+    eps = max(torch.finfo(t.dtype).eps for t in (x, output))
+    if best is None or smallest > 8.0 * eps:
+        return None
+    scale, _ = _fitted_scale(x.to(dtype), output.to(dtype), *best, bias)
+    return FrozenMap(scale, *best, bias)
+
+
+def _fitted_scale(
+    x: Tensor, output: Tensor, weight: Tensor | None, is_centred: bool, bias: Tensor | None
+) -> tuple[Tensor, float]:
+    """Return the scale (…, 1) with which a form fits each row best, and the largest relative error."""
+    if is_centred:
+        x = x - x.mean(-1, keepdim=True)
+    if weight is not None:
+        x = x * weight.to(x.dtype)
+    target = output if bias is None else output - bias.to(x.dtype)
+    square = (x * x).sum(-1, keepdim=True)
+    scale = torch.where(square > 0, (target * x).sum(-1, keepdim=True) / square, 0.0)
+    error = (target - scale * x).abs().amax(-1)
+    size = torch.maximum(output.abs().amax(-1), target.abs().amax(-1))
+    return scale, float((error / size.clamp_min(torch.finfo(x.dtype).tiny)).nan_to_num(torch.inf).amax())
+
+
+def frozen_activation(x: Tensor, output: Tensor) -> FrozenMap:
+    """Return an elementwise function as a multiplication by its ratio f(x) / x, held fixed."""
+    dtype = working_dtype(x.dtype)
+    wide = x.to(dtype)
+    ratio = torch.where(wide != 0, output.to(dtype) / wide, 0.0)
+    return FrozenMap(ratio, None, False, None)

@@ -1,0 +1,137 @@
+"""`ResidualStream`: what the residual stream of a captured run is made of.
+
+The hidden state before the unembedding is the sum of an embedding, of what every head and every MLP has
+added, and of biases, each sent through the same norms. A `StreamPass` holds these terms for one forward pass,
+and the graph that leads from them to the hidden state, in memory only. This file knows tensors and names; how
+they are recorded is in `stream_recorder`, and what a logit owes to each of them in `attribution`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from regard.recorder.contributions.linear_weights import LinearWeights
+from regard.recorder.contributions.output_projection import OutputProjection
+
+NONLINEAR = frozenset(
+    ("Gelu", "Relu", "Silu", "Tanh", "Sigmoid", "Softmax", "Exp", "Log", "Pow", "Rsqrt", "Sqrt")
+    + ("NativeLayerNorm", "FusedRmsNorm", "LinalgVectorNorm")
+)
+"""Names that autograd gives to operations that are not linear."""
+
+
+@dataclass(frozen=True)
+class StreamTerm:
+    """A term of the residual stream."""
+
+    kind: Literal["embedding", "heads", "mlp", "bias", "other"]
+    name: str
+    """The name of the module that added it."""
+    block: str
+    """The name of its block; empty outside the blocks."""
+    variable: Tensor
+    """A variable of the term's shape (…, d) that takes its gradient."""
+    value: Tensor
+    """The term (…, d), or (d,) for a bias. For heads it is the input (…, H·E) of their output projection."""
+    projection: OutputProjection | None = None
+    """The output projection of heads."""
+    layer: int | str | None = None
+    """The key of the layer whose heads these are."""
+
+
+@dataclass
+class StreamPass:
+    """The residual stream of one forward pass."""
+
+    terms: list[StreamTerm] = field(default_factory=list)
+    state: Tensor | None = None
+    """The input of the unembedding (B, n, d), with the graph that leads back to the terms.
+
+    n is smaller than the number of tokens if the model computes logits for the last ones only."""
+    is_transformed: bool = False
+    """Whether the model returns something else than the unembedding's output, as a soft cap of it."""
+    is_linear: bool = True
+    """Whether nothing is known on the path to the logits that is not linear."""
+    notes: dict[str, None] = field(default_factory=dict)
+    """Sentences about what was frozen or not found, in order."""
+
+    @property
+    def length(self) -> int:
+        """The number of tokens that the pass read."""
+        lengths = [term.value.shape[-2] for term in self.terms if term.kind == "embedding"]
+        return lengths[0] if lengths else 0
+
+    def drop_unreachable_terms(self) -> None:
+        """Forget the terms from which nothing leads to the state, such as an encoder's beside a decoder."""
+        reachable: set[int] = set()
+        pending: list[Any] = [] if self.state is None else [self.state.grad_fn]
+        visited = set()
+        while pending:
+            node = pending.pop()
+            if node is None or node in visited:
+                continue
+            visited.add(node)
+            operation = node.name().partition("Backward")[0]
+            if operation in NONLINEAR:
+                self.is_linear = False
+                self.notes[f"{operation} is on the path to the logits, is not linear and was not frozen"] = None
+            if hasattr(node, "variable"):
+                reachable.add(id(node.variable))
+            pending += [following for following, _ in node.next_functions]
+        self.terms = [term for term in self.terms if id(term.variable) in reachable]
+
+
+@dataclass
+class ResidualStream:
+    """The residual stream of a capture, and the layers that write to it and read it."""
+
+    projections: dict[int | str, OutputProjection] = field(default_factory=dict)
+    """By layer key: the output projection of its heads."""
+    not_found: dict[int | str, str] = field(default_factory=dict)
+    """By layer key: why no output projection was found."""
+    unembedding: LinearWeights | None = None
+    """The layer that computes the logits, if the model has one."""
+    problem: str | None = None
+    """Why the residual stream could not be recorded, if it could not."""
+    passes: list[StreamPass] = field(default_factory=list)
+    """The forward passes that computed logits, in order."""
+    is_reordered: bool = False
+    """Whether the batch changed its order between passes, as in a beam search."""
+    token_id: Callable[[str], int] | None = None
+    """Returns the id of a text that is one token."""
+
+    def locate(self, position: int, batch: int) -> tuple[StreamPass, int]:
+        """Return the pass that computed the logits at a position, and their row in its state.
+
+        Positions count the tokens that the passes read, from 0, or from the end if negative.
+        """
+        if self.is_reordered:
+            raise ValueError("attribution: beams changed places in this run: capture one without beam search")
+        total = sum(stream_pass.length for stream_pass in self.passes)
+        if not -total <= position < total:
+            raise ValueError(f"position: expected one of the {total} tokens that were read, got {position}")
+        first, wanted = 0, position % total
+        for stream_pass in self.passes:
+            state, length = stream_pass.state, stream_pass.length
+            if wanted < first + length and state is not None:
+                if not 0 <= batch < len(state):
+                    raise ValueError(f"batch: expected a number from 0 to {len(state) - 1}, got {batch}")
+                row = wanted - first - (length - state.shape[1])
+                if row < 0:
+                    raise ValueError(
+                        f"position: the model computed logits for the last {state.shape[1]} of {length} "
+                        f"tokens only, and {position} is before them: run it once on the whole text"
+                    )
+                return stream_pass, row
+            first += length
+        raise ValueError(f"position: no logits were computed at {position}")
+
+
+def largest_rounding_unit(stream_pass: StreamPass) -> float:
+    """Return the unit of rounding of the coarsest tensor on the residual path."""
+    return max(torch.finfo(term.variable.dtype).eps for term in stream_pass.terms)
