@@ -250,7 +250,9 @@ def capture(
         stream=stream,
     )
     # With adapters the user has chosen the modules, so the others are not reported as missing.
-    block = CaptureBlock(model, recording, choose_sources(model, adapters), warn=adapters is None, stream=stream)
+    block = CaptureBlock(
+        model, recording, choose_sources(model, adapters), warn=adapters is None, stream=stream
+    )
     if text is None and inputs is None:
         if predictions:
             raise ValueError(
@@ -306,9 +308,7 @@ def _stream_recorder(
 ) -> StreamRecorder:
     """Return what records the residual stream of a model; `tokenizer` may be None."""
     roles = module_roles(model, attention_names(model, adapters), TokenMixers(model).mixing)
-    return StreamRecorder(
-        model, roles, None if tokenizer is None else functools.partial(token_id, tokenizer)
-    )
+    return StreamRecorder(model, roles, None if tokenizer is None else functools.partial(token_id, tokenizer))
 
 
 def model_name(model: nn.Module) -> str:

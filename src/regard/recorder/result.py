@@ -217,7 +217,9 @@ class Capture:
             )
         values = layer.values
         if values is None:
-            raise ValueError(f"layer {layer.key}: its values were not stored: capture with contributions=True")
+            raise ValueError(
+                f"layer {layer.key}: its values were not stored: capture with contributions=True"
+            )
         return projection.value_norms(values, layer.heads)
 
     def attribution(

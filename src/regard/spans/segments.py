@@ -32,7 +32,31 @@ INSIDE_WORDS = "'’·"  # between two letters they belong to the word: don't, l
 INSIDE_NUMBERS = ".,"  # between two digits they belong to the number: 3.14
 CLOSERS = r"""["'”’»)\]}」』）】]*"""
 SENTENCE_END = re.compile(rf"[.!?…؟۔।॥]+{CLOSERS}(?=\s)|[。！？｡]+{CLOSERS}|(?=\n\s*\n)|(?=\u2029)")
-ABBREVIATIONS = frozenset(["mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "etc", "fig", "no", "vol", "pp", "cf", "al", "e.g", "i.e", "z.b", "bzw", "d.h"])
+ABBREVIATIONS = frozenset(
+    [
+        "mr",
+        "mrs",
+        "ms",
+        "dr",
+        "prof",
+        "st",
+        "jr",
+        "sr",
+        "vs",
+        "etc",
+        "fig",
+        "no",
+        "vol",
+        "pp",
+        "cf",
+        "al",
+        "e.g",
+        "i.e",
+        "z.b",
+        "bzw",
+        "d.h",
+    ]
+)
 
 
 def characters(text: str) -> list[int]:

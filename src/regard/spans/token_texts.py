@@ -1,7 +1,7 @@
 """Words and sentences of tokens that are known by their texts alone: a capture keeps no tokenizer.
 
-Joined, the texts of the tokens are the text. A token that is written like <s>, <|endoftext|> or [CLS] counts as
-special.
+Joined, the texts of the tokens are the text. A token that is written like <s>, <|endoftext|> or [CLS] counts
+as special.
 """
 
 from __future__ import annotations

@@ -180,9 +180,7 @@ def attribute(
 class _TermSums:
     """Adds up what the terms of a pass give to logits at one row of the state."""
 
-    def __init__(
-        self, stream_pass: StreamPass, unembedding: LinearWeights, batch: int, row: int
-    ) -> None:
+    def __init__(self, stream_pass: StreamPass, unembedding: LinearWeights, batch: int, row: int) -> None:
         self.stream_pass, self.unembedding, self.batch, self.row = stream_pass, unembedding, batch, row
         self.logit = self.rest = self.embedding = 0.0
         self.squares = 0.0  # of all products that are added up: their rounding errors are independent

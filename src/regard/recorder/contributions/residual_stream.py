@@ -79,7 +79,9 @@ class StreamPass:
             operation = node.name().partition("Backward")[0]
             if operation in NONLINEAR:
                 self.is_linear = False
-                self.notes[f"{operation} is on the path to the logits, is not linear and was not frozen"] = None
+                self.notes[f"{operation} is on the path to the logits, is not linear and was not frozen"] = (
+                    None
+                )
             if hasattr(node, "variable"):
                 reachable.add(id(node.variable))
             pending += [following for following, _ in node.next_functions]

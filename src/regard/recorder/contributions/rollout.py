@@ -16,9 +16,7 @@ from torch import Tensor
 from regard.maps import AttentionMap
 
 
-def roll_out(
-    maps: Sequence[AttentionMap], position: int, norms: Sequence[Tensor] | None = None
-) -> Tensor:
+def roll_out(maps: Sequence[AttentionMap], position: int, norms: Sequence[Tensor] | None = None) -> Tensor:
     """Return the share (T,) of each token in what reaches a position, in float64.
 
     `maps` are those of all layers for one text, (H, T, T) each, the first layer first. `norms`, (H, T) for

@@ -173,9 +173,7 @@ class StreamRecorder:
         self._lose_heard_calls()
         return result
 
-    def _run_attention(
-        self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def _run_attention(self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run an attention module without gradients up to its output projection, where the path goes on.
 
         With gradients on, attention may choose other kernels.
@@ -280,7 +278,9 @@ class StreamRecorder:
             output = forward(*_detached(args), **_detached(kwargs))
         if not isinstance(output, Tensor) or output.shape != args[0].shape:
             return forward(*args, **kwargs)
-        self._note(f"the activation {role.name} after the last block is frozen: its ratio f(x) / x is held fixed")
+        self._note(
+            f"the activation {role.name} after the last block is frozen: its ratio f(x) / x is held fixed"
+        )
         return self._through(role, frozen_activation(args[0].detach(), output), args[0], output)
 
     def _run_logits(self, logits: Callable[..., Tensor], states: Tensor) -> Tensor:
@@ -312,9 +312,7 @@ class StreamRecorder:
         torch.set_grad_enabled(True)  # from here on, if the module is inside attention
         variable = gradient_variable(output)
         value = output.detach().clone() if value is None else value
-        self._pass.terms.append(
-            StreamTerm(kind, role.name, role.block, variable, value, projection, layer)
-        )
+        self._pass.terms.append(StreamTerm(kind, role.name, role.block, variable, value, projection, layer))
         return tracked(output, variable)
 
     def _through(
@@ -378,7 +376,9 @@ def find_unembedding(model: nn.Module, roles: tuple[ModuleRole, ...]) -> LinearW
 def _problem(model: nn.Module, roles: tuple[ModuleRole, ...]) -> str | None:
     """Return why the residual stream of a model cannot be recorded, or None."""
     if any(isinstance(module, FUSED) for module in model.modules()):
-        return "PyTorch's own encoder and decoder layers run in one piece, and what their heads add is not seen"
+        return (
+            "PyTorch's own encoder and decoder layers run in one piece, and what their heads add is not seen"
+        )
     if not any(role.role == "block" for role in roles):
         return f"{type(model).__name__} has no list of blocks with attention inside"
     return None

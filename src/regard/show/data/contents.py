@@ -213,8 +213,8 @@ class Contents:
     ) -> TileCells:
         """Return tile (i, j) of level z of one head (see `tiles`).
 
-        `without` is the position of a key to leave out: its weights count as 0. `quantity` says what the cells
-        are made of.
+        `without` is the position of a key to leave out: its weights count as 0. `quantity` says what the
+        cells are made of.
         """
         chosen = self.layer(text, layer)
         m = self._quantity_map(text, chosen, head, quantity)
@@ -294,6 +294,16 @@ class Contents:
         if chosen is None:
             raise KeyError(f"token: expected one of {[one['id'] for one in others]}, got {token}")
         return contributions.describe_attribution(found, capture, chosen, others)
+
+    def _predicted_at(self, text: int) -> dict[str, Any] | None:
+        """Return the position whose next token is explained first, and the positions to choose from.
+
+        None stands for all positions; without contributions to a logit there is nothing to return.
+        """
+        if "logit" not in self.shades(text):
+            return None
+        start = contributions.telling_position(self.texts[text], self.batch_index)
+        return {"start": start, "positions": None}
 
     def _attribution(self, text: int, quantity: Quantity) -> Attribution:
         position, token = quantity.position, self._predicted(text, quantity)
@@ -449,7 +459,7 @@ class Contents:
             ],
             "spans": {name: describe_units(units) for name, units in self.units(number).items()},
             "shades": self.shades(number),
-            "predicted": None,
+            "predicted": self._predicted_at(number),
             "missing": [{"name": name, "kind": kind} for name, kind in capture.missing.items()],
             "predictions": predictions.summary(capture.predictions, self.batch_index),
             "edited": self._edited(number),

@@ -1,7 +1,7 @@
-"""What heads and MLPs add, as the page shows it: factors of the keys, and where the logit of a token comes from.
+"""What heads and MLPs add, as the page shows it: factors of the keys, and where a token's logit comes from.
 
-A map of contributions is the map of weights, each times a factor of its key. So a factor for each head and key
-is all that is stored, also in a saved page. This file knows captures; it does not know how the page draws.
+A map of contributions is the map of weights, each times a factor of its key. So a factor for each head and
+key is all that is stored, also in a saved page. This file knows captures; it does not know how the page draws.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from regard.show.data.quantity import Shade
 
 
 def available_shades(capture: Capture) -> list[Shade]:
-    """Return what the cells of a capture's maps can stand for; a capture without contributions has weights."""
+    """Return what the cells of a capture's maps can stand for: weights, and more with contributions."""
     residual = capture.residual
     if residual is None:
         return ["weights"]
@@ -41,12 +41,30 @@ def value_factors(capture: Capture, layer: Layer, entry: int) -> Tensor:
 
 
 def logit_factors(attribution: Attribution, layer: Layer) -> Tensor:
-    """Return what each key adds to a logit for each unit of weight, (1, H, S); zeros if the layer adds nothing."""
+    """Return what each key adds to a logit for each unit of weight, (1, H, S); 0 if the layer adds nothing."""
     if layer.key not in attribution.layers:
         _, H, _, S = layer.shape
         return torch.zeros(1, H, S, dtype=layer.map.dtype, device=layer.map.device)
     edges = [attribution.edges(layer.key, head) for head in layer.heads]
     return torch.cat([one.u for one in edges], 1)
+
+
+def telling_position(capture: Capture, entry: int) -> int:
+    """Return a position whose next token is worth explaining.
+
+    Of the second half of a text it is where the next token, which has letters, was predicted best; the last
+    position if no token there has letters.
+    """
+    assert capture.predictions is not None
+    losses = capture.predictions.losses[entry]
+    T = len(losses) + 1
+    tokens = capture.tokens[entry] if capture.tokens else [""] * T
+    loss = {
+        t: float(losses[t])
+        for t in range(T // 2, T - 1)
+        if tokens[t].strip() and any(map(str.isalpha, tokens[t + 1])) and bool(losses[t].isfinite())
+    }
+    return min(loss, key=lambda t: loss[t]) if loss else T - 1
 
 
 def candidates(capture: Capture, entry: int, position: int) -> list[dict[str, Any]]:

@@ -183,7 +183,7 @@ def _cell_edges(edges: Edges, units: range, size: int) -> list[int]:
 
 
 def visible_units(m: AttentionMap, rows: Edges, cols: Edges) -> Tensor:
-    """Return a mask of the cells between edges that hold a key visible to one of their queries, (rows, cols)."""
+    """Return which cells between edges hold a key visible to one of their queries, (rows, cols)."""
     visible = torch.zeros(len(rows) - 1, len(cols) - 1, dtype=torch.bool)
     for down in _chunks(rows):
         for across in _chunks(cols):

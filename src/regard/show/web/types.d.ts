@@ -71,8 +71,8 @@ interface TextMeta {
   spans: Partial<Record<TokenList, Record<UnitName, UnitSpans>>>;
   /** What the cells of a map can stand for, beside weights. */
   shades: ShadeName[];
-  /** The queries after which there are contributions to a token's logit; null if after all, where there are any. */
-  predicted: number[] | null;
+  /** After which queries there are contributions to a logit: where to begin, and which ones; null for all. */
+  predicted: { start: number; positions: number[] | null } | null;
   /** Modules that mix tokens and could not be captured. */
   missing: { name: string; kind: string }[];
   /** What the model expected on average; null if it makes no predictions. */

@@ -14,6 +14,8 @@ export class AttributionPanel {
     this.app = app;
     this.title = element("h3");
     this.about = element("p", { class: "small quiet" });
+    const words = ["heads", "MLP"].map((text) => element("span", { text }));
+    this.names = element("div", { class: "attribution-names small quiet", "aria-hidden": "true" }, ...words);
     this.table = headTable("What each head adds to the logit", (layer, head) => app.set({ layer, head }));
     this.sum = element("dl", { class: "facts logit-sum" });
     this.box = element(
@@ -21,6 +23,7 @@ export class AttributionPanel {
       { class: "notes-block attribution", hidden: true },
       this.title,
       this.about,
+      this.names,
       this.table,
       this.sum,
     );

@@ -16,8 +16,8 @@ const RAMPS = {
  * vermilion, differ for every kind of colour vision.
  */
 const DIVERGING = {
-  light: { ground: { lightness: 0.972, chroma: 0.004 }, end: 0.4, below: [0.17, 258], above: [0.16, 38] },
-  dark: { ground: { lightness: 0.235, chroma: 0.008 }, end: 0.86, below: [0.11, 240], above: [0.13, 55] },
+  light: { lightness: [0.972, 0.4], below: { chroma: 0.17, hue: 258 }, above: { chroma: 0.16, hue: 38 } },
+  dark: { lightness: [0.235, 0.86], below: { chroma: 0.11, hue: 240 }, above: { chroma: 0.13, hue: 55 } },
 };
 const STEPS = 256;
 const ZERO = 128; // the step of a diverging ramp that is the ground
@@ -81,11 +81,11 @@ function sequential(name, step) {
  * @param {number} step
  */
 function diverging(name, step) {
-  const { ground, end, below, above } = DIVERGING[name];
-  const [chroma, hue] = step < ZERO ? below : above;
+  const { lightness, below, above } = DIVERGING[name];
+  const { chroma, hue } = step < ZERO ? below : above;
   const t = Math.min(1, Math.abs(step - ZERO) / (STEPS - 1 - ZERO));
-  const arc = ground.chroma + (chroma - ground.chroma) * Math.sin((t * Math.PI) / 2);
-  return rgb(ground.lightness + t * (end - ground.lightness), arc, hue);
+  const arc = chroma * Math.sin((t * Math.PI) / 2);
+  return rgb(lightness[0] + t * (lightness[1] - lightness[0]), arc, hue);
 }
 
 /**

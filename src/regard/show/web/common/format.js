@@ -109,7 +109,7 @@ export function some(n, thing) {
  */
 export function brief(value, digits = 2) {
   if (value < 0) return brief(-value, digits).replace(/^(?=[\d.])/, "−");
-  if (value >= 1.05) return String(Number(value.toPrecision(digits)));
+  if (value >= 1.05) return String(Number(value.toPrecision(Math.max(2, digits))));
   if (value >= 0.9995) return "1";
   const text = value.toFixed(digits);
   return Number(text) === 0 ? "·" : text.replace(/^0/, "");

@@ -47,8 +47,7 @@ export function headTable(label, choose) {
     if (wanted !== shape) cells = build(table, layers, choose);
     shape = wanted;
     cells.forEach((row, y) => row.forEach((cell, x) => paint(cell, options.value(y, x), options)));
-    table.classList.toggle("with-beside", Boolean(options.beside));
-    [...table.children].forEach((row, y) => showBeside(row, y, options));
+    if (options.beside) showBeside(table, layers, options, options.beside);
     const all = cells.flat();
     const chosen = all.find(({ layer, head }) => `${layer}/${head}` === options.chosen);
     const before = options.chosen ? undefined : all.find(({ button }) => button.tabIndex === 0);
@@ -122,24 +121,28 @@ function colour({ style }, value, top, signed) {
 }
 
 /**
- * The number of a layer as a whole, at the end of its row.
- * @param {Element} row
- * @param {number} y
+ * The number of each layer as a whole, at the end of its row.
+ * @param {HTMLElement} table
+ * @param {HeadTableLayer[]} layers
  * @param {HeadTableOptions} options
+ * @param {NonNullable<HeadTableOptions["beside"]>} beside
  */
-function showBeside(row, y, { top, say, brief, signed = false, beside }) {
-  row.querySelector(".heat-beside")?.remove();
-  const value = beside?.value(y) ?? null;
-  if (!beside || value === null) return;
-  const title = `Layer ${y}, ${beside.name}: ${say(value)}`;
-  const cell = element("span", {
-    class: "heat-cell heat-beside",
-    role: "gridcell",
-    title,
-    text: brief(value),
+function showBeside(table, layers, { top, say, brief, signed = false }, { name, value }) {
+  table.classList.add("with-beside");
+  table.querySelectorAll(".heat-beside").forEach((cell) => cell.remove());
+  table.querySelectorAll(".heat-row").forEach((row, y) => {
+    const own = value(y);
+    if (own === null) return;
+    const title = `Layer ${layers[y].key}, ${name}: ${say(own)}`;
+    const cell = element("span", {
+      class: "heat-cell heat-beside",
+      role: "gridcell",
+      title,
+      text: brief(own),
+    });
+    colour(cell, own, top, signed);
+    row.append(cell);
   });
-  colour(cell, value, top, signed);
-  row.append(cell);
 }
 
 /**

@@ -30,14 +30,13 @@ export function quantityOf(meta, state) {
 }
 
 /**
- * The query after which a token may follow: the chosen one, or else the last that there are contributions for.
+ * The query after which a token may follow: the chosen one, if there are contributions for it, or a telling one.
  * @param {TextMeta} text
- * @param {Pick<State, "layer" | "row">} state
+ * @param {Pick<State, "row">} state
  */
-function positionOf({ layers, predicted }, { layer: key, row }) {
-  const layer = layers.find((one) => one.key === key) ?? layers[0];
-  if (predicted && !predicted.includes(row)) return Math.max(...predicted);
-  return row >= 0 ? row : layer.rows - 1;
+function positionOf({ predicted }, { row }) {
+  const known = row >= 0 && (predicted?.positions?.includes(row) ?? true);
+  return known ? row : (predicted?.start ?? -1);
 }
 
 /**

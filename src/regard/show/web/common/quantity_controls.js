@@ -78,7 +78,7 @@ export function quantityControls(app, view) {
       token.hidden = quantity.shade !== "logit";
       const others = comparable(meta, state);
       against.fill(
-        [["-1", "nothing"], ...others.map((n) => [String(n), short(meta.texts[n].title, 40)])],
+        [["-1", "nothing"], ...others.map((n) => [String(n), meta.texts[n].title])],
         quantity.against,
       );
       against.hidden = others.length === 0;

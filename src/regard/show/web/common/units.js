@@ -89,6 +89,16 @@ export function unitAt({ units }, axis, token) {
 }
 
 /**
+ * The last token of a unit of a layer's axis; -1 for -1.
+ * @param {Pick<Layer, "units">} layer
+ * @param {Axis} axis
+ * @param {number} unit
+ */
+export function lastToken({ units }, axis, unit) {
+  return units && unit >= 0 ? units[axis].edges[unit + 1] - 1 : unit;
+}
+
+/**
  * The first token of a unit of a layer's axis; -1 for -1.
  * @param {Pick<Layer, "units">} layer
  * @param {Axis} axis

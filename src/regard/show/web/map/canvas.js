@@ -6,7 +6,7 @@ import { ramp } from "../common/colours.js";
 import { contextOf, element } from "../common/dom.js";
 import { areWeights, isSigned, PLAIN } from "../common/quantity.js";
 import { theme } from "../common/theme.js";
-import { firstToken } from "../common/units.js";
+import { firstToken, unitAt } from "../common/units.js";
 import { Camera } from "./camera.js";
 import { ColourFit, mapScale } from "./colour_fit.js";
 import { listen } from "./gestures.js";
@@ -171,7 +171,7 @@ export class MapCanvas {
       boundary: boundaryOf(app.meta.texts[state.text], layer),
       hover,
       cursor: this.chosen && { ...this.chosen, size: 1 },
-      marked: { row: hover?.row ?? state.row, col: hover?.col ?? state.col },
+      marked: { row: hover?.row ?? this.markedRow, col: hover?.col ?? state.col },
       restAt: (row) => (sink ? sink.rest(row, row + 1) : 1),
       weightAt: (row, col) => this.weightAt(row, col, sink),
       fonts: fontsFor(camera.zoom),
@@ -241,6 +241,12 @@ export class MapCanvas {
   choose({ row, col }) {
     const { layer } = this;
     this.app.set({ row: firstToken(layer, "queries", row), col: firstToken(layer, "keys", col) });
+  }
+
+  /** The row whose label stands out: the chosen one, or that of contributions to a logit. */
+  get markedRow() {
+    const { row } = this.state;
+    return row >= 0 ? row : unitAt(this.layer, "queries", this.quantity.position);
   }
 
   /** The cell that is chosen, if one is. */

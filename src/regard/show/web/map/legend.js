@@ -6,6 +6,7 @@ import { css } from "../common/colours.js";
 import { contextOf, element } from "../common/dom.js";
 import { exact } from "../common/format.js";
 import { theme } from "../common/theme.js";
+import { UNIT } from "../common/units.js";
 
 /**
  * @typedef {object} LegendOptions
@@ -105,26 +106,18 @@ function signedMarks({ scale, top, bottom }, clipped) {
 export function noteOf(reduce, z, quantity, { other, token }) {
   const { units, shade, against, position } = quantity;
   const size = 2 ** z;
-  const one = size === 1 && units === "tokens";
+  const single = size === 1 && units === "tokens";
   const what = {
-    weights: one ? "weight" : reduce === "max" ? "greatest weight" : "attention mass",
+    weights: single ? "one weight" : reduce === "max" ? "the greatest weight" : "attention mass",
     values: "weight × norm of what the key’s value adds",
-    logit: `contribution to the logit of ${token} if the query were the last; row ${position} is what adds up`,
+    logit: `what the key adds to the logit of ${token}, if the query were the last`,
   }[shade];
-  const span =
-    units === "tokens" ? `${size} × ${size} weights` : size === 1 ? "" : `${size} × ${size} ${units}`;
-  const pooled = reduce === "max" ? "" : ", summed over keys and averaged over queries";
-  const cell = one ? `One cell is one ${what}.` : `${cellOf(units, span)}: ${what}${pooled}.`;
-  return against < 0 ? cell : `${cell} Here less that of “${other}”.`;
-}
-
-/**
- * @param {Quantity["units"]} units
- * @param {string} span of cells of several units
- */
-function cellOf(units, span) {
-  if (span) return `One cell is ${span}`;
-  return units === "words" ? "One cell is a word and a word" : "One cell is a sentence and a sentence";
+  const of =
+    size > 1 ? ` of ${size} × ${size} ${units}` : single ? "" : ` from ${UNIT[units]} to ${UNIT[units]}`;
+  const pooled = single || reduce === "max" ? "" : ", summed over keys and averaged over queries";
+  const less = against < 0 ? "" : `, less that of “${other}”`;
+  const row = shade === "logit" ? ` Row ${position} adds up to what the head adds.` : "";
+  return `One cell${of} is ${what}${pooled}${less}.${row}`;
 }
 
 /**

@@ -42,18 +42,21 @@ export function quotedToken(tokens, token) {
 }
 
 /**
- * What the chosen token does, as one line: its number with `other`, or its strongest three.
+ * What the chosen token does, as one line: its number with `other`, or its strongest three. `predicted` is the token
+ * whose logit contributions are of, in quotes.
  * @param {string[]} tokens
  * @param {Shaded} shaded
  * @param {Ranking} ranking
  * @param {boolean} looking
  * @param {number} other a second token that is pointed at, or -1
  * @param {Quantity} [quantity]
+ * @param {string} [predicted]
  */
-export function rankingLine(tokens, shaded, { best }, looking, other, quantity = PLAIN) {
+export function rankingLine(tokens, shaded, { best }, looking, other, quantity = PLAIN, predicted = "") {
   /** @param {number} w */
   const written = (w) => (quantity.units === "tokens" ? spell(quantity, w) : say(quantity, w));
-  const subject = `${quotedToken(tokens, shaded.token)} ${verb(quantity, looking)}`;
+  const own = quotedToken(tokens, shaded.token);
+  const subject = `${quantity.shade === "logit" ? `${predicted} after ${own}` : own} ${verb(quantity, looking)}`;
   if (other >= 0)
     return `${subject} ${quotedToken(tokens, other)}: ${written(shaded.weights[other - shaded.from] ?? 0)}`;
   const few = best.slice(0, 3).map(({ token, w }) => `${quotedToken(tokens, token)} ${written(w)}`);
@@ -68,7 +71,7 @@ export function rankingLine(tokens, shaded, { best }, looking, other, quantity =
 function verb({ shade, against }, looking) {
   if (against >= 0) return looking ? "changes most with" : "changes most for";
   if (shade === "values") return looking ? "takes from" : "gives to";
-  if (shade === "logit") return looking ? "is predicted from" : "speaks through";
+  if (shade === "logit") return "is predicted from";
   return looking ? "attends to" : "is attended to by";
 }
 

@@ -9,7 +9,7 @@ import { doubts, layerOf } from "../common/layers.js";
 import { isSigned, quantityOf } from "../common/quantity.js";
 import { quantityControls } from "../common/quantity_controls.js";
 import { theme } from "../common/theme.js";
-import { firstToken, inUnits, unitAt } from "../common/units.js";
+import { firstToken, inUnits, lastToken, unitAt } from "../common/units.js";
 import { beside } from "./layout.js";
 import { newText } from "./new_text.js";
 import { TextNotes } from "./notes.js";
@@ -114,7 +114,9 @@ class TextView {
   async findWeights(fresh) {
     const token = this.pinned >= 0 ? this.pinned : this.at;
     const { offsets, looking, state, layer, layers, quantity } = this;
-    this.predictions.show(state.text, token, layer.queries_of === "tokens" && !this.written.second);
+    const after = lastToken(layer, "queries", token - this.written.queries) + (layer.queries_from ?? 0);
+    const position = token < 0 || !layer.units ? token : after;
+    this.predictions.show(state.text, position, layer.queries_of === "tokens" && !this.written.second);
     const index = indexOnAxis(offsets, token);
     if (index < 0) {
       this.shaded = null;
@@ -157,7 +159,7 @@ class TextView {
       this.notes.clear();
       return;
     }
-    const { tokens } = this.written;
+    const tokens = layer.units ? this.written.tokens.map((one) => one.trim() || one) : this.written.tokens;
     const ranking = strongest(shaded, RANKED);
     const pinned = this.pinned >= 0;
     this.said.textContent = rankingLine(tokens, shaded, ranking, looking, pinned ? this.under : -1, quantity);
@@ -251,7 +253,7 @@ class TextView {
     if (this.writtenName !== name) {
       const { boundary } = this.app.meta.texts[state.text];
       this.page.write(
-        this.written,
+        { ...this.written, spaced: !layer.units },
         boundary === null
           ? null
           : unitAt(layer, "keys", boundary - (layer.keys_from ?? 0)) + this.written.keys,
