@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from regard.maps.spans import Spans
+from regard.spans import segments
 from regard.spans.text_spans import spans_between
 from regard.spans.token_offsets import TextToken
-
-from regard.spans import segments
 
 SPECIAL = re.compile(r"\s*(<[^<>\s]+>|\[[A-Z]+\d*\])\s*")
 

@@ -20,7 +20,6 @@ from regard.heads.score_words import SCORE_WORDS
 from regard.lru import LRUCache
 from regard.maps import AttentionMap, WeightedMap
 from regard.maps.index import Axes
-from regard.maps.spans import Spans
 from regard.recorder import Capture, Evidence, Layer
 from regard.recorder.contributions import Attribution
 from regard.show.data import contributions, eviction, predictions, row_steps, thumbnails, tiles
@@ -29,7 +28,7 @@ from regard.show.data.quantity import PLAIN, Quantity, Shade
 from regard.show.data.stage_example import build_example
 from regard.show.data.thumbnails import Thumbnail
 from regard.show.data.tiles import TileCells, TilePyramid
-from regard.show.data.units import axis_edges, describe_units, text_units
+from regard.show.data.units import axis_edges, text_units
 
 VERSION = 1
 CACHED_TILES = 192  # of at most 512 KiB each
@@ -97,7 +96,7 @@ class Contents:
         self._thumbnails: dict[tuple[int, str], Thumbnail] = {}
         self._heads: dict[int, list[dict[str, Any]]] = {}
         self._evictions: dict[tuple[int, str], dict[str, Any]] = {}
-        self._units: dict[int, dict[str, dict[str, Spans]]] = {}
+        self._units: dict[int, dict[str, dict[str, list[int]]]] = {}
         self._factors: LRUCache[Tensor] = LRUCache(CACHED_MAPS)
         self._attributions: LRUCache[Attribution] = LRUCache(CACHED_ATTRIBUTIONS)
         captures = [captures] if isinstance(captures, Capture) else list(captures)
@@ -261,7 +260,7 @@ class Contents:
         for axis, size in (("queries", layer.shape[2]), ("keys", layer.shape[3])):
             units = self.units(units_of).get(described[f"{axis}_of"])
             first = described[f"{axis}_from"]
-            if units is None or first is None or units[quantity.units].stops[-1] < first + size:
+            if units is None or first is None or units[quantity.units][-1] < first + size:
                 raise KeyError(f"units: the {quantity.units} of text {units_of} are not known for this layer")
             edges.append(axis_edges(units[quantity.units], first, size))
         return AxisEdges(*edges)
@@ -334,8 +333,8 @@ class Contents:
                 "contributions=True and predictions=True"
             )
 
-    def units(self, text: int) -> dict[str, dict[str, Spans]]:
-        """Return the words and sentences of a text, by its lists of tokens."""
+    def units(self, text: int) -> dict[str, dict[str, list[int]]]:
+        """Return where the words and sentences of a text begin, by its lists of tokens (see `units`)."""
         self.check_text(text)
         if text not in self._units:
             capture = self.texts[text]
@@ -457,7 +456,7 @@ class Contents:
                 _layer(layer, evidence, tokens or [], targets)
                 for layer, evidence in zip(capture.layers, capture.certificate, strict=True)
             ],
-            "spans": {name: describe_units(units) for name, units in self.units(number).items()},
+            "spans": self.units(number),
             "shades": self.shades(number),
             "predicted": self._predicted_at(number),
             "missing": [{"name": name, "kind": kind} for name, kind in capture.missing.items()],

@@ -1,7 +1,7 @@
 """What heads and MLPs add, as the page shows it: factors of the keys, and where a token's logit comes from.
 
 A map of contributions is the map of weights, each times a factor of its key. So a factor for each head and
-key is all that is stored, also in a saved page. This file knows captures; it does not know how the page draws.
+key is all that is stored, also in a saved page. This file knows captures; it does not know pictures.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def value_factors(capture: Capture, layer: Layer, entry: int) -> Tensor:
 
 
 def logit_factors(attribution: Attribution, layer: Layer) -> Tensor:
-    """Return what each key adds to a logit for each unit of weight, (1, H, S); 0 if the layer adds nothing."""
+    """Return what each key adds to a logit for each unit of weight, (1, H, S)."""
     if layer.key not in attribution.layers:
         _, H, _, S = layer.shape
         return torch.zeros(1, H, S, dtype=layer.map.dtype, device=layer.map.device)

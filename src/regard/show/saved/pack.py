@@ -110,8 +110,7 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
         ],
         "heads": [contents.heads(text) for text in range(len(contents.texts))],
         "attributions": [
-            [contents.attribution(text, quantity) for quantity in quantities if quantity.shade == "logit"]
-            for text, quantities in enumerate(stored)
+            _stored_attributions(contents, text, quantities) for text, quantities in enumerate(stored)
         ],
         "words": [_words(capture.predictions, contents.batch_index) for capture in contents.texts],
     }
@@ -120,7 +119,7 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
 
 
 def _stored_quantities(contents: Contents, text: int) -> list[Quantity]:
-    """Return the contributions that a file holds: of all values, and to the likeliest tokens after a position."""
+    """Return the contributions that a file holds: of values, and to the likeliest tokens after a position."""
     shades = contents.shades(text)
     quantities = [Quantity("values")] if "values" in shades else []
     if "logit" in shades:
@@ -130,6 +129,13 @@ def _stored_quantities(contents: Contents, text: int) -> list[Quantity]:
             Quantity("logit", position=position, token=one["id"]) for one in likeliest[:STORED_TOKENS]
         ]
     return quantities
+
+
+def _stored_attributions(contents: Contents, text: int, quantities: list[Quantity]) -> list[dict[str, Any]]:
+    """Return where the logits of the stored tokens come from; these are the ones to choose from."""
+    found = [contents.attribution(text, quantity) for quantity in quantities if quantity.shade == "logit"]
+    candidates = [one["token"] for one in found]
+    return [{**one, "candidates": candidates} for one in found]
 
 
 def _factors_block(text: int, layer: Layer, quantity: Quantity) -> str:

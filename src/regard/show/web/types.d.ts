@@ -67,8 +67,8 @@ interface TextMeta {
   /** The first token that was generated. */
   boundary: number | null;
   layers: Layer[];
-  /** The words and sentences of each list of tokens, where they are known. */
-  spans: Partial<Record<TokenList, Record<UnitName, UnitSpans>>>;
+  /** Of the words and sentences of each list of tokens the first tokens, and the number of all tokens. */
+  spans: Partial<Record<TokenList, Record<UnitName, number[]>>>;
   /** What the cells of a map can stand for, beside weights. */
   shades: ShadeName[];
   /** After which queries there are contributions to a logit: where to begin, and which ones; null for all. */
@@ -119,15 +119,8 @@ interface Prediction {
   next: { token: string | null; probability: number; rank: number; loss: number } | null;
 }
 
-/** Spans of tokens, one after another. */
+/** Spans of tokens, one after another: every token belongs to one. */
 type UnitName = "words" | "sentences";
-
-/** Every token belongs to one of them. */
-interface UnitSpans {
-  /** The first token of each, and the number of all tokens. */
-  edges: number[];
-  names: string[];
-}
 
 /** The units along an axis of a layer. */
 interface UnitAxis {

@@ -17,7 +17,7 @@ const RAMPS = {
  */
 const DIVERGING = {
   light: { lightness: [0.972, 0.4], below: { chroma: 0.17, hue: 258 }, above: { chroma: 0.16, hue: 38 } },
-  dark: { lightness: [0.235, 0.86], below: { chroma: 0.11, hue: 240 }, above: { chroma: 0.13, hue: 55 } },
+  dark: { lightness: [0.235, 0.82], below: { chroma: 0.12, hue: 240 }, above: { chroma: 0.13, hue: 58 } },
 };
 const STEPS = 256;
 const ZERO = 128; // the step of a diverging ramp that is the ground

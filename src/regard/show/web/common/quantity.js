@@ -131,5 +131,5 @@ export function say(quantity, value) {
   if (quantity.shade !== "weights") return spell(quantity, value);
   if (quantity.against < 0) return percent(value);
   const sign = value > 0 ? "+" : value < 0 ? "−" : "";
-  return `${sign}${percent(Math.abs(value)).replace("%", "points")}`;
+  return `${sign}${percent(Math.abs(value)).replace("%", " points")}`;
 }

@@ -25,10 +25,12 @@ const HINTS = {
 };
 
 /**
+ * `changed` is called when the name of the predicted token has come.
  * @param {App} app
  * @param {string} view a name for the radio buttons
+ * @param {() => void} changed
  */
-export function quantityControls(app, view) {
+export function quantityControls(app, view, changed) {
   const units = choice(
     "By",
     `${view}-units`,
@@ -46,7 +48,9 @@ export function quantityControls(app, view) {
     if (quantity.shade !== "logit") return;
     const found = await app.source.attribution(state.text, quantity.position, quantity.token);
     if (!fresh()) return;
-    predicted = `“${short(found.token.token, 24)}”`;
+    const name = `“${short(found.token.token, 24)}”`;
+    if (name !== predicted) setTimeout(changed);
+    predicted = name;
     token.fill(
       found.candidates.map(({ id, token: name, probability }) => [
         String(id),

@@ -1,7 +1,7 @@
 // @ts-check
 // Words and sentences in place of tokens. A unit is a span of tokens, and every token belongs to one.
 
-/** @type {WeakMap<UnitSpans, string[]>} */
+/** @type {WeakMap<number[], string[]>} */
 const joined = new WeakMap(); // the texts of all units
 
 /** @type {Record<Quantity["units"], string>} one of them in a sentence */
@@ -43,12 +43,12 @@ export function inUnits(meta, layer, { units, unitsOf }) {
 function unitAxis(text, layer, axis, units) {
   const list = layer[`${axis}_of`];
   const first = layer[`${axis}_from`];
-  const spans = text.spans[list]?.[units];
+  const edges = text.spans[list]?.[units];
   const tokens = text[list];
-  if (!spans || !tokens || first === null) return null;
-  const texts = joined.get(spans) ?? textsOf(spans, tokens);
-  joined.set(spans, texts);
-  return { texts, ...edgesOn(spans.edges, first, axis === "queries" ? layer.rows : layer.cols) };
+  if (!edges || !tokens || first === null) return null;
+  const texts = joined.get(edges) ?? textsOf(edges, tokens);
+  joined.set(edges, texts);
+  return { texts, ...edgesOn(edges, first, axis === "queries" ? layer.rows : layer.cols) };
 }
 
 /**
@@ -65,16 +65,12 @@ export function edgesOn(edges, first, size) {
 }
 
 /**
- * The text of every unit, as its tokens write it; characters that they split are taken from its name.
- * @param {UnitSpans} spans
+ * The text of every unit, as its tokens write it.
+ * @param {number[]} edges
  * @param {string[]} tokens
  */
-function textsOf({ edges, names }, tokens) {
-  return names.map((name, n) => {
-    const text = tokens.slice(edges[n], edges[n + 1]).join("");
-    const [, before, after] = /^(\s*)[^]*?(\s*)$/u.exec(text) ?? [];
-    return text.includes("\ufffd") ? before + name + after : text;
-  });
+function textsOf(edges, tokens) {
+  return edges.slice(1).map((edge, unit) => tokens.slice(edges[unit], edge).join(""));
 }
 
 /**

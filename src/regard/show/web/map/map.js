@@ -43,7 +43,7 @@ class MapView {
     this.title = element("h2", { id: "map-title" });
     this.proof = element("span");
     this.tip = element("p", { class: "tip", "aria-hidden": "true", hidden: true });
-    this.controls = makeControls(app);
+    this.controls = makeControls(app, () => this.large.plan());
     const space = element("div", { class: "map-stage" });
     const foot = element("div", { class: "map-foot" });
     this.cut = headSwitch(app, "Cut this head");
@@ -58,7 +58,7 @@ class MapView {
     this.small = new Thumbnails(this.side, app, () => this.large.plan(), this.attribution.box);
     this.legend = legend(foot);
     this.readout = new Readout(this.notes, app);
-    this.edges = new EdgeCuts(app, () => this.large.camera.frame);
+    this.edges = new EdgeCuts(app, () => tokensIn(this.large.camera.frame, this.layer));
     this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
     this.notes.append(help());
@@ -231,6 +231,27 @@ function isClipped({ fits, scale }) {
   return fits && scale.top !== 1;
 }
 
+/**
+ * A part of the map in tokens, from one in units.
+ * @param {Rectangle} frame
+ * @param {Layer} layer
+ * @returns {Rectangle}
+ */
+function tokensIn(frame, layer) {
+  if (!layer.units) return frame;
+  /** @type {(axis: Axis, first: number, last: number) => [number, number]} */
+  const span = (axis, first, last) => {
+    const edges = layer.units?.[axis].edges ?? [];
+    const within = (/** @type {number} */ unit) => edges[Math.min(edges.length - 1, Math.max(0, unit))];
+    return [within(Math.floor(first)), within(Math.ceil(last))];
+  };
+  const [[left, right], [top, bottom]] = [
+    span("keys", frame.left, frame.right),
+    span("queries", frame.top, frame.bottom),
+  ];
+  return { left, right, top, bottom };
+}
+
 /** How to move the map and to select cells. */
 function help() {
   const list = element("dl", { class: "facts spoken" });
@@ -262,8 +283,11 @@ const HINTS = {
   sink: "Separate draws the key that receives the most attention beside the map. The colours then show the rest.",
 };
 
-/** @param {App} app */
-function makeControls(app) {
+/**
+ * @param {App} app
+ * @param {() => void} changed when there is more to say
+ */
+function makeControls(app, changed) {
   const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "Map settings" });
   /** @type {Record<typeof NAMES[number], HTMLElement & { value: string }>} */
   const choices = {
@@ -304,7 +328,7 @@ function makeControls(app) {
     element("button", { class: "button", type: "button", text, "aria-label": label, title: label });
   const [out, into] = [button("−", "Zoom out"), button("+", "Zoom in")];
   const all = button("All", "Show the whole map");
-  const quantities = quantityControls(app, "map");
+  const quantities = quantityControls(app, "map", changed);
   bar.append(...quantities.parts, ...Object.values(choices));
   const zooming = element("div", { class: "push", role: "group", "aria-label": "Zoom and export" });
   zooming.append(out, into, all);

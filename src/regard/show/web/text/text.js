@@ -38,7 +38,7 @@ class TextView {
   constructor(app) {
     this.app = app;
     this.state = app.state;
-    this.controls = makeTextControls(app);
+    this.controls = makeTextControls(app, () => this.tell());
     this.said = element("p", { class: "text-said", "aria-live": "polite" });
     this.notes = new TextNotes((token) => this.pin(token));
     this.attribution = new AttributionPanel(app);
@@ -162,7 +162,9 @@ class TextView {
     const tokens = layer.units ? this.written.tokens.map((one) => one.trim() || one) : this.written.tokens;
     const ranking = strongest(shaded, RANKED);
     const pinned = this.pinned >= 0;
-    this.said.textContent = rankingLine(tokens, shaded, ranking, looking, pinned ? this.under : -1, quantity);
+    const other = pinned ? this.under : -1;
+    const { predicted } = this.controls;
+    this.said.textContent = rankingLine(tokens, shaded, ranking, looking, other, quantity, predicted);
     const doubt = doubts(layersInScope(this.layers, layer, state.scope));
     const scope = scopeName(state, layer, quantity.shade === "logit" ? "sum" : "mean");
     this.notes.show({ tokens, shaded, ranking, looking, pinned, scope, quantity, doubt });
@@ -290,10 +292,13 @@ function neighbour(key, current, spans) {
   return null;
 }
 
-/** @param {App} app */
-function makeTextControls(app) {
+/**
+ * @param {App} app
+ * @param {() => void} changed when there is more to say
+ */
+function makeTextControls(app, changed) {
   const picker = headPicker(app);
-  const quantities = quantityControls(app, "text");
+  const quantities = quantityControls(app, "text", changed);
   const direction = choice(
     "Shade",
     "text-way",
@@ -333,6 +338,10 @@ function makeTextControls(app) {
       sink,
       scale,
     ),
+    /** The token that contributions are of, in quotes. */
+    get predicted() {
+      return quantities.predicted;
+    },
     /**
      * @param {State} state
      * @param {boolean} looking
