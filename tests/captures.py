@@ -45,3 +45,9 @@ def captured(
         found.append(Layer(number, f"h.{number}.attn", "", map, evidence, tuple(range(heads)), kept))
     ids = torch.arange(T)[None] % 13
     return Capture(found, model, ids, [tokens or [f" t{i % 13}" for i in range(T)]], None, boundary)
+
+
+def layer_of(m: regard.AttentionMap, number: int = 0, stack: str = "") -> Layer:
+    """A layer with this map, certified of nothing."""
+    evidence = Evidence(0.0, 1.0, 0.0, m.matrix[2], m.matrix[2], str(m.mask), m.scale)
+    return Layer(number, f"h.{number}", stack, m, evidence, range(m.matrix[1]))

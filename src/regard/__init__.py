@@ -26,29 +26,39 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     )
     from regard.attention.steps import scaled_dot_product_attention
     from regard.checker import Report, check
+    from regard.comparison import compare
+    from regard.interventions import ablate, block, intervene, mean_outputs, patch
     from regard.maps import AttentionMap, attention_map
     from regard.recorder import Capture, capture, capture_size, load
     from regard.show import plot
+    from regard.spans.average import mean
 
 __all__ = [
     "AttentionMap",
     "Capture",
     "Mask",
     "Report",
+    "ablate",
     "alibi",
     "attend",
     "attention_map",
     "backend",
+    "block",
     "capture",
     "capture_size",
     "causal",
     "causal_mask",
     "check",
     "chunks",
+    "compare",
     "documents",
     "full",
+    "intervene",
     "load",
+    "mean",
+    "mean_outputs",
     "padding",
+    "patch",
     "plot",
     "prefix",
     "rule",
@@ -66,16 +76,21 @@ _MODULES = {
     ),
     "regard.attention.steps": "scaled_dot_product_attention",
     "regard.checker": "Report check",
+    "regard.comparison": "compare",
+    "regard.interventions": "ablate block intervene mean_outputs patch",
     "regard.maps": "AttentionMap attention_map",
     "regard.recorder": "Capture capture capture_size load",
     "regard.show": "plot",
+    "regard.spans.average": "mean",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 _PACKAGES = (
     "attention",
     "checker",
+    "comparison",
     "gpt",
     "heads",
+    "interventions",
     "layers",
     "learn",
     "maps",

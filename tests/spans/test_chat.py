@@ -24,7 +24,8 @@ CHATML = (
 MERGING = (  # the system message stands inside the first of the user, and texts are trimmed, as in Llama 2
     "{% set system = messages[0].content if messages[0].role == 'system' else '' %}"
     "{% for m in messages if m.role != 'system' %}"
-    "{% if m.role == 'user' %}[INST] {% if loop.first and system %}<<SYS>>\n{{ system }}\n<</SYS>>\n\n{% endif %}"
+    "{% if m.role == 'user' %}[INST] {% if loop.first and system %}"
+    "<<SYS>>\n{{ system }}\n<</SYS>>\n\n{% endif %}"
     "{{ m.content.strip() }} [/INST]{% else %} {{ m.content.strip() }} <|im_end|>{% endif %}{% endfor %}"
 )
 MOVING = (  # the system message comes last
@@ -33,7 +34,10 @@ MOVING = (  # the system message comes last
 )
 DROPPING = "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 REPEATING = "{{ messages[0].content }} {% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-CHANGING = "{% for m in messages %}{{ m.role }}: {{ m.content[3:] if 'lit' in m.content else m.content }}\n{% endfor %}"
+CHANGING = (
+    "{% for m in messages %}{{ m.role }}: "
+    "{{ m.content[3:] if 'lit' in m.content else m.content }}\n{% endfor %}"
+)
 THINKING = (  # reasoning is cut from a message if there is some
     "{% for m in messages %}{{ m.role }}: "
     "{{ m.content.split('</think>')[1] if '</think>' in m.content else m.content }}\n{% endfor %}"

@@ -1,4 +1,4 @@
-"""Token ids of several lengths in one table: the shorter rows are padded, and a mask tells tokens from padding.
+"""Token ids of several lengths in one table: shorter rows are padded, and a mask tells tokens from padding.
 
 This is the one definition of padding: `generate` and `capture(text=[…])` use it. It knows ids; it knows
 neither text nor models.

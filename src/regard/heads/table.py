@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from regard.atomic import atomic_write
 from regard.extras import extra
 from regard.files import SurveyFileError, check_type, get_field, parse_json, read_text, shorten
+
+if TYPE_CHECKING:
+    from regard.heads.table_difference import TableDifference
 
 
 class Score(NamedTuple):
@@ -132,6 +135,16 @@ class HeadTable:
             return -math.inf if math.isnan(value) else value
 
         return self._with(sorted(self.rows, key=value, reverse=True))
+
+    def compare(self, other: HeadTable) -> TableDifference:
+        """How the heads of an `other` table, of another model, checkpoint or text, differ from these.
+
+        The result has the change of every score, with a 95% interval from both intervals, and the heads
+        whose labels changed.
+        """
+        from regard.heads.table_difference import subtract
+
+        return subtract(other, self)
 
     def _check_name(self, name: str) -> str:
         """The canonical name of a score; ValueError if no head has it."""

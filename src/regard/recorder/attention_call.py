@@ -49,9 +49,17 @@ class AttentionCall(NamedTuple):
         """Return the call with its lse, computed from q and k if the implementation gave none."""
         if self.lse is not None:
             return self
-        settings = {"mask": self.mask, "scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}
         with torch.no_grad():
-            lse = attend(self.q, self.k, self.k, **settings, return_lse=True)[1]  # type: ignore[arg-type]
+            _, lse = attend(
+                self.q,
+                self.k,
+                self.k,
+                mask=self.mask,
+                scale=self.scale,
+                softcap=self.softcap,
+                sinks=self.sinks,
+                return_lse=True,
+            )
         return self._replace(lse=lse)
 
 

@@ -28,6 +28,8 @@ from regard.recorder.storage.folder import save
 
 if TYPE_CHECKING:
     from regard.heads import HeadTable
+    from regard.spans.span_mass import Parts
+    from regard.spans.table import SpanTable
 
 PAGES = (".html", ".htm")
 NO_TEXT = "-"  # in a fingerprint: there was no text to hash
@@ -180,6 +182,25 @@ class Capture:
             model=self.model,
             **options,
         )
+
+    def spans(
+        self, rows: Parts, cols: Parts | None = None, *, batch: int | None = None, stack: str | None = None
+    ) -> SpanTable:
+        """Return how much attention each part of a text gives to each part: by head, by layer, and the mean.
+
+        - `rows`: the parts whose queries attend, as `regard.spans.words(…)`, or increasing positions to cut
+          at. Positions count from the first token of the text, without padding.
+        - `cols`: the parts that are attended to, by default the same.
+        - `batch`: which text, if the capture has several.
+        - `stack`: "encoder", "decoder" or "cross", in a model that has several; in "cross", `rows` are of the
+          decoder's tokens and `cols` of the encoder's.
+
+        A number is the mean over the queries of a row span of the weight on all keys of a column span. What a
+        head gives to its sink key has a column of its own; `table.uniform` is the same for uniform attention.
+        """
+        from regard.spans.span_mass import measure_spans
+
+        return measure_spans(self, rows, cols, batch=batch, stack=stack)
 
     def ids_of(self, layer: Layer) -> Tensor | None:
         """Return the token ids (B, S) of a layer's keys, or None where they are not known."""

@@ -3,6 +3,18 @@
 from regard.maps.spans import Spans
 from regard.spans.chat import turns
 from regard.spans.layouts import custom, documents, grid
+from regard.spans.table import SpanHead, SpanInterval, SpanTable
 from regard.spans.text_spans import sentences, words
 
-__all__ = ["Spans", "custom", "documents", "grid", "sentences", "turns", "words"]
+__all__ = [
+    "SpanHead",
+    "SpanInterval",
+    "SpanTable",
+    "Spans",
+    "custom",
+    "documents",
+    "grid",
+    "sentences",
+    "turns",
+    "words",
+]

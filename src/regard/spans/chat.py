@@ -21,7 +21,7 @@ def turns(messages: Sequence[Message], tokenizer: Any, **options: Any) -> Spans:
     """The messages of a chat as spans of the tokens of `tokenizer.apply_chat_template(messages)`.
 
     A span holds the text of its message; the template's own tokens, as the names of roles, are in the gaps.
-    It is named by its role, and numbered where there are several: "system", "user 1", "assistant 1", "user 2".
+    It is named by its role, and numbered where there are several: "system", "user 1", "user 2".
 
     - `messages`: dictionaries with "role" and "content", as the template takes them.
     - `tokenizer`: a tokenizer of Transformers with a chat template.
@@ -34,14 +34,14 @@ def turns(messages: Sequence[Message], tokenizer: Any, **options: Any) -> Spans:
             "tokenizer: expected one of Transformers with a chat template, got "
             f"{type(tokenizer).__name__}: name the spans yourself with regard.spans.custom"
         )
-    messages = [dict(message) for message in messages]
-    rendered = _render(tokenizer, messages, options)
+    chat = [dict(message) for message in messages]
+    rendered = _render(tokenizer, chat, options)
     places = sorted(
-        (*_locate(tokenizer, messages, number, rendered, options), number) for number in range(len(messages))
+        (*_locate(tokenizer, chat, number, rendered, options), number) for number in range(len(chat))
     )
     # The tokens of a rendered chat are those of its text, in which special tokens are written.
     tokens = locate_tokens(_WithoutAddedTokens(tokenizer), rendered)
-    names = _names([str(message["role"]) for message in messages])
+    names = _names([str(message["role"]) for message in chat])
     spans, taken = [], 0
     for start, stop, number in places:
         first, last = _tokens_of(tokens, rendered, start, stop, taken)

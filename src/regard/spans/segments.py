@@ -32,29 +32,28 @@ INSIDE_WORDS = "'’·"  # between two letters they belong to the word: don't, l
 INSIDE_NUMBERS = ".,"  # between two digits they belong to the number: 3.14
 CLOSERS = r"""["'”’»)\]}」』）】]*"""
 SENTENCE_END = re.compile(rf"[.!?…؟۔।॥]+{CLOSERS}(?=\s)|[。！？｡]+{CLOSERS}|(?=\n\s*\n)|(?=\u2029)")
+LONGEST_WORD = 64  # characters before a sign that are read
 ABBREVIATIONS = frozenset(
     [
-        "mr",
-        "mrs",
-        "ms",
-        "dr",
-        "prof",
-        "st",
-        "jr",
-        "sr",
-        "vs",
-        "etc",
-        "fig",
-        "no",
-        "vol",
-        "pp",
-        "cf",
-        "al",
-        "e.g",
-        "i.e",
-        "z.b",
-        "bzw",
-        "d.h",
+        *(
+            "mr",
+            "mrs",
+            "ms",
+            "dr",
+            "prof",
+            "st",
+            "jr",
+            "sr",
+            "vs",
+            "etc",
+            "fig",
+            "no",
+            "vol",
+            "pp",
+            "cf",
+            "al",
+        ),
+        *("e.g", "i.e", "z.b", "bzw", "d.h"),
     ]
 )
 
@@ -192,14 +191,22 @@ def sentences(text: str) -> list[int]:
     return [*starts, len(text)] if text else [0]
 
 
+def _first_letter(text: str, start: int) -> str:
+    """The first character from `start` on that is no space, or nothing."""
+    while start < len(text) and text[start].isspace():
+        start += 1
+    return text[start : start + 1]
+
+
 def _ends_sentence(text: str, match: re.Match[str]) -> bool:
     """Whether a sentence ends at signs that may end one."""
-    signs, after = match.group(), text[match.end() :].lstrip()[:1]
+    signs, after = match.group(), _first_letter(text, match.end())
     if not signs or signs[0] in "。！？｡":
         return True
     if after.islower():
         return False
-    word = re.search(r"[^\s(\[“\"']*$", text[: match.start()])
+    before = text[max(0, match.start() - LONGEST_WORD) : match.start()]
+    word = re.search(r"[^\s(\[“\"']*$", before)
     is_short = word is not None and (len(word.group()) == 1 and word.group().isalpha())
     is_abbreviation = word is not None and word.group().casefold() in ABBREVIATIONS
     return not (signs == "." and (is_short or is_abbreviation))

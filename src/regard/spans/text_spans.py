@@ -18,8 +18,8 @@ from regard.spans.token_offsets import TextToken, locate_tokens
 def words(tokenizer: Any, text: str) -> Spans:
     """The words of a text as spans of its tokens, named by their text; joined, the names are the text.
 
-    - `tokenizer`: of Transformers, of the `tokenizers` package, or `model.tokenizer` of a `GPT`. The spans are
-      of the tokens of `tokenizer(text)`; special tokens, as <s> or [CLS], are spans of their own.
+    - `tokenizer`: of Transformers, of the `tokenizers` package, or `model.tokenizer` of a `GPT`. The spans
+      are of the tokens of `tokenizer(text)`; special tokens, as <s> or [CLS], are spans of their own.
     - `text`: the text. A word is a run of letters and digits with the space before it, and each other sign is
       one. In scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) every character is a word.
 
@@ -35,8 +35,8 @@ def sentences(tokenizer: Any, text: str) -> Spans:
     """The sentences of a text as spans of its tokens, named by their text; joined, the names are the text.
 
     - `tokenizer`: as for `words`; special tokens are spans of their own.
-    - `text`: the text. A sentence ends with . ! ? … before a space, with 。！？, or at a blank line, but not at
-      a common abbreviation nor before a small letter.
+    - `text`: the text. A sentence ends with . ! ? … before a space, with 。！？, or at a blank line, but not
+      at a common abbreviation nor before a small letter.
 
     >>> from regard.gpt import GPT
     >>> sentences(GPT.from_pretrained("default").tokenizer, "Mr. Ellis slept. The lamp was lit.").names

@@ -207,6 +207,48 @@ class CachedKeysMask(MaskView):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
+class Positions(MaskView):
+    """Some queries and keys of another mask for `T` queries and `S` keys: two texts share only these.
+
+    `rows` (n,) are the numbers of the queries and `keys` (m,) those of the keys, both increasing.
+    """
+
+    is_causal = False  # in these numbers
+
+    rows: Tensor
+    keys: Tensor
+    T: int
+    S: int
+
+    def window_size(self) -> int | None:
+        return None
+
+    def _move(self, at: Grid) -> Grid:
+        rows = self.rows.to(at.q.device)[at.rows]
+        keys = self.keys.to(at.k.device)[at.cols]
+        q = (rows + self.S - self.T).view(1, 1, -1, 1)
+        return at._replace(q=q, k=keys.view(1, 1, 1, -1), rows=rows, cols=keys, T=self.T, S=self.S)
+
+    def _move_blocks(self, blocks: Blocks) -> Blocks:
+        # A block counts as if it held what is left out between its first and its last, too.
+        steps = blocks.T - blocks.S  # from positions to the numbers of queries
+        q_first, q_last = (
+            self.rows.to(edge.device)[edge + steps] + self.S - self.T
+            for edge in (blocks.q_first, blocks.q_last)
+        )
+        k_first, k_last = (self.keys.to(edge.device)[edge] for edge in (blocks.k_first, blocks.k_last))
+        return Blocks(q_first, q_last, k_first, k_last, self.T, self.S)
+
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        if (len(self.rows), len(self.keys)) != (T, S):
+            return f"expected {len(self.rows)} queries and {len(self.keys)} keys, got {T} and {S}"
+        return self.inner.shape_error(B, H, self.T, self.S)
+
+    def __repr__(self) -> str:
+        return f"positions of {self.inner}"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class MaskOnly(MaskView):
     """The visibility of another mask, without the numbers that it adds to the scores."""
 

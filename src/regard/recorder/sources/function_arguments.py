@@ -104,7 +104,8 @@ def attention_call(
     settings: dict[str, Any]
     if isinstance(result, tuple) and isinstance(result[-1], AttentionMap) and output is not None:
         m = result[-1]  # Regard's own attention returns the map itself
-        settings = {"scale": m.scale, "softcap": m.softcap, "sinks": m.sinks}
+        sinks = m.sinks if m.sinks is None else used["s_aux"].to(q.dtype).flatten()
+        settings = {"scale": m.scale, "softcap": m.softcap, "sinks": sinks}
         problem = dropout_problem(used.get("dropout", 0.0))
         S = m.matrix[3]
         # The map's own q and k have no gradients, and are copies if the model may write to them.

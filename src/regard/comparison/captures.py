@@ -1,0 +1,289 @@
+"""`compare`: two captures side by side, of two prompts or of two models that read one text.
+
+Tokens are aligned by their ids, layers and heads by their numbers in the model. What cannot be compared is
+refused in a sentence. How far two rows are apart is computed in `aligned_maps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.comparison.aligned_maps import select_positions, total_variation
+from regard.comparison.alignment import Alignment, align
+from regard.escapes import escape
+from regard.maps import AttentionMap
+from regard.spans.text_maps import choose_text, text_positions
+
+if TYPE_CHECKING:
+    from regard.maps import DifferenceMap
+    from regard.recorder.layer import Layer
+    from regard.recorder.result import Capture
+
+SHOWN = 10  # heads in the printed comparison
+
+
+class HeadDifference(NamedTuple):
+    """How much the attention of one head differs."""
+
+    layer: int | str
+    head: int
+    distance: float
+    """The mean over the shared tokens of the total variation distance: 0 for equal rows, 1 for disjoint."""
+
+
+class UnsharedToken(NamedTuple):
+    """A token that only one of two texts has at its place."""
+
+    position: int
+    text: str
+
+
+@dataclass(frozen=True)
+class ComparedText:
+    """One text of a capture: its map in each layer, and its tokens."""
+
+    seen: Capture
+    batch: int
+
+    def map(self, layer: Layer, positions: tuple[Tensor, Tensor] | None = None) -> AttentionMap:
+        """The map of a layer, (1, H, T, S), without padding; of some queries and keys only, if given."""
+        m = text_positions(self.seen, layer).select(layer.map, self.batch)
+        return m if positions is None else select_positions(m, *positions)
+
+    def sequences(self, stack: str) -> tuple[Sequence[int] | None, Sequence[int] | None]:
+        """The ids of the queries' text and of the keys' text in a stack; None where they are not known."""
+        seen = self.seen
+        source = self._ids(seen.ids, seen.attention_mask)
+        if stack not in ("decoder", "cross") or (stack == "decoder" and seen.target_ids is None):
+            return source, source
+        target = self._ids(seen.target_ids, None)
+        return target, source if stack == "cross" else target
+
+    def _ids(self, ids: Tensor | None, is_token: Tensor | None) -> list[int] | None:
+        if ids is None:
+            return None
+        row = ids[self.batch]
+        numbers: list[int] = (row if is_token is None else row[is_token[self.batch]]).tolist()
+        return numbers
+
+    def texts(self) -> dict[int, str]:
+        """The text of every token by its id, as far as it is known."""
+        known: dict[int, str] = {}
+        for ids, tokens in (
+            (self.seen.ids, self.seen.tokens),
+            (self.seen.target_ids, self.seen.target_tokens),
+        ):
+            if ids is not None and tokens is not None:
+                known.update(zip(ids[self.batch].tolist(), tokens[self.batch], strict=True))
+        return known
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two captures, head by head, on the tokens that they share: the result of `regard.compare`."""
+
+    a: ComparedText
+    b: ComparedText
+    places: tuple[tuple[int | str, int], ...]
+    """The key of the layer and the number of the head, for each head that both have."""
+    distances: tuple[Tensor, ...]
+    """For each head the total variation distance of every shared query, (n,), from 0 to 1."""
+    alignments: dict[str, tuple[Alignment, Alignment]]
+    """By stack, the shared queries and the shared keys, each as positions in a and in b."""
+    left_out: tuple[int | str, ...]
+    """The keys of layers that only one capture has."""
+
+    @property
+    def heads(self) -> list[HeadDifference]:
+        """Every head, the one that differs most first."""
+        heads = [
+            HeadDifference(layer, head, float(distance.mean()))
+            for (layer, head), distance in zip(self.places, self.distances, strict=True)
+        ]
+        return sorted(heads, key=lambda head: -head.distance)
+
+    @property
+    def only_a(self) -> list[UnsharedToken]:
+        """The tokens of the first text that the second does not share."""
+        return self._unshared(self.a, 0)
+
+    @property
+    def only_b(self) -> list[UnsharedToken]:
+        """The tokens of the second text that the first does not share."""
+        return self._unshared(self.b, 1)
+
+    def _unshared(self, text: ComparedText, side: int) -> list[UnsharedToken]:
+        stack = next(iter(self.alignments))
+        ids, texts = text.sequences(stack)[1] or [], text.texts()
+        shared = set(self.alignments[stack][1][side].tolist())
+        return [
+            UnsharedToken(position, texts.get(number, f"<{number}>"))
+            for position, number in enumerate(ids)
+            if position not in shared
+        ]
+
+    def __getitem__(self, place: tuple[int | str, int]) -> DifferenceMap:
+        """The difference a − b of one head at the shared queries and keys, (T, S): `comparison[3, 5]`."""
+        names = [(str(key), head) for key, head in self.places]
+        if not isinstance(place, tuple) or len(place) != 2 or (str(place[0]), place[1]) not in names:
+            raise KeyError(f"head: expected a layer and a head that both captures have, got {place!r}")
+        key, head = self.places[names.index((str(place[0]), place[1]))]
+        maps = []
+        for side, text in enumerate((self.a, self.b)):
+            layer = text.seen.layer(key)
+            rows, keys = (alignment[side] for alignment in self.alignments[layer.stack])
+            m = text.map(layer, (rows, keys))
+            maps.append(m[0, layer.heads.index(head)])
+        difference: DifferenceMap = maps[0] - maps[1]
+        return difference
+
+    def to_pandas(self) -> Any:
+        """A DataFrame with a row for each head, the one that differs most first."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_pandas needs pandas: pip install pandas") from None
+        return pandas.DataFrame(self.heads)
+
+    def __repr__(self) -> str:
+        shared = len(next(iter(self.alignments.values()))[0].a)
+        return f"Comparison({len(self.places)} heads, {shared} shared queries)"
+
+    def __str__(self) -> str:
+        """The tokens that differ, and the heads that differ most."""
+        lines = [repr(self)]
+        for name, tokens in (("only in a", self.only_a), ("only in b", self.only_b)):
+            if tokens:
+                listed = " ".join(f"{token.text!r}" for token in tokens[:SHOWN])
+                lines.append(f"{name}: {escape(listed)}" + (" …" if len(tokens) > SHOWN else ""))
+        lines.append("layer  head  distance")
+        lines += [f"{head.layer!s:>5}  {head.head:4}  {head.distance:8.3f}" for head in self.heads[:SHOWN]]
+        if len(self.places) > SHOWN:
+            lines.append(f"… and {len(self.places) - SHOWN} more")
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def compare(seen_a: Capture, seen_b: Capture, *, batch: int | tuple[int, int] | None = None) -> Comparison:
+    """Compare two captures: two prompts, or two models or checkpoints that read one text.
+
+    - `seen_a`, `seen_b`: the captures. Tokens are aligned by the longest common subsequence of their ids, so
+      the tokenizer has to be the same; layers and heads by their numbers in the model.
+    - `batch`: which text of each capture, if it has several: one number for both, or a pair.
+
+    For each head that both have, the comparison gives the total variation distance between the rows of every
+    shared token, half of Σ|A − B|: the attention that would have to move. What a row gives to tokens that the
+    other text does not have counts in full. `comparison.heads` has the mean for each head, the largest first,
+    and `comparison[layer, head]` is the lazy difference of two maps.
+
+    >>> import regard
+    >>> from regard.gpt import GPT
+    >>> model = GPT.from_pretrained("default")
+    >>> a, b = (regard.capture(model, text=f"Mary kept the {thing} lit.") for thing in ("lamp", "fire"))
+    >>> comparison = regard.compare(a, b)
+    >>> comparison
+    Comparison(24 heads, 7 shared queries)
+    >>> [token.text for token in comparison.only_a], [token.text for token in comparison.only_b]
+    ([' l', 'amp'], [' fire'])
+    """
+    batches = batch if isinstance(batch, tuple) else (batch, batch)
+    if len(batches) != 2:
+        raise ValueError(f"batch: expected one number, or one for each capture, got {batch!r}")
+    a, b = (
+        ComparedText(seen, choose_text(seen, number))
+        for seen, number in zip((seen_a, seen_b), batches, strict=True)
+    )
+    _check_tokenizers(a, b)
+    keys_a, keys_b = ([layer.key for layer in text.seen.layers] for text in (a, b))
+    shared_keys = [key for key in keys_a if key in keys_b]
+    alignments: dict[str, tuple[Alignment, Alignment]] = {}
+    places: list[tuple[int | str, int]] = []
+    distances: list[Tensor] = []
+    for key in shared_keys:
+        layers = a.seen.layer(key), b.seen.layer(key)
+        stack = layers[0].stack
+        maps = a.map(layers[0]), b.map(layers[1])
+        if stack not in alignments:
+            alignments[stack] = _align(a, b, stack, maps)
+        rows, keys = alignments[stack]
+        shared_a, shared_b = (len(keys[side]) == m.matrix[3] for side, m in enumerate(maps))
+        for in_a, in_b in _shared_heads(layers[0].heads, layers[1].heads):
+            part_a, part_b = (
+                select_positions(m.select(slice(0, 1), chosen), rows[side], keys[side])
+                for side, (m, chosen) in enumerate(zip(maps, (in_a, in_b), strict=True))
+            )
+            distance = total_variation(part_a, part_b.to(part_a.device), shared_a=shared_a, shared_b=shared_b)
+            places += [(key, head) for head in layers[0].heads[in_a]]
+            distances += [*distance[0].cpu()]
+    if not places:
+        raise ValueError(
+            f"seen_b: expected layers and heads that both captures have, got layers {_listed(keys_a)} and "
+            f"{_listed(keys_b)}"
+        )
+    left_out = tuple(key for key in dict.fromkeys([*keys_a, *keys_b]) if key not in shared_keys)
+    return Comparison(a, b, tuple(places), tuple(distances), alignments, left_out)
+
+
+def _listed(keys: Sequence[int | str]) -> str:
+    shown = ", ".join(map(str, keys[:6])) or "none"
+    return shown + (", …" if len(keys) > 6 else "")
+
+
+def _shared_heads(heads_a: tuple[int, ...], heads_b: tuple[int, ...]) -> list[tuple[slice, slice]]:
+    """Where the heads that both layers have are in each: all at once, or one by one."""
+    if heads_a == heads_b:
+        return [(slice(0, len(heads_a)), slice(0, len(heads_b)))]
+    shared = [(heads_a.index(head), heads_b.index(head)) for head in heads_a if head in heads_b]
+    return [(slice(i, i + 1), slice(j, j + 1)) for i, j in shared]
+
+
+def _check_tokenizers(a: ComparedText, b: ComparedText) -> None:
+    """Raise ValueError if the ids of two captures are not those of one tokenizer."""
+    texts_a, texts_b = a.texts(), b.texts()
+    for number in texts_a.keys() & texts_b.keys():
+        if texts_a[number] != texts_b[number]:
+            raise ValueError(
+                f"seen_b: expected a capture with the same tokenizer, but token {number} is "
+                f"{texts_a[number]!r} in one and {texts_b[number]!r} in the other"
+            )
+
+
+def _align(
+    a: ComparedText, b: ComparedText, stack: str, maps: tuple[AttentionMap, AttentionMap]
+) -> tuple[Alignment, Alignment]:
+    """The shared queries and the shared keys of two texts in a stack."""
+    shapes = [m.matrix[2:] for m in maps]
+    sequences = a.sequences(stack), b.sequences(stack)
+    aligned = []
+    for side, name in enumerate(("queries", "keys")):
+        ids_a, ids_b = sequences[0][side], sequences[1][side]
+        # Under a cache, the first tokens may have keys and no queries.
+        first = [0, 0] if side or stack == "cross" else [S - T for T, S in shapes]
+        lengths = [shape[side] + skipped for shape, skipped in zip(shapes, first, strict=True)]
+        known = [ids is not None and len(ids) == n for ids, n in zip((ids_a, ids_b), lengths, strict=True)]
+        if not all(known):
+            if shapes[0][side] != shapes[1][side]:
+                raise ValueError(
+                    f"seen_b: expected as many {name} as the other capture, since the tokens are not known, "
+                    f"got {shapes[0][side]} and {shapes[1][side]}"
+                )
+            same = torch.arange(shapes[0][side])
+            aligned.append(Alignment(same, same))
+            continue
+        assert ids_a is not None
+        assert ids_b is not None
+        alignment = align(ids_a, ids_b)
+        inside = (alignment.a >= first[0]) & (alignment.b >= first[1])
+        alignment = Alignment(alignment.a[inside] - first[0], alignment.b[inside] - first[1])
+        if not len(alignment.a):
+            raise ValueError(
+                f"seen_b: expected a text that shares {name} with the other, but no token is in both: are "
+                "they of another tokenizer?"
+            )
+        aligned.append(alignment)
+    return aligned[0], aligned[1]

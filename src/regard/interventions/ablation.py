@@ -1,0 +1,98 @@
+"""`ablate`: replaces the output of heads, before the output projection, by zeros, means or a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regard.interventions.edit import CallPlace, Edit, replace_output
+from regard.interventions.head_selection import Heads, Layer, select_heads
+from regard.interventions.positions import Positions, check_positions, describe_positions
+from regard.recorder.attention_call import AttentionCall
+
+Replacement = Literal["zero"] | Mapping[int | str, Tensor] | Tensor
+"""What stands in for an output: zeros, the means by layer of `mean_outputs`, or a tensor."""
+
+
+def ablate(
+    layer: Layer | None = None,
+    head: int | Sequence[int] | None = None,
+    by: Replacement = "zero",
+    *,
+    heads: Heads | None = None,
+    positions: Positions | None = None,
+) -> Edit:
+    """An edit that replaces the output of a head, before the output projection.
+
+    - `layer`: the layer's number, or its key such as "decoder.3" where the model has several stacks.
+    - `head`: the head's number, several, or None for all heads of the layer.
+    - `by`: "zero"; the means of `regard.mean_outputs(model, texts)`; or a tensor that broadcasts to
+      (B, T, E) for one head and to (B, heads, T, E) for several, where E is the width of a value.
+    - `heads`: instead of layer and head: pairs (layer, head), rows of a table such as
+      `seen.heads().where(label="sink")`, or a label such as "induction", whose heads are found by reading
+      random tokens that are repeated.
+    - `positions`: the queries at which the output is replaced; None for all.
+
+    >>> import regard
+    >>> print(regard.ablate(5, 3))
+    head 5.3 set to zero
+    """
+    if not (isinstance(by, Tensor | Mapping) or (isinstance(by, str) and by == "zero")):
+        raise ValueError(f'by: expected "zero", the means of regard.mean_outputs or a tensor, got {by!r:.80}')
+    positions = None if positions is None else check_positions("positions", positions)
+    return Ablation(select_heads(layer, head, heads), by, positions)
+
+
+@dataclass(frozen=True)
+class Ablation(Edit):
+    """Replaces the output of heads; see `ablate`."""
+
+    by: Replacement
+    positions: Positions | None
+
+    def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
+        rows = place.rows_of(self.positions, call.output.shape[2], call.output.device)
+        if rows is not None and not bool(rows.any()):
+            return call
+        return replace_output(call, heads, self._replacement(call, heads, place), rows)
+
+    def _replacement(self, call: AttentionCall, heads: list[int], place: CallPlace) -> Tensor:
+        """Return what stands in for the output, broadcastable to (B, heads, T, E)."""
+        B, H, T, E = call.output.shape
+        if isinstance(self.by, str):
+            return call.output.new_zeros(())
+        if isinstance(self.by, Tensor):
+            new = self.by.to(call.output.device)
+            new = new.unsqueeze(-3) if len(heads) == 1 and new.ndim == 3 else new
+            expected = f"({B}, {T}, {E})" if len(heads) == 1 else f"({B}, {len(heads)}, {T}, {E})"
+            return _broadcast("by", new, (B, len(heads), T, E), expected)
+        means = self.by.get(place.layer)
+        if means is None:
+            keys = ", ".join(map(repr, self.by))
+            raise ValueError(f"by: expected means of layer {place.layer!r}, got those of {keys}")
+        if tuple(means.shape) != (H, E):
+            raise ValueError(
+                f"by: expected means ({H}, {E}) for layer {place.layer}, a mean a head, "
+                f"got {tuple(means.shape)}"
+            )
+        return means.to(call.output.device)[heads].unsqueeze(1)  # (heads, 1, E)
+
+    def __str__(self) -> str:
+        to = "zero" if isinstance(self.by, str) else "a tensor" if isinstance(self.by, Tensor) else "its mean"
+        where = "" if self.positions is None else f" at {describe_positions(self.positions)}"
+        return f"{self.selection} set to {to}{where}"
+
+
+def _broadcast(name: str, x: Tensor, shape: tuple[int, ...], expected: str) -> Tensor:
+    """Return x if it broadcasts to a shape; a ValueError otherwise."""
+    try:
+        fits = torch.broadcast_shapes(x.shape, shape) == torch.Size(shape)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name}: expected a tensor that broadcasts to {expected}, got {tuple(x.shape)}")
+    return x

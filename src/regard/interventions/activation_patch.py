@@ -1,0 +1,161 @@
+"""`patch`: gives a head the output, or the attention pattern, that it had in another run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named_masks import TensorMask
+from regard.interventions.edit import CallPlace, Edit, replace_output
+from regard.interventions.head_selection import Heads, Layer, select_heads
+from regard.interventions.positions import Positions, check_positions, describe_positions
+from regard.maps import AttentionMap
+from regard.recorder.attention_call import AttentionCall
+from regard.recorder.result import Capture
+
+
+def patch(
+    layer: Layer | None = None,
+    head: int | Sequence[int] | None = None,
+    source: Capture | None = None,
+    what: Literal["output", "pattern"] = "output",
+    *,
+    heads: Heads | None = None,
+    positions: Positions | None = None,
+) -> Edit:
+    """An edit that gives a head what it had in another run of the same length: activation patching.
+
+    - `layer`: the layer's number, or its key such as "decoder.3" where the model has several stacks.
+    - `head`: the head's number, several, or None for all heads of the layer.
+    - `source`: the capture of the other run; for `what="output"` one made with `values=True`.
+    - `what`: "output" for the head's output before the output projection; "pattern" for its attention
+      weights, which are then applied to the values of this run.
+    - `heads`: instead of layer and head, as in `regard.ablate`.
+    - `positions`: the queries at which the head is patched; None for all.
+    """
+    if not isinstance(source, Capture):
+        got = "nothing" if source is None else type(source).__name__
+        raise ValueError(f"source: expected the capture of another run, got {got}")
+    if what not in ("output", "pattern"):
+        raise ValueError(f"what: expected 'output' or 'pattern', got {what!r}")
+    positions = None if positions is None else check_positions("positions", positions)
+    return ActivationPatch(select_heads(layer, head, heads), source, what, positions)
+
+
+@dataclass(frozen=True)
+class ActivationPatch(Edit):
+    """Gives heads the output or the pattern of another run; see `patch`."""
+
+    source: Capture
+    what: Literal["output", "pattern"]
+    positions: Positions | None
+
+    @property
+    def changes_weights(self) -> bool:  # type: ignore[override]
+        return self.what == "pattern"
+
+    def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
+        rows = place.rows_of(self.positions, call.q.shape[2], call.q.device)
+        if rows is not None and not bool(rows.any()):
+            return call
+        maps = self._source_maps(call, heads, place)  # a map (B, 1, T, S) for each head
+        if self.what == "output":
+            return replace_output(call, heads, self._source_output(maps, heads, place), rows)
+        if call.problem is not None and "dropout" in call.problem:
+            raise RuntimeError(f"layer {place.layer}: a pattern has no dropout: write model.eval() first")
+        group = call.q.shape[1] // call.k.shape[1]
+        values = [call.v[:, head // group : head // group + 1] for head in heads]
+        output = torch.cat([m @ v for m, v in zip(maps, values, strict=True)], 1)  # (B, heads, T, E)
+        patched = replace_output(call, heads, output, rows)
+        return _with_patterns(patched, heads, maps, rows)
+
+    def _source_maps(self, call: AttentionCall, heads: list[int], place: CallPlace) -> list[AttentionMap]:
+        """Return the map (B, 1, T, S) of each head in the other run, for the size of this call."""
+        try:
+            layer = self.source.layer(place.layer)
+        except KeyError as error:
+            raise ValueError(f"source: {error.args[0]}") from None
+        if missing := [head for head in heads if head not in layer.heads]:
+            raise ValueError(
+                f"source: expected head {missing[0]} of layer {place.layer} in the capture, "
+                f"which has {list(layer.heads)}"
+            )
+        (B, _, T, D), S = call.q.shape, call.k.shape[2]
+        source_B, _, source_T, source_S = layer.shape
+        place.check()
+        if (source_T, source_S) != (T, S) or source_B not in (1, B) or (place.T, place.S) != (T, S):
+            raise ValueError(
+                f"source: expected a run of the same length, {B}×{T}×{S} here, got {source_B}×{source_T}×"
+                f"{source_S}: patch a single forward pass of two texts with equally many tokens"
+            )
+        m = layer.map
+        if (m.q.shape[-1], m.scale, m.softcap) != (D, call.scale, call.softcap):
+            raise ValueError(
+                f"source: expected a run of this model, but its layer {place.layer} has another width, "
+                "scale or soft cap"
+            )
+        m = m.to(call.q.device)
+        numbers = [layer.heads.index(head) for head in heads]
+        maps: list[AttentionMap] = [m[:, i : i + 1] for i in numbers]
+        return maps
+
+    def _source_output(self, maps: list[AttentionMap], heads: list[int], place: CallPlace) -> Tensor:
+        """Return the output of the heads in the other run, (B, heads, T, E)."""
+        layer = self.source.layer(place.layer)
+        values = layer.values
+        if values is None:
+            raise ValueError(
+                "source: expected a capture with values for what='output': "
+                "write regard.capture(model, …, values=True)"
+            )
+        group = layer.shape[1] // values.shape[1]
+        values = values.to(maps[0].device)
+        numbers = [layer.heads.index(head) // group for head in heads]
+        return torch.cat([m @ values[:, i : i + 1] for m, i in zip(maps, numbers, strict=True)], 1)
+
+    def __str__(self) -> str:
+        where = "" if self.positions is None else f" at {describe_positions(self.positions)}"
+        return f"{self.what} of {self.selection} from another run{where}"
+
+
+def _with_patterns(
+    call: AttentionCall, heads: list[int], maps: list[AttentionMap], rows: Tensor | None
+) -> AttentionCall:
+    """Return a call whose map shows the patterns that were patched, where one map can show them."""
+    problem = "its pattern was patched, and differs from what its own queries and keys give"
+    mask = _joint_mask(call, heads, maps[0].mask)
+    if rows is not None or mask is None:
+        return call._replace(problem=call.problem or problem)
+    call = call.with_lse()
+    assert call.lse is not None
+    assert call.used is not None
+    H, G = call.q.shape[1], call.k.shape[1]
+    q, k, lse = call.q.detach().clone(), call.k.detach().repeat_interleave(H // G, 1), call.lse.clone()
+    for head, m in zip(heads, maps, strict=True):
+        q[:, head], k[:, head], lse[:, head] = m.q[:, 0].to(q), m.k[:, 0].to(k), m.lse[:, 0].to(lse)
+    v = call.v.detach().repeat_interleave(H // G, 1)
+    weights = call.weights
+    if weights is not None:
+        weights = weights.clone()
+        for head, m in zip(heads, maps, strict=True):
+            weights[:, head] = m.to_dense()[:, 0].to(weights)
+    output = call.output.clone()
+    output[:, heads] = call.used[:, heads]
+    return call._replace(q=q, k=k, v=v, lse=lse, mask=mask, weights=weights, output=output)
+
+
+def _joint_mask(call: AttentionCall, heads: list[int], source: Mask) -> Mask | None:
+    """Return the mask that is the source's for some heads and the call's own for the others, or None."""
+    if source == call.mask:
+        return call.mask
+    if source.biased or call.mask.biased:
+        return None
+    flags = torch.zeros(call.q.shape[1], dtype=torch.bool, device=call.q.device)
+    flags[heads] = True
+    chosen = TensorMask(flags.view(1, -1, 1, 1))
+    return (call.mask & ~chosen) | (source & chosen)

@@ -1,0 +1,78 @@
+"""`Edit`: a change of some heads of a model, and what every kind of edit has in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from regard.interventions.head_selection import HeadSelection
+from regard.interventions.positions import Positions, position_flags
+from regard.recorder.attention_call import AttentionCall
+
+
+class CallPlace(NamedTuple):
+    """Where the queries and keys of an attention call are among all tokens so far.
+
+    The call's query i is token `first_row + i` of T, and its key j is token `first_key + j` of S.
+    """
+
+    layer: int | str
+    """The key of the layer."""
+    first_row: int
+    first_key: int
+    T: int
+    S: int
+    unknown: str | None = None
+    """Why the positions are not known, or None if they are."""
+
+    def check(self) -> None:
+        """Raise a RuntimeError if the positions are not known."""
+        if self.unknown is not None:
+            raise RuntimeError(
+                f"layer {self.layer}: an edit at positions cannot be made, since {self.unknown}"
+            )
+
+    def rows_of(self, positions: Positions | None, T: int, device: torch.device) -> Tensor | None:
+        """Return which of the call's T queries are at some positions, boolean (T,); None for all of them."""
+        if positions is None:
+            return None
+        self.check()
+        return position_flags(positions, self.T, device)[self.first_row : self.first_row + T]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of some heads. Made by `regard.ablate`, `regard.block` or `regard.patch`.
+
+    `selection` says which heads of which layers.
+    """
+
+    selection: HeadSelection
+
+    changes_weights = False
+    """Whether it changes the weights of a head, and through them its output. Such edits come first."""
+
+    def resolved(self, model: nn.Module) -> Self:
+        """Return the edit with its label, if it has one, replaced by the heads of a model."""
+        return replace(self, selection=self.selection.resolved(model))
+
+    def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
+        """Return a call as it is with these heads edited, or the call itself if nothing in it changes."""
+        raise NotImplementedError
+
+
+def replace_output(call: AttentionCall, heads: list[int], new: Tensor, rows: Tensor | None) -> AttentionCall:
+    """Return a call after which the model goes on with another output of some heads.
+
+    `new` broadcasts to (B, heads, T, E); `rows`, boolean (T,), are the queries that change, None for all.
+    """
+    output = call.output if call.used is None else call.used  # (B, H, T, E)
+    new = new.to(output).expand(len(output), len(heads), *output.shape[2:])
+    if rows is not None:
+        new = torch.where(rows[:, None], new, output[:, heads])
+    used = output.clone()
+    used[:, heads] = new
+    return call._replace(used=used)

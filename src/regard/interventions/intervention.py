@@ -1,0 +1,209 @@
+"""`intervene`: runs a model with some of its heads edited.
+
+The model computes as it does, on its own kernels; then the edited heads' part of the output is replaced. An
+edit that never acted is an error, never a silent no-op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.interventions.edit import CallPlace, Edit
+from regard.recorder.attention_call import AttentionCall, UnreadableCall
+from regard.recorder.certificate import OWN_OUTPUT
+from regard.recorder.layer import LayerId
+from regard.recorder.observation import choose_sources, observed
+from regard.recorder.receiver import CallReceiver, Slot
+from regard.recorder.sources.compilation import original_model
+
+
+def intervene(model: nn.Module, *edits: Edit) -> InterventionBlock:
+    """Run a model with some of its heads edited, in a `with` block.
+
+        with regard.intervene(model, regard.ablate(5, 3), regard.block(7, edges=regard.prefix(1))):
+            logits = model(ids)
+
+    - `model`: any model that `regard.capture` serves. It runs on its own kernels and is restored at the end.
+    - `edits`: made by `regard.ablate`, `regard.block` and `regard.patch`. Edits of a head's weights come
+      before edits of its output, whatever their order.
+
+    It acts in every forward pass inside the block, under `generate` too, and gradients flow through it. A
+    capture of the same model shows the edited run, and names the edits in `seen.edits`. The edits act where
+    the block is open: in this thread, and in contexts copied from it. An edit that did not act by the end
+    of the block, because its layer did not run or because its edges were hidden already, raises a
+    RuntimeError.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    if not edits:
+        raise ValueError("edits: expected at least one, such as regard.ablate(layer, head), got none")
+    for edit in edits:
+        if not isinstance(edit, Edit):
+            raise ValueError(
+                "edits: expected what regard.ablate, regard.block or regard.patch returns, "
+                f"got {type(edit).__name__}"
+            )
+    model = original_model(model)
+    return InterventionBlock(model, [edit.resolved(model) for edit in edits])
+
+
+class InterventionBlock:
+    """The context manager of `with regard.intervene(model, …):`."""
+
+    def __init__(self, model: nn.Module, edits: Sequence[Edit]) -> None:
+        self.model, self.edits = model, edits
+        self.intervention: Intervention | None = None
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Intervention:
+        if self.intervention is not None:
+            raise RuntimeError("this intervention is open already: write regard.intervene(…) for each block")
+        self.intervention = Intervention(self.edits)
+        with ExitStack() as undo:
+            undo.enter_context(observed(self.model, self.intervention, choose_sources(self.model)))
+            self._undo = undo.pop_all()
+        return self.intervention
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        intervention, self.intervention = self.intervention, None
+        self._undo.__exit__(kind, error, trace)
+        if kind is None and intervention is not None:
+            intervention.check_acted(type(self.model).__name__)
+
+
+class EarlierPlace(NamedTuple):
+    """What is remembered of a layer's last call, to know where the next one is."""
+
+    total: int  # tokens so far
+    last_key: Tensor  # (B, G, D)
+    encoder_runs: int
+
+
+class Intervention(CallReceiver):
+    """The state of one `intervene` block: its edits, and how often each has acted."""
+
+    is_editor = True
+
+    def __init__(self, edits: Sequence[Edit]) -> None:
+        super().__init__()
+        self.edits = sorted(edits, key=lambda edit: not edit.changes_weights)
+        self.acted = [0] * len(self.edits)
+        """For each edit, the number of attention calls that it has changed."""
+        self._keys: dict[str, int | str] = {}  # by module name: the keys of the layers that ran
+        self._expected: list[int | str] = []
+        self._earlier: dict[Slot, EarlierPlace] = {}
+        self._encoder_runs = 0
+
+    def descriptions(self) -> list[str]:
+        """Return each edit in words."""
+        return [str(edit) for edit in self.edits]
+
+    def expect(self, layer_ids: Sequence[LayerId]) -> None:  # type: ignore[override]
+        """Announce the layers whose attention a source is going to see."""
+        super().expect(layer_ids)
+        self._expected += [layer_id.key for layer_id in layer_ids]
+
+    def record(
+        self,
+        layer_id: LayerId,
+        call: AttentionCall | UnreadableCall,
+        *,
+        against: str = OWN_OUTPUT,
+        beside: bool = False,
+        again: bool = False,
+    ) -> AttentionCall | UnreadableCall:
+        """Return an attention call as the edits change it."""
+        with self._lock:
+            if not self._is_alone():
+                raise RuntimeError(self.refusal)
+            if torch._C._current_graph_task_id() != -1:  # recomputed in a backward pass
+                slot = (layer_id.name, 0)
+                if self._calls[layer_id.name] > 1:
+                    raise RuntimeError(
+                        f"layer {layer_id.key}: gradient checkpointing cannot be edited where a module runs "
+                        "several times in a pass: switch it off"
+                    )
+            else:
+                slot, layer_id = self._locate(layer_id, beside or again)
+            self._keys[layer_id.name] = layer_id.key
+            place = self._place(slot, layer_id, call, beside) if isinstance(call, AttentionCall) else None
+        for number, edit in enumerate(self.edits):
+            if not edit.selection.has_layer(layer_id):
+                continue
+            if isinstance(call, UnreadableCall) or place is None:
+                reason = call.reason if isinstance(call, UnreadableCall) else ""
+                raise RuntimeError(f"layer {layer_id.key} cannot be edited: {reason}")
+            heads = edit.selection.heads_in(layer_id, call.q.shape[1])
+            edited = edit.apply(call, heads, place)
+            self.acted[number] += edited is not call
+            call = edited
+        return call
+
+    def _place(self, slot: Slot, layer_id: LayerId, call: AttentionCall, beside: bool) -> CallPlace:
+        """Return where a call is among the tokens so far, from how many of them came before."""
+        T, S = call.q.shape[2], call.k.shape[2]
+        key, earlier = layer_id.key, self._earlier.get(slot)
+        last_key = call.k[:, :, -1].detach().clone() if S else call.k.new_zeros(0)
+        if beside:
+            return CallPlace(key, 0, 0, T, S, "it cuts its tokens into windows and attends in each")
+        if layer_id.stack.startswith("encoder"):
+            self._encoder_runs += 1
+        unknown, first_key = None, 0
+        if layer_id.stack.startswith("cross"):
+            # The keys are another text. A decoder that reads one token goes on, unless the encoder ran anew.
+            continues = earlier is not None and T == 1 and earlier.encoder_runs == self._encoder_runs
+            total = earlier.total + T if continues and earlier is not None else T
+            place = CallPlace(key, total - T, 0, total, S)
+        else:
+            total = S
+            if earlier is not None and T < S < earlier.total + T and _continues(call.k, T, earlier.last_key):
+                total = earlier.total + T  # a cache that evicts keys
+            elif earlier is None and T < S and call.mask.window_size() is not None:
+                unknown = "its cache was filled before the intervention began, and may have evicted keys"
+            first_key = total - S
+            place = CallPlace(key, total - T, first_key, total, total, unknown)
+        self._earlier[slot] = EarlierPlace(total, last_key, self._encoder_runs)
+        return place
+
+    def _check_pass(self) -> None:
+        """Raise a ValueError if an edit names a layer that the model does not have."""
+        known = {str(key) for key in (*self._expected, *self._keys.values())} | set(self._keys)
+        for edit in self.edits:
+            for layer, _ in edit.selection.layers:
+                if layer not in known:
+                    keys = ", ".join(repr(key) for key in dict.fromkeys(self._keys.values()))
+                    raise ValueError(f"layer: expected one of those that ran ({keys}), got {layer!r}")
+
+    def check_acted(self, model: str) -> None:
+        """Raise a RuntimeError if some edit has not acted."""
+        if all(self.acted):
+            return
+        if not self._keys:
+            raise RuntimeError(
+                f"{model} did not run its attention inside the block, in this thread: nothing was edited"
+            )
+        idle = self.edits[self.acted.index(0)]
+        ran = [layer for layer, _ in idle.selection.layers if layer in map(str, self._keys.values())]
+        reason = (
+            "the layer ran, but no edge or query of it was there to change"
+            if ran
+            else f"the layers that ran are {', '.join(map(repr, dict.fromkeys(self._keys.values())))}"
+        )
+        raise RuntimeError(f"the edit did not act ({idle}): {reason}")
+
+
+def _continues(k: Tensor, T: int, last_key: Tensor) -> bool:
+    """Whether keys (B, G, S, D), of which T are new, come after those that ended in `last_key` (B, G, D)."""
+    before = k[:, :, k.shape[2] - T - 1].detach()
+    if before.shape != last_key.shape:
+        return False
+    # A beam search may put the batch into another order.
+    return bool((before[:1] == last_key).flatten(1).all(1).any())

@@ -1,0 +1,66 @@
+"""Positions of tokens, as an edit names them: one, several, a slice, or the spans of a `Spans`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.maps.spans import Spans
+
+Positions = int | slice | range | Sequence[int] | Tensor | Spans
+"""One position, several, a slice of positions, or all positions of some spans; −1 is the last token."""
+
+
+def check_positions(name: str, positions: Any) -> Positions:
+    """Return positions as they are; a ValueError says what was expected if they are something else."""
+    if isinstance(positions, slice):
+        if positions.step not in (None, 1):
+            raise ValueError(f"{name}: expected a slice without a step, got {positions}")
+        return positions
+    if isinstance(positions, Spans):
+        return positions
+    if isinstance(positions, Tensor) and positions.dtype == torch.bool:
+        raise ValueError(f"{name}: expected positions as numbers, got booleans: write x.nonzero().flatten()")
+    try:
+        numbers = positions.tolist() if isinstance(positions, Tensor) else positions
+        if not isinstance(numbers, Sequence | range):
+            return operator.index(numbers)
+        return [operator.index(i) for i in numbers]
+    except TypeError:
+        raise ValueError(
+            f"{name}: expected a position, several, a slice or spans, got {type(positions).__name__}"
+        ) from None
+
+
+def position_flags(positions: Positions, n: int, device: torch.device) -> Tensor:
+    """Return booleans (n,), True at the positions; those outside of the n positions are left out."""
+    flags = torch.zeros(n, dtype=torch.bool, device=device)
+    if isinstance(positions, Spans):
+        for start, stop, _ in positions:
+            flags[start:stop] = True
+    elif isinstance(positions, slice):
+        flags[positions] = True
+    else:
+        numbers = [positions] if isinstance(positions, int) else list(positions)
+        inside = [i % n for i in numbers if n and -n <= i < n]
+        flags[inside] = True
+    return flags
+
+
+def describe_positions(positions: Positions) -> str:
+    """Return positions in words, as `3`, `3 to 7` or `3 positions`."""
+    if isinstance(positions, int):
+        return str(positions)
+    if isinstance(positions, Spans):
+        return f"{len(positions)} spans"
+    if isinstance(positions, slice):
+        start, stop = positions.start or 0, positions.stop
+        return (
+            "all" if (start, stop) == (0, None) else f"from {start}" + (f" to before {stop}" if stop else "")
+        )
+    numbers = list(positions)
+    return ", ".join(map(str, numbers)) if len(numbers) < 5 else f"{len(numbers)} positions"

@@ -1,0 +1,210 @@
+"""`SpanTable`: how much attention each part of a text gives to each part, by head, by layer and as the mean.
+
+This file knows numbers and names; `span_mass` measures them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.escapes import escape
+from regard.heads.running_sums import students_t
+from regard.heads.without_sink import MIN_REST
+
+SINK_NAME, REST_NAME = "[sink]", "[rest]"
+NAME_WIDTH = 32  # characters of a name in the printed table
+Level = Literal["mean", "layers", "heads"]
+
+
+class SpanInterval(NamedTuple):
+    """The ends of a 95% interval over texts; NaN where there are fewer than two."""
+
+    low: Tensor
+    high: Tensor
+
+
+class SpanHead(NamedTuple):
+    """A head and the mass that it puts on a part, beside that of uniform attention."""
+
+    layer: int | str
+    head: int
+    mass: float
+    uniform: float
+
+
+@dataclass(frozen=True)
+class SpanTable:
+    """The mass that each row span puts on each column span: the mean over the queries of the row.
+
+    Made by `seen.spans(rows, cols)` and by `regard.mean(captures, spans=…)`. Prints as a table.
+    """
+
+    rows: tuple[str, ...]
+    """The names of the row spans."""
+    cols: tuple[str, ...]
+    """The names of the column spans, then "[sink]", and "[rest]" for tokens in no span if there are some.
+
+    What a head gives to its sink key, if it has one, counts there, and not in the span of that key.
+    """
+    places: tuple[tuple[int | str, int], ...]
+    """The key of the layer and the number of the head, for each head."""
+    masses: Tensor
+    """(texts, heads, rows, cols); NaN where a text has no such span."""
+    uniform_masses: Tensor
+    """The same for uniform attention to the visible keys."""
+    model: str = ""
+    """The name of the model."""
+
+    @property
+    def uniform(self) -> SpanTable:
+        """The table of uniform attention to the visible keys: the baseline of every number.
+
+        It depends on the length of a part, on the mask and on where the rows are.
+        """
+        return replace(self, masses=self.uniform_masses)
+
+    @property
+    def without_sink(self) -> SpanTable:
+        """The table of rows renormalised without the sink's column, beside a baseline without it, too.
+
+        NaN where a head gives its sink nearly everything. A head without a sink has the same numbers.
+        """
+        sink = self.cols.index(SINK_NAME)
+        others = [number for number in range(len(self.cols)) if number != sink]
+        masses, uniform_masses = (
+            x[..., others]
+            / x[..., others].sum(-1, keepdim=True).where(x[..., [sink]] < 1 - MIN_REST, math.nan)
+            for x in (self.masses, self.uniform_masses)
+        )
+        cols = tuple(self.cols[number] for number in others)
+        return replace(self, cols=cols, masses=masses, uniform_masses=uniform_masses)
+
+    @property
+    def texts(self) -> int:
+        """The number of texts."""
+        return len(self.masses)
+
+    @property
+    def keys(self) -> tuple[int | str, ...]:
+        """The keys of the layers."""
+        return tuple(dict.fromkeys(key for key, _ in self.places))
+
+    @property
+    def heads(self) -> Tensor:
+        """The mass for each head, (heads, rows, cols), in the order of `places`."""
+        return self.masses.nanmean(0)
+
+    @property
+    def layers(self) -> Tensor:
+        """The mean over the heads of each layer, (layers, rows, cols), in the order of `keys`."""
+        return self._by_text("layers").nanmean(0)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over all heads, (rows, cols)."""
+        return self._by_text("mean").nanmean(0)
+
+    def interval(self, of: Level = "mean") -> SpanInterval:
+        """The 95% interval over texts `of` the "mean", the "layers" or the "heads", by Student's t.
+
+        A text is one observation; with one text there is no interval, and the ends are NaN.
+        """
+        values = self._by_text(of)
+        counts = (~values.isnan()).sum(0)
+        mean = values.nanmean(0)
+        variance = (values - mean).square().nansum(0) / (counts - 1).clamp(min=1)
+        reach = torch.full_like(mean, math.nan)
+        for count in set(counts.flatten().tolist()):
+            if count > 1:
+                error = (variance / count).sqrt() * students_t(count - 1)
+                reach = torch.where(counts == count, error, reach)
+        return SpanInterval(mean - reach, mean + reach)
+
+    def _by_text(self, of: Level) -> Tensor:
+        """The numbers of each text: (texts, heads or layers, rows, cols), or (texts, rows, cols)."""
+        if of == "heads":
+            return self.masses
+        if of == "mean":
+            return self.masses.nanmean(1)
+        if of != "layers":
+            raise ValueError(f"of: expected 'mean', 'layers' or 'heads', got {of!r}")
+        groups = [
+            [number for number, place in enumerate(self.places) if place[0] == key] for key in self.keys
+        ]
+        return torch.stack([self.masses[:, group].nanmean(1) for group in groups], 1)
+
+    def __getitem__(self, place: tuple[int | str, int]) -> Tensor:
+        """The mass for one head, (rows, cols), by its layer and head: `table[3, 5]`."""
+        names = [(str(key), head) for key, head in self.places]
+        if not isinstance(place, tuple) or len(place) != 2 or (str(place[0]), place[1]) not in names:
+            raise KeyError(f"head: expected a layer and a head of the table, as table[3, 5], got {place!r}")
+        head: Tensor = self.heads[names.index((str(place[0]), place[1]))]
+        return head
+
+    def best(self, col: str, n: int = 5, row: str | None = None) -> list[SpanHead]:
+        """The n heads with the most mass on a part beyond that of uniform attention, the first one first.
+
+        `col` is the name of the part and `row` that of the row span, by default the mean over all of them.
+        """
+        column = _find("col", self.cols, col)
+        rows = range(len(self.rows)) if row is None else [_find("row", self.rows, row)]
+        mass, uniform = (x[:, list(rows), column].mean(1) for x in (self.heads, self.uniform.heads))
+        order = (mass - uniform).nan_to_num(-math.inf).argsort(descending=True, stable=True)[:n]
+        places = [(self.places[i], i) for i in order.tolist()]
+        return [SpanHead(layer, head, float(mass[i]), float(uniform[i])) for (layer, head), i in places]
+
+    def to_pandas(self) -> Any:
+        """A DataFrame with a row for each head, row span and column span: its mass and the uniform one."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_pandas needs pandas: pip install pandas") from None
+        heads, uniform = self.heads, self.uniform.heads
+        records = [
+            (key, head, row, col, float(heads[n, i, j]), float(uniform[n, i, j]))
+            for n, (key, head) in enumerate(self.places)
+            for i, row in enumerate(self.rows)
+            for j, col in enumerate(self.cols)
+        ]
+        return pandas.DataFrame(records, columns=["layer", "head", "row", "col", "mass", "uniform"])
+
+    def __repr__(self) -> str:
+        return f"SpanTable({len(self.rows)} rows × {len(self.cols)} columns, {len(self.places)} heads)"
+
+    def __str__(self) -> str:
+        """A block for each row span: the mean mass on each part, beside that of uniform attention."""
+        names = [_shown(name) for name in self.cols]
+        width = max(map(len, [*names, *(_shown(row) for row in self.rows)]), default=0) + 2
+        interval = self.interval()
+        lines = []
+        for i, row in enumerate(self.rows):
+            columns = ["  mass", *(["        95%"] if self.texts > 1 else []), " uniform"]
+            lines.append(_shown(row).ljust(width) + " ".join(columns))
+            for j, name in enumerate(names):
+                cells = [f"{float(self.mean[i, j]):6.3f}"]
+                if self.texts > 1:
+                    cells.append(f"{float(interval.low[i, j]):.3f}–{float(interval.high[i, j]):.3f}")
+                cells.append(f"{float(self.uniform.mean[i, j]):8.3f}")
+                lines.append(f"  {name}".ljust(width) + " ".join(cells))
+        return "\n".join(lines)
+
+
+def _find(argument: str, names: Sequence[str], name: str) -> int:
+    """The number of the span with a name; KeyError unless there is exactly one."""
+    if names.count(name) != 1:
+        many = f"{names.count(name)} of them" if name in names else "none of them"
+        shown = ", ".join(repr(own) for own in names[:8]) + (", …" if len(names) > 8 else "")
+        raise KeyError(f"{argument}: expected the name of one span ({shown}), got {name!r}, which is {many}")
+    return names.index(name)
+
+
+def _shown(name: str) -> str:
+    """A name as it is printed: without the spaces around it, and not too long."""
+    name = escape(" ".join(name.split()))
+    return name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…"

@@ -1,0 +1,151 @@
+"""Interventions by other means: hooks on slices of output projections, dense masks on eager attention."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+
+LLAMA = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+BERT = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
+GPT2 |= {"bos_token_id": None, "eos_token_id": None}
+MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "qwen3": ("Qwen3ForCausalLM", LLAMA | {"head_dim": 16}),
+    "gemma 2": (
+        "Gemma2ForCausalLM",
+        LLAMA | MIXED | {"head_dim": 16, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 5},
+    ),
+    "bert": ("BertForMaskedLM", BERT),
+    "t5": ("T5ForConditionalGeneration", T5),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        LLAMA | MIXED | {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1},
+    ),
+}
+OUTPUTS = {  # the end of the name of the attention module, and of its output projection
+    "gpt2": (".attn", ".attn.c_proj"),
+    "bert": (".attention.self", ".attention.output.dense"),
+    "t5": ("Attention", "Attention.o"),
+}
+
+
+def build(family: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A small model with weights large enough that its heads differ."""
+    name, settings = FAMILIES[family]
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**settings)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1 or parameter.abs().max() == 0:
+                parameter.normal_(std=0.3)
+    return model.to(dtype)
+
+
+def inputs_of(family: str, T: int = 11, batch: int = 2, seed: int = 0) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    inputs = {"input_ids": torch.randint(1, 97, (batch, T), generator=draw)}
+    if family == "t5":
+        inputs["decoder_input_ids"] = torch.randint(1, 97, (batch, 7), generator=draw)
+    return inputs
+
+
+def eager_copy(model: nn.Module) -> nn.Module:
+    """The same model with eager attention."""
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def layer_modules(family: str, model: nn.Module) -> dict[int | str, tuple[nn.Module, nn.Module]]:
+    """The attention module and the output projection of each layer, by the layer's key."""
+    ends = OUTPUTS.get(family, (".self_attn", ".self_attn.o_proj"))
+    modules = dict(model.named_modules())
+    layers: dict[int | str, tuple[nn.Module, nn.Module]] = {}
+    counts: dict[str, int] = {}
+    for name, module in modules.items():
+        if not name.endswith(ends[0]):
+            continue
+        stack = ""
+        if family == "t5":
+            stack = "encoder" if name.startswith("encoder") else "cross" if "EncDec" in name else "decoder"
+        number = counts.setdefault(stack, 0)
+        counts[stack] += 1
+        output = modules[name.removesuffix(ends[0]) + ends[1]]
+        layers[f"{stack}.{number}" if stack else number] = (module, output)
+    return layers
+
+
+@contextmanager
+def replaced_slice(projection: nn.Module, head: int, heads: int, new: Tensor | float) -> Iterator[None]:
+    """Inside the block, the part of a head in the input of an output projection is replaced."""
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x = args[0].clone()
+        width = x.shape[-1] // heads
+        x[..., head * width : (head + 1) * width] = new
+        return (x, *args[1:])
+
+    handle = projection.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def masked_edges(attention: nn.Module, cut: Tensor) -> Iterator[None]:
+    """Inside the block, the scores of some edges, boolean (H, T, S), are the lowest number there is."""
+    signature = inspect.signature(type(attention).forward)
+    name = "mask" if "mask" in signature.parameters else "attention_mask"
+
+    def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        bound = signature.bind(module, *args, **kwargs)
+        old = bound.arguments.get(name)
+        x = bound.arguments["hidden_states"]
+        lowest = torch.finfo(x.dtype).min
+        mask = x.new_zeros(1, 1, *cut.shape[1:]) if old is None else old
+        mask = mask[..., : cut.shape[2]].expand(-1, len(cut), *cut.shape[1:]).masked_fill(cut, lowest)
+        bound.arguments[name] = mask
+        kwargs = {**bound.kwargs}
+        return bound.args[1:], kwargs
+
+    handle = attention.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,343 @@
+"""What `intervene` promises beside the numbers: captures, generation, PyTorch's own modules, errors."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard.gpt import GPT, Config
+from regard.heads.table import HeadRow, HeadTable
+from tests.interventions.references import build, inputs_of
+
+
+def logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
+@pytest.fixture
+def gpt() -> GPT:
+    torch.manual_seed(0)
+    config = Config(
+        vocab_size=61,
+        context_length=64,
+        num_layers=2,
+        d_model=32,
+        num_heads=4,
+        num_kv_heads=2,
+    )
+    model = GPT(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+    return model
+
+
+IDS = torch.randint(0, 61, (2, 12), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("order", ["capture inside", "capture outside"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "regard"])
+def test_a_capture_shows_the_edited_run_and_says_so(implementation: str, order: str) -> None:
+    model, inputs = build("llama"), inputs_of("llama")
+    model.set_attn_implementation(implementation)
+    edits = (regard.block(1, 2, edges=regard.prefix(1) & ~regard.window(2)), regard.ablate(0, 1))
+    if order == "capture inside":
+        with regard.intervene(model, *edits), regard.capture(model) as seen:
+            logits(model, inputs)
+    else:
+        with regard.capture(model) as seen, regard.intervene(model, *edits):
+            logits(model, inputs)
+    assert seen.certificate.certified
+    cut = torch.arange(11) > 1
+    assert not seen[1, 2].to_dense()[:, cut, 0].any()
+    assert bool((seen[1, 1].to_dense()[:, cut, 0] > 0).all())
+    torch.testing.assert_close(seen[1, 2].to_dense().sum(-1), torch.ones(2, 11))
+    assert "head 1.2 without the edges of" in repr(seen)
+    assert seen.edits[1] == "head 0.1 set to zero"
+    assert not regard.capture(model, inputs=inputs).edits
+
+
+def test_a_saved_capture_of_an_edited_run_says_so_too(tmp_path: object) -> None:
+    model, inputs = build("gpt2"), inputs_of("gpt2")
+    with regard.intervene(model, regard.block(1, 2, edges=(slice(3, None), 0))):
+        seen = regard.capture(model, inputs=inputs)
+    seen.save(tmp_path)  # type: ignore[arg-type]
+    loaded = regard.load(tmp_path)  # type: ignore[arg-type]
+    assert loaded.edits == seen.edits
+    assert loaded.certificate.certified
+    assert torch.equal(loaded[1, 2].to_dense(), seen[1, 2].to_dense())
+
+
+def test_a_capture_of_two_runs_keeps_the_edits_of_each_apart() -> None:
+    model, inputs = build("gpt2"), inputs_of("gpt2")
+    with regard.capture(model) as seen:
+        logits(model, inputs)
+        with regard.intervene(model, regard.ablate(1, 2)):
+            logits(model, inputs)
+    assert seen.edits == ("head 1.2 set to zero",)
+    assert [earlier.edits for earlier in seen.passes] == [()]
+
+
+def test_a_patched_pattern_is_what_the_capture_shows() -> None:
+    model, inputs = build("llama"), inputs_of("llama")
+    source = regard.capture(model, inputs=inputs_of("llama", seed=1))
+    with regard.intervene(model, regard.patch(1, 2, source, what="pattern")):
+        seen = regard.capture(model, inputs=inputs)
+    torch.testing.assert_close(seen[1, 2].to_dense(), source[1, 2].to_dense())
+    assert seen.certificate.certified
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma 2", "t5", "gpt-oss"])
+def test_generate_is_edited_at_every_step(family: str) -> None:
+    """Greedy generation with a cache, edited, is the same as reading the text anew for every token."""
+    model, ids = build(family), inputs_of(family, batch=1)["input_ids"]
+    key: int | str = "decoder.1" if family == "t5" else 2 if family == "gemma 2" else 1
+    rule = regard.rule(lambda b, h, q, k: (q - k == 3) | (k == 2))
+    edits = (regard.ablate(key, 3), regard.block(key, 0, edges=rule))
+    options = {
+        "max_new_tokens": 9,
+        "do_sample": False,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+    }
+    with regard.intervene(model, *edits):
+        made = model.generate(input_ids=ids, **options)
+        start = 0 if family == "t5" else ids.shape[1]
+        for step, cached in enumerate(made.logits):
+            upto = made.sequences[:, : start + step + (family == "t5")]
+            inputs = {"input_ids": ids, "decoder_input_ids": upto} if family == "t5" else {"input_ids": upto}
+            torch.testing.assert_close(cached, logits(model, inputs)[:, -1], rtol=1e-3, atol=1e-3)
+
+
+def test_regards_own_gpt_is_edited(gpt: GPT) -> None:
+    plain = gpt(IDS)
+    with regard.intervene(gpt, regard.ablate(1, 2)):
+        edited = gpt(IDS)
+    other = copy.deepcopy(gpt)
+    outs = [m for m in other.modules() if isinstance(m, regard.layers.Attention)]
+    D = outs[1].head_dim
+    with torch.no_grad():
+        outs[1].out.weight[:, 2 * D : 3 * D] = 0
+    torch.testing.assert_close(edited, other(IDS))
+    assert not torch.equal(edited, plain)
+    assert torch.equal(gpt(IDS), plain)
+
+
+def test_gpt_generates_under_an_edit_with_its_cache(gpt: GPT) -> None:
+    edits = (regard.block(0, 1, edges=regard.rule(lambda b, h, q, k: k == 4)), regard.ablate(1, 0))
+    prompt = IDS[:1]
+    with regard.intervene(gpt, *edits):
+        made = gpt.generate(prompt, max_new_tokens=8, temperature=0)
+        for n in range(prompt.shape[1], made.shape[1]):
+            assert int(gpt(made[:, :n])[0, -1].argmax()) == int(made[0, n])
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("average", [False, True])
+def test_pytorchs_own_attention_is_edited(need_weights: bool, average: bool) -> None:
+    torch.manual_seed(0)
+    mha = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    x = torch.randn(2, 6, 16)
+    options = {"need_weights": need_weights, "average_attn_weights": average}
+    with torch.no_grad():
+        with regard.intervene(mha, regard.ablate(0, 1), regard.block(0, 2, edges=(slice(None), 0))):
+            output, weights = mha(x, x, x, **options)
+        q, k, v = (
+            y.view(2, 6, 4, 4).transpose(1, 2)
+            for y in nn.functional.linear(x, mha.in_proj_weight, mha.in_proj_bias).chunk(3, -1)
+        )
+        scores = q @ k.mT / 2
+        scores[:, 2, :, 0] = -torch.inf
+        dense = scores.softmax(-1)
+        heads = dense @ v
+        heads[:, 1] = 0
+        expected = mha.out_proj(heads.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(output, expected)
+    if need_weights:
+        torch.testing.assert_close(weights, dense.mean(1) if average else dense)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("padding", [False, True])
+def test_an_encoder_of_pytorch_leaves_its_fused_kernel_to_be_edited(padding: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    x = torch.randn(2, 6, 16)
+    mask = torch.tensor([[False] * 6, [False] * 4 + [True] * 2]) if padding else None
+    with torch.no_grad(), regard.intervene(model, regard.ablate(1, 1)) as run:
+        edited = model(x, src_key_padding_mask=mask)
+    assert run.acted == [1]
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.layers[1].self_attn.out_proj.weight[:, 4:8] = 0
+        expected = other(x, src_key_padding_mask=mask)
+    torch.testing.assert_close(edited[:, :4], expected[:, :4], rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_checkpointing_is_edited_in_its_recomputation() -> None:
+    model, inputs = build("llama"), inputs_of("llama")
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.train()
+        model.zero_grad()
+        with regard.intervene(model, regard.ablate(1, 2), regard.block(1, 0, edges=(slice(2, None), 0))):
+            model(**inputs, use_cache=False).logits.square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, recomputed)
+
+
+def test_positions_of_an_ablation() -> None:
+    model, inputs = build("gpt2"), inputs_of("gpt2")
+    plain = logits(model, inputs)
+    with regard.intervene(model, regard.ablate(2, 1, positions=-1)):
+        edited = logits(model, inputs)
+    assert torch.equal(edited[:, :-1], plain[:, :-1])
+    assert not torch.equal(edited[:, -1], plain[:, -1])
+
+
+def test_heads_by_pairs_by_rows_and_by_label(gpt: GPT) -> None:
+    row = HeadRow(1, 2, 1, ("sink",), 0, {})
+    both = {}
+    for name, heads in {"pairs": [(1, 2)], "rows": [row], "table": HeadTable([row])}.items():
+        with regard.intervene(gpt, regard.ablate(heads=heads)):
+            both[name] = gpt(IDS)
+    assert torch.equal(both["pairs"], both["rows"])
+    assert torch.equal(both["pairs"], both["table"])
+    trained = GPT.from_pretrained("default")
+    with regard.intervene(trained, regard.ablate(heads="induction")) as run:
+        trained(IDS)
+    assert run.acted[0] >= 1
+    with pytest.raises(ValueError, match="none is labelled 'unheard of'"):
+        regard.intervene(trained, regard.ablate(heads="unheard of"))
+
+
+def test_nothing_is_left_behind(gpt: GPT) -> None:
+    plain = gpt(IDS)
+    with pytest.raises(ZeroDivisionError), regard.intervene(gpt, regard.ablate(0, 0)):
+        raise ZeroDivisionError(gpt(IDS))
+    assert torch.equal(gpt(IDS), plain)
+    assert torch.equal(copy.deepcopy(gpt)(IDS), plain)
+
+
+WRONG = {
+    "an edit that is none": (lambda m: regard.intervene(m, "head 3"), "what regard.ablate"),
+    "no edit": (lambda m: regard.intervene(m), "expected at least one"),
+    "no model": (lambda m: regard.intervene(3, regard.ablate(0, 0)), "expected a torch.nn.Module"),
+    "no layer": (lambda m: regard.ablate(), "expected a layer's number"),
+    "both": (lambda m: regard.ablate(0, 1, heads=[(0, 1)]), "either layer and head or heads"),
+    "a negative head": (lambda m: regard.ablate(0, -1), "expected a number from 0"),
+    "no head": (lambda m: regard.ablate(0, []), "expected a head's number"),
+    "no heads": (lambda m: regard.ablate(heads=[]), "at least one head"),
+    "another replacement": (lambda m: regard.ablate(0, 0, by="mean"), "the means of regard.mean_outputs"),
+    "no edges": (lambda m: regard.block(0, 0), "expected a mask rule or a pair"),
+    "a bias": (lambda m: regard.block(0, 0, edges=regard.alibi(4)), "adds to the scores"),
+    "booleans": (lambda m: regard.block(0, 0, edges=(torch.ones(3) > 0, 0)), "got booleans"),
+    "no source": (lambda m: regard.patch(0, 0), "expected the capture of another run"),
+    "another what": (
+        lambda m: regard.patch(0, 0, regard.capture(m, inputs=(IDS,)), what="key"),
+        "'output' or 'pattern'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_use_is_one_sentence(case: str, gpt: GPT) -> None:
+    wrong, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        wrong(gpt)
+
+
+WRONG_RUNS = {
+    "a layer that is not there": (
+        lambda m: regard.ablate(7, 0),
+        ValueError,
+        r"those that ran \(0, 1\), got '7'",
+    ),
+    "a head that is not there": (lambda m: regard.ablate(1, 4), ValueError, "from 0 to 3, got 4"),
+    "means of another model": (
+        lambda m: regard.ablate(1, 0, by={0: torch.zeros(4, 8)}),
+        ValueError,
+        "expected means of layer 1",
+    ),
+    "means of other heads": (
+        lambda m: regard.ablate(1, 0, by={1: torch.zeros(3, 8)}),
+        ValueError,
+        r"expected means \(4, 8\)",
+    ),
+    "a tensor of another size": (
+        lambda m: regard.ablate(1, 0, by=torch.zeros(5)),
+        ValueError,
+        r"broadcasts to \(2, 12, 8\)",
+    ),
+    "another length": (
+        lambda m: regard.patch(1, 0, regard.capture(m, inputs=(IDS[:, :5],), values=True)),
+        ValueError,
+        "a run of the same length",
+    ),
+    "no values": (
+        lambda m: regard.patch(1, 0, regard.capture(m, inputs=(IDS,))),
+        ValueError,
+        "values=True",
+    ),
+    "a layer that was not captured": (
+        lambda m: regard.patch(1, 0, regard.capture(m, inputs=(IDS,), layers=[0])),
+        ValueError,
+        "one of those captured",
+    ),
+    "hidden edges": (
+        lambda m: regard.block(1, 0, edges=regard.rule(lambda b, h, q, k: k > q)),
+        RuntimeError,
+        "did not act",
+    ),
+    "edges beyond the text": (
+        lambda m: regard.block(1, 0, edges=(50, 60)),
+        RuntimeError,
+        "did not act",
+    ),
+    "a tensor mask of another size": (
+        lambda m: regard.block(1, 0, edges=regard.tensor_mask(torch.ones(3, 3) > 0)),
+        ValueError,
+        "edges: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_RUNS)
+def test_an_edit_that_cannot_act_is_one_sentence(case: str, gpt: GPT) -> None:
+    edit, error, message = WRONG_RUNS[case]
+    plain = gpt(IDS)
+    with pytest.raises(error, match=message), regard.intervene(gpt, edit(gpt)):
+        gpt(IDS)
+    assert torch.equal(gpt(IDS), plain)
+
+
+def test_a_model_that_does_not_run_is_an_error(gpt: GPT) -> None:
+    with pytest.raises(RuntimeError, match="did not run"), regard.intervene(gpt, regard.ablate(0, 0)):
+        pass
+
+
+def test_a_number_is_not_enough_where_a_model_has_several_stacks() -> None:
+    model, inputs = build("t5"), inputs_of("t5")
+    message = r"'encoder.0', 'encoder.1', 'decoder.0', 'cross.0'"
+    with pytest.raises(ValueError, match=message), regard.intervene(model, regard.ablate(0, 1)):
+        logits(model, inputs)
+
+
+def test_a_compiled_model_is_edited(gpt: GPT) -> None:
+    with regard.intervene(gpt, regard.ablate(1, 2)):
+        expected = gpt(IDS)
+    compiled = torch.compile(gpt, backend="eager")
+    compiled(IDS)
+    with regard.intervene(compiled, regard.ablate(1, 2)):
+        edited = compiled(IDS)
+    torch.testing.assert_close(edited, expected)
