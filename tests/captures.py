@@ -6,6 +6,7 @@ import torch
 
 import regard
 from regard.recorder import Capture, Evidence, Layer
+from regard.recorder.predictions import predictions_from
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",
@@ -51,3 +52,15 @@ def layer_of(m: regard.AttentionMap, number: int = 0, stack: str = "") -> Layer:
     """A layer with this map, certified of nothing."""
     evidence = Evidence(0.0, 1.0, 0.0, m.matrix[2], m.matrix[2], str(m.mask), m.scale)
     return Layer(number, f"h.{number}", stack, m, evidence, range(m.matrix[1]))
+
+
+def predicted(seen: Capture, *, words: list[str] | None = None, vocabulary: int = 40, seed: int = 1) -> Capture:
+    """The same capture with predictions from random logits; the words are t0, t1, … unless they are given."""
+    assert seen.ids is not None
+    draw = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(*seen.ids.shape, vocabulary, generator=draw)
+    names = words or [f" t{n}" for n in range(vocabulary)]
+    seen.predictions = predictions_from(
+        logits, seen.ids, decode=lambda ids: [[names[n % len(names)] for n in row] for row in ids.tolist()]
+    )
+    return seen

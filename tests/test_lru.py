@@ -26,3 +26,11 @@ def test_an_error_is_not_cached() -> None:
     with pytest.raises(ZeroDivisionError):
         cache.get("a", lambda: 1 / 0)
     assert cache.get("a", lambda: 1.0) == 1.0
+
+
+def test_values_whose_keys_meet_a_condition_are_discarded() -> None:
+    cache: LRUCache[str] = LRUCache(maxsize=4)
+    for key in ((0, "a"), (1, "a"), (0, "b")):
+        cache.get(key, lambda: "kept")
+    cache.discard_if(lambda key: key[0] == 0)
+    assert [key in cache for key in ((0, "a"), (1, "a"), (0, "b"))] == [False, True, False]

@@ -151,7 +151,7 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         assert address.startswith("http://127.0.0.1:")
         meta = ask(address, "api/meta")[0]
         assert meta["model"] == "tiny"
-        assert meta["can"] == {"capture": True, "generate": True, "values": True}
+        assert meta["can"] == {"capture": True, "generate": True, "cut": True, "values": True}
         assert "".join(meta["texts"][0]["tokens"]) == TEXT
         lines = ask(address, "api/capture", {"text": "the hat sat"})
         assert lines[0] == {"progress": {"doing": "reading", "done": 0, "of": 2}}

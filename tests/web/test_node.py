@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent
 
 def test_there_is_a_file_for_every_module_that_computes() -> None:
     names = {path.name.removesuffix(".test.js") for path in FOLDER.glob("*.test.js")}
-    views = {"cache", "curves", "heads", "map", "selection", "text"}
+    views = {"cache", "curves", "heads", "map", "predictions", "runs", "selection", "text"}
     parts = {"camera", "chart", "colours", "lru", "quantity", "score_words", "state", "tiles", "tokens"}
     sources = {"eviction", "packed", "responder", "weights"}
     assert views | parts | sources <= names

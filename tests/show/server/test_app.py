@@ -123,7 +123,7 @@ def test_numbers_are_those_of_the_library(serve: Callable[..., BackgroundServer]
 def test_everything_the_page_asks_for_is_there(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     meta = ask(running, "/api/meta").json
-    assert meta["can"] == {"generate": True, "capture": True, "values": True}
+    assert meta["can"] == {"generate": True, "capture": True, "cut": False, "values": True}
     assert len(meta["texts"][0]["tokens"]) == 40
     assert len(ask(running, "/api/thumbs?text=0&layer=0").body) == 4 * 64 * 64
     assert len(ask(running, "/api/sinks?text=0&layer=0").json) == 4

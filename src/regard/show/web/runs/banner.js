@@ -89,12 +89,15 @@ export class RunBanner {
     const name = JSON.stringify([state.text, words, runs.running !== null]);
     if (name === this.shown) return;
     this.shown = name;
+    const single = runs.cuts.length < 2 || runs.running !== null; // one is undone by Undo
     const chips = runs.cuts.map((cut, n) => {
+      const chip = element("li", { class: "cut-chip", text: `${words[n]} cut` });
+      if (single) return chip;
       const undo = element("button", { type: "button", class: "chip-undo", text: "×" });
       undo.setAttribute("aria-label", `Undo: ${words[n]}`);
-      undo.hidden = runs.cuts.length < 2 || runs.running !== null;
       undo.addEventListener("click", () => runs.toggle(cut));
-      return element("li", { class: "cut-chip" }, `${words[n]} cut`, undo);
+      chip.append(undo);
+      return chip;
     });
     this.chips.replaceChildren(...chips);
   }

@@ -1,0 +1,209 @@
+"""Edited runs: a head or edges are cut, the model runs again, and the page never takes that for the model's own."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from regard.recorder import Capture
+from regard.show.data.cuts import Cut, EdgeCut, HeadCut
+from regard.show.server.background import BackgroundServer
+from regard.show.server.line_stream import ReportProgress
+from tests.captures import captured, predicted
+
+BANNER = ".run-banner"
+
+
+class Model:
+    """Stands in for a model: it keeps what was asked of it, and gives other random numbers for other cuts."""
+
+    def __init__(self, wait: threading.Event | None = None) -> None:
+        self.asked: list[list[Cut]] = []
+        self.wait = wait
+
+    def run_cut(self, seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
+        self.asked.append(list(cuts))
+        report("reading", 1, 2)
+        while self.wait is not None and not self.wait.wait(0.01):
+            report("reading", 1, 2)
+        if HeadCut("0", 3) in cuts:
+            raise ValueError("edits: expected an edit that acts, got one that never did")
+        return predicted(captured(30, seed=len(self.asked)), seed=len(self.asked) + 1)
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def address(serve: Callable[..., BackgroundServer], model: Model) -> str:
+    return serve(predicted(captured(30)), contents={"titles": ["The cat"]}, run_cut=model.run_cut).address
+
+
+def test_a_head_is_cut_in_the_map_and_restored(page: Page, address: str, model: Model) -> None:
+    page.goto(address + "#view=map&layer=1&head=2&row=20&col=3")
+    expect(page.locator(BANNER)).to_be_hidden()
+    switch = page.get_by_role("switch", name="Cut head 1.2")
+    switch.click()
+    banner = page.locator(f"{BANNER}.edited")
+    expect(banner.locator(".cut-chip")).to_have_text("head 1.2 cut")
+    expect(banner.locator(".run-loss")).to_have_text(re.compile(r"^loss \d\.\d{3} → \d\.\d{3} \([+−]\d\.\d{3}\)$"))
+    expect(page).to_have_title("Edited run · random · Regard")
+    for part in ("text=1", "layer=1", "head=2", "row=20", "col=3"):  # the same cell, in the edited run
+        expect(page).to_have_url(re.compile(part))
+    expect(switch).to_have_attribute("aria-checked", "true")
+    expect(page.locator("#text option")).to_have_text(["The cat", "↳ Edited run: head 1.2 cut"])
+    assert model.asked == [[HeadCut("1", 2)]]
+    for view in ("Text", "Heads", "Steps", "Cache"):
+        page.get_by_role("tab", name=view).click()
+        expect(banner).to_be_visible()
+    page.get_by_role("tab", name="Map").click()
+    switch.click()
+    expect(page.locator(BANNER)).to_be_hidden()
+    expect(page).to_have_title("random · Regard")
+    expect(page.locator("#text option")).to_have_text(["The cat"])
+    expect(switch).to_have_attribute("aria-checked", "false")
+
+
+def test_what_changed_leads_to_the_token_and_both_runs_stand_side_by_side(page: Page, address: str) -> None:
+    page.goto(address + "#view=heads")
+    page.get_by_role("switch", name="Cut head 0.1").click()
+    unfold = page.get_by_role("button", name="What changed")
+    unfold.click()
+    expect(unfold).to_have_attribute("aria-expanded", "true")
+    expect(page.locator(f"{BANNER} .changed li")).to_have_count(10)
+    expect(page.locator(f"{BANNER} .likely h4")).to_have_text(["The model’s own run", "Edited run"])
+    for n in (0, 1):
+        expect(page.locator(f"{BANNER} .likeliest").nth(n).locator("li")).to_have_count(10)
+    first = page.locator(f"{BANNER} .changed button").first
+    position = int(first.locator(".place").inner_text())
+    first.click()
+    expect(page).to_have_url(re.compile(rf"view=text.*row={position - 1}"))
+    panel = page.locator("#view-text .text-predictions")
+    expect(panel.locator(".likely h4")).to_have_text(["The model’s own run", "Edited run"])
+    expect(panel).to_contain_text(re.compile(r"In the text follows .* \(rank \d+\) → .* \(rank \d+\)\."))
+    page.get_by_role("button", name="Show own run").click()
+    expect(panel.locator(".likely")).to_have_count(0)
+    expect(page.locator(f"{BANNER} .run-name")).to_have_text("The model’s own run")
+    page.get_by_role("button", name="Show edited run").click()
+    expect(panel.locator(".likely")).to_have_count(2)
+    page.get_by_role("button", name="Undo", exact=True).click()
+    expect(page.locator(BANNER)).to_be_hidden()
+    expect(panel.locator(".likely")).to_have_count(0)
+
+
+def test_edges_are_cut_from_a_cell_to_a_token_and_in_view(page: Page, address: str, model: Model) -> None:
+    page.goto(address + "#view=map&layer=1&head=0&row=20&col=3")
+    page.get_by_role("button", name="Cut “·t7” → “·t3”").click()
+    expect(page.locator(".cut-chip")).to_have_text("head 1.0: “·t7” (20) → “·t3” (3) cut")
+    expect(page.get_by_role("button", name="Restore “·t7” → “·t3”")).to_be_visible()
+    page.locator(".edge-cuts").get_by_label("all heads").check()
+    page.get_by_role("button", name="Cut all to “·t3” (3)").click()
+    expect(page.locator(".cut-chip")).to_have_count(2)
+    page.get_by_role("button", name="Undo: head 1.0: “·t7” (20) → “·t3” (3)").click()
+    expect(page.locator(".cut-chip")).to_have_text(["layer 1: all edges to “·t3” (3) cut"])
+    edge, key = EdgeCut("1", 0, (20, 21), (3, 4)), EdgeCut("1", None, (0, 30), (3, 4))
+    assert model.asked == [[edge], [edge, key], [key]]
+    expect(page.get_by_role("button", name="all in view")).to_be_hidden()
+    page.get_by_role("button", name="Zoom in").click()
+    page.get_by_role("button", name="Zoom in").click()
+    page.get_by_role("button", name="all in view").click()
+    expect(page.locator(".cut-chip")).to_have_count(2)
+    view = model.asked[-1][-1]
+    assert isinstance(view, EdgeCut)
+    assert 0 <= view.queries[0] < view.queries[1] <= 30
+    assert (view.queries[1] - view.queries[0]) * (view.keys[1] - view.keys[0]) < 900
+
+
+def test_keys_cut_a_head_in_the_gallery(page: Page, address: str, model: Model) -> None:
+    page.goto(address + "#view=heads")
+    page.locator("#view-heads .gallery-picture").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("x")
+    expect(page.locator(".cut-chip")).to_have_text("head 0.1 cut")
+    expect(page.get_by_role("switch", name="Cut head 0.1")).to_have_attribute("aria-checked", "true")
+    page.get_by_role("switch", name="Cut head 1.1").click()
+    expect(page.locator(".cut-chip")).to_have_text(["head 0.1 cut×", "head 1.1 cut×"])
+    assert model.asked == [[HeadCut("0", 1)], [HeadCut("0", 1), HeadCut("1", 1)]]
+    page.locator("#text").select_option(label="The cat")
+    expect(page.get_by_role("switch", name="Cut head 1.1")).to_have_attribute("aria-checked", "false")
+
+
+def test_a_run_can_be_cancelled_and_a_problem_is_said(
+    page: Page, serve: Callable[..., BackgroundServer]
+) -> None:
+    go = threading.Event()
+    model = Model(go)
+    page.goto(serve(predicted(captured(30)), run_cut=model.run_cut).address + "#view=map&layer=0&head=1")
+    page.get_by_role("switch", name="Cut head 0.1").click()
+    expect(page.locator(".run-said")).to_contain_text("Running the model with the cut: layer 1 of 2")
+    expect(page.get_by_role("switch", name="Cut head 0.1")).to_have_attribute("aria-disabled", "true")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(BANNER)).to_be_hidden()
+    go.set()
+    page.goto(page.url.replace("head=1", "head=3"))
+    page.get_by_role("switch", name="Cut head 0.3").click()
+    expect(page.locator(".run-said")).to_contain_text("expected an edit that acts, got one that never did")
+    expect(page.locator("#text option")).to_have_count(1)
+
+
+def test_an_exported_picture_says_that_the_run_is_edited(page: Page, address: str) -> None:
+    page.goto(address + "#view=map&layer=1&head=2")
+    page.get_by_role("switch", name="Cut head 1.2").click()
+    expect(page.locator(".cut-chip")).to_have_count(1)
+    page.get_by_text("Export").click()
+    with page.expect_download() as download:
+        page.get_by_role("menuitem", name="SVG").click()
+    assert download.value.suggested_filename == "layer-1-head-2-edited.svg"
+    assert "Edited run: head 1.2 cut" in download.value.path().read_text("utf-8")
+
+
+def test_a_saved_page_and_a_page_without_a_model_have_no_switches(
+    page: Page, opened: Callable[..., str]
+) -> None:
+    page.goto(opened(predicted(captured(30))) + "#view=map&layer=1&head=2&row=20&col=3")
+    expect(page.locator("#view-map .big-number")).to_have_attribute("data-weight", re.compile("."))
+    expect(page.locator("#view-map .switch")).to_be_hidden()
+    expect(page.locator(".edge-cuts")).to_be_hidden()
+    page.get_by_role("tab", name="Heads").click()
+    expect(page.locator("#view-heads .card")).to_have_count(8)
+    expect(page.locator("#view-heads .switch").first).to_be_hidden()
+    page.locator("#view-heads .gallery-picture").first.focus()
+    page.keyboard.press("x")
+    expect(page.locator(BANNER)).to_be_hidden()
+    assert "X cuts it" not in page.locator("#view-heads .note").last.inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 720, 1100, 1280, 1920])
+def test_the_banner_fits_every_window(width: int, scheme: Any, browser: Browser, address: str) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(address + "#view=map&layer=1&head=2&row=20&col=3")
+    page.get_by_role("switch", name="Cut head 1.2").click()
+    page.get_by_role("button", name="Cut all to “·t3” (3)").click()
+    expect(page.locator(".cut-chip")).to_have_count(2)
+    page.get_by_role("button", name="What changed").click()
+    expect(page.locator(f"{BANNER} .changed li")).to_have_count(10)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for button in page.locator(f"{BANNER} .run-line .button:visible").all():
+        box = button.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert box["height"] < 40  # one line
+    page.get_by_role("tab", name="Heads").click()
+    card = page.locator("#view-heads .card").first
+    expect(card).to_be_visible()
+    outer = card.bounding_box()
+    take = card.locator(".take").bounding_box()
+    assert outer is not None
+    assert take is not None
+    assert take["x"] + take["width"] <= outer["x"] + outer["width"]
+    context.close()

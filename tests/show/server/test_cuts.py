@@ -1,0 +1,149 @@
+"""Edited runs over real sockets: run, replaced, undone, bounded, one at a time, and stopped with their client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from regard.recorder import Capture
+from regard.show.data.contents import Contents
+from regard.show.data.cuts import Cut, HeadCut
+from regard.show.server.app import Site
+from regard.show.server.background import BackgroundServer
+from regard.show.server.line_stream import ReportProgress
+from tests.captures import captured, predicted
+from tests.show.server.test_app import SMALL, ask, bearer, reader
+
+HEAD = {"kind": "head", "layer": "1", "head": 2}
+
+
+def rerun(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
+    report("reading", 1, 2)
+    if HeadCut("0", 3) in cuts:
+        raise ValueError("block: no attention call was edited")
+    return predicted(captured(seen.layers[0].shape[2], seed=len(cuts)), seed=7)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., BackgroundServer]]:
+    open_: list[BackgroundServer] = []
+
+    def start(**options: Any) -> BackgroundServer:
+        contents = Contents(predicted(captured(12)))
+        site = Site(contents, reader, **{"run_cut": rerun, "limits": SMALL, **options})
+        open_.append(BackgroundServer(site).start())
+        return open_[-1]
+
+    yield start
+    for running in open_:
+        running.close()
+
+
+def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    assert ask(running, "/api/meta").json["can"]["cut"] is True
+    lines = ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]}).lines
+    assert lines[0] == {"progress": {"doing": "reading", "done": 1, "of": 2}}
+    assert lines[-1] == {"text": 1}
+    edited = ask(running, "/api/meta").json["texts"][1]
+    assert edited["edited"]["cuts"] == [HEAD]
+    assert edited["title"] == ask(running, "/api/meta").json["texts"][0]["title"]
+    assert len(edited["edited"]["changes"]["most"]) == 10
+    # From the edited run on, the text is still the model's own: another run takes its place.
+    more = {"text": 1, "cuts": [HEAD, {**HEAD, "head": 1}]}
+    assert ask(running, "/api/cut", body=more).lines[-1] == {"text": 2}
+    texts = ask(running, "/api/meta").json["texts"]
+    assert [text["removed"] for text in texts] == [False, True, False]
+    assert texts[2]["edited"]["text"] == 0
+    assert ask(running, "/api/row?text=1&layer=0&head=0&row=2").status == 404
+    assert ask(running, "/api/undo", body={"text": 2}).json == {"text": 0}
+    assert ask(running, "/api/undo", body={"text": 2}).status == 404
+    assert ask(running, "/api/undo", body={"text": 0}).status == 400
+
+
+def test_predictions_are_served_by_position(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    found = ask(running, "/api/prediction?text=0&position=3").json
+    assert (found["position"], len(found["likeliest"])) == (3, 10)
+    assert ask(running, "/api/prediction?text=0&position=12").status == 404
+    assert ask(running, "/api/prediction?text=0").status == 400
+    assert ask(running, "/api/prediction?text=0&position=-1").status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"cuts": [HEAD]}, 400, "text: expected a whole number"),
+        ({"text": 4, "cuts": [HEAD]}, 404, "text: expected a number from 0 to 0"),
+        ({"text": 0}, 400, "cuts: expected a list"),
+        ({"text": 0, "cuts": [{**HEAD, "head": 9}]}, 400, "head: expected a whole number from 0 to 3"),
+        ({"text": 0, "cuts": [{**HEAD, "layer": "__class__"}]}, 404, "layer: expected one of"),
+        (b"x" * 5000, 413, "at most 4,096 bytes"),
+        (b"[]", 400, "expected a JSON object"),
+    ],
+)
+def test_what_is_too_much_or_wrong_is_said_before_the_model_runs(
+    body: Any, status: int, message: str, serve: Callable[..., BackgroundServer]
+) -> None:
+    running = serve()
+    answer = ask(running, "/api/cut", body=body, headers={"content-type": "application/json"})
+    assert (answer.status, message in answer.json["error"]) == (status, True)
+    assert len(ask(running, "/api/meta").json["texts"]) == 1
+
+
+def test_without_a_model_there_is_nothing_to_cut(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve(run_cut=None)
+    assert ask(running, "/api/meta").json["can"]["cut"] is False
+    assert ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]}).status == 404
+
+
+def test_an_edit_that_fails_is_said_and_the_earlier_run_stays(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    assert ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]}).lines[-1] == {"text": 1}
+    wrong = [{"kind": "head", "layer": "0", "head": 3}]
+    answer = ask(running, "/api/cut", body={"text": 0, "cuts": wrong})
+    assert answer.lines[-1] == {"error": "block: no attention call was edited"}
+    assert ask(running, "/api/meta").json["texts"][1]["removed"] is False
+
+
+def test_edited_runs_take_no_text_s_place(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    for number in range(4):
+        lines = ask(running, "/api/cut", body={"text": 0, "cuts": [{**HEAD, "head": number}]}).lines
+        assert lines[-1] == {"text": number + 1}
+    for _ in range(2):  # of three texts at most
+        assert "text" in ask(running, "/api/capture", body={"text": "a b c"}).lines[-1]
+    assert ask(running, "/api/capture", body={"text": "a b c"}).status == 409
+
+
+def test_one_run_at_a_time_and_it_stops_with_its_client(serve: Callable[..., BackgroundServer]) -> None:
+    begun, gone, stopped = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
+        begun.set()
+        try:
+            while True:
+                report("reading", 1, 2)
+                gone.wait(0.01)
+        finally:
+            stopped.set()
+
+    running = serve(run_cut=slow)
+    with closing(http.client.HTTPConnection("127.0.0.1", running.bound_address.port, timeout=30)) as client:
+        body = json.dumps({"text": 0, "cuts": [HEAD]}).encode()
+        client.request("POST", "/api/cut", body, {"content-type": "application/json", **bearer(running)})
+        client.getresponse().readline()
+        assert begun.wait(20)
+        busy = ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]})
+        assert busy.status == 409
+        assert busy.json["error"] == (
+            "the model is busy running with something cut: try again when it is done"
+        )
+    assert stopped.wait(20)
+    assert len(ask(running, "/api/meta").json["texts"]) == 1
