@@ -22,14 +22,10 @@ from torch import Tensor, nn
 from regard.escapes import escape
 from regard.gpt import GPT
 from regard.gpt.token_batch import Side
-<<<<<<< HEAD
 from regard.recorder.contributions.module_roles import module_roles
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.observation import Attach, attention_names, choose_sources, observed
 from regard.recorder.predictions import Predictions, logits_of, predictions_from
-=======
-from regard.recorder.observation import Attach, choose_sources, observed
->>>>>>> spans
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
