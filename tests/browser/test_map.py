@@ -159,7 +159,7 @@ def test_scales_and_pooling(page: Page, seen: Capture, saved: Callable[..., str]
     page.get_by_role("radio", name="1").check()
     expect(bar).to_have_attribute("aria-label", re.compile(r"to 1, log"))
     page.get_by_role("radio", name="max").check()
-    expect(page.locator("#view-map")).to_contain_text("the greatest weight of 2 × 2")
+    expect(page.locator("#view-map")).to_contain_text("One cell of 2 × 2 tokens is the greatest weight.")
     assert {"scale": "log", "colourTop": "one", "reduce": "max"}.items() <= state(page).items()
 
 

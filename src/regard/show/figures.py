@@ -129,7 +129,7 @@ def figure(
         query_tokens=queries[-T:] if queries is not None and len(queries) >= T else None,
         ax=ax,
         title=f"{capture.model}: {place}" if capture.model else place,
-        note=str(capture.certificate[capture.layers.index(chosen)]),
+        note=_certificate_note(layer, *(x for x in (capture, against) if x is not None)),
         scale=scale,
         reduce=reduce,
         boundary=capture.boundary if marked else None,
@@ -138,6 +138,12 @@ def figure(
         for panel, number in zip(drawn.axes, chosen.heads, strict=False):
             panel.set_title(f"head {number}", fontsize=9, loc="left")
     return drawn
+
+
+def _certificate_note(layer: int | str, *captures: Capture) -> str:
+    """Return what the certificate of a layer says: the first that is not certified, or the first capture's."""
+    evidence = [capture.certificate[capture.layers.index(capture.layer(layer))] for capture in captures]
+    return str(next((x for x in evidence if not x.certified), evidence[0]))
 
 
 def legible(token: str) -> str:

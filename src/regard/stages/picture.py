@@ -70,7 +70,7 @@ def draw_heatmap(
             value = values[i, j].item()
             share = float(norm(value))
             colour = ink(abs(2 * share - 1) if signed else share)
-            written = f"{value:+.2f}".replace("-", "−") if signed else f"{value:.2f}"
+            written = _signed_number(value) if signed else f"{value:.2f}"
             number = ax.text(j, i, written, ha="center", va="center", fontsize=fontsize, color=colour)
             number.set_in_layout(False)  # it is inside its cell, and measuring it takes most of the time
     # A dollar sign in a token does not begin a formula.
@@ -86,6 +86,12 @@ def draw_heatmap(
     ax.set_ylabel(ylabel, fontsize=fontsize)
     ax.set_title(title, fontsize=fontsize + 2, loc="left", parse_math=False)
     return image
+
+
+def _signed_number(value: float) -> str:
+    """A number with its sign, and "0" for what rounds to nothing."""
+    written = f"{value:+.2f}".replace("-", "−")
+    return "0" if written[1:] == "0.00" else written
 
 
 def colour_map(signed: bool = False) -> Any:

@@ -20,7 +20,9 @@ def of_losses(losses: list[float]) -> Predictions:
     """Predictions of one text of which only the losses matter."""
     T = len(losses) + 1
     table = torch.tensor([losses])
-    return Predictions(torch.zeros(1, T, 1).long(), torch.ones(1, T, 1), table, torch.ones(1, T - 1).long(), {})
+    return Predictions(
+        torch.zeros(1, T, 1).long(), torch.ones(1, T, 1), table, torch.ones(1, T - 1).long(), {}
+    )
 
 
 def test_a_position_has_its_likeliest_tokens_and_the_one_that_follows() -> None:

@@ -139,11 +139,14 @@ class Contents:
         self.removed.add(number)
         self.texts[number] = Capture(model=self.texts[number].model)  # what was captured is freed
         self._heads.pop(number, None)
+        self._units.pop(number, None)
         for kept in (self._thumbnails, self._evictions):
             for key in [key for key in kept if key[0] == number]:
                 del kept[key]
         self._tiles.discard_if(lambda key: key[0] == number)
         self._maps.discard_if(lambda key: key[0] == number)
+        self._factors.discard_if(lambda key: key[0] == number)
+        self._attributions.discard_if(lambda key: key[0] == number)
         self.__dict__.pop("meta", None)
         return run
 
@@ -286,12 +289,14 @@ class Contents:
     def attribution(self, text: int, quantity: Quantity) -> dict[str, Any]:
         """Return where the logit of a token after a position comes from (see `contributions`)."""
         self._check_shade(text, quantity._replace(shade="logit"))
-        found, capture = self._attribution(text, quantity), self.texts[text]
-        others = contributions.candidates(capture, self.batch_index, found.position)
-        token = self._predicted(text, quantity)
+        token, capture = self._predicted(text, quantity), self.texts[text]
+        others = contributions.candidates(
+            capture, self.batch_index, -1 if quantity.position is None else quantity.position
+        )
         chosen = next((one for one in others if one["id"] == token), None)
         if chosen is None:
             raise KeyError(f"token: expected one of {[one['id'] for one in others]}, got {token}")
+        found = self._attribution(text, quantity)
         return contributions.describe_attribution(found, capture, chosen, others)
 
     def _predicted_at(self, text: int) -> dict[str, Any] | None:
@@ -456,9 +461,9 @@ class Contents:
                 _layer(layer, evidence, tokens or [], targets)
                 for layer, evidence in zip(capture.layers, capture.certificate, strict=True)
             ],
-            "spans": self.units(number),
-            "shades": self.shades(number),
-            "predicted": self._predicted_at(number),
+            "spans": {} if number in self.removed else self.units(number),
+            "shades": contributions.available_shades(capture),
+            "predicted": None if number in self.removed else self._predicted_at(number),
             "missing": [{"name": name, "kind": kind} for name, kind in capture.missing.items()],
             "predictions": predictions.summary(capture.predictions, self.batch_index),
             "edited": self._edited(number),

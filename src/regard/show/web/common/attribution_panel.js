@@ -17,7 +17,7 @@ export class AttributionPanel {
     const words = ["heads", "MLP"].map((text) => element("span", { text }));
     this.names = element("div", { class: "attribution-names small quiet", "aria-hidden": "true" }, ...words);
     this.table = headTable("What each head adds to the logit", (layer, head) => app.set({ layer, head }));
-    this.sum = element("dl", { class: "facts logit-sum" });
+    this.sum = element("dl", { class: "logit-sum" });
     this.box = element(
       "div",
       { class: "notes-block attribution", hidden: true },
