@@ -112,7 +112,7 @@ def test_hover_reads_pooled_cells_of_the_whole_map(
 ) -> None:
     page.set_viewport_size({"width": 390, "height": 900})
     page.goto(f"{saved(seen)}#layer=0&head=1")
-    expect(page.locator("#view-map")).to_contain_text("One cell is 2 × 2 weights")
+    expect(page.locator("#view-map")).to_contain_text("One cell of 2 × 2 tokens is attention mass")
     box = page.locator(CANVAS).bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 76, box["y"] + box["height"] * 0.7)  # near the first key

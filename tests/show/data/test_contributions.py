@@ -67,6 +67,9 @@ def test_an_attribution_adds_up_to_the_logit_of_the_model() -> None:
     quantity = Quantity("logit", position=position)
     row = contents.row(0, "mean", "mean", position, quantity)
     assert float(row.sum()) == pytest.approx(heads, abs=1e-3)
+    by_words = contents.row(0, "mean", "mean", position, quantity._replace(units="words"))
+    assert len(by_words) < len(row)
+    assert float(by_words.sum()) == pytest.approx(heads, abs=1e-3)  # of the one query, not of its word
     of_head = contents.row(0, 5, 3, position, quantity)
     assert float(of_head.sum()) == pytest.approx(found["heads"]["5"][3], abs=1e-4)
 

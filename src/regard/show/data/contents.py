@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -230,9 +230,16 @@ class Contents:
     ) -> Tensor:
         """Return one query's weights, (S,), or those of a word or sentence on each of them.
 
-        "mean" as the head or the layer averages over all of them; contributions to a logit are added up.
+        "mean" as the head or the layer averages over all of them. Contributions to a logit are added up
+        instead, and are those of one query, also where its keys are words or sentences.
         """
-        return self._mean(text, layer, head, quantity, lambda m, edges: _line(m, "row", row, edges))
+
+        def read(m: AttentionMap | WeightedMap, edges: AxisEdges) -> Tensor:
+            if quantity.shade == "logit" and edges.rows is not None:
+                edges = edges._replace(rows=list(range(m.matrix[2] + 1)))
+            return _line(m, "row", row, edges)
+
+        return self._mean(text, layer, head, quantity, read)
 
     def column(
         self, text: int, layer: str | int, head: int | str, col: int, quantity: Quantity = PLAIN
@@ -250,7 +257,8 @@ class Contents:
         if head is None:
             return m
         h = _head_index(layer, head)
-        return m[:, h : h + 1]
+        of_head: AttentionMap | WeightedMap = m[:, h : h + 1]
+        return of_head
 
     def _edges(self, text: int, layer: Layer, quantity: Quantity) -> AxisEdges:
         """Return the edges of the words or sentences on both axes of a layer; None for tokens."""
@@ -546,7 +554,7 @@ def _line(m: AttentionMap | WeightedMap, name: str, index: int, edges: AxisEdges
         raise KeyError(f"{name}: expected a number from 0 to {len(own) - 2}, got {index}")
     span = own[index : index + 2]
     if edges.rows is not None:
-        pooled = m.pool(span, cols) if name == "row" else m.pool(rows, span)
+        pooled = cast(Tensor, m.pool(span, cols) if name == "row" else m.pool(rows, span))
         return pooled.reshape(H, -1).float().cpu()
     line = slice(*span)
     entries = m.tile(line) if name == "row" else m.tile(slice(0, T), line)

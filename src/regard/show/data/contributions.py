@@ -87,7 +87,8 @@ def describe_attribution(
     `token` is the one whose logit it is, and `others` are those to choose from.
     """
     heads = {str(key): row for key, row in zip(attribution.layers, attribution.heads.tolist(), strict=True)}
-    mlps, rest = {}, attribution.rest
+    mlps: dict[str, float] = {}
+    rest = attribution.rest
     for block, value in zip(attribution.blocks, attribution.mlps.tolist(), strict=True):
         layer = next((one for one in capture.layers if one.name.startswith(f"{block}.")), None)
         if layer is None:  # a block without attention has no row on the page

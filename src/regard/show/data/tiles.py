@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from regard.attention.masks.base import Blocks
 from regard.lru import LRUCache
 from regard.maps import AttentionMap, WeightedMap
+from regard.maps.data import MapData
 
 SIDE = 256  # cells of a tile
 FINE = 4  # levels up to this one are computed from q and k: 4,096 queries by 4,096 keys at most
@@ -141,7 +142,7 @@ class TilePyramid:
         return torch.tensor(edges).diff().float()[:, None]
 
 
-def attention_of(m: AttentionMap | WeightedMap) -> AttentionMap:
+def attention_of(m: AttentionMap | WeightedMap) -> MapData:
     """Return the map itself, or the one whose weights a weighted map multiplies."""
     return m if isinstance(m, AttentionMap) else m.attention
 
@@ -182,7 +183,7 @@ def _cell_edges(edges: Edges, units: range, size: int) -> list[int]:
     return [*(edges[unit] for unit in units[::size]), edges[units.stop]]
 
 
-def visible_units(m: AttentionMap, rows: Edges, cols: Edges) -> Tensor:
+def visible_units(m: MapData, rows: Edges, cols: Edges) -> Tensor:
     """Return which cells between edges hold a key visible to one of their queries, (rows, cols)."""
     visible = torch.zeros(len(rows) - 1, len(cols) - 1, dtype=torch.bool)
     for down in _chunks(rows):
@@ -222,7 +223,7 @@ def _even_spans(span: range, size: int) -> list[slice]:
     return [slice(a, b) for a, b in ((span.start, middle), (middle, span.stop)) if a < b]
 
 
-def visible_cells(m: AttentionMap, rows: range, keys: range, size: int) -> Tensor:
+def visible_cells(m: MapData, rows: range, keys: range, size: int) -> Tensor:
     """Return a mask of the cells that hold a key visible to one of their queries, (rows, cols)."""
     shape = (-(-len(rows) // size), -(-len(keys) // size))
     visible = torch.zeros(shape, dtype=torch.bool)
@@ -244,7 +245,7 @@ def visible_cells(m: AttentionMap, rows: range, keys: range, size: int) -> Tenso
     return visible
 
 
-def _visible(m: AttentionMap, rows: slice, keys: slice) -> tuple[bool, bool]:
+def _visible(m: MapData, rows: slice, keys: slice) -> tuple[bool, bool]:
     """Return whether any key in a block may be visible, and whether all of them are."""
     _, _, T, S = m.matrix
     edges = (rows.start + S - T, rows.stop - 1 + S - T, keys.start, keys.stop - 1)

@@ -311,7 +311,7 @@ class Query:
     @property
     def quantity(self) -> Quantity:
         """What cells are made of: by default the weights of tokens."""
-        words = {name: self[name] for name in ("shade", "units") if name in self}
+        words: dict[str, Any] = {name: self[name] for name in ("shade", "units") if name in self}
         numbers = {name: self.number(name) for name in ("units_of", "position", "token") if name in self}
         return Quantity.parse(**words, **numbers)
 

@@ -30,6 +30,17 @@ export function quantityOf(meta, state) {
 }
 
 /**
+ * What the Map shows: contributions to a logit are those of single queries, so that a row adds up.
+ * @param {Meta} meta
+ * @param {Parameters<typeof quantityOf>[1]} state
+ * @returns {Quantity}
+ */
+export function mapQuantity(meta, state) {
+  const quantity = quantityOf(meta, state);
+  return quantity.shade === "logit" ? { ...quantity, units: "tokens" } : quantity;
+}
+
+/**
  * The query after which a token may follow: the chosen one, if there are contributions for it, or a telling one.
  * @param {TextMeta} text
  * @param {Pick<State, "row">} state

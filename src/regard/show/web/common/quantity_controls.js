@@ -73,7 +73,7 @@ export function quantityControls(app, view, changed) {
       const { meta } = app;
       const text = meta.texts[state.text];
       units.value = quantity.units;
-      units.hidden = unitNames(text).length < 2;
+      units.hidden = unitNames(text).length < 2 || (view === "map" && quantity.shade === "logit");
       shade.fill(
         text.shades.map((name) => [name, SHADES[name]]),
         quantity.shade,

@@ -12,6 +12,8 @@ const SIGNS = {
   "\u2029": "↵",
 };
 
+const SPACE = "\u2005"; // a space that stays one: in words and sentences it needs no sign
+
 /** Control, direction and invisible characters, and halves of surrogate pairs: they confuse or vanish. */
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u00a0 ]/gu;
 
@@ -68,5 +70,5 @@ export function tokenAt(meta, text, layer, axis, index) {
   const found = axisOf(meta, text, layer, axis);
   if (!found) return `#${index}`;
   const token = found.tokens[found.from + index];
-  return layer.units ? token.trim() || token : token;
+  return layer.units ? token.trim().replaceAll(" ", SPACE) || token : token;
 }

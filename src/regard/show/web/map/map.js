@@ -5,7 +5,7 @@
 import { AttributionPanel } from "../common/attribution_panel.js";
 import { badge, choice, element } from "../common/dom.js";
 import { layerOf } from "../common/layers.js";
-import { areWeights, PLAIN, quantityName, quantityOf, say, spell } from "../common/quantity.js";
+import { areWeights, mapQuantity, PLAIN, quantityName, say, spell } from "../common/quantity.js";
 import { quantityControls } from "../common/quantity_controls.js";
 import { short, tokenAt } from "../common/tokens.js";
 import { inUnits, unitAt } from "../common/units.js";
@@ -81,7 +81,7 @@ class MapView {
   /** @param {State} state */
   show(state) {
     const { meta } = this.app;
-    const quantity = quantityOf(meta, state);
+    const quantity = mapQuantity(meta, state);
     const captured = layerOf(meta, state.text, state.layer);
     const layer = inUnits(meta, captured, quantity);
     [this.layer, this.quantity] = [layer, quantity];
@@ -159,7 +159,7 @@ class MapView {
     if (quantityName(this.quantity) !== quantityName(scene.quantity)) return;
     const found = this.large.pyramid.cell(row, col);
     const unseen = weights[col] === 0 && found && found.z === 0 && found.max < 0;
-    this.tellCell(scene, { ...cell, mass: weights[col], max: unseen ? -1 : weights[col] });
+    this.tellCell(scene, { ...cell, mass: weights[col], max: unseen ? -1 : Math.abs(weights[col]) });
   }
 
   /**

@@ -2,7 +2,7 @@
 // Buttons beside the map that cut edges: the chosen one, all to the chosen key, or all in view.
 
 import { choice, element } from "../common/dom.js";
-import { quantityOf } from "../common/quantity.js";
+import { mapQuantity } from "../common/quantity.js";
 import { short, tokenAt } from "../common/tokens.js";
 import { firstToken, inUnits, lastToken, unitAt } from "../common/units.js";
 
@@ -55,7 +55,7 @@ export class EdgeCuts {
   /** The same layer, whose rows and columns are words or sentences if the map's are. */
   get shown() {
     const { meta, state } = this.app;
-    return inUnits(meta, this.layer, quantityOf(meta, state));
+    return inUnits(meta, this.layer, mapQuantity(meta, state));
   }
 
   /**

@@ -89,7 +89,10 @@ export class SavedWeights {
    * @param {Pause} pause
    */
   row({ text, layer, head, index, quantity }, pause) {
-    return this.mean({ text, layer, head, quantity }, (one, parts) => rowOf(one, index, parts), pause);
+    const single = quantity.shade === "logit" ? { queries: null } : {}; // contributions are of one query
+    const look = (/** @type {Head} */ one, /** @type {import("./weights.js").TileParts} */ parts) =>
+      rowOf(one, index, { ...parts, ...single });
+    return this.mean({ text, layer, head, quantity }, look, pause);
   }
 
   /**

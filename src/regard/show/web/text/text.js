@@ -115,7 +115,8 @@ class TextView {
     const token = this.pinned >= 0 ? this.pinned : this.at;
     const { offsets, looking, state, layer, layers, quantity } = this;
     const after = lastToken(layer, "queries", token - this.written.queries) + (layer.queries_from ?? 0);
-    const position = token < 0 || !layer.units ? token : after;
+    const own = quantity.shade === "logit" ? quantity.position + (layer.queries_from ?? 0) : after;
+    const position = token < 0 || !layer.units ? token : own;
     this.predictions.show(state.text, position, layer.queries_of === "tokens" && !this.written.second);
     const index = indexOnAxis(offsets, token);
     if (index < 0) {
@@ -128,7 +129,8 @@ class TextView {
     // Looked at by: the sink's own column is what is asked for, so nothing is left out.
     const without = looking ? await this.sinkToken() : -1;
     const ask = looking ? this.app.source.row : this.app.source.column;
-    const weights = await weightsInScope(ask, state, layer, layers, index, quantity);
+    const asked = quantity.shade === "logit" ? quantity.position : index; // contributions are of one query
+    const weights = await weightsInScope(ask, state, layer, layers, asked, quantity);
     if (!fresh()) return;
     const from = offsets.theirs;
     const top = shadingTop(weights, from, without);
