@@ -21,6 +21,7 @@ import torch
 import regard
 from benchmarks.contenders import MASKS, contenders
 from benchmarks.measure import machine, peak_mib, together
+from regard.maps import Spans
 
 ROOT = Path(__file__).parent
 
@@ -84,11 +85,21 @@ def map_case(
     rule = MASKS[mask]
     _, lse = regard.attend(q, k, v, mask=rule, return_lse=True)
     m = regard.attention_map(q, k, mask=rule, lse=lse)
+    row_weights, one_row = torch.randn(T, device=device), torch.zeros(T, device=device)
+    one_row[-1] = 1.0
+    u = torch.randn(T, device=device)
+    spans = unequal_spans(T, bins)
     methods: dict[str, Callable[[], Any]] = {
         "fused forward": lambda: regard.attend(q, k, v, mask=rule),
         f"pool to {bins}×{bins}, mass and max": lambda: m.pool(bins, bins, "both"),
         "entropy, distance and received together": m.statistics,
         f"all of these: summary({bins}, {bins})": lambda: m.summary(bins, bins),
+        f"pool over {len(spans)} unequal spans, mass and max": lambda: m.pool(spans, spans, "both"),
+        f"weighted map, pooled to {bins}×{bins}, mass and max": lambda: m.weighted(u).pool(
+            bins, bins, "both"
+        ),
+        "received(w), all rows": lambda: m.received(row_weights),
+        "received(w), one row": lambda: m.received(one_row),
         "entropy": m.entropy,
         "received": m.received,
         "diagonal(-1)": lambda: m.diagonal(-1),
@@ -96,7 +107,7 @@ def map_case(
         "topk(8)": lambda: m.topk(8),
     }
     if device == "cuda" and T > 16384:  # the others run on tiles in PyTorch, which takes minutes
-        methods = dict(list(methods.items())[:6])
+        methods = dict(list(methods.items())[:10])
     calls = {name: _no_grad(method) for name, method in methods.items()}
     times = together(calls, device, 3)
     case = {
@@ -112,6 +123,14 @@ def map_case(
         case | {"who": who, "ms": ms, "to_fused": ms / fused, "peak_mib": peak_mib(calls[who], device)}
         for who, ms in times.items()
     ]
+
+
+def unequal_spans(T: int, count: int) -> Spans:
+    """About `count` spans of T positions, of lengths between 1 and twice the mean."""
+    longest = max(1, 2 * T // count - 1)
+    lengths = torch.randint(1, longest + 1, (count,), generator=torch.Generator().manual_seed(0))
+    inner = lengths.cumsum(0)
+    return Spans.from_edges([0, *inner[inner < T].tolist(), T])
 
 
 def _no_grad(function: Callable[[], Any]) -> Callable[[], Any]:

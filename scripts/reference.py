@@ -33,12 +33,20 @@ METHODS = (
     "regard.Mask",
     "regard.Report",
     "regard.checker.VisibilityTable",
+    "regard.comparison.Comparison",
     "regard.gpt.GPT",
     "regard.heads.HeadTable",
+    "regard.heads.TableDifference",
     "regard.layers.KVCache",
+    "regard.maps.SignedMap",
+    "regard.maps.Spans",
+    "regard.recorder.Attribution",
     "regard.recorder.Certificate",
     "regard.recorder.Evidence",
     "regard.recorder.Layer",
+    "regard.recorder.OutputProjection",
+    "regard.spans.SpanTable",
+    "regard.spans.Spans",
 )
 
 

@@ -1,4 +1,4 @@
-"""Run the commands in README.md, docs/check.md and docs/testing-kernels.md, and write what they print.
+"""Run the commands in README.md and in some of the docs, and write what they print.
 
     python -m scripts.sessions            rewrite the files
     python -m scripts.sessions --check    exit with 1 if what they show is out of date
@@ -26,7 +26,12 @@ from regard.atomic import atomic_write
 from regard.cli import app
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "check.md", ROOT / "docs" / "testing-kernels.md")
+DOCUMENTS = (
+    ROOT / "README.md",
+    ROOT / "docs" / "check.md",
+    ROOT / "docs" / "heads.md",
+    ROOT / "docs" / "testing-kernels.md",
+)
 _FILE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

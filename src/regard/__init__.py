@@ -27,7 +27,16 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     from regard.attention.steps import scaled_dot_product_attention
     from regard.checker import Report, check
     from regard.comparison import compare
-    from regard.interventions import ablate, block, intervene, mean_outputs, patch
+    from regard.interventions import (
+        Effect,
+        ablate,
+        block,
+        effect,
+        importance,
+        intervene,
+        mean_outputs,
+        patch,
+    )
     from regard.maps import AttentionMap, attention_map
     from regard.recorder import Capture, capture, capture_size, load
     from regard.show import plot
@@ -36,6 +45,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
 __all__ = [
     "AttentionMap",
     "Capture",
+    "Effect",
     "Mask",
     "Report",
     "ablate",
@@ -52,7 +62,9 @@ __all__ = [
     "chunks",
     "compare",
     "documents",
+    "effect",
     "full",
+    "importance",
     "intervene",
     "load",
     "mean",
@@ -77,7 +89,7 @@ _MODULES = {
     "regard.attention.steps": "scaled_dot_product_attention",
     "regard.checker": "Report check",
     "regard.comparison": "compare",
-    "regard.interventions": "ablate block intervene mean_outputs patch",
+    "regard.interventions": "Effect ablate block effect importance intervene mean_outputs patch",
     "regard.maps": "AttentionMap attention_map",
     "regard.recorder": "Capture capture capture_size load",
     "regard.show": "plot",

@@ -41,8 +41,45 @@ def test_a_table_with_every_head(folder: Path) -> None:
     shown = run("--model", folder, "--text", TEXT, "--all")
     assert "0 of 8 heads have a label" in shown  # an untrained model looks everywhere alike
     assert "layer kv head does" in shown
-    assert "induction on repeats" in shown
+    assert [line.split()[-2] for line in shown.splitlines() if "–" in line] == ["–"] * 8
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_answer_comes_first(folder: Path) -> None:
+    shown = run("--model", folder, "--text", TEXT)
+    kinds = ["induction", "duplicate", "previous token", "self", "local"]
+    assert [line.partition(": ")[0] for line in shown.splitlines() if ": attention on" in line] == kinds
+    assert shown.count("no head; the highest score is") == 5  # an untrained model has no kinds
+    assert "8 heads have no label: --all" in shown
+    assert "layer kv head" not in shown
+    only = run("--model", folder, "--text", TEXT, "--label", "previous token")
+    assert only.count(": attention on") == 1
+    assert "have no label:" not in only
+
+
+def test_importance_stands_beside_the_scores(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "heads.json"
+    options = (
+        "--model",
+        folder,
+        "--text",
+        TEXT,
+        "--length",
+        32,
+        "--windows",
+        2,
+        "--no-probe",
+        "--no-shuffle",
+    )
+    shown = run(*options, "--importance", "--json", path, "--top", 2)
+    assert "importance: rise of the loss when the head is ablated" in shown
+    table = HeadTable.from_json(path)
+    for row in table.best("importance", 2):
+        assert f"{row.scores['importance'].value:+.3f}" in shown
+        assert row.place in shown
+    whole = run(*options, "--importance", "--all")
+    assert whole.count("+0.") + whole.count("-0.") >= 8  # a value for every head
+    assert max(map(len, whole.splitlines())) <= 80
 
 
 def test_long_texts_are_read_in_windows_and_files_written(folder: Path, tmp_path: Path) -> None:
@@ -74,6 +111,12 @@ def test_without_probe_and_shuffle(folder: Path, tmp_path: Path) -> None:
 def test_what_a_user_gets_wrong(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected a file that ends with \.json"):
         run("--model", folder, "--json", tmp_path / "heads.txt")
+    with pytest.raises(ValueError, match=r"label: expected one of induction, duplicate, .*got 'inductoin'"):
+        run("--model", folder, "--label", "inductoin")
+    with pytest.raises(ValueError, match="--all: expected without --label and --top"):
+        run("--model", folder, "--all", "--top", 2)
+    with pytest.raises(ValueError, match="--top: expected at least 1, got 0"):
+        run("--model", folder, "--top", 0)
     with pytest.raises(ValueError, match="at least two tokens"):
         run("--model", folder, "--text", "")
     with pytest.raises(ValueError, match="--length"):

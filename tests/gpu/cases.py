@@ -14,12 +14,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
 from regard.attention.backends.problem import prepare
+from regard.attention.backends.triton import column_sums as triton_column_sums
 from regard.attention.backends.triton import launch
 from regard.attention.backends.triton import pool as triton_pool
 from regard.attention.backends.triton import statistics as triton_statistics
 from regard.attention.masks.base import Mask, full
 from regard.attention.steps import trace
+from regard.maps import Spans
+from regard.maps.lazy_matrix import LazyMatrix
 from tests.gpu.checker_cases import checker_cases
+from tests.gpu.intervention_cases import intervention_cases
 
 T, S = 300, 335
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -70,6 +74,23 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"pool 1024, {rows} × {cols}, {mask}", partial(pool, masks()[mask], rows, cols, 1024)
     yield "pool, float32", partial(pool, regard.causal, 8, 8, 1024, F32)
     yield "pool, rows of a long overview sum to 1", long_pool
+    for name in masks():
+        for gain in ("none", "above 0", "signed"):
+            yield f"pool over spans, gain {gain}, {name}", partial(span_pool, masks()[name], gain)
+    yield "pool over spans, float32", partial(span_pool, regard.causal, "signed", F32)
+    yield "pool over spans, one long beside many short, the same bits twice", long_span_pool
+    for name, mask in masks().items():
+        for dtype in (BF16, F32):
+            yield f"column sums, {name}, {dtype}", partial(weighted_received, mask, dtype)
+    for D in (8, 24, 40, 80, 128, 192, 256):
+        for dtype in (BF16, F32):
+            yield f"column sums, width {D}, {dtype}", partial(weighted_received, regard.causal, dtype, D)
+    for name in ("full", "both sides", "prefix"):
+        yield (
+            f"column sums, softcap and sinks, {name}",
+            partial(weighted_received, masks()[name], BF16, options=True),
+        )
+    yield "column sums, long, the same bits twice", long_received
     for name in ("causal", "window", "prefix", "padding", "alibi"):
         for cells in ((8, 8), (70, 11), (100, 128)):
             yield f"pool of a region, {cells}, {name}", partial(region, masks()[name], *cells)
@@ -90,6 +111,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "statistics, keys nobody may look at hold NaN", statistics_beside_nan
     yield "statistics, long, the same bits twice", long_statistics
     yield from checker_cases()
+    yield from intervention_cases()
 
 
 def attention(
@@ -206,7 +228,7 @@ def pool(mask: Mask, rows: int, cols: int, length: int | None = None, dtype: tor
     k = torch.randn(2, 2, s, 64, device="cuda").to(dtype)
     steps = trace(q.double(), k.double(), k.double(), mask)
     lse = torch.logsumexp(steps.masked, -1).float()
-    assert triton_pool.unsupported_reason(q, k, mask, rows, cols) is None
+    assert triton_pool.unsupported_reason(q, k, mask) is None
     mass, peak = triton_pool.pool(q, k, lse, mask, 64**-0.5, None, rows, cols)
     bands = [steps.weights[..., i * t // rows : (i + 1) * t // rows, :] for i in range(rows)]
     edges = [slice(j * s // cols, (j + 1) * s // cols) for j in range(cols)]
@@ -225,6 +247,70 @@ def long_pool() -> None:
     assert (mass.sum(-1) - 1).abs().max() < 1e-5
     assert ((peak <= 1 + 1e-5) & (peak >= 0)).all()
     assert (mass.triu(1) == 0).all()
+
+
+def span_pool(mask: Mask, gain: str, dtype: torch.dtype = BF16) -> None:
+    """Through a map, for spans of 1 to 200 with gaps and without, against the dense matrix in float64."""
+    q = torch.randn(2, 4, T, 64, device="cuda").to(dtype)
+    k = torch.randn(2, 2, S, 64, device="cuda").to(dtype)
+    entries = trace(q.double(), k.double(), k.double(), mask).weights
+    m: LazyMatrix = regard.attention_map(q, k, mask=mask)
+    assert triton_pool.unsupported_reason(q, k, mask.simplified((2, 4, T, S))) is None
+    if gain != "none":
+        u = torch.randn(2, 4, S, device="cuda") if gain == "signed" else torch.rand(2, 4, S, device="cuda")
+        m, entries = m.weighted(u), entries * u.double().unsqueeze(-2)  # type: ignore[attr-defined]
+    rows = Spans([0, 1, 2, 7, 220, 228], [1, 2, 5, 207, 226, 300])
+    cols = Spans.from_edges([*range(0, 60), 64, 80, 81, 300, 302, S])
+    found = m.pool(rows, cols, "both")
+    parts = [[entries[..., r.start : r.stop, c.start : c.stop] for c in cols] for r in rows]
+    mass = torch.stack([torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in parts], -2)
+    top = torch.stack([torch.stack([x.amax((-1, -2)) for x in row], -1) for row in parts], -2)
+    low = torch.stack([torch.stack([x.amin((-1, -2)) for x in row], -1) for row in parts], -2)
+    # Rounding decides between entries of one magnitude and two signs.
+    assert distance(found.mass, mass) < 2e-5, f"mass: error {distance(found.mass, mass):.1e}"
+    most = torch.maximum(top, -low)
+    assert distance(found.max.abs(), most) < 2e-5, f"max: error {distance(found.max.abs(), most):.1e}"
+    clear = (top + low).abs() > 1e-3 * most
+    assert torch.equal((found.max < 0)[clear], (-low > top)[clear]), "max: sign"
+
+
+def long_span_pool() -> None:
+    q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
+    m = regard.attention_map(q, k, mask=regard.causal)
+    spans = Spans.from_edges([*range(0, 300), 11_000, *range(11_001, 11_300), 16_384])
+    once, twice = m.pool(spans, spans, "both"), m.pool(spans, spans, "both")
+    assert torch.equal(once.mass, twice.mass)
+    assert torch.equal(once.max, twice.max)
+    assert (once.mass.sum(-1) - 1).abs().max() < 1e-5
+
+
+def weighted_received(mask: Mask, dtype: torch.dtype, D: int = 64, options: bool = False) -> None:
+    """wᵀA through a map: all rows, some rows far apart, and one row."""
+    q = torch.randn(2, 4, T, D, device="cuda").to(dtype)
+    k = torch.randn(2, 2, S, D, device="cuda").to(dtype)
+    softcap, sinks = (2.0, torch.randn(4, device="cuda")) if options else (None, None)
+    true_sinks = None if sinks is None else sinks.double()
+    weights = trace(q.double(), k.double(), k.double(), mask, softcap=softcap, sinks=true_sinks).weights
+    m = regard.attention_map(q, k, mask=mask, softcap=softcap, sinks=sinks)
+    assert triton_column_sums.unsupported_reason(m.q, m.k, m.mask.simplified(m.matrix)) is None
+    for rows in (slice(None), slice(3, T, 17), slice(101, 102)):
+        w = torch.zeros(2, 4, T, device="cuda")
+        w[:, :, rows] = 1e3 * torch.randn_like(w[:, :, rows])
+        found, truth = m.received(w), (w.double().unsqueeze(-2) @ weights).squeeze(-2)
+        unit = (w.abs().double().unsqueeze(-2) @ weights).max().item()  # rounding, where signs cancel
+        gap = (found - truth).abs().max().item() / max(unit, 1e-30)
+        assert gap < 2e-5, f"{rows}: error {gap:.1e}"
+
+
+def long_received() -> None:
+    q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
+    m, w = regard.attention_map(q, k, mask=regard.causal), torch.randn(16_384, device="cuda")
+    once = m.received(w)
+    assert torch.equal(once, m.received(w))
+    assert distance(m.received(torch.ones_like(w)), m.received().double()) < 1e-5
+    some = torch.arange(0, 16_384, 321, device="cuda")
+    sparse = torch.zeros_like(w).index_copy_(0, some, w[some])
+    assert distance(m.received(sparse), w[some].double() @ m.tile(some).double()) < 1e-5
 
 
 def region(mask: Mask, rows: int, cols: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from regard import attention_map, causal
-from regard.heads import HeadTable, describe
+from regard.heads import HeadRow, HeadTable, Score, describe
 from tests.heads.made_heads import inducing, looking_at, previous, repeats, sinking
 
 
@@ -122,3 +122,19 @@ def test_it_prints_within_80_columns_under_its_key_value_heads(table: HeadTable)
     assert any("sink on 4" in line for line in lines)
     assert sum(line.strip().startswith(("0", "1", "2", "3")) for line in lines) >= 12
     assert repr(table) == "HeadTable(12 heads)"
+
+
+def test_tables_are_joined_head_by_head(table: HeadTable) -> None:
+    score = Score(0.9, 0.01, math.nan, 0.8, 1.0, math.nan)
+    extra = HeadTable([HeadRow(1, 0, 0, ("retrieval",), None, {"retrieval": score})])
+    joined = table.join(extra)
+    assert len(joined) == len(table)
+    assert joined[1, 0].labels == ("induction", "retrieval")  # induction is 1, which is further above chance
+    assert joined[1, 0].scores == table[1, 0].scores | {"retrieval": score}
+    assert joined[0, 0] == table[0, 0]
+    assert "retrieval" in str(joined)
+    assert HeadTable.from_json(joined.to_json())[1, 0].scores["retrieval"].value == 0.9
+    weak = HeadTable([HeadRow(1, 2, 1, ("retrieval",), None, {"retrieval": score})])
+    assert table.join(weak)[1, 2].labels == ("retrieval", "sink")  # a sink counts half
+    with pytest.raises(ValueError, match=r"expected a table of the same heads, got one with the head 9\.0"):
+        table.join(HeadTable([HeadRow(9, 0, 0, (), None, {})]))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 import regard
-from regard.attention.backends import runs, tiles
+from regard.attention.backends import tiles
 from regard.maps import Spans, head_pass, signed_map
 from tests import strategies, truth
 
@@ -20,7 +20,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "TILE_NUMBERS", 50)
     monkeypatch.setattr(head_pass, "QUERIES", 5)
     monkeypatch.setattr(head_pass, "KEYS", 4)
-    monkeypatch.setattr(runs, "MIN_PADDING", 2)
     monkeypatch.setattr(signed_map, "TILE_NUMBERS", {"cpu": 50, "cuda": 50})
     monkeypatch.setattr(signed_map, "SIDES", (2, 5))
 

@@ -80,7 +80,7 @@ def test_pool_over_any_spans(drawn: Any, pick: Any) -> None:
     edges = [rows.starts[0], *rows.stops] if rows.starts[1:] == rows.stops[:-1] else rows
     close(
         m.pool(edges, torch.tensor(range(A.shape[-1] + 1))),
-        cells(A, rows, Spans.equal(*[A.shape[-1]] * 2))[0],
+        cells(A, rows, Spans.from_edges(range(A.shape[-1] + 1)))[0],
     )
 
 
@@ -117,23 +117,22 @@ def test_bad_rows_and_cols(rows: Any, cols: Any, says: str) -> None:
 def test_a_long_span_beside_single_positions_costs_its_positions() -> None:
     starts = torch.cat([torch.arange(1000), torch.tensor([1000])])
     stops = torch.cat([torch.arange(1, 1001), torch.tensor([101_000])])
-    groups = runs.cut_into_runs(starts, stops, 512)
+    groups = runs.cut_into_runs(starts, stops, 128)
     assert sum(group.places.numel() for group in groups) < 1.01 * 101_000
-    assert sum(len(group.spans) for group in groups) < 1000 + 200
-    powers = runs.cut_into_runs(starts, stops, 128, powers_of_two=True)
-    assert {group.places.shape[1] for group in powers} == {1, 128}
+    assert sum(len(group.spans) for group in groups) < 1000 + 800
+    assert {group.places.shape[1] for group in groups} == {1, 128}
 
 
 @given(st.data())
 def test_runs_hold_every_position_of_every_span_once(pick: Any) -> None:
     n = pick.draw(st.integers(1, 60))
-    drawn, powers = pick.draw(spans(n)), pick.draw(st.booleans())
+    drawn = pick.draw(spans(n))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "MIN_PADDING", pick.draw(st.sampled_from([0, 3, 256])))
-        groups = runs.cut_into_runs(*drawn.bounds(), 8, powers_of_two=powers)
+        groups = runs.cut_into_runs(*drawn.bounds(), 8)
     held: dict[int, list[int]] = {}
     for group in groups:
-        assert not powers or group.places.shape[1] in (1, 2, 4, 8)
+        assert group.places.shape[1] in (1, 2, 4, 8)
         for span, places in zip(group.spans.tolist(), group.places.tolist(), strict=True):
             held.setdefault(span, []).extend(place for place in places if place >= 0)
     assert {span: sorted(places) for span, places in held.items()} == {

@@ -136,7 +136,9 @@ def test_words_of_the_included_model() -> None:
     assert tuple(joined) == spans.names == ("<|endoftext|>", "Mary", " kept", " the", " lamp", " lit", ".")
 
 
-def test_a_text_is_needed() -> None:
+def test_a_text_and_a_tokenizer_are_needed() -> None:
+    with pytest.raises(ValueError, match=r"tokenizer: expected one of Transformers.*got NoneType"):
+        regard.spans.words(None, "a")
     with pytest.raises(ValueError, match="text: expected a text, got list"):
         regard.spans.words(byte_level(), ["a", "b"])  # type: ignore[arg-type]
 
@@ -167,3 +169,10 @@ def test_custom() -> None:
     assert regard.spans.custom([0, 2, 6]) == Spans.from_edges([0, 2, 6])
     with pytest.raises(ValueError, match="edges: expected positions, or pairs"):
         regard.spans.custom([(0, 2), 5])  # type: ignore[list-item]
+
+
+def test_a_long_text_is_cut_at_every_sentence() -> None:
+    text = "The lamp was lit. Mr. Ellis slept. " * 4000
+    edges = segments.sentences(text)
+    assert len(edges) == 8001
+    assert len(segments.words(text)) == 10 * 4000 + 1

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from regard.cli import (
+    ablate,
     check,
     data,
     explain_mistake,
@@ -32,6 +33,7 @@ EXAMPLES = """\b
 Examples:
   regard inspect                      see what the heads of a model attend to
   regard heads                        what every head does, in a table
+  regard ablate --head 5.3            what changes if a head is cut
   regard check file.py:MyAttention    is it right, and if not, what is wrong?
   regard learn 0                      learn attention by writing it
   regard stages                       walk through attention, stage by stage
@@ -47,6 +49,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # The short help is the line of a command in `regard --help`, which would cut a longer one.
+app.command(short_help="Cut heads of a model: what changes?")(ablate.ablate)
 app.command(
     short_help="Say whether an attention is right, or what is wrong.",
     context_settings={"allow_extra_args": True},

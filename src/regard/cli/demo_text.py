@@ -1,4 +1,4 @@
-"""The text that `regard inspect` and `regard heads` read when they are given none.
+"""The text that commands read when they are given none.
 
 Names and whole phrases are repeated in it word for word, so that induction heads have something to find.
 """
@@ -21,3 +21,6 @@ And so it was that the ships came home. Captain Thomas Reed walked from the sea 
 and salt, and he asked for the letters that he had written from Lisbon. "They are in the lamp," said Mary \
 Ellis. "They were the best light that we had."
 """
+
+UNFINISHED_STORY = STORY[: STORY.rindex(" Ellis")]
+"""The story up to a word that has followed the last one before."""

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.cli.demo_text import STORY
+from regard.cli.input_texts import cut_windows, read_texts
 from regard.cli.options import Files, ModelName, Texts
 from regard.escapes import escape
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from regard.cli.model import Model
     from regard.heads import HeadTable
 
-STRONGEST = ("previous_token", "induction", "induction_on_repeats", "duplicate", "sink")
+CLEAREST = 3  # heads of each kind that are shown
 
 
 def heads(
@@ -37,10 +41,23 @@ def heads(
             "--shuffle/--no-shuffle", help="Also read the text with its tokens shuffled, as a baseline."
         ),
     ] = True,
-    every: Annotated[bool, typer.Option("--all", help="Also show the heads without a label.")] = False,
     label: Annotated[
-        str | None, typer.Option("--label", metavar="NAME", help="Show only the heads with this label.")
+        str | None,
+        typer.Option("--label", metavar="NAME", help="Show every head with this label, the clearest first."),
     ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option("--top", metavar="N", help="Show N heads of each kind, by default 3."),
+    ] = None,
+    measure_importance: Annotated[
+        bool,
+        typer.Option(
+            "--importance", help="Also cut every head alone, and show how much the loss rises (slow)."
+        ),
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show every head of the model, in its order, with all labels.")
+    ] = False,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE.json", help="Write every score of every head to a JSON file."),
@@ -49,7 +66,7 @@ def heads(
         Path | None, typer.Option("--csv", metavar="FILE.csv", help="Write the same as a CSV table.")
     ] = None,
 ) -> None:
-    """Show what every head of a model does: its scores, their baselines, and labels where they are clear.
+    """Show what the heads of a model do: the clearest of each kind, with their scores and baselines.
 
     Without a text, it reads a short story in which names and phrases are repeated.
 
@@ -58,54 +75,64 @@ def heads(
       regard heads
       regard heads --model smollm2 --file letter.txt
       regard heads --text "The cat sat because the cat was tired." --all
+      regard heads --model smollm2 --top 10
+      regard heads --importance
       regard heads --model Qwen/Qwen3-0.6B --label induction --json heads.json
     """
     from rich.console import Console
     from rich.text import Text
 
     from regard.cli.model import Model
+    from regard.cli.progress_bar import progress_bar
     from regard.heads.table import check_writable
+    from regard.heads.table_summary import check_label, summarised
+    from regard.heads.table_text import caption
+    from regard.interventions import importance
 
     for path in (json_file, csv_file):
         if path is not None:
             check_writable(path)
-    texts = _texts(text or [], file or [])
+    if every and (label is not None or top is not None):
+        raise ValueError("--all: expected without --label and --top, since it shows every head")
+    if label is not None:
+        check_label(label)
+    if top is not None and top < 1:
+        raise ValueError(f"--top: expected at least 1, got {top}")
+    texts = read_texts(text, file, STORY)
     screen, words = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
     with words.status(Text(f"opening {escape(model)}")) as status:
         opened = Model.open(model)
-        found, uncertified = _studied(opened, texts, length, windows, probe, shuffle, status)
+        ids = cut_windows(opened, texts, length, windows)
+        table, uncertified = _study(opened, ids, probe, shuffle, status)
+    if measure_importance:
+        with progress_bar(words, "cutting every head alone") as report:
+            table = table.join(importance(opened.module, ids, report=report))
     if json_file is not None:
-        found.save(json_file)
+        table.save(json_file)
     if csv_file is not None:
-        found.save(csv_file)
-    _print(screen, found, every, label)
+        table.save(csv_file)
+    screen.print(_title(table))
+    screen.print()
+    if every:
+        screen.print(table)
+        screen.print()
+        screen.print(Text(caption(table), style="dim"))
+    else:
+        limit = CLEAREST if top is None and label is None else top
+        key_texts = _key_texts(opened, ids, table)
+        screen.print(summarised(table, top=limit, label=label, key_texts=key_texts))
     for line in uncertified:
         words.print(Text(escape(line), style="bold yellow"))
 
 
-def _studied(
-    model: Model, texts: list[str], length: int, most: int, probe: bool, shuffle: bool, status: Any
+def _study(
+    model: Model, ids: list[Tensor], probe: bool, shuffle: bool, status: Any
 ) -> tuple[HeadTable, list[str]]:
     """The table, and what is to be said of layers that could not be certified."""
-    import torch
     from rich.text import Text
 
     from regard.heads import study
 
-    length = min(length, model.context or length)
-    if length < 2 or most < 1:
-        raise ValueError(f"--length: expected at least 2 tokens, and --windows 1, got {length} and {most}")
-    ids = []
-    for text in texts:
-        found = model.encode(text, whole=True)
-        lead = [] if model.start is None else [model.start]
-        first, room = found[:length], length - len(lead)
-        ids.append(torch.tensor(first))
-        later = range(length, len(found) - room + 1, room)
-        ids += [torch.tensor(lead + found[i : i + room]) for i in later]
-    ids = [some for some in ids if len(some) > 1][:most]
-    if not ids:
-        raise ValueError("text: expected at least two tokens to look at")
     doubts: dict[str, str] = {}
 
     def heard(seen: Any) -> None:
@@ -129,46 +156,24 @@ def _studied(
     return table, list(doubts.values())
 
 
-def _texts(texts: list[str], files: list[Path]) -> list[str]:
-    from regard.cli.demo_text import STORY
-    from regard.gpt.training.corpus import read
-
-    return [*texts, *(read(path) for path in files)] or [STORY]
-
-
-def _print(screen: Any, table: HeadTable, every: bool, label: str | None) -> None:
+def _title(table: HeadTable) -> Any:
+    """The line above the heads: how many of them have a label, on how much text."""
     from rich.text import Text
 
-    from regard.heads.table_text import caption, number, words
-
-    labelled = [row for row in table if row.labels]
+    labelled = sum(bool(row.labels) for row in table)
     texts = f"{table.texts} texts, " if table.texts > 1 else ""
-    screen.print(
-        Text.assemble(
-            (escape(table.model), "bold"),
-            f": {len(labelled)} of {len(table)} heads have a label ",
-            (f"({texts}", "dim"),
-            (f"{table.tokens:,} tokens)", "dim"),
-        )
+    return Text.assemble(
+        (escape(table.model), "bold"),
+        f": {labelled} of {len(table)} heads have a label ",
+        (f"({texts}{table.tokens:,} tokens)", "dim"),
     )
-    shown = table.where(label=label) if label else table if every else table.where(labelled=True)
-    if len(shown):
-        screen.print()
-        screen.print(shown)
-        screen.print()
-        screen.print(Text(caption(shown), style="dim"))
-    elif label:
-        screen.print(f"none earns the label {escape(label)}", markup=False)
-    strongest = Text("\nhighest\n", style="bold")
-    for name in STRONGEST:
-        if name in table.names:
-            row = table.best(name, 1)[0]
-            score = row.scores[name]
-            on = " on repeats" if name.endswith("repeats") else ""
-            strongest.append(f"  {words(name) + on:<22}", style="default")
-            strongest.append(f"{number(score.value):>5}", style="bold")
-            strongest.append(
-                f"  layer {escape(str(row.key))} head {row.head}  (uniform {number(score.null)})\n",
-                style="dim not bold",
-            )
-    screen.print(strongest, end="")
+
+
+def _key_texts(model: Model, ids: list[Tensor], table: HeadTable) -> dict[int, str]:
+    """The texts of the tokens that are sinks, where one text was read."""
+    from regard.recorder.tokens import decode_tokens
+
+    if len(ids) > 1:
+        return {}
+    keys = sorted({row.sink_key for row in table if row.sink_key is not None})
+    return dict(zip(keys, decode_tokens(model.tokenizer, ids[0][keys][None])[0], strict=True))

@@ -106,17 +106,16 @@ class Model:
 
     def encode(self, text: str, *, whole: bool = False) -> list[int]:
         """The tokens of a text; if it is `whole`, with the special tokens around it."""
-        if hasattr(self.tokenizer, "encode_batch"):  # of `tokenizers`
-            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=whole).ids
-        else:
-            ids = self.tokenizer(text, add_special_tokens=whole)["input_ids"]
-        return ids
+        from regard.recorder.tokens import encode_ids
+
+        return encode_ids(self.tokenizer, text, special=whole)
 
     @cached_property
     def start(self) -> int | None:
         """The token that the tokenizer puts before a text, if it does."""
-        special = self.encode("", whole=True)
-        return special[0] if special else None
+        from regard.recorder.tokens import start_tokens
+
+        return next(iter(start_tokens(self.tokenizer)), None)
 
     @property
     def boundary(self) -> int | None:

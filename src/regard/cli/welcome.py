@@ -21,6 +21,7 @@ WAYS = (
         (
             ("regard inspect", "a page: the text, every map and weight"),
             ("regard heads", "a table: what each head does"),
+            ("regard ablate --head 5.3", "what changes if a head is cut"),
         ),
     ),
     Way(

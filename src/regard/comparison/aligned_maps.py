@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.attention.backends.tiles import visits_between
 from regard.attention.masks.views import Positions
 from regard.maps import AttentionMap
 from regard.maps.large_heads import PreciseHeads
 from regard.maps.precision import complete_lse
 
 TILE_NUMBERS = 1 << 20  # weights of each map that are computed at a time
-MAX_SIDE = 2048  # keys of a tile
+MAX_SIDE = 512  # keys of a tile
 
 
 def select_positions(m: AttentionMap, rows: Tensor, keys: Tensor) -> AttentionMap:
@@ -46,14 +47,16 @@ def total_variation(a: AttentionMap, b: AttentionMap, *, shared_a: bool, shared_
     difference, mass_a, mass_b = torch.zeros(3, B, H, T, dtype=torch.float64, device=a.device)
     side = max(1, min(S, MAX_SIDE))
     height = max(1, TILE_NUMBERS // max(B * H * side, 1))
-    for i in range(0, T, height):
-        rows = slice(i, min(i + height, T))
-        for j in range(0, S, side):
+    edges = [*range(0, T, height), T], [*range(0, S, side), S]
+    visits = zip(visits_between(a.mask, *edges), visits_between(b.mask, *edges), strict=True)
+    for (rows, visible_to_a), (_, visible_to_b) in visits:
+        # Tiles in which neither sees anything are not visited.
+        for j in sorted({column.keys.start for column in (*visible_to_a, *visible_to_b)}):
             keys = slice(j, min(j + side, S))
-            of_a, of_b = (m.tile(rows, keys).double().view(B, H, -1, keys.stop - j) for m in (a, b))
-            difference[:, :, rows] += (of_a - of_b).abs().sum(-1)
+            of_a, of_b = (m.tile(rows, keys).view(B, H, -1, keys.stop - j) for m in (a, b))
             mass_a[:, :, rows] += of_a.sum(-1)
             mass_b[:, :, rows] += of_b.sum(-1)
+            difference[:, :, rows] += of_a.sub_(of_b).abs_().sum(-1)
     on_logit_a, on_logit_b = _sink_logit_share(a), _sink_logit_share(b)
     for shared, mass, m, on_logit in (
         (shared_a, mass_a, a, on_logit_a),

@@ -110,20 +110,22 @@ class Comparison:
     @property
     def only_a(self) -> list[UnsharedToken]:
         """The tokens of the first text that the second does not share."""
-        return self._unshared(self.a, 0)
+        return self._unshared(0)
 
     @property
     def only_b(self) -> list[UnsharedToken]:
         """The tokens of the second text that the first does not share."""
-        return self._unshared(self.b, 1)
+        return self._unshared(1)
 
-    def _unshared(self, text: ComparedText, side: int) -> list[UnsharedToken]:
-        stack = next(iter(self.alignments))
-        ids, texts = text.sequences(stack)[1] or [], text.texts()
-        shared = set(self.alignments[stack][1][side].tolist())
+    def _unshared(self, side: int) -> list[UnsharedToken]:
+        """The tokens of one text that the other does not share; of an encoder's, if there is one."""
+        texts = self.a, self.b
+        ids = [text.sequences("")[1] or [] for text in texts]
+        shared = set(align(*ids)[side].tolist())
+        names = texts[side].texts()
         return [
-            UnsharedToken(position, texts.get(number, f"<{number}>"))
-            for position, number in enumerate(ids)
+            UnsharedToken(position, names.get(number, f"<{number}>"))
+            for position, number in enumerate(ids[side])
             if position not in shared
         ]
 

@@ -88,7 +88,7 @@ def _steps(model: GPT, prompt: list[int], limit: int, window: int, sinks: int) -
 def _measure_step(model: GPT, ids: Tensor, caches: list[KVCache], window: int, sinks: int) -> CacheStep:
     # With the cache: the whole prompt at the first step, then only the newest token.
     new = ids[:, caches[0].length :]
-    with record_layer_inputs([block.attention for block in model._blocks()]) as records:
+    with record_layer_inputs(model.attention_layers) as records:
         cached, cached_seconds = _timed_logits(model, new, caches)
     lost = [
         _evicted_attention(inputs, cache, window, sinks)
@@ -138,7 +138,7 @@ def _keys_read(model: GPT, T: int, queries: int) -> int:
 
 def _evicted_attention(inputs: LayerInputs, cache: KVCache, window: int, sinks: int) -> list[float]:
     """The eviction loss of the newest token, for each head."""
-    weights = inputs.attention_map()[0, :, -1].unsqueeze(1)  # (H, 1, S)
+    weights = inputs.newest_row()[0].unsqueeze(1)  # (H, 1, S)
     position = torch.tensor([cache.length - 1], device=weights.device)
     first_key = cache.length - weights.shape[-1]  # a cache may hold the latest keys only
     windows = torch.tensor([window], device=weights.device)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.attention.arguments import check_whole_number
+from regard.gpt.map_hooks import LayerInputs, record_layer_inputs
 from regard.gpt.sampler import Sampler
 from regard.gpt.token_batch import pad_rows
 from regard.gpt.tokens import encode_prompt
@@ -54,8 +56,8 @@ def generate(
     prompts = _parse_prompt(model, prompt)
     sampler = Sampler(temperature, top_k, top_p, seed)
     continuations: list[list[int]] = [[] for _ in prompts.ids]
-    for tokens in _steps(model, prompts.ids, max_new_tokens, sampler, stop, cache):
-        for row, token in zip(continuations, tokens, strict=True):
+    for step in _steps(model, prompts.ids, max_new_tokens, sampler, stop, cache):
+        for row, token in zip(continuations, step.tokens, strict=True):
             if token is not None:
                 row.append(token)
     return prompts.join(continuations)
@@ -72,24 +74,46 @@ def stream(
     seed: int | None = None,
     stop: Stop = None,
     cache: bool = True,
+    attention: bool = False,
 ) -> Iterator[Any]:
     """Yield the continuation of one prompt as it is computed: strings for text, ids for token ids.
 
-    The arguments are those of `generate`.
+    With `attention=True` each new token comes as a pair (token, rows). `rows` has a tensor (H, S) for every
+    layer: the weights of the query that predicted the token, which is the last of the S tokens before it, on
+    these S tokens. No other row is computed. As text, a character of several tokens comes with the last of
+    them, and the ones before it are empty strings. Edges that `regard.block` cuts still have their weight in
+    the rows; a capture shows the edited run. The other arguments are those of `generate`.
     """
     prompts = _parse_prompt(model, prompt)
     if len(prompts.ids) != 1:
         raise ValueError(f"prompt: expected one to stream, got {len(prompts.ids)}: use generate for several")
     sampler = Sampler(temperature, top_k, top_p, seed)
-    steps = _steps(model, prompts.ids, max_new_tokens, sampler, stop, cache)
-    tokens = (row[0] for row in steps if row[0] is not None)
-    return _decode_stream(_tokenizer(model), prompts.ids[0], tokens) if prompts.is_text else tokens
+    steps = _steps(model, prompts.ids, max_new_tokens, sampler, stop, cache, attention)
+    if not prompts.is_text:
+        return ((step.tokens[0], step.rows) if attention else step.tokens[0] for step in steps)
+    pieces = _decode_stream(_tokenizer(model), prompts.ids[0], steps)
+    return _pair_with_rows(pieces) if attention else (piece.text for piece in pieces)
+
+
+class Step(NamedTuple):
+    """One step of generation."""
+
+    tokens: list[int | None]
+    """The next token of every prompt, None for one that is complete."""
+    rows: list[Tensor]
+    """The attention rows (H, S) of every layer, for the first prompt, if they were asked for."""
 
 
 def _steps(
-    model: GPT, prompts: list[list[int]], limit: int, sampler: Sampler, stop: Stop, cached: bool
-) -> Iterator[list[int | None]]:
-    """Check the arguments, then yield the next token of every row, None for a row that has ended."""
+    model: GPT,
+    prompts: list[list[int]],
+    limit: int,
+    sampler: Sampler,
+    stop: Stop,
+    cached: bool,
+    attention: bool = False,
+) -> Iterator[Step]:
+    """Check the arguments, then yield the steps."""
     limit = check_whole_number("max_new_tokens", limit, 0)
     longest, context_length = max(map(len, prompts)), model.config.context_length
     if longest > context_length:
@@ -104,7 +128,7 @@ def _steps(
         raise ValueError(
             f"prompt: expected tokens from 0 to {model.config.vocab_size - 1}, got {least} to {most}"
         )
-    return _run(model, prompts, limit, sampler, _stop_condition(model, stop), cached)
+    return _run(model, prompts, limit, sampler, _stop_condition(model, stop), cached, attention)
 
 
 @torch.inference_mode()
@@ -115,7 +139,8 @@ def _run(
     sampler: Sampler,
     is_complete: Callable[[list[int]], bool],
     cached: bool,
-) -> Iterator[list[int | None]]:
+    attention: bool,
+) -> Iterator[Step]:
     # One table for the prompts, padded on the left, and for the tokens to come.
     B, T = len(prompts), max(map(len, prompts))
     ids = torch.zeros(B, T + limit, dtype=torch.long)
@@ -135,7 +160,10 @@ def _run(
             # The whole prompt first; then, with a cache, only the newest token.
             new = ids[:, :now] if caches is None or now == T else ids[:, now - 1 : now]
             attention_mask = is_token[:, :now] if padded else None
-            states = model.states(new, attention_mask=attention_mask, cache=caches)  # (B, new, d_model)
+            # Recorded step by step, so that nothing is left at the model while the caller has the token.
+            with record_layer_inputs(model.attention_layers if attention else []) as records:
+                states = model.states(new, attention_mask=attention_mask, cache=caches)  # (B, new, d_model)
+            rows = [_newest_row(inputs, now) for inputs in records]
             tokens = sampler.sample(model.logits(states[:, -1]))  # (B,)
             ids[:, now] = tokens
             # A row that is complete goes on being computed with the others, and yields None.
@@ -146,11 +174,21 @@ def _run(
                 elif token is not None:
                     continuations[row].append(token)
                     complete[row] = is_complete(continuations[row])
-            yield row_tokens
+            yield Step(row_tokens, rows)
             if all(complete):
                 return
     finally:
         model.train(training)
+
+
+def _newest_row(inputs: LayerInputs, tokens: int) -> Tensor:
+    """The weights of the newest token of the first prompt on all tokens so far, (H, tokens).
+
+    A window cache has evicted the first keys, which therefore have no weight.
+    """
+    row = inputs.newest_row()[0]
+    with torch.inference_mode(False):  # an ordinary tensor for the caller
+        return pad(row.clone(), (tokens - row.shape[-1], 0))
 
 
 class _Prompts(NamedTuple):
@@ -273,15 +311,31 @@ def _decode_new(tokenizer: Tokenizer, prompt: list[int], new: list[int]) -> str:
     return after[len(before) :]
 
 
-def _decode_stream(tokenizer: Tokenizer, prompt: list[int], tokens: Iterator[int]) -> Iterator[str]:
+class _Piece(NamedTuple):
+    """Some text of a continuation, and the steps that it was complete after."""
+
+    text: str
+    steps: list[Step]
+
+
+def _decode_stream(tokenizer: Tokenizer, prompt: list[int], steps: Iterator[Step]) -> Iterator[_Piece]:
     """Yield the text of the tokens. A character of several tokens is yielded with the last of them."""
     new: list[int] = []
+    waiting: list[Step] = []
     yielded = 0
-    for token in tokens:
-        new.append(token)
+    for step in steps:
+        new += [token for token in step.tokens if token is not None]
+        waiting.append(step)
         text = _decode_new(tokenizer, prompt, new)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            yield text[yielded:]
-            yielded = len(text)
-    if (rest := _decode_new(tokenizer, prompt, new)[yielded:]) != "":
-        yield rest
+            yield _Piece(text[yielded:], waiting)
+            waiting, yielded = [], len(text)
+    if waiting:
+        yield _Piece(_decode_new(tokenizer, prompt, new)[yielded:], waiting)
+
+
+def _pair_with_rows(pieces: Iterator[_Piece]) -> Iterator[tuple[str, list[Tensor]]]:
+    """Yield a pair for each token: a piece of text with its last token, and empty strings before."""
+    for text, steps in pieces:
+        yield from (("", step.rows) for step in steps[:-1])
+        yield text, steps[-1].rows

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
+from regard.attention.masks.views import Rows
 from regard.layers import Attention
 from regard.maps import AttentionMap, attention_map
 from regard.override import MethodWrappers
@@ -32,6 +33,13 @@ class LayerInputs(NamedTuple):
         return attention_map(
             self.q, self.k, mask=self.mask, scale=layer.scale, softcap=layer.softcap, sinks=layer.sinks
         )
+
+    def newest_row(self) -> Tensor:
+        """The weights of the last query, (B, H, S); of no other query anything is computed."""
+        T = self.q.shape[2]
+        last = self._replace(q=self.q[:, :, -1:], mask=Rows(self.mask, T - 1, T))
+        row: Tensor = last.attention_map()[:, :, 0]
+        return row
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from regard.gpt.block import Block, make_norm
 from regard.gpt.config import Config
 from regard.gpt.generation import Prompt
 from regard.gpt.map_hooks import record_layer_inputs
-from regard.layers import KVCache, Rotary, WindowCache
+from regard.layers import Attention, KVCache, Rotary, WindowCache
 from regard.maps import AttentionMap
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class GPT(nn.Module):
         `attention_mask` and `mask` are those of `forward`.
         """
         with torch.no_grad():
-            with record_layer_inputs([block.attention for block in self._blocks()]) as records:
+            with record_layer_inputs(self.attention_layers) as records:
                 self.states(input_ids, attention_mask=attention_mask, mask=mask)
             return [inputs.attention_map() for inputs in records]
 
@@ -158,7 +158,11 @@ class GPT(nn.Module):
         return generation.generate(self, prompt, **options)
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Any]:
-        """Yield the continuation of a `prompt` as it is computed; the `options` are those of `generate`."""
+        """Yield the continuation of a `prompt` as it is computed; the `options` are those of `generate`.
+
+        `for token, rows in model.stream(prompt, attention=True)` gives the attention rows of every new token,
+        a tensor (H, S) for each layer; `generation.stream` says whose they are.
+        """
         return generation.stream(self, prompt, **options)
 
     @property
@@ -170,6 +174,11 @@ class GPT(nn.Module):
     def num_parameters(self) -> int:
         """The number of parameters; a tied output matrix counts once."""
         return sum(weight.numel() for weight in self.parameters())
+
+    @property
+    def attention_layers(self) -> list[Attention]:
+        """The attention layer of each block."""
+        return [block.attention for block in self._blocks()]
 
     def _blocks(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]

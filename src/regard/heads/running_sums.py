@@ -92,18 +92,11 @@ class RunningSums:
         names = [*(f"{x}{y}" for x in SUMS for y in ("", "_n")), *MOMENTS]
         sums = dict(zip(names, self.sums[:, NAMES.index(name), head].tolist(), strict=True))
         value, null, relabelled, without_sink = (_ratio(sums[x], sums[f"{x}_n"]) for x in SUMS)
-        n = sums["pieces"]
-        low = high = math.nan
-        if n > 1:
-            # The variance of a ratio of sums, from the residual of every piece.
-            spread = sums["squares"] - 2 * value * sums["products"] + value**2 * sums["counts_squared"]
-            error = math.sqrt(max(spread, 0.0) * n / (n - 1)) / sums["value_n"]
-            reach = students_t(int(n) - 1) * error
-            low, high = value - reach, value + reach
-            if name != "distance":
-                low = max(low, 0.0)
-            if name not in ("distance", "entropy"):
-                high = min(high, max(value, 1.0))
+        low, high = ratio_interval(value, sums["value_n"], *(sums[x] for x in MOMENTS))
+        if name != "distance":
+            low = max(low, 0.0)
+        if name not in ("distance", "entropy"):
+            high = min(high, max(value, 1.0))
         return Estimate(value, null, relabelled, without_sink, low, high, sums["value_n"])
 
 
@@ -120,6 +113,22 @@ def sum_pieces(
         sums[0, NAMES.index(name)].index_add_(-1, piece, values)
         sums[1, NAMES.index(name)].index_add_(-1, piece, defined.double())
     return sums
+
+
+def ratio_interval(
+    ratio: float, count: float, pieces: float, squares: float, products: float, counts_squared: float
+) -> tuple[float, float]:
+    """The ends of the 95% interval of a ratio Σ value / Σ count over pieces; NaN of fewer than two pieces.
+
+    `count` is Σ count, `squares` Σ value², `products` Σ value · count, and `counts_squared` Σ count².
+    """
+    if pieces < 2:
+        return math.nan, math.nan
+    # The variance of a ratio of sums, from the residual of every piece.
+    spread = squares - 2 * ratio * products + ratio**2 * counts_squared
+    error = math.sqrt(max(spread, 0.0) * pieces / (pieces - 1)) / count
+    reach = students_t(int(pieces) - 1) * error
+    return ratio - reach, ratio + reach
 
 
 def students_t(freedom: int, share: float = 0.95) -> float:

@@ -26,6 +26,9 @@ SCORE_WORDS = (
     ScoreWords(
         "induction", "induction", "Attention on the tokens that followed earlier copies of the query's."
     ),
+    ScoreWords(
+        "retrieval", "retrieval", "How often the most attended key is the token being copied from a needle."
+    ),
     ScoreWords("sink", "sink", "Attention on the one key that receives the most."),
     ScoreWords("local", "local", "Attention on the last few tokens."),
     ScoreWords("eviction", "eviction", "Attention that is lost when a small cache evicts keys."),
@@ -35,6 +38,7 @@ SCORE_WORDS = (
         "Entropy as a share of its maximum; uniform attention scores 1.",
     ),
     ScoreWords("entropy", "entropy", "Entropy of the attention, in nats."),
+    ScoreWords("importance", "importance", "Rise of the loss when the head is ablated, in nats a token."),
     ScoreWords("distance", "distance", "Mean number of tokens between the query and the keys it attends to."),
 )
 TITLES = {score.name: score.title for score in SCORE_WORDS}
@@ -47,3 +51,13 @@ def title(name: str) -> str:
     ('self', 'my score')
     """
     return TITLES.get(name, name.replace("_", " "))
+
+
+def about(name: str) -> str:
+    """Return the sentence of a score as it is written after a colon.
+
+    >>> about("local")
+    'attention on the last few tokens'
+    """
+    sentence = next(score.about for score in SCORE_WORDS if score.name == name)
+    return f"{sentence[0].lower()}{sentence[1:].rstrip('.')}"

@@ -9,7 +9,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from regard.atomic import atomic_write
 from regard.extras import extra
 from regard.files import SurveyFileError, check_type, get_field, parse_json, read_text, shorten
+from regard.heads.labels import sort_labels
 
 if TYPE_CHECKING:
     from regard.heads.table_difference import TableDifference
@@ -113,7 +114,7 @@ class HeadTable:
         >>> HeadTable([]).where(label="induction")
         HeadTable(0 heads)
         """
-        label = None if label is None else _canonical_name(label)
+        label = None if label is None else canonical_name(label)
         return self._with(
             row
             for row in self.rows
@@ -146,9 +147,29 @@ class HeadTable:
 
         return subtract(other, self)
 
+    def join(self, other: HeadTable) -> HeadTable:
+        """This table with the scores and labels of `other` beside its own, head by head.
+
+        `other` is a table of the same model: of `regard.heads.needle`, of `regard.importance`, or of another
+        text. A score that both have is that of `other`.
+        """
+        rows = {(row.key, row.head): row for row in self.rows}
+        for row in other.rows:
+            own = rows.get((row.key, row.head))
+            if own is None:
+                raise ValueError(
+                    f"other: expected a table of the same heads, got one with the head {row.place}"
+                )
+            scores = own.scores | row.scores
+            labels = tuple(dict.fromkeys([*own.labels, *row.labels]))
+            if labels != own.labels:
+                labels = sort_labels(labels, scores)
+            rows[row.key, row.head] = replace(own, labels=labels, scores=scores)
+        return self._with(rows.values())
+
     def _check_name(self, name: str) -> str:
         """The canonical name of a score; ValueError if no head has it."""
-        name = _canonical_name(name)
+        name = canonical_name(name)
         if name not in self.names:
             raise ValueError(f"name: expected one of {', '.join(self.names)}, got {name!r}")
         return name
@@ -294,7 +315,7 @@ def _pyarrow() -> Any:
 SYNONYMS = {"self": "itself", "previous": "previous_token", "normalized_entropy": "normalised_entropy"}
 
 
-def _canonical_name(name: str) -> str:
+def canonical_name(name: str) -> str:
     """The name of a score from other spellings of it: "previous token", "self", "normalized_entropy"."""
     name = name.strip().lower().replace(" ", "_").replace("-", "_")
     return SYNONYMS.get(name, name)

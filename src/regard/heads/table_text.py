@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 from regard.escapes import escape
 from regard.extras import extra
 from regard.heads.labels import REPEATS
-from regard.heads.score_words import SCORE_WORDS, title
+from regard.heads.score_words import SCORE_WORDS, about, title
 
 if TYPE_CHECKING:
     from regard.heads.table import HeadRow, HeadTable, Score
 
+IMPORTANCE = "importance"
 COLOURS = {
     "induction": "bold magenta",
     "duplicate": "magenta",
+    "retrieval": "magenta",
     "previous_token": "bold cyan",
     "itself": "cyan",
     "sink": "yellow",
@@ -35,11 +37,16 @@ def words(name: str) -> str:
 
 def printed(table: HeadTable, width: int = 80) -> str:
     """The table as plain text."""
+    return as_text(rendered(table), width)
+
+
+def as_text(drawn: Any, width: int = 80) -> str:
+    """What Rich draws, as plain text."""
     with extra("app", "printing a HeadTable"):
         from rich.console import Console
 
     file = StringIO()
-    Console(file=file, width=width, color_system=None).print(rendered(table))
+    Console(file=file, width=width, color_system=None).print(drawn)
     return file.getvalue().rstrip("\n")
 
 
@@ -51,6 +58,7 @@ def rendered(table: HeadTable) -> Any:
 
     how = "shuffled" if table.shuffled == "text" else "relabel"
     drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    has_importance = IMPORTANCE in table.names
     for name, side in (
         ("layer", "right"),
         ("kv", "right"),
@@ -60,8 +68,11 @@ def rendered(table: HeadTable) -> Any:
         ("95%", "left"),
         ("uniform", "right"),
         (how, "right"),
-        ("no sink", "right"),
-        ("entropy", "right"),
+        *(
+            ((IMPORTANCE, "right"), ("95%", "left"))
+            if has_importance
+            else (("no sink", "right"), ("entropy", "right"))
+        ),
     ):
         drawn.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
     before: tuple[int | str, int] | None = None
@@ -76,14 +87,16 @@ def rendered(table: HeadTable) -> Any:
         if before is not None and row.key != before[0]:
             drawn.add_row()
         before = group
+        # What is said of a head once, whatever its labels are.
         normalised = (
             number(row.scores["normalised_entropy"].value) if "normalised_entropy" in row.scores else ""
         )
+        of_head = importance_cells(row) if has_importance else ("", normalised)
         if not row.labels:
-            drawn.add_row(*numbers, Text("–", style="dim"), *[""] * 5, normalised)
+            drawn.add_row(*numbers, Text("–", style="dim"), *[""] * 4, *of_head)
         for i, name in enumerate(row.labels):
-            score, on_repeats = _best_score(row, name)
-            label = words(name) + (f" on {row.sink_key}" if name == "sink" else "")
+            score, on_repeats = best_score(row, name)
+            label = label_words(row, name)
             drawn.add_row(
                 *(("", "", "") if i else numbers),
                 Text(label + ("*" if on_repeats else ""), style=COLOURS.get(name, "")),
@@ -91,8 +104,8 @@ def rendered(table: HeadTable) -> Any:
                 f"{number(score.low)}–{number(score.high)}",
                 number(score.null),
                 number(score.shuffled),
-                number(score.without_sink) if name != "sink" else "",
-                "" if i else normalised,
+                *((number(score.without_sink) if name != "sink" else "",) if not has_importance else ()),
+                *(("",) * (1 + has_importance) if i else of_head[-1 - has_importance :]),
             )
     return drawn
 
@@ -100,24 +113,38 @@ def rendered(table: HeadTable) -> Any:
 def caption(table: HeadTable) -> str:
     """An explanation of the labels in the table and of the columns, in a line each."""
     labels = {name for row in table for name in row.labels}
+    lines = [f"{score.title}: {about(score.name)}" for score in SCORE_WORDS if score.name in labels]
+    lines += explain_columns(table, any(best_score(row, name)[1] for row in table for name in row.labels))
+    if IMPORTANCE not in table.names:
+        lines.append("entropy: of the attention, as a share of its maximum")
+    return "\n".join(lines)
+
+
+def explain_columns(table: HeadTable, on_repeats: bool) -> list[str]:
+    """An explanation of the columns beside a score; of the star too, if some scores are `on_repeats`."""
     lines = [
-        f"{score.title}: {score.about[0].lower()}{score.about[1:].rstrip('.')}"
-        for score in SCORE_WORDS
-        if score.name in labels
-    ]
-    lines += [
         "95%: interval of the score over "
         + (f"{table.texts} texts" if table.texts > 1 else "blocks of the text"),
         "uniform: score of uniform attention to the visible keys",
         "shuffled: score of the model on the same tokens in random order"
         if table.shuffled == "text"
         else "relabel: score of the same attention with the tokens shuffled",
-        "no sink: score when the rows are renormalised without the sink",
-        "entropy: of the attention, as a share of its maximum",
+        f"{IMPORTANCE}: {about(IMPORTANCE)}"
+        if IMPORTANCE in table.names
+        else "no sink: score when the rows are renormalised without the sink",
     ]
-    if any(_best_score(row, name)[1] for row in table for name in row.labels):
+    if on_repeats:
         lines.append("*: on random tokens, repeated")
-    return "\n".join(lines)
+    return lines
+
+
+def importance_cells(row: HeadRow) -> tuple[str, str]:
+    """The importance of a head and its interval, empty where it was not measured."""
+    score = row.scores.get(IMPORTANCE)
+    if score is None:
+        return "", ""
+    interval = "" if math.isnan(score.low) else f"{score.low:+.3f} {score.high:+.3f}"
+    return f"{score.value:+.3f}", interval
 
 
 def number(x: float) -> str:
@@ -131,7 +158,12 @@ def number(x: float) -> str:
     return f"{x:.3f}".removeprefix("0") if 0.0005 <= x < 0.005 else f"{x:.2f}"
 
 
-def _best_score(row: HeadRow, name: str) -> tuple[Score, bool]:
+def label_words(row: HeadRow, name: str) -> str:
+    """A label of a head in words; a sink with its key."""
+    return words(name) + (f" on {row.sink_key}" if name == "sink" else "")
+
+
+def best_score(row: HeadRow, name: str) -> tuple[Score, bool]:
     """The score behind a label, on text or on random repeats, whichever is higher, and whether on repeats."""
     scores = row.scores
     on_repeats = scores.get(name + REPEATS)

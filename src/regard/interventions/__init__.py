@@ -4,7 +4,20 @@ from regard.interventions.ablation import ablate
 from regard.interventions.activation_patch import patch
 from regard.interventions.edge_block import block
 from regard.interventions.edit import Edit
+from regard.interventions.effects import Effect, effect
+from regard.interventions.head_importance import importance
 from regard.interventions.intervention import Intervention, intervene
 from regard.interventions.output_means import mean_outputs
 
-__all__ = ["Edit", "Intervention", "ablate", "block", "intervene", "mean_outputs", "patch"]
+__all__ = [
+    "Edit",
+    "Effect",
+    "Intervention",
+    "ablate",
+    "block",
+    "effect",
+    "importance",
+    "intervene",
+    "mean_outputs",
+    "patch",
+]

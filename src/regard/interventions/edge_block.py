@@ -71,7 +71,7 @@ class EdgeBlock(Edit):
     def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
         place.check()
         (B, H, T, _), (G, S) = call.q.shape, call.k.shape[1:3]
-        edges = self._edges_in(place, T, S, call.q.device)
+        edges = self.edges_in(place, T, S, call.q.device)
         if not self._cuts_any(call.mask & edges, (B, H, T, S), call.q.device):
             return call
         if call.problem is not None and "dropout" in call.problem:
@@ -119,7 +119,7 @@ class EdgeBlock(Edit):
             weights=weights,
         )
 
-    def _edges_in(self, place: CallPlace, T: int, S: int, device: torch.device) -> Mask:
+    def edges_in(self, place: CallPlace, T: int, S: int, device: torch.device) -> Mask:
         """Return the edges as a mask of a call's T queries and S keys."""
         if isinstance(self.edges, Mask):
             if (error := self.edges.shape_error(None, None, place.T, place.S)) is not None:

@@ -13,7 +13,7 @@ from torch import nn
 from regard.heads.description import study
 from regard.heads.repeated_tokens import repeated
 from regard.heads.table import HeadRow, HeadTable
-from regard.recorder.context import capture
+from regard.recorder.context import capture, context_length
 from regard.recorder.layer import LayerId
 from regard.recorder.sources.compilation import original_model
 
@@ -126,9 +126,11 @@ def labelled_heads(model: nn.Module, label: str) -> HeadTable:
         keys[:] = [layer.key for layer in seen.layers]
         return seen.maps
 
-    texts = repeated(vocab_size, tokens=min(25, vocab_size - 2))
+    limit = context_length(model)
+    room = 25 if limit is None else max((limit - 1) // 4, 1)
+    texts = repeated(vocab_size, tokens=min(25, vocab_size - 2, room))
     run(texts[:1])  # for the keys of the layers
-    table = study(run, texts, vocab_size, shuffle=False, keys=keys)
+    table = study(run, texts, vocab_size, shuffle=False, max_length=limit, keys=keys)
     rows = table.where(label=label)
     if not len(rows):
         raise ValueError(f"heads: expected a label that some head earns, but none is labelled {label!r}")

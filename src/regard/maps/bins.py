@@ -1,6 +1,7 @@
-"""Bins of positions along one side of an overview, cut into runs that fill the sides of tiles.
+"""Bins of positions along one side of an overview, and the sides of tiles into which their positions are cut.
 
-The runs along one side of a tile have one width, which makes pooling a reduction over one axis of the tile.
+Bins are of any lengths, with gaps between them or without. A tile side may begin and end within a bin, so
+that no place is wasted and the parts of a bin are joined.
 """
 
 from __future__ import annotations
@@ -11,30 +12,30 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.backends.runs import cut_into_runs, join_runs
+from regard.attention.backends.runs import join_runs
 from regard.attention.masks.grid import Blocks
+
+CHUNK = 16  # numbers that are added one after another; in longer sums they would lose digits
 
 
 class TileSide(NamedTuple):
-    """The runs along one side of a tile."""
+    """Some neighbouring places along one side of a tile."""
 
-    runs: slice
-    places: slice  # among the places of all runs
-    width: int  # of a run
-    first: int  # the least and the greatest position in the runs
+    places: slice
+    chunks: slice  # that the places are in
+    bins: slice  # likewise
+    first: int  # the first and the last position
     last: int
 
 
 class Bins(NamedTuple):
-    """Positions in bins, and the bins cut into runs that are padded at their ends to the width of their side.
-
-    Some positions may be in no bin.
-    """
+    """Positions in bins. The places are all positions in a bin, in order; chunks are a few of them."""
 
     sizes: Tensor  # (bins,) positions in a bin
-    places: Tensor  # (places,) positions; a padded place repeats another position
-    padded: Tensor  # (places,) booleans
-    of_run: Tensor  # (runs,) the bin of a run
+    places: Tensor  # (places,) positions
+    chunk_of_place: Tensor  # (places,)
+    bin_of_place: Tensor  # (places,)
+    bin_of_chunk: Tensor  # (chunks,)
     sides: list[TileSide]
 
     @property
@@ -43,52 +44,56 @@ class Bins(NamedTuple):
         lengths: list[int] = [side.places.stop - side.places.start for side in self.sides]
         return max(lengths)
 
-    def join(self, x: Tensor, reduce: Literal["sum", "amax", "amin"]) -> Tensor:
-        """Join the runs of x (runs, …) to bins (bins, …)."""
-        if len(self.of_run) == len(self.sizes) and torch.equal(
-            self.of_run, torch.arange(len(self.of_run), device=self.of_run.device)
-        ):
-            return x
-        return join_runs(x, self.of_run, len(self.sizes), reduce)
+    def join(self, x: Tensor, side: TileSide, reduce: Literal["sum", "amax", "amin"]) -> Tensor:
+        """Reduce x (places of a tile side, …) to the bins of that side, (bins, …)."""
+        if reduce == "sum":
+            x = _join(x, self.chunk_of_place[side.places], side.chunks, reduce)
+            return _join(x, self.bin_of_chunk[side.chunks], side.bins, reduce)
+        return _join(x, self.bin_of_place[side.places], side.bins, reduce)
 
     def by_position(self, x: Tensor, n: int) -> Tensor:
         """The entries of x (places,) in the order of n positions; 0 for a position in no bin."""
-        return x.new_zeros(n).index_copy_(0, self.places[~self.padded], x[~self.padded])
+        return x.new_zeros(n).index_copy_(0, self.places, x)
 
 
-def make_bins(bounds: Tensor, max_positions: int, device: torch.device) -> Bins:
-    """Cut the bins between `bounds` (2, bins) into runs, for tile sides of at most `max_positions` places."""
+def make_bins(bounds: Tensor, max_side: int, device: torch.device) -> Bins:
+    """The bins between `bounds` (2, bins) of starts and stops, in tile sides of at most `max_side` places."""
     starts, stops = bounds
-    places, padded, of_run, sides = [], [], [], []
-    run = place = 0
-    for group in cut_into_runs(starts, stops, max_positions):
-        is_padding = group.places < 0
-        places.append(group.places.where(~is_padding, group.places[:, :1]).flatten())
-        padded.append(is_padding.flatten())
-        of_run.append(group.spans)
-        runs, width = group.places.shape
-        step = max(1, max_positions // width)
-        for i in range(0, runs, step):
-            j = min(i + step, runs)
-            first, last = int(group.places[i, 0]), int(group.places[j - 1].max())
-            at = slice(place + i * width, place + j * width)
-            sides.append(TileSide(slice(run + i, run + j), at, width, first, last))
-        run, place = run + runs, place + runs * width
-    parts = [stops - starts, torch.cat(places), torch.cat(padded), torch.cat(of_run)]
-    sizes, all_places, all_padded, bins = (x.to(device) for x in parts)
-    return Bins(sizes, all_places, all_padded, bins, sides)
-
-
-def cut_evenly(n: int, side: int, device: torch.device) -> Bins:
-    """All of n positions in order, in bins of `side` positions that fill one tile side each."""
-    edges = [*range(0, n, side), n]
+    sizes, chunks = stops - starts, -((starts - stops) // CHUNK)
+    bin_of_place = torch.arange(len(sizes)).repeat_interleave(sizes)
+    number = (
+        torch.arange(len(bin_of_place)) - (sizes.cumsum(0) - sizes)[bin_of_place]
+    )  # of a place in its bin
+    places = starts[bin_of_place] + number
+    chunk_of_place = (chunks.cumsum(0) - chunks)[bin_of_place] + number // CHUNK
+    edges = [*range(0, len(places), max_side), len(places)]
+    ends = torch.tensor([(a, b - 1) for a, b in pairwise(edges)], dtype=torch.long).view(-1, 2)
     sides = [
-        TileSide(slice(i, i + 1), slice(a, b), b - a, a, b - 1) for i, (a, b) in enumerate(pairwise(edges))
+        TileSide(slice(a, b), slice(first_chunk, last_chunk + 1), slice(first_bin, last_bin + 1), first, last)
+        for (a, b), (first_chunk, last_chunk), (first_bin, last_bin), (first, last) in zip(
+            pairwise(edges), *(x[ends].tolist() for x in (chunk_of_place, bin_of_place, places)), strict=True
+        )
     ]
-    places = torch.arange(n, device=device)
-    bins = torch.arange(len(sides), device=device)
-    sizes = torch.tensor(edges, device=device).diff()
-    return Bins(sizes, places, torch.zeros_like(places, dtype=torch.bool), bins, sides)
+    bin_of_chunk = torch.arange(len(sizes)).repeat_interleave(chunks)
+    return Bins(
+        sizes.to(device),
+        places.to(device),
+        chunk_of_place.to(device),
+        bin_of_place.to(device),
+        bin_of_chunk.to(device),
+        sides,
+    )
+
+
+def _join(x: Tensor, owner: Tensor, owners: slice, reduce: Literal["sum", "amax", "amin"]) -> Tensor:
+    """Reduce x (places, …) to the `owners`, all of which own some of its places."""
+    count = owners.stop - owners.start
+    return x if count == len(x) else join_runs(x, owner - owners.start, count, reduce)
+
+
+def whole_bins(n: int, max_side: int, device: torch.device) -> Bins:
+    """All of n positions in one bin, in tile sides of at most `max_side`."""
+    return make_bins(torch.tensor([[0], [n]]), max_side, device)
 
 
 def find_runs(positions: Tensor) -> Tensor:

@@ -1,14 +1,14 @@
 """One pass over the weights of one head, tile by tile, for its overview, its row statistics, or both.
 
 Tiles hold keys by queries, so that bins are reduced along an axis that is never the last and whole rows are
-added at once. A tile is one product of [scale·q, −lse, 1] and [k, 1, 0], and one exp; padding has a weight of
-0 because its last entry is −1e30. This file knows one head; `overview.py` shares heads out among the cores.
+added at once. A tile is one product of [scale·q, −lse] and [k, 1], and one exp. This file knows one head;
+`overview.py` shares heads out among the cores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
 from regard.maps.bins import Bins, TileSide, block_table
 from regard.maps.data import MapData
-from regard.maps.sweep import EMPTY_ROW_LSE, LOG_ZERO, finite_lse
+from regard.maps.sweep import LOG_ZERO, finite_lse
 
 QUERIES, KEYS = 512, 512  # of one tile: 1 MiB in float32
 
@@ -34,20 +34,9 @@ class ScoreTile(NamedTuple):
 class PooledCells(NamedTuple):
     """The sum, the maximum and, where entries are signed, the minimum of every cell of one head."""
 
-    sums: Tensor  # (runs of keys, runs of queries)
-    tops: Tensor  # (runs of keys, runs of queries) 0 or above
-    lows: Tensor | None  # (runs of keys, runs of queries) 0 or below
-
-    def fill(self, tile: ScoreTile, entries: Tensor) -> None:
-        """Reduce the entries (keys, queries) of a tile to its cells."""
-        M = entries.shape[1]
-        runs = entries.view(-1, tile.k.width, M)
-        shape = (len(runs), -1, tile.q.width)  # (runs of keys, runs of queries, width)
-        at = tile.k.runs, tile.q.runs
-        self.sums[at] = runs.sum(1).view(shape).sum(-1)
-        self.tops[at] = runs.amax(1).view(shape).amax(-1)
-        if self.lows is not None:
-            self.lows[at] = runs.amin(1).view(shape).amin(-1)
+    sums: Tensor  # (bins of keys, bins of queries)
+    tops: Tensor  # (bins of keys, bins of queries) 0 or above
+    lows: Tensor | None  # (bins of keys, bins of queries) 0 or below
 
 
 class PlaceStatistics(NamedTuple):
@@ -82,20 +71,11 @@ class HeadPass:
         self.first_position = m.first_position
         self.matrix = m.matrix
         self.dtype = m.result_dtype
-        lse, one = finite_lse(m.lse[b, h]), m.lse.new_ones(1, 1)
-        q = torch.cat(
-            [
-                m.q[b, h].to(m.dtype) * (m.scale if m.softcap is None else 1.0),
-                -lse[:, None],
-                one.expand(len(lse), 1),
-            ],
-            -1,
-        )
-        k = m.k[b, h // (m.q.shape[1] // m.k.shape[1])].to(m.dtype)
-        k = torch.cat([k, one.expand(len(k), 1), torch.zeros_like(one).expand(len(k), 1)], -1)
-        self.q, self.k = q[q_bins.places], k[k_bins.places]  # (places, D + 2)
-        self.q[:, -2].masked_fill_(q_bins.padded, -EMPTY_ROW_LSE)
-        self.k[:, -1].masked_fill_(k_bins.padded, -EMPTY_ROW_LSE)
+        lse, places = finite_lse(m.lse[b, h]), q_bins.places
+        q = m.q[b, h, places].to(m.dtype) * (m.scale if m.softcap is None else 1.0)
+        self.q = torch.cat([q, -lse[places, None]], -1)  # (places, D + 1)
+        k = m.k[b, h // (m.q.shape[1] // m.k.shape[1]), k_bins.places].to(m.dtype)
+        self.k = torch.cat([k, k.new_ones(len(k), 1)], -1)  # (places, D + 1)
         self.gain = None if gain is None else gain[k_bins.places].to(self.dtype)  # (places,)
 
     def tiles(self) -> list[ScoreTile]:
@@ -111,7 +91,7 @@ class HeadPass:
 
     def empty_cells(self) -> PooledCells:
         """Cells of zeros, to be filled by a pass."""
-        shape = len(self.k_bins.of_run), len(self.q_bins.of_run)
+        shape = len(self.k_bins.sizes), len(self.q_bins.sizes)
         sums, tops, lows = (self.q.new_zeros(shape, dtype=self.dtype) for _ in range(3))
         return PooledCells(sums, tops, None if self.gain is None else lows)
 
@@ -127,7 +107,7 @@ class HeadPass:
         for tile, logs, weights in self._weigh(tiles, keep_logs=statistics is not None):
             if cells is not None:
                 gain = None if self.gain is None else self.gain[tile.k.places, None]
-                cells.fill(tile, weights if gain is None else weights * gain)
+                self._pool(cells, tile, weights if gain is None else weights * gain)
             if statistics is not None:
                 self._add(statistics, tile, logs, weights)
 
@@ -138,6 +118,19 @@ class HeadPass:
         for tile, _, weights in self._weigh(tiles, keep_logs=False):
             received[tile.k.places] += weights @ of_places[tile.q.places]
         return received
+
+    def _pool(self, cells: PooledCells, tile: ScoreTile, entries: Tensor) -> None:
+        """Add the entries (keys, queries) of a tile to its cells."""
+        at = tile.k.bins, tile.q.bins
+
+        def join(reduce: Literal["sum", "amax", "amin"]) -> Tensor:
+            by_key = self.k_bins.join(entries, tile.k, reduce)  # (bins of keys, queries)
+            return self.q_bins.join(by_key.mT, tile.q, reduce).mT
+
+        cells.sums[at] += join("sum")
+        cells.tops[at] = torch.maximum(cells.tops[at], join("amax"))
+        if cells.lows is not None:
+            cells.lows[at] = torch.minimum(cells.lows[at], join("amin"))
 
     def _weigh(
         self, tiles: list[ScoreTile], *, keep_logs: bool
@@ -154,8 +147,8 @@ class HeadPass:
         for tile in tiles:
             if tile.q != at:
                 at = tile.q
-                q = self.q[at.places].mT.contiguous()  # (D + 2, M): the layout of a right factor
-            k = self.k[tile.k.places]  # (C, D + 2)
+                q = self.q[at.places].mT.contiguous()  # (D + 1, M): the layout of a right factor
+            k = self.k[tile.k.places]  # (C, D + 1)
             C, M = len(k), q.shape[1]
             logs, weights = (scratch[i, : C * M].view(C, M) for i in (0, -1))
             products = logs if wide is None else wide[: C * M].view(C, M)
@@ -164,18 +157,16 @@ class HeadPass:
             yield tile, logs, weights
 
     def _log_weights(self, tile: ScoreTile, q: Tensor, k: Tensor, products: Tensor, out: Tensor) -> None:
-        """Write score − lse of a tile of keys by queries to `out`, at most −1e30 on padding.
+        """Write score − lse of a tile of keys by queries to `out`.
 
-        q is (D + 2, M), k (C, D + 2). The difference is computed in `products`, in float64 where scores are
+        q is (D + 1, M), k (C, D + 1). The difference is computed in `products`, in float64 where scores are
         large; it is small itself where a weight is not 0. `out` may be the same tensor.
         """
         if self.softcap is None:
             torch.mm(k, q, out=products)
         else:
-            torch.mm(k[:, :-2], q[:-2], out=products).mul_(self.scale / self.softcap).tanh_().mul_(
-                self.softcap
-            )
-            products.addmm_(k[:, -2:], q[-2:])
+            torch.mm(k[:, :-1], q[:-1], out=products).mul_(self.scale / self.softcap).tanh_()
+            products.mul_(self.softcap).add_(q[-1])
         bias, hidden = None, None
         if self.mask.biased or not tile.whole:
             bias, hidden = self.mask_tiles.get(self.mask, tile)
@@ -223,7 +214,7 @@ class MaskTiles:
 
     def get(self, mask: Mask, tile: ScoreTile) -> tuple[Tensor | None, Tensor]:
         """The bias of a tile of keys by queries, if any, and its hidden entries."""
-        place = (tile.q.runs.start, tile.k.runs.start)
+        place = (tile.q.places.start, tile.k.places.start)
         if place in self.cache and self.cache[place][0] is mask:
             return self.cache[place][1:]
         queries, keys = self.q_bins.places[tile.q.places], self.k_bins.places[tile.k.places]

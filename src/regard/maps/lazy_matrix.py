@@ -16,8 +16,8 @@ from torch import Tensor
 from regard.attention.masks.grid import Blocks
 from regard.attention.tensors import check_floats
 from regard.maps.index import Axes, parse_index
-from regard.maps.overview import Overview, Region
-from regard.maps.spans import Spans
+from regard.maps.overview import Overview, Region, check_reduce, check_region
+from regard.maps.spans import Spans, as_bounds
 
 DENSE_LIMIT = 1 << 30  # bytes that `.to_dense()` may take unless a limit is given
 MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
@@ -67,15 +67,8 @@ class LazyMatrix(ABC):
         """The same on another device or in another dtype; takes the arguments of `Tensor.to`."""
 
     @abstractmethod
-    def pool(
-        self,
-        rows: int | Sequence[int] | Spans,
-        cols: int | Sequence[int] | Spans,
-        reduce: Literal["mass", "max", "both"] = "mass",
-        *,
-        region: Region | None = None,
-    ) -> Tensor | Overview:
-        """The entries pooled over spans of rows and of keys."""
+    def _pool(self, rows: Tensor, cols: Tensor, reduce: str) -> Overview:
+        """Pool over spans between bounds (2, rows) and (2, cols); of both overviews, `reduce` is needed."""
 
     @abstractmethod
     def received(self, weights: Tensor | None = None) -> Tensor:
@@ -91,7 +84,7 @@ class LazyMatrix(ABC):
 
     @abstractmethod
     def takes_values(self, v: Tensor) -> bool:
-        """Whether `@` takes values of this shape."""
+        """Whether `m @ v` takes values of this shape."""
 
     def visible_blocks(self, blocks: Blocks) -> Tensor:
         """Which of the blocks may hold an entry that is not 0, (R, C)."""
@@ -120,6 +113,43 @@ class LazyMatrix(ABC):
         entries = m.tile(part.rows, part.keys)  # (…, rows, keys)
         entries = entries.squeeze(-1) if part.one_key else entries
         return entries.squeeze(-1 if part.one_key else -2) if part.one_row else entries
+
+    def pool(
+        self,
+        rows: int | Sequence[int] | Tensor | Spans,
+        cols: int | Sequence[int] | Tensor | Spans,
+        reduce: Literal["mass", "max", "both"] = "mass",
+        *,
+        region: Region | None = None,
+    ) -> Tensor | Overview:
+        """An exact overview with a cell for each span of queries and each span of keys.
+
+        `rows` and `cols` are counts of spans as equal as can be, increasing edges such as [0, 3, 7, 12], or
+        `Spans`. What lies before the first edge, after the last or between spans is left out.
+        `reduce="mass"` sums the entries over the keys of a cell and averages over its queries, so that rows
+        of attention weights sum to 1 if every key is in a span; "max" takes the entry of a cell that is
+        largest, in magnitude where entries are signed; "both" gives both, as `.mass` and `.max`.
+        `region=(slice of rows, slice of keys)` pools that part of the map alone, at that part's cost; the
+        entries of its rows on other keys are not in the sums. Edges and spans count positions of the whole
+        map also there.
+
+        >>> import torch, regard
+        >>> x = torch.eye(4)
+        >>> m = regard.attention_map(x, x, mask=regard.causal)
+        >>> m.pool(2, 2)
+        tensor([[1.0000, 0.0000],
+                [0.4892, 0.5108]])
+        >>> m.pool([3, 4], [0, 1, 4])
+        tensor([[0.2151, 0.7849]])
+        >>> m.pool(2, 2, region=(slice(2, 4), slice(0, 2)))
+        tensor([[0.2741, 0.2741],
+                [0.2151, 0.2151]])
+        """
+        check_reduce(reduce)
+        queries, keys = check_region(region, self.matrix)
+        row_bounds = as_bounds("rows", rows, queries.start, queries.stop)
+        col_bounds = as_bounds("cols", cols, keys.start, keys.stop)
+        return self._pool(row_bounds, col_bounds, reduce).pick(reduce)
 
     def cpu(self) -> Self:
         """The map on the CPU."""

@@ -7,9 +7,8 @@ tokens nor models. The fields are in `data.py`; `reductions.py` computes, and wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from os import PathLike
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from regard.maps.index import Axes
 from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
 from regard.maps.product import expand_values, multiply
 from regard.maps.signed_map import DifferenceMap, TopK
-from regard.maps.spans import Spans, as_spans
+from regard.maps.spans import equal_bounds
 from regard.maps.weighted_map import WeightedMap
 
 MIN_NORMALISED_ROWS = 64  # first rows of a matrix: under a causal mask they have few keys with large weights
@@ -144,41 +143,8 @@ class AttentionMap(MapData, LazyMatrix):
             sweep.normalise_rows_(group.data, part[:, :, few], few)
         return self._shaped(dense)
 
-    def pool(
-        self,
-        rows: int | Sequence[int] | Spans,
-        cols: int | Sequence[int] | Spans,
-        reduce: Literal["mass", "max", "both"] = "mass",
-        *,
-        region: overview.Region | None = None,
-    ) -> Tensor | overview.Overview:
-        """An exact overview with a cell for each span of queries and each span of keys.
-
-        `rows` and `cols` are counts of spans as equal as can be, increasing edges such as [0, 3, 7, 12], or
-        `Spans`. What lies before the first edge, after the last or between spans is left out.
-        `reduce="mass"` sums the weights over the keys of a cell and averages over its queries, so that rows
-        sum to 1 if every key is in a span; "max" takes the largest weight of a cell; "both" gives both from
-        one pass, as `.mass` and `.max`. `region=(slice of rows, slice of keys)` pools that part of the map
-        alone, at that part's cost; the weights of its rows on other keys are not in the sums. Edges and spans
-        count positions of the whole map also there.
-
-        >>> import torch, regard
-        >>> x = torch.eye(4)
-        >>> m = regard.attention_map(x, x, mask=regard.causal)
-        >>> m.pool(2, 2)
-        tensor([[1.0000, 0.0000],
-                [0.4892, 0.5108]])
-        >>> m.pool([3, 4], [0, 1, 4])
-        tensor([[0.2151, 0.7849]])
-        >>> m.pool(2, 2, region=(slice(2, 4), slice(0, 2)))
-        tensor([[0.2741, 0.2741],
-                [0.2151, 0.2151]])
-        """
-        overview.check_reduce(reduce)
-        queries, keys = overview.check_region(region, self.matrix)
-        row_spans = as_spans("rows", rows, queries.start, queries.stop)
-        col_spans = as_spans("cols", cols, keys.start, keys.stop)
-        return overview.Overview(*map(self._shaped, reductions.pool(self, row_spans, col_spans))).pick(reduce)
+    def _pool(self, rows: Tensor, cols: Tensor, reduce: str) -> overview.Overview:
+        return overview.Overview(*map(self._shaped, reductions.pool(self, rows, cols)))
 
     def summary(self, rows: int, cols: int) -> overview.MapSummary:
         """Both overviews and all statistics: `.mass`, `.max`, `.entropy`, `.distance` and `.received`.
@@ -187,11 +153,11 @@ class AttentionMap(MapData, LazyMatrix):
         over the map.
         """
         _, _, T, S = self.matrix
-        row_spans, col_spans = (
-            Spans.equal(n, check_whole_number(name, count, min(1, n), n))
+        bounds = [
+            equal_bounds(n, check_whole_number(name, count, min(1, n), n))
             for name, count, n in (("rows", rows, T), ("cols", cols, S))
-        )
-        results = precision.compute(self, lambda group: overview.summary(group.data, row_spans, col_spans))
+        ]
+        results = precision.compute(self, lambda group: overview.summary(group.data, *bounds))
         return overview.MapSummary(*map(self._shaped, results))
 
     def statistics(self) -> sweep.RowStatistics:
@@ -298,7 +264,7 @@ class AttentionMap(MapData, LazyMatrix):
         return expand_values(self.axes, self.matrix, (self.k.shape[1], self.matrix[1]), v)
 
     def takes_values(self, v: Tensor) -> bool:
-        """Whether `@` takes values of this shape."""
+        """Whether `m @ v` takes values of this shape."""
         return self._expand_values(v) is not None
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from regard.maps import head_pass, sweep
-from regard.maps.bins import Bins, cut_evenly, find_runs, make_bins
+from regard.maps.bins import Bins, find_runs, make_bins, whole_bins
 from regard.maps.data import MapData
 from regard.maps.head_pass import HeadPass, MaskTiles, PlaceStatistics, PooledCells
-from regard.maps.spans import Spans
+from regard.maps.spans import equal_bounds
 from regard.maps.sweep import RowStatistics
 
 LARGE = 1 << 20  # weights a head: below, many heads at a time cost less than a pass each
@@ -48,13 +48,13 @@ class MapSummary(NamedTuple):
     received: Tensor  # (B, H, S)
 
 
-def pool(m: MapData, rows: Spans, cols: Spans, gain: Tensor | None = None) -> Overview:
-    """Both overviews of every head, (B, H, rows, cols).
+def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None = None) -> Overview:
+    """Both overviews of every head, (B, H, rows, cols), for spans between bounds (2, rows) and (2, cols).
 
     `gain` (B, H, S), if given, multiplies the weights of every key; the maximum of a cell is then its entry
     of largest magnitude, with its sign.
     """
-    overview = _pool_on_gpu(m, rows, cols) if gain is None else None
+    overview = _pool_on_gpu(m, rows, cols, gain)
     if overview is None:
         overview = _pass_over_tiles(m, rows, cols, gain=gain, statistics=False)[0]
     return overview
@@ -64,10 +64,7 @@ def statistics(m: MapData) -> RowStatistics:
     """Entropy and distance of every row, and the attention that every key receives."""
     _, _, T, S = m.matrix
     if m.device.type == "cpu" and T * S >= LARGE:
-        whole_tiles = (
-            Spans.equal(n, -(-n // side)) for n, side in ((T, head_pass.QUERIES), (S, head_pass.KEYS))
-        )
-        return _pass_over_tiles(m, *whole_tiles, cells=False)[1]
+        return _pass_over_tiles(m, equal_bounds(T, 1), equal_bounds(S, 1), cells=False)[1]
     if m.device.type == "cuda" and m.dtype == torch.float32:
         from regard.attention.backends.triton import statistics
 
@@ -77,7 +74,7 @@ def statistics(m: MapData) -> RowStatistics:
     return sweep.statistics(m)
 
 
-def summary(m: MapData, rows: Spans, cols: Spans) -> MapSummary:
+def summary(m: MapData, rows: Tensor, cols: Tensor) -> MapSummary:
     """Overviews and statistics of every head: on a CPU from one pass. The spans hold every row and key."""
     if m.device.type == "cpu":
         overview, row_statistics = _pass_over_tiles(m, rows, cols)
@@ -94,8 +91,11 @@ def received(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor:
     total = m.lse.new_zeros(B, H, S)
     if 0 in m.matrix or not len(rows):
         return total
+    sums = _received_on_gpu(m, row_weights, rows)
+    if sums is not None:
+        return sums
     q_bins = make_bins(find_runs(rows.cpu()), head_pass.QUERIES, m.device)
-    k_bins = cut_evenly(S, head_pass.KEYS, m.device)
+    k_bins = whole_bins(S, head_pass.KEYS, m.device)
     mask_tiles, shares = MaskTiles(m, q_bins, k_bins), _shares(m)
 
     def work(unit: tuple[int, int, int]) -> Tensor:
@@ -132,25 +132,38 @@ def check_reduce(reduce: str) -> None:
         raise ValueError(f"reduce: expected 'mass', 'max' or 'both', got {reduce!r}")
 
 
-def _pool_on_gpu(m: MapData, rows: Spans, cols: Spans) -> Overview | None:
+def _pool_on_gpu(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None) -> Overview | None:
     """The overview from the Triton kernel, or None if the kernel does not support this map."""
     if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
     from regard.attention.backends.triton import pool
 
-    _, _, T, S = m.matrix
     mask = m.mask.simplified(m.matrix)
-    if rows != Spans.equal(T, len(rows)) or cols != Spans.equal(S, len(cols)):
+    if pool.unsupported_reason(m.q, m.k, mask) is not None:
         return None
-    if pool.unsupported_reason(m.q, m.k, mask, len(rows), len(cols)) is not None:
+    return Overview(*pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, rows, cols, gain))
+
+
+def _received_on_gpu(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor | None:
+    """`received` from the Triton kernel, or None if the kernel does not support this map."""
+    if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
-    return Overview(*pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, len(rows), len(cols)))
+    from regard.attention.backends.triton import column_sums
+
+    # A few rows far apart are gathered; many cost less where they are.
+    span = slice(int(rows[0]), int(rows[-1]) + 1)
+    few = None if 2 * len(rows) > span.stop - span.start else rows - span.start
+    part, row_weights = m.select_rows(span), row_weights[:, :, span]
+    mask = part.mask.simplified(part.matrix)
+    if column_sums.unsupported_reason(part.q, part.k, mask) is not None:
+        return None
+    return column_sums.column_sums(part.q, part.k, part.lse, mask, part.scale, part.softcap, row_weights, few)
 
 
 def _pass_over_tiles(
     m: MapData,
-    rows: Spans,
-    cols: Spans,
+    rows: Tensor,
+    cols: Tensor,
     *,
     gain: Tensor | None = None,
     cells: bool = True,
@@ -158,11 +171,11 @@ def _pass_over_tiles(
 ) -> tuple[Overview, RowStatistics]:
     """Overview and statistics from one pass; those that are switched off stay 0."""
     B, H, T, S = m.matrix
-    overview = Overview(*m.lse.new_zeros(2, B, H, len(rows), len(cols)))
+    overview = Overview(*m.lse.new_zeros(2, B, H, rows.shape[1], cols.shape[1]))
     if 0 in m.matrix:
         return overview, sweep.statistics(m)
-    q_bins = make_bins(rows.bounds(), head_pass.QUERIES, m.device)
-    k_bins = make_bins(cols.bounds(), head_pass.KEYS, m.device)
+    q_bins = make_bins(rows, head_pass.QUERIES, m.device)
+    k_bins = make_bins(cols, head_pass.KEYS, m.device)
     mask_tiles, shares = MaskTiles(m, q_bins, k_bins), _shares(m)
     stats = RowStatistics(*(m.lse.new_zeros(B, H, n) for n in (T, T, S)))
     total = m.lse.new_zeros(B, H, T)
@@ -173,7 +186,7 @@ def _pass_over_tiles(
         pooled = head.empty_cells() if cells else None
         of_places = head.empty_statistics() if statistics else None
         head.sweep(head.tiles()[share::shares], pooled, of_places)
-        return None if pooled is None else _join(pooled, q_bins, k_bins), of_places
+        return None if pooled is None else _overview(pooled, q_bins), of_places
 
     # Add up the shares of every head in a fixed order, so that the result does not depend on timing.
     units = list(product(range(B), range(H), range(shares)))
@@ -189,13 +202,10 @@ def _pass_over_tiles(
     return overview, sweep.normalise_statistics(m, stats, total) if statistics else stats
 
 
-def _join(cells: PooledCells, q_bins: Bins, k_bins: Bins) -> Overview:
-    """Join the runs of each bin: mean row mass, and the entry of largest magnitude, (rows, cols)."""
-    mass = q_bins.join(k_bins.join(cells.sums, "sum").mT, "sum") / q_bins.sizes[:, None]
-    top = q_bins.join(k_bins.join(cells.tops, "amax").mT, "amax")
-    if cells.lows is None:
-        return Overview(mass, top)
-    return Overview(mass, larger_magnitude(top, q_bins.join(k_bins.join(cells.lows, "amin").mT, "amin")))
+def _overview(cells: PooledCells, q_bins: Bins) -> Overview:
+    """The mean row mass and the entry of largest magnitude, (rows, cols), of a head's cells."""
+    top = cells.tops if cells.lows is None else larger_magnitude(cells.tops, cells.lows)
+    return Overview(cells.sums.mT / q_bins.sizes[:, None], top.mT)
 
 
 def larger_magnitude(x: Tensor, y: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from regard.maps import overview, precision, sweep
 from regard.maps.data import MapData
 from regard.maps.dense_rows import tile_weights
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
-from regard.maps.spans import Spans
 
 
 def tile(m: MapData, rows: slice | Tensor, keys: slice | Tensor) -> Tensor:
@@ -26,13 +25,17 @@ def tile(m: MapData, rows: slice | Tensor, keys: slice | Tensor) -> Tensor:
     return weights
 
 
-def pool(m: MapData, rows: Spans, cols: Spans, gain: Tensor | None = None) -> overview.Overview:
-    """The weights pooled over spans, (B, H, rows, cols); `gain` (B, H, S) multiplies those of each key."""
-    if not rows or not cols:
-        return overview.Overview(*m.lse.new_zeros(2, *m.matrix[:2], len(rows), len(cols), dtype=m.dtype))
+def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None = None) -> overview.Overview:
+    """The weights pooled over spans between bounds (2, rows) and (2, cols): (B, H, rows, cols).
+
+    `gain` (B, H, S), if given, multiplies those of each key.
+    """
+    if not rows.numel() or not cols.numel():
+        shape = (2, *m.matrix[:2], rows.shape[1], cols.shape[1])
+        return overview.Overview(*m.lse.new_zeros(shape, dtype=m.dtype))
     # The positions outside of all spans cost nothing.
-    queries, keys = (slice(spans.starts[0], spans.stops[-1]) for spans in (rows, cols))
-    rows, cols = rows.shift(-queries.start), cols.shift(-keys.start)
+    queries, keys = (slice(int(bounds[0, 0]), int(bounds[1, -1])) for bounds in (rows, cols))
+    rows, cols = rows - queries.start, cols - keys.start
     part = precision.select_region(m, queries, keys)
     gain = None if gain is None else gain[:, :, keys]
     cells = precision.compute(

@@ -7,22 +7,22 @@ what its structure makes cheaper: the mean row mass of a difference is the diffe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Self, cast
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
 from regard.attention.masks.grid import Blocks
-from regard.maps.bins import Bins, TileSide, block_table, cut_evenly, find_runs, make_bins
+from regard.maps.bins import Bins, TileSide, block_table, find_runs, make_bins, whole_bins
 from regard.maps.index import Axes
 from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
-from regard.maps.overview import Overview, Region, check_reduce, check_region, larger_magnitude
+from regard.maps.overview import Overview, larger_magnitude
 from regard.maps.product import expand_values
-from regard.maps.spans import Spans, as_spans
 
 TILE_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 26}  # entries that are computed at a time
+REDUCTIONS: tuple[Literal["sum", "amax", "amin"], ...] = ("sum", "amax", "amin")
 SIDES = 16, 512  # the least and the greatest length of a tile's side on a CPU
 
 
@@ -34,7 +34,7 @@ class TopK(NamedTuple):
 
 
 class SignedTile(NamedTuple):
-    """The entries between two sides of runs, 0 in padded places."""
+    """The entries between two sides of places."""
 
     q: TileSide
     k: TileSide
@@ -64,52 +64,19 @@ class SignedMap(LazyMatrix):
             dense[..., q.first : q.last + 1, k.first : k.last + 1] = entries
         return dense
 
-    def pool(
-        self,
-        rows: int | Sequence[int] | Spans,
-        cols: int | Sequence[int] | Spans,
-        reduce: Literal["mass", "max", "both"] = "mass",
-        *,
-        region: Region | None = None,
-    ) -> Tensor | Overview:
-        """An exact overview with `rows` × `cols` cells: counts, increasing edges, or `Spans`.
-
-        `reduce="mass"` sums the entries over the keys of a cell and averages over its queries; "max" takes
-        the entry of largest magnitude of a cell, with its sign; "both" gives both, as `.mass` and `.max`.
-        `region=(slice of rows, slice of keys)` pools that part of the map alone.
-        """
-        check_reduce(reduce)
-        parts = check_region(region, self.shape)
-        spans = [
-            as_spans(name, value, part.start, part.stop)
-            for name, value, part in zip(("rows", "cols"), (rows, cols), parts, strict=True)
-        ]
-        return self._pool(spans[0], spans[1], reduce).pick(reduce)
-
-    def _pool(self, rows: Spans, cols: Spans, reduce: str) -> Overview:
-        """Both overviews for spans of the map's own positions; of them, `reduce` is needed."""
-        lead = self.shape[:-2]
-        if not rows or not cols:
-            return Overview(
-                *torch.zeros(2, *lead, len(rows), len(cols), dtype=self.dtype, device=self.device)
+    def _pool(self, rows: Tensor, cols: Tensor, reduce: str) -> Overview:
+        q_bins, k_bins = (make_bins(bounds, self._side(), self.device) for bounds in (rows, cols))
+        shape = (3, cols.shape[1], rows.shape[1], *self.shape[:-2])
+        sums, tops, lows = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        for q, k, entries in self._tiles(q_bins, k_bins):
+            at, by_query = (k.bins, q.bins), entries.movedim(-2, 0)  # (queries, …, keys)
+            added, top, low = (
+                k_bins.join(q_bins.join(by_query, q, how).movedim(-1, 0), k, how) for how in REDUCTIONS
             )
-        bins = [make_bins(spans.bounds(), self._side(), self.device) for spans in (rows, cols)]
-        runs = [len(x.of_run) for x in bins]
-        sums, tops, lows = torch.zeros(3, *runs, *lead, dtype=self.dtype, device=self.device)
-        for q, k, entries in self._tiles(*bins):
-            widths = (-1, q.width, entries.shape[-1] // k.width, k.width)
-            cells = entries.reshape(*lead, *widths).movedim((-4, -2), (0, 1))  # (runs, runs, …, width, width)
-            at = q.runs, k.runs
-            sums[at], tops[at], lows[at] = (
-                cells.sum((-1, -2)),
-                cells.amax((-1, -2)).clamp_(min=0),
-                cells.amin((-1, -2)).clamp_(max=0),
-            )
-        joined = [
-            bins[1].join(bins[0].join(x, how).transpose(0, 1), how).movedim((0, 1), (-1, -2))  # type: ignore[arg-type]
-            for x, how in ((sums, "sum"), (tops, "amax"), (lows, "amin"))
-        ]
-        return Overview(joined[0] / bins[0].sizes[:, None], larger_magnitude(joined[1], joined[2]))
+            sums[at] += added
+            tops[at], lows[at] = torch.maximum(tops[at], top), torch.minimum(lows[at], low)
+        mass, most = (x.movedim((0, 1), (-1, -2)) for x in (sums, larger_magnitude(tops, lows)))
+        return Overview(mass / q_bins.sizes[:, None], most)
 
     def topk(self, k: int) -> TopK:
         """The k entries of largest magnitude of every row as `(values, indices)`, each (B, H, T, k).
@@ -164,7 +131,7 @@ class SignedMap(LazyMatrix):
         return output
 
     def takes_values(self, v: Tensor) -> bool:
-        """Whether `@` takes values of this shape."""
+        """Whether `m @ v` takes values of this shape."""
         return expand_values(self.axes, self.matrix, (self.matrix[1],), v) is not None
 
     def _check_values(self, v: Tensor) -> Tensor:
@@ -197,9 +164,7 @@ class SignedMap(LazyMatrix):
         for i, q in enumerate(q_bins.sides):
             for j, k in enumerate(k_bins.sides):
                 if visible[i][j]:
-                    entries = self.tile(q_bins.places[q.places], k_bins.places[k.places])
-                    padded = q_bins.padded[q.places, None] | k_bins.padded[k.places]
-                    yield SignedTile(q, k, entries.masked_fill(padded, 0.0))
+                    yield SignedTile(q, k, self.tile(q_bins.places[q.places], k_bins.places[k.places]))
 
     def _side(self) -> int:
         """The length of a tile's sides, so that a tile of all heads fits the cache."""
@@ -209,13 +174,15 @@ class SignedMap(LazyMatrix):
         return max(least, min(side, most if self.device.type == "cpu" else side))
 
     def _whole_bins(self) -> tuple[Bins, Bins]:
-        """All rows and all keys, each side of a tile one run without padding."""
-        q_bins, k_bins = (cut_evenly(n, self._side(), self.device) for n in self.shape[-2:])
+        """All rows and all keys."""
+        q_bins, k_bins = (whole_bins(n, self._side(), self.device) for n in self.shape[-2:])
         return q_bins, k_bins
 
 
 class DifferenceMap(SignedMap):
     """The entries of one map minus those of another of the same shape, computed on demand: `a - b`.
+
+    Its fields are the two maps, `left` and `right`.
 
     >>> import torch, regard
     >>> x = torch.eye(3)
@@ -239,20 +206,25 @@ class DifferenceMap(SignedMap):
 
     @property
     def matrix(self) -> tuple[int, int, int, int]:
+        """(B, H, T, S), also where the batch or head axis was indexed away."""
         return self.left.matrix
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the entries."""
         return torch.promote_types(self.left.dtype, self.right.dtype)
 
     @property
     def device(self) -> torch.device:
+        """The device that entries are computed on."""
         return self.left.device
 
     def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> Self:
+        """Select the sequences `batch` and the `heads`; `axes`, by default the same, are left to index."""
         return type(self)(*(m.select(batch, heads, axes) for m in (self.left, self.right)))
 
     def select_rows(self, rows: slice) -> Self:
+        """Select a run of `rows`."""
         return type(self)(*(m.select_rows(rows) for m in (self.left, self.right)))
 
     def tile(self, rows: slice | Tensor, keys: slice | Tensor = slice(None)) -> Tensor:
@@ -260,12 +232,13 @@ class DifferenceMap(SignedMap):
         return self.left.tile(rows, keys) - self.right.tile(rows, keys)
 
     def visible_blocks(self, blocks: Blocks) -> Tensor:
+        """Which of the `blocks` may hold an entry that is not 0, (R, C)."""
         return self.left.visible_blocks(blocks) | self.right.visible_blocks(blocks)
 
-    def _pool(self, rows: Spans, cols: Spans, reduce: str) -> Overview:
+    def _pool(self, rows: Tensor, cols: Tensor, reduce: str) -> Overview:
         if reduce != "mass":
             return super()._pool(rows, cols, reduce)
-        left, right = (cast(Tensor, m.pool(rows, cols)) for m in (self.left, self.right))
+        left, right = (m._pool(rows, cols, reduce).mass for m in (self.left, self.right))
         return Overview(left - right, left.new_zeros(()))  # nobody reads the maximum
 
     def _received(self, row_weights: Tensor) -> Tensor:
@@ -279,6 +252,7 @@ class DifferenceMap(SignedMap):
         return left - right
 
     def takes_values(self, v: Tensor) -> bool:
+        """Whether `m @ v` takes values of this shape."""
         return all(m.takes_values(v) for m in (self.left, self.right))
 
     def diagonal(self, offset: int = 0) -> Tensor:

@@ -92,11 +92,6 @@ class Spans:
             raise ValueError(f"edges: expected at least two increasing positions, got {numbers!r:.60}")
         return cls(numbers[:-1], numbers[1:], names)
 
-    @classmethod
-    def equal(cls, n: int, count: int) -> Spans:
-        """n positions in `count` spans as equal as can be, with edges at floor(i · n / count)."""
-        return cls.from_edges([i * n // count for i in range(count + 1)]) if count else cls([], [])
-
     def __len__(self) -> int:
         return len(self.starts)
 
@@ -134,30 +129,36 @@ class Spans:
         return Spans([a + steps for a in self.starts], [b + steps for b in self.stops], self.names)
 
 
-def as_spans(name: str, value: int | Sequence[int] | Tensor | Spans, first: int, last: int) -> Spans:
-    """Spans of the positions from `first` up to `last`, from a count of equal ones, edges, or spans.
+def as_bounds(name: str, value: int | Sequence[int] | Tensor | Spans, first: int, last: int) -> Tensor:
+    """Starts and stops (2, spans) of spans within the positions from `first` up to `last`.
 
-    `name` is the argument that errors name.
+    `value` is a count of equal spans, increasing edges, or `Spans`; `name` is the argument that errors name.
     """
     if isinstance(value, Spans):
-        spans = value
+        bounds = value.bounds()
     elif isinstance(value, list | tuple | range) or (isinstance(value, Tensor) and value.ndim):
         try:
-            spans = Spans.from_edges(value)
+            bounds = Spans.from_edges(value).bounds()
         except ValueError as error:
             raise ValueError(f"{name}: {str(error).partition(': ')[2]}") from None
     else:
         # A map without rows or without keys has no cells.
         count = check_whole_number(name, value, min(1, last - first), last - first)
-        return Spans.equal(last - first, count).shift(first)
-    if not len(spans):
+        return equal_bounds(last - first, count) + first
+    if not bounds.numel():
         raise ValueError(f"{name}: expected at least one span, got none")
-    if spans.starts[0] < first or spans.stops[-1] > last:
+    if bounds[0, 0] < first or bounds[1, -1] > last:
         raise ValueError(
             f"{name}: expected spans within the positions {first} to {last}, "
-            f"got {spans.starts[0]} to {spans.stops[-1]}"
+            f"got {int(bounds[0, 0])} to {int(bounds[1, -1])}"
         )
-    return spans
+    return bounds
+
+
+def equal_bounds(n: int, count: int) -> Tensor:
+    """Starts and stops (2, count) of n positions in equal spans, with edges at floor(i · n / count)."""
+    edges = torch.arange(count + 1) * n // max(count, 1)
+    return torch.stack([edges[:-1], edges[1:]])
 
 
 def _whole_numbers(name: str, values: Sequence[int] | Tensor) -> list[int]:

@@ -18,7 +18,6 @@ from regard.maps.data import MapData
 from regard.maps.index import Axes
 from regard.maps.product import expand_values, multiply
 from regard.maps.signed_map import SignedMap
-from regard.maps.spans import Spans
 
 
 class WeightedMap(SignedMap):
@@ -37,20 +36,25 @@ class WeightedMap(SignedMap):
 
     @property
     def matrix(self) -> tuple[int, int, int, int]:
+        """(B, H, T, S), also where the batch or head axis was indexed away."""
         return self.attention.matrix
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the entries."""
         return self.attention.dtype
 
     @property
     def device(self) -> torch.device:
+        """The device that entries are computed on."""
         return self.attention.device
 
     def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> Self:
+        """Select the sequences `batch` and the `heads`; `axes`, by default the same, are left to index."""
         return type(self)(self.attention.select(batch, heads, axes), self.u[batch, heads])
 
     def select_rows(self, rows: slice) -> Self:
+        """Select a run of `rows`."""
         return type(self)(self.attention.select_rows(rows), self.u)
 
     def tile(self, rows: slice | Tensor, keys: slice | Tensor = slice(None)) -> Tensor:
@@ -58,9 +62,10 @@ class WeightedMap(SignedMap):
         return self._shaped(reductions.tile(self.attention, rows, keys) * self.u[:, :, None, keys])
 
     def visible_blocks(self, blocks: Blocks) -> Tensor:
+        """Which of the `blocks` may hold an entry that is not 0, (R, C)."""
         return find_visibility(self.attention.mask, blocks)[0]
 
-    def _pool(self, rows: Spans, cols: Spans, reduce: str) -> overview.Overview:
+    def _pool(self, rows: Tensor, cols: Tensor, reduce: str) -> overview.Overview:
         return overview.Overview(*map(self._shaped, reductions.pool(self.attention, rows, cols, self.u)))
 
     def row_sums(self) -> Tensor:
@@ -86,6 +91,7 @@ class WeightedMap(SignedMap):
         return self.attention.k.shape[1], self.matrix[1]
 
     def takes_values(self, v: Tensor) -> bool:
+        """Whether `m @ v` takes values of this shape."""
         return expand_values(self.axes, self.matrix, self._value_heads, v) is not None
 
     def diagonal(self, offset: int = 0) -> Tensor:

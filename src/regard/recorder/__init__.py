@@ -2,10 +2,22 @@
 
 from regard.recorder.certificate import Certificate, Evidence
 from regard.recorder.context import capture
+from regard.recorder.contributions import Attribution, OutputProjection
 from regard.recorder.layer import Layer
 from regard.recorder.predictions import Predictions
 from regard.recorder.result import Capture
 from regard.recorder.sizes import capture_size
 from regard.recorder.storage.loader import load
 
-__all__ = ["Capture", "Certificate", "Evidence", "Layer", "Predictions", "capture", "capture_size", "load"]
+__all__ = [
+    "Attribution",
+    "Capture",
+    "Certificate",
+    "Evidence",
+    "Layer",
+    "OutputProjection",
+    "Predictions",
+    "capture",
+    "capture_size",
+    "load",
+]

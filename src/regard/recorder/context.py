@@ -316,6 +316,13 @@ def model_name(model: nn.Module) -> str:
     return getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
 
 
+def context_length(model: nn.Module) -> int | None:
+    """Return the most tokens that a model can read, or None if its config does not say."""
+    config = getattr(model, "config", None)
+    lengths = (getattr(config, name, None) for name in ("context_length", "max_position_embeddings"))
+    return next((length for length in lengths if isinstance(length, int)), None)
+
+
 def _model_arguments(
     model: nn.Module, inputs: Inputs | None, text: str | Sequence[str] | None, tokenizer: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -44,9 +44,6 @@ class FirstCall(NamedTuple):
 class StreamListener(Protocol):
     """What records the residual stream beside the attention calls."""
 
-    def begin(self) -> None:
-        """Begin a forward pass."""
-
     def hear(self, layer_id: LayerId, call: AttentionCall) -> None:
         """Take an attention call."""
 
@@ -117,12 +114,6 @@ class Recording(CallReceiver):
         """Announce the layers whose attention a source is going to see."""
         super().expect(layer_ids)
         self.store.expect(sum(self.selects(layer_id) for layer_id in layer_ids))
-
-    def _begin(self, tokens: PassTokens | None = None) -> None:
-        """Begin a forward pass of the model that reads `tokens`."""
-        super()._begin(tokens)
-        if self.stream is not None:
-            self.stream.begin()
 
     def record(
         self,

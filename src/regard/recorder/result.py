@@ -171,7 +171,7 @@ class Capture:
 
         `options` are those of `regard.heads.describe`.
         """
-        from regard.heads import describe
+        from regard.heads.description import describe
 
         return describe(
             self,

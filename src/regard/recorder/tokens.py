@@ -89,3 +89,17 @@ def _decode_token(tokenizer: Any, number: int) -> str:
     if piece[0] in "▁Ġ" and not text.startswith(" "):
         text = f" {text}"
     return str(text or piece)
+
+
+def encode_ids(tokenizer: Any, text: str, special: bool = False) -> list[int]:
+    """Return the token ids of a text, with the special tokens around it if `special`."""
+    if hasattr(tokenizer, "encode_batch"):  # of the `tokenizers` package
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
+    else:
+        ids = tokenizer(text, add_special_tokens=special)["input_ids"]
+    return ids
+
+
+def start_tokens(tokenizer: Any) -> list[int]:
+    """Return the token that the tokenizer puts before a text, as a list; an empty one if it puts none."""
+    return encode_ids(tokenizer, "", special=True)[:1]

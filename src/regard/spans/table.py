@@ -180,7 +180,9 @@ class SpanTable:
     def __str__(self) -> str:
         """A block for each row span: the mean mass on each part, beside that of uniform attention."""
         names = [_shown(name) for name in self.cols]
-        width = max(map(len, [*names, *(_shown(row) for row in self.rows)]), default=0) + 2
+        width = (
+            max(map(len, [*names, *(_shown(row) for row in self.rows)]), default=0) + 3
+        )  # indented, and a space after it
         interval = self.interval()
         lines = []
         for i, row in enumerate(self.rows):

@@ -34,6 +34,11 @@ def locate_tokens(tokenizer: Any, text: str) -> list[TextToken]:
         added = tokenizer.get_added_tokens_decoder()
         special_ids = {number for number, token in added.items() if token.special}
         return _known_offsets(tokenizer.encode(text), special_ids, text)
+    if not callable(tokenizer):
+        raise ValueError(
+            "tokenizer: expected one of Transformers, of the tokenizers package, or model.tokenizer of a "
+            f"GPT, got {type(tokenizer).__name__}"
+        )
     special_ids = set(getattr(tokenizer, "all_special_ids", ()))
     encoding = tokenizer(text)
     if getattr(tokenizer, "is_fast", False):

@@ -8,8 +8,9 @@ import torch
 
 import regard
 from regard import causal, chunks, documents, padding, prefix, rule, tensor_mask, window
+from regard.attention.backends import runs
 from regard.attention.backends.problem import prepare
-from regard.attention.backends.triton import configs, launch, pool, statistics
+from regard.attention.backends.triton import column_sums, configs, launch, pool, statistics
 from regard.attention.masks.views import Keys, Rows
 from regard.attention.steps import trace
 from tests.attention.backends import interpreter  # noqa: F401 (first: it settles how Triton's kernels are defined)
@@ -46,7 +47,7 @@ TEXTS = dict.fromkeys(CASES, 1) | dict.fromkeys(("documents", "padding", "heads 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     shapes = {"forward": (32, 16), "lists": (16, 32), "queries": (32, 16), "keys": (16, 32), "pool": (32, 16)}
-    shapes["statistics"] = (32, 16)
+    shapes |= {"statistics": (32, 16), "column sums": (16, 32)}
     monkeypatch.setattr(
         configs,
         "choose",
@@ -188,7 +189,7 @@ def test_pool(case, rows, cols):
     sinks = torch.randn(2).double()
     steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=2.0)
     lse = true_lse(steps.masked, sinks).float()
-    assert pool.unsupported_reason(q, k, regard.attention.masks.named_masks.as_mask(mask), rows, cols) is None
+    assert pool.unsupported_reason(q, k, regard.attention.masks.named_masks.as_mask(mask)) is None
     problem = prepare(q, k, k, mask=mask)
     found = pool.pool(q, k, lse, problem.mask, problem.scale, 2.0, rows, cols)
     for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
@@ -202,6 +203,80 @@ def test_pool_of_bins_that_fill_blocks(rows, cols):
     found = pool.pool(q, k, true_lse(steps.masked).float(), causal, 0.25, None, rows, cols)
     for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
         assert_near(result, truth, 2e-6)
+
+
+# Spans with and without gaps: equal, single positions beside a long one, some of 16, which fills a block.
+SPANS = {
+    "edges": [(0, 1), (1, 2), (2, 5), (5, 30), (30, 31), (31, 40)],
+    "gaps": [(3, 4), (7, 9), (11, 37)],
+    "blocks": [(8, 24), (24, 40)],
+    "long": [(1, 40)],
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "rows", "cols"),
+    [
+        ("full", "blocks", "edges"),
+        ("causal", "edges", "edges"),
+        ("causal, fewer queries", "gaps", "edges"),
+        ("window", "gaps", "blocks"),
+        ("both sides", "long", "gaps"),
+        ("prefix", "edges", "gaps"),
+        ("heads differ", "blocks", "edges"),
+        ("alibi", "gaps", "long"),
+    ],
+)
+def test_pool_over_spans_with_gains(case, rows, cols, monkeypatch):
+    monkeypatch.setattr(runs, "MIN_PADDING", 8)  # several widths even at these sizes
+    mask, T, S = CASES[case]
+    q, k, _ = draw(T, S, B=TEXTS[case], D=8)
+    steps = trace(q.double(), k.double(), k.double(), mask)
+    lse, problem = true_lse(steps.masked).float(), prepare(q, k, k, mask=mask)
+    bounds = [torch.tensor(SPANS[name]).T for name in (rows, cols)]
+    for gain in (None, torch.rand(len(q), 2, S), torch.randn(len(q), 2, S)):
+        entries = steps.weights if gain is None else steps.weights * gain.double().unsqueeze(-2)
+        found = pool.pool(q, k, lse, problem.mask, problem.scale, None, *bounds, gain)
+        parts = [[entries[..., a:b, c:d] for c, d in SPANS[cols]] for a, b in SPANS[rows]]
+        mass = torch.stack([torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in parts], -2)
+        assert_near(found[0], mass, 4e-6)
+        peak = torch.stack([torch.stack([largest(x.flatten(-2)) for x in row], -1) for row in parts], -2)
+        assert_near(found[1], peak, 4e-6)
+
+
+def largest(x):
+    return x.gather(-1, x.abs().argmax(-1, keepdim=True)).squeeze(-1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_column_sums(case):
+    mask, T, S = CASES[case]
+    q, k, _ = draw(T, S, B=TEXTS[case], D=8)
+    softcap, sinks = (
+        (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
+    )
+    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
+    lse = true_lse(steps.masked, sinks).float()
+    problem = prepare(q, k, k, mask=mask)
+    assert column_sums.unsupported_reason(q, k, problem.mask) is None
+    few = torch.tensor([1, 2, 17, 29])
+    for rows in (None, few):
+        w = 1e3 * torch.randn(len(q), 2, T)
+        if rows is not None:
+            w[:, :, [i for i in range(T) if i not in few]] = 0.0
+        found = column_sums.column_sums(q, k, lse, problem.mask, problem.scale, softcap, w, rows)
+        truth = (w.double().unsqueeze(-2) @ steps.weights).squeeze(-2)
+        assert_near(found, truth, 1e-6 * w.abs().sum(-1).max().item())
+
+
+def test_column_sums_beside_rows_and_keys_that_hold_nan():
+    q, k, _ = draw(20, 60)
+    k[0], k[1, :, 21:], q[:, :, 3] = torch.nan, torch.nan, torch.nan
+    mask = padding([0, 21])
+    lse = true_lse(trace(q.double().nan_to_num(), k.double(), k.double(), mask).masked).float()
+    w = torch.randn(2, 2, 20)
+    w[:, :, 3] = 0.0
+    assert torch.isfinite(column_sums.column_sums(q, k, lse, mask, 0.25, None, w)).all()
 
 
 def true_statistics(weights, first_position):

@@ -56,7 +56,6 @@ class Family:
         return ids
 
 
-NEOX = {name: x for name, x in LLAMA.items() if name != "num_key_value_heads"}
 EXPERTS = {"num_experts": 4, "moe_intermediate_size": 24, "num_experts_per_tok": 2, "head_dim": 16}
 MULTIPLIERS = {"residual_multiplier": 0.7, "embedding_multiplier": 2.0, "logits_scaling": 3.0}
 FAMILIES = {
@@ -69,13 +68,7 @@ FAMILIES = {
     "gpt-oss": Family(*DECODERS["gpt-oss"]),
     "mixtral": Family(*DECODERS["mixtral"]),
     "qwen3 moe": Family("Qwen3MoeForCausalLM", LLAMA | EXPERTS),
-    "gpt-neox": Family(
-        "GPTNeoXForCausalLM",
-        NEOX,
-        r"layers\.\d+\.attention\.dense",
-        is_centred=True,
-        unembedding="embed_out",
-    ),
+    "gpt-neox": Family(*DECODERS["gpt-neox"], r"layers\.\d+\.attention\.dense", is_centred=True),
     "cohere": Family(*DECODERS["cohere"], is_centred=True),
     "granite": Family("GraniteForCausalLM", DECODERS["granite"][1] | MULTIPLIERS),
     "bert": Family(
@@ -132,9 +125,7 @@ class FrozenModel:
             def called(module: nn.Module, args: Any, kwargs: Any, output: Any, name=name, hook=hook) -> Any:
                 return hook(name, args[0] if args else kwargs["hidden_states"], output)
 
-            handles.append(
-                self.model.get_submodule(name).register_forward_hook(called, with_kwargs=True)
-            )
+            handles.append(self.model.get_submodule(name).register_forward_hook(called, with_kwargs=True))
         try:
             with torch.no_grad():
                 yield

@@ -129,15 +129,16 @@ def test_a_hybrid_model_names_what_is_no_softmax_attention() -> None:
     assert attribution.adds_up, attribution
     assert attribution.logit == pytest.approx(float(plain[0, -1, TOKEN]), abs=1e-5)
     assert any("linear_attn is no softmax attention" in note for note in attribution.notes)
-    with pytest.raises(ValueError, match="could not be captured: see seen.missing"):
+    with pytest.raises(ValueError, match=r"could not be captured: see seen\.missing"):
         seen.rollout()
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 def test_regards_own_gpt(norm: str) -> None:
     torch.manual_seed(0)
-    options = {"activation": "gelu", "position": "learned"} if norm == "layer" else {}
-    model = GPT(Config(97, 32, 2, 32, 4, num_kv_heads=2, norm=norm, **options)).eval()
+    biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), norm == "layer")
+    sizes = {"vocab_size": 97, "context_length": 32, "num_layers": 2, "d_model": 32, "num_heads": 4}
+    model = GPT(Config(**sizes, num_kv_heads=2, norm=norm, **biases)).eval()
     ids = torch.randint(97, (2, 12))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -297,3 +298,116 @@ def test_pytorchs_own_layers_are_refused_and_run_as_without() -> None:
         seen.attribution(TOKEN)
     with pytest.raises(ValueError, match="layer 0: its output projection is not known: PyTorch's own"):
         seen.value_weighted(0)
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "t5", "gpt-oss"])
+def test_an_edited_run_is_attributed_as_it_ran(family: str) -> None:
+    model, inputs = FAMILIES[family].build(), FAMILIES[family].inputs()
+    layer = "decoder.1" if family == "t5" else 1
+    edits = (regard.ablate(layer, 2),)
+    with torch.no_grad(), regard.intervene(model, *edits):
+        plain = model(**inputs).logits
+    with regard.intervene(model, *edits), regard.capture(model, contributions=True) as seen:
+        assert torch.equal(model(**inputs).logits, plain)
+    attribution = seen.attribution(TOKEN, position=4)
+    assert attribution.adds_up
+    assert attribution.logit == pytest.approx(float(plain[0, 4, TOKEN]), abs=1e-5)
+    row = attribution.layers.index(layer)
+    assert float(attribution.heads[row, 2]) == 0.0
+    assert float(attribution.heads[row, 1]) != 0.0
+    for head in (1, 2):
+        edges = attribution.edges(layer, head)[4]
+        assert float(edges.double().sum()) == pytest.approx(float(attribution.heads[row, head]), abs=1e-5)
+
+
+class LowRankLinear(nn.Module):
+    """A linear layer with an adapter beside it, as LoRA has."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.down = base, nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def test_a_projection_with_an_adapter_beside_it_is_not_taken_for_the_whole() -> None:
+    model, inputs = FAMILIES["llama"].build(), FAMILIES["llama"].inputs()
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = LowRankLinear(attention.o_proj)
+    seen = regard.capture(model, inputs=inputs, contributions=True)
+    assert seen.output_projection(0).certified
+    with pytest.raises(ValueError, match="layer 1: its output projection is not known: several linear"):
+        seen.value_weighted(1)
+    assert not seen.attribution(TOKEN).adds_up
+
+
+class Block(nn.Module):
+    """A block whose attention is not heard without an adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.attention = HomemadeAttention()
+        self.mlp = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x))
+        return x + self.mlp(x)
+
+
+class HomemadeAttention(nn.Module):
+    """Attention in plain matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        self.call = {"q": q, "k": k, "v": v, "output": (q @ k.mT / 8**0.5).softmax(-1) @ v}
+        return self.out(self.call["output"].transpose(1, 2).flatten(2))
+
+
+class TwoStacks(nn.Module):
+    """A model with a list of blocks for each of two stacks, the second of which may continue the first."""
+
+    def __init__(self, continues: bool) -> None:
+        super().__init__()
+        self.continues = continues
+        self.embedding = nn.Embedding(23, 16)
+        self.first, self.second = (nn.ModuleList(Block() for _ in range(2)) for _ in range(2))
+        self.head = nn.Linear(16, 23)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = embedded = self.embedding(ids)
+        for block in self.first:
+            x = block(x)
+        x = x if self.continues else embedded
+        for block in self.second:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_attention_that_an_adapter_describes_is_in_the_rest(continues: bool) -> None:
+    torch.manual_seed(0)
+    model = TwoStacks(continues).eval()
+    ids = torch.randint(23, (1, 6))
+    with torch.no_grad():
+        logits = model(ids)
+
+    def adapter(module: nn.Module, args: object, kwargs: object, output: Tensor) -> dict[str, Tensor]:
+        return module.call
+
+    adapters = {"first.*.attention": adapter, "second.*.attention": adapter}
+    seen = regard.capture(model, inputs=(ids,), contributions=True, adapters=adapters)
+    attribution = seen.attribution(TOKEN)
+    assert attribution.adds_up, attribution
+    assert attribution.logit == pytest.approx(float(logits[0, -1, TOKEN]), abs=1e-5)
+    assert len(attribution.blocks) == (4 if continues else 2)
+    assert attribution.heads.numel() == 0
+    assert any("is in .rest" in note for note in attribution.notes)
+    direction = (model.head.weight[TOKEN] * model.embedding(ids)[0, -1]).sum()
+    assert attribution.embedding == pytest.approx(float(direction.detach()), abs=1e-5)

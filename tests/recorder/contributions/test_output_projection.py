@@ -77,6 +77,7 @@ def test_a_value_weighted_map_has_the_entries_that_its_definition_says() -> None
             )
 
 
+@torch.no_grad()
 def test_a_layer_with_other_numbers_is_no_output_projection() -> None:
     output = torch.randn(2, 4, 5, 8)
     merged = output.transpose(1, 2).flatten(2)

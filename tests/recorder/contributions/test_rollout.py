@@ -97,7 +97,9 @@ def test_a_part_of_a_model_is_refused(tmp_path: Path) -> None:
 def test_a_model_with_several_stacks_is_rolled_out_stack_by_stack() -> None:
     model, inputs = FAMILIES["t5"].build(), FAMILIES["t5"].inputs()
     seen = regard.capture(model, inputs=inputs)
-    with pytest.raises(ValueError, match="stack: expected one of .*'encoder'.*, since the model has several"):
+    with pytest.raises(
+        ValueError, match=r"stack: expected one of .*'encoder'.*, since the model has several"
+    ):
         seen.rollout()
     matrices = [m.to_dense()[0] for m in seen.maps_of("encoder")]
     torch.testing.assert_close(

@@ -1,8 +1,8 @@
 """Runs: spans of positions, equal or very unequal, cut into pieces of a few widths, and joined again.
 
-To pool is to reduce a tile over pieces of one width. A long span is cut into several runs and a short one is
-a run of its own. Runs of nearly one width are padded to it; all others form groups of their own, so that one
-token beside 100,000 costs one token.
+A kernel reduces a tile over pieces of one width. A long span is cut into several runs and a short one is a
+run of its own. A few runs of another width are padded; many form a group of their own, so that one token
+beside 100,000 costs one token.
 """
 
 from __future__ import annotations
@@ -23,19 +23,16 @@ class RunGroup(NamedTuple):
     places: Tensor  # (runs, width) positions; −1 where a run is shorter
 
 
-def cut_into_runs(
-    starts: Tensor, stops: Tensor, max_width: int, *, powers_of_two: bool = False
-) -> list[RunGroup]:
+def cut_into_runs(starts: Tensor, stops: Tensor, max_width: int) -> list[RunGroup]:
     """Cut the spans from `starts` (spans,) to `stops` (spans,) into runs of at most `max_width`.
 
-    `powers_of_two` makes every width a power of two, as `max_width` then has to be.
+    Every width is a power of two, as `max_width` has to be.
     """
     lengths = stops - starts
     per_span = (lengths + max_width - 1) // max_width
-    own = (lengths + per_span - 1) // per_span  # the width of a span's runs
+    own = (lengths + per_span - 1) // per_span  # the places that a span's runs fill
     powers = 2 ** torch.arange(max_width.bit_length(), device=own.device)
-    widths = powers[torch.searchsorted(powers, own)] if powers_of_two else own
-    widths = _merge_widths(widths, per_span)
+    widths = _merge_widths(powers[torch.searchsorted(powers, own)], per_span)
     groups = []
     for width in torch.unique(widths).tolist():
         spans = (widths == width).nonzero().flatten()
@@ -66,7 +63,7 @@ def _merge_widths(widths: Tensor, per_span: Tensor) -> Tensor:
 
 
 def join_runs(x: Tensor, spans: Tensor, count: int, reduce: Literal["sum", "amax", "amin"]) -> Tensor:
-    """Join the runs x (runs, …) of each of `count` spans; the largest is at least 0, the least at most 0.
+    """Reduce x (runs, …) to each of `count` spans; the largest is at least 0 and the least at most 0.
 
     The result has the same bits every time, also on a GPU.
     """

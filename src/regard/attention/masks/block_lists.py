@@ -27,7 +27,9 @@ class BlockLists(NamedTuple):
     split: Tensor  # (lists,) int32
     block: Tensor  # (entries,) int32
     tile: Tensor  # (entries,) int32: the stored tile of a partial block; undefined before split
-    tiles: Tensor  # (tiles, rows of a block, cols of a block / 8) uint8, key 8·i + j in bit j of byte i
+    # (tiles, rows of a block, cols of a block / 8) uint8, key 8·i + j in bit j of byte i; None if the kernel
+    # itself finds what is visible in partial blocks
+    tiles: Tensor | None
     batch_step: int  # the list of block r for batch b and head h is b · batch_step + h · head_step + r
     head_step: int
 
@@ -120,6 +122,25 @@ def find_visible_blocks(
     store, number = _deduplicate(store)
     tile = torch.where(tile < 0, tile, number[tile]) if len(number) else tile
     return VisibleBlocks(head, row, col, tile, store, (batches, heads, R, C))
+
+
+def find_bounded_blocks(
+    mask: Mask, shape: tuple[int, int, int, int], rows: Tensor, cols: Tensor, exists: Tensor
+) -> VisibleBlocks:
+    """`find_visible_blocks` by what a mask says of whole blocks, for a kernel that needs no bits of it.
+
+    The mask is the same for every sequence and head. A block that need not be full counts as partial.
+    """
+    _, _, T, S = shape
+    q_first, q_last = rows[:, :1] + S - T, rows[:, -1:] + S - T  # (R, 1)
+    some, every = mask.block_bounds(Blocks(q_first, q_last, cols[:, :1].mT, cols[:, -1:].mT, T, S))
+    table = (1, 1, len(rows), len(cols))
+    full = (some & every & exists.all(-1)).expand(table)
+    partial = (some.expand(table) & ~full).nonzero()
+    entries = [_entries(full.nonzero(), 0, 1), _entries(partial, 0, 1, torch.zeros_like(partial[:, 0]))]
+    head, row, col, tile = torch.cat(entries, 1)
+    none = torch.zeros(0, rows.shape[1], cols.shape[1] // 8, dtype=torch.uint8, device=rows.device)
+    return VisibleBlocks(head, row, col, tile, none, table)
 
 
 def _rectangles(unsure: Tensor, entries: int) -> list[tuple[slice, Tensor]]:

@@ -34,7 +34,7 @@ class HeadGradient:
 
     rows: Tensor  # (rows,) rows of the flattened tokens
     gradient: Tensor  # (H, E) W_hᵀ · g, in float64
-    gated_output: Tensor | None  # (H, E) the heads' output after a gate, in float64; None without a gate
+    gated_output: Tensor | None  # (H, E) the heads' output after a gate or an edit, None without
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Attribution:
     embedding: float
     """What the embedding of the token at the position adds."""
     heads: Tensor
-    """What each head adds, (layers, heads); the rows are those of `layers`. 0 where a layer has fewer heads."""
+    """What each head adds, (layers, heads), in rows for `layers`; 0 where a layer has fewer heads."""
     layers: list[int | str]
     """The keys of the layers of `heads`."""
     mlps: Tensor
@@ -240,8 +240,9 @@ class _TermSums:
     def _add_heads(self, term: StreamTerm, rows: Tensor, g: Tensor, merged: Tensor) -> None:
         """Add what the heads of a layer give, and their bias; `merged` (rows, H·E) is what they output."""
         projection, layer = term.projection, term.layer
-        assert projection is not None and layer is not None
-        gradient = (g @ projection.weights.weight.double()).unflatten(1, (projection.num_heads, -1))
+        assert projection is not None
+        assert layer is not None
+        gradient = (g @ projection.weights.weight.double()).view(len(g), projection.num_heads, -1)
         products = gradient * merged.view(gradient.shape)  # (rows, H, E)
         self.squares += float(products.square().sum())
         amounts = products.sum((0, 2)).cpu()  # (H,)
@@ -250,7 +251,8 @@ class _TermSums:
             self.rest += float((g @ projection.bias.double()).sum())
         earlier = self.gradients.get(layer)
         whole = gradient.sum(0) if earlier is None else earlier.gradient + gradient.sum(0)
-        gated = merged[0].view(whole.shape) if projection.is_gated and len(merged) else None
+        is_gated = (projection.is_gated or term.is_edited) and len(merged)
+        gated = merged[0].view(whole.shape) if is_gated else None
         self.gradients[layer] = HeadGradient(rows, whole, gated)
 
     def attribution(

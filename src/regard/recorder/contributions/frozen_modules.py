@@ -2,7 +2,7 @@
 
 A norm divides by a number that depends on its input. With this number held at the value that it had in the
 run, the norm is a linear map, and what was added to the residual stream can be followed through it. Here a
-module is recognised by its numbers, not by its class: its output has to be scale · (x − mean) · weight + bias.
+module is recognised by its numbers, not by its class: its output is scale · (x − mean) · weight + bias.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FrozenLinear(NamedTuple):
 
 
 class _Frozen(torch.autograd.Function):
-    """A module whose output is its own, bit for bit, and whose backward pass is that of a fixed linear map."""
+    """A module's own output, bit for bit, with the backward pass of a fixed linear map."""
 
     @staticmethod
     def forward(
@@ -84,18 +84,18 @@ def gradient_variable(x: Tensor) -> Tensor:
 
 def tracked(output: Tensor, variable: Tensor) -> Tensor:
     """A tensor as the start of the residual path: its gradient goes to `variable`."""
-    started: Tensor = _Start.apply(variable, (output.detach(),))
+    started: Tensor = _Start.apply(variable, (output.detach(),))  # type: ignore[no-untyped-call]
     return started
 
 
 def tracked_through(frozen: FrozenMap | FrozenLinear, x: Tensor, output: Tensor, bias: Tensor) -> Tensor:
-    """A module's own `output`, from which gradients go through a frozen map to x, and to the variable `bias`."""
-    result: Tensor = _Frozen.apply(x, bias, frozen, (output.detach(),))
+    """A module's own `output`, whose gradient goes to x through a frozen map, and to the variable `bias`."""
+    result: Tensor = _Frozen.apply(x, bias, frozen, (output.detach(),))  # type: ignore[no-untyped-call]
     return result
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm by its class's name, or by having vectors for parameters and nothing else."""
+    """Whether a module is a norm by its class's name, or by having vectors for all its parameters."""
     if "norm" in type(module).__name__.lower():
         return not any(True for _ in module.children())
     parameters = list(module.parameters())

@@ -1,8 +1,8 @@
 """The role of every module on a model's residual path, read from the model's structure.
 
-The residual stream goes from block to block. Inside a block, a branch reads the stream through a norm and adds
-something to it. A role says how a module is treated while the stream is recorded: whether it is a branch whose
-output is a term of the stream, a norm or a linear map that the stream passes through, or part of attention.
+The residual stream goes from block to block. Inside a block, a branch reads the stream through a norm and
+adds something to it. A role says how a module is treated while the stream is recorded: as a branch whose
+output is a term of the stream, as a norm or a linear map that the stream passes through, or as attention.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def module_roles(
         if id(module) not in inside and (role := _role_outside(module)) is not None
     ]
     first: dict[int, ModuleRole] = {}
-    for role in roles:  # blocks may share a module
-        first.setdefault(id(role.module), role)
+    for module_role in roles:  # blocks may share a module
+        first.setdefault(id(module_role.module), module_role)
     return tuple(first.values())
 
 

@@ -51,14 +51,15 @@ class OutputProjection:
 
     def head_weights(self) -> Tensor:
         """The part of the weight that reads each head, (H, d_model, E)."""
-        return self.weights.weight.unflatten(1, (self.num_heads, -1)).transpose(0, 1)
+        weight = self.weights.weight
+        return weight.reshape(len(weight), self.num_heads, -1).transpose(0, 1)
 
     def head_terms(self, merged: Tensor) -> Tensor:
         """What each head adds to the residual stream, W_h · o_h: (…, H, d_model), without the bias.
 
         `merged` (…, H·E) is an input of the layer: the outputs of all heads, one after the other.
         """
-        heads = merged.unflatten(-1, (self.num_heads, -1))  # (…, H, E)
+        heads = merged.reshape(*merged.shape[:-1], self.num_heads, -1)  # (…, H, E)
         return torch.einsum("...he,hde->...hd", heads, self.head_weights().to(heads.dtype))
 
     def value_norms(self, values: Tensor, heads: Sequence[int]) -> Tensor:
@@ -66,17 +67,28 @@ class OutputProjection:
 
         `values` are (B, G, S, E), and equally many of the heads read each of the G.
 
-        W_h = Q·R with orthonormal Q, so that ‖W_h · v‖ = ‖R · v‖: R is E×E, and no (S, d_model) is computed.
+        W_hᵀW_h = L·Lᵀ, so that ‖W_h · v‖ = ‖Lᵀ · v‖: L is E×E, and no (S, d_model) is computed.
         """
         self.weights.check_unchanged()
         B, G, S, _ = values.shape
         dtype, device = working_dtype(values.dtype), values.device
+        weights = self.head_weights()[list(heads)].double()  # (heads, d_model, E)
+        gram = weights.mT @ weights  # (heads, E, E)
+        # In float64 this moves no norm by more than the rounding of float32, and makes L exist.
+        jitter = 4.0 * gram.shape[-1] * torch.finfo(gram.dtype).eps * gram.diagonal(dim1=-2, dim2=-1)
+        triangles = torch.linalg.cholesky(
+            gram + jitter.amax(-1).clamp_min(1e-300)[:, None, None] * _eye(gram)
+        )
+        triangles = triangles.to(device, dtype)
         norms = values.new_empty(B, len(heads), S, dtype=dtype)
-        for i, head in enumerate(heads):
-            triangle = torch.linalg.qr(self.head_weights()[head].double(), "r").R  # (min(d_model, E), E)
+        for i in range(len(heads)):
             value = values[:, i * G // len(heads)].to(dtype)  # (B, S, E)
-            norms[:, i] = (value @ triangle.to(device, dtype).mT).norm(dim=-1)
+            norms[:, i] = (value @ triangles[i]).norm(dim=-1)
         return norms
+
+
+def _eye(x: Tensor) -> Tensor:
+    return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
 
 
 def has_same_rows(merged: Tensor, output: Tensor) -> bool:

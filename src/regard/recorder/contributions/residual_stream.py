@@ -19,8 +19,22 @@ from regard.recorder.contributions.linear_weights import LinearWeights
 from regard.recorder.contributions.output_projection import OutputProjection
 
 NONLINEAR = frozenset(
-    ("Gelu", "Relu", "Silu", "Tanh", "Sigmoid", "Softmax", "Exp", "Log", "Pow", "Rsqrt", "Sqrt")
-    + ("NativeLayerNorm", "FusedRmsNorm", "LinalgVectorNorm")
+    (
+        "Exp",
+        "FusedRmsNorm",
+        "Gelu",
+        "LinalgVectorNorm",
+        "Log",
+        "NativeLayerNorm",
+        "Pow",
+        "Relu",
+        "Rsqrt",
+        "Sigmoid",
+        "Silu",
+        "Softmax",
+        "Sqrt",
+        "Tanh",
+    )
 )
 """Names that autograd gives to operations that are not linear."""
 
@@ -42,6 +56,8 @@ class StreamTerm:
     """The output projection of heads."""
     layer: int | str | None = None
     """The key of the layer whose heads these are."""
+    is_edited: bool = False
+    """Whether an intervention has changed what the heads gave."""
 
 
 @dataclass
@@ -68,24 +84,29 @@ class StreamPass:
 
     def drop_unreachable_terms(self) -> None:
         """Forget the terms from which nothing leads to the state, such as an encoder's beside a decoder."""
-        reachable: set[int] = set()
-        pending: list[Any] = [] if self.state is None else [self.state.grad_fn]
-        visited = set()
-        while pending:
-            node = pending.pop()
-            if node is None or node in visited:
-                continue
-            visited.add(node)
-            operation = node.name().partition("Backward")[0]
-            if operation in NONLINEAR:
-                self.is_linear = False
-                self.notes[f"{operation} is on the path to the logits, is not linear and was not frozen"] = (
-                    None
-                )
-            if hasattr(node, "variable"):
-                reachable.add(id(node.variable))
-            pending += [following for following, _ in node.next_functions]
+        nodes = [] if self.state is None else graph_nodes(self.state)
+        for operation in sorted({node.name().partition("Backward")[0] for node in nodes} & NONLINEAR):
+            self.is_linear = False
+            self.notes[f"{operation} is on the path to the logits, is not linear and was not frozen"] = None
+        reachable = {id(node.variable) for node in nodes if hasattr(node, "variable")}
         self.terms = [term for term in self.terms if id(term.variable) in reachable]
+
+    def leads_to(self, x: Tensor) -> bool:
+        """Whether a term is part of a tensor."""
+        variables = {id(term.variable) for term in self.terms}
+        return any(id(node.variable) in variables for node in graph_nodes(x) if hasattr(node, "variable"))
+
+
+def graph_nodes(x: Tensor) -> list[Any]:
+    """Return the nodes of the autograd graph that has led to a tensor."""
+    pending: list[Any] = [x.grad_fn]
+    visited: dict[Any, None] = {}
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in visited:
+            visited[node] = None
+            pending += [following for following, _ in node.next_functions]
+    return list(visited)
 
 
 @dataclass

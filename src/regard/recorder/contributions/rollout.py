@@ -34,8 +34,8 @@ def _step(shares: Tensor, m: AttentionMap, norms: Tensor | None) -> Tensor:
     """Pass the shares (T,) of a layer's outputs on to its inputs.
 
     The rows of a layer's mean weights sum to 1, except for rows without a visible key and those of a sink
-    logit. They are divided by their sums, so that what a sink logit takes is spread over the keys; a row whose
-    sum is 0 passes everything on by its residual connection.
+    logit. They are divided by their sums, so that what a sink logit takes is spread over the keys; a row
+    whose sum is 0 passes everything on by its residual connection.
     """
     H = m.shape[0]
     sums = _row_sums(m, norms)  # (T,)

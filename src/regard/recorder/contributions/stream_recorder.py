@@ -46,7 +46,9 @@ class HeardCall(NamedTuple):
     """An attention call whose output projection has not run yet."""
 
     layer_id: LayerId
-    output: Tensor  # (B, H, T, E)
+    output: Tensor  # (B, H, T, E) with which the model goes on
+    is_edited: bool
+    """Whether an intervention has changed it."""
 
 
 class StreamRecorder:
@@ -69,6 +71,7 @@ class StreamRecorder:
         self._pass = StreamPass()
         self._entered: set[str] = set()  # the stacks whose first block has run in this pass
         self._heard: list[HeardCall] = []
+        self._found: HeardCall | None = None  # the last call whose output projection has run
         self._logits: Tensor | None = None  # the unembedding's output for the last token, (B, V)
         self._state: Tensor | None = None  # the last hidden states that `GPT.states` returned
         self._projections: dict[int | str, OutputProjection] = {}
@@ -102,16 +105,11 @@ class StreamRecorder:
 
     # What the recording tells.
 
-    def begin(self) -> None:
-        """Begin a forward pass."""
-        self._pass, self._logits, self._state = StreamPass(), None, None
-        self._entered.clear()
-        self._heard.clear()
-
     def hear(self, layer_id: LayerId, call: AttentionCall) -> None:
         """Take an attention call, whose output projection comes next."""
         if self.problem is None and self._depth:
-            self._heard.append(HeardCall(layer_id, call.output.detach()))
+            output = call.output if call.used is None else call.used
+            self._heard.append(HeardCall(layer_id, output.detach(), call.used is not None))
         elif self.problem is not None:
             self._not_found[layer_id.key] = self.problem
 
@@ -126,12 +124,12 @@ class StreamRecorder:
         }
         stream.unembedding, stream.problem, stream.token_id = self.unembedding, self.problem, self.token_id
         stream.is_reordered |= is_reordered
-        finished, self._pass = self._pass, StreamPass()
-        if finished.state is not None:
-            finished.drop_unreachable_terms()
-            stream.passes.append(finished)
+        if self._pass.state is not None:
+            self._pass.drop_unreachable_terms()
+            stream.passes.append(self._pass)
+        self._pass, self._logits, self._state = StreamPass(), None, None
         self._projections, self._not_found = {}, {}
-        self.begin()
+        self._entered.clear()
 
     # How modules run.
 
@@ -157,9 +155,11 @@ class StreamRecorder:
         stack = role.name.rpartition(".")[0]
         index, state = _first_state(args, kwargs)
         torch.set_grad_enabled(True)  # until the model ends: the path goes on after the block
-        # A second list of blocks beside the first continues it; one in another module is another stack.
+        # A second list of blocks in one module may continue the first; in another module it is another stack.
         parents = {name.rpartition(".")[0] for name in self._entered}
-        is_first = stack.rpartition(".")[0] not in parents
+        is_first = stack not in self._entered and not (
+            stack.rpartition(".")[0] in parents and state is not None and self._pass.leads_to(state)
+        )
         if state is not None and (is_first or not state.requires_grad):
             if not is_first:
                 self._note(f"what enters {role.name} could not be followed back, and is in .rest")
@@ -171,6 +171,7 @@ class StreamRecorder:
         self._entered.add(stack)
         result = forward(*args, **kwargs)
         self._lose_heard_calls()
+        self._found = None
         return result
 
     def _run_attention(self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -180,10 +181,16 @@ class StreamRecorder:
         """
         if not self._depth:
             return forward(*args, **kwargs)
+        terms = len(self._pass.terms)
         torch.set_grad_enabled(False)
         result = forward(*args, **kwargs)
         torch.set_grad_enabled(True)
-        return result
+        self._found = None
+        if self._heard or len(self._pass.terms) > terms:
+            return result
+        # No call was heard inside: an adapter describes it afterwards, or it could not be read.
+        self._note(f"what the heads of {role.name} add was not told apart, and is in .rest")
+        return _replaced(result, lambda x: self._add_term("other", role, x) if x.is_floating_point() else x)
 
     def _run_branch(self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a branch without gradients; every tensor that it returns is a term."""
@@ -206,9 +213,14 @@ class StreamRecorder:
             merged = args[0].detach()
             found = self._find_projection(role, merged, output)
         if found is not None:
-            layer_id, projection = found
-            self._projections[layer_id.key] = projection
-            return self._add_term("heads", role, output, own_memory(merged), projection, layer_id.key)
+            call, projection = found
+            self._projections[call.layer_id.key], self._found = projection, call
+            return self._add_term("heads", role, output, own_memory(merged), projection, call)
+        if self._found is not None and has_same_rows(merged, self._found.output):
+            key = self._found.layer_id.key
+            self._projections.pop(key, None)
+            self._not_found[key] = "several linear layers read its output, as adapters of a fine-tuning do"
+            return self._add_term("other", role, output)
         if role.role == "linear":
             return self._add_term("mlp", role, output)
         # Inside attention: queries, keys and values come before the call, and are no terms of the stream.
@@ -218,8 +230,8 @@ class StreamRecorder:
 
     def _find_projection(
         self, role: ModuleRole, merged: Tensor, output: Tensor
-    ) -> tuple[LayerId, OutputProjection] | None:
-        """Return the layer whose heads a linear layer reads, and the layer as their output projection."""
+    ) -> tuple[HeardCall, OutputProjection] | None:
+        """Return the call whose heads a linear layer reads, and the layer as their output projection."""
         for i, call in enumerate(self._heard):
             B, H, T, E = call.output.shape
             is_same = has_same_rows(merged, call.output)
@@ -234,7 +246,7 @@ class StreamRecorder:
                 projection = certified_projection(role.name, role.module, merged, output, H, is_gated)
                 if projection is not None:
                     del self._heard[i]
-                    return call.layer_id, projection
+                    return call, projection
         return None
 
     def _run_norm(self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -306,13 +318,24 @@ class StreamRecorder:
         output: Tensor,
         value: Tensor | None = None,
         projection: OutputProjection | None = None,
-        layer: int | str | None = None,
+        call: HeardCall | None = None,
     ) -> Tensor:
         """Add a module's output to the terms, and return it as the start of a path."""
         torch.set_grad_enabled(True)  # from here on, if the module is inside attention
         variable = gradient_variable(output)
         value = output.detach().clone() if value is None else value
-        self._pass.terms.append(StreamTerm(kind, role.name, role.block, variable, value, projection, layer))
+        self._pass.terms.append(
+            StreamTerm(
+                kind,
+                role.name,
+                role.block,
+                variable,
+                value,
+                projection,
+                None if call is None else call.layer_id.key,
+                call is not None and call.is_edited,
+            )
+        )
         return tracked(output, variable)
 
     def _through(
@@ -355,7 +378,7 @@ class StreamRecorder:
 
 
 def find_unembedding(model: nn.Module, roles: tuple[ModuleRole, ...]) -> LinearWeights | None:
-    """Return the layer that computes the logits: the model's own word, or a linear layer of its vocabulary."""
+    """Return the layer that computes the logits: by its own word, or by the vocabulary's size."""
     for module in model.modules():
         if isinstance(module, GPT):
             return LinearWeights.of(

@@ -51,6 +51,8 @@ CONFIGS: dict[tuple[str, int], list[tuple[int, KernelConfig]]] = {
     ("lists backward", 4): [(64, KernelConfig(32, 32, 4, 1)), (256, KernelConfig(16, 16, 4, 1))],
     ("pool", 2): [(128, KernelConfig(128, 128, 8, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("pool", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
+    ("column sums", 2): [(128, KernelConfig(128, 128, 8, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
+    ("column sums", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
     ("statistics", 2): [(128, KernelConfig(128, 128, 8, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("statistics", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
 }

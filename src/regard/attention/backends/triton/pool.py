@@ -1,30 +1,46 @@
 """Launches the Triton kernel that pools an attention matrix: how bins become blocks, and back.
 
-A kernel works on blocks whose size is a power of two. Bins that fill such blocks are used as they are; others
-(1,000 queries in 7 bins, say) are laid out with gaps, so that each bin begins at a block or a fraction of
-one.
+A kernel works on blocks whose size is a power of two. Equal bins that fill such blocks are used as they are;
+others (1,000 queries in 7 bins, or the words of a text) are cut into runs and laid out with gaps, so that
+each run begins at a block or a fraction of one. Runs of each width are a launch of their own.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from itertools import product
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.attention.backends.runs import cut_into_runs, join_runs
 from regard.attention.backends.triton import configs
-from regard.attention.backends.triton.launch import descriptor, padded, scores_of, unsupported_scores_reason
+from regard.attention.backends.triton.launch import (
+    KernelScores,
+    descriptor,
+    padded,
+    scores_of,
+    unsupported_scores_reason,
+)
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
-from regard.attention.masks.block_lists import cut_into_blocks, find_visible_blocks
+from regard.attention.masks.block_lists import (
+    BlockLists,
+    cut_into_blocks,
+    find_bounded_blocks,
+    find_visible_blocks,
+)
 from regard.attention.masks.memo import memoize_on_mask
 
+REDUCTIONS: tuple[Literal["sum", "amax"], ...] = ("sum", "amax")  # of the mass and of the peak
+PoolBins = int | Tensor
+"""A number of equal bins, or the starts and stops of bins, (2, bins): disjoint and in increasing order."""
 
-def unsupported_reason(q: Tensor, k: Tensor, mask: Mask, rows: int, cols: int) -> str | None:
-    """Why the kernel cannot pool to rows × cols bins, in a phrase, or None if it can."""
-    for bins, length, what in ((rows, q.shape[-2], "queries"), (cols, k.shape[-2], "keys")):
-        if not 1 <= bins <= length:
-            return f"needs no more bins than {what}, not {bins} for {length}"
+
+def unsupported_reason(q: Tensor, k: Tensor, mask: Mask) -> str | None:
+    """Why the kernel cannot pool, in a phrase, or None if it can."""
+    if 0 in q.shape or 0 in k.shape:
+        return "needs at least one query and one key"
     return unsupported_scores_reason(q, mask)
 
 
@@ -35,60 +51,65 @@ def pool(
     mask: Mask,
     scale: float,
     softcap: float | None,
-    rows: int,
-    cols: int,
+    rows: PoolBins,
+    cols: PoolBins,
+    gain: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The weights exp(score − lse) of q (B, H, T, D) on k (B, G, S, D), pooled to rows × cols bins.
 
-    `lse` (B, H, T) is the row log-sum-exp. Returns two tensors (B, H, rows, cols) in float32: the mass
-    (summed over the keys of a bin, averaged over its queries) and the peak (the largest weight). The edges of
-    the bins are floor(i · T / rows) and floor(j · S / cols).
+    `lse` (B, H, T) is the row log-sum-exp; `gain` (B, H, S), if given, multiplies the weights of each key.
+    Returns two tensors (B, H, rows, cols) in float32: the mass (summed over the keys of a bin, averaged over
+    its queries) and the peak (the entry of largest magnitude, with its sign). The edges of equal bins are
+    floor(i · T / rows) and floor(j · S / cols).
     """
-    from regard.attention.backends.triton.pool_kernel import pool_kernel
-
+    if gain is not None and bool((gain < 0).any()):
+        # The kernel takes gains of one sign.
+        above, below = (
+            pool(q, k, lse, mask, scale, softcap, rows, cols, part.clamp(min=0.0)) for part in (gain, -gain)
+        )
+        return above[0] - below[0], torch.where(below[1] > above[1], -below[1], above[1])
     B, H, T, D = q.shape
-    G, S = k.shape[1], k.shape[2]
+    S = k.shape[2]
     scores = scores_of(mask, scale, softcap, T, S, q.device)
     q = -q if scores.negative else q
     (width,) = padded(D)
     config = configs.choose("pool", width, q.dtype)
-    across, down = _layout(S, cols, config.cols, q.device), _layout(T, rows, config.rows, q.device)
-    lists, band, parts = None, scores.band, across.parts
-    if band is None or down.places is not None or across.places is not None:
-        # Lists hold blocks in no order of keys, so the parts of a bin are combined afterwards.
+    down, across = _layouts(T, rows, config.rows, q.device), _layouts(S, cols, config.cols, q.device)
+    lists: list[BlockLists | None] = [None]
+    if scores.band is None or down[0].places is not None or across[0].places is not None:
         shape = (B, H, T, S)
         lists = memoize_on_mask(
             scores.mask,
-            (shape, rows, cols, config, q.device),
-            lambda: find_visible_blocks(
-                scores.mask, shape, down.blocks(T, q.device)[0], *across.blocks(S, q.device)
-            ),
-        ).by_row()
-        band, parts = Band(), 1
-    bin_rows, bin_cols = rows * down.parts, cols * across.parts // parts
-    mass, peak = torch.zeros(2, B, H, bin_rows, bin_cols, dtype=torch.float32, device=q.device)
-    edges = torch.arange(rows + 1, device=q.device) * T // rows
-    share = (1 / edges.diff()).repeat_interleave(down.parts)
-    # Triton launches on the current device.
-    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
-        pool_kernel[(-(-bin_rows // down.bins) * B * H,)](
-            q, k, descriptor(k, config.tma, config.cols, width), lse.contiguous(), mass, peak, share,
-            scores.slopes, lists, band, down.places, across.places,
-            q.stride(), k.stride(), H, H // G, T, S, scores.factor, scores.cap, bin_rows, bin_cols,
-            D, width, config.rows, config.cols, down.bins, across.bins, parts, configs.PRECISION,
-            num_warps=config.warps, num_stages=config.stages,
-        )  # fmt: skip
-    if (bin_rows, bin_cols) == (rows, cols):
-        return mass, peak
-    by_part = (B, H, rows, bin_rows // rows, cols, bin_cols // cols)
-    return mass.view(by_part).sum((3, 5)), peak.view(by_part).amax((3, 5))
+            (shape, _key(rows), _key(cols), config, q.device),
+            lambda: [
+                _visit(scores.mask, scores.band, shape, row_layout, col_layout, q.device)
+                for row_layout, col_layout in product(down, across)
+            ],
+        )
+    sizes = _bounds(T, rows).diff(dim=0)[0].to(q.device)
+    counts = len(sizes), cols if isinstance(cols, int) else cols.shape[1]
+    pooled: list[Tensor] = []
+    for (row_layout, col_layout), visits in zip(product(down, across), lists, strict=True):
+        # Lists hold blocks in no order of keys, so the parts of a bin are combined afterwards.
+        parts = col_layout.parts if visits is None else 1
+        cells = _launch(
+            q, k, lse, scores, visits, row_layout, col_layout, parts, config, 1 / sizes, gain, width
+        )
+        joined = []
+        for part, reduce in zip(cells, REDUCTIONS, strict=True):
+            by_row = row_layout.join(part, -2, row_layout.parts, counts[0], reduce)
+            joined.append(col_layout.join(by_row, -1, col_layout.parts // parts, counts[1], reduce))
+        # A bin is in one layout; the others have 0 for it.
+        pooled = [a.add_(b) for a, b in zip(pooled, joined, strict=True)] if pooled else joined
+    return pooled[0], pooled[1]
 
 
 class Layout(NamedTuple):
-    """How the bins of one axis lie in blocks: several to a block, or several blocks to a bin."""
+    """How bins of one axis lie in blocks: several runs to a block, or several blocks to a bin."""
 
-    bins: int  # bins in a block
-    parts: int  # blocks in a bin
+    spans: Tensor  # (runs,) the bin of each run
+    bins: int  # runs in a block
+    parts: int  # blocks in a bin, where place n holds index n
     size: int  # places in a block
     places: Tensor | None  # the index in each place, −1 for a gap; None: place n holds index n
 
@@ -96,20 +117,94 @@ class Layout(NamedTuple):
         """The indices in each block (blocks, size), gaps filled with a neighbour, and which exist."""
         if self.places is None:
             return cut_into_blocks(length, self.size, device)
-        index = self.places.view(-1, self.size)
+        index = self.places.view(-1, self.size).long()
         return index.cummax(-1).values.clamp(min=0), index >= 0
 
+    def join(self, x: Tensor, dim: int, parts: int, count: int, reduce: Literal["sum", "amax"]) -> Tensor:
+        """Join the runs along an axis of x to `count` bins; `parts` runs each where no place is a gap."""
+        if self.places is not None:
+            return join_runs(x.movedim(dim, 0), self.spans, count, reduce).movedim(0, dim)
+        if parts == 1:
+            return x
+        by_part: Tensor = x.movedim(dim, -1).unflatten(-1, (count, parts))  # type: ignore[no-untyped-call]
+        return (by_part.sum(-1) if reduce == "sum" else by_part.amax(-1)).movedim(-1, dim)
 
-def _layout(length: int, bins: int, block: int, device: torch.device) -> Layout:
-    """The layout of `length` indices in `bins` bins, for blocks of `block` places."""
-    longest = -(-length // bins)
+
+def _layouts(length: int, bins: PoolBins, block: int, device: torch.device) -> list[Layout]:
+    """The layouts of bins of `length` indices, for blocks of `block` places: one for each width of runs."""
+    starts, stops = _bounds(length, bins)
+    count, longest = len(starts), int((stops - starts).max())
     room = min(block, 1 << (longest - 1).bit_length())  # the places of a bin in its block
     parts = -(-longest // room)
-    layout = Layout(block // room, parts, block, None)
-    if length % bins == 0 and longest == room * parts:
-        return layout
-    edges = torch.arange(bins + 1, device=device) * length // bins
-    place = edges[:-1, None] + torch.arange(room * parts, device=device)  # (bins, places)
-    index = place.where(place < edges[1:, None], -1).flatten()
-    gap = index.new_full((-len(index) % block,), -1)
-    return layout._replace(places=torch.cat([index, gap]).int())
+    if count * longest == length and longest == room * parts:
+        runs = torch.arange(count, device=device).repeat_interleave(parts)
+        return [Layout(runs, block // room, parts, block, None)]
+    layouts = []
+    for group in cut_into_runs(starts, stops, block):
+        places = group.places.flatten()
+        gap = places.new_full((-len(places) % block,), -1)
+        index = torch.cat([places, gap]).int().to(device)
+        layouts.append(Layout(group.spans.to(device), block // group.places.shape[1], 1, block, index))
+    return layouts
+
+
+def _bounds(length: int, bins: PoolBins) -> Tensor:
+    """The starts and stops (2, bins) of bins, on the CPU."""
+    if isinstance(bins, Tensor):
+        return bins.cpu()
+    edges = torch.arange(bins + 1) * length // bins
+    return torch.stack([edges[:-1], edges[1:]])
+
+
+def _key(bins: PoolBins) -> int | tuple[int, ...]:
+    """What tells bins apart."""
+    return bins if isinstance(bins, int) else tuple(bins.flatten().tolist())
+
+
+def _visit(
+    mask: Mask,
+    band: Band | None,
+    shape: tuple[int, int, int, int],
+    down: Layout,
+    across: Layout,
+    device: torch.device,
+) -> BlockLists:
+    """The key blocks of each query block. Under a band the kernel itself finds what is visible in them."""
+    blocks = down.blocks(shape[2], device)[0], *across.blocks(shape[3], device)
+    if band is None:
+        return find_visible_blocks(mask, shape, *blocks).by_row()
+    return find_bounded_blocks(mask, shape, *blocks).by_row()._replace(tiles=None)
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    scores: KernelScores,
+    lists: BlockLists | None,
+    down: Layout,
+    across: Layout,
+    parts: int,
+    config: configs.KernelConfig,
+    share: Tensor,
+    gain: Tensor | None,
+    width: int,
+) -> Tensor:
+    """Mass and peak of every run, (2, B, H, runs, runs); `parts` blocks of keys are joined by the kernel."""
+    from regard.attention.backends.triton.pool_kernel import pool_kernel
+
+    B, H, T, D = q.shape
+    G, S = k.shape[1], k.shape[2]
+    bin_rows, bin_cols = len(down.spans), len(across.spans) // parts
+    cells = torch.zeros(2, B, H, bin_rows, bin_cols, dtype=torch.float32, device=q.device)
+    # Triton launches on the current device.
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+        pool_kernel[(-(-bin_rows // down.bins) * B * H,)](
+            q, k, descriptor(k, config.tma, config.cols, width), lse.contiguous(), cells[0], cells[1],
+            share[down.spans], None if gain is None else gain.float().contiguous(),
+            scores.slopes, lists, scores.band or Band(), down.places, across.places,
+            q.stride(), k.stride(), H, H // G, T, S, scores.factor, scores.cap, bin_rows, bin_cols,
+            D, width, config.rows, config.cols, down.bins, across.bins, parts, configs.PRECISION,
+            num_warps=config.warps, num_stages=config.stages,
+        )  # fmt: skip
+    return cells

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from regard.attention.backends.triton.tile import (
     LOG2E,
+    gather_rows,
     in_band,
     key_blocks,
     list_of,
@@ -25,7 +26,7 @@ from regard.attention.backends.triton.tile import (
 
 @triton.jit
 def pool_kernel(
-    q, k, k_tma, lse, mass, peak, share, slopes, lists, band, row_index, col_index,
+    q, k, k_tma, lse, mass, peak, share, gain, slopes, lists, band, row_index, col_index,
     q_step, k_step, heads, group, T, S, factor, cap, bin_rows, bin_cols,
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
@@ -34,8 +35,8 @@ def pool_kernel(
 
     A block holds ROW_BINS × COL_BINS bins, or a bin is PARTS blocks wide.
 
-    row_index and col_index hold the query and key in each place of a block, −1 for a gap; without them place
-    n holds index n.
+    gain, 0 or above, multiplies the weights of each key of each head. row_index and col_index hold the query
+    and key in each place of a block, −1 for a gap; without them place n holds index n.
     """
     blocks = tl.cdiv(bin_rows, ROW_BINS)
     block = blocks - 1 - tl.program_id(0) % blocks
@@ -53,7 +54,9 @@ def pool_kernel(
     else:
         row = tl.load(row_index + row)
         real = row >= 0
-        query = _gather(q, q_step, row, D, D_PAD)
+        query = gather_rows(q, q_step, row, D, D_PAD)
+    if gain is not None:
+        gain += head.to(tl.int64) * S
     level = tl.load(lse + head.to(tl.int64) * T + row, mask=real, other=float("-inf"))
     # A query that sees no key has no weights; nor has a place without a query.
     level = tl.where(level == float("-inf"), float("inf"), level * LOG2E)
@@ -86,15 +89,15 @@ def pool_kernel(
             start, stop = full_last, last
         if part != 0 or (lists is None and band.behind is not None):
             total, most = _past_keys(
-                total, most, query, level, own_share, inside, mass, peak, k, k_tma, lists, band, col_index,
-                k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S, factor, cap, slope, bin_cols,
-                start, stop, part != 1, D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, PRECISION,
+                total, most, query, level, own_share, inside, mass, peak, gain, k, k_tma, lists, band,
+                col_index, k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S, factor, cap, slope,
+                bin_cols, start, stop, part != 1, D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, PRECISION,
             )  # fmt: skip
 
 
 @triton.jit
 def _past_keys(
-    total, most, query, level, own_share, inside, mass, peak, k, k_tma, lists, band, col_index, k_step,
+    total, most, query, level, own_share, inside, mass, peak, gain, k, k_tma, lists, band, col_index, k_step,
     b, g, position, S, factor, cap, slope, bin_cols, start, stop,
     PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
@@ -107,7 +110,7 @@ def _past_keys(
         key = key_first + tl.arange(0, COLS)
         if col_index is not None:
             key = tl.load(col_index + key)
-            keys = _gather(k, k_step, key, D, D_PAD)
+            keys = gather_rows(k, k_step, key, D, D_PAD)
         elif PARTIAL:
             keys = load_block(k, k_step, k_tma, b, g, key_first, key < S, D, COLS, D_PAD)
         else:
@@ -117,13 +120,15 @@ def _past_keys(
         score = scored(product, factor, cap, slope, position[:, None], key[None, :])
         weight = tl.exp2(score - level[:, None])
         if PARTIAL:
-            if lists is None:
-                allowed = in_band(position[:, None], key[None, :], S, band)
+            if lists is None or lists.tiles is None:
+                allowed = in_band(position[:, None], key[None, :], S, band) & (key >= 0)[None, :]
             else:
                 allowed = tile_bits(
                     lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
                 )
             weight = tl.where(allowed, weight, 0.0)
+        if gain is not None:
+            weight *= tl.load(gain + key, mask=(key >= 0) & (key < S), other=0.0)[None, :]
 
         if COLS // COL_BINS == 4:  # the other branch computes wrong numbers here (Triton 3.6 on Hopper)
             cells = weight.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS)
@@ -147,11 +152,3 @@ def _past_keys(
         tl.store(mass + col, total, mask=there)
         tl.store(peak + col, most, mask=there)
     return total, most
-
-
-@triton.jit
-def _gather(at, step, row, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Load rows of one head's (length, WIDTH) by index; zeros for −1."""
-    col = tl.arange(0, PADDED)[None, :]
-    at += row[:, None].to(tl.int64) * step[2] + col * step[3]
-    return tl.load(at, mask=(row[:, None] >= 0) & (col < WIDTH), other=0.0)

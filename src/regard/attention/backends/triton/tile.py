@@ -39,6 +39,14 @@ def load_block(
 
 
 @triton.jit
+def gather_rows(at, step, row, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Load rows of one head's (length, WIDTH) by index; zeros for −1."""
+    col = tl.arange(0, PADDED)[None, :]
+    at += row[:, None].to(tl.int64) * step[2] + col * step[3]
+    return tl.load(at, mask=(row[:, None] >= 0) & (col < WIDTH), other=0.0)
+
+
+@triton.jit
 def store_rows(at, step, first, length, tile, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
     """Store a (ROWS, PADDED) tile in the rows from `first` on of one head's (length, WIDTH)."""
     row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, PADDED)[None, :]

@@ -1,0 +1,196 @@
+"""`regard ablate`: what changes when heads of a model are cut, beside random heads."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from regard.cli.demo_text import UNFINISHED_STORY
+from regard.cli.input_texts import cut_windows, read_texts
+from regard.cli.options import Files, ModelName, Texts
+from regard.escapes import escape
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from regard.cli.model import Model
+    from regard.interventions import Edit, Effect
+    from regard.interventions.ablation import Replacement
+
+LIKELIEST = 10  # next tokens that are shown
+
+
+def ablate(
+    model: ModelName = "default",
+    head: Annotated[
+        list[str] | None,
+        typer.Option("--head", metavar="LAYER.HEAD", help="Head to cut, as 5.3. Repeat it for several."),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--label", metavar="NAME", help="Cut every head with this label, as induction."),
+    ] = None,
+    text: Texts = None,
+    file: Files = None,
+    mean: Annotated[
+        bool,
+        typer.Option("--mean", help="Replace a head's output by its mean over the texts, not by zero."),
+    ] = False,
+    draws: Annotated[
+        int, typer.Option("--draws", metavar="N", help="Sets of random heads to compare with.")
+    ] = 20,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed of these sets.")] = 0,
+    length: Annotated[
+        int, typer.Option("--length", metavar="N", help="Read longer texts in windows of N tokens.")
+    ] = 1024,
+    windows: Annotated[
+        int, typer.Option("--windows", metavar="N", help="Maximum number of windows, from the beginning.")
+    ] = 8,
+) -> None:
+    """Cut heads of a model, and show the change of its loss and of the likeliest next tokens.
+
+    Cutting any head changes something: so the change is shown beside that of as many random heads of the
+    same layers. Without a text, it reads a story that breaks off before a word that it had before.
+
+    \b
+    Examples:
+      regard ablate --head 5.3
+      regard ablate --head 5.3 --head 4.1 --mean --text "A lamp is lit. A lamp"
+      regard ablate --model smollm2 --label induction --file letter.txt
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from regard.cli.model import Model
+    from regard.cli.progress_bar import progress_bar
+    from regard.interventions import ablate as edit_heads
+    from regard.interventions import effect, mean_outputs
+
+    heads = _parse_heads(head or [], label)
+    texts = read_texts(text, file, UNFINISHED_STORY)
+    screen, words = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
+    with words.status(Text(f"opening {escape(model)}")):
+        opened = Model.open(model)
+        ids = cut_windows(opened, texts, length, windows)
+        by: Replacement = mean_outputs(opened.module, ids) if mean else "zero"
+        edit = edit_heads(by=by, heads=heads).resolved(opened.module)
+    with progress_bar(words, "cutting heads") as report:
+        found = effect(opened.module, ids, edit, draws=draws, seed=seed, report=report)
+        likely = _next_tokens(opened, ids[-1], edit, draws, seed)
+    screen.print(_change_of_loss(opened, ids, found))
+    screen.print()
+    screen.print(_table(likely))
+
+
+def _parse_heads(heads: list[str], label: str | None) -> Any:
+    """The heads of the options as pairs (layer, head), or a label."""
+    from regard.heads.table_summary import check_label
+
+    if bool(heads) == (label is not None):
+        raise ValueError("--head: expected the heads to cut, as --head 5.3, or --label induction")
+    if label is not None:
+        return check_label(label)
+    pairs = []
+    for place in heads:
+        layer, _, number = place.rpartition(".")
+        if not layer or not number.isdecimal():
+            raise ValueError(f"--head: expected a layer and a head, as 5.3 or decoder.5.3, got {place!r}")
+        pairs.append((layer, int(number)))
+    return pairs
+
+
+def _change_of_loss(model: Model, ids: list[Tensor], found: Effect) -> Any:
+    """What is said of the loss: before and after, the interval, the random heads, and what follows."""
+    from rich.text import Text
+
+    tokens = sum(map(len, ids))
+    texts = f"{len(ids)} texts, " if len(ids) > 1 else ""
+    lines = Text.assemble(
+        (escape(model.title), "bold"),
+        f" with {escape(', '.join(found.edits))} ",
+        (f"({texts}{tokens:,} tokens)\n\n", "dim"),
+        f"loss          {found.plain:.3f} → {found.plain + found.value:.3f}  ",
+        (f"{found.value:+.3f}", "bold"),
+        " nats a token",
+        ("" if math.isnan(found.low) else f"  (95% {found.low:+.3f} to {found.high:+.3f} over texts)", "dim"),
+    )
+    if math.isnan(found.baseline_low):
+        return lines.append("\nrandom heads  none to compare with", style="dim")
+    several = f"{len(found.baseline)} sets of as many other heads"
+    lines.append(f"\nrandom heads  {found.baseline_low:+.3f} to {found.baseline_high:+.3f}  ")
+    lines.append(f"(95% band of {several})\n", style="dim")
+    verdict = (
+        "That is more than random heads do."
+        if found.value > found.baseline_high
+        else "The loss falls by more than random heads make it."
+        if found.value < found.baseline_low
+        else "That is no more than random heads do."
+    )
+    return lines.append(verdict, style="bold")
+
+
+class NextToken(NamedTuple):
+    """A likely next token, with its probability before and after the edit, and after random ones."""
+
+    text: str
+    before: float
+    after: float
+    random: float
+
+
+def _next_tokens(model: Model, ids: Tensor, edit: Edit, draws: int, seed: int) -> list[NextToken]:
+    """The likeliest tokens after a text before the edit, and those that are among them after it."""
+    import torch
+
+    from regard.interventions.effects import find_heads
+    from regard.interventions.random_edits import draw_edits
+    from regard.recorder.context import model_inputs
+    from regard.recorder.tokens import decode_tokens
+
+    before, after = _probabilities(model.module, ids), _probabilities(model.module, ids, edit)
+    heads = find_heads(model.module, model_inputs(model.module, {"input_ids": ids[None]}))
+    random = [_probabilities(model.module, ids, *edits) for edits in draw_edits([edit], heads, draws, seed)]
+    by_chance = torch.stack(random).mean(0) if random else torch.full_like(before, torch.nan)
+    k = min(LIKELIEST, len(before))
+    tokens = list(dict.fromkeys([*before.topk(k).indices.tolist(), *after.topk(k).indices.tolist()]))
+    texts = decode_tokens(model.tokenizer, ids.new_tensor([tokens]))[0]
+    return [
+        NextToken(text, float(before[token]), float(after[token]), float(by_chance[token]))
+        for token, text in zip(tokens, texts, strict=True)
+    ]
+
+
+def _probabilities(model: nn.Module, ids: Tensor, *edits: Edit) -> Tensor:
+    """The probability of each token after a text, (V,), with the model edited."""
+    from contextlib import nullcontext
+
+    import torch
+
+    from regard.interventions import intervene
+    from regard.interventions.metrics import next_token_logits
+    from regard.recorder.context import model_inputs
+
+    with torch.no_grad(), intervene(model, *edits) if edits else nullcontext():
+        output = model(**model_inputs(model, {"input_ids": ids[None]}))
+    return next_token_logits(output, ids)[-1].float().softmax(-1).cpu()
+
+
+def _table(tokens: list[NextToken]) -> Any:
+    """The likeliest next tokens; those that the edit brings in come last."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("next token", no_wrap=True)
+    for name in ("before", "after", "change", "random heads"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, token in enumerate(tokens):
+        if number == LIKELIEST:
+            table.add_row(Text("likely after the cut only", style="dim"))
+        change = token.after - token.before
+        random = "" if math.isnan(token.random) else f"{token.random:.1%}"
+        cells = f"{token.before:.1%}", f"{token.after:.1%}", f"{100 * change:+.1f}", random
+        table.add_row(Text(repr(escape(token.text))), *cells, style="bold" if abs(change) >= 0.05 else "")
+    return table

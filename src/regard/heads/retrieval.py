@@ -1,0 +1,334 @@
+"""`needle`: which heads copy from a place far back in the context (retrieval heads, Wu et al. 2024).
+
+A needle, a sentence that nothing else can tell, is hidden in filler text; its beginning stands again at the
+end. While the model writes the answer, a retrieval head attends most to the very token that is to be written
+next, inside the needle. This file builds the contexts and counts; how a head earns its label is in `labels`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.arguments import check_whole_number
+from regard.heads.description import LayerHeads, name_layer
+from regard.heads.labels import earned_labels
+from regard.heads.needle_texts import FILLER, NEEDLES, Needle
+from regard.heads.running_sums import Estimate, ratio_interval
+from regard.heads.table import HeadRow, HeadTable, Score, split_key
+from regard.heads.table_summary import summarised
+from regard.heads.table_text import as_text
+from regard.heads.visibility import uniform
+from regard.maps import AttentionMap
+
+if TYPE_CHECKING:
+    from regard.recorder import Capture
+
+SENTENCE_END = re.compile(r"(?<=[.!?])(?=\s)")
+
+
+class NeedleContext(NamedTuple):
+    """One context with a needle, as tokens."""
+
+    ids: list[int]
+    """Filler with the needle in it, and the needle's beginning again at the end."""
+    needle: range
+    """The positions of the needle in the filler."""
+    answer: list[int]
+    """The tokens that continue the context."""
+    number: int
+    """Which needle it is."""
+
+
+@dataclass(frozen=True)
+class NeedleTest:
+    """The result of `needle`. Prints as a sentence and the table of the retrieval heads."""
+
+    table: HeadTable
+    """Every head with its score "retrieval". `table.join(test.table)` puts it beside other scores."""
+    answers: Literal["forced", "generated"]
+    """Whether the model read the answers ("forced") or wrote them itself ("generated")."""
+    correct: float
+    """The share of the answers' tokens that the model predicted as it read them, or that it wrote."""
+    contexts: int
+    """The number of contexts: needles × lengths × depths."""
+
+    def __str__(self) -> str:
+        heads = len(self.table.where(label="retrieval"))
+        how = "read" if self.answers == "forced" else "written"
+        sentence = (
+            f"{heads} of {len(self.table)} heads are retrieval heads ({self.contexts} contexts, "
+            f"{self.correct:.0%} of the answers {how} right)"
+        )
+        return f"{sentence}\n\n{as_text(summarised(self.table, top=None, label='retrieval'))}"
+
+
+def needle(
+    model: nn.Module,
+    tokenizer: Any = None,
+    *,
+    needles: Sequence[Needle | tuple[str, ...]] = NEEDLES,
+    filler: str | Sequence[str] = FILLER,
+    lengths: Sequence[int] = (128, 256, 512),
+    depths: Sequence[float] = (0.1, 0.5, 0.9),
+    answers: Literal["forced", "generated"] = "forced",
+    seed: int = 0,
+    report: Callable[[str], None] = lambda message: None,
+) -> NeedleTest:
+    """Score every head of a causal language model as a retrieval head (Wu et al. 2024).
+
+    The retrieval score of a head is the share of copied needle tokens for which, at the step that predicts
+    the token, the key with the most attention lies in the needle and is that same token. Its baselines are
+    the same of a key drawn at random from the visible ones (`null`) and of the needle's tokens in random
+    order (`shuffled`); its 95% interval is over needles.
+
+    - `model`: a `regard.gpt.GPT`, or a causal language model of Transformers.
+    - `tokenizer`: the model's; a GPT brings its own.
+    - `needles`: each (prompt, answer) or (prompt, answer, question). The sentence prompt + answer is hidden
+      in the filler; the question, by default the prompt again, stands at the end, before the answer. All
+      parts begin with a space, as inside a text. If the prompt is repeated, induction heads can find the
+      answer; another question asks for more.
+    - `filler`: a text, or sentences, in which the needles are hidden between two sentences. Sentences come in
+      random order, again and again, until a context is full.
+    - `lengths`: of the contexts in tokens, with needle, question and answer.
+    - `depths`: where the needle is in the filler, from 0 (first) to 1 (last).
+    - `answers`: "forced" lets the model read the needle's own answer, so that a small model can be scored
+      that would not find it. With "generated" the model writes the answer greedily, as in the paper, and
+      only the tokens that it copies from the needle's answer count.
+    - `seed`: of the filler's order.
+    - `report`: called with a message at every context.
+    """
+    from regard.recorder.context import context_length
+
+    if answers not in ("forced", "generated"):
+        raise ValueError(f'answers: expected "forced" or "generated", got {answers!r}')
+    tokenizer = tokenizer or getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError("tokenizer: expected the model's, got none: AutoTokenizer.from_pretrained(…)")
+    longest = context_length(model)
+    if longest is not None and max(lengths, default=0) > longest:
+        raise ValueError(
+            f"lengths: expected at most {longest} tokens, the model's context, got {max(lengths)}"
+        )
+    contexts = list(_contexts(tokenizer, needles, filler, lengths, depths, seed))
+    counts: dict[str, HitCounts] = {}
+    layers: dict[str, LayerHeads] = {}
+    correct = total = 0
+    for number, context in enumerate(contexts, start=1):
+        report(f"reading context {number} of {len(contexts)}, of {len(context.ids):,} tokens")
+        read = _read_answer(model, context) if answers == "forced" else _write_answer(model, context)
+        correct += read.correct
+        total += len(context.answer)
+        for i, layer in enumerate(read.seen.layers):
+            key = str(layer.key)
+            layers[key] = name_layer(
+                i, layer.map, [x.key for x in read.seen.layers], [x.heads for x in read.seen.layers]
+            )
+            hits = _count_hits(layer.map, context, read.written)
+            counts[key] = hits if key not in counts else counts[key] + hits
+    rows = [row for key in counts for row in _rows(layers[key], counts[key])]
+    tokens = sum(len(context.ids) + len(context.answer) for context in contexts)
+    table = HeadTable(rows, len(needles), tokens, "labels", type(model).__name__)
+    return NeedleTest(table, answers, correct / max(total, 1), len(contexts))
+
+
+class HitCounts(NamedTuple):
+    """What was counted for the heads of one layer, for each needle: (needles, H), or (needles,)."""
+
+    hits: Tensor
+    """Copied tokens on whose own place in the needle the most attention was."""
+    chance: Tensor
+    """The expected hits of a key drawn from the visible ones."""
+    relabelled: Tensor
+    """The expected hits if the needle's tokens were in random order."""
+    tokens: Tensor
+    """Copied tokens."""
+
+    def __add__(self, other: HitCounts) -> HitCounts:  # type: ignore[override]
+        longest = max(len(self.hits), len(other.hits))
+
+        def add(a: Tensor, b: Tensor) -> Tensor:
+            total = a.new_zeros(longest, *a.shape[1:])
+            total[: len(a)] += a
+            total[: len(b)] += b
+            return total
+
+        return HitCounts(*(add(a, b) for a, b in zip(self, other, strict=True)))
+
+
+class AnswerRun(NamedTuple):
+    """A run of the model over a context and an answer."""
+
+    seen: Capture
+    written: list[int]
+    """The tokens after the context, which the model read or wrote."""
+    correct: int
+    """How many of the answer's tokens are the model's own choice."""
+
+
+def _count_hits(m: AttentionMap, context: NeedleContext, written: list[int]) -> HitCounts:
+    """Count for a layer's map (1, H, T, T) of the context and all but the last of the written tokens."""
+    place, tokens = context.needle, torch.tensor(context.ids[context.needle.start : context.needle.stop])
+    first = len(context.ids) - 1  # the query that predicts the first token of the answer
+    rows: AttentionMap = m[:, :, first : first + len(written)]
+    best = rows.topk(1).indices[0, :, :, 0].cpu()  # (H, rows)
+    # Only tokens that are copied from the answer count; if the answer was read, these are all of them.
+    is_copied = torch.tensor([token in context.answer for token in written])
+    same = torch.tensor(written)[:, None] == tokens  # (rows, needle)
+    inside = (best >= place.start) & (best < place.stop)  # (H, rows)
+    at = (best - place.start).clamp(0, len(place) - 1)
+    hits = inside & same.expand(len(best), -1, -1).gather(-1, at.unsqueeze(-1)).squeeze(-1) & is_copied
+    weights = uniform(rows).tile(slice(None), slice(place.start, place.stop))[0].cpu()  # (h, rows, needle)
+    chance = (weights * same).sum(-1) * is_copied
+    relabelled = inside * same.double().mean(-1) * is_copied
+    by_head = [x.double().sum(-1).expand(len(best)) for x in (hits, chance, relabelled)]  # (H,) each
+    return HitCounts(*(_at(context.number, x) for x in (*by_head, is_copied.double().sum())))
+
+
+def _at(number: int, x: Tensor) -> Tensor:
+    """A count of one needle, among those of the needles up to it: (number + 1, …)."""
+    spread = x.new_zeros(number + 1, *x.shape)
+    spread[number] = x
+    return spread
+
+
+def _rows(layer: LayerHeads, counts: HitCounts) -> Iterator[HeadRow]:
+    """The rows of a layer's heads."""
+    stack, number = split_key(layer.key)
+    tokens, total = counts.tokens, float(counts.tokens.sum())
+    for i, (head, kv_head) in enumerate(zip(layer.heads, layer.kv_heads, strict=True)):
+        hits, chance, relabelled = (
+            float(x[:, i].sum()) / total if total else math.nan
+            for x in (counts.hits, counts.chance, counts.relabelled)
+        )
+        low, high = ratio_interval(
+            hits,
+            total,
+            float((tokens > 0).sum()),
+            float((counts.hits[:, i] ** 2).sum()),
+            float((counts.hits[:, i] * tokens).sum()),
+            float((tokens**2).sum()),
+        )
+        low, high = max(low, 0.0), min(high, 1.0)
+        estimate = Estimate(hits, chance, relabelled, math.nan, low, high, total)
+        score = Score(hits, chance, relabelled, low, high, math.nan)
+        labels = earned_labels({"retrieval": estimate})
+        yield HeadRow(number, head, kv_head, labels, None, {"retrieval": score}, stack)
+
+
+def _contexts(
+    tokenizer: Any,
+    needles: Sequence[Needle | tuple[str, ...]],
+    filler: str | Sequence[str],
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    seed: int,
+) -> Iterator[NeedleContext]:
+    """Every needle at every depth of contexts of every length."""
+    from regard.recorder.tokens import encode_ids, start_tokens
+
+    if not needles or not lengths or not depths:
+        raise ValueError("needles, lengths, depths: expected at least one of each, got none")
+    if any(not 0 <= depth <= 1 for depth in depths):
+        raise ValueError(f"depths: expected numbers from 0 to 1, got {list(depths)}")
+    sentences = SENTENCE_END.split(filler) if isinstance(filler, str) else list(filler)
+    pieces = [ids for ids in (encode_ids(tokenizer, sentence) for sentence in sentences) if ids]
+    if not pieces:
+        raise ValueError("filler: expected some text to hide the needles in, got none")
+    encoded = []
+    for parts in needles:
+        if len(parts) not in (2, 3) or not all(encode_ids(tokenizer, part) for part in parts[:2]):
+            raise ValueError(
+                f"needles: expected (prompt, answer) or (prompt, answer, question), got {parts!r}"
+            )
+        asked = Needle(*parts)
+        texts = (asked.prompt, asked.answer, asked.question or asked.prompt)
+        encoded.append(tuple(encode_ids(tokenizer, text) for text in texts))
+    start = start_tokens(tokenizer)
+    generator = random.Random(seed)
+    for length in lengths:
+        length = check_whole_number("lengths", length, 1)
+        for number, parts in enumerate(needles):
+            prompt, answer, question = encoded[number]
+            inserted = prompt + answer
+            room = length - len(start) - len(inserted) - len(question) - len(answer)
+            if room < 1:
+                raise ValueError(
+                    f"lengths: expected at least {length - room + 1} tokens for the needle {parts[0]!r}, its "
+                    f"question and some filler, got {length}"
+                )
+            for depth in depths:
+                before, after = _hide(pieces, room, depth, generator)
+                place = len(start) + len(before)
+                ids = [*start, *before, *inserted, *after, *question]
+                yield NeedleContext(ids, range(place, place + len(inserted)), answer, number)
+
+
+def _hide(
+    pieces: list[list[int]], room: int, depth: float, generator: random.Random
+) -> tuple[list[int], list[int]]:
+    """Filler of `room` tokens, cut at the end of a sentence that is nearest to `depth`."""
+    order: list[list[int]] = []
+    while sum(map(len, order)) < room:
+        order += generator.sample(pieces, len(pieces))
+    tokens: list[int] = []
+    ends = [0]
+    for piece in order:
+        tokens += piece
+        ends.append(min(len(tokens), room))
+    cut = min(ends, key=lambda end: abs(end - depth * room))
+    return tokens[:cut], tokens[cut:room]
+
+
+def _read_answer(model: nn.Module, context: NeedleContext) -> AnswerRun:
+    """Let the model read the answer: one forward pass over everything but its last token."""
+    seen, logits = _run(model, context.ids + context.answer[:-1], len(context.answer))
+    choices = [] if logits is None else logits.argmax(-1).tolist()
+    correct = sum(a == b for a, b in zip(choices, context.answer, strict=False))
+    return AnswerRun(seen, context.answer, correct)
+
+
+def _write_answer(model: nn.Module, context: NeedleContext) -> AnswerRun:
+    """Let the model write the answer greedily; then one forward pass over what it wrote."""
+    generate: Any = getattr(model, "generate", None)
+    if generate is None:
+        raise ValueError(
+            f'model: expected one with `generate` for answers="generated", got {type(model).__name__}: '
+            'load it with AutoModelForCausalLM, or write answers="forced"'
+        )
+    device = next(model.parameters()).device
+    ids = torch.tensor([context.ids], device=device)
+    options: dict[str, Any] = {"max_new_tokens": len(context.answer)}
+    if hasattr(model, "generation_config"):  # of Transformers, whose configs may ask for sampling
+        options |= {"do_sample": False, "attention_mask": torch.ones_like(ids)}
+    with torch.no_grad():
+        written: list[int] = generate(ids, **options)[0, len(context.ids) :].tolist()
+    seen, _ = _run(model, context.ids + written[:-1], 1)
+    correct = sum(a == b for a, b in zip(written, context.answer, strict=False))
+    return AnswerRun(seen, written, correct)
+
+
+@torch.no_grad()
+def _run(model: nn.Module, ids: list[int], last: int) -> tuple[Capture, Tensor | None]:
+    """The capture of a forward pass, and the logits (last, V) of the last tokens, if the model has any."""
+    # Imported late: files of the recorder import files of `regard.heads`.
+    from regard.gpt.model import GPT
+    from regard.recorder.context import capture, model_inputs
+
+    inputs = model_inputs(model, {"input_ids": torch.tensor([ids])})
+    with capture(model) as seen:
+        if isinstance(model, GPT):
+            return seen, model.logits(model.states(inputs["input_ids"])[0, -last:])
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            inputs["logits_to_keep"] = last
+        output = model(**inputs)
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    return seen, None if logits is None else logits[0, -last:]

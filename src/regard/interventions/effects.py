@@ -1,0 +1,246 @@
+"""`effect`: how much an edit changes what a model does, beside matched random edits.
+
+An edit of any head changes something. Whether it changes more than others would is the question: so every
+effect comes with an interval over texts, and with the effects of random edits that are like it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.arguments import check_whole_number
+from regard.heads.running_sums import ratio_interval, students_t
+from regard.interventions.edit import Edit
+from regard.interventions.intervention import intervene
+from regard.interventions.metrics import Metric, TextMetric, TokenPositions
+from regard.interventions.output_means import Text, text_inputs
+from regard.interventions.random_edits import ModelHeads, RandomEdgeBlock, draw_edits
+from regard.recorder.context import capture
+from regard.recorder.sources.compilation import original_model
+
+
+class CutMass(NamedTuple):
+    """The attention on blocked edges, as a mean over queries, heads and texts."""
+
+    edit: float
+    """On the edges of the edit."""
+    random: float
+    """On those that the random edits cut, as a mean over draws."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The change of a metric by an edit. Made by `regard.effect`; prints as a sentence."""
+
+    value: float
+    """The mean over texts of the edited run minus the plain one."""
+    low: float
+    high: float
+    """The ends of a 95% interval over texts; NaN of a single text."""
+    per_text: list[float]
+    """The change in each text."""
+    plain: float
+    """The mean of the metric without the edit."""
+    baseline: list[float]
+    """The effect of each matched random edit, as a mean over the same texts."""
+    baseline_low: float
+    baseline_high: float
+    """The ends of the band in which 95% of random edits are expected; NaN of fewer than two."""
+    cut_mass: CutMass | None
+    """For blocked edges: how much attention was on them, and on the random edges; otherwise None."""
+    edits: tuple[str, ...]
+    """The edits in words."""
+    metric: str
+    """The name of the metric."""
+
+    @property
+    def beyond_baseline(self) -> bool:
+        """Whether the effect is outside of the band of random edits."""
+        return self.value < self.baseline_low or self.value > self.baseline_high
+
+    def __str__(self) -> str:
+        interval = "" if math.isnan(self.low) else f" (95% {self.low:+.3f} to {self.high:+.3f})"
+        text = f"{self.metric} {self.value:+.3f}{interval} with {', '.join(self.edits)}"
+        if math.isnan(self.baseline_low):
+            return f"{text}; no random edits to compare with"
+        verdict = "beyond" if self.beyond_baseline else "within"
+        band = f"{self.baseline_low:+.3f} to {self.baseline_high:+.3f}"
+        return f"{text}; {verdict} the band of {len(self.baseline)} random edits, {band}"
+
+
+def effect(
+    model: nn.Module,
+    texts: Text | Sequence[Text],
+    edits: Edit | Sequence[Edit],
+    metric: Metric = "loss",
+    *,
+    tokenizer: Any = None,
+    positions: TokenPositions | None = None,
+    tokens: Sequence[int | str] | None = None,
+    draws: int = 20,
+    seed: int = 0,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> Effect:
+    """Measure how much edits change a metric, beside matched random edits and with an interval over texts.
+
+    - `model`: a causal language model that `regard.capture` serves. It runs in eval mode.
+    - `texts`: strings, token ids (T,) or (B, T), or dicts of the model's arguments; read one at a time.
+    - `edits`: one or several of `regard.ablate`, `regard.block` and `regard.patch`, made together.
+    - `metric`: "loss", the mean next-token cross entropy in nats; "logit_diff", the logit of one token minus
+      that of another, after the text; or a function of the model's output and the token ids (T,).
+    - `tokenizer`: for texts that are strings; by default `model.tokenizer`.
+    - `positions`: which tokens the loss is of: "repeated" (those that occurred before in the text), "first"
+      (first occurrences), a boolean mask (T,), or a function that makes one of ids (T,). None for all.
+    - `tokens`: the two tokens (a, b) of "logit_diff", as ids or as texts.
+    - `draws`: how many random edits to compare with. For edits of heads they choose as many other heads of
+      the same layers, or of the model where those are too few; for blocked edges they cut other edges of the
+      same heads with as much attention on them. 0 leaves them out.
+    - `seed`: of the draws.
+    - `report`: called with the number of forward passes done so far and of all.
+    """
+    draws = check_whole_number("draws", draws, 0)
+    model = original_model(model)
+    several = list(edits) if isinstance(edits, Sequence) else [edits]
+    resolved = list(intervene(model, *several).edits)  # wrong edits raise here, before anything runs
+    tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
+    measure = TextMetric(metric, positions=positions, tokens=tokens, tokenizer=tokenizer)
+    inputs = list(text_inputs(model, texts, tokenizer))
+    with evaluating(model):
+        random_edits: list[list[Edit]] = []
+        if draws:
+            random_edits = draw_edits(resolved, find_heads(model, inputs[0]), draws, seed)
+        progress = PassCounter(len(inputs) * (2 + len(random_edits)), report)
+        plain = run_texts(model, inputs, measure, [], progress)
+        edited = run_texts(model, inputs, measure, resolved, progress)
+        baseline = [
+            fmean(differences(run_texts(model, inputs, measure, some, progress), plain))
+            for some in random_edits
+        ]
+    changes = differences(edited, plain)
+    band = prediction_band(baseline)
+    return Effect(
+        fmean(changes),
+        *mean_interval(changes),
+        changes,
+        fmean(plain),
+        baseline,
+        *band,
+        _cut_mass(random_edits),
+        tuple(map(str, resolved)),
+        metric if isinstance(metric, str) else getattr(metric, "__name__", "metric"),
+    )
+
+
+class PassCounter:
+    """Counts forward passes and reports them."""
+
+    def __init__(self, total: int, report: Callable[[int, int], None]) -> None:
+        self.done, self.total, self.report = 0, total, report
+
+    def step(self) -> None:
+        """Report one more."""
+        self.done += 1
+        self.report(self.done, self.total)
+
+
+@torch.no_grad()
+def run_texts(
+    model: nn.Module,
+    inputs: Sequence[dict[str, Any]],
+    measure: TextMetric,
+    edits: Sequence[Edit],
+    progress: PassCounter,
+) -> list[float]:
+    """Return the metric of each text, with the model edited."""
+    values = []
+    for arguments in inputs:
+        if edits:
+            with intervene(model, *edits):
+                output = model(**arguments)
+        else:
+            output = model(**arguments)
+        value = measure(output, token_ids(arguments))
+        if not math.isfinite(value):
+            raise ValueError(f"metric: expected a finite number for every text, got {value}")
+        values.append(value)
+        progress.step()
+    return values
+
+
+def token_ids(arguments: dict[str, Any]) -> Tensor:
+    """Return the token ids (T,) among the arguments of a model."""
+    found = [
+        x for x in arguments.values() if isinstance(x, Tensor) and x.ndim == 2 and not x.is_floating_point()
+    ]
+    ids = arguments.get("input_ids", found[0] if found else None)
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or len(ids) != 1:
+        raise ValueError("texts: expected token ids (1, T) among the model's arguments, one text at a time")
+    return ids[0]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run a model in eval mode, without dropout."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def find_heads(model: nn.Module, arguments: dict[str, Any]) -> ModelHeads:
+    """Return the layers of a model and how many heads they have, from a run over one text."""
+    seen = capture(model, inputs=arguments)
+    counts = {str(layer.key): layer.shape[1] for layer in seen.layers}
+    return ModelHeads(counts, {layer.name: str(layer.key) for layer in seen.layers})
+
+
+def differences(edited: Sequence[float], plain: Sequence[float]) -> list[float]:
+    """Return the change in each text."""
+    return [a - b for a, b in zip(edited, plain, strict=True)]
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the 95% interval of a mean, by Student's t; NaN of fewer than two values.
+
+    >>> [round(x, 2) for x in mean_interval([1.0, 2.0, 3.0])]
+    [-0.48, 4.48]
+    """
+    n, squares = len(values), math.fsum(x * x for x in values)
+    return ratio_interval(fmean(values), n, n, squares, math.fsum(values), n)
+
+
+def prediction_band(values: Sequence[float]) -> tuple[float, float]:
+    """Return the band in which 95% of further values are expected, by Student's t; NaN of fewer than two.
+
+    >>> [round(x, 2) for x in prediction_band([1.0, 2.0, 3.0])]
+    [-2.97, 6.97]
+    """
+    n = len(values)
+    if n < 2:
+        return math.nan, math.nan
+    reach = students_t(n - 1) * stdev(values) * math.sqrt(1 + 1 / n)
+    return fmean(values) - reach, fmean(values) + reach
+
+
+def _cut_mass(random_edits: Sequence[Sequence[Edit]]) -> CutMass | None:
+    """Return the mass on the edges of an edit and on those of its random counterparts."""
+    masses = [
+        pair
+        for edits in random_edits
+        for edit in edits
+        if isinstance(edit, RandomEdgeBlock)
+        for pair in edit.masses
+    ]
+    if not masses:
+        return None
+    return CutMass(fmean(edit for edit, _ in masses), fmean(drawn for _, drawn in masses))

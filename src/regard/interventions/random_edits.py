@@ -1,0 +1,150 @@
+"""Matched random edits: the baseline of an effect.
+
+The counterpart of an edit of heads is the same edit of as many other heads of the same layers. That of
+blocked edges blocks other edges of the same heads, at random, with as much attention on them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks.named_masks import rule
+from regard.interventions.edge_block import EdgeBlock
+from regard.interventions.edit import CallPlace, Edit
+from regard.interventions.head_selection import HeadPair, HeadSelection, select_heads
+from regard.recorder.attention_call import AttentionCall
+
+
+class ModelHeads(NamedTuple):
+    """The heads of a model."""
+
+    counts: Mapping[str, int]
+    """The number of heads of each layer, by the layer's key."""
+    keys: Mapping[str, str]
+    """The key of each layer, by the name of its module."""
+
+    def pairs(self, selection: HeadSelection) -> list[HeadPair]:
+        """Return the heads of a selection as pairs (key of the layer, head)."""
+        layers = [(self.keys.get(layer, layer), heads) for layer, heads in selection.layers]
+        return [
+            (key, head)
+            for key, heads in layers
+            for head in (range(self.counts.get(key, 0)) if heads is None else heads)
+        ]
+
+
+def draw_edits(edits: Sequence[Edit], model: ModelHeads, draws: int, seed: int) -> list[list[Edit]]:
+    """Return `draws` random counterparts of some edits, each a list with one for every edit.
+
+    Of heads, no choice is drawn twice: where a layer has few other heads, there are fewer draws. The list is
+    empty where a model has no other heads to choose.
+    """
+    generator = random.Random(seed)
+    edited = {pair for edit in edits for pair in model.pairs(edit.selection)}
+    counterparts: list[list[Edit]] = []
+    for edit in edits:
+        if isinstance(edit, EdgeBlock):
+            counterparts.append([RandomEdgeBlock(edit.selection, edit, seed + n) for n in range(draws)])
+        else:
+            sets = _draw_heads(model, model.pairs(edit.selection), edited, draws, generator)
+            counterparts.append([replace(edit, selection=select_heads(heads=heads)) for heads in sets])
+    # One that has fewer choices than the others takes them again.
+    counts = [len(choices) for choices in counterparts]
+    return [
+        [choices[n % len(choices)] for choices in counterparts]
+        for n in range(max(counts) if all(counts) else 0)
+    ]
+
+
+def _draw_heads(
+    model: ModelHeads,
+    heads: Sequence[HeadPair],
+    edited: set[HeadPair],
+    draws: int,
+    generator: random.Random,
+) -> list[list[HeadPair]]:
+    """Return different sets of heads that are like `heads` and not `edited`, at most `draws`.
+
+    As many heads of the same layers are drawn; of the whole model where a layer has too few others.
+    """
+    free: dict[str, list[HeadPair]] = {
+        key: [(key, head) for head in range(H) if (key, head) not in edited]
+        for key, H in model.counts.items()
+    }
+    wanted = Counter(str(key) for key, _ in heads)
+    pools = [(free.get(key, []), n) for key, n in wanted.items()]
+    if any(len(pool) < n for pool, n in pools):
+        pools = [([pair for pairs in free.values() for pair in pairs], len(heads))]
+    if any(len(pool) < n for pool, n in pools):
+        return []
+    if math.prod(math.comb(len(pool), n) for pool, n in pools) <= draws:
+        every = [list(itertools.combinations(pool, n)) for pool, n in pools]
+        sets = [[pair for part in parts for pair in part] for parts in itertools.product(*every)]
+        generator.shuffle(sets)
+        return sets
+    drawn: dict[frozenset[HeadPair], list[HeadPair]] = {}
+    while len(drawn) < draws:
+        chosen = [pair for pool, n in pools for pair in generator.sample(pool, n)]
+        drawn.setdefault(frozenset(chosen), chosen)
+    return list(drawn.values())
+
+
+@dataclass(frozen=True)
+class RandomEdgeBlock(Edit):
+    """Cuts random edges of the heads of another block, with as much attention on them in every row.
+
+    A row that gives the mass m to the edges of `block` loses each of its other visible edges with probability
+    m / (1 − m), at most 1, so that the mass on the edges it loses is m on average. A hash of query, key, head
+    and `seed` decides, which is a mask rule and needs no matrix.
+    """
+
+    block: EdgeBlock
+    seed: int
+    masses: list[tuple[float, float]] = field(default_factory=list, compare=False)
+    """For each call: the mean mass on the edges of `block`, and on those that were cut instead."""
+
+    changes_weights = True
+
+    def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
+        place.check()
+        T, S = call.q.shape[2], call.k.shape[2]
+        edges = self.block.edges_in(place, T, S, call.q.device)
+        m = call.attention_map()
+        mass = m.mass(edges)  # (B, H, T)
+        probability = (mass / (1 - mass).clamp(min=torch.finfo(mass.dtype).tiny)).clamp(max=1.0)
+        first = S - T  # positions count the keys from 0
+
+        def is_drawn(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            rows = (q - first).clamp(0, T - 1)
+            return uniform_hash(q, k, h, self.seed) < probability[b, h, rows]
+
+        drawn = rule(is_drawn) & ~edges
+        self.masses.append((_mean_over(mass, heads), _mean_over(m.mass(drawn), heads)))
+        here = place._replace(first_row=0, first_key=0, T=T, S=S)  # where `drawn` counts
+        edited = replace(self.block, edges=drawn).apply(call, heads, here)
+        return call._replace() if edited is call else edited  # a draw without any edge is a draw
+
+    def __str__(self) -> str:
+        return f"{self.selection} without random edges"
+
+
+def _mean_over(mass: Tensor, heads: list[int]) -> float:
+    return float(mass[:, heads].double().mean())
+
+
+def uniform_hash(q: Tensor, k: Tensor, h: Tensor, seed: int) -> Tensor:
+    """Return a number from 0 to 1 for each query, key and head, which looks random and is always the same."""
+    x = q * 0x9E3779B1 + k * 0x85EBCA77 + h * 0xC2B2AE3D + (seed + 1) * 0x27D4EB2F
+    for shift, factor in ((15, 0x2C1B3C6D), (12, 0x297A2D39), (15, 1)):
+        x = x & 0xFFFFFFFF
+        x = (x ^ (x >> shift)) * factor
+    return (x & 0xFFFFFF).double() / 0x1000000

@@ -1,0 +1,63 @@
+"""Interventions on every family that capture serves: a head without edges is a head set to zero."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from tests.against.test_capture_families import BOTH, DECODERS, ENCODERS, build
+
+PATCHES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 2}
+PATCHES |= {"image_size": 32, "patch_size": 8}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16}
+LATENT |= {"qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8}
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+OTHERS: dict[str, tuple[str, dict]] = {
+    "differential": ("DiffLlamaForCausalLM", DECODERS["llama"][1]),
+    "latent": (
+        "DeepseekV3ForCausalLM",
+        DECODERS["llama"][1] | LATENT | EXPERTS | {"num_key_value_heads": 4, "moe_intermediate_size": 16},
+    ),
+    "vit": ("ViTModel", PATCHES),
+    "swin": (
+        "SwinModel",
+        {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4]}
+        | {"window_size": 4},
+    ),
+}
+FAMILIES = DECODERS | ENCODERS | BOTH | OTHERS
+
+
+def inputs_of(family: str) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    if family in ("vit", "swin"):
+        return {"pixel_values": torch.randn(2, 3, 32, 32, generator=draw)}
+    inputs = {"input_ids": torch.randint(3, 97, (2, 14), generator=draw)}
+    if family in BOTH:
+        inputs["decoder_input_ids"] = torch.randint(3, 97, (2, 7), generator=draw)
+    return inputs
+
+
+def numbers(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        outputs = model(**inputs).to_tuple()
+    return torch.cat([x.flatten() for x in outputs if isinstance(x, Tensor)])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_without_edges_is_a_head_set_to_zero(family: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = build(*FAMILIES[family]), inputs_of(family)
+    plain = numbers(model, inputs)
+    keys = [layer.key for layer in regard.capture(model, inputs=inputs).layers]
+    for key in {keys[0], keys[-1]}:
+        with regard.intervene(model, regard.ablate(key, 1)):
+            ablated = numbers(model, inputs)
+        with regard.intervene(model, regard.block(key, 1, edges=regard.full)):
+            blocked = numbers(model, inputs)
+        torch.testing.assert_close(blocked, ablated, rtol=1e-4, atol=1e-4)
+        assert (ablated - plain).abs().max() > 1e-4
+    assert torch.equal(numbers(model, inputs), plain)

@@ -1,0 +1,94 @@
+"""`regard ablate`: the change of the loss and of the next tokens, beside random heads, and wrong use."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from regard.cli import app
+from regard.gpt import GPT, Config
+from regard.gpt.tokens import bpe_tokenizer
+from regard.interventions import ablate, effect
+
+TEXT = "the sea was high and the wind was in the north so the ships came home to the land again " * 9
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(1)
+    config = Config(vocab_size=300, context_length=64, num_layers=2, num_heads=4, num_kv_heads=2, d_model=16)
+    model = GPT(config).eval()
+    for weight in model.parameters():
+        weight.data += 0.3 * torch.randn(weight.shape)
+    model.tokenizer = bpe_tokenizer([TEXT], 300)
+    model.save(path)
+    return path
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["ablate", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_it_prints_the_effect_beside_random_heads(folder: Path) -> None:
+    shown = run("--model", folder, "--head", "1.2", "--text", TEXT, "--length", 32, "--windows", 3)
+    assert "with head 1.2 set to zero (3 texts, 96 tokens)" in shown
+    model = GPT.from_pretrained(folder)
+    ids = model.tokenizer.encode(TEXT).ids
+    texts = [torch.tensor(ids[:32]), *(torch.tensor([0, *ids[i : i + 31]]) for i in (32, 63))]
+    expected = effect(model, texts, ablate(1, 2))
+    assert f"{expected.plain:.3f} → {expected.plain + expected.value:.3f}" in shown
+    assert f"{expected.baseline_low:+.3f} to {expected.baseline_high:+.3f}" in shown
+    assert "95% band of 3 sets of as many other heads" in shown
+    assert ("That is more than random heads do." in shown) == (expected.value > expected.baseline_high)
+    # The ten likeliest before, in order, then those that come in.
+    rows = [line for line in shown.splitlines() if line.startswith("'")]
+    before = [float(re.findall(r"(\d+\.\d)%", row)[0]) for row in rows[:10]]
+    assert len(before) == 10
+    assert before == sorted(before, reverse=True)
+    assert all(len(re.findall(r"\d+\.\d%", row)) == 3 for row in rows)
+
+
+def test_means_several_heads_and_labels(folder: Path) -> None:
+    shown = run("--model", folder, "--head", "0.1", "--head", "1.3", "--mean", "--text", TEXT, "--draws", 0)
+    assert "with heads 0.1, 1.3 set to its mean" in shown
+    assert "none to compare with" in shown
+    with pytest.raises(ValueError, match="none is labelled 'induction'"):
+        run("--model", folder, "--label", "induction", "--text", TEXT)
+
+
+def test_the_included_model_forgets_a_name_without_its_induction_head() -> None:
+    shown = run("--label", "induction")
+    assert "The included model with head 5.3 set to zero" in shown
+    assert "That is more than random heads do." in shown
+    first = next(line for line in shown.splitlines() if line.startswith("'"))
+    before, after, random = (float(x) for x in re.findall(r"(\d+\.\d)%", first))
+    assert before > 10 * after
+    assert random > 10 * after
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--head: expected the heads to cut, as --head 5.3, or --label induction"),
+        (("--head", "1.2", "--label", "sink"), "--head: expected the heads to cut"),
+        (("--head", "5"), r"--head: expected a layer and a head, as 5.3 or decoder.5.3, got '5'"),
+        (("--head", "1.x"), "--head: expected a layer and a head"),
+        (("--head", "1.9"), "head: expected a head of layer 1, from 0 to 3, got 9"),
+        (("--head", "7.0"), r"layer: expected one of those that ran \(0, 1\), got '7'"),
+        (("--label", "inductoin"), "label: expected one of induction"),
+        (("--head", "1.2", "--draws", "-1"), "draws: expected"),
+        (("--head", "1.2", "--length", "1"), "--length: expected at least 2"),
+    ],
+)
+def test_what_a_user_gets_wrong(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run("--model", folder, "--text", TEXT, *arguments)

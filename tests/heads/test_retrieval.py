@@ -1,0 +1,208 @@
+"""`needle`: hits against dense attention, a trained model, Transformers, and wrong use."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from regard import attention_map, causal, window
+from regard.gpt import GPT, Config
+from regard.gpt.tokens import bpe_tokenizer
+from regard.heads import Needle, needle
+from regard.heads.needle_texts import FILLER, NEEDLES
+from regard.heads.retrieval import NeedleContext, _contexts, _count_hits
+from tests.heads.made_heads import looking_at
+
+SIZES = {"lengths": (120,), "depths": (0.2, 0.8)}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return bpe_tokenizer([*FILLER, *(part for x in NEEDLES for part in x)], 400)
+
+
+def hits_by_rule(weights: Tensor, context: NeedleContext, written: list[int]) -> tuple[int, float, int]:
+    """Hits, the chance of a random visible key, and copied tokens, of one head's dense weights (T, T)."""
+    hits, chance, copied = 0, 0.0, 0
+    for i, token in enumerate(written):
+        if token not in context.answer:
+            continue
+        copied += 1
+        query = len(context.ids) - 1 + i
+        key = int(weights[query].argmax())
+        hits += key in context.needle and context.ids[key] == token
+        visible = [j for j in range(len(weights)) if weights[query, j] > 0]
+        chance += sum(j in context.needle and context.ids[j] == token for j in visible) / len(visible)
+    return hits, chance, copied
+
+
+def context_of(ids: list[int], needle: range, answer: list[int]) -> NeedleContext:
+    return NeedleContext(ids, needle, answer, 0)
+
+
+@given(seed=st.integers(0, 10_000), mask=st.sampled_from([causal, causal & window(9)]))
+def test_hits_are_those_of_dense_attention(seed: int, mask: Any) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 6, (20,), generator=generator).tolist()
+    context = context_of(ids, range(4, 12), ids[8:12])
+    written = [*ids[8:11], 7]  # the last one is not copied
+    q, k = (torch.randn(1, 3, 23, 4, generator=generator, dtype=torch.float64) * 2 for _ in range(2))
+    m = attention_map(q, k, mask=mask)
+    counts = _count_hits(m, context, written)
+    for head, weights in enumerate(m.to_dense()[0]):
+        hits, chance, copied = hits_by_rule(weights, context, written)
+        assert float(counts.hits[0, head]) == hits
+        assert float(counts.chance[0, head]) == pytest.approx(chance)
+        assert float(counts.tokens[0]) == copied == 3
+
+
+def test_a_head_must_find_the_token_and_not_only_the_needle() -> None:
+    ids = [0, 9, 9, 1, 2, 3, 4, 5, 6, 9, 9, 1, 2]  # the needle is 1 2 3 4 5 6, asked by 1 2
+    context = context_of(ids, range(3, 9), [3, 4, 5, 6])
+    T = len(ids) + 3
+    for shift, share in ((0, 1.0), (1, 0.0)):  # at the token itself, or beside it
+        places = torch.zeros(T, dtype=torch.long)
+        places[len(ids) - 1 :] = torch.tensor([5, 6, 7, 8]) - shift
+        counts = _count_hits(looking_at(places), context, context.answer)
+        assert float(counts.hits[0, 0]) == share * 4
+        # A head that attends to some place in the needle is right by chance once in six.
+        assert float(counts.relabelled[0, 0]) == pytest.approx(4 / 6)
+
+
+def test_contexts_hold_their_needles_where_they_say(tokenizer: Tokenizer) -> None:
+    contexts = list(_contexts(tokenizer, NEEDLES, FILLER, (120, 200), (0.0, 0.5, 1.0), seed=0))
+    assert len(contexts) == 2 * len(NEEDLES) * 3
+    for context in contexts:
+        inside = context.ids[context.needle.start : context.needle.stop]
+        assert tokenizer.decode(inside) == "".join(NEEDLES[context.number][:2])
+        assert tokenizer.decode(context.ids).endswith(NEEDLES[context.number].prompt)
+        assert len(context.ids) + len(context.answer) in (120, 200)
+    again = list(_contexts(tokenizer, NEEDLES, FILLER, (120, 200), (0.0, 0.5, 1.0), seed=0))
+    assert again == contexts
+    asked = Needle(" The key is", " under the stone.", " Where is the key?")
+    (other,) = _contexts(tokenizer, [asked], "One. Two! Three? Four.", (60,), (0.5,), seed=0)
+    assert tokenizer.decode(other.ids).endswith(" Where is the key?")
+    assert other.needle.start > 1
+
+
+def test_the_included_model_has_one_retrieval_head() -> None:
+    model = GPT.from_pretrained("default")
+    test = needle(model, lengths=(128,), depths=(0.3, 0.7))
+    assert [row.place for row in test.table.where(label="retrieval")] == ["5.3"]
+    score = test.table[5, 3].scores["retrieval"]
+    assert score.low > max(0.2, 10 * score.null)
+    assert test.answers == "forced"
+    assert test.contexts == 2 * len(NEEDLES)
+    assert test.correct > 0.5
+    assert "1 of 24 heads are retrieval heads" in str(test)
+    # It joins other scores.
+    table = model_table(model).join(test.table)
+    assert set(table[5, 3].labels) >= {"induction", "retrieval"}
+    assert "retrieval" in table[0, 0].scores
+    assert len(table) == 24
+
+
+def model_table(model: GPT) -> Any:
+    import regard
+
+    return regard.capture(model, text="The lamp is lit and the ships come home. " * 6).heads()
+
+
+def small_gpt(tokenizer: Tokenizer) -> GPT:
+    torch.manual_seed(0)
+    config = Config(vocab_size=400, context_length=256, num_layers=2, num_heads=4, num_kv_heads=2, d_model=32)
+    model = GPT(config).eval()
+    model.tokenizer = tokenizer
+    return model
+
+
+@pytest.mark.parametrize("answers", ["forced", "generated"])
+def test_random_weights_earn_no_label(tokenizer: Tokenizer, answers: Any) -> None:
+    test = needle(small_gpt(tokenizer), answers=answers, **SIZES)
+    assert not len(test.table.where(label="retrieval"))
+    assert [row.kv_head for row in test.table] == [0, 0, 1, 1] * 2
+    assert test.answers == answers
+    messages: list[str] = []
+    needle(small_gpt(tokenizer), answers=answers, report=messages.append, needles=NEEDLES[:2], **SIZES)
+    assert len(messages) == 4
+    assert messages[0].startswith("reading context 1 of 4")
+
+
+@pytest.mark.parametrize("answers", ["forced", "generated"])
+def test_transformers_models_against_their_eager_attention(tokenizer: Tokenizer, answers: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        attn_implementation="eager",
+    )
+    eager = transformers.LlamaForCausalLM(config).eval()
+    test = needle(eager, tokenizer, answers=answers, needles=NEEDLES[:3], **SIZES)
+    totals = torch.zeros(2, 4, 3, dtype=torch.float64)
+    for context in _contexts(tokenizer, NEEDLES[:3], FILLER, (120,), (0.2, 0.8), seed=0):
+        ids, written = torch.tensor([context.ids]), context.answer
+        with torch.no_grad():
+            if answers == "generated":
+                written = eager.generate(ids, max_new_tokens=len(context.answer), do_sample=False)[0].tolist()
+                written = written[len(context.ids) :]
+            whole = torch.tensor([context.ids + written[:-1]])
+            attentions = eager(whole, output_attentions=True).attentions
+        for layer, weights in enumerate(attentions):
+            for head in range(4):
+                totals[layer, head] += torch.tensor(hits_by_rule(weights[0, head], context, written))
+    for row in test.table:
+        hits, chance, copied = totals[row.layer, row.head].tolist()
+        score = row.scores["retrieval"]
+        if copied:
+            assert score.value == pytest.approx(hits / copied)
+            assert score.null == pytest.approx(chance / copied)
+        else:
+            assert math.isnan(score.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"answers": "free"}, 'answers: expected "forced" or "generated", got \'free\''),
+        ({"lengths": (9999,)}, "lengths: expected at most 256 tokens, the model's context, got 9999"),
+        ({"lengths": (20,)}, r"lengths: expected at least \d+ tokens for the needle .*, got 20"),
+        ({"depths": (1.5,)}, "depths: expected numbers from 0 to 1"),
+        ({"needles": []}, "needles, lengths, depths: expected at least one of each"),
+        ({"needles": [(" The key is", "")]}, r"needles: expected \(prompt, answer\)"),
+        ({"filler": ""}, "filler: expected some text"),
+    ],
+)
+def test_wrong_use_is_answered_in_a_sentence(tokenizer: Tokenizer, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        needle(small_gpt(tokenizer), **(SIZES | options))
+
+
+def test_a_model_without_a_tokenizer_or_generate_is_refused(tokenizer: Tokenizer) -> None:
+    model = small_gpt(tokenizer)
+    model.tokenizer = None
+    with pytest.raises(ValueError, match="tokenizer: expected the model's, got none"):
+        needle(model)
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.inner(input_ids)
+
+    with pytest.raises(ValueError, match="model: expected one with `generate`"):
+        needle(Wrapped(), tokenizer, answers="generated", **SIZES)
