@@ -45,6 +45,7 @@ METHODS = (
     "regard.recorder.Evidence",
     "regard.recorder.Layer",
     "regard.recorder.OutputProjection",
+    "regard.recorder.Predictions",
     "regard.spans.SpanTable",
     "regard.spans.Spans",
 )

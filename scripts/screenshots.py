@@ -43,6 +43,7 @@ def view_states(head: str) -> dict[str, str]:
         "steps": f"#view=steps&{head}&row=240",
         "cache": "#view=cache",
         "time": "#view=time",
+        "edited": f"#view=map&{head}",
     }
 
 
@@ -51,6 +52,7 @@ DOCUMENTS = [
     Shot("inspector-text", "text"),
     Shot("inspector-heads", "heads", "dark"),
     Shot("inspector-steps", "steps"),
+    Shot("inspector-edited", "edited"),
 ]
 
 
@@ -69,9 +71,16 @@ def take(browser: Any, address: str, state: str, shot: Shot, out: Path) -> None:
     if shot.view == "cache":
         page.get_by_role("button", name="Generate").click()
         page.get_by_text("generated, each with the cache").wait_for(timeout=120_000)
+    if shot.view == "edited":
+        page.get_by_role("switch").first.click()
+        page.get_by_role("button", name="What changed").click(timeout=120_000)
+        page.wait_for_selector(".changed li")
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(500)
     page.screenshot(path=out / f"{shot.name}.png")
+    if shot.view == "edited":
+        page.get_by_role("button", name="Undo").click()
+        page.wait_for_selector(".run-banner", state="hidden")
     page.close()
     print(out / f"{shot.name}.png")
 
@@ -93,7 +102,7 @@ def main() -> None:
     layer, head = contents.start
     states = view_states(f"layer={layer}&head={head}")
     with (
-        BackgroundServer(Site(contents, opened.read, opened.generate)) as running,
+        BackgroundServer(Site(contents, opened.read, opened.generate, opened.run_cut)) as running,
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=chromium.find(), args=["--no-sandbox"])

@@ -48,13 +48,9 @@ def captured(
     return Capture(found, model, ids, [tokens or [f" t{i % 13}" for i in range(T)]], None, boundary)
 
 
-def layer_of(m: regard.AttentionMap, number: int = 0, stack: str = "") -> Layer:
-    """A layer with this map, certified of nothing."""
-    evidence = Evidence(0.0, 1.0, 0.0, m.matrix[2], m.matrix[2], str(m.mask), m.scale)
-    return Layer(number, f"h.{number}", stack, m, evidence, range(m.matrix[1]))
-
-
-def predicted(seen: Capture, *, words: list[str] | None = None, vocabulary: int = 40, seed: int = 1) -> Capture:
+def predicted(
+    seen: Capture, *, words: list[str] | None = None, vocabulary: int = 40, seed: int = 1
+) -> Capture:
     """The same capture with predictions from random logits; the words are t0, t1, … unless they are given."""
     assert seen.ids is not None
     draw = torch.Generator().manual_seed(seed)
@@ -64,3 +60,9 @@ def predicted(seen: Capture, *, words: list[str] | None = None, vocabulary: int 
         logits, seen.ids, decode=lambda ids: [[names[n % len(names)] for n in row] for row in ids.tolist()]
     )
     return seen
+
+
+def layer_of(m: regard.AttentionMap, number: int = 0, stack: str = "") -> Layer:
+    """A layer with this map, certified of nothing."""
+    evidence = Evidence(0.0, 1.0, 0.0, m.matrix[2], m.matrix[2], str(m.mask), m.scale)
+    return Layer(number, f"h.{number}", stack, m, evidence, range(m.matrix[1]))

@@ -46,7 +46,9 @@ def test_the_token_that_follows_is_marked_and_the_last_has_none(
     seen = predicted(captured(30), vocabulary=13)
     assert seen.predictions is not None
     ranks = seen.predictions.ranks[0].tolist()
-    among, beyond = (next(n for n, rank in enumerate(ranks) if (rank <= 10) is inside) for inside in (True, False))
+    among, beyond = (
+        next(n for n, rank in enumerate(ranks) if (rank <= 10) is inside) for inside in (True, False)
+    )
     page.goto(opened(seen) + f"#view=text&row={among}")
     marked = page.locator(f"{PANEL} .follows .token")
     expect(marked).to_have_text(f"·t{among + 1}" if among < 12 else re.compile("t"))

@@ -1,4 +1,4 @@
-"""Edited runs: a head or edges are cut, the model runs again, and the page never takes that for the model's own."""
+"""Edited runs: a head or edges are cut, and the page never takes that for the model's own run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+import regard
 from regard.recorder import Capture
 from regard.show.data.cuts import Cut, EdgeCut, HeadCut
 from regard.show.server.background import BackgroundServer
@@ -53,7 +54,9 @@ def test_a_head_is_cut_in_the_map_and_restored(page: Page, address: str, model: 
     switch.click()
     banner = page.locator(f"{BANNER}.edited")
     expect(banner.locator(".cut-chip")).to_have_text("head 1.2 cut")
-    expect(banner.locator(".run-loss")).to_have_text(re.compile(r"^loss \d\.\d{3} → \d\.\d{3} \([+−]\d\.\d{3}\)$"))
+    expect(banner.locator(".run-loss")).to_have_text(
+        re.compile(r"^loss \d\.\d{3} → \d\.\d{3} \([+−]\d\.\d{3}\)$")
+    )
     expect(page).to_have_title("Edited run · random · Regard")
     for part in ("text=1", "layer=1", "head=2", "row=20", "col=3"):  # the same cell, in the edited run
         expect(page).to_have_url(re.compile(part))
@@ -121,6 +124,25 @@ def test_edges_are_cut_from_a_cell_to_a_token_and_in_view(page: Page, address: s
     assert (view.queries[1] - view.queries[0]) * (view.keys[1] - view.keys[0]) < 900
 
 
+def test_a_cut_edge_is_said_to_be_cut_and_a_hidden_one_is_not_offered(
+    page: Page, serve: Callable[..., BackgroundServer]
+) -> None:
+    def run_cut(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
+        return captured(30, mask=regard.causal & ~regard.rule(lambda b, h, q, k: (q == 20) & (k == 3)))
+
+    site = serve(captured(30), run_cut=run_cut)
+    page.goto(site.address + "#view=map&layer=1&head=0&row=20&col=3")
+    page.get_by_role("button", name="Cut “·t7” → “·t3”").click()
+    expect(page.locator("#weight")).to_have_text("cut")
+    expect(page.locator("#view-map .map-notes")).to_contain_text("This edge is cut in this edited run.")
+    expect(page.get_by_role("button", name="Restore “·t7” → “·t3”")).to_be_visible()
+    page.goto(page.url.replace("row=20", "row=2"))
+    expect(page.locator("#weight")).to_have_text("hidden")
+    expect(page.locator("#view-map .map-notes")).to_contain_text("hides this key from this query")
+    expect(page.get_by_role("button", name="Cut “·t2” → “·t3”")).to_have_count(0)
+    expect(page.get_by_role("button", name="Cut all to “·t3” (3)")).to_be_visible()
+
+
 def test_keys_cut_a_head_in_the_gallery(page: Page, address: str, model: Model) -> None:
     page.goto(address + "#view=heads")
     page.locator("#view-heads .gallery-picture").first.focus()
@@ -131,6 +153,7 @@ def test_keys_cut_a_head_in_the_gallery(page: Page, address: str, model: Model) 
     page.get_by_role("switch", name="Cut head 1.1").click()
     expect(page.locator(".cut-chip")).to_have_text(["head 0.1 cut×", "head 1.1 cut×"])
     assert model.asked == [[HeadCut("0", 1)], [HeadCut("0", 1), HeadCut("1", 1)]]
+    expect(page.get_by_role("switch", name="Cut head 1.1")).to_be_focused()  # though its card is a new one
     page.locator("#text").select_option(label="The cat")
     expect(page.get_by_role("switch", name="Cut head 1.1")).to_have_attribute("aria-checked", "false")
 
@@ -178,6 +201,17 @@ def test_a_saved_page_and_a_page_without_a_model_have_no_switches(
     page.keyboard.press("x")
     expect(page.locator(BANNER)).to_be_hidden()
     assert "X cuts it" not in page.locator("#view-heads .note").last.inner_text()
+
+
+def test_a_capture_that_was_edited_elsewhere_is_marked(page: Page, opened: Callable[..., str]) -> None:
+    seen = predicted(captured(30))
+    seen.edits = ("head 1.2 set to zero",)
+    page.goto(opened(seen) + "#view=text&row=4")
+    expect(page.locator(f"{BANNER}.edited .cut-chip")).to_have_text("head 1.2 set to zero")
+    expect(page).to_have_title("Edited run · random · Regard")
+    expect(page.locator("#view-text .likeliest")).to_have_count(1)
+    for name in ("Undo", "Show own run", "What changed"):
+        expect(page.get_by_role("button", name=name)).to_have_count(0)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

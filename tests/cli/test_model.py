@@ -1,4 +1,4 @@
-"""Models of Transformers that the commands open: a config that asks for more than its weights is refused."""
+"""Models that the commands open: what they predict, what is cut, and a config that is refused."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard.cli.model import Model
 from regard.files import ModelFileError
+from regard.show.data.cuts import Cut, EdgeCut, HeadCut
 
 transformers = pytest.importorskip("transformers")
 
@@ -29,6 +31,86 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_model_of_transformers_is_opened(folder: Path) -> None:
     assert Model.open(str(folder)).vocab_size >= 12
+
+
+def test_only_a_causal_language_model_predicts_the_next_token(folder: Path) -> None:
+    bert = Model.open(str(folder))
+    assert not bert.predicts
+    assert bert.read("abc").predictions is None
+    config = transformers.GPTNeoXConfig(
+        vocab_size=12, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.GPTNeoXForCausalLM(config).save_pretrained(folder)
+    causal = Model.open(str(folder))
+    seen = causal.read("a b c d")
+    assert causal.predicts
+    assert seen.predictions is not None
+    assert seen.ids is not None
+    with torch.no_grad():
+        expected = causal.module(seen.ids, labels=seen.ids).loss
+    assert seen.predictions.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    edited = causal.run_cut(seen, [HeadCut("1", 0)])
+    assert edited.edits == ("head 1.0 set to zero",)
+    assert edited.predictions is not None
+    assert edited.predictions.loss.item() != seen.predictions.loss.item()
+
+
+@pytest.fixture(scope="module")
+def included() -> Model:
+    return Model.open("default")
+
+
+def test_a_cut_head_gives_nothing_and_the_others_read_the_same_tokens(included: Model) -> None:
+    seen = included.read("The cat sat. The cat")
+    edited = included.run_cut(seen, [HeadCut("5", 3)])
+    assert edited.edits == ("head 5.3 set to zero",)
+    assert edited.tokens == seen.tokens
+    assert edited.certificate.certified
+    attention = next(m for m in included.module.blocks[5].modules() if hasattr(m, "out"))  # type: ignore
+    width = attention.out.in_features // 4
+
+    def zero(_: object, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        heads = inputs[0].clone()
+        heads[..., 3 * width : 4 * width] = 0
+        return (heads,)
+
+    hook = attention.out.register_forward_pre_hook(zero)
+    expected = included.read("The cat sat. The cat")
+    hook.remove()
+    assert edited.predictions is not None
+    assert expected.predictions is not None
+    torch.testing.assert_close(edited.predictions.losses, expected.predictions.losses, rtol=1e-4, atol=1e-5)
+    again = included.read("The cat sat. The cat")  # the model is as it was
+    assert again.predictions is not None
+    assert seen.predictions is not None
+    assert torch.equal(again.predictions.losses, seen.predictions.losses)
+
+
+@pytest.mark.parametrize(
+    ("cut", "edit", "heads"),
+    [
+        (EdgeCut("4", 1, (3, 6), (1, 3)), "head 4.1 without the edges", [1]),
+        (EdgeCut("4", None, (0, 7), (0, 1)), "layer 4 without the edges from all to 0", [0, 1, 2, 3]),
+        (EdgeCut("4", 2, (5, 6), (5, 6)), "head 4.2 without the edges from 5 to 5", [2]),
+    ],
+)
+def test_cut_edges_have_no_weight_and_all_others_stay_visible(
+    cut: EdgeCut, edit: str, heads: list[int], included: Model
+) -> None:
+    seen = included.read("The cat sat. The cat")
+    edited = included.run_cut(seen, [cut])
+    assert edited.edits[0].startswith(edit)
+    weights, own = (x[4].to_dense()[0] for x in (edited, seen))  # (H, T, S)
+    inside = torch.zeros_like(own, dtype=torch.bool)
+    inside[heads, slice(*cut.queries), slice(*cut.keys)] = True
+    assert torch.equal(weights == 0, (own == 0) | inside)
+
+
+def test_a_cut_that_changes_nothing_is_said(included: Model) -> None:
+    seen = included.read("The cat sat. The cat")
+    hidden: list[Cut] = [EdgeCut("4", 1, (0, 1), (5, 6))]
+    with pytest.raises(ValueError, match=r"the edit did not act .*: the layer ran, but no edge"):
+        included.run_cut(seen, hidden)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Next-token predictions: as a dense float64 softmax has them, whatever the chunks, the dtype and the padding."""
+"""Next-token predictions: those of a dense float64 softmax, whatever the chunks and the padding."""
 
 from __future__ import annotations
 
@@ -99,11 +99,13 @@ class Vectors(nn.Module):
 
 def test_a_model_without_logits_and_a_block_are_refused_in_a_sentence() -> None:
     ids = torch.zeros(1, 4, dtype=torch.long)
-    with pytest.raises(ValueError, match="predictions: expected a language model.*without predictions=True"):
+    with pytest.raises(ValueError, match=r"predictions: expected a language model.*without predictions=True"):
         regard.capture(Vectors(), inputs=(ids,), predictions=True)
     with pytest.raises(ValueError, match="predictions: expected text= or inputs= beside it"):
         regard.capture(Vectors(), predictions=True)
-    with pytest.raises(ValueError, match=r"expected a model that gives logits \(B, T, V\).*got torch.float32 of \(1, 7\)"):
+    with pytest.raises(
+        ValueError, match=r"expected a model that gives logits \(B, T, V\).*got torch.float32 of \(1, 7\)"
+    ):
         predictions_from(torch.zeros(1, 7), ids)
     with pytest.raises(ValueError, match="whose largest id is 9, got 8 of them"):
         predictions_from(torch.zeros(1, 2, 8), torch.tensor([[1, 9]]))

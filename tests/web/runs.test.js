@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { lossWords } from "../../src/regard/show/web/runs/banner.js";
-import { cutWords, runName, sameCut, toggled } from "../../src/regard/show/web/runs/cuts.js";
+import { cutsCell, cutWords, runName, sameCut, toggled } from "../../src/regard/show/web/runs/cuts.js";
 import { EditedRuns } from "../../src/regard/show/web/runs/edited_runs.js";
 import "./helpers.js";
 
@@ -47,6 +47,18 @@ test("a cut says what is cut", () => {
   assert.equal(words({ ...edge, keys: [0, 1] }), "head 5.3: “g” (7) → “·” (0)");
 });
 
+test("edges are cut where their spans meet a cell of their head", () => {
+  const cell = (row, col, size = 1) => ({ row, col, size });
+  assert.ok(cutsCell(edge, "5", 3, cell(7, 2)));
+  assert.ok(cutsCell(edge, "5", 3, cell(4, 0, 4)));
+  assert.ok(cutsCell({ ...edge, head: null }, "5", 0, cell(7, 2)));
+  assert.ok(!cutsCell(edge, "5", 0, cell(7, 2)));
+  assert.ok(!cutsCell(edge, "4", 3, cell(7, 2)));
+  assert.ok(!cutsCell(edge, "5", 3, cell(8, 2)));
+  assert.ok(!cutsCell(edge, "5", 3, cell(7, 3)));
+  assert.ok(!cutsCell(head, "5", 3, cell(7, 2)));
+});
+
 test("a run is named by its first cuts", () => {
   assert.equal(runName(["head 5.3"]), "Edited run: head 5.3 cut");
   assert.equal(runName(["a", "b", "c", "d"]), "Edited run: a, b and 2 more cut");
@@ -80,6 +92,7 @@ function makeApp() {
     },
     state: { text: 0 },
     set: (changes) => Object.assign(app.state, changes),
+    on() {},
     asked: [],
     source: {
       async cut(number, cuts, onLine) {
@@ -98,9 +111,19 @@ globalThis.dispatchEvent ??= () => true;
 test("texts are listed each with its edited run, and what is gone is not", () => {
   assert.deepEqual(new EditedRuns(makeApp()).titles(), [
     { number: 0, title: "one" },
-    { number: 3, title: "Edited run: head 5.3 cut" },
+    { number: 3, title: "↳ Edited run: head 5.3 cut" },
     { number: 1, title: "two" },
   ]);
+});
+
+test("a capture that was edited elsewhere is named so, in the library's words", () => {
+  const app = makeApp();
+  app.meta.texts.splice(1);
+  app.meta.texts[0].edited = { text: null, cuts: [], edits: ["head 5.3 set to zero"], changes: null };
+  const runs = new EditedRuns(app);
+  assert.deepEqual(runs.titles(), [{ number: 0, title: "one (edited run)" }]);
+  assert.equal(runs.name(0), "Edited run: head 5.3 set to zero");
+  assert.deepEqual([runs.original, runs.number, runs.cuts], [0, -1, []]);
 });
 
 test("from the model's own run a cut begins anew; in the edited one it adds to the others", async () => {

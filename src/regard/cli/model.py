@@ -158,15 +158,21 @@ class Model:
 
         if seen.ids is None:
             raise ValueError("text: expected one whose tokens are known, got one without: read it again")
-        edits = [
-            ablate(_layer_key(cut.layer), cut.head)
-            if isinstance(cut, HeadCut)
-            else block(_layer_key(cut.layer), cut.head, edges=(cut.queries, cut.keys))
-            for cut in cuts
-        ]
+        edits = []
+        for cut in cuts:
+            layer = seen.layer(cut.layer)
+            if isinstance(cut, HeadCut):
+                edits.append(ablate(layer.key, cut.head))
+            else:
+                T, S = layer.shape[2:]
+                edges = (_positions(cut.queries, T), _positions(cut.keys, S))
+                edits.append(block(layer.key, cut.head, edges=edges))
         is_token = seen.attention_mask if seen.attention_mask is not None else torch.ones_like(seen.ids)
-        with intervene(self.module, *edits):
-            return self._capture({"input_ids": seen.ids, "attention_mask": is_token.long()}, tell)
+        try:
+            with intervene(self.module, *edits):
+                return self._capture({"input_ids": seen.ids, "attention_mask": is_token.long()}, tell)
+        except RuntimeError as error:  # such as an edit that did not act: a sentence for the reader
+            raise ValueError(str(error)) from error
 
     def _capture(self, encoding: dict[str, Tensor], tell: ReportProgress) -> Capture:
         """Capture the model while it reads tokens, with its predictions if it makes any."""
@@ -320,9 +326,11 @@ def _model_kind(folder: Path) -> tuple[Any, bool]:
     return (AutoModelForCausalLM if predicts else AutoModel), predicts
 
 
-def _layer_key(key: str) -> int | str:
-    """Return the key of a layer, which is a number unless the model has several stacks."""
-    return int(key) if key.isdecimal() else key
+def _positions(span: tuple[int, int], size: int) -> int | slice:
+    """Return a span of `size` positions as an edit takes it, in the form that reads best."""
+    if span == (0, size):
+        return slice(None)
+    return span[0] if span[1] - span[0] == 1 else slice(*span)
 
 
 def _numbers(config: dict[str, Any]) -> Iterator[tuple[str, int]]:

@@ -256,7 +256,7 @@ def capture(
     if text is None and inputs is None:
         if predictions:
             raise ValueError(
-                "predictions: expected text= or inputs= beside it, since a block may run a model several times"
+                "predictions: expected text= or inputs= beside it, since a block may run it several times"
             )
         return block
     model_args, model_kwargs = _model_arguments(model, inputs, text, tokenizer)
@@ -273,7 +273,7 @@ def _predictions(
     """Reduce a model's logits to its predictions."""
     if logits is None or seen.ids is None:
         raise ValueError(
-            "predictions: expected a language model, which reads token ids and gives logits, got one without: "
+            "predictions: expected a language model, which reads token ids and gives logits, got another: "
             "capture it without predictions=True"
         )
     return predictions_from(logits, seen.ids, attention_mask=seen.attention_mask, decode=decode)

@@ -30,7 +30,7 @@ class Predictions:
     probabilities: Tensor
     """Their probabilities, float32 (B, T, k)."""
     losses: Tensor
-    """-log p of the token that follows, float32 (B, T - 1); NaN where it, or what comes before, is padding."""
+    """-log p of the token that follows, float32 (B, T - 1); NaN where it or the position is padding."""
     ranks: Tensor
     """Its rank among all tokens, from 1, int64 (B, T - 1); 0 where the loss is NaN."""
     words: dict[int, str]
@@ -70,8 +70,8 @@ def predictions_from(
     B, T, V = logits.shape
     if bool((ids >= V).any()):
         raise ValueError(
-            f"predictions: expected logits for every token of the text, whose largest id is {int(ids.max())}, "
-            f"got {V} of them: capture it without predictions=True"
+            f"predictions: expected logits for every token of the text, whose largest id is "
+            f"{int(ids.max())}, got {V} of them: capture it without predictions=True"
         )
     k = min(LIKELIEST, V)
     following = torch.cat([ids[:, 1:], ids[:, :1]], 1).to(logits.device)  # (B, T); the last is dropped below
@@ -86,7 +86,7 @@ def predictions_from(
         known = attention_mask.bool().cpu()
         padded = ~(known[:, 1:] & known[:, :-1])  # (B, T - 1)
         losses, ranks = losses.masked_fill(padded, torch.nan), ranks.masked_fill(padded, 0)
-    shown = likeliest.unique()
+    shown = torch.unique(likeliest)
     words = {} if decode is None else dict(zip(shown.tolist(), decode(shown[None])[0], strict=True))
     return Predictions(likeliest, probabilities, losses, ranks, words)
 
@@ -102,6 +102,6 @@ def _reduce(logits: Tensor, following: Tensor, k: int) -> tuple[Tensor, Tensor, 
 
 
 def logits_of(output: Any) -> Tensor | None:
-    """Return the logits in what a model returned: a tensor itself, or its `.logits`; None if there are none."""
+    """Return the logits in a model's output: the tensor itself, or its `.logits`; None without any."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     return logits if isinstance(logits, Tensor) else None

@@ -21,6 +21,7 @@ from regard.file_lock import InUseError, LostLockError
 from regard.gpt import GPT, Config
 from regard.recorder.certificate import Evidence
 from regard.recorder.layer import Layer
+from regard.recorder.predictions import predictions_from
 from regard.recorder.result import Capture
 from regard.recorder.storage import layer_file
 from regard.recorder.storage.folder import Folder
@@ -83,6 +84,30 @@ def test_a_saved_capture_comes_back(tmp_path: Path) -> None:
         assert there.map.mask is regard.causal
         assert there.evidence == here.evidence
     assert torch.equal(back[1, 2].to_dense(), seen[1, 2].to_dense())
+
+
+def test_predictions_come_back(tmp_path: Path) -> None:
+    seen = a_capture(
+        ids=torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 0, 0, 0]]),
+        attention_mask=torch.tensor([[True] * 6, [True] * 3 + [False] * 3]),
+    )
+    assert seen.ids is not None
+    seen.predictions = predictions_from(
+        torch.randn(2, 6, 20),
+        seen.ids,
+        attention_mask=seen.attention_mask,
+        decode=lambda ids: [[f"word {n}" for n in row] for row in ids.tolist()],
+    )
+    seen.save(tmp_path)
+    back = regard.load(tmp_path)
+    assert isinstance(back, Capture)
+    assert back.predictions is not None
+    for name in ("likeliest", "probabilities", "losses", "ranks"):
+        there, here = getattr(back.predictions, name), getattr(seen.predictions, name)
+        assert there.dtype == here.dtype
+        torch.testing.assert_close(there, here, rtol=0, atol=0, equal_nan=True)
+    assert back.predictions.words == seen.predictions.words
+    assert bool(back.predictions.losses.isnan().any())
 
 
 def test_versions_and_model_are_in_the_file(tmp_path: Path) -> None:
@@ -275,6 +300,29 @@ def at(*path: Any) -> Any:
     return change
 
 
+def predicting(**changes: Any) -> Any:
+    """A change that adds 2 × 6 ids and their predictions, some fields of which are changed."""
+    right = {
+        "likeliest": [1] * 12,
+        "probabilities": [0.5] * 12,
+        "losses": [None] + [0.5] * 9,
+        "ranks": [0] + [1] * 9,
+        "words": {"1": "a"},
+    }
+
+    def change(described: Any) -> None:
+        described |= {"ids": [[1] * 6] * 2, "predictions": right | changes}
+
+    return change
+
+
+def test_predictions_of_the_right_sizes_are_not_damaged(tmp_path: Path) -> None:
+    seen = regard.load(damaged(tmp_path, predicting()))
+    assert isinstance(seen, Capture)
+    assert seen.predictions is not None
+    assert seen.predictions.ranks.tolist() == [[0, 1, 1, 1, 1], [1] * 5]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -309,6 +357,16 @@ def at(*path: Any) -> Any:
         at("tokens", "abc"),
         at("model", ["x"]),
         at("boundary", "two"),
+        at("predictions", 5),
+        at("predictions", {}),
+        predicting(likeliest=[], probabilities=[]),
+        predicting(likeliest=[1] * 11),
+        predicting(likeliest=["1"] * 12),
+        predicting(probabilities=[None] * 12),
+        predicting(losses=[1.0] * 9),
+        predicting(ranks=[1.5] * 10),
+        predicting(words={"x": "y"}),
+        predicting(words={"1": 2}),
     ],
 )
 def test_a_damaged_index_is_refused_by_name(tmp_path: Path, change: Any) -> None:

@@ -1,4 +1,4 @@
-"""Edited runs over real sockets: run, replaced, undone, bounded, one at a time, and stopped with their client."""
+"""Edited runs over real sockets: run, replaced, undone, bounded, one at a time, stopped with their client."""
 
 from __future__ import annotations
 

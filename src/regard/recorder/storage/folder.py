@@ -35,6 +35,7 @@ from regard.recorder.storage import layer_file
 from regard.version import __version__
 
 if TYPE_CHECKING:
+    from regard.recorder.predictions import Predictions
     from regard.recorder.result import Capture
 
 FORMAT = "regard.capture 1"
@@ -213,6 +214,19 @@ def to_json(seen: Capture, files: Sequence[str]) -> dict[str, Any]:
         "target_tokens": seen.target_tokens,
         "target_ids": _json_rows(seen.target_ids),
         "attention_mask": _json_rows(None if seen.attention_mask is None else seen.attention_mask.int()),
+        "predictions": None if seen.predictions is None else _json_predictions(seen.predictions),
+    }
+
+
+def _json_predictions(predictions: Predictions) -> dict[str, Any]:
+    """Describe predictions as flat lists; a loss that is NaN becomes null."""
+    losses: list[float] = predictions.losses.flatten().tolist()
+    return {
+        "likeliest": predictions.likeliest.flatten().tolist(),
+        "probabilities": predictions.probabilities.flatten().tolist(),
+        "losses": [None if math.isnan(loss) else loss for loss in losses],
+        "ranks": predictions.ranks.flatten().tolist(),
+        "words": {str(token): word for token, word in predictions.words.items()},
     }
 
 

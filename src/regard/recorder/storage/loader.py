@@ -28,6 +28,7 @@ from regard.files import (
 from regard.maps import AttentionMap
 from regard.maps import load as load_map
 from regard.recorder.certificate import Evidence
+from regard.recorder.predictions import Predictions
 from regard.recorder.result import Capture
 from regard.recorder.storage.folder import FORMAT, INDEX, LAYER_FILE, StoredLayer
 
@@ -110,6 +111,7 @@ def _from_json(described: dict[str, Any], path: Path) -> Capture:
             and [len(row) for row in tokens] != [ids.shape[1]] * len(ids)
         ):
             raise ValueError(f"{name}: expected a text for each of the ids {tuple(ids.shape)}, got others")
+    seen.predictions = _predictions(_optional(described, "predictions", dict), seen.ids)
     return seen
 
 
@@ -181,6 +183,36 @@ def _table(described: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor |
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"{name}: expected rows of one length, got {shorten([len(row) for row in rows])}")
     return torch.tensor(rows, dtype=torch.long).view(len(rows), -1 if rows else 0).to(dtype)
+
+
+def _predictions(described: dict[str, Any] | None, ids: Tensor | None) -> Predictions | None:
+    """The predictions for the tokens `ids` from their flat lists; None for null."""
+    if described is None:
+        return None
+    if ids is None or not ids.numel():
+        raise ValueError("predictions: expected the ids of the tokens beside them, got none")
+    B, T = ids.shape
+    lists = {
+        name: get_field(described, name, list) for name in ("likeliest", "probabilities", "losses", "ranks")
+    }
+    k, rest = divmod(len(lists["likeliest"]), B * T)
+    sizes = {"likeliest": B * T * k, "probabilities": B * T * k, "losses": B * (T - 1), "ranks": B * (T - 1)}
+    for name, numbers in lists.items():
+        if len(numbers) != sizes[name] or rest or not k:
+            raise ValueError(
+                f"predictions: {name}: expected numbers for {B} × {T} tokens, got {len(numbers)}"
+            )
+        for number in numbers:
+            if number is not None or name != "losses":
+                check_type(name, number, int if name in ("likeliest", "ranks") else float)
+    losses = [torch.nan if loss is None else loss for loss in lists["losses"]]
+    return Predictions(
+        torch.tensor(lists["likeliest"], dtype=torch.long).view(B, T, k),
+        torch.tensor(lists["probabilities"], dtype=torch.float32).view(B, T, k),
+        torch.tensor(losses, dtype=torch.float32).view(B, T - 1),
+        torch.tensor(lists["ranks"], dtype=torch.long).view(B, T - 1),
+        {int(n): check_type("words", w, str) for n, w in get_field(described, "words", dict).items()},
+    )
 
 
 def _texts(described: dict[str, Any], name: str) -> list[list[str]] | None:

@@ -8,8 +8,8 @@ file knows captures; it knows neither models nor how the page draws.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -84,6 +84,8 @@ class Contents:
         generation: Sequence[Mapping[str, Any]] | None = None,
         start: tuple[str, int] | Literal["auto"] | None = None,
     ) -> None:
+        self._lock = threading.RLock()  # several threads add, remove and describe texts
+        self._meta: dict[str, Any] | None = None
         self.texts: list[Capture] = []
         self.titles: list[str] = []
         self.edited: dict[int, EditedRun] = {}
@@ -120,39 +122,52 @@ class Contents:
                 f"batch_index: expected a number from 0 to {B - 1}, since the capture has a batch of {B}, "
                 f"got {self.batch_index}"
             )
-        self.texts.append(capture)
-        self.titles.append(title or _title(capture, self.batch_index, len(self.texts)))
-        number = len(self.texts) - 1
-        if edited is not None:
-            for earlier in [n for n, run in self.edited.items() if run.text == edited.text]:
-                self.remove(earlier)
-            self.edited[number] = edited
-        self.__dict__.pop("meta", None)
-        return number
+        with self._lock:
+            self.texts.append(capture)
+            self.titles.append(title or _title(capture, self.batch_index, len(self.texts)))
+            number = len(self.texts) - 1
+            if edited is not None:
+                for earlier in [n for n, run in self.edited.items() if run.text == edited.text]:
+                    self.remove(earlier)
+                self.edited[number] = edited
+            self.forget_meta()
+            return number
 
     def remove(self, number: int) -> EditedRun:
         """Remove an edited run and return what it was of. Its number is not used again."""
-        self.check_text(number)
-        if number not in self.edited:
-            raise ValueError(f"text: expected the number of an edited run, got {number}, the model's own")
-        run = self.edited.pop(number)
-        self.removed.add(number)
-        self.texts[number] = Capture(model=self.texts[number].model)  # what was captured is freed
+        with self._lock:
+            self.check_text(number)
+            if number not in self.edited:
+                raise ValueError(f"text: expected the number of an edited run, got {number}, the model's own")
+            run = self.edited.pop(number)
+            self.removed.add(number)
+            self.texts[number] = Capture(model=self.texts[number].model)  # what was captured is freed
+            self.forget_meta()
         self._heads.pop(number, None)
         self._units.pop(number, None)
         for kept in (self._thumbnails, self._evictions):
-            for key in [key for key in kept if key[0] == number]:
-                del kept[key]
+            for key in [key for key in list(kept) if key[0] == number]:  # others may add to it meanwhile
+                kept.pop(key, None)
         self._tiles.discard_if(lambda key: key[0] == number)
         self._maps.discard_if(lambda key: key[0] == number)
         self._factors.discard_if(lambda key: key[0] == number)
         self._attributions.discard_if(lambda key: key[0] == number)
-        self.__dict__.pop("meta", None)
         return run
 
-    @cached_property
+    @property
     def meta(self) -> dict[str, Any]:
         """Everything but weights, as plain data: what the page needs before it requests any."""
+        with self._lock:
+            if self._meta is None:
+                self._meta = self._describe()
+            return self._meta
+
+    def forget_meta(self) -> None:
+        """Let `meta` be made anew, since something that it describes has changed."""
+        with self._lock:
+            self._meta = None
+
+    def _describe(self) -> dict[str, Any]:
         values = all(
             layer.settings.value_width is not None for capture in self.texts for layer in capture.layers
         )
@@ -479,16 +494,20 @@ class Contents:
         }
 
     def _edited(self, number: int) -> dict[str, Any] | None:
-        """Describe what an edited run is of, and what changed; None for the model's own."""
+        """Describe what an edited run is of, and what changed; None for the model's own.
+
+        A capture that was made under an intervention elsewhere has no text beside it, and `edits` in words.
+        """
+        capture = self.texts[number]
         if number not in self.edited:
-            return None
+            return _edited_elsewhere(capture) if capture.edits else None
         run = self.edited[number]
-        before, after = self.texts[run.text].predictions, self.texts[number].predictions
-        known = before is not None and after is not None
+        before, after = self.texts[run.text].predictions, capture.predictions
         return {
             "text": run.text,
             "cuts": [cut.to_data() for cut in run.cuts],
-            "changes": predictions.changes(before, after, self.batch_index) if known else None,
+            "edits": list(capture.edits),
+            "changes": predictions.changes(before, after, self.batch_index),
         }
 
 
@@ -527,6 +546,10 @@ def _layer(layer: Layer, evidence: Evidence, tokens: list[str], targets: list[st
         "keys_from": len(keys) - S if known else None,
         "evidence": _evidence(evidence),
     }
+
+
+def _edited_elsewhere(capture: Capture) -> dict[str, Any]:
+    return {"text": None, "cuts": [], "edits": list(capture.edits), "changes": None}
 
 
 def _evidence(evidence: Evidence) -> dict[str, Any]:

@@ -68,10 +68,9 @@ def _parse_cut(data: object, capture: Capture) -> Cut:
         raise ValueError(f"layer: expected the key of a layer as text, got {type(key).__name__}")
     layer = capture.layer(key)
     head = data.get("head")
-    if data["kind"] == "head" or head is not None:
-        head = _check_head(head, layer)
     if data["kind"] == "head":
-        return HeadCut(str(layer.key), head)
+        return HeadCut(str(layer.key), _check_head(head, layer))
+    head = None if head is None else _check_head(head, layer)
     T, S = layer.shape[2:]
     queries, keys = _check_span("queries", data.get("queries"), T), _check_span("keys", data.get("keys"), S)
     return EdgeCut(str(layer.key), head, queries, keys)

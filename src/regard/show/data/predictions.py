@@ -70,11 +70,14 @@ def _next(
     }
 
 
-def changes(before: Predictions, after: Predictions, entry: int) -> dict[str, Any]:
+def changes(before: Predictions | None, after: Predictions | None, entry: int) -> dict[str, Any] | None:
     """Compare two runs on the same tokens: the mean loss of both, and the tokens that changed the most.
 
     `most` lists, by position, tokens whose probability (given what comes before them) changed the most.
+    Returns None if one of the runs has no predictions.
     """
+    if before is None or after is None:
+        return None
     known = before.losses[entry].isfinite() & after.losses[entry].isfinite()  # (T - 1,)
     p, q = ((-x.losses[entry]).exp().masked_fill(~known, 0) for x in (before, after))
     change = q - p

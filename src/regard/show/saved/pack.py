@@ -245,12 +245,12 @@ def _words(predictions: Predictions | None, entry: int) -> list[str]:
     """Return the texts of all likely next tokens, in the order of their ids."""
     if predictions is None:
         return []
-    return [predictions.word(token) for token in predictions.likeliest[entry].unique().tolist()]
+    return [predictions.word(token) for token in torch.unique(predictions.likeliest[entry]).tolist()]
 
 
 def _pack_predictions(predictions: Predictions, entry: int) -> list[Array]:
-    """Pack the likeliest next tokens, as places in `_words`, and the losses and ranks of those that follow."""
-    ids, places = predictions.likeliest[entry].unique(return_inverse=True)  # places (T, k)
+    """Pack the likeliest next tokens, as places in `_words`, and the loss and rank of what follows."""
+    ids, places = torch.unique(predictions.likeliest[entry], return_inverse=True)  # places (T, k)
     return [
         Array("ids", "u32", ids.numpy()),
         Array("places", "u32", places.numpy()),

@@ -89,7 +89,7 @@ class Site:
         contents: the captures to show.
         read: captures a new text; None if there is no model.
         generate: continues a text; None if there is no model that can.
-        run_cut: runs the model again with some of it cut; None if there is no model that can.
+        run_cut: runs the model again with some of it cut; None without a model.
         limits: bounds on requests.
     """
 
@@ -109,7 +109,7 @@ class Site:
             "generate": self.generate is not None,
             "cut": self.run_cut is not None,
         }
-        self.contents.__dict__.pop("meta", None)
+        self.contents.forget_meta()
 
     def application(self) -> Starlette:
         """Return the ASGI application."""
@@ -233,7 +233,7 @@ class Site:
         return stream(self.model_job, "reading a text", work)
 
     async def _cut(self, request: Request) -> Response:
-        """Run the model again on a text with cuts; the edited run takes the place of the text's earlier one."""
+        """Run the model again on a text with cuts; this run takes the place of the text's earlier one."""
         if self.run_cut is None:
             raise RefusedError(404, "this page has no model that could run with something cut")
         run_cut, body = self.run_cut, await _read_body(request, self.limits)
@@ -312,8 +312,10 @@ class Query:
     def quantity(self) -> Quantity:
         """What cells are made of: by default the weights of tokens."""
         words: dict[str, Any] = {name: self[name] for name in ("shade", "units") if name in self}
-        numbers = {name: self.number(name) for name in ("units_of", "position", "token") if name in self}
-        return Quantity.parse(**words, **numbers)
+        for name in ("units_of", "position", "token"):
+            if name in self:
+                words[name] = self.number(name)
+        return Quantity.parse(**words)
 
 
 async def _read_body(request: Request, limits: Limits) -> dict[str, Any]:

@@ -165,10 +165,9 @@ function makeTabs(views, app) {
 function makeTexts(app) {
   const select = /** @type {HTMLSelectElement} */ (find("text"));
   const fill = () => {
-    const options = app.runs.titles().map(({ number, title }) => {
-      const text = app.meta.texts[number].edited ? `↳ ${title}` : title;
-      return element("option", { value: String(number), text });
-    });
+    const options = app.runs
+      .titles()
+      .map(({ number, title }) => element("option", { value: String(number), text: title }));
     select.replaceChildren(...options);
     select.value = String(app.state.text);
     find("text-choice").hidden = options.length < 2;

@@ -85,9 +85,11 @@ interface TextMeta {
 
 /** A run of the model with something cut. */
 interface EditedRun {
-  /** The number of the text that the model read. */
-  text: number;
+  /** The number of the text that the model read; null if its own run is not on this page. */
+  text: number | null;
   cuts: Cut[];
+  /** The interventions in the library's words. */
+  edits: string[];
   /** What it did to the predictions; null if there are none. */
   changes: Changes | null;
 }

@@ -80,6 +80,7 @@ class Gallery {
    */
   async fetch(fresh) {
     this.text = this.state.text;
+    const focused = this.focusedControl();
     this.root.classList.add("waiting");
     this.list.replaceChildren(empty("Computing the scores of every head…"));
     this.controls.number.textContent = "";
@@ -95,7 +96,15 @@ class Gallery {
     this.heads = scores;
     this.build();
     this.arrange();
+    if (focused) this.cards.get(this.current)?.[focused].focus(); // the same head, in another run
     this.paint(fresh);
+  }
+
+  /** The control of the current card that has the focus, if one has. */
+  focusedControl() {
+    const card = this.cards.get(this.current);
+    const controls = /** @type {const} */ (["button", "take", "cut"]);
+    return controls.find((name) => card?.[name] === document.activeElement);
   }
 
   /** Makes a card for every head. */

@@ -8,7 +8,7 @@ import { layerOf } from "../common/layers.js";
 import { areWeights, mapQuantity, PLAIN, quantityName, say, spell } from "../common/quantity.js";
 import { quantityControls } from "../common/quantity_controls.js";
 import { short, tokenAt } from "../common/tokens.js";
-import { inUnits, unitAt } from "../common/units.js";
+import { firstToken, inUnits, unitAt } from "../common/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
@@ -159,6 +159,7 @@ class MapView {
     if (quantityName(this.quantity) !== quantityName(scene.quantity)) return;
     const found = this.large.pyramid.cell(row, col);
     const unseen = weights[col] === 0 && found && found.z === 0 && found.max < 0;
+    this.edges.setHidden(Boolean(unseen));
     this.tellCell(scene, { ...cell, mass: weights[col], max: unseen ? -1 : Math.abs(weights[col]) });
   }
 
@@ -189,7 +190,11 @@ class MapView {
    * @param {CellWeights} cell
    */
   tipOf({ text, quantity }, { row, col, size, mass, max }) {
-    if (max < 0) return "hidden by the mask";
+    if (max < 0) {
+      const { layer } = this;
+      const first = { row: firstToken(layer, "queries", row), col: firstToken(layer, "keys", col) };
+      return this.app.runs.isCut({ ...first, size }) ? "cut in this run" : "hidden by the mask";
+    }
     if (size > 1 || quantity.units === "tokens") return spell(quantity, mass);
     const [query, key] = [
       tokenAt(this.app.meta, text, this.layer, "queries", row),

@@ -55,6 +55,9 @@ export class Readout {
     else this.number.dataset.weight = String(weight);
     this.where.replaceChildren(...factRows(facts));
     this.note.textContent = note;
+    if (!this.app.runs.isCut(cell)) return;
+    this.number.textContent = "cut";
+    this.note.textContent = "This edge is cut in this edited run.";
   }
 
   /**

@@ -90,8 +90,9 @@ export class RunBanner {
     if (name === this.shown) return;
     this.shown = name;
     const single = runs.cuts.length < 2 || runs.running !== null; // one is undone by Undo
-    const chips = runs.cuts.map((cut, n) => {
-      const chip = element("li", { class: "cut-chip", text: `${words[n]} cut` });
+    const chips = words.map((text, n) => {
+      const cut = runs.cuts[n];
+      const chip = element("li", { class: "cut-chip", text: cut ? `${text} cut` : text });
       if (single) return chip;
       const undo = element("button", { type: "button", class: "chip-undo", text: "×" });
       undo.setAttribute("aria-label", `Undo: ${words[n]}`);
@@ -110,8 +111,8 @@ export class RunBanner {
     this.loss.textContent = changes ? lossWords(changes) : "";
     if (this.changes.hidden) return;
     const { text, row } = app.state;
-    const tokens = app.meta.texts[text].tokens ?? [];
-    this.compare(text, row >= 0 ? row : tokens.length - 1);
+    const telling = (changes?.most[0]?.position ?? 1) - 1; // what was expected there changed most
+    this.compare(text, row >= 0 ? row : telling);
   }
 
   /**

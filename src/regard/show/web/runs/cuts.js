@@ -28,6 +28,20 @@ export function toggled(cuts, cut) {
 }
 
 /**
+ * Whether a cut goes through a cell of a head's map.
+ * @param {Cut} cut
+ * @param {string} layer
+ * @param {number} head
+ * @param {Cell} cell
+ */
+export function cutsCell(cut, layer, head, { row, col, size }) {
+  if (cut.kind === "head" || cut.layer !== layer || (cut.head !== null && cut.head !== head)) return false;
+  /** @param {[number, number]} span @param {number} first */
+  const meets = ([start, end], first) => start < first + size && first < end;
+  return meets(cut.queries, row) && meets(cut.keys, col);
+}
+
+/**
  * A cut in words, as in "head 5.3" or "head 5.3: “ate” → “cat”".
  * @param {Cut} cut
  * @param {Pick<Layer, "rows" | "cols">} layer

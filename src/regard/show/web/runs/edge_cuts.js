@@ -15,6 +15,7 @@ export class EdgeCuts {
   constructor(app, frame) {
     this.app = app;
     this.frame = frame;
+    this.hidden = false; // whether the mask hides the chosen cell, so that there is no edge to cut
     this.scope = choice("Of", "cut-of", { head: "this head", layer: "all heads" }, () => this.draw());
     this.scope.value = "head";
     this.note = element("p", { class: "small quiet" });
@@ -70,9 +71,18 @@ export class EdgeCuts {
     return [firstToken(shown, axis, unit), lastToken(shown, axis, unit) + 1];
   }
 
+  /** The edge of the chosen cell; null if there is none to cut or to restore. */
   edgeCut() {
     const { row, col } = this.app.state;
-    return row < 0 || col < 0 ? null : this.cut(this.span("queries", row), this.span("keys", col));
+    const cut = row < 0 || col < 0 ? null : this.cut(this.span("queries", row), this.span("keys", col));
+    return cut && this.hidden && !this.app.runs.has(cut) ? null : cut;
+  }
+
+  /** @param {boolean} hidden */
+  setHidden(hidden) {
+    if (hidden === this.hidden) return;
+    this.hidden = hidden;
+    this.draw();
   }
 
   keyCut() {
@@ -107,9 +117,14 @@ export class EdgeCuts {
     this.label(this.key, key, key ? `all to ${token("keys", col)} (${col})` : "");
     const spans = view ? [view.queries, view.keys].map(([first, end]) => `${first}–${end - 1}`) : [];
     this.label(this.view, view, `all in view (${spans.join(" → ")})`);
-    this.note.textContent = edge
-      ? "Cut before the softmax: what the other keys receive grows."
-      : "Select a cell to cut its edge, or zoom in to cut all edges in view.";
+    this.note.textContent =
+      edge || key
+        ? "Cut before the softmax: the query’s other keys receive more."
+        : "Select a cell to cut its edge, or zoom in to cut all edges in view.";
+    document.body.classList.toggle(
+      "edges-cut",
+      app.runs.cuts.some(({ kind }) => kind === "edges"),
+    );
   }
 
   /**

@@ -4,7 +4,7 @@
 
 import { layerOf } from "../common/layers.js";
 import { tokenAt } from "../common/tokens.js";
-import { cutWords, runName, sameCut, toggled } from "./cuts.js";
+import { cutsCell, cutWords, runName, sameCut, toggled } from "./cuts.js";
 
 /** Which cuts the shown run has, and the functions that change them. */
 export class EditedRuns {
@@ -17,6 +17,7 @@ export class EditedRuns {
     this.problem = ""; // why the last one failed
     /** @type {Set<() => void>} */
     this.listeners = new Set();
+    app.on(() => (this.problem = "")); // whoever goes on has read it
   }
 
   /** Whether there is a model that can run again. */
@@ -49,13 +50,23 @@ export class EditedRuns {
     return this.cuts.some((one) => sameCut(one, cut));
   }
 
+  /**
+   * Whether a cell of the shown head is hidden because edges are cut in this run.
+   * @param {CellWeights | null} cell
+   */
+  isCut(cell) {
+    const { layer, head } = this.app.state;
+    return cell !== null && cell.max < 0 && this.cuts.some((cut) => cutsCell(cut, layer, head, cell));
+  }
+
   /** Every text with its title, each followed by its edited run. */
   titles() {
     const { texts } = this.app.meta;
     return texts.flatMap(({ title, edited, removed }, number) => {
-      if (removed || edited) return [];
+      if (removed || (edited && edited.text !== null)) return [];
       const run = texts.findIndex((one) => one.edited?.text === number);
-      return [{ number, title }, ...(run < 0 ? [] : [{ number: run, title: this.name(run) }])];
+      const own = { number, title: edited ? `${title} (edited run)` : title };
+      return run < 0 ? [own] : [own, { number: run, title: `↳ ${this.name(run)}` }];
     });
   }
 
@@ -64,16 +75,19 @@ export class EditedRuns {
    * @param {number} text
    */
   name(text) {
-    return runName(this.words(text));
+    const { edited } = this.app.meta.texts[text];
+    return edited?.cuts.length ? runName(this.words(text)) : `Edited run: ${this.words(text).join(", ")}`;
   }
 
   /**
-   * Each of a run's cuts in words.
+   * Each of a run's cuts in words; what was edited elsewhere, in the library's own.
    * @param {number} text
    */
   words(text) {
     const { meta } = this.app;
-    return (meta.texts[text].edited?.cuts ?? []).map((cut) => {
+    const { edited } = meta.texts[text];
+    if (!edited?.cuts.length) return edited?.edits ?? [];
+    return edited.cuts.map((cut) => {
       const layer = layerOf(meta, text, cut.layer);
       return cutWords(cut, layer, (axis, index) => tokenAt(meta, text, layer, axis, index));
     });

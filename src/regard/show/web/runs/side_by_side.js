@@ -12,10 +12,10 @@ import { nextChange, nextSentence, predictionList } from "../common/prediction_l
  * @returns {Promise<{ lists: HTMLElement, sentence: string }>}
  */
 export async function likelyTokens(app, text, position) {
-  const own = app.meta.texts[text].edited?.text;
+  const own = app.meta.texts[text].edited?.text ?? null;
   const lists = element("div", { class: "likely-lists" });
   const after = await app.source.prediction(text, position);
-  if (own === undefined) {
+  if (own === null) {
     lists.append(predictionList(after, "Likeliest next tokens"));
     return { lists, sentence: nextSentence(after) };
   }
