@@ -193,7 +193,7 @@ class MapView {
     if (max < 0) {
       const { layer } = this;
       const first = { row: firstToken(layer, "queries", row), col: firstToken(layer, "keys", col) };
-      return this.app.runs.isCut({ ...first, size }) ? "cut in this run" : "hidden by the mask";
+      return this.app.runs.isCut({ ...first, size, mass, max }) ? "cut in this run" : "hidden by the mask";
     }
     if (size > 1 || quantity.units === "tokens") return spell(quantity, mass);
     const [query, key] = [
