@@ -106,7 +106,7 @@ def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
     if (
         default is inspect.Parameter.empty
         or default is None
-        or isinstance(default, str | int | float | tuple)
+        or (isinstance(default, str | int | float | tuple) and len(repr(default)) <= 40)
     ):
         return parameter
     shown = repr(default)

@@ -193,7 +193,7 @@ class Model:
         return seen
 
     def _records_stream(self, tokens: int) -> bool:
-        """Whether to record what heads and MLPs add while the model reads so many tokens: if memory allows it."""
+        """Whether memory allows to record what heads and MLPs add while the model reads so many tokens."""
         config = getattr(self.module, "config", None)
         config = getattr(config, "text_config", None) or config
         width, layers = (

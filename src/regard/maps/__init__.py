@@ -1,8 +1,8 @@
 """`AttentionMap`: a matrix of attention weights that is computed on demand instead of stored."""
 
-from regard.maps.map import AttentionMap, attention_map, load
+from regard.maps.map import AttentionMap, attention_map
 from regard.maps.signed_map import DifferenceMap, SignedMap
 from regard.maps.spans import Spans
 from regard.maps.weighted_map import WeightedMap
 
-__all__ = ["AttentionMap", "DifferenceMap", "SignedMap", "Spans", "WeightedMap", "attention_map", "load"]
+__all__ = ["AttentionMap", "DifferenceMap", "SignedMap", "Spans", "WeightedMap", "attention_map"]

@@ -141,7 +141,7 @@ def figure(
 
 
 def _certificate_note(layer: int | str, *captures: Capture) -> str:
-    """Return what the certificate of a layer says: the first that is not certified, or the first capture's."""
+    """Return what the certificates of a layer say: the first that is not certified, or else the first."""
     evidence = [capture.certificate[capture.layers.index(capture.layer(layer))] for capture in captures]
     return str(next((x for x in evidence if not x.certified), evidence[0]))
 

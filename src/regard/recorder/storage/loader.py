@@ -26,7 +26,7 @@ from regard.files import (
     shorten,
 )
 from regard.maps import AttentionMap
-from regard.maps import load as load_map
+from regard.maps.map import load as load_map
 from regard.recorder.certificate import Evidence
 from regard.recorder.predictions import Predictions
 from regard.recorder.result import Capture
