@@ -495,6 +495,18 @@ interface HeadArrays {
 
 type Head = import("./source/weights.js").Head;
 
+/** What a tile, a row or a column is made of beside the weights. */
+interface TileParts {
+  /** A key that is left out of the count. */
+  without?: number | null;
+  /** Of each key: what its weights are multiplied with. */
+  factors?: Float32Array | null;
+  /** Where the units of the queries begin, and their end; null for tokens. */
+  queries?: number[] | null;
+  /** The same for the keys. */
+  keys?: number[] | null;
+}
+
 // ---- A saved page asks, and its worker answers: `remote_weights.js` and `responder.js`
 
 /** What both a worker and one end of a channel are. */

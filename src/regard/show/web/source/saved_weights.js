@@ -90,7 +90,7 @@ export class SavedWeights {
    */
   row({ text, layer, head, index, quantity }, pause) {
     const single = quantity.shade === "logit" ? { queries: null } : {}; // contributions are of one query
-    const look = (/** @type {Head} */ one, /** @type {import("./weights.js").TileParts} */ parts) =>
+    const look = (/** @type {Head} */ one, /** @type {TileParts} */ parts) =>
       rowOf(one, index, { ...parts, ...single });
     return this.mean({ text, layer, head, quantity }, look, pause);
   }
@@ -123,7 +123,7 @@ export class SavedWeights {
   /**
    * The mean over the heads asked for, of what `look` finds in each; contributions to a logit are added up.
    * @param {Omit<LineQuestion, "index">} question
-   * @param {(head: Head, parts: import("./weights.js").TileParts) => Float32Array} look
+   * @param {(head: Head, parts: TileParts) => Float32Array} look
    * @param {Pause} pause
    */
   async mean({ text, layer, head: number, quantity }, look, pause) {
@@ -153,7 +153,7 @@ export class SavedWeights {
    * @param {string} layer
    * @param {number} head
    * @param {Quantity} quantity
-   * @returns {Promise<import("./weights.js").TileParts>}
+   * @returns {Promise<TileParts>}
    */
   async parts(text, layer, head, quantity) {
     const about = namedLayer(this.meta, text, layer);

@@ -192,14 +192,6 @@ export class Head {
 }
 
 /**
- * @typedef {object} TileParts
- * @property {number | null} [without] a key that is left out of the count
- * @property {Float32Array | null} [factors] of each key: what its weights are multiplied with
- * @property {number[] | null} [queries] where the units of the queries begin, and their end; null for tokens
- * @property {number[] | null} [keys] the same for the keys
- */
-
-/**
  * The cells of one row or column of tiles: the tokens that it begins and ends with, the cell of each token, and the
  * number of tokens in each cell.
  * @param {number[] | null} edges of the units, if they are not tokens
