@@ -35,7 +35,7 @@ Drawable = AttentionMap | SignedMap | Tensor
 
 
 def plot(
-    attention_map: Drawable,
+    attention_map: AttentionMap | SignedMap | Tensor,
     key_tokens: Sequence[str] | None = None,
     *,
     query_tokens: Sequence[str] | None = None,
