@@ -67,6 +67,7 @@ test("a run is named by its first cuts", () => {
 test("the loss is said before and after, with a sign", () => {
   assert.equal(lossWords({ before: 2.5, after: 3.25, most: [] }), "loss 2.500 → 3.250 (+0.750)");
   assert.equal(lossWords({ before: 3, after: 2.5, most: [] }), "loss 3.000 → 2.500 (−0.500)");
+  assert.equal(lossWords({ before: 3, after: 3.0012, most: [] }), "loss 3.000 → 3.001 (+0.0012)");
   assert.equal(lossWords({ before: null, after: 2, most: [] }), "");
 });
 

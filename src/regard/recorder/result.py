@@ -79,12 +79,12 @@ class Capture:
     """The interventions under which the model ran, in words: this is then not the model's own run."""
     fingerprint: str | None = None
     """A hash of the tokens and layers, made by `seal` after they ran; the certificate checks it."""
-    predictions: Predictions | None = field(default=None, repr=False)
-    """What the model expected after each token, if `capture(…, predictions=True)` was asked for it."""
     is_whole: bool = True
     """Whether all layers and heads of the model were selected."""
     residual: ResidualStream | None = field(default=None, repr=False)
     """What the residual stream is made of, if the capture was made with `contributions=True`."""
+    predictions: Predictions | None = field(default=None, repr=False)
+    """What the model expected after each token, if `capture(…, predictions=True)` was asked for it."""
     passes: list[Capture] = field(default_factory=list, repr=False)
     """The captures of earlier forward passes in the same block which this one does not continue."""
 

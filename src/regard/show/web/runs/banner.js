@@ -179,7 +179,7 @@ export function lossWords({ before, after }) {
   if (before === null || after === null) return "";
   const change = after - before;
   const sign = change >= 0 ? "+" : "";
-  return `loss ${number(before, 3)} → ${number(after, 3)} (${sign}${number(change, 3)})`;
+  return `loss ${number(before, 3)} → ${number(after, 3)} (${sign}${number(change, Math.abs(change) < 0.01 ? 4 : 3)})`;
 }
 
 /**
