@@ -112,7 +112,7 @@ def test_hover_reads_pooled_cells_of_the_whole_map(
 ) -> None:
     page.set_viewport_size({"width": 390, "height": 900})
     page.goto(f"{saved(seen)}#layer=0&head=1")
-    expect(page.locator("#view-map")).to_contain_text("One cell is 2 × 2 weights")
+    expect(page.locator("#view-map")).to_contain_text("One cell of 2 × 2 tokens is attention mass")
     box = page.locator(CANVAS).bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 76, box["y"] + box["height"] * 0.7)  # near the first key
@@ -159,7 +159,7 @@ def test_scales_and_pooling(page: Page, seen: Capture, saved: Callable[..., str]
     page.get_by_role("radio", name="1").check()
     expect(bar).to_have_attribute("aria-label", re.compile(r"to 1, log"))
     page.get_by_role("radio", name="max").check()
-    expect(page.locator("#view-map")).to_contain_text("the greatest weight of 2 × 2")
+    expect(page.locator("#view-map")).to_contain_text("One cell of 2 × 2 tokens is the greatest weight.")
     assert {"scale": "log", "colourTop": "one", "reduce": "max"}.items() <= state(page).items()
 
 

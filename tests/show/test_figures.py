@@ -175,3 +175,51 @@ def test_it_is_the_function_of_the_package(tmp_path: Path) -> None:
     drawn = regard.plot(a_map(), TOKENS, title="five tokens")
     drawn.savefig(tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 1000
+
+
+def test_a_difference_has_diverging_colours_that_are_symmetrical() -> None:
+    a, b = a_map(), a_map()
+    ax = plot(a - b, TOKENS).axes[0]
+    image, dense = ax.images[0], (a - b).to_dense()
+    assert image.norm.vmax == pytest.approx(float(dense.abs().max()))
+    assert image.norm.vmin == -image.norm.vmax
+    assert float(image.norm(0.0)) == 0.5
+    assert image.get_array().mask[0, 1:].all()  # hidden in both
+    red, _, blue, _ = image.cmap(1.0)
+    assert red > blue
+    red, _, blue, _ = image.cmap(0.0)
+    assert blue > red
+    written = {x.get_position(): x.get_text() for x in ax.texts}
+    for (j, i), text in written.items():
+        rounded = round(float(dense[i, j]), 2)
+        assert text == ("0" if rounded == 0 else f"{rounded:+.2f}".replace("-", "−"))
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_signed_maps_are_pooled_and_named(scale: str) -> None:
+    m = a_map(700)
+    u = torch.linspace(-1, 1, 700)
+    drawn = plot(m.weighted(u), scale=scale)  # type: ignore[arg-type]
+    image = drawn.axes[0].images[0]
+    expected = m.weighted(u).pool(MOST_CELLS, MOST_CELLS)
+    assert isinstance(expected, torch.Tensor)
+    assert torch.allclose(torch.tensor(image.get_array().filled(0.0)), expected, atol=1e-6)
+    assert float(image.norm(0.0)) == pytest.approx(0.5)
+    assert "weight × factor of the key: summed over keys" in words(drawn)
+    assert "difference: summed over keys" in words(plot(m - a_map(700)))
+    positive = plot(m.weighted(u.abs())).axes[0].images[0]
+    assert positive.norm.vmin == 0  # nothing is below 0, so nothing diverges
+
+
+def test_a_capture_is_drawn_against_another() -> None:
+    a, b = seen(), seen(problem="the map is not the model's")
+    drawn = figure(a, 3, 1, against=b)
+    dense = (a[3, 1] - b[3, 1]).to_dense()[0]
+    assert torch.allclose(
+        torch.tensor(drawn.axes[0].images[0].get_array().filled(0.0)), dense.tril(), atol=1e-6
+    )
+    assert "layer 3, head 1, difference" in words(drawn)
+    assert "not certified" in words(drawn)  # one of the two is not
+    assert len(figure(a, 3, against=b).axes) == 2
+    with pytest.raises(ValueError, match="expected two maps of one shape"):
+        figure(a, 3, 1, against=seen(T=9))

@@ -50,6 +50,70 @@ for (const [name, first, last] of [
 
 test("a ramp is made once", () => {
   assert.equal(ramp("light").pixels, ramp("light").pixels);
+  assert.equal(ramp("light", true).pixels, ramp("light", true).pixels);
+  assert.notEqual(ramp("light", true).pixels, ramp("light").pixels);
+});
+
+/** What a colour looks like without one of the three kinds of cones (Viénot, Brettel and Mollon, 1999). */
+const DEFICIENCIES = {
+  protanopia: [
+    [0.11238, 0.88762, 0],
+    [0.11238, 0.88762, 0],
+    [0.00401, -0.00401, 1],
+  ],
+  deuteranopia: [
+    [0.29275, 0.70725, 0],
+    [0.29275, 0.70725, 0],
+    [-0.02234, 0.02234, 1],
+  ],
+};
+
+for (const [name, ground, end] of [
+  ["light", 0.972, 0.4],
+  ["dark", 0.235, 0.82],
+]) {
+  test(`the diverging ramp of the ${name} theme: zero is the ground, and both halves go as far from it`, () => {
+    const { colours } = ramp(name, true);
+    near(lightness(colours[128]), ground, 0.012);
+    for (let step = 0; step < 128; step++) {
+      const share = step / 127;
+      near(lightness(colours[128 + step]), ground + share * (end - ground), 0.02);
+      near(lightness(colours[128 - step]), lightness(colours[128 + step]), 0.03);
+    }
+    const [red, , blue] = colours[128];
+    assert.ok(Math.abs(red - blue) <= 2, "the ground has no hue");
+  });
+
+  test(`the signs of the ${name} theme differ with every kind of colour vision, and ink can be read on both`, () => {
+    const { colours } = ramp(name, true);
+    for (const matrix of Object.values(DEFICIENCIES)) {
+      const seen = (colour) => matrix.map((row) => row.reduce((sum, x, n) => sum + x * colour[n], 0));
+      for (const step of [40, 80, 127]) {
+        const [below, above] = [seen(colours[128 - step]), seen(colours[128 + step])];
+        assert.ok(Math.hypot(...below.map((x, n) => x - above[n])) > step, `${below} and ${above}`);
+      }
+    }
+    colours.forEach((colour, step) => {
+      const ink = inkOn(step / 255, name, true);
+      const shade = [1, 3, 5].map((at) => parseInt(ink.slice(at, at + 2), 16));
+      assert.ok(Math.abs(lightness(shade) - lightness(colour)) > 0.25);
+    });
+  });
+}
+
+test("a signed scale is the same on both sides of zero, which is in its middle", () => {
+  for (const kind of ["linear", "log"]) {
+    const scale = makeScale({ scale: kind, top: 0.4, bottom: 0.001, signed: true });
+    assert.equal(scale.at(0), 0.5);
+    assert.equal(Math.round(255 * scale.at(0)), 128); // the step that is the ground
+    assert.deepEqual([-9, -0.4, 0.4, 9].map(scale.at), [0, 0, 1, 1]);
+    for (const weight of [0.002, 0.05, 0.3]) {
+      near(scale.at(weight) + scale.at(-weight), 1, 1e-12);
+      near(scale.weight(scale.at(weight)), weight, 1e-9);
+      near(scale.weight(scale.at(-weight)), -weight, 1e-9);
+    }
+    assert.equal(scale.weight(0.5), 0);
+  }
 });
 
 test("what lies beyond the ends has the colour of the end", () => {

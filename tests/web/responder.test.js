@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { deflateSync } from "node:zlib";
+import { PLAIN } from "../../src/regard/show/web/common/quantity.js";
 import { RemoteWeights } from "../../src/regard/show/web/source/remote_weights.js";
 import { Responder } from "../../src/regard/show/web/source/responder.js";
 import { headArrays, near, planes, weightsOf } from "./helpers.js";
@@ -52,11 +53,11 @@ function opened({ T = 6, D = 4, missing = "" } = {}) {
   };
   const { port1, port2 } = new MessageChannel();
   const responder = new Responder(port2);
-  const weights = new RemoteWeights(port1, { meta, blocks }, takeBlock);
+  const weights = new RemoteWeights(port1, { meta, blocks, attributions: [[]] }, takeBlock);
   return { heads, responder, weights, taken, close: () => port1.close(), port: port1 };
 }
 
-const place = { text: 0, layer: "0", head: 7 };
+const place = { text: 0, layer: "0", head: 7, quantity: PLAIN };
 const tile = { ...place, z: 0, i: 0, j: 0, without: null };
 
 test("every question is answered with what its method computes", async (t) => {
@@ -82,7 +83,7 @@ test("mean takes all heads and all layers", async (t) => {
   const { heads, weights, close } = opened();
   t.after(close);
   const [first, second] = heads.map((head) => weightsOf(head)[4]);
-  const mean = await weights.ask("row", { text: 0, layer: "mean", head: "mean", index: 4 });
+  const mean = await weights.ask("row", { ...place, layer: "mean", head: "mean", index: 4 });
   mean.forEach((w, j) => near(w, (first[j] + second[j]) / 2, 1e-6));
 });
 

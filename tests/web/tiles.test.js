@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { PLAIN } from "../../src/regard/show/web/common/quantity.js";
 import { cellsAlong, topLevel } from "../../src/regard/show/web/common/tile.js";
 import { TilePyramid, levelFor } from "../../src/regard/show/web/map/tiles.js";
 import { TILE, numbers } from "./helpers.js";
@@ -42,7 +43,7 @@ function pyramid(T, S, from = source()) {
     () => changes++,
     (error) => errors.push(error),
   );
-  made.look({ text: 0, layer: "3", head: 5, T, S, without: null });
+  made.look({ text: 0, layer: "3", head: 5, T, S, without: null, quantity: PLAIN });
   return { made, from, errors, changes: () => changes };
 }
 
@@ -154,7 +155,7 @@ test("questions that nobody waits for are let go, and no error is said of them",
   await settle();
   assert.equal(from.asked[0].left, true);
   assert.deepEqual(errors, []);
-  made.look({ text: 0, layer: "3", head: 6, T: 4096, S: 4096, without: null });
+  made.look({ text: 0, layer: "3", head: 6, T: 4096, S: 4096, without: null, quantity: PLAIN });
   await settle();
   assert.ok(from.asked.every(({ left }) => left));
 });
@@ -162,7 +163,7 @@ test("questions that nobody waits for are let go, and no error is said of them",
 test("a tile that comes for a head which is not looked at any more is not shown", async () => {
   const { made, from, changes } = pyramid(100, 100);
   made.cover(all(100, 100), 0);
-  made.look({ text: 0, layer: "3", head: 6, T: 100, S: 100, without: null });
+  made.look({ text: 0, layer: "3", head: 6, T: 100, S: 100, without: null, quantity: PLAIN });
   from.asked[0].done(tileOf(100, 100, 1));
   await settle();
   assert.equal(made.cell(0, 0), null);

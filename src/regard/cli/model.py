@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from regard.show.data.cuts import Cut
     from regard.show.server.line_stream import ReportProgress
 
+WIDTHS = ("d_model", "hidden_size", "n_embd")  # how configurations call the width of the residual stream
+DEPTHS = ("num_layers", "num_hidden_layers", "n_layer")  # and the number of layers
+STREAM_BYTES = 16  # of the residual stream for each token, layer and channel: what heads and MLPs add
+MOST_STREAM = 1 << 30  # bytes of the residual stream that a page may take
 PACKED = 8  # the most weights that a quantised model packs into one stored number
 
 
@@ -182,10 +186,23 @@ class Model:
                 inputs=inputs,
                 tokenizer=self.tokenizer,
                 values=True,
+                contributions=self._records_stream(encoding["input_ids"].shape[1]),
                 predictions=self.predicts,
             )
         seen.model = self.title
         return seen
+
+    def _records_stream(self, tokens: int) -> bool:
+        """Whether memory allows to record what heads and MLPs add while the model reads so many tokens."""
+        config = getattr(self.module, "config", None)
+        config = getattr(config, "text_config", None) or config
+        width, layers = (
+            next((n for name in names if isinstance(n := getattr(config, name, None), int)), None)
+            for names in (WIDTHS, DEPTHS)
+        )
+        if width is None or layers is None:
+            return False
+        return tokens * width * layers * STREAM_BYTES <= MOST_STREAM
 
     def maps(
         self, ids: Tensor, check: Callable[[Capture], None] = lambda capture: None

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from regard.extras import extra
 from regard.heads import uniform
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, DifferenceMap, SignedMap, WeightedMap
 from regard.recorder import Capture
 from regard.stages.picture import (
     MAX_NUMBERED_SIDE,
     colour_map,
     colour_scale,
     draw_heatmap,
+    largest,
 )
 
 MOST_TOKENS = 64  # a longer axis is labelled with a few of its tokens and their positions
@@ -30,10 +31,11 @@ TICKS = 10  # labels on a longer axis
 WARNING = "#a5342a"
 Scale = Literal["linear", "log"]
 Reduce = Literal["mass", "max"]
+Drawable = AttentionMap | SignedMap | Tensor
 
 
 def plot(
-    attention_map: AttentionMap | Tensor,
+    attention_map: AttentionMap | SignedMap | Tensor,
     key_tokens: Sequence[str] | None = None,
     *,
     query_tokens: Sequence[str] | None = None,
@@ -47,7 +49,8 @@ def plot(
     """Draw a map (T, S) with Matplotlib, or each head of a map (H, T, S), and return the figure.
 
     Arguments:
-        attention_map: a map, or a tensor of weights (T, S).
+        attention_map: a map, or a tensor of weights (T, S). A signed map, such as the difference of two maps
+            or `m.weighted(u)`, is drawn in colours that diverge from 0.
         key_tokens: the S tokens of the keys; their positions if None.
         query_tokens: the T tokens of the queries; by default the last T of the keys'.
         ax: Matplotlib axes to draw on, for a single head; a new figure if None.
@@ -88,6 +91,7 @@ def figure(
     layer: int | str,
     head: int | None = None,
     *,
+    against: Capture | None = None,
     batch: int = 0,
     ax: Any = None,
     scale: Scale = "linear",
@@ -99,6 +103,8 @@ def figure(
         capture: the capture.
         layer: the layer's number, or its key such as "decoder.3".
         head: the head's number in the model; all heads of the layer if None.
+        against: another capture of the same shape, whose weights are subtracted: of another text, another
+            checkpoint, or an edited run.
         batch: the entry of the batch.
         ax, scale, reduce: as in `plot`.
 
@@ -106,6 +112,8 @@ def figure(
     """
     chosen = capture.layer(layer)
     m = (chosen.map if head is None else capture[layer, head])[batch]
+    if against is not None:
+        m = m - (against.layer(layer).map if head is None else against[layer, head])[batch]
     T, S = m.shape[-2:]
     # The tokens on each axis: beside an encoder, decoders have tokens of their own.
     source = None if capture.tokens is None else capture.tokens[batch]
@@ -114,13 +122,14 @@ def figure(
     queries = target if chosen.stack in ("decoder", "cross") else source
     marked = capture.boundary is not None and chosen.stack != "cross" and 0 < capture.boundary < S
     place = f"layer {chosen.key}" + ("" if head is None else f", head {head}")
+    place += "" if against is None else ", difference"
     drawn = plot(
         m,
         keys[-S:] if keys is not None and len(keys) >= S else None,
         query_tokens=queries[-T:] if queries is not None and len(queries) >= T else None,
         ax=ax,
         title=f"{capture.model}: {place}" if capture.model else place,
-        note=str(capture.certificate[capture.layers.index(chosen)]),
+        note=_certificate_note(layer, *(x for x in (capture, against) if x is not None)),
         scale=scale,
         reduce=reduce,
         boundary=capture.boundary if marked else None,
@@ -129,6 +138,12 @@ def figure(
         for panel, number in zip(drawn.axes, chosen.heads, strict=False):
             panel.set_title(f"head {number}", fontsize=9, loc="left")
     return drawn
+
+
+def _certificate_note(layer: int | str, *captures: Capture) -> str:
+    """Return what the certificates of a layer say: the first that is not certified, or else the first."""
+    evidence = [capture.certificate[capture.layers.index(capture.layer(layer))] for capture in captures]
+    return str(next((x for x in evidence if not x.certified), evidence[0]))
 
 
 def legible(token: str) -> str:
@@ -154,15 +169,16 @@ class Labels(NamedTuple):
 class FigureCells(NamedTuple):
     """The cells of a figure, and the first query and the first key of each."""
 
+    signed: bool  # whether the colours diverge from 0
     values: Tensor  # (rows, cols)
     hidden: Tensor  # (rows, cols), True where no key is visible
     rows: list[int]
     cols: list[int]
 
 
-def _split_heads(m: AttentionMap | Tensor) -> list[AttentionMap | Tensor]:
+def _split_heads(m: Drawable) -> list[Drawable]:
     """Return a map (T, S) for each head; ValueError for anything that is neither a map nor a matrix."""
-    if isinstance(m, AttentionMap):
+    if isinstance(m, AttentionMap | SignedMap):
         unbatched = m if m.ndim < 4 else m[0] if m.shape[0] == 1 else None
         if unbatched is not None:
             return [unbatched] if unbatched.ndim == 2 else [unbatched[h] for h in range(unbatched.shape[0])]
@@ -181,20 +197,33 @@ def _labels(name: str, tokens: Sequence[str] | None, n: int) -> list[str]:
     return [legible(str(token)) for token in tokens]
 
 
-def _pool(m: AttentionMap | Tensor, reduce: Reduce, most: int) -> FigureCells:
+def _pool(m: Drawable, reduce: Reduce, most: int) -> FigureCells:
     """Pool a map to at most `most` cells along each axis."""
     T, S = m.shape
     if isinstance(m, Tensor):
         values = m.detach().float().cpu()
-        return FigureCells(values, torch.zeros_like(values, dtype=torch.bool), list(range(T)), list(range(S)))
+        hidden = torch.zeros_like(values, dtype=torch.bool)
+        return FigureCells(bool((values < 0).any()), values, hidden, list(range(T)), list(range(S)))
     rows, cols = min(T, most), min(S, most)
-    values, baseline = (cast(Tensor, x.pool(rows, cols, reduce)) for x in (m, uniform(m)))
-    hidden = baseline[0, 0] == 0  # uniform attention is 0 only where no key is visible
+    values = cast(Tensor, m.pool(rows, cols, reduce)).float().cpu()
+    signed = isinstance(m, DifferenceMap) or bool((values < 0).any())
     edges = [[i * n // count for i in range(count)] for n, count in ((T, rows), (S, cols))]
-    return FigureCells(values.float().cpu(), hidden.cpu(), *edges)
+    return FigureCells(signed, values, _hidden_cells(m, rows, cols), *edges)
 
 
-def _draw(ax: Any, m: AttentionMap | Tensor, labels: Labels, fontsize: float, most: int) -> Any:
+def _hidden_cells(m: Any, rows: int, cols: int) -> Tensor:
+    """Return which cells of a pooled map (T, S) hold no visible key, (rows, cols)."""
+    if isinstance(m, WeightedMap):
+        return _hidden_cells(m.attention, rows, cols)
+    if isinstance(m, DifferenceMap):
+        return _hidden_cells(m.left, rows, cols) & _hidden_cells(m.right, rows, cols)
+    if not isinstance(m, AttentionMap):
+        return torch.zeros(rows, cols, dtype=torch.bool)
+    baseline = cast(Tensor, uniform(m).pool(rows, cols))
+    return (baseline[0, 0] == 0).cpu()  # uniform attention is 0 only where no key is visible
+
+
+def _draw(ax: Any, m: Drawable, labels: Labels, fontsize: float, most: int) -> Any:
     """Draw one head on axes, pooled to at most `most` cells along each, and return the image."""
     cells = _pool(m, labels.reduce, most)
     if max(m.shape) <= MAX_NUMBERED_SIDE:
@@ -206,12 +235,13 @@ def _draw(ax: Any, m: AttentionMap | Tensor, labels: Labels, fontsize: float, mo
             hidden=cells.hidden,
             fontsize=fontsize,
             log=labels.log,
+            signed=cells.signed,
         )
     else:
-        visible = cells.values[~cells.hidden]
-        norm = colour_scale(float(visible.max()) or 1.0 if visible.numel() else 1.0, labels.log)
+        norm = colour_scale(largest(cells.values, cells.hidden), labels.log, cells.signed)
         pixels = cells.values.masked_fill(cells.hidden, torch.nan).numpy()
-        image = ax.imshow(pixels, cmap=colour_map(), norm=norm, aspect="auto", interpolation="nearest")
+        colours = colour_map(cells.signed)
+        image = ax.imshow(pixels, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
         most_tokens = MOST_TOKENS if most == MOST_CELLS else MAX_NUMBERED_SIDE
         _set_ticks(ax.xaxis, labels.keys, cells.cols, most_tokens, fontsize=fontsize, rotation=90)
         _set_ticks(ax.yaxis, labels.queries, cells.rows, most_tokens, fontsize=fontsize)
@@ -261,7 +291,7 @@ def _cell_at(starts: list[int], n: int, position: int) -> float:
     return position * len(starts) / n - 0.5
 
 
-def _draw_single(m: AttentionMap | Tensor, labels: Labels, ax: Any, title: str, note: str) -> Any:
+def _draw_single(m: Drawable, labels: Labels, ax: Any, title: str, note: str) -> Any:
     """Draw one head, on given axes or in a figure of its own with a colour bar; returns the figure."""
     T, S = m.shape
     new_figure = ax is None
@@ -277,11 +307,11 @@ def _draw_single(m: AttentionMap | Tensor, labels: Labels, ax: Any, title: str, 
     image = _draw(ax, m, labels, 9.0 if max(T, S) <= MAX_NUMBERED_SIDE else 7.5, MOST_CELLS)
     _write_title_and_note(ax, title, note, ax.set_title)
     if new_figure:
-        _draw_colour_bar(ax.figure, image, ax, labels, pooled=max(T, S) > MOST_CELLS)
+        _draw_colour_bar(ax.figure, image, ax, _bar_label(m, labels.reduce, pooled=max(T, S) > MOST_CELLS))
     return ax.figure
 
 
-def _draw_gallery(heads: Sequence[AttentionMap | Tensor], labels: Labels, title: str, note: str) -> Any:
+def _draw_gallery(heads: Sequence[Drawable], labels: Labels, title: str, note: str) -> Any:
     """Draw all heads of a layer side by side, each coloured from 0 to its own largest weight."""
     with extra("app", "a figure"):
         import matplotlib.pyplot as plt
@@ -314,9 +344,20 @@ def _write_title_and_note(ax: Any, title: str, note: str, set_title: Any) -> Non
         ax.figure.supxlabel(note, fontsize=7.5, color=colour, parse_math=False, x=0.01, ha="left", wrap=True)
 
 
-def _draw_colour_bar(drawn: Any, image: Any, ax: Any, labels: Labels, *, pooled: bool) -> None:
-    pooled_weight = "greatest weight" if labels.reduce == "max" else "mass: summed over keys, mean of queries"
+def _bar_label(m: Drawable, reduce: Reduce, *, pooled: bool) -> str:
+    """Return what the numbers of a map are."""
+    entry = "weight" if isinstance(m, AttentionMap | Tensor) else "weight × factor of the key"
+    if isinstance(m, DifferenceMap):
+        entry = "difference"
+    if not pooled:
+        return entry
+    if reduce == "max":
+        return f"greatest {entry}"
+    return f"{'mass' if entry == 'weight' else entry}: summed over keys, mean of queries"
+
+
+def _draw_colour_bar(drawn: Any, image: Any, ax: Any, label: str) -> None:
     bar = drawn.colorbar(image, ax=ax, aspect=40, pad=0.02)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, length=2)
-    bar.set_label(pooled_weight if pooled else "weight", fontsize=9)
+    bar.set_label(label, fontsize=9)

@@ -28,7 +28,7 @@ def words(tokenizer: Any, text: str) -> Spans:
     >>> spans.names
     ('<|endoftext|>', 'The', ' lighthouse', ' at', ' Farrow', ' Point', ' 🦉')
     """
-    return _spans_between(tokenizer, text, segments.words(_checked(text)))
+    return spans_between(locate_tokens(tokenizer, _checked(text)), text, segments.words(text))
 
 
 def sentences(tokenizer: Any, text: str) -> Spans:
@@ -42,7 +42,7 @@ def sentences(tokenizer: Any, text: str) -> Spans:
     >>> sentences(GPT.from_pretrained("default").tokenizer, "Mr. Ellis slept. The lamp was lit.").names
     ('<|endoftext|>', 'Mr. Ellis slept.', ' The lamp was lit.')
     """
-    return _spans_between(tokenizer, text, segments.sentences(_checked(text)))
+    return spans_between(locate_tokens(tokenizer, _checked(text)), text, segments.sentences(text))
 
 
 def _checked(text: str) -> str:
@@ -62,9 +62,8 @@ class _Span:
     special: TextToken | None = None
 
 
-def _spans_between(tokenizer: Any, text: str, edges: list[int]) -> Spans:
+def spans_between(tokens: list[TextToken], text: str, edges: list[int]) -> Spans:
     """The tokens of a text, cut where the segments between these edges begin."""
-    tokens = locate_tokens(tokenizer, text)
     characters = segments.characters(text)
     spans: list[_Span] = []
     waiting: int | None = None  # the first of some tokens that hold only space: they belong to what follows

@@ -18,6 +18,19 @@ from regard.extras import extra
 # From light (small) to dark (large), in even steps of lightness and of colour difference (OKLab), so that the
 # order is visible with every kind of colour vision and in print.
 RAMP = ("#f3f7ea", "#c6dfc8", "#93c6b6", "#61acae", "#2f90a3", "#167093", "#0e517f", "#123364", "#111845")
+# From below 0 (blue) to above (vermilion): 0 is the ground, lightness says how far from it a number is, and
+# the hues differ with every kind of colour vision. The page's diverging colours are the same.
+DIVERGING = (
+    "#0040a0",
+    "#2d6dc9",
+    "#6b9ce4",
+    "#adc9f2",
+    "#f6f6f6",
+    "#ebbaaa",
+    "#d57f65",
+    "#b54a27",
+    "#890f00",
+)
 DARK, LIGHT = "#10131a", "#ffffff"
 HIDDEN = "#e4e4e7"
 LOG_RANGE = 1e4  # the ratio of the largest to the smallest value on a log scale
@@ -38,24 +51,27 @@ def draw_heatmap(
     fontsize: float = 9.0,
     top: float | None = None,
     log: bool = False,
+    signed: bool = False,
 ) -> Any:
     """Draw a matrix on Matplotlib axes `ax` with a number in each cell; returns the image.
 
     `rows` and `cols` are the labels of the rows and columns of `matrix`. Colours run from 0 to `top`, the
-    largest value if None, or with `log` over powers of ten up to it. Cells where `hidden` is True are hatched
-    and hold no number.
+    largest value if None, or with `log` over powers of ten up to it. With `signed` they diverge from 0 to
+    both sides. Cells where `hidden` is True are hatched and hold no number.
     """
     values, hidden = _check_matrix(matrix, rows, cols, hidden)
-    norm = colour_scale(_top(values, hidden) if top is None else top, log)
+    norm = colour_scale(largest(values, hidden) if top is None else top, log, signed)
     shown = values.masked_fill(hidden, torch.nan).numpy()
-    image = ax.imshow(shown, cmap=colour_map(), norm=norm, aspect="auto")
+    image = ax.imshow(shown, cmap=colour_map(signed), norm=norm, aspect="auto")
     for i, j in hidden.nonzero().tolist():
         ax.add_patch(_hatched(i, j))
     if max(values.shape) <= MAX_NUMBERED_SIDE:
         for i, j in (~hidden).nonzero().tolist():
             value = values[i, j].item()
-            colour = ink(float(norm(value)))
-            number = ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=fontsize, color=colour)
+            share = float(norm(value))
+            colour = ink(abs(2 * share - 1) if signed else share)
+            written = _signed_number(value) if signed else f"{value:.2f}"
+            number = ax.text(j, i, written, ha="center", va="center", fontsize=fontsize, color=colour)
             number.set_in_layout(False)  # it is inside its cell, and measuring it takes most of the time
     # A dollar sign in a token does not begin a formula.
     plain = {"fontsize": fontsize, "parse_math": False}
@@ -72,19 +88,31 @@ def draw_heatmap(
     return image
 
 
-def colour_map() -> Any:
-    """The colour ramp as a Matplotlib colormap; NaN is grey."""
+def _signed_number(value: float) -> str:
+    """A number with its sign, and "0" for what rounds to nothing."""
+    written = f"{value:+.2f}".replace("-", "−")
+    return "0" if written[1:] == "0.00" else written
+
+
+def colour_map(signed: bool = False) -> Any:
+    """The colour ramp as a Matplotlib colormap, or with `signed` the diverging one; NaN is grey."""
     with extra("app", "a figure"):
         from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("regard", RAMP).with_extremes(bad=HIDDEN)
+    ramp = DIVERGING if signed else RAMP
+    return LinearSegmentedColormap.from_list("regard", ramp).with_extremes(bad=HIDDEN)
 
 
-def colour_scale(top: float, log: bool = False) -> Any:
-    """A Matplotlib norm that maps values to the ramp: linear from 0 to `top`, or logarithmic up to `top`."""
+def colour_scale(top: float, log: bool = False, signed: bool = False) -> Any:
+    """A Matplotlib norm that maps values to the ramp: linear from 0 to `top`, or logarithmic up to `top`.
+
+    With `signed` it is symmetrical, from −`top` to `top`, with 0 in the middle.
+    """
     with extra("app", "a figure"):
-        from matplotlib.colors import LogNorm, Normalize
+        from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 
+    if signed:
+        return SymLogNorm(top / LOG_RANGE, vmin=-top, vmax=top) if log else Normalize(-top, top)
     return LogNorm(top / LOG_RANGE, top, clip=True) if log else Normalize(0.0, top)
 
 
@@ -105,7 +133,7 @@ def print_heatmap(
         from rich.text import Text
 
     values, hidden = _check_matrix(matrix, rows, cols, hidden)
-    top = _top(values, hidden) if top is None else top
+    top = largest(values, hidden) if top is None else top
     left = max(map(len, rows), default=0)
     width = max(max(map(len, cols), default=0), len("0.0000")) + 1
     console.print(Text(" " * left + "".join(f"{label:>{width}}" for label in cols), style="dim"))
@@ -176,10 +204,10 @@ def _check_matrix(
     return values, torch.zeros_like(values, dtype=torch.bool) if hidden is None else hidden.cpu()
 
 
-def _top(values: Tensor, hidden: Tensor) -> float:
-    """The largest visible value, or 1 if there is none above 0."""
+def largest(values: Tensor, hidden: Tensor) -> float:
+    """The largest visible value, whatever its sign, or 1 if all are 0."""
     visible = values[~hidden]
-    return (visible.max().item() if visible.numel() else 0.0) or 1.0
+    return (visible.abs().max().item() if visible.numel() else 0.0) or 1.0
 
 
 def _hatched(i: int, j: int) -> Any:

@@ -15,8 +15,10 @@ import pytest
 import torch
 
 import regard
+from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
+from regard.show.data.quantity import Quantity
 from regard.show.saved import pack as packing
 from regard.show.saved.bundle import bundle_modules, write
 from regard.show.saved.pack import pack
@@ -220,3 +222,27 @@ def test_large_scores_are_as_exact_in_the_file(size: float, dtype: torch.dtype) 
         assert float((found.sum(-1) - 1).abs().max()) <= 0.01
         assert float((found - true[head]).abs().max()) <= packed.absolute * 1.01 + 1e-6
     assert packed.relative <= (0.01 if size < 100 else 2e-6)
+
+
+def test_contributions_come_along_for_one_position_and_the_likeliest_tokens() -> None:
+    seen = regard.capture(
+        GPT.from_pretrained("default"),
+        text="The sea was deep, the sea was",
+        contributions=True,
+        predictions=True,
+    )
+    contents = Contents(seen)
+    description, arrays = opened(pack(contents).blocks)
+    position = contents.meta["texts"][0]["predicted"]["start"]
+    assert description["meta"]["texts"][0]["predicted"] == {"start": position, "positions": [position]}
+    stored = description["attributions"][0]
+    assert [one["token"] for one in stored] == stored[0]["candidates"]
+    assert len(stored) == 5
+    assert stored[0]["logit"] > stored[4]["logit"]
+    for token in (one["token"]["id"] for one in stored):
+        factors = contents.factors(0, 4, Quantity("logit", position=position, token=token))[0]
+        found = torch.tensor(arrays(f"logit-0-4-{position}-{token}")["factors"])
+        torch.testing.assert_close(found, factors, rtol=1e-4, atol=1e-6)
+    norms = torch.tensor(arrays("norms-0-2")["factors"])
+    torch.testing.assert_close(norms, seen.value_weighted(2).u[0], rtol=1e-4, atol=1e-6)
+    assert opened(pack(Contents(captured())).blocks)[0]["attributions"] == [[]]

@@ -136,6 +136,26 @@ def test_everything_the_page_asks_for_is_there(serve: Callable[..., BackgroundSe
         assert ask(running, f"/web/{path}").status == 200
 
 
+def test_words_and_contributions_are_asked_for_by_name(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve()
+    words = len(ask(running, "/api/meta").json["texts"][0]["spans"]["tokens"]["words"]) - 1
+    row = ask(running, "/api/row?text=0&layer=0&head=1&row=3&units=words")
+    assert len(row.body) == 4 * words
+    tile = ask(running, "/api/tile?text=0&layer=0&head=1&z=0&i=0&j=0&units=words&units_of=0")
+    assert len(tile.body) == 2 * 4 * words**2
+    for wrong in (
+        "units=letters",
+        "shade=red",
+        "shade=values",
+        "shade=logit&position=3",
+        "units=words&units_of=9",
+    ):
+        answer = ask(running, f"/api/row?text=0&layer=0&head=1&row=3&{wrong}")
+        assert answer.status in (400, 404), wrong
+        assert "expected" in answer.json["error"], wrong
+    assert "contributions=True" in ask(running, "/api/attribution?text=0&position=3").json["error"]
+
+
 def test_only_the_files_of_the_page_are_served(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     for path in (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,17 +18,21 @@ from torch import Tensor
 from regard.heads import describe
 from regard.heads.score_words import SCORE_WORDS
 from regard.lru import LRUCache
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, WeightedMap
 from regard.maps.index import Axes
 from regard.recorder import Capture, Evidence, Layer
-from regard.show.data import eviction, predictions, row_steps, thumbnails, tiles
+from regard.recorder.contributions import Attribution
+from regard.show.data import contributions, eviction, predictions, row_steps, thumbnails, tiles
 from regard.show.data.cuts import Cut
+from regard.show.data.quantity import PLAIN, Quantity, Shade
 from regard.show.data.stage_example import build_example
 from regard.show.data.thumbnails import Thumbnail
 from regard.show.data.tiles import TileCells, TilePyramid
+from regard.show.data.units import axis_edges, text_units
 
 VERSION = 1
 CACHED_TILES = 192  # of at most 512 KiB each
+CACHED_ATTRIBUTIONS = 16
 CACHED_MAPS = 64  # views of maps in memory take no more of it; those read from files do
 MOST_SCORED = 256 << 20  # bytes of a capture up to which `start="auto"` scores its heads
 
@@ -39,6 +43,13 @@ class HeadMap(NamedTuple):
     layer: Layer
     map: AttentionMap  # (1, 1, T, S)
     values: Tensor | None  # (S, E)
+
+
+class AxisEdges(NamedTuple):
+    """Where words or sentences begin on both axes of a layer, and the axes' sizes; None for tokens."""
+
+    rows: list[int] | None
+    cols: list[int] | None
 
 
 class EditedRun(NamedTuple):
@@ -87,6 +98,9 @@ class Contents:
         self._thumbnails: dict[tuple[int, str], Thumbnail] = {}
         self._heads: dict[int, list[dict[str, Any]]] = {}
         self._evictions: dict[tuple[int, str], dict[str, Any]] = {}
+        self._units: dict[int, dict[str, dict[str, list[int]]]] = {}
+        self._factors: LRUCache[Tensor] = LRUCache(CACHED_MAPS)
+        self._attributions: LRUCache[Attribution] = LRUCache(CACHED_ATTRIBUTIONS)
         captures = [captures] if isinstance(captures, Capture) else list(captures)
         for number, capture in enumerate(captures):
             self.add(capture, titles[number] if titles else None)
@@ -130,11 +144,14 @@ class Contents:
             self.texts[number] = Capture(model=self.texts[number].model)  # what was captured is freed
             self.forget_meta()
         self._heads.pop(number, None)
+        self._units.pop(number, None)
         for kept in (self._thumbnails, self._evictions):
             for key in [key for key in list(kept) if key[0] == number]:  # others may add to it meanwhile
                 kept.pop(key, None)
         self._tiles.discard_if(lambda key: key[0] == number)
         self._maps.discard_if(lambda key: key[0] == number)
+        self._factors.discard_if(lambda key: key[0] == number)
+        self._attributions.discard_if(lambda key: key[0] == number)
         return run
 
     @property
@@ -192,9 +209,7 @@ class Contents:
     def head_map(self, text: int, layer: str | int, head: int) -> HeadMap:
         """Return one head's map, (1, 1, T, S), its layer and its values; KeyError lists the heads."""
         chosen = self.layer(text, layer)
-        if head not in chosen.heads:
-            raise KeyError(f"head: expected one of {list(chosen.heads)}, got {head!r}")
-        h = chosen.heads.index(head)
+        h = _head_index(chosen, head)
         B, H = chosen.shape[:2]
         values = chosen.values
         if values is not None:
@@ -203,23 +218,161 @@ class Contents:
         return HeadMap(chosen, self.layer_map(text, chosen.key)[:, h : h + 1], values)
 
     def tile(
-        self, text: int, layer: str | int, head: int, z: int, i: int, j: int, without: int | None = None
+        self,
+        text: int,
+        layer: str | int,
+        head: int,
+        z: int,
+        i: int,
+        j: int,
+        without: int | None = None,
+        quantity: Quantity = PLAIN,
     ) -> TileCells:
         """Return tile (i, j) of level z of one head (see `tiles`).
 
-        `without` is the position of a key to leave out: its weights count as 0.
+        `without` is the position of a key to leave out: its weights count as 0. `quantity` says what the
+        cells are made of.
         """
-        chosen, m, _ = self.head_map(text, layer, head)
-        pyramid = TilePyramid(m, self._tiles, (text, chosen.key, head))
+        chosen = self.layer(text, layer)
+        m = self._quantity_map(text, chosen, head, quantity)
+        rows, cols = self._edges(text, chosen, quantity)
+        name = (text, chosen.key, head, quantity)
+        pyramid = TilePyramid(m, self._tiles, name, rows=rows, cols=cols)
         return pyramid.tile(z, i, j) if without is None else pyramid.tile_without(z, i, j, without)
 
-    def row(self, text: int, layer: str | int, head: int | str, row: int) -> Tensor:
-        """Return one query's weights, (S,). "mean" as the head or the layer averages over all of them."""
-        return self._mean(text, layer, head, lambda m: _line(m, "row", row))
+    def row(
+        self, text: int, layer: str | int, head: int | str, row: int, quantity: Quantity = PLAIN
+    ) -> Tensor:
+        """Return one query's weights, (S,), or those of a word or sentence on each of them.
 
-    def column(self, text: int, layer: str | int, head: int | str, col: int) -> Tensor:
-        """Return every query's weight on one key, (T,). "mean" works as in `row`."""
-        return self._mean(text, layer, head, lambda m: _line(m, "col", col))
+        "mean" as the head or the layer averages over all of them. Contributions to a logit are added up
+        instead, and are those of one query, also where its keys are words or sentences.
+        """
+
+        def read(m: AttentionMap | WeightedMap, edges: AxisEdges) -> Tensor:
+            if quantity.shade == "logit" and edges.rows is not None:
+                edges = edges._replace(rows=list(range(m.matrix[2] + 1)))
+            return _line(m, "row", row, edges)
+
+        return self._mean(text, layer, head, quantity, read)
+
+    def column(
+        self, text: int, layer: str | int, head: int | str, col: int, quantity: Quantity = PLAIN
+    ) -> Tensor:
+        """Return every query's weight on one key, (T,). "mean" and units work as in `row`."""
+        return self._mean(text, layer, head, quantity, lambda m, edges: _line(m, "col", col, edges))
+
+    def _quantity_map(
+        self, text: int, layer: Layer, head: int | None, quantity: Quantity
+    ) -> AttentionMap | WeightedMap:
+        """Return the map that a quantity is read from: of one head, (1, 1, T, S), or of all if None."""
+        m: AttentionMap | WeightedMap = self.layer_map(text, layer.key)
+        if quantity.shade != "weights":
+            m = m.weighted(self.factors(text, layer.key, quantity))
+        if head is None:
+            return m
+        h = _head_index(layer, head)
+        of_head: AttentionMap | WeightedMap = m[:, h : h + 1]
+        return of_head
+
+    def _edges(self, text: int, layer: Layer, quantity: Quantity) -> AxisEdges:
+        """Return the edges of the words or sentences on both axes of a layer; None for tokens."""
+        if quantity.units == "tokens":
+            return AxisEdges(None, None)
+        units_of = text if quantity.units_of is None else quantity.units_of
+        self.check_text(units_of)
+        described = self.meta["texts"][text]["layers"][self.texts[text].layers.index(layer)]
+        edges = []
+        for axis, size in (("queries", layer.shape[2]), ("keys", layer.shape[3])):
+            units = self.units(units_of).get(described[f"{axis}_of"])
+            first = described[f"{axis}_from"]
+            if units is None or first is None or units[quantity.units][-1] < first + size:
+                raise KeyError(f"units: the {quantity.units} of text {units_of} are not known for this layer")
+            edges.append(axis_edges(units[quantity.units], first, size))
+        return AxisEdges(*edges)
+
+    def shades(self, text: int) -> list[Shade]:
+        """Return what the cells of a text's maps can stand for."""
+        self.check_text(text)
+        return contributions.available_shades(self.texts[text])
+
+    def factors(self, text: int, layer: str | int, quantity: Quantity) -> Tensor:
+        """Return what multiplies the weights of each key in maps of contributions, (1, H, S)."""
+        chosen, capture = self.layer(text, layer), self.texts[text]
+        self._check_shade(text, quantity)
+
+        def compute() -> Tensor:
+            if quantity.shade == "values":
+                return contributions.value_factors(capture, chosen, self.batch_index)
+            return contributions.logit_factors(self._attribution(text, quantity), chosen)
+
+        name = (text, chosen.key, quantity._replace(units="tokens", units_of=None))
+        return self._factors.get(name, compute)
+
+    def attribution(self, text: int, quantity: Quantity) -> dict[str, Any]:
+        """Return where the logit of a token after a position comes from (see `contributions`)."""
+        self._check_shade(text, quantity._replace(shade="logit"))
+        token, capture = self._predicted(text, quantity), self.texts[text]
+        others = contributions.candidates(
+            capture, self.batch_index, -1 if quantity.position is None else quantity.position
+        )
+        chosen = next((one for one in others if one["id"] == token), None)
+        if chosen is None:
+            raise KeyError(f"token: expected one of {[one['id'] for one in others]}, got {token}")
+        found = self._attribution(text, quantity)
+        return contributions.describe_attribution(found, capture, chosen, others)
+
+    def _predicted_at(self, text: int) -> dict[str, Any] | None:
+        """Return the position whose next token is explained first, and the positions to choose from.
+
+        None stands for all positions; without contributions to a logit there is nothing to return.
+        """
+        if "logit" not in self.shades(text):
+            return None
+        start = contributions.telling_position(self.texts[text], self.batch_index)
+        return {"start": start, "positions": None}
+
+    def _attribution(self, text: int, quantity: Quantity) -> Attribution:
+        position, token = quantity.position, self._predicted(text, quantity)
+        return self._attributions.get(
+            (text, position, token),
+            lambda: self.texts[text].attribution(
+                token, position=-1 if position is None else position, batch=self.batch_index
+            ),
+        )
+
+    def _predicted(self, text: int, quantity: Quantity) -> int:
+        """Return the id of the token that a quantity names, or of the likeliest one."""
+        predictions = self.texts[text].predictions
+        assert predictions is not None
+        T = predictions.likeliest.shape[1]
+        position = T - 1 if quantity.position is None else quantity.position
+        if not 0 <= position < T:
+            raise KeyError(f"position: expected a number from 0 to {T - 1}, got {position}")
+        if quantity.token is not None:
+            return quantity.token
+        return int(predictions.likeliest[self.batch_index, position, 0])
+
+    def _check_shade(self, text: int, quantity: Quantity) -> None:
+        """KeyError unless a text's capture has what a quantity needs."""
+        if quantity.shade not in (shades := self.shades(text)):
+            raise KeyError(
+                f"shade: expected one of {', '.join(shades)}, got {quantity.shade!r}: capture with "
+                "contributions=True and predictions=True"
+            )
+
+    def units(self, text: int) -> dict[str, dict[str, list[int]]]:
+        """Return where the words and sentences of a text begin, by its lists of tokens (see `units`)."""
+        self.check_text(text)
+        if text not in self._units:
+            capture = self.texts[text]
+            lists = {"tokens": capture.tokens, "target_tokens": capture.target_tokens}
+            self._units[text] = {
+                name: text_units(tokens[self.batch_index])
+                for name, tokens in lists.items()
+                if tokens and tokens[self.batch_index]
+            }
+        return self._units[text]
 
     def thumbnail(self, text: int, layer: str | int) -> Thumbnail:
         """Return a layer's thumbnails, one for each head, and the heads' sinks."""
@@ -288,21 +441,28 @@ class Contents:
         return max(defined)[1:] if defined else None
 
     def _mean(
-        self, text: int, layer: str | int, head: int | str, read: Callable[[AttentionMap], Tensor]
+        self,
+        text: int,
+        layer: str | int,
+        head: int | str,
+        quantity: Quantity,
+        read: Callable[[AttentionMap | WeightedMap, AxisEdges], Tensor],
     ) -> Tensor:
-        """Average what `read` gives, (heads, n), over the named head and layer, or over all where "mean"."""
+        """Average what `read` gives, (heads, n), over the named head and layer, or over all where "mean".
+
+        Contributions to a logit are added up instead.
+        """
         self.check_text(text)
         layers = self.texts[text].layers if layer == "mean" else [self.layer(text, layer)]
+        number = None if head == "mean" else _number("head", head)
         total, count = torch.zeros(()), 0
         for chosen in layers:
-            if head == "mean":
-                weights = read(self.layer_map(text, chosen.key))  # (H, n)
-            else:
-                weights = read(self.head_map(text, chosen.key, _number("head", head)).map)  # (1, n)
-            if total.shape and weights.shape[-1] != total.shape[-1]:
+            m = self._quantity_map(text, chosen, number, quantity)
+            entries = read(m, self._edges(text, chosen, quantity))  # (H or 1, n)
+            if total.shape and entries.shape[-1] != total.shape[-1]:
                 raise ValueError("layer: the layers have different lengths, so their mean is not defined")
-            total, count = total + weights.sum(0), count + len(weights)
-        return total / count
+            total, count = total + entries.sum(0), count + len(entries)
+        return total if quantity.shade == "logit" else total / count
 
     def check_text(self, text: int) -> None:
         """Raise KeyError if there is no text with this number."""
@@ -324,6 +484,9 @@ class Contents:
                 _layer(layer, evidence, tokens or [], targets)
                 for layer, evidence in zip(capture.layers, capture.certificate, strict=True)
             ],
+            "spans": {} if number in self.removed else self.units(number),
+            "shades": contributions.available_shades(capture),
+            "predicted": None if number in self.removed else self._predicted_at(number),
             "missing": [{"name": name, "kind": kind} for name, kind in capture.missing.items()],
             "predictions": predictions.summary(capture.predictions, self.batch_index),
             "edited": self._edited(number),
@@ -402,15 +565,30 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _line(m: AttentionMap, name: str, index: int) -> Tensor:
-    """Return one row or one column of every head of a map (1, H, T, S), as (H, n)."""
+def _line(m: AttentionMap | WeightedMap, name: str, index: int, edges: AxisEdges) -> Tensor:
+    """Return one row or one column of every head of a map (1, H, T, S), as (H, n).
+
+    With edges it is that of a word or sentence: summed over keys, averaged over queries.
+    """
     _, H, T, S = m.matrix
-    size = T if name == "row" else S
-    if not 0 <= index < size:
-        raise KeyError(f"{name}: expected a number from 0 to {size - 1}, got {index}")
-    line = slice(index, index + 1)
-    weights = m.tile(line) if name == "row" else m.tile(slice(0, T), line)
-    return weights.reshape(H, -1).float().cpu()
+    rows, cols = (range(n + 1) if own is None else own for own, n in zip(edges, (T, S), strict=True))
+    own = rows if name == "row" else cols
+    if not 0 <= index < len(own) - 1:
+        raise KeyError(f"{name}: expected a number from 0 to {len(own) - 2}, got {index}")
+    span = own[index : index + 2]
+    if edges.rows is not None:
+        pooled = cast(Tensor, m.pool(span, cols) if name == "row" else m.pool(rows, span))
+        return pooled.reshape(H, -1).float().cpu()
+    line = slice(*span)
+    entries = m.tile(line) if name == "row" else m.tile(slice(0, T), line)
+    return entries.reshape(H, -1).float().cpu()
+
+
+def _head_index(layer: Layer, head: int) -> int:
+    """Return the index of a head by its number in the model; KeyError lists the heads."""
+    if head not in layer.heads:
+        raise KeyError(f"head: expected one of {list(layer.heads)}, got {head!r}")
+    return layer.heads.index(head)
 
 
 def _number(name: str, value: int | str) -> int:

@@ -1,13 +1,15 @@
 """One head's map at every level of detail, tile by tile, exactly.
 
 At level z a cell is 2^z queries by 2^z keys, and a tile is 256 × 256 cells. Fine tiles are computed from the
-map; coarser ones are assembled from four tiles of the level below. This file knows one map; `contents` knows
-which map a tile is requested of.
+map; coarser ones are assembled from four tiles of the level below. In place of single tokens a cell may count
+words or sentences, which are given by their edges. This file knows one map; `contents` knows which map a tile
+is requested of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -16,15 +18,23 @@ from torch.nn.functional import pad
 
 from regard.attention.masks.base import Blocks
 from regard.lru import LRUCache
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, WeightedMap
+from regard.maps.data import MapData
 
 SIDE = 256  # cells of a tile
 FINE = 4  # levels up to this one are computed from q and k: 4,096 queries by 4,096 keys at most
 STEP = 512  # queries and keys for which the mask is evaluated at a time
 
 
+Edges = Sequence[int]
+"""Where units begin on an axis, in tokens, and the size of the axis: n + 1 increasing numbers for n units."""
+
+
 class TileCells(NamedTuple):
-    """Weights pooled into cells. Where no query of a cell may see any key of it, `max` is −1."""
+    """Weights pooled into cells. Where no query of a cell may see any key of it, `max` is −1.
+
+    Entries of a weighted map have no `max`: it is 0 where a cell is visible.
+    """
 
     mass: Tensor
     """Summed over the cell's keys and averaged over its queries, (rows, cols)."""
@@ -50,11 +60,24 @@ class TilePyramid:
         m: the map, (1, 1, T, S).
         cache: where computed tiles are kept; several pyramids may share it.
         name: distinguishes this map's tiles from others in the cache.
+        rows, cols: the edges of the units on both axes, if they are not tokens.
     """
 
-    def __init__(self, m: AttentionMap, cache: LRUCache[TileCells], name: tuple[Hashable, ...] = ()) -> None:
+    def __init__(
+        self,
+        m: AttentionMap | WeightedMap,
+        cache: LRUCache[TileCells],
+        name: tuple[Hashable, ...] = (),
+        *,
+        rows: Edges | None = None,
+        cols: Edges | None = None,
+    ) -> None:
         self.m, self.cache, self.name = m, cache, name
-        self.T, self.S = m.matrix[2:]
+        T, S = m.matrix[2:]
+        self.in_units = rows is not None or cols is not None
+        self.rows: Edges = range(T + 1) if rows is None else rows
+        self.cols: Edges = range(S + 1) if cols is None else cols
+        self.T, self.S = len(self.rows) - 1, len(self.cols) - 1
 
     def tile(self, z: int, i: int, j: int) -> TileCells:
         """Return tile (i, j) of level z; KeyError says which levels and tiles exist."""
@@ -71,6 +94,8 @@ class TilePyramid:
         cells = self.tile(z, i, j)
         span, size = SIDE << z, 1 << z
         column = key // size - j * SIDE
+        if self.in_units:
+            raise KeyError("without: expected a map of tokens, got one of words or sentences")
         if not 0 <= column < cells.mass.shape[1]:
             return cells
         # Recompute the cells that hold the key, from weights in which it has none.
@@ -78,10 +103,11 @@ class TilePyramid:
         rows, keys = slice(i * span, min(self.T, (i + 1) * span)), slice(first, min(self.S, first + size))
         weights = self.m.tile(rows, keys).reshape(rows.stop - rows.start, -1).float().cpu()
         weights[:, key - first] = 0
-        counts = _queries_per_row(self.T, z, i * SIDE, cells.mass.shape[0])
+        counts = self._queries_per_row(z, i * SIDE, cells.mass.shape[0])
         mass, peak = cells.mass.clone(), cells.max.clone()
         mass[:, column] = _block_sums(weights, size)[:, 0] / counts[:, 0]
-        peak[:, column] = _block_maxima(weights, size, 0.0)[:, 0].where(peak[:, column] >= 0, -1.0)
+        if isinstance(self.m, AttentionMap):
+            peak[:, column] = _block_maxima(weights, size, 0.0)[:, 0].where(peak[:, column] >= 0, -1.0)
         return TileCells(mass, peak)
 
     def _cached(self, z: int, i: int, j: int) -> TileCells:
@@ -92,6 +118,10 @@ class TilePyramid:
         if z <= FINE:
             span = SIDE << z
             rows, keys = range(i * span, min(T, (i + 1) * span)), range(j * span, min(S, (j + 1) * span))
+            if self.in_units:
+                return pool_units(
+                    self.m, _cell_edges(self.rows, rows, 1 << z), _cell_edges(self.cols, keys, 1 << z)
+                )
             return pool_cells(self.m, rows, keys, 1 << z)
         # Assemble the tile from up to four of the level below, two by two cells at a time.
         high, wide = tile_counts(T, S, z - 1)
@@ -102,18 +132,29 @@ class TilePyramid:
         ]
         mass = torch.cat([torch.cat([child.mass for child in line], 1) for line in children])
         peak = torch.cat([torch.cat([child.max for child in line], 1) for line in children])
-        counts = _queries_per_row(T, z - 1, 2 * i * SIDE, len(mass))
+        counts = self._queries_per_row(z - 1, 2 * i * SIDE, len(mass))
         mass = _block_sums(mass * counts, 2) / _block_sums(counts, 2)[:, :1]
         return TileCells(mass, _block_maxima(peak, 2, -1.0))
 
+    def _queries_per_row(self, z: int, first: int, count: int) -> Tensor:
+        """Return the number of queries in each of `count` rows of cells from row `first` on, (count, 1)."""
+        edges = [self.rows[min(self.T, (first + y) << z)] for y in range(count + 1)]
+        return torch.tensor(edges).diff().float()[:, None]
 
-def pool_cells(m: AttentionMap, rows: range, keys: range, size: int) -> TileCells:
+
+def attention_of(m: AttentionMap | WeightedMap) -> MapData:
+    """Return the map itself, or the one whose weights a weighted map multiplies."""
+    return m if isinstance(m, AttentionMap) else m.attention
+
+
+def pool_cells(m: AttentionMap | WeightedMap, rows: range, keys: range, size: int) -> TileCells:
     """Pool a region of a map (1, 1, T, S) into cells of `size` queries by `size` keys."""
     shape = (-(-len(rows) // size), -(-len(keys) // size))
+    attention = attention_of(m)
     mass, peak = torch.zeros(shape), torch.full(shape, -1.0)
     for row_span in _even_spans(rows, size):
         for key_span in _even_spans(keys, size):
-            if not _visible(m, row_span, key_span)[0]:
+            if not _visible(attention, row_span, key_span)[0]:
                 continue
             top, left = (row_span.start - rows.start) // size, (key_span.start - keys.start) // size
             high, wide = (-(-(span.stop - span.start) // size) for span in (row_span, key_span))
@@ -123,7 +164,57 @@ def pool_cells(m: AttentionMap, rows: range, keys: range, size: int) -> TileCell
                 continue
             pooled = m.pool(high, wide, "both", region=(row_span, key_span))
             mass[here], peak[here] = (x.reshape(high, wide).float().cpu() for x in pooled)
-    return TileCells(mass, peak.where(visible_cells(m, rows, keys, size), -1.0))
+    if isinstance(m, WeightedMap):
+        peak = torch.zeros(shape)
+    return TileCells(mass, peak.where(visible_cells(attention, rows, keys, size), -1.0))
+
+
+def pool_units(m: AttentionMap | WeightedMap, rows: Edges, cols: Edges) -> TileCells:
+    """Pool a map (1, 1, T, S) into the cells between edges of its queries and its keys."""
+    shape = (len(rows) - 1, len(cols) - 1)
+    mass, peak = (x.reshape(shape).float().cpu() for x in m.pool(rows, cols, "both"))
+    if isinstance(m, WeightedMap):
+        peak = torch.zeros(shape)
+    return TileCells(mass, peak.where(visible_units(attention_of(m), rows, cols), -1.0))
+
+
+def _cell_edges(edges: Edges, units: range, size: int) -> list[int]:
+    """Return the edges of cells of `size` units each; the last may hold fewer."""
+    return [*(edges[unit] for unit in units[::size]), edges[units.stop]]
+
+
+def visible_units(m: MapData, rows: Edges, cols: Edges) -> Tensor:
+    """Return which cells between edges hold a key visible to one of their queries, (rows, cols)."""
+    visible = torch.zeros(len(rows) - 1, len(cols) - 1, dtype=torch.bool)
+    for down in _chunks(rows):
+        for across in _chunks(cols):
+            row_span = slice(rows[down.start], rows[down.stop])
+            key_span = slice(cols[across.start], cols[across.stop])
+            # The mask is evaluated only where its bounds do not decide the whole block.
+            any_visible, all_visible = _visible(m, row_span, key_span)
+            if all_visible or not any_visible:
+                visible[down, across] = all_visible
+                continue
+            allowed = m.mask.tile(row_span, key_span, m.matrix, device=m.device)
+            allowed = allowed.reshape(-1, *allowed.shape[-2:])[0].float().cpu()
+            visible[down, across] = _membership(rows, down) @ allowed @ _membership(cols, across).mT > 0
+    return visible
+
+
+def _chunks(edges: Edges) -> Iterator[slice]:
+    """Split units into runs of at most `STEP` tokens, or of one unit that has more."""
+    first = 0
+    for unit in range(1, len(edges)):
+        if unit == len(edges) - 1 or edges[unit + 1] - edges[first] > STEP:
+            yield slice(first, unit)
+            first = unit
+
+
+def _membership(edges: Edges, units: slice) -> Tensor:
+    """Return which of the tokens of some units each unit holds, as 0 and 1, (units, tokens)."""
+    sizes = torch.tensor([last - first for first, last in pairwise(edges[units.start : units.stop + 1])])
+    numbers = torch.arange(len(sizes))
+    return numbers.repeat_interleave(sizes).eq(numbers[:, None]).float()
 
 
 def _even_spans(span: range, size: int) -> list[slice]:
@@ -132,7 +223,7 @@ def _even_spans(span: range, size: int) -> list[slice]:
     return [slice(a, b) for a, b in ((span.start, middle), (middle, span.stop)) if a < b]
 
 
-def visible_cells(m: AttentionMap, rows: range, keys: range, size: int) -> Tensor:
+def visible_cells(m: MapData, rows: range, keys: range, size: int) -> Tensor:
     """Return a mask of the cells that hold a key visible to one of their queries, (rows, cols)."""
     shape = (-(-len(rows) // size), -(-len(keys) // size))
     visible = torch.zeros(shape, dtype=torch.bool)
@@ -154,21 +245,13 @@ def visible_cells(m: AttentionMap, rows: range, keys: range, size: int) -> Tenso
     return visible
 
 
-def _visible(m: AttentionMap, rows: slice, keys: slice) -> tuple[bool, bool]:
+def _visible(m: MapData, rows: slice, keys: slice) -> tuple[bool, bool]:
     """Return whether any key in a block may be visible, and whether all of them are."""
     _, _, T, S = m.matrix
     edges = (rows.start + S - T, rows.stop - 1 + S - T, keys.start, keys.stop - 1)
     first_q, last_q, first_k, last_k = (torch.tensor([[edge]], device=m.device) for edge in edges)
     any_visible, all_visible = m.mask.block_bounds(Blocks(first_q, last_q, first_k, last_k, T, S))
     return bool(any_visible.any()), bool(all_visible.all())
-
-
-def _queries_per_row(T: int, z: int, first: int, count: int) -> Tensor:
-    """Return the number of queries in each of `count` rows of cells from row `first` on, (count, 1).
-
-    It is 2^z in every row but the last of the map.
-    """
-    return (T - (first + torch.arange(count)) * (1 << z)).clamp(max=1 << z).float()[:, None]
 
 
 def _block_sums(x: Tensor, size: int) -> Tensor:

@@ -25,12 +25,14 @@ from regard.attention.masks.base import Grid, grid
 from regard.maps import AttentionMap
 from regard.recorder import Layer, Predictions
 from regard.show.data.contents import Contents
+from regard.show.data.quantity import Quantity
 
 TOLERANCE = 0.01  # maximum relative error of a packed weight
 FINE = 2_000_000  # numbers in all queries and keys up to which each keeps 24 bits: a file of 8 MB
 CHUNK = 1 << 22  # weights computed at a time
 SAMPLED_ROWS = 128  # of a layer, on which the error is measured
 VALUES_LIMIT = 24_000_000  # bytes of the whole file up to which it includes values
+STORED_TOKENS = 5  # likely tokens whose contributions are stored, after one position
 DENSE_LIMIT = 1 << 26  # numbers of a bias that depends on more than the distance
 
 
@@ -66,7 +68,10 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
         fields[name] = [{"name": a.name, "type": a.type, "shape": list(a.data.shape)} for a in arrays]
         blocks[name] = _deflate(b"".join(map(_byte_planes, arrays)), noise)
 
+    stored = [_stored_quantities(contents, text) for text in range(len(contents.texts))]
     for text, capture in enumerate(contents.texts):
+        if predicted := meta["texts"][text]["predicted"]:
+            predicted["positions"] = [predicted["start"]]
         thumbs = [contents.thumbnail(text, layer.key).thumbs for layer in capture.layers]
         put(f"thumbs-{text}", [Array("pictures", "u8", np.concatenate(thumbs))])
         for layer, description in zip(capture.layers, meta["texts"][text]["layers"], strict=True):
@@ -82,6 +87,13 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
                 masks[digest] = f"mask-{len(masks)}"
                 put(masks[digest], mask)
             description["mask_block"] = masks[digest]
+        for quantity in stored[text]:
+            for layer in capture.layers:
+                put(
+                    _factors_block(text, layer, quantity),
+                    [_pack_factors(contents, text, layer, quantity)],
+                    True,
+                )
         if capture.predictions is not None:
             put(f"predictions-{text}", _pack_predictions(capture.predictions, contents.batch_index))
     if values is not False and meta["can"]["values"]:
@@ -97,10 +109,45 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
             for text, capture in enumerate(contents.texts)
         ],
         "heads": [contents.heads(text) for text in range(len(contents.texts))],
+        "attributions": [
+            _stored_attributions(contents, text, quantities) for text, quantities in enumerate(stored)
+        ],
         "words": [_words(capture.predictions, contents.batch_index) for capture in contents.texts],
     }
     blocks["regard-data"] = _deflate(json.dumps(head, allow_nan=False).encode("ascii"))
     return Packed(blocks, relative, absolute)
+
+
+def _stored_quantities(contents: Contents, text: int) -> list[Quantity]:
+    """Return the contributions that a file holds: of values, and to the likeliest tokens after a position."""
+    shades = contents.shades(text)
+    quantities = [Quantity("values")] if "values" in shades else []
+    if "logit" in shades:
+        position = contents.meta["texts"][text]["predicted"]["start"]
+        likeliest = contents.attribution(text, Quantity("logit", position=position))["candidates"]
+        quantities += [
+            Quantity("logit", position=position, token=one["id"]) for one in likeliest[:STORED_TOKENS]
+        ]
+    return quantities
+
+
+def _stored_attributions(contents: Contents, text: int, quantities: list[Quantity]) -> list[dict[str, Any]]:
+    """Return where the logits of the stored tokens come from; these are the ones to choose from."""
+    found = [contents.attribution(text, quantity) for quantity in quantities if quantity.shade == "logit"]
+    candidates = [one["token"] for one in found]
+    return [{**one, "candidates": candidates} for one in found]
+
+
+def _factors_block(text: int, layer: Layer, quantity: Quantity) -> str:
+    """Return the name of the block with the factors of a layer's keys, as `saved_weights.js` has it."""
+    if quantity.shade == "values":
+        return f"norms-{text}-{layer.key}"
+    return f"logit-{text}-{layer.key}-{quantity.position}-{quantity.token}"
+
+
+def _pack_factors(contents: Contents, text: int, layer: Layer, quantity: Quantity) -> Array:
+    """Pack the factors of a layer's keys, (H, S), in 24 bits: they are within 4e-6 of the library's."""
+    return _float24("factors", contents.factors(text, layer.key, quantity)[0].double().cpu())
 
 
 def _count_numbers(meta: dict[str, Any]) -> int:

@@ -29,6 +29,7 @@ from regard.escapes import escape
 from regard.recorder import Capture
 from regard.show.data.contents import Contents, EditedRun
 from regard.show.data.cuts import Cut, parse_cuts
+from regard.show.data.quantity import Quantity
 from regard.show.server.limits import ExclusiveJob, Limits, RefusedError, check_number, check_text
 from regard.show.server.line_stream import (
     Line,
@@ -118,6 +119,7 @@ class Site:
             "thumbs": self._thumbs,
             "sinks": self._sinks,
             "heads": self._heads,
+            "attribution": self._attribution,
             "tile": self._tile,
             "row": self._row,
             "column": self._column,
@@ -180,19 +182,22 @@ class Site:
     def _heads(self, query: Query) -> Response:
         return Json(self.contents.heads(query.number("text")))
 
+    def _attribution(self, query: Query) -> Response:
+        return Json(self.contents.attribution(query.number("text"), query.quantity))
+
     def _tile(self, query: Query) -> Response:
         text, head, z, i, j = (query.number(name) for name in ("text", "head", "z", "i", "j"))
         without = query.number("without") if "without" in query else None
-        mass, peak = self.contents.tile(text, query["layer"], head, z, i, j, without)
+        mass, peak = self.contents.tile(text, query["layer"], head, z, i, j, without, query.quantity)
         return _binary(_floats(mass) + _floats(peak))
 
     def _row(self, query: Query) -> Response:
         text, row = query.number("text"), query.number("row")
-        return _binary(_floats(self.contents.row(text, query["layer"], query.head, row)))
+        return _binary(_floats(self.contents.row(text, query["layer"], query.head, row, query.quantity)))
 
     def _column(self, query: Query) -> Response:
         text, col = query.number("text"), query.number("col")
-        return _binary(_floats(self.contents.column(text, query["layer"], query.head, col)))
+        return _binary(_floats(self.contents.column(text, query["layer"], query.head, col, query.quantity)))
 
     def _steps(self, query: Query) -> Response:
         text, head, row = (query.number(name) for name in ("text", "head", "row"))
@@ -302,6 +307,15 @@ class Query:
     def head(self) -> int | str:
         """The head's number, or "mean"."""
         return "mean" if self["head"] == "mean" else self.number("head")
+
+    @property
+    def quantity(self) -> Quantity:
+        """What cells are made of: by default the weights of tokens."""
+        words: dict[str, Any] = {name: self[name] for name in ("shade", "units") if name in self}
+        for name in ("units_of", "position", "token"):
+            if name in self:
+                words[name] = self.number(name)
+        return Quantity.parse(**words)
 
 
 async def _read_body(request: Request, limits: Limits) -> dict[str, Any]:

@@ -67,6 +67,12 @@ interface TextMeta {
   /** The first token that was generated. */
   boundary: number | null;
   layers: Layer[];
+  /** Of the words and sentences of each list of tokens the first tokens, and the number of all tokens. */
+  spans: Partial<Record<TokenList, Record<UnitName, number[]>>>;
+  /** What the cells of a map can stand for, beside weights. */
+  shades: ShadeName[];
+  /** After which queries there are contributions to a logit: where to begin, and which ones; null for all. */
+  predicted: { start: number; positions: number[] | null } | null;
   /** Modules that mix tokens and could not be captured. */
   missing: { name: string; kind: string }[];
   /** What the model expected on average; null if it makes no predictions. */
@@ -115,6 +121,38 @@ interface Prediction {
   next: { token: string | null; probability: number; rank: number; loss: number } | null;
 }
 
+/** Spans of tokens, one after another: every token belongs to one. */
+type UnitName = "words" | "sentences";
+
+/** The units along an axis of a layer. */
+interface UnitAxis {
+  /** Where each begins on the axis, and the size of the axis. */
+  edges: number[];
+  /** The texts of all units of the list of tokens. */
+  texts: string[];
+  /** The one that the axis begins with. */
+  from: number;
+}
+
+/**
+ * What a cell stands for: the weight; the weight times the norm of what the value adds to the residual stream; or
+ * what it adds to the logit of a token.
+ */
+type ShadeName = "weights" | "values" | "logit";
+
+/** What the cells of a map and the shades of a text stand for. */
+interface Quantity {
+  shade: ShadeName;
+  units: "tokens" | UnitName;
+  /** The text whose words and sentences are taken. */
+  unitsOf: number;
+  /** A text whose numbers are subtracted, or -1. */
+  against: number;
+  /** Of shade "logit": the query, and the token that may follow it. */
+  position: number;
+  token: number;
+}
+
 /** A layer as it ran on a text. */
 interface Layer {
   key: string;
@@ -142,6 +180,8 @@ interface Layer {
   queries_from: number | null;
   keys_from: number | null;
   evidence: Evidence;
+  /** If its rows and columns are words or sentences. */
+  units?: { name: UnitName; queries: UnitAxis; keys: UnitAxis };
   /** Where a saved page keeps it. */
   block?: string;
   mask_block?: string;
@@ -214,10 +254,12 @@ interface Source {
     options?: TileOptions,
   ): Promise<Tile>;
   /** A weight for each key; the head or the layer may be "mean". */
-  row(text: number, layer: string, head: number | "mean", row: number): Promise<Float32Array>;
+  row: AskLine;
   /** A weight for each query. */
-  column(text: number, layer: string, head: number | "mean", col: number): Promise<Float32Array>;
+  column: AskLine;
   heads(text: number): Promise<HeadScores[]>;
+  /** Where the logit of a token after a position comes from; token -1 is the likeliest. */
+  attribution(text: number, position: number, token: number): Promise<Attribution>;
   steps(text: number, layer: string, head: number, row: number): Promise<RowSteps>;
   eviction(text: number, layer: string): Promise<Eviction>;
   prediction(text: number, position: number): Promise<Prediction>;
@@ -234,6 +276,14 @@ interface Source {
   ): Promise<void>;
 }
 
+type AskLine = (
+  text: number,
+  layer: string,
+  head: number | "mean",
+  index: number,
+  quantity?: Quantity,
+) => Promise<Float32Array>;
+
 interface Thumbs {
   pictures: Uint8Array; // heads · thumb · thumb
   sinks: { key: number; share: number }[]; // head
@@ -242,13 +292,14 @@ interface Thumbs {
 interface TileOptions {
   /** A key that is left out of the count. */
   without?: number | null;
+  quantity?: Quantity;
   signal?: AbortSignal;
 }
 
-/** Cells of 2^z × 2^z tokens, `settings.tile` to a side or fewer at the edges. */
+/** Cells of 2^z × 2^z tokens or other units, `settings.tile` to a side or fewer at the edges. */
 interface Tile {
-  mass: Float32Array;
-  max: Float32Array; // -1: hidden by the mask
+  mass: Float32Array; // of what a cell stands for
+  max: Float32Array; // the greatest weight; 0 where cells stand for something else; -1: hidden by the mask
   rows: number;
   cols: number;
 }
@@ -257,6 +308,25 @@ interface Tile {
 interface PaintedTile extends Tile {
   canvas?: HTMLCanvasElement;
   style?: string;
+}
+
+/** A token that may follow a position. */
+interface Candidate {
+  id: number;
+  token: string;
+  probability: number | null;
+}
+
+/** The parts of a token's logit: embedding, heads, MLPs and rest add up to it. */
+interface Attribution {
+  position: number;
+  token: Candidate;
+  candidates: Candidate[];
+  logit: number;
+  embedding: number;
+  heads: Record<string, number[]>; // by the layer's key
+  mlps: Record<string, number>;
+  rest: number;
 }
 
 /** What one head does on a text. */
@@ -370,6 +440,7 @@ interface SavedData {
   blocks: Record<string, PackedField[]>;
   sinks: Record<string, Thumbs["sinks"]>[]; // text
   heads: HeadScores[][]; // text
+  attributions: Attribution[][]; // text
   words: string[][]; // text: of the tokens that are likely somewhere
 }
 
@@ -381,6 +452,9 @@ interface PredictionArrays {
   losses: Float32Array; // T − 1
   ranks: Uint32Array; // T − 1
 }
+
+/** What the worker of a saved page is told of it. */
+type OpenedData = Pick<SavedData, "meta" | "blocks" | "attributions">;
 
 /** The arrays of a block by name: of a layer, of its mask, of its values, or of a text's thumbnails. */
 interface Arrays {
@@ -395,6 +469,7 @@ interface Arrays {
   relative?: Float32Array;
   dense?: Float32Array;
   v: Float32Array; // G · S · E
+  factors: Float32Array; // H · S
   pictures: Uint8Array;
 }
 
@@ -420,6 +495,18 @@ interface HeadArrays {
 
 type Head = import("./source/weights.js").Head;
 
+/** What a tile, a row or a column is made of beside the weights. */
+interface TileParts {
+  /** A key that is left out of the count. */
+  without?: number | null;
+  /** Of each key: what its weights are multiplied with. */
+  factors?: Float32Array | null;
+  /** Where the units of the queries begin, and their end; null for tokens. */
+  queries?: number[] | null;
+  /** The same for the keys. */
+  keys?: number[] | null;
+}
+
 // ---- A saved page asks, and its worker answers: `remote_weights.js` and `responder.js`
 
 /** What both a worker and one end of a channel are. */
@@ -444,12 +531,14 @@ interface TileQuestion extends LayerQuestion {
   i: number;
   j: number;
   without: number | null;
+  quantity: Quantity;
 }
 
 /** About a row or a column; the head or the layer may be "mean". */
 interface LineQuestion extends LayerQuestion {
   head: number | "mean";
   index: number;
+  quantity: Quantity;
 }
 
 interface StepsQuestion extends LayerQuestion {
@@ -467,7 +556,7 @@ interface Answers {
 }
 
 type ToWorker =
-  | ({ kind: "open" } & Pick<SavedData, "meta" | "blocks">)
+  | ({ kind: "open" } & OpenedData)
   | { kind: "ask"; id: number; name: keyof Answers; question: object }
   | { kind: "stop"; id: number }
   /** A block's text, or why there is none. */
@@ -498,6 +587,8 @@ interface ColourScale {
   scale: string;
   top: number;
   bottom: number;
+  /** Whether numbers below 0 have colours, too: 0 is then in the middle. */
+  signed: boolean;
   at(weight: number): number;
   weight(t: number): number;
 }
@@ -542,6 +633,8 @@ interface DrawnTile {
 interface Look {
   reduce: string;
   scale: ColourScale;
+  /** Whether the colours end at what is seen, so that some numbers lie beyond. */
+  fits: boolean;
   pixels: Uint32Array;
   /** A name for all this together. */
   style: string;
@@ -569,6 +662,7 @@ interface Scene {
   text: number;
   state: State;
   layer: Layer;
+  quantity: Quantity;
   thumb: HTMLCanvasElement | null;
   sink: Sink | null;
   boundary: { key: number; query: number } | null;
@@ -650,6 +744,8 @@ interface Shaded {
   without: number;
   /** The weight at the end of the colours. */
   top: number;
+  /** Whether numbers may be below 0. */
+  signed: boolean;
 }
 
 /** The strongest weights of a row or a column. */

@@ -10,8 +10,18 @@ const RAMPS = {
   light: { lightness: [0.972, 0.27], chroma: [0.008, 0.15, 0.09], hue: [225, 280] },
   dark: { lightness: [0.235, 0.955], chroma: [0.02, 0.14, 0.06], hue: [275, 215] },
 };
+
+/**
+ * Signed numbers: zero is the ground, and lightness alone says how far from it a number is. The hues, blue and
+ * vermilion, differ for every kind of colour vision.
+ */
+const DIVERGING = {
+  light: { lightness: [0.972, 0.4], below: { chroma: 0.17, hue: 258 }, above: { chroma: 0.16, hue: 38 } },
+  dark: { lightness: [0.235, 0.82], below: { chroma: 0.12, hue: 240 }, above: { chroma: 0.13, hue: 58 } },
+};
 const STEPS = 256;
-/** @type {Map<ThemeName, Ramp>} */
+const ZERO = 128; // the step of a diverging ramp that is the ground
+/** @type {Map<string, Ramp>} */
 const made = new Map();
 
 /**
@@ -38,62 +48,92 @@ function rgb(lightness, chroma, hue) {
 }
 
 /**
- * The ramp of a theme: 256 colours as [r, g, b], and the same as pixels.
+ * The ramp of a theme: 256 colours as [r, g, b], and the same as pixels. That of signed numbers diverges from
+ * its middle.
  * @param {ThemeName} [name]
+ * @param {boolean} [signed]
  * @returns {Ramp}
  */
-export function ramp(name = theme()) {
-  const known = made.get(name);
+export function ramp(name = theme(), signed = false) {
+  const key = `${name} ${signed}`;
+  const known = made.get(key);
   if (known) return known;
-  const { lightness, chroma, hue } = RAMPS[name];
-  const colours = Array.from({ length: STEPS }, (_, step) => {
-    const t = step / (STEPS - 1);
-    const arc = (1 - t) ** 2 * chroma[0] + 2 * t * (1 - t) * chroma[1] + t ** 2 * chroma[2];
-    return rgb(lightness[0] + t * (lightness[1] - lightness[0]), arc, hue[0] + t * (hue[1] - hue[0]));
-  });
+  const colourOf = signed ? diverging : sequential;
+  const colours = Array.from({ length: STEPS }, (_, step) => colourOf(name, step));
   const pixels = new Uint32Array(colours.map(([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r));
-  made.set(name, { colours, pixels });
+  made.set(key, { colours, pixels });
   return { colours, pixels };
+}
+
+/**
+ * @param {ThemeName} name
+ * @param {number} step
+ */
+function sequential(name, step) {
+  const { lightness, chroma, hue } = RAMPS[name];
+  const t = step / (STEPS - 1);
+  const arc = (1 - t) ** 2 * chroma[0] + 2 * t * (1 - t) * chroma[1] + t ** 2 * chroma[2];
+  return rgb(lightness[0] + t * (lightness[1] - lightness[0]), arc, hue[0] + t * (hue[1] - hue[0]));
+}
+
+/**
+ * @param {ThemeName} name
+ * @param {number} step
+ */
+function diverging(name, step) {
+  const { lightness, below, above } = DIVERGING[name];
+  const { chroma, hue } = step < ZERO ? below : above;
+  const t = Math.min(1, Math.abs(step - ZERO) / (STEPS - 1 - ZERO));
+  const arc = chroma * Math.sin((t * Math.PI) / 2);
+  return rgb(lightness[0] + t * (lightness[1] - lightness[0]), arc, hue);
 }
 
 /**
  * A colour of the ramp for the style of an element or a canvas, t from 0 to 1.
  * @param {number} t
  * @param {ThemeName} [name]
+ * @param {boolean} [signed]
  * @returns {string}
  */
-export function css(t, name = theme()) {
-  return `rgb(${ramp(name).colours[Math.round(Math.min(1, Math.max(0, t)) * (STEPS - 1))].join(" ")})`;
+export function css(t, name = theme(), signed = false) {
+  return `rgb(${ramp(name, signed).colours[Math.round(Math.min(1, Math.max(0, t)) * (STEPS - 1))].join(" ")})`;
 }
 
 /**
  * The ink that reads best on a colour of the ramp: dark on light cells and light on dark ones.
  * @param {number} t
  * @param {ThemeName} [name]
+ * @param {boolean} [signed]
  * @returns {string}
  */
-export function inkOn(t, name = theme()) {
-  return (name === "light") === t < 0.5 ? "#1d2026" : "#fdfcf9";
+export function inkOn(t, name = theme(), signed = false) {
+  const far = signed ? Math.abs(2 * t - 1) : t; // from the ground
+  return (name === "light") === far < 0.5 ? "#1d2026" : "#fdfcf9";
 }
 
 /**
  * What turns a weight into a place on the ramp.
- * `scale` is "linear" or "log", `top` the weight at its end, `bottom` the least that a log scale shows.
- * @param {{ scale: string, top: number, bottom: number }} options
+ * `scale` is "linear" or "log", `top` the weight at its end, `bottom` the least that a log scale shows. On the scale
+ * of signed numbers zero is in the middle, and both halves are alike.
+ * @param {{ scale: string, top: number, bottom: number, signed?: boolean }} options
  * @returns {ColourScale}
  */
-export function makeScale({ scale, top, bottom }) {
-  if (scale === "log") {
-    const span = Math.log(top / bottom);
-    return {
-      scale,
-      top,
-      bottom,
-      at: (weight) => (weight <= bottom ? 0 : Math.min(1, Math.log(weight / bottom) / span)),
-      weight: (t) => bottom * Math.exp(t * span),
-    };
-  }
-  return { scale, top, bottom: 0, at: (weight) => Math.min(1, weight / top), weight: (t) => t * top };
+export function makeScale({ scale, top, bottom, signed = false }) {
+  const span = Math.log(top / bottom);
+  const log = scale === "log";
+  /** @type {ColourScale["at"]} */
+  const along = log
+    ? (weight) => (weight <= bottom ? 0 : Math.min(1, Math.log(weight / bottom) / span))
+    : (weight) => Math.min(1, weight / top);
+  /** @type {ColourScale["weight"]} */
+  const back = log ? (t) => bottom * Math.exp(t * span) : (t) => t * top;
+  const ends = { scale, top, bottom: log ? bottom : 0, signed };
+  if (!signed) return { ...ends, at: along, weight: back };
+  return {
+    ...ends,
+    at: (weight) => (1 + Math.sign(weight) * along(Math.abs(weight))) / 2,
+    weight: (t) => (t === 0.5 ? 0 : Math.sign(t - 0.5) * back(Math.abs(2 * t - 1))),
+  };
 }
 
 /**
@@ -112,5 +152,20 @@ export function paintThumb(canvas, bytes, name = theme()) {
   /** @param {number} byte */
   const stretched = (byte) => pixels[Math.min(255, Math.round(byte * stretch))];
   for (let i = 0; i < out.length; i++) out[i] = bytes[i] ? stretched(bytes[i]) : 0;
+  context.putImageData(image, 0, 0);
+}
+
+/**
+ * A small picture of differences (0 unseen, else 128 ± 127·√|difference|) onto a canvas of its size.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Uint8Array} bytes
+ * @param {ThemeName} [name]
+ */
+export function paintSignedThumb(canvas, bytes, name = theme()) {
+  const { pixels } = ramp(name, true);
+  const context = contextOf(canvas);
+  const image = context.createImageData(settings.thumb, settings.thumb);
+  const out = new Uint32Array(image.data.buffer);
+  for (let i = 0; i < out.length; i++) out[i] = bytes[i] ? pixels[bytes[i]] : 0;
   context.putImageData(image, 0, 0);
 }

@@ -4,6 +4,7 @@
 import { ramp } from "./colours.js";
 import { contextOf, element } from "./dom.js";
 import { layerName, layerOf } from "./layers.js";
+import { theme } from "./theme.js";
 
 /**
  * A labelled select; `fill(options, value)` with options as [value, label] pairs.
@@ -68,10 +69,15 @@ export function rampBar() {
   const canvas = element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
   const [low, high] = [element("span"), element("span")];
   const box = element("span", { class: "ramp small quiet" }, low, canvas, high);
-  const show = (/** @type {string} */ least, /** @type {string} */ most) => {
+  /**
+   * @param {string} least
+   * @param {string} most
+   * @param {boolean} [signed]
+   */
+  const show = (least, most, signed = false) => {
     const context = contextOf(canvas);
     const image = context.createImageData(256, 1);
-    new Uint32Array(image.data.buffer).set(ramp().pixels);
+    new Uint32Array(image.data.buffer).set(ramp(theme(), signed).pixels);
     context.putImageData(image, 0, 0);
     low.textContent = least;
     high.textContent = most;

@@ -102,6 +102,20 @@ export function some(n, thing) {
 }
 
 /**
+ * A number in few letters: .23, −.23, 1, 4.2, and · for what rounds to nothing.
+ * @param {number} value
+ * @param {number} [digits]
+ * @returns {string}
+ */
+export function brief(value, digits = 2) {
+  if (value < 0) return brief(-value, digits).replace(/^(?=[\d.])/, "−");
+  if (value >= 1.05) return String(Number(value.toPrecision(Math.max(2, digits))));
+  if (value >= 0.9995) return "1";
+  const text = value.toFixed(digits);
+  return Number(text) === 0 ? "·" : text.replace(/^0/, "");
+}
+
+/**
  * A probability in percent: 31%, 4.2%, 0.03%.
  * @param {number} p
  * @returns {string}

@@ -4,6 +4,7 @@
 import { known } from "./arrays.js";
 import { css, inkOn } from "./colours.js";
 import { ARROWS, element } from "./dom.js";
+import { theme } from "./theme.js";
 
 const WRITTEN = 16; // heads a layer up to which the numbers are written in the cells
 
@@ -16,6 +17,8 @@ const WRITTEN = 16; // heads a layer up to which the numbers are written in the 
  * @property {(value: number) => string} say
  * @property {(value: number) => string} brief
  * @property {string} [chosen] layer/head
+ * @property {boolean} [signed] whether numbers may be below 0: their colours then diverge
+ * @property {{ name: string, value: (y: number) => number | null }} [beside] a number for each layer as a whole
  */
 
 /** @typedef {{ button: HTMLButtonElement, layer: string, head: number }} HeatmapCell */
@@ -44,6 +47,7 @@ export function headTable(label, choose) {
     if (wanted !== shape) cells = build(table, layers, choose);
     shape = wanted;
     cells.forEach((row, y) => row.forEach((cell, x) => paint(cell, options.value(y, x), options)));
+    if (options.beside) showBeside(table, layers, options, options.beside);
     const all = cells.flat();
     const chosen = all.find(({ layer, head }) => `${layer}/${head}` === options.chosen);
     const before = options.chosen ? undefined : all.find(({ button }) => button.tabIndex === 0);
@@ -93,16 +97,52 @@ function build(table, layers, choose) {
  * @param {number | null | undefined} value
  * @param {HeadTableOptions} options
  */
-function paint({ button, layer, head }, value, { top, say, brief, chosen }) {
-  const t = known(value) ? Math.min(1, Math.max(0, value / top)) : null;
-  button.style.backgroundColor = t === null ? "" : css(t);
-  button.style.color = t === null ? "" : inkOn(t);
+function paint({ button, layer, head }, value, { top, say, brief, chosen, signed = false }) {
+  colour(button, value, top, signed);
   button.textContent = known(value) ? brief(value) : "";
-  button.classList.toggle("unknown", t === null);
+  button.classList.toggle("unknown", !known(value));
   const name = `Layer ${layer}, head ${head}: ${known(value) ? say(value) : "no number"}`;
   button.setAttribute("aria-label", name);
   button.title = name;
   button.setAttribute("aria-selected", String(`${layer}/${head}` === chosen));
+}
+
+/**
+ * @param {HTMLElement} cell
+ * @param {number | null | undefined} value
+ * @param {number} top
+ * @param {boolean} signed
+ */
+function colour({ style }, value, top, signed) {
+  const share = known(value) ? Math.min(1, Math.max(signed ? -1 : 0, value / top)) : null;
+  const t = share === null ? null : signed ? (1 + share) / 2 : share;
+  style.backgroundColor = t === null ? "" : css(t, theme(), signed);
+  style.color = t === null ? "" : inkOn(t, theme(), signed);
+}
+
+/**
+ * The number of each layer as a whole, at the end of its row.
+ * @param {HTMLElement} table
+ * @param {HeadTableLayer[]} layers
+ * @param {HeadTableOptions} options
+ * @param {NonNullable<HeadTableOptions["beside"]>} beside
+ */
+function showBeside(table, layers, { top, say, brief, signed = false }, { name, value }) {
+  table.classList.add("with-beside");
+  table.querySelectorAll(".heat-beside").forEach((cell) => cell.remove());
+  table.querySelectorAll(".heat-row").forEach((row, y) => {
+    const own = value(y);
+    if (own === null) return;
+    const title = `Layer ${layers[y].key}, ${name}: ${say(own)}`;
+    const cell = element("span", {
+      class: "heat-cell heat-beside",
+      role: "gridcell",
+      title,
+      text: brief(own),
+    });
+    colour(cell, own, top, signed);
+    row.append(cell);
+  });
 }
 
 /**

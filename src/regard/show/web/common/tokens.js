@@ -12,6 +12,8 @@ const SIGNS = {
   "\u2029": "↵",
 };
 
+const SPACE = "\u2005"; // a space that stays one: in words and sentences it needs no sign
+
 /** Control, direction and invisible characters, and halves of surrogate pairs: they confuse or vanish. */
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u00a0 ]/gu;
 
@@ -48,13 +50,15 @@ export function short(token, most = 16) {
  * @returns {{ tokens: string[], from: number } | null}
  */
 export function axisOf(meta, text, layer, axis) {
+  if (layer.units) return { tokens: layer.units[axis].texts, from: layer.units[axis].from };
   const tokens = meta.texts[text][layer[`${axis}_of`]];
   const from = layer[`${axis}_from`];
   return tokens && from !== null ? { tokens, from } : null;
 }
 
 /**
- * The token at a place of one of a layer's axes, or its number if the text is unknown.
+ * The token at a place of one of a layer's axes, or its number if the text is unknown; words and sentences are
+ * given without the spaces around them.
  * @param {Meta} meta
  * @param {number} text
  * @param {Layer} layer
@@ -64,5 +68,7 @@ export function axisOf(meta, text, layer, axis) {
  */
 export function tokenAt(meta, text, layer, axis, index) {
   const found = axisOf(meta, text, layer, axis);
-  return found ? found.tokens[found.from + index] : `#${index}`;
+  if (!found) return `#${index}`;
+  const token = found.tokens[found.from + index];
+  return layer.units ? token.trim().replaceAll(" ", SPACE) || token : token;
 }

@@ -4,7 +4,9 @@
 
 import { ramp } from "../common/colours.js";
 import { contextOf, element } from "../common/dom.js";
+import { areWeights, isSigned, PLAIN } from "../common/quantity.js";
 import { theme } from "../common/theme.js";
+import { firstToken, unitAt } from "../common/units.js";
 import { Camera } from "./camera.js";
 import { ColourFit, mapScale } from "./colour_fit.js";
 import { listen } from "./gestures.js";
@@ -40,6 +42,7 @@ export class MapCanvas {
     this.hooks = hooks;
     this.state = app.state;
     this.layer = layer;
+    this.quantity = PLAIN;
     this.canvas = element("canvas", {
       tabindex: "0",
       role: "application",
@@ -77,11 +80,13 @@ export class MapCanvas {
   }
 
   /**
+   * The layer's rows and columns, and the chosen row and column of the state, are units of the quantity.
    * @param {State} state
    * @param {Layer} layer
+   * @param {Quantity} quantity
    */
-  show(state, layer) {
-    [this.state, this.layer, this.visible] = [state, layer, true];
+  show(state, layer, quantity) {
+    [this.state, this.layer, this.quantity, this.visible] = [state, layer, quantity, true];
     const place = this.placeName(state);
     if (place !== this.kept) {
       this.whole = !(state.zoom > 0);
@@ -121,7 +126,7 @@ export class MapCanvas {
   measure() {
     const { camera, canvas, layer } = this;
     const room = this.root.getBoundingClientRect();
-    const layout = mapLayout(room, this.state.sink === "apart", devicePixelRatio);
+    const layout = mapLayout(room, this.isSinkApart, devicePixelRatio);
     const { gutter, pixel } = layout;
     const [width, height] = [Math.round(room.width / pixel), Math.round(room.height / pixel)];
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
@@ -141,7 +146,7 @@ export class MapCanvas {
     const { state, layer, camera, app } = this;
     const layout = this.measure();
     const z = levelFor(camera.zoom / layout.pixel, layer.rows, layer.cols);
-    const sink = state.sink === "apart" ? this.sink : null;
+    const sink = this.isSinkApart ? this.sink : null;
     this.lookAt(sink);
     const cover = this.pyramid.cover(camera.frame, z);
     /** @type {Scene["restOf"]} */
@@ -160,12 +165,13 @@ export class MapCanvas {
       text: state.text,
       state,
       layer,
-      thumb: this.hooks.thumb(),
+      quantity: this.quantity,
+      thumb: this.quantity.units === "tokens" ? this.hooks.thumb() : null,
       sink,
       boundary: boundaryOf(app.meta.texts[state.text], layer),
       hover,
       cursor: this.chosen && { ...this.chosen, size: 1 },
-      marked: { row: hover?.row ?? state.row, col: hover?.col ?? state.col },
+      marked: { row: hover?.row ?? this.markedRow, col: hover?.col ?? state.col },
       restAt: (row) => (sink ? sink.rest(row, row + 1) : 1),
       weightAt: (row, col) => this.weightAt(row, col, sink),
       fonts: fontsFor(camera.zoom),
@@ -178,7 +184,7 @@ export class MapCanvas {
    * @param {Sink | null} sink
    */
   lookAt(sink) {
-    const { state, layer } = this;
+    const { state, layer, quantity } = this;
     this.pyramid.look({
       text: state.text,
       layer: layer.key,
@@ -186,6 +192,7 @@ export class MapCanvas {
       T: layer.rows,
       S: layer.cols,
       without: sink ? sink.key : null,
+      quantity,
     });
   }
 
@@ -198,16 +205,17 @@ export class MapCanvas {
    * @returns {Look}
    */
   look(z, cover, restOf, sink) {
-    const { fit, camera, layer } = this;
-    const { reduce, colourTop } = this.state;
-    const fits = colourTop === "fit";
+    const { fit, camera, layer, quantity } = this;
+    const reduce = areWeights(quantity) ? this.state.reduce : "mass";
+    const bounded = quantity.shade === "weights"; // by 1
+    const fits = this.state.colourTop === "fit" || !bounded;
     if (fits)
       fit.update([this.pyramid.name, z, reduce].join(" "), cover, () =>
-        fitTop(cover.drawn, camera.frame, reduce, restOf),
+        fitTop(cover.drawn, camera.frame, reduce, restOf, bounded ? 1 : Infinity),
       );
-    const scale = mapScale(this.state.scale, fits ? fit.top : 1, layer.cols);
-    const style = [theme(), reduce, scale.scale, scale.top, scale.bottom, sink?.key].join(" ");
-    return { reduce, scale, pixels: ramp().pixels, style };
+    const scale = mapScale(this.state.scale, fits ? fit.top : 1, layer.cols, quantity);
+    const style = [theme(), reduce, scale.scale, scale.top, scale.bottom, scale.signed, sink?.key].join(" ");
+    return { reduce, scale, fits, pixels: ramp(theme(), isSigned(quantity)).pixels, style };
   }
 
   /**
@@ -219,6 +227,26 @@ export class MapCanvas {
   weightAt(row, col, sink) {
     const cell = this.pyramid.cell(row, col);
     return cell && cell.z === 0 && cell.max >= 0 && col !== sink?.key ? cell.mass : null;
+  }
+
+  /** Whether the sink is drawn beside the map; contributions, words and sentences have it in its place. */
+  get isSinkApart() {
+    return this.state.sink === "apart" && areWeights(this.quantity) && this.quantity.units === "tokens";
+  }
+
+  /**
+   * Chooses a cell.
+   * @param {{ row: number, col: number }} cell -1 for none
+   */
+  choose({ row, col }) {
+    const { layer } = this;
+    this.app.set({ row: firstToken(layer, "queries", row), col: firstToken(layer, "keys", col) });
+  }
+
+  /** The row whose label stands out: the chosen one, or that of contributions to a logit. */
+  get markedRow() {
+    const { row } = this.state;
+    return row >= 0 ? row : unitAt(this.layer, "queries", this.quantity.position);
   }
 
   /** The cell that is chosen, if one is. */
@@ -301,7 +329,7 @@ export class MapCanvas {
     const { camera, layer } = this;
     const size = 2 ** levelFor(camera.zoom * devicePixelRatio, layer.rows, layer.cols);
     this.hover = null;
-    this.app.set(cellBeside(this.chosen, [dx, dy], size, camera.frame, layer));
+    this.choose(cellBeside(this.chosen, [dx, dy], size, camera.frame, layer));
     const { x, y } = camera;
     camera.reveal(this.state.col, this.state.row);
     if (camera.x !== x || camera.y !== y) this.moved();
@@ -328,7 +356,7 @@ export class MapCanvas {
       tap: (px, py) => {
         const { row, col } = cell(px, py) ?? { row: -1, col: -1 };
         this.canvas.focus({ preventScroll: true });
-        this.app.set({ row, col });
+        this.choose({ row, col });
       },
       double: (px, py) => {
         const at = cell(px, py);
@@ -372,7 +400,7 @@ export class MapCanvas {
   async seekSink() {
     const { state, layer } = this;
     const name = [state.text, layer.key, state.head].join(" ");
-    if (state.sink !== "apart" || name === this.sinkOf) return;
+    if (!this.isSinkApart || name === this.sinkOf) return;
     this.sinkOf = name;
     this.sink = null;
     const sink = await findSink(this.app.source, state.text, layer, state.head);

@@ -2,6 +2,7 @@
 // Where the colours of the large map end: at 1, or at what fits what is seen.
 
 import { makeScale } from "../common/colours.js";
+import { isSigned, PLAIN } from "../common/quantity.js";
 
 const NEAR = 1.3; // the colours hold still while the best end is within this factor
 
@@ -36,12 +37,15 @@ export class ColourFit {
 }
 
 /**
- * The scale of a map of `cols` keys whose colours end at `top`: a log scale begins below uniform attention.
+ * The scale of a map of `cols` keys whose colours end at `top`: a log scale begins below uniform attention, and that
+ * of contributions at a thousandth of its end.
  * @param {string} scale "linear" or "log"
  * @param {number} top
  * @param {number} cols
+ * @param {Quantity} [quantity]
  */
-export function mapScale(scale, top, cols) {
+export function mapScale(scale, top, cols, quantity = PLAIN) {
   const floor = 10 ** Math.floor(Math.log10(0.3 / cols));
-  return makeScale({ scale, top, bottom: Math.min(floor, top / 10) });
+  const bottom = quantity.shade === "weights" ? Math.min(floor, top / 10) : top / 1000;
+  return makeScale({ scale, top, bottom, signed: isSigned(quantity) });
 }

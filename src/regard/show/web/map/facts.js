@@ -2,6 +2,8 @@
 // What there is to read beside the map, as names and values: of a cell, of a row, of a layer, of the file.
 
 import { exact } from "../common/format.js";
+import { areWeights, PLAIN, spell } from "../common/quantity.js";
+import { UNIT } from "../common/units.js";
 
 /**
  * @typedef {object} CellFacts
@@ -16,16 +18,18 @@ import { exact } from "../common/format.js";
  * @param {CellWeights | null} cell
  * @param {Pick<Layer, "rows" | "cols" | "mask">} layer
  * @param {(axis: Axis, index: number) => string} named
+ * @param {Quantity} [quantity]
  * @returns {CellFacts}
  */
-export function cellFacts(cell, layer, named) {
+export function cellFacts(cell, layer, named, quantity = PLAIN) {
   if (!cell) {
     const note = "Point at a cell, or select one with the arrow keys.";
     return { number: "–", weight: null, facts: [], note };
   }
   const { row, col, size, mass, max } = cell;
   const hidden = max < 0;
-  const [number, weight] = hidden ? ["hidden", null] : [exact(mass), mass];
+  const [number, weight] = hidden ? ["hidden", null] : [spell(quantity, mass), mass];
+  const isWeight = areWeights(quantity);
   const masked = `The mask (${layer.mask}) hides ${size === 1 ? "this key from this query" : "these keys from these queries"}.`;
   if (size === 1) {
     /** @type {Fact[]} */
@@ -33,7 +37,8 @@ export function cellFacts(cell, layer, named) {
       ["query", named("queries", row)],
       ["key", named("keys", col)],
     ];
-    return { number, weight, facts, note: hidden ? masked : "" };
+    const pooled = quantity.units !== "tokens" && !hidden;
+    return { number, weight, facts, note: hidden ? masked : pooled ? pooling(quantity.units) : "" };
   }
   /**
    * @param {number} first
@@ -46,22 +51,32 @@ export function cellFacts(cell, layer, named) {
     facts: [
       ["queries", range(row, layer.rows)],
       ["keys", range(col, layer.cols)],
-      ["max", hidden ? "–" : exact(max)],
+      ...(isWeight ? [/** @type {Fact} */ (["max", hidden ? "–" : exact(max)])] : []),
     ],
     note: hidden
       ? masked
-      : "Attention mass: the weights summed over these keys, averaged over these queries.",
+      : `${isWeight ? "Attention mass: the weights summed" : "Summed"} over these keys, averaged over these queries.`,
   };
 }
 
 /**
- * The keys with the largest weights of a row, largest first; those without any are left out.
+ * How the numbers of tokens become those of units.
+ * @param {Quantity["units"]} units
+ */
+function pooling(units) {
+  const unit = UNIT[units];
+  return `Summed over the tokens of the key’s ${unit}, averaged over those of the query’s ${unit}.`;
+}
+
+/**
+ * The keys with the largest numbers of a row, whatever their signs, largest first; those without any are left out.
  * @param {Float32Array} weights
  * @param {number} most
  */
 export function strongestKeys(weights, most) {
-  const order = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, most);
-  return order.filter((key) => weights[key] > 0);
+  const size = weights.map(Math.abs);
+  const order = [...size.keys()].sort((a, b) => size[b] - size[a]).slice(0, most);
+  return order.filter((key) => size[key] > 0);
 }
 
 /**

@@ -2,6 +2,7 @@
 // A picture that stands on its own, for a file: the map as it is shown, under its name, over its colour bar.
 
 import { css } from "../common/colours.js";
+import { theme } from "../common/theme.js";
 import { draw } from "./heatmap.js";
 
 const TOP = 44;
@@ -70,10 +71,10 @@ export function drawFigure(context, scene, words) {
  * @param {number} y
  * @param {Scene} scene
  */
-function bar(context, marks, lines, x, y, { colours, fonts }) {
+function bar(context, marks, lines, x, y, { colours, fonts, look }) {
   const [wide, steps] = [BAR, 120];
   for (let step = 0; step < steps; step++) {
-    context.fillStyle = css(step / (steps - 1));
+    context.fillStyle = css(step / (steps - 1), theme(), look.scale.signed);
     context.fillRect(x + (step * wide) / steps, y, wide / steps + 0.5, 9);
   }
   context.font = fonts.token;

@@ -3,24 +3,15 @@
 // canvas's methods, so that the screen, a PNG and an SVG all show the same.
 
 import { css, inkOn } from "../common/colours.js";
+import { brief } from "../common/format.js";
 import { settings } from "../common/settings.js";
+import { theme } from "../common/theme.js";
 import { drawAxes } from "./axes.js";
 import { painted } from "./tile_image.js";
 
 export const NUMBERS = 28; // pixels a cell from which its weight is written in it
 export const STRIP = 16; // pixels of a sink that stands apart, and
 export const STRIP_GAP = 10; // between it and the map
-
-/**
- * A weight in few letters: .23, 1, and · for what rounds to nothing.
- * @param {number} weight
- * @param {number} [digits]
- */
-export function brief(weight, digits = 2) {
-  if (weight >= 0.9995) return "1";
-  const text = weight.toFixed(digits);
-  return Number(text) === 0 ? "·" : text.replace(/^0/, "");
-}
 
 /**
  * Draws a scene.
@@ -217,7 +208,7 @@ function numbers(context, scene) {
       const weight = scene.weightAt(row, col);
       if (weight === null) continue;
       const [x, y] = camera.point(col + 0.5, row + 0.5);
-      context.fillStyle = inkOn(look.scale.at(weight / scene.restAt(row)));
+      context.fillStyle = inkOn(look.scale.at(weight / scene.restAt(row)), theme(), look.scale.signed);
       context.fillText(brief(weight, digits), x, y);
     }
   }

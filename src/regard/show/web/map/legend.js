@@ -6,19 +6,19 @@ import { css } from "../common/colours.js";
 import { contextOf, element } from "../common/dom.js";
 import { exact } from "../common/format.js";
 import { theme } from "../common/theme.js";
+import { UNIT } from "../common/units.js";
 
 /**
  * @typedef {object} LegendOptions
  * @property {ColourScale} scale
  * @property {boolean} clipped whether weights above the scale's end are shown in its colour
- * @property {string} reduce
- * @property {number} z
+ * @property {string} note what a cell stands for
  * @property {{ key: number, share: number, token: string } | null} sink
  * @property {boolean} boundary
  */
 
 /**
- * Fills `root`; returns {show({scale, clipped, reduce, z, sink, boundary})}.
+ * Fills `root`; returns {show({scale, clipped, note, sink, boundary})}.
  * @param {HTMLElement} root
  */
 export function legend(root) {
@@ -37,13 +37,13 @@ export function legend(root) {
 
   return {
     /** @param {LegendOptions} what */
-    show({ scale, clipped, reduce, z, sink, boundary }) {
+    show({ scale, clipped, note, sink, boundary }) {
       prompt.hidden = !boundary;
-      const ends = [scale.scale, scale.top, scale.bottom, clipped];
-      const name = [theme(), ...ends, reduce, z, sink?.key, sink?.share].join(" ");
+      const ends = [scale.scale, scale.top, scale.bottom, scale.signed, clipped];
+      const name = [theme(), ...ends, note, sink?.key, sink?.share].join(" ");
       if (name === shown) return; // a map that is moved draws often
       shown = name;
-      paint(canvas);
+      paint(canvas, scale.signed);
       const marks = marksOf(scale, clipped);
       ticks.replaceChildren(
         ...marks.map(([t, text]) => {
@@ -53,7 +53,7 @@ export function legend(root) {
         }),
       );
       bar.setAttribute("aria-label", `Colours from ${marks[0][1]} to ${last(marks)[1]}, ${scale.scale}`);
-      words.textContent = noteOf(reduce, z);
+      words.textContent = note;
       hidden.hidden = !sink;
       if (sink) {
         const share = `${(100 * sink.share).toFixed(1)}%`;
@@ -75,29 +75,59 @@ export function legend(root) {
  * @returns {FigureWords["marks"]}
  */
 export function marksOf(scale, clipped) {
+  if (scale.signed) return signedMarks(scale, clipped);
   const marks = scale.scale === "log" ? decades(scale) : halves(scale);
   if (clipped) last(marks)[1] = `≥ ${last(marks)[1]}`;
   return marks;
 }
 
 /**
+ * Zero in the middle, and the same number with both signs at the ends.
+ * @param {ColourScale} scale
+ * @param {boolean} clipped
+ * @returns {FigureWords["marks"]}
+ */
+function signedMarks({ scale, top, bottom }, clipped) {
+  const end = exact(top);
+  return [
+    [0, clipped ? `≤ −${end}` : `−${end}`],
+    [0.5, scale === "log" ? `± ${power(bottom)}` : "0"],
+    [1, clipped ? `≥ +${end}` : `+${end}`],
+  ];
+}
+
+/**
  * What one cell stands for.
  * @param {string} reduce
  * @param {number} z
+ * @param {Quantity} quantity
+ * @param {{ other: string, token: string }} names of the text that is subtracted, and of the token that is predicted
  */
-export function noteOf(reduce, z) {
-  if (z === 0) return "One cell is one weight.";
+export function noteOf(reduce, z, quantity, { other, token }) {
+  const { units, shade, against, position } = quantity;
   const size = 2 ** z;
-  return reduce === "max"
-    ? `One cell is the greatest weight of ${size} × ${size}.`
-    : `One cell is ${size} × ${size} weights: attention mass, summed over keys and averaged over queries.`;
+  const single = size === 1 && units === "tokens";
+  const what = {
+    weights: single ? "one weight" : reduce === "max" ? "the greatest weight" : "attention mass",
+    values: "weight × norm of what the key’s value adds",
+    logit: `what the key adds to the logit of ${token}, if the query were the last`,
+  }[shade];
+  const of =
+    size > 1 ? ` of ${size} × ${size} ${units}` : single ? "" : ` from ${UNIT[units]} to ${UNIT[units]}`;
+  const pooled = single || reduce === "max" ? "" : ", summed over keys and averaged over queries";
+  const less = against < 0 ? "" : `, less that of “${other}”`;
+  const row = shade === "logit" ? ` Row ${position} adds up to what the head adds.` : "";
+  return `One cell${of} is ${what}${pooled}${less}.${row}`;
 }
 
-/** @param {HTMLCanvasElement} canvas */
-function paint(canvas) {
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {boolean} signed
+ */
+function paint(canvas, signed) {
   const context = contextOf(canvas);
   for (let x = 0; x < canvas.width; x++) {
-    context.fillStyle = css(x / (canvas.width - 1));
+    context.fillStyle = css(x / (canvas.width - 1), theme(), signed);
     context.fillRect(x, 0, 1, 1);
   }
 }
@@ -123,7 +153,10 @@ function decades(scale) {
   return [...marks, [1, exact(scale.top)]];
 }
 
-/** @param {number} value */
+/**
+ * A power of ten, or another number to one digit.
+ * @param {number} value
+ */
 function power(value) {
   const exponent = Math.round(Math.log10(value));
   return exponent >= -3 ? String(Number(value.toPrecision(1))) : `1e−${-exponent}`;

@@ -2,10 +2,13 @@
 // The Map view: every head as a small map, the chosen one large, down to a single weight.
 // It puts the parts together: thumbnails, canvas, controls, legend, notes, export.
 
+import { AttributionPanel } from "../common/attribution_panel.js";
 import { badge, choice, element } from "../common/dom.js";
-import { exact } from "../common/format.js";
 import { layerOf } from "../common/layers.js";
+import { areWeights, mapQuantity, PLAIN, quantityName, say, spell } from "../common/quantity.js";
+import { quantityControls } from "../common/quantity_controls.js";
 import { short, tokenAt } from "../common/tokens.js";
+import { firstToken, inUnits, unitAt } from "../common/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
@@ -33,13 +36,14 @@ class MapView {
   constructor(app) {
     this.app = app;
     this.layer = layerOf(app.meta, app.state.text, app.state.layer);
+    this.quantity = PLAIN;
     this.named = ""; // the layer and head that the words are about
     this.side = element("aside", { class: "map-side", "aria-label": "Every head" });
     this.notes = element("aside", { class: "map-notes", "aria-label": "Details" });
     this.title = element("h2", { id: "map-title" });
     this.proof = element("span");
     this.tip = element("p", { class: "tip", "aria-hidden": "true", hidden: true });
-    this.controls = makeControls(app);
+    this.controls = makeControls(app, () => this.large.plan());
     const space = element("div", { class: "map-stage" });
     const foot = element("div", { class: "map-foot" });
     this.cut = headSwitch(app, "Cut this head");
@@ -50,10 +54,11 @@ class MapView {
       thumb: () => this.small.chosen(app.state),
       drawn: (scene) => this.tell(scene),
     });
-    this.small = new Thumbnails(this.side, app, () => this.large.plan());
+    this.attribution = new AttributionPanel(app);
+    this.small = new Thumbnails(this.side, app, () => this.large.plan(), this.attribution.box);
     this.legend = legend(foot);
     this.readout = new Readout(this.notes, app);
-    this.edges = new EdgeCuts(app, () => this.large.camera.frame);
+    this.edges = new EdgeCuts(app, () => tokensIn(this.large.camera.frame, this.layer));
     this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
     this.notes.append(help());
@@ -75,20 +80,27 @@ class MapView {
 
   /** @param {State} state */
   show(state) {
-    this.layer = layerOf(this.app.meta, state.text, state.layer);
-    const { layer } = this;
-    const name = [state.text, layer.key, state.head, this.app.meta.texts.length].join(" ");
+    const { meta } = this.app;
+    const quantity = mapQuantity(meta, state);
+    const captured = layerOf(meta, state.text, state.layer);
+    const layer = inUnits(meta, captured, quantity);
+    [this.layer, this.quantity] = [layer, quantity];
+    const name = [state.text, layer.key, state.head, meta.texts.length, quantityName(quantity)].join(" ");
     if (name !== this.named) {
       this.title.textContent = `Layer ${layer.key}, head ${state.head}`;
       this.proof.replaceChildren(badge(layer.evidence));
-      this.small.show(state);
-      this.readout.showLayer(layer);
+      this.small.show(state, quantity);
+      this.readout.showLayer(captured);
       this.cut.show(layer.key, state.head);
       this.named = name;
     }
-    this.controls.show(state);
-    this.readout.showRow(state, layer);
-    this.large.show(state, layer);
+    this.controls.show(state, quantity);
+    this.attribution.show(state, quantity);
+    // The map counts in units, the state in tokens.
+    const [row, col] = [unitAt(layer, "queries", state.row), unitAt(layer, "keys", state.col)];
+    const inMap = { ...state, row, col };
+    this.readout.showRow(inMap, layer, quantity);
+    this.large.show(inMap, layer, quantity);
     this.edges.draw();
   }
 
@@ -97,20 +109,28 @@ class MapView {
    * @param {Scene} scene
    */
   tell(scene) {
-    const { state, sink, look, z, hover, cursor } = scene;
+    const { state, sink, look, hover, cursor } = scene;
     const { meta } = this.app;
     this.legend.show({
       scale: look.scale,
-      clipped: isClipped(state, look.scale),
-      reduce: state.reduce,
-      z,
+      clipped: isClipped(look),
+      note: this.note(scene),
       boundary: scene.boundary !== null,
       sink: sink && { ...sink, token: short(tokenAt(meta, state.text, this.layer, "keys", sink.key), 16) },
     });
     this.tip.hidden = true;
     if (hover) this.tellPointed(scene, hover);
     else if (cursor) this.tellChosen(scene, cursor);
-    else this.readout.showCell(state, this.layer, null);
+    else this.readout.showCell(state, this.layer, this.quantity, null);
+  }
+
+  /**
+   * What a cell stands for, as a sentence.
+   * @param {Scene} scene
+   */
+  note({ look, z, quantity }) {
+    const other = this.app.meta.texts[quantity.against]?.title ?? "";
+    return noteOf(look.reduce, z, quantity, { other, token: this.controls.predicted });
   }
 
   /**
@@ -133,13 +153,14 @@ class MapView {
    */
   async tellChosen(scene, cell) {
     const { text, layer: key, head, row, col } = scene.state;
-    const weights = await this.app.source.row(text, key, head, row);
-    const now = this.app.state;
+    const weights = await this.app.source.row(text, key, head, row, scene.quantity);
+    const now = this.large.state;
     if (now.row !== row || now.col !== col || now.layer !== key || now.head !== head) return;
+    if (quantityName(this.quantity) !== quantityName(scene.quantity)) return;
     const found = this.large.pyramid.cell(row, col);
     const unseen = weights[col] === 0 && found && found.z === 0 && found.max < 0;
     this.edges.setHidden(Boolean(unseen));
-    this.tellCell(scene, { ...cell, mass: weights[col], max: unseen ? -1 : weights[col] });
+    this.tellCell(scene, { ...cell, mass: weights[col], max: unseen ? -1 : Math.abs(weights[col]) });
   }
 
   /**
@@ -149,19 +170,37 @@ class MapView {
    */
   tellCell(scene, cell) {
     const { tip } = this;
-    this.readout.showCell(scene.state, this.layer, cell);
+    this.readout.showCell(scene.state, this.layer, scene.quantity, cell);
     const { camera, gutter, width } = scene;
     const side = camera.zoom * cell.size;
     const [x, y] = camera.point(cell.col + cell.size, cell.row);
     const outside = x < 0 || y < 0 || x > camera.width + side || y > camera.height;
     if (outside || (camera.zoom >= NUMBERS && cell.max >= 0)) return; // large cells have it written in them
-    const hidden = this.app.runs.isCut(cell) ? "cut in this run" : "hidden by the mask";
-    tip.textContent = cell.max < 0 ? hidden : exact(cell.mass);
+    tip.textContent = this.tipOf(scene, cell);
     tip.hidden = false;
     const left = gutter.left + x + 10;
     const turned = left + tip.offsetWidth > width ? left - tip.offsetWidth - 20 - side : left;
     const top = Math.max(0, gutter.top + y - 10);
     tip.style.transform = `translate(${Math.round(turned)}px, ${Math.round(top)}px)`;
+  }
+
+  /**
+   * What a cell says beside the pointer: a number, with the words or sentences that it is of.
+   * @param {Scene} scene
+   * @param {CellWeights} cell
+   */
+  tipOf({ text, quantity }, { row, col, size, mass, max }) {
+    if (max < 0) {
+      const { layer } = this;
+      const first = { row: firstToken(layer, "queries", row), col: firstToken(layer, "keys", col) };
+      return this.app.runs.isCut({ ...first, size, mass, max }) ? "cut in this run" : "hidden by the mask";
+    }
+    if (size > 1 || quantity.units === "tokens") return spell(quantity, mass);
+    const [query, key] = [
+      tokenAt(this.app.meta, text, this.layer, "queries", row),
+      tokenAt(this.app.meta, text, this.layer, "keys", col),
+    ];
+    return `‘${short(query, 24)}’ → ‘${short(key, 24)}’: ${say(quantity, mass)}`;
   }
 
   /** What there is to export: the picture of this moment, with its words. */
@@ -178,8 +217,8 @@ class MapView {
     const words = {
       title: app.meta.model,
       after: `, layer ${layer.key}, head ${state.head}${doubt}${edited}`,
-      marks: marksOf(look.scale, isClipped(state, look.scale)),
-      note: noteOf(state.reduce, scene.z) + apart,
+      marks: marksOf(look.scale, isClipped(look)),
+      note: this.note(scene) + apart,
     };
     return {
       scene: { ...scene, hover: null },
@@ -190,12 +229,32 @@ class MapView {
 }
 
 /**
- * Whether some weights lie above the end of the colours.
- * @param {State} state
- * @param {ColourScale} scale
+ * Whether some numbers may lie beyond the end of the colours.
+ * @param {Look} look
  */
-function isClipped(state, scale) {
-  return state.colourTop === "fit" && scale.top < 1;
+function isClipped({ fits, scale }) {
+  return fits && scale.top !== 1;
+}
+
+/**
+ * A part of the map in tokens, from one in units.
+ * @param {Rectangle} frame
+ * @param {Layer} layer
+ * @returns {Rectangle}
+ */
+function tokensIn(frame, layer) {
+  if (!layer.units) return frame;
+  /** @type {(axis: Axis, first: number, last: number) => [number, number]} */
+  const span = (axis, first, last) => {
+    const edges = layer.units?.[axis].edges ?? [];
+    const within = (/** @type {number} */ unit) => edges[Math.min(edges.length - 1, Math.max(0, unit))];
+    return [within(Math.floor(first)), within(Math.ceil(last))];
+  };
+  const [[left, right], [top, bottom]] = [
+    span("keys", frame.left, frame.right),
+    span("queries", frame.top, frame.bottom),
+  ];
+  return { left, right, top, bottom };
 }
 
 /** How to move the map and to select cells. */
@@ -229,8 +288,11 @@ const HINTS = {
   sink: "Separate draws the key that receives the most attention beside the map. The colours then show the rest.",
 };
 
-/** @param {App} app */
-function makeControls(app) {
+/**
+ * @param {App} app
+ * @param {() => void} changed when there is more to say
+ */
+function makeControls(app, changed) {
   const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "Map settings" });
   /** @type {Record<typeof NAMES[number], HTMLElement & { value: string }>} */
   const choices = {
@@ -271,15 +333,27 @@ function makeControls(app) {
     element("button", { class: "button", type: "button", text, "aria-label": label, title: label });
   const [out, into] = [button("−", "Zoom out"), button("+", "Zoom in")];
   const all = button("All", "Show the whole map");
-  bar.append(...Object.values(choices));
+  const quantities = quantityControls(app, "map", changed);
+  bar.append(...quantities.parts, ...Object.values(choices));
   const zooming = element("div", { class: "push", role: "group", "aria-label": "Zoom and export" });
   zooming.append(out, into, all);
   return {
     bar,
     zooming,
-    /** @param {State} state */
-    show(state) {
+    /** The token that contributions are of, in quotes. */
+    get predicted() {
+      return quantities.predicted;
+    },
+    /**
+     * @param {State} state
+     * @param {Quantity} quantity
+     */
+    show(state, quantity) {
       for (const name of NAMES) choices[name].value = state[name];
+      quantities.show(state, quantity);
+      choices.reduce.hidden = !areWeights(quantity);
+      choices.sink.hidden = !areWeights(quantity) || quantity.units !== "tokens";
+      choices.colourTop.hidden = quantity.shade !== "weights";
     },
     /**
      * @param {(factor: number) => void} by

@@ -1,6 +1,7 @@
 // @ts-check
 // Places on the large map: its sizes in the room that there is, the cell under a point, the cell beside one.
 
+import { unitAt } from "../common/units.js";
 import { STRIP, STRIP_GAP } from "./heatmap.js";
 
 /** @typedef {Pick<Layer, "rows" | "cols">} MapShape */
@@ -65,9 +66,13 @@ export function cellBeside(chosen, [dx, dy], size, { left, top, right, bottom },
 /**
  * The first generated token on both axes, if there is one.
  * @param {Pick<TextMeta, "boundary">} text
- * @param {Pick<Layer, "keys_from" | "queries_from">} layer
+ * @param {Pick<Layer, "keys_from" | "queries_from" | "units">} layer
  */
-export function boundaryOf({ boundary }, { keys_from, queries_from }) {
+export function boundaryOf({ boundary }, layer) {
+  const { keys_from, queries_from } = layer;
   if (boundary === null || keys_from === null || queries_from === null) return null;
-  return { key: boundary - keys_from, query: boundary - queries_from };
+  return {
+    key: unitAt(layer, "keys", boundary - keys_from),
+    query: unitAt(layer, "queries", boundary - queries_from),
+  };
 }

@@ -3,7 +3,10 @@
 // and what is known of the layer.
 
 import { badge, element } from "../common/dom.js";
+import { number } from "../common/format.js";
+import { areWeights, quantityName, quantityTitle } from "../common/quantity.js";
 import { short, tokenAt } from "../common/tokens.js";
+import { firstToken } from "../common/units.js";
 import { cellFacts, layerFacts, precisionNote, strongestKeys } from "./facts.js";
 
 const RANKED = 8; // keys that are listed
@@ -22,7 +25,8 @@ export class Readout {
     this.ranked = element("div", { class: "notes-block" });
     this.about = element("div", { class: "notes-block" });
     const live = element("div", { class: "notes-block", "aria-live": "polite" });
-    live.append(element("h3", { text: "Weight" }), this.number, this.where, this.note);
+    this.heading = element("h3");
+    live.append(this.heading, this.number, this.where, this.note);
     root.append(live, this.ranked, this.about);
     this.cellShown = "";
     this.rowAsked = "";
@@ -32,17 +36,21 @@ export class Readout {
    * One cell, or null. `size` 1 is a single weight.
    * @param {State} state
    * @param {Layer} layer
+   * @param {Quantity} quantity
    * @param {CellWeights | null} cell
    */
-  showCell(state, layer, cell) {
-    const name = JSON.stringify([state.text, layer.key, state.head, cell]);
+  showCell(state, layer, quantity, cell) {
+    const name = JSON.stringify([state.text, layer.key, state.head, quantity, cell]);
     if (name === this.cellShown) return;
     this.cellShown = name;
-    const { number, weight, facts, note } = cellFacts(cell, layer, (axis, index) => {
+    /** @type {(axis: Axis, index: number) => string} */
+    const named = (axis, index) => {
       const token = tokenAt(this.app.meta, state.text, layer, axis, index);
       return `${index} ${short(token, 24)}`;
-    });
-    this.number.textContent = number;
+    };
+    const { number: written, weight, facts, note } = cellFacts(cell, layer, named, quantity);
+    this.heading.textContent = quantityTitle(quantity);
+    this.number.textContent = written;
     if (weight === null) delete this.number.dataset.weight;
     else this.number.dataset.weight = String(weight);
     this.where.replaceChildren(...factRows(facts));
@@ -56,15 +64,16 @@ export class Readout {
    * What the chosen query looks at most.
    * @param {State} state
    * @param {Layer} layer
+   * @param {Quantity} quantity
    */
-  async showRow(state, layer) {
+  async showRow(state, layer, quantity) {
     const { app, ranked } = this;
-    const key = [state.text, state.layer, state.head, state.row].join(" ");
+    const key = [state.text, state.layer, state.head, state.row, quantityName(quantity)].join(" ");
     if (key === this.rowAsked) return;
     this.rowAsked = key;
     ranked.hidden = state.row < 0;
     if (state.row < 0) return;
-    const weights = await app.source.row(state.text, state.layer, state.head, state.row);
+    const weights = await app.source.row(state.text, state.layer, state.head, state.row, quantity);
     if (key !== this.rowAsked) return;
     /**
      * @param {Axis} axis
@@ -78,13 +87,22 @@ export class Readout {
         { type: "button" },
         element("span", { class: "place", text: String(col) }),
         element("span", { class: "token", text: token("keys", col) }),
-        element("span", { class: "weight", text: weights[col].toFixed(4) }),
+        element("span", { class: "weight", text: number(weights[col], 4) }),
       );
-      button.addEventListener("click", () => app.set({ col }));
+      button.addEventListener("click", () => app.set({ col: firstToken(layer, "keys", col) }));
       list.append(element("li", {}, button));
     }
     const own = element("span", { class: "token", text: token("queries", state.row) });
-    ranked.replaceChildren(element("h3", {}, `Query ${state.row} `, own, " attends to"), list);
+    ranked.replaceChildren(
+      element(
+        "h3",
+        {},
+        `Query ${state.row} `,
+        own,
+        ` ${areWeights(quantity) ? "attends to" : "with each key"}`,
+      ),
+      list,
+    );
   }
 
   /**

@@ -10,7 +10,7 @@ import { settings } from "../common/settings.js";
  * @param {number | null} without
  * @returns {Promise<RegionCells>}
  */
-export async function cellsIn(app, { camera, z, state, layer }, without) {
+export async function cellsIn(app, { camera, z, state, layer, look, quantity }, without) {
   const side = settings.tile;
   const size = 2 ** z;
   const { left, top, right, bottom } = camera.frame;
@@ -27,11 +27,11 @@ export async function cellsIn(app, { camera, z, state, layer }, without) {
   const tileOf = (cell) => Math.floor(cell / side);
   for (let i = tileOf(y0); i <= tileOf(y1 - 1); i++) {
     for (let j = tileOf(x0); j <= tileOf(x1 - 1); j++) {
-      const tile = await app.source.tile(state.text, layer.key, state.head, z, i, j, { without });
+      const tile = await app.source.tile(state.text, layer.key, state.head, z, i, j, { without, quantity });
       for (let y = Math.max(y0, i * side); y < Math.min(y1, i * side + tile.rows); y++) {
         for (let x = Math.max(x0, j * side); x < Math.min(x1, j * side + tile.cols); x++) {
           const at = (y - i * side) * tile.cols + x - j * side;
-          const value = state.reduce === "max" ? Math.max(0, tile.max[at]) : tile.mass[at];
+          const value = look.reduce === "max" ? Math.max(0, tile.max[at]) : tile.mass[at];
           values[(y - y0) * cols + x - x0] = value;
         }
       }

@@ -71,3 +71,18 @@ export function headBeside(layers, { layer, head }, [down, right]) {
   const x = layers[y].heads.indexOf(head) + right;
   return { layer: to.key, head: to.heads[within(x, to.heads.length)] };
 }
+
+/**
+ * Thumbnails less others, byte by byte: 0 where both are hidden, else 128 ± 127·√|difference of the masses|.
+ * @param {Uint8Array} a
+ * @param {Uint8Array} b
+ */
+export function pictureDifference(a, b) {
+  /** @param {number} byte */
+  const mass = (byte) => (Math.max(0, byte - 1) / 254) ** 2;
+  return a.map((byte, n) => {
+    if (byte === 0 && b[n] === 0) return 0;
+    const difference = mass(byte) - mass(b[n]);
+    return 128 + Math.round(127 * Math.sign(difference) * Math.sqrt(Math.abs(difference)));
+  });
+}

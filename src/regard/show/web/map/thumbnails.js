@@ -1,11 +1,11 @@
 // @ts-check
 // All layers × heads as small maps: choose one. Heads that share a key/value head stand together.
 
-import { paintThumb } from "../common/colours.js";
+import { paintSignedThumb, paintThumb } from "../common/colours.js";
 import { ARROWS, badge, element, reveal } from "../common/dom.js";
 import { maskName } from "../common/layers.js";
 import { settings } from "../common/settings.js";
-import { captureSummary, gridShare, gridSizes, headBeside } from "./thumbnail_grid.js";
+import { captureSummary, gridShare, gridSizes, headBeside, pictureDifference } from "./thumbnail_grid.js";
 
 /** @typedef {HTMLButtonElement & { picture: HTMLCanvasElement }} Thumbnail */
 
@@ -15,9 +15,11 @@ export class Thumbnails {
    * @param {HTMLElement} root
    * @param {App} app
    * @param {() => void} came
+   * @param {HTMLElement} above stands over the grid
    */
-  constructor(root, app, came) {
+  constructor(root, app, came, above) {
     this.root = root;
+    this.above = above;
     this.app = app;
     this.came = came;
     /** @type {Map<string, Map<number, Thumbnail>>} */
@@ -25,9 +27,10 @@ export class Thumbnails {
     /** @type {Map<Thumbnail, Uint8Array>} */
     this.pictures = new Map(); // a button → its bytes
     this.text = -1;
+    this.against = -1; // a text whose pictures are subtracted
     new ResizeObserver(() => this.text >= 0 && this.resize()).observe(root);
     addEventListener("regard-theme", () => {
-      for (const [button, bytes] of this.pictures) paintThumb(button.picture, bytes);
+      for (const [button, bytes] of this.pictures) this.paint(button, bytes);
     });
   }
 
@@ -35,11 +38,17 @@ export class Thumbnails {
     return this.app.meta.texts[this.text].layers;
   }
 
-  /** @param {State} state */
-  show(state) {
+  /**
+   * @param {State} state
+   * @param {Quantity} quantity
+   */
+  show(state, { against }) {
     if (state.text !== this.text || this.rows.size !== this.layers.length) {
-      this.text = state.text;
+      [this.text, this.against] = [state.text, against];
       this.build();
+    } else if (against !== this.against) {
+      this.against = against;
+      this.fetch(this.text, against);
     }
     for (const [key, buttons] of this.rows) {
       for (const [number, button] of buttons) {
@@ -70,9 +79,9 @@ export class Thumbnails {
     const title = element("h2", { text: "Every head" });
     const head = element("div", { class: "grid-head" }, title, badge({ certified, text }, words));
     const note = element("p", { class: "note heads-warning", text: absent, hidden: !absent });
-    this.root.replaceChildren(head, note, table);
+    this.root.replaceChildren(this.above, head, note, table);
     this.resize();
-    this.fetch(this.text);
+    this.fetch(this.text, this.against);
   }
 
   /** Thumbnails as large as lets a layer stand in one line. */
@@ -110,29 +119,41 @@ export class Thumbnails {
   }
 
   /**
-   * Fetches the thumbnails, layer by layer.
+   * Fetches the thumbnails, layer by layer; less those of another text, if there is one.
    * @param {number} text
+   * @param {number} against
    */
-  async fetch(text) {
+  async fetch(text, against) {
     const { app } = this;
     for (const layer of this.layers) {
-      let thumbs;
+      let pictures;
       try {
-        thumbs = await app.source.thumbs(text, layer.key);
+        ({ pictures } = await app.source.thumbs(text, layer.key));
+        if (against >= 0)
+          pictures = pictureDifference(pictures, (await app.source.thumbs(against, layer.key)).pictures);
       } catch (error) {
         app.status(`The thumbnails of layer ${layer.key} could not be loaded: ${error.message}`);
         continue;
       }
-      if (text !== this.text) return;
+      if (text !== this.text || against !== this.against) return;
       layer.heads.forEach((head, at) => {
         const button = this.rows.get(layer.key)?.get(head);
         if (!button) return;
-        const bytes = thumbs.pictures.subarray(at * settings.thumb ** 2, (at + 1) * settings.thumb ** 2);
+        const bytes = pictures.subarray(at * settings.thumb ** 2, (at + 1) * settings.thumb ** 2);
         this.pictures.set(button, bytes);
-        paintThumb(button.picture, bytes);
+        this.paint(button, bytes);
       });
       this.came();
     }
+  }
+
+  /**
+   * @param {Thumbnail} button
+   * @param {Uint8Array} bytes
+   */
+  paint({ picture }, bytes) {
+    if (this.against < 0) paintThumb(picture, bytes);
+    else paintSignedThumb(picture, bytes);
   }
 
   /**

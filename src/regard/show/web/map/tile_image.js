@@ -33,14 +33,16 @@ export function painted(tile, look, restOf) {
 }
 
 /**
- * Where a scale that fits what is seen should end: the 99.5th percentile of the visible cells in the frame,
- * to two digits. `drawn` is what the pyramid covers the frame with; `restOf(one)` as above.
+ * Where a scale that fits what is seen should end: the 99.5th percentile of the visible cells in the frame, whatever
+ * their signs, to two digits. `drawn` is what the pyramid covers the frame with; `restOf(one)` as above; no number
+ * is above `most`.
  * @param {DrawnTile[]} drawn
  * @param {Rectangle} frame
  * @param {string} reduce
  * @param {Scene["restOf"]} restOf
+ * @param {number} [most]
  */
-export function fitTop(drawn, frame, reduce, restOf) {
+export function fitTop(drawn, frame, reduce, restOf, most = 1) {
   /** @type {number[]} */
   const found = [];
   for (const one of drawn) {
@@ -61,12 +63,12 @@ export function fitTop(drawn, frame, reduce, restOf) {
     for (let y = top, n = 0; y < bottom; y++) {
       for (let x = left; x < right; x++, n++) {
         const at = y * tile.cols + x;
-        if (n % step === 0 && tile.max[at] >= 0) found.push(values[at] / (rest ? rest[y] : 1));
+        if (n % step === 0 && tile.max[at] >= 0) found.push(Math.abs(values[at]) / (rest ? rest[y] : 1));
       }
     }
   }
   if (!found.length) return 1;
   const sorted = Float32Array.from(found).sort();
   const top = sorted[Math.floor(0.995 * (sorted.length - 1))];
-  return Math.min(1, Math.max(Number(top.toPrecision(2)), 1e-6));
+  return Math.min(most, Math.max(Number(top.toPrecision(2)), 1e-6));
 }

@@ -3,6 +3,7 @@
 // A tile of level z is a square of cells of 2^z × 2^z tokens, as `source.js` gives it.
 
 import { LRU } from "../common/lru.js";
+import { PLAIN, quantityName } from "../common/quantity.js";
 import { settings } from "../common/settings.js";
 import { topLevel } from "../common/tile.js";
 
@@ -17,6 +18,17 @@ const KEPT = 128; // tiles of one head
 export function levelFor(pixels, T, S) {
   return Math.min(topLevel(T, S), Math.max(0, Math.round(-Math.log2(pixels))));
 }
+
+/**
+ * @typedef {object} PyramidHead
+ * @property {number} text
+ * @property {string} layer
+ * @property {number} head
+ * @property {number} T
+ * @property {number} S
+ * @property {number | null} without
+ * @property {Quantity} quantity
+ */
 
 export class TilePyramid {
   /**
@@ -37,6 +49,7 @@ export class TilePyramid {
     this.S = 0;
     /** @type {number | null} */
     this.without = null;
+    this.quantity = PLAIN;
     /** @type {LRU<PaintedTile>} */
     this.tiles = new LRU(KEPT);
     /** @type {Map<string, AbortController>} */
@@ -45,13 +58,14 @@ export class TilePyramid {
 
   /**
    * Turns to a head of a layer on a text; `without` leaves one key out of the count, if not null.
-   * @param {{ text: number, layer: string, head: number, T: number, S: number, without: number | null }} head
+   * @param {PyramidHead} pyramid
    */
-  look({ text, layer, head, T, S, without }) {
-    const name = [text, layer, head, without].join(" ");
+  look({ text, layer, head, T, S, without, quantity }) {
+    const name = [text, layer, head, without, quantityName(quantity)].join(" ");
     if (name === this.name) return;
     for (const [, stop] of this.asked) stop.abort();
-    Object.assign(this, { name, text, layer, head, T, S, without, tiles: new LRU(KEPT), asked: new Map() });
+    Object.assign(this, { name, text, layer, head, T, S, without, quantity });
+    Object.assign(this, { tiles: new LRU(KEPT), asked: new Map() });
   }
 
   /**
@@ -151,7 +165,7 @@ export class TilePyramid {
     const stop = new AbortController();
     this.asked.set(key, stop);
     try {
-      const options = { without: this.without, signal: stop.signal };
+      const options = { without: this.without, quantity: this.quantity, signal: stop.signal };
       const tile = await this.source.tile(this.text, this.layer, this.head, z, i, j, options);
       if (name !== this.name) return;
       this.tiles.set(key, { ...tile });

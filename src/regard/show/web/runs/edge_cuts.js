@@ -2,7 +2,9 @@
 // Buttons beside the map that cut edges: the chosen one, all to the chosen key, or all in view.
 
 import { choice, element } from "../common/dom.js";
+import { mapQuantity } from "../common/quantity.js";
 import { short, tokenAt } from "../common/tokens.js";
+import { firstToken, inUnits, lastToken, unitAt } from "../common/units.js";
 
 /** Buttons of the Map's notes; hidden where there is no model. */
 export class EdgeCuts {
@@ -51,10 +53,28 @@ export class EdgeCuts {
     return /** @type {Layer} */ (this.app.meta.texts[text].layers.find((one) => one.key === layer));
   }
 
+  /** The same layer, whose rows and columns are words or sentences if the map's are. */
+  get shown() {
+    const { meta, state } = this.app;
+    return inUnits(meta, this.layer, mapQuantity(meta, state));
+  }
+
+  /**
+   * The token, or all tokens of its word or sentence: the first, and the one after the last.
+   * @param {Axis} axis
+   * @param {number} token
+   * @returns {[number, number]}
+   */
+  span(axis, token) {
+    const { shown } = this;
+    const unit = unitAt(shown, axis, token);
+    return [firstToken(shown, axis, unit), lastToken(shown, axis, unit) + 1];
+  }
+
   /** The edge of the chosen cell; null if there is none to cut or to restore. */
   edgeCut() {
     const { row, col } = this.app.state;
-    const cut = row < 0 || col < 0 ? null : this.cut([row, row + 1], [col, col + 1]);
+    const cut = row < 0 || col < 0 ? null : this.cut(this.span("queries", row), this.span("keys", col));
     return cut && this.hidden && !this.app.runs.has(cut) ? null : cut;
   }
 
@@ -67,7 +87,7 @@ export class EdgeCuts {
 
   keyCut() {
     const { col } = this.app.state;
-    return col < 0 ? null : this.cut([0, this.layer.rows], [col, col + 1]);
+    return col < 0 ? null : this.cut([0, this.layer.rows], this.span("keys", col));
   }
 
   /** All edges in view; null if that is the whole map. */
@@ -85,12 +105,13 @@ export class EdgeCuts {
   }
 
   draw() {
-    const { app, layer } = this;
+    const { app, shown } = this;
     const { text, row, col } = app.state;
     this.box.hidden = !app.runs.available;
     if (this.box.hidden) return;
     /** @param {Axis} axis @param {number} index */
-    const token = (axis, index) => `“${short(tokenAt(app.meta, text, layer, axis, index), 10)}”`;
+    const token = (axis, index) =>
+      `“${short(tokenAt(app.meta, text, shown, axis, unitAt(shown, axis, index)), 10)}”`;
     const [edge, key, view] = [this.edgeCut(), this.keyCut(), this.viewCut()];
     this.label(this.edge, edge, edge ? `${token("queries", row)} → ${token("keys", col)}` : "");
     this.label(this.key, key, key ? `all to ${token("keys", col)} (${col})` : "");

@@ -5,7 +5,7 @@
 export class RemoteWeights {
   /**
    * @param {Port} port
-   * @param {Pick<SavedData, "meta" | "blocks">} data
+   * @param {OpenedData} data
    * @param {(name: string) => string} takeBlock
    */
   constructor(port, data, takeBlock) {

@@ -39,7 +39,7 @@ export class Responder {
     if (task) task.stopped = true;
   }
 
-  /** @param {Pick<SavedData, "meta" | "blocks">} data */
+  /** @param {OpenedData} data */
   open(data) {
     applySettings(data.meta);
     this.weights = new SavedWeights(data, (name) => this.blockText(name));

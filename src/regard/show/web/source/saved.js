@@ -3,11 +3,12 @@
 // What has to be computed from them is asked of a worker; the rest is read here.
 
 import { LRU } from "../common/lru.js";
+import { PLAIN, quantityName } from "../common/quantity.js";
 import { openWorkerPort } from "./worker_port.js";
 import { unpackArrays, unpackJson } from "./packed.js";
 import { savedPrediction } from "./saved_prediction.js";
 import { RemoteWeights } from "./remote_weights.js";
-import { namedLayer } from "./saved_weights.js";
+import { namedLayer, storedAttribution } from "./saved_weights.js";
 
 const KEPT = 96; // tiles
 
@@ -27,8 +28,8 @@ function takeBlock(name) {
 export async function openSaved() {
   const opening = openWorkerPort(); // while the data is read
   /** @type {SavedData} */
-  const { meta, blocks, sinks, heads, words } = await unpackJson(takeBlock("regard-data"));
-  const weights = opening.then((port) => new RemoteWeights(port, { meta, blocks }, takeBlock));
+  const { meta, blocks, sinks, heads, attributions, words } = await unpackJson(takeBlock("regard-data"));
+  const weights = opening.then((port) => new RemoteWeights(port, { meta, blocks, attributions }, takeBlock));
   /** @type {RemoteWeights["ask"]} */
   const ask = async (name, question, signal) => (await weights).ask(name, question, signal);
   /** @type {LRU<Tile>} */
@@ -80,16 +81,18 @@ export async function openSaved() {
         sinks: sinks[text][layer],
       };
     },
-    async tile(text, layer, head, z, i, j, { without = null, signal } = {}) {
-      const key = [text, layer, head, z, i, j, without].join(" ");
+    async tile(text, layer, head, z, i, j, { without = null, quantity = PLAIN, signal } = {}) {
+      const key = [text, layer, head, z, i, j, without, quantityName(quantity)].join(" ");
       const known = tiles.get(key);
       if (known) return known;
-      const tile = await ask("tile", { text, layer, head, z, i, j, without }, signal);
+      const tile = await ask("tile", { text, layer, head, z, i, j, without, quantity }, signal);
       tiles.set(key, tile);
       return tile;
     },
-    row: (text, layer, head, row) => ask("row", { text, layer, head, index: row }),
-    column: (text, layer, head, col) => ask("column", { text, layer, head, index: col }),
+    row: (text, layer, head, index, quantity = PLAIN) => ask("row", { text, layer, head, index, quantity }),
+    column: (text, layer, head, index, quantity = PLAIN) =>
+      ask("column", { text, layer, head, index, quantity }),
+    attribution: async (text, position, token) => storedAttribution(attributions[text], position, token),
     heads: async (text) => heads[text],
     steps: (text, layer, head, row) => ask("steps", { text, layer, head, row }),
     async prediction(text, position) {

@@ -3,9 +3,11 @@
 // It knows neither the page nor on which thread it runs; `responder.js` brings it questions.
 
 import { LRU } from "../common/lru.js";
+import { inUnits } from "../common/units.js";
 import { evictionOf } from "./eviction.js";
 import { unpackArrays } from "./packed.js";
 import { rowSteps } from "./row_steps.js";
+import { columnOf, rowOf } from "./unit_lines.js";
 import { Head } from "./weights.js";
 
 const HEADS = 8; // whose arrays are ready
@@ -41,14 +43,28 @@ export function namedLayer(meta, text, key) {
   return layer;
 }
 
+/**
+ * What a file holds of where the logit of a token after a position comes from; token -1 is the likeliest.
+ * @param {Attribution[]} stored of a text, the likeliest token first
+ * @param {number} position
+ * @param {number} token
+ */
+export function storedAttribution(stored, position, token) {
+  const found = stored.find((one) => one.position === position && (token < 0 || one.token.id === token));
+  if (!found)
+    throw new Error(`This file holds no contributions to token ${token} after position ${position}.`);
+  return found;
+}
+
 export class SavedWeights {
   /**
-   * @param {Pick<SavedData, "meta" | "blocks">} data
+   * @param {OpenedData} data
    * @param {(name: string) => Promise<string>} blockText the text of a block, asked for once
    */
-  constructor({ meta, blocks }, blockText) {
+  constructor({ meta, blocks, attributions }, blockText) {
     this.meta = meta;
     this.blocks = blocks;
+    this.attributions = attributions;
     this.blockText = blockText;
     /** @type {Map<string, Promise<Arrays>>} */
     this.arrays = new Map(); // by the block's name
@@ -60,24 +76,31 @@ export class SavedWeights {
    * @param {TileQuestion} question
    * @param {Pause} pause
    */
-  async tile({ text, layer, head, z, i, j, without }, pause) {
-    return (await this.head(text, layer, head)).tile(z, i, j, without, pause);
+  async tile({ text, layer, head, z, i, j, without, quantity }, pause) {
+    const [one, parts] = await Promise.all([
+      this.head(text, layer, head),
+      this.parts(text, layer, head, quantity),
+    ]);
+    return one.tile(z, i, j, { without, ...parts }, pause);
   }
 
   /**
    * @param {LineQuestion} question
    * @param {Pause} pause
    */
-  row({ text, layer, head, index }, pause) {
-    return this.mean(text, layer, head, (one) => one.row(index), pause);
+  row({ text, layer, head, index, quantity }, pause) {
+    const single = quantity.shade === "logit" ? { queries: null } : {}; // contributions are of one query
+    const look = (/** @type {Head} */ one, /** @type {TileParts} */ parts) =>
+      rowOf(one, index, { ...parts, ...single });
+    return this.mean({ text, layer, head, quantity }, look, pause);
   }
 
   /**
    * @param {LineQuestion} question
    * @param {Pause} pause
    */
-  column({ text, layer, head, index }, pause) {
-    return this.mean(text, layer, head, (one) => one.column(index), pause);
+  column({ text, layer, head, index, quantity }, pause) {
+    return this.mean({ text, layer, head, quantity }, (one, parts) => columnOf(one, index, parts), pause);
   }
 
   /** @param {StepsQuestion} question */
@@ -98,14 +121,12 @@ export class SavedWeights {
   }
 
   /**
-   * The mean over the heads asked for, of what `look` finds in each.
-   * @param {number} text
-   * @param {string} layer
-   * @param {number | "mean"} number
-   * @param {(head: Head) => Float32Array} look
+   * The mean over the heads asked for, of what `look` finds in each; contributions to a logit are added up.
+   * @param {Omit<LineQuestion, "index">} question
+   * @param {(head: Head, parts: TileParts) => Float32Array} look
    * @param {Pause} pause
    */
-  async mean(text, layer, number, look, pause) {
+  async mean({ text, layer, head: number, quantity }, look, pause) {
     const some = layer === "mean" ? this.meta.texts[text].layers : [namedLayer(this.meta, text, layer)];
     const places = some.flatMap((about) =>
       (number === "mean" ? about.heads : [number]).map((head) => ({ layer: about.key, head })),
@@ -113,7 +134,7 @@ export class SavedWeights {
     /** @type {Float32Array | null} */
     let total = null;
     for (const { layer, head } of places) {
-      const found = look(await this.head(text, layer, head));
+      const found = look(await this.head(text, layer, head), await this.parts(text, layer, head, quantity));
       await pause();
       total ??= new Float32Array(found.length);
       if (found.length !== total.length)
@@ -121,8 +142,38 @@ export class SavedWeights {
       for (let i = 0; i < found.length; i++) total[i] += found[i];
     }
     total ??= new Float32Array(0);
-    if (places.length > 1) for (let i = 0; i < total.length; i++) total[i] /= places.length;
+    const count = quantity.shade === "logit" ? 1 : places.length;
+    if (count > 1) for (let i = 0; i < total.length; i++) total[i] /= count;
     return total;
+  }
+
+  /**
+   * What a quantity takes of a head beside its weights: the factors of its keys, and its units.
+   * @param {number} text
+   * @param {string} layer
+   * @param {number} head
+   * @param {Quantity} quantity
+   * @returns {Promise<TileParts>}
+   */
+  async parts(text, layer, head, quantity) {
+    const about = namedLayer(this.meta, text, layer);
+    const { units } = inUnits(this.meta, about, quantity);
+    const axes = { queries: units?.queries.edges ?? null, keys: units?.keys.edges ?? null };
+    if (quantity.shade === "weights") return axes;
+    const { factors } = await this.block(this.factorsBlock(text, layer, quantity));
+    return { ...axes, factors: part(factors, about.heads.indexOf(head), about.cols) };
+  }
+
+  /**
+   * The name of the block with the factors of a layer's keys.
+   * @param {number} text
+   * @param {string} layer
+   * @param {Quantity} quantity
+   */
+  factorsBlock(text, layer, { shade, position, token }) {
+    if (shade === "values") return `norms-${text}-${layer}`;
+    const { id } = storedAttribution(this.attributions[text], position, token).token;
+    return `logit-${text}-${layer}-${position}-${id}`;
   }
 
   /**

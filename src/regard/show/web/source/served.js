@@ -3,7 +3,9 @@
 
 import { layerOf } from "../common/layers.js";
 import { LRU } from "../common/lru.js";
+import { PLAIN, quantityName } from "../common/quantity.js";
 import { cellsAlong } from "../common/tile.js";
+import { inUnits } from "../common/units.js";
 import { takeToken } from "./token.js";
 
 const KEPT = 96; // answers
@@ -29,6 +31,29 @@ async function reach(path, options) {
 /** @param {Record<string, string | number>} query */
 function queryString(query) {
   return new URLSearchParams(Object.entries(query).map(([name, value]) => [name, String(value)]));
+}
+
+/**
+ * The likeliest token need not be named.
+ * @param {number} position
+ * @param {number} token
+ * @returns {Record<string, number>}
+ */
+function logitQuery(position, token) {
+  return token < 0 ? { position } : { position, token };
+}
+
+/**
+ * What a question says of its quantity, where that is not the weights of tokens.
+ * @param {Quantity} quantity
+ */
+function quantityQuery({ shade, units, unitsOf, position, token }) {
+  /** @type {Record<string, string | number>} */
+  const query = {};
+  if (shade !== PLAIN.shade) query.shade = shade;
+  if (shade === "logit") Object.assign(query, logitQuery(position, token));
+  if (units !== PLAIN.units) Object.assign(query, { units, units_of: unitsOf });
+  return query;
 }
 
 /**
@@ -129,20 +154,28 @@ export async function openServed() {
         const [pictures, sinks] = await Promise.all(both);
         return { pictures: new Uint8Array(await pictures.arrayBuffer()), sinks: await sinks.json() };
       }),
-    tile: (text, layer, head, z, i, j, { without = null, signal } = {}) =>
-      once(`tile ${text} ${layer} ${head} ${z} ${i} ${j} ${without}`, async () => {
+    tile: (text, layer, head, z, i, j, { without = null, quantity = PLAIN, signal } = {}) =>
+      once(`tile ${text} ${layer} ${head} ${z} ${i} ${j} ${without} ${quantityName(quantity)}`, async () => {
         /** @type {Record<string, string | number>} */
-        const query = { text, layer, head, z, i, j };
+        const query = { text, layer, head, z, i, j, ...quantityQuery(quantity) };
         if (without !== null) query.without = without;
         const both = await floats("tile", query, signal);
-        const { rows: T, cols: S } = layerOf(source.meta, text, layer);
+        const { rows: T, cols: S } = inUnits(source.meta, layerOf(source.meta, text, layer), quantity);
         const [rows, cols] = [cellsAlong(T, z, i), cellsAlong(S, z, j)];
         return { mass: both.subarray(0, rows * cols), max: both.subarray(rows * cols), rows, cols };
       }),
-    row: (text, layer, head, row) =>
-      once(`row ${text} ${layer} ${head} ${row}`, () => floats("row", { text, layer, head, row })),
-    column: (text, layer, head, col) =>
-      once(`column ${text} ${layer} ${head} ${col}`, () => floats("column", { text, layer, head, col })),
+    row: (text, layer, head, row, quantity = PLAIN) =>
+      once(`row ${text} ${layer} ${head} ${row} ${quantityName(quantity)}`, () =>
+        floats("row", { text, layer, head, row, ...quantityQuery(quantity) }),
+      ),
+    column: (text, layer, head, col, quantity = PLAIN) =>
+      once(`column ${text} ${layer} ${head} ${col} ${quantityName(quantity)}`, () =>
+        floats("column", { text, layer, head, col, ...quantityQuery(quantity) }),
+      ),
+    attribution: (text, position, token) =>
+      once(`attribution ${text} ${position} ${token}`, async () =>
+        (await ask("attribution", { text, ...logitQuery(position, token) })).json(),
+      ),
     heads: (text) => once(`heads ${text}`, async () => (await ask("heads", { text })).json()),
     steps: (text, layer, head, row) =>
       once(`steps ${text} ${layer} ${head} ${row}`, async () =>

@@ -4,6 +4,7 @@
 // answers but `meta` are promises.
 
 import { applySettings } from "../common/settings.js";
+import { withDifferences } from "./differences.js";
 import { openSaved } from "./saved.js";
 import { openServed } from "./served.js";
 
@@ -14,5 +15,5 @@ import { openServed } from "./served.js";
 export async function open() {
   const source = await (document.getElementById("regard-data") ? openSaved() : openServed());
   applySettings(source.meta);
-  return source;
+  return withDifferences(source);
 }

@@ -159,36 +159,58 @@ export class Head {
    * @param {number} z
    * @param {number} i
    * @param {number} j
-   * @param {number | null} [without] a key that is left out of the count
+   * @param {TileParts} [parts]
    * @param {Pause} [pause]
    * @returns {Promise<Tile>}
    */
-  async tile(z, i, j, without = null, pause = async () => {}) {
-    const size = 2 ** z;
-    const span = settings.tile * size;
-    const [top, left] = [i * span, j * span];
-    const [bottom, right] = [Math.min(this.T, top + span), Math.min(this.S, left + span)];
-    const [rows, cols] = [cellsAlong(this.T, z, i), cellsAlong(this.S, z, j)];
+  async tile(z, i, j, parts = {}, pause = async () => {}) {
+    const { without = null, factors = null, queries = null, keys = null } = parts;
+    const down = cellsOf(queries, this.T, z, i);
+    const across = cellsOf(keys, this.S, z, j);
+    const [rows, cols] = [down.tokens.length, across.tokens.length];
     const mass = new Float32Array(rows * cols);
     const max = new Float32Array(rows * cols).fill(-1);
     const line = new Float32Array(this.S);
-    for (let query = top; query < bottom; query++) {
-      const at = ((query - top) >> z) * cols;
-      this.stretches(query, left, right, (from, to) => {
+    for (let query = down.first; query < down.last; query++) {
+      const at = down.cells[query - down.first] * cols;
+      this.stretches(query, across.first, across.last, (from, to) => {
         this.weigh(query, from, to, line);
         if (without !== null && from <= without && without < to) line[without] = 0;
+        if (factors) for (let key = from; key < to; key++) line[key] *= factors[key];
         for (let key = from; key < to; key++) {
-          const cell = at + ((key - left) >> z);
+          const cell = at + across.cells[key - across.first];
           mass[cell] += line[key];
           if (line[key] > max[cell]) max[cell] = line[key];
         }
+        if (factors) for (let key = from; key < to; key++) max[at + across.cells[key - across.first]] = 0;
       });
       await pause();
     }
-    for (let y = 0; y < rows; y++) {
-      const queries = Math.min(size, bottom - top - y * size);
-      for (let x = 0; x < cols; x++) mass[y * cols + x] /= queries;
-    }
+    for (let y = 0; y < rows; y++) for (let x = 0; x < cols; x++) mass[y * cols + x] /= down.tokens[y];
     return { mass, max, rows, cols };
   }
+}
+
+/**
+ * The cells of one row or column of tiles: the tokens that it begins and ends with, the cell of each token, and the
+ * number of tokens in each cell.
+ * @param {number[] | null} edges of the units, if they are not tokens
+ * @param {number} size tokens of the axis
+ * @param {number} z
+ * @param {number} index
+ */
+function cellsOf(edges, size, z, index) {
+  const units = edges ? edges.length - 1 : size;
+  const start = index * settings.tile;
+  /** @param {number} cell */
+  const edge = (cell) => {
+    const unit = Math.min(units, (start + cell) * 2 ** z);
+    return edges ? edges[unit] : unit;
+  };
+  const count = cellsAlong(units, z, index);
+  const [first, last] = [edge(0), edge(count)];
+  const cells = new Uint16Array(last - first);
+  const tokens = Array.from({ length: count }, (_, cell) => edge(cell + 1) - edge(cell));
+  for (let cell = 0; cell < count; cell++) cells.fill(cell, edge(cell) - first, edge(cell + 1) - first);
+  return { first, last, cells, tokens };
 }

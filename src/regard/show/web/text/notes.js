@@ -3,9 +3,13 @@
 
 import { rampBar } from "../common/controls.js";
 import { element } from "../common/dom.js";
-import { weight } from "../common/format.js";
+import { rankingTitle, spell } from "../common/quantity.js";
 import { short, visible } from "../common/tokens.js";
+import { UNIT } from "../common/units.js";
 import { rankingNotes } from "./ranking.js";
+
+/** @type {Record<Quantity["units"], string>} */
+const UNIT_TITLE = { tokens: "Token", words: "Word", sentences: "Sentence" };
 
 /**
  * @typedef {object} TokenFindings what there is to say of the chosen token
@@ -15,6 +19,7 @@ import { rankingNotes } from "./ranking.js";
  * @property {boolean} looking
  * @property {boolean} pinned
  * @property {string} scope in words
+ * @property {Quantity} quantity
  * @property {string} doubt of the layers that are shown, or ""
  */
 
@@ -48,19 +53,21 @@ export class TextNotes {
   }
 
   /** @param {TokenFindings} findings */
-  show({ tokens, shaded, ranking, looking, pinned, scope, doubt }) {
+  show({ tokens, shaded, ranking, looking, pinned, scope, quantity, doubt }) {
     this.ranking.hidden = this.ramp.hidden = false;
     this.chosen.replaceChildren(
-      element("h3", { text: `Token ${shaded.token}${pinned ? ", pinned" : ""}` }),
+      element("h3", { text: `${UNIT_TITLE[quantity.units]} ${shaded.token}${pinned ? ", pinned" : ""}` }),
       element("p", { class: "big-token token", text: visible((tokens[shaded.token] ?? "").slice(0, 60)) }),
       element("p", { class: "small quiet", text: scope }),
     );
-    this.title.textContent = looking ? "Attends most to" : "Attended to most by";
+    this.title.textContent = rankingTitle(quantity, looking);
     this.list.replaceChildren(
-      ...ranking.best.map(({ token, w }) => this.line(token, tokens[token] ?? "", w, w / shaded.top)),
+      ...ranking.best.map(({ token, w }) => this.line(token, tokens[token] ?? "", w, shaded, quantity)),
     );
-    this.ramp.show("0", weight(shaded.top));
-    this.note.textContent = [...rankingNotes(tokens, shaded, ranking, looking), doubt].join(" ").trimEnd();
+    const end = spell(quantity, shaded.top);
+    this.ramp.show(shaded.signed ? spell(quantity, -shaded.top) : "0", end, shaded.signed);
+    const notes = rankingNotes(tokens, shaded, ranking, looking, quantity);
+    this.note.textContent = [...notes, doubt].join(" ").trimEnd();
   }
 
   /**
@@ -68,17 +75,22 @@ export class TextNotes {
    * @param {number} token
    * @param {string} name
    * @param {number} w
-   * @param {number} share of the greatest weight
+   * @param {Shaded} shaded
+   * @param {Quantity} quantity
    */
-  line(token, name, w, share) {
+  line(token, name, w, { top, signed }, quantity) {
     const button = element(
       "button",
-      { type: "button", title: `Go to token ${token}` },
+      {
+        type: "button",
+        title: `Go to ${UNIT[quantity.units]} ${token}`,
+        class: signed && w < 0 ? "below" : null,
+      },
       element("span", { class: "place", text: token }),
       element("span", { class: "token", text: short(name, 24) }),
-      element("span", { class: "weight", text: weight(w) }),
+      element("span", { class: "weight", text: spell(quantity, w) }),
     );
-    button.style.setProperty("--share", String(share));
+    button.style.setProperty("--share", String(Math.abs(w) / top));
     button.addEventListener("click", () => this.choose(token));
     return element("li", {}, button);
   }

@@ -3,10 +3,12 @@
 
 import { last } from "../common/arrays.js";
 import { some, weight } from "../common/format.js";
+import { areWeights, PLAIN, say, spell } from "../common/quantity.js";
 import { short } from "../common/tokens.js";
+import { UNIT } from "../common/units.js";
 
 /**
- * The tokens with the largest weights, largest first; the sum of all weights, and how many there are.
+ * The tokens with the largest numbers, whatever their signs, largest first; the sum of all, and how many there are.
  * @param {Pick<Shaded, "weights" | "from" | "without">} shaded
  * @param {number} most
  * @returns {Ranking}
@@ -18,11 +20,12 @@ export function strongest({ weights, from, without }, most) {
   let seen = 0;
   weights.forEach((w, index) => {
     const token = index + from;
-    if (!(w > 0) || token === without) return;
+    if (!w || token === without) return;
     total += w;
     seen++;
-    if (best.length === most && w <= last(best).w) return;
-    const place = best.findIndex((one) => one.w < w);
+    const size = Math.abs(w);
+    if (best.length === most && size <= Math.abs(last(best).w)) return;
+    const place = best.findIndex((one) => Math.abs(one.w) < size);
     best.splice(place < 0 ? best.length : place, 0, { token, w });
     best.length = Math.min(best.length, most);
   });
@@ -39,19 +42,37 @@ export function quotedToken(tokens, token) {
 }
 
 /**
- * What the chosen token does, as one line: its weight with `other`, or its strongest three.
+ * What the chosen token does, as one line: its number with `other`, or its strongest three. `predicted` is the token
+ * whose logit contributions are of, in quotes.
  * @param {string[]} tokens
  * @param {Shaded} shaded
  * @param {Ranking} ranking
  * @param {boolean} looking
  * @param {number} other a second token that is pointed at, or -1
+ * @param {Quantity} [quantity]
+ * @param {string} [predicted]
  */
-export function rankingLine(tokens, shaded, { best }, looking, other) {
-  const subject = `${quotedToken(tokens, shaded.token)} ${looking ? "attends to" : "is attended to by"}`;
+export function rankingLine(tokens, shaded, { best }, looking, other, quantity = PLAIN, predicted = "") {
+  /** @param {number} w */
+  const written = (w) => (quantity.units === "tokens" ? spell(quantity, w) : say(quantity, w));
+  const own = quotedToken(tokens, shaded.token);
+  const subject = `${quantity.shade === "logit" ? `${predicted} after ${own}` : own} ${verb(quantity, looking)}`;
   if (other >= 0)
-    return `${subject} ${quotedToken(tokens, other)}: ${weight(shaded.weights[other - shaded.from] ?? 0)}`;
-  const few = best.slice(0, 3).map(({ token, w }) => `${quotedToken(tokens, token)} ${weight(w)}`);
+    return `${subject} ${quotedToken(tokens, other)}: ${written(shaded.weights[other - shaded.from] ?? 0)}`;
+  const few = best.slice(0, 3).map(({ token, w }) => `${quotedToken(tokens, token)} ${written(w)}`);
   return `${subject} ${few.join(", ") || "nothing"}`;
+}
+
+/**
+ * What the chosen token does with the others.
+ * @param {Quantity} quantity
+ * @param {boolean} looking
+ */
+function verb({ shade, against }, looking) {
+  if (against >= 0) return looking ? "changes most with" : "changes most for";
+  if (shade === "values") return looking ? "takes from" : "gives to";
+  if (shade === "logit") return "is predicted from";
+  return looking ? "attends to" : "is attended to by";
 }
 
 /**
@@ -60,19 +81,26 @@ export function rankingLine(tokens, shaded, { best }, looking, other) {
  * @param {Shaded} shaded
  * @param {Ranking} ranking
  * @param {boolean} looking
+ * @param {Quantity} [quantity]
  */
-export function rankingNotes(tokens, { weights, from, without }, { best, total, seen }, looking) {
+export function rankingNotes(tokens, { weights, from, without }, ranking, looking, quantity = PLAIN) {
+  const { best, total, seen } = ranking;
+  const unit = UNIT[quantity.units];
   const notes = [];
   const rest = total - best.reduce((sum, { w }) => sum + w, 0);
-  if (seen > best.length)
-    notes.push(`The other ${some(seen - best.length, "token")}: ${weight(Math.max(0, rest))} in total.`);
+  const isWeight = areWeights(quantity);
+  if (seen > best.length) {
+    const sum = spell(quantity, isWeight ? Math.max(0, rest) : rest);
+    notes.push(`The other ${some(seen - best.length, unit)}: ${sum} in total.`);
+  }
   if (without >= 0) {
     notes.push(
-      `Left out of the shading: the key that receives the most, ${quotedToken(tokens, without)}, token ${without}, ` +
-        `with ${weight(weights[without - from] ?? 0)}.`,
+      `Left out of the shading: the key that receives the most, ${quotedToken(tokens, without)}, ${unit} ${without}, ` +
+        `with ${spell(quantity, weights[without - from] ?? 0)}.`,
     );
   }
-  if (looking) notes.push(`Attention mass on the shaded tokens: ${weight(total)}.`);
+  if (!isWeight) notes.push(`Sum over the shaded ${quantity.units}: ${spell(quantity, total)}.`);
+  else if (looking) notes.push(`Attention mass on the shaded ${quantity.units}: ${weight(total)}.`);
   else notes.push(`Sum of the weights over all queries: ${total.toFixed(2)}.`);
   return notes;
 }

@@ -31,13 +31,14 @@ export function meanOverHeads(means, heads) {
  * @param {Layer} layer
  * @param {Layer[]} layers all layers of the text
  * @param {number} index
+ * @param {Quantity} [quantity]
  * @returns {Promise<Float32Array>}
  */
-export async function weightsInScope(ask, { text, head, scope }, layer, layers, index) {
-  if (scope !== "all") return ask(text, layer.key, scope === "head" ? head : "mean", index);
+export async function weightsInScope(ask, { text, head, scope }, layer, layers, index, quantity) {
+  if (scope !== "all") return ask(text, layer.key, scope === "head" ? head : "mean", index, quantity);
   const shown = layersInScope(layers, layer, scope);
-  if (shown.length === layers.length) return ask(text, "mean", "mean", index);
-  const means = await Promise.all(shown.map((one) => ask(text, one.key, "mean", index)));
+  if (shown.length === layers.length) return ask(text, "mean", "mean", index, quantity);
+  const means = await Promise.all(shown.map((one) => ask(text, one.key, "mean", index, quantity)));
   return meanOverHeads(
     means,
     shown.map((one) => one.heads.length),
@@ -68,9 +69,10 @@ export async function sinkInScope(source, { text, head, scope }, shown) {
  * A scope in words.
  * @param {Scope} scope
  * @param {Layer} layer
+ * @param {string} [together] how the heads are taken together: contributions are added up
  */
-export function scopeName({ head, scope }, { stack, heads, key }) {
-  if (scope === "all") return `The mean over all heads of all ${stack ? `${stack} ` : ""}layers`;
-  if (scope === "layer") return `The mean over the ${heads.length} heads of layer ${key}`;
+export function scopeName({ head, scope }, { stack, heads, key }, together = "mean") {
+  if (scope === "all") return `The ${together} over all heads of all ${stack ? `${stack} ` : ""}layers`;
+  if (scope === "layer") return `The ${together} over the ${heads.length} heads of layer ${key}`;
   return `Layer ${key}, head ${head}`;
 }

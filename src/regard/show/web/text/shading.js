@@ -9,7 +9,7 @@ const UNSEEN = 1; // and of one that gets nothing
 const FIRST = 2; // of the shades
 
 /**
- * The greatest weight that is shaded, at which the colours end.
+ * The greatest number that is shaded, whatever its sign, at which the colours end.
  * @param {Float32Array} weights
  * @param {number} from the token that the first weight belongs to
  * @param {number} without the token that is left out, or -1
@@ -17,7 +17,7 @@ const FIRST = 2; // of the shades
 export function shadingTop(weights, from, without) {
   let top = 0;
   weights.forEach((w, i) => {
-    if (w > top && i + from !== without) top = w;
+    if (Math.abs(w) > top && i + from !== without) top = Math.abs(w);
   });
   return top || 1;
 }
@@ -31,12 +31,12 @@ export function shadingTop(weights, from, without) {
 export function levels(shaded, size, scale) {
   const all = new Uint8Array(size);
   if (!shaded) return all;
-  const { top, weights, from, token: own, without } = shaded;
-  const shade = makeScale({ scale, top, bottom: Math.min(1e-4, top / 10) });
+  const { top, weights, from, token: own, without, signed } = shaded;
+  const shade = makeScale({ scale, top, bottom: Math.min(1e-4, top / 10), signed });
   for (let token = 0; token < size; token++) {
     const w = weights[token - from] ?? 0;
     if (token === without) all[token] = PLAIN;
-    else if (w > 0) all[token] = FIRST + Math.round(shade.at(w) * LEVELS);
+    else if (w > 0 || (signed && w < 0)) all[token] = FIRST + Math.round(shade.at(w) * LEVELS);
     else all[token] = token === own ? PLAIN : UNSEEN;
   }
   return all;
@@ -45,7 +45,9 @@ export function levels(shaded, size, scale) {
 /**
  * What a level looks like: its place on the colour ramp, or null, and whether the token gets nothing.
  * @param {number} level
+ * @param {boolean} signed
  */
-export function shadeOf(level) {
-  return { t: level > FIRST ? (level - FIRST) / LEVELS : null, unseen: level === UNSEEN };
+export function shadeOf(level, signed) {
+  const ground = FIRST + (signed ? LEVELS / 2 : 0);
+  return { t: level < FIRST || level === ground ? null : (level - FIRST) / LEVELS, unseen: level === UNSEEN };
 }

@@ -2,10 +2,14 @@
 // The tokens as running text: point at one to shade the tokens that it attends to, or that attend to it.
 // It knows one row or one column of weights at a time; the same colours as the map.
 
+import { AttributionPanel } from "../common/attribution_panel.js";
 import { headPicker, latest } from "../common/controls.js";
 import { choice, element } from "../common/dom.js";
 import { doubts, layerOf } from "../common/layers.js";
+import { isSigned, quantityOf } from "../common/quantity.js";
+import { quantityControls } from "../common/quantity_controls.js";
 import { theme } from "../common/theme.js";
+import { firstToken, inUnits, lastToken, unitAt } from "../common/units.js";
 import { beside } from "./layout.js";
 import { newText } from "./new_text.js";
 import { TextNotes } from "./notes.js";
@@ -34,9 +38,11 @@ class TextView {
   constructor(app) {
     this.app = app;
     this.state = app.state;
-    this.controls = makeTextControls(app);
+    this.controls = makeTextControls(app, () => this.tell());
     this.said = element("p", { class: "text-said", "aria-live": "polite" });
     this.notes = new TextNotes((token) => this.pin(token));
+    this.attribution = new AttributionPanel(app);
+    this.notes.box.append(this.attribution.box);
     this.page = new TokenText();
     this.predictions = new TextPredictions(app);
     this.written = writtenText(app.meta, this.state.text, this.layer);
@@ -64,13 +70,19 @@ class TextView {
     ];
   }
 
-  /** Whether the chosen token is a query. */
+  /** Whether the chosen token is a query; contributions are always to what follows one. */
   get looking() {
-    return this.state.direction !== "by";
+    return this.state.direction !== "by" || this.quantity.shade === "logit";
   }
 
+  get quantity() {
+    return quantityOf(this.app.meta, this.state);
+  }
+
+  /** The layer, whose rows and columns are units of the quantity: what is a token here may be a word. */
   get layer() {
-    return layerOf(this.app.meta, this.state.text, this.state.layer);
+    const { meta } = this.app;
+    return inUnits(meta, layerOf(meta, this.state.text, this.state.layer), this.quantity);
   }
 
   get layers() {
@@ -83,7 +95,9 @@ class TextView {
 
   /** The token that is pinned, or -1. */
   get pinned() {
-    const index = this.looking ? this.state.row : this.state.col;
+    const { state, layer, quantity } = this;
+    const row = quantity.shade === "logit" ? quantity.position : state.row;
+    const index = this.looking ? unitAt(layer, "queries", row) : unitAt(layer, "keys", state.col);
     return index >= 0 ? index + this.offsets.mine : -1;
   }
 
@@ -99,8 +113,11 @@ class TextView {
    */
   async findWeights(fresh) {
     const token = this.pinned >= 0 ? this.pinned : this.at;
-    const { offsets, looking, state, layer, layers } = this;
-    this.predictions.show(state.text, token, layer.queries_of === "tokens" && !this.written.second);
+    const { offsets, looking, state, layer, layers, quantity } = this;
+    const after = lastToken(layer, "queries", token - this.written.queries) + (layer.queries_from ?? 0);
+    const own = quantity.shade === "logit" ? quantity.position + (layer.queries_from ?? 0) : after;
+    const position = token < 0 || !layer.units ? token : own;
+    this.predictions.show(state.text, position, layer.queries_of === "tokens" && !this.written.second);
     const index = indexOnAxis(offsets, token);
     if (index < 0) {
       this.shaded = null;
@@ -112,10 +129,12 @@ class TextView {
     // Looked at by: the sink's own column is what is asked for, so nothing is left out.
     const without = looking ? await this.sinkToken() : -1;
     const ask = looking ? this.app.source.row : this.app.source.column;
-    const weights = await weightsInScope(ask, state, layer, layers, index);
+    const asked = quantity.shade === "logit" ? quantity.position : index; // contributions are of one query
+    const weights = await weightsInScope(ask, state, layer, layers, asked, quantity);
     if (!fresh()) return;
     const from = offsets.theirs;
-    this.shaded = { token, weights, from, without, top: shadingTop(weights, from, without) };
+    const top = shadingTop(weights, from, without);
+    this.shaded = { token, weights, from, without, top, signed: isSigned(quantity) };
     this.draw();
   }
 
@@ -125,7 +144,7 @@ class TextView {
     const shown = layersInScope(this.layers, this.layer, this.state.scope);
     const { keys } = this.written;
     const key = await sinkInScope(this.app.source, this.state, shown);
-    return key === null ? -1 : key + keys;
+    return key === null ? -1 : unitAt(this.layer, "keys", key) + keys;
   }
 
   draw() {
@@ -135,19 +154,22 @@ class TextView {
 
   /** Says in words and numbers what the shades show. */
   tell() {
-    const { shaded, looking, state, layer } = this;
+    const { shaded, looking, state, layer, quantity } = this;
     if (!shaded) {
       this.said.textContent =
         this.at < 0 ? "Point at a token, or use the arrow keys. Click or press Enter to pin it." : "…";
       this.notes.clear();
       return;
     }
-    const { tokens } = this.written;
+    const tokens = layer.units ? this.written.tokens.map((one) => one.trim() || one) : this.written.tokens;
     const ranking = strongest(shaded, RANKED);
     const pinned = this.pinned >= 0;
-    this.said.textContent = rankingLine(tokens, shaded, ranking, looking, pinned ? this.under : -1);
+    const other = pinned ? this.under : -1;
+    const { predicted } = this.controls;
+    this.said.textContent = rankingLine(tokens, shaded, ranking, looking, other, quantity, predicted);
     const doubt = doubts(layersInScope(this.layers, layer, state.scope));
-    this.notes.show({ tokens, shaded, ranking, looking, pinned, scope: scopeName(state, layer), doubt });
+    const scope = scopeName(state, layer, quantity.shade === "logit" ? "sum" : "mean");
+    this.notes.show({ tokens, shaded, ranking, looking, pinned, scope, quantity, doubt });
   }
 
   /** @param {number} token */
@@ -170,7 +192,8 @@ class TextView {
     if (index < 0) return;
     this.under = -1;
     this.at = token;
-    this.app.set(this.looking ? { row: index, col: -1 } : { col: index, row: -1 });
+    const first = firstToken(this.layer, this.looking ? "queries" : "keys", index);
+    this.app.set(this.looking ? { row: first, col: -1 } : { col: first, row: -1 });
     this.page.reveal(token);
   }
 
@@ -225,13 +248,20 @@ class TextView {
   /** @param {State} state */
   show(state) {
     this.state = state;
-    const { looking, layer } = this;
-    this.controls.show(state, looking, new Set(this.layers.map((one) => one.stack)).size);
+    const { looking, layer, quantity } = this;
+    this.controls.show(state, looking, new Set(this.layers.map((one) => one.stack)).size, quantity);
+    this.attribution.show(state, quantity);
     this.written = writtenText(this.app.meta, state.text, layer);
     const { tokens, second } = this.written;
-    const name = `${state.text} ${tokens.length} ${second} ${layer.queries_of}`;
+    const name = `${state.text} ${tokens.length} ${second} ${layer.queries_of} ${quantity.units}`;
     if (this.writtenName !== name) {
-      this.page.write(this.written, this.app.meta.texts[state.text].boundary);
+      const { boundary } = this.app.meta.texts[state.text];
+      this.page.write(
+        { ...this.written, spaced: !layer.units },
+        boundary === null
+          ? null
+          : unitAt(layer, "keys", boundary - (layer.keys_from ?? 0)) + this.written.keys,
+      );
       this.at = this.under = -1;
       this.shaded = null;
     } else if (this.theme !== theme()) this.page.forgetColours();
@@ -264,9 +294,13 @@ function neighbour(key, current, spans) {
   return null;
 }
 
-/** @param {App} app */
-function makeTextControls(app) {
+/**
+ * @param {App} app
+ * @param {() => void} changed when there is more to say
+ */
+function makeTextControls(app, changed) {
   const picker = headPicker(app);
+  const quantities = quantityControls(app, "text", changed);
   const direction = choice(
     "Shade",
     "text-way",
@@ -296,19 +330,35 @@ function makeTextControls(app) {
     "A log scale also shows small weights.",
   );
   return {
-    bar: element("div", { class: "bar-of-choices" }, picker, direction, scope, sink, scale),
+    bar: element(
+      "div",
+      { class: "bar-of-choices" },
+      picker,
+      ...quantities.parts,
+      direction,
+      scope,
+      sink,
+      scale,
+    ),
+    /** The token that contributions are of, in quotes. */
+    get predicted() {
+      return quantities.predicted;
+    },
     /**
      * @param {State} state
      * @param {boolean} looking
      * @param {number} stacks how many the text has
+     * @param {Quantity} quantity
      */
-    show(state, looking, stacks) {
+    show(state, looking, stacks, quantity) {
+      quantities.show(state, quantity);
       picker.show(state, { heads: state.scope === "head", layers: state.scope !== "all" || stacks > 1 });
       direction.value = looking ? "at" : "by";
       scope.value = state.scope;
       sink.value = state.sink;
       scale.value = state.scale;
       sink.hidden = !looking;
+      direction.hidden = quantity.shade === "logit";
     },
   };
 }

@@ -9,6 +9,7 @@ import { levels, shadeOf } from "./shading.js";
 
 /** @typedef {HTMLSpanElement & { token: number }} TokenSpan */
 
+const BEFORE = /^\s+(?=\S)/; // the space before a word
 const STALE = 255; // a level that no token has, so that it is painted again
 
 /** A list of tokens, one span for each. */
@@ -23,28 +24,34 @@ export class TokenText {
     /** @type {TokenSpan[]} */
     this.spans = [];
     this.levels = new Uint8Array(0); // of each span, as it is painted
+    this.signed = false; // and on which ramp
     /** @type {HTMLElement[]} */
     this.marked = []; // the spans that are outlined or struck out
   }
 
   /**
-   * Writes another text. `boundary` is the first generated token, or null.
-   * @param {WrittenText} written
+   * Writes another text; if it is not `spaced`, the spaces before words stand between them. `boundary` is the first
+   * generated token, or null.
+   * @param {WrittenText & { spaced: boolean }} written
    * @param {number | null} boundary
    */
-  write({ tokens, second }, boundary) {
+  write({ tokens, second, spaced }, boundary) {
     const blank = element("span", { class: "tok", role: "option" }); // copies are quicker, and there are many
     this.spans = tokens.map((token, i) => {
       const span = Object.assign(/** @type {HTMLSpanElement} */ (blank.cloneNode()), { token: i });
       span.id = `tok-${i}`;
-      span.textContent = inRunningText(token);
+      span.textContent = inRunningText(spaced ? token : token.replace(BEFORE, ""));
       if (i > 0 && i === boundary) span.classList.add("first-written");
       return span;
     });
     this.levels = new Uint8Array(this.spans.length);
     // The last line end stands outside of its token, which would otherwise begin the next line.
     this.body.replaceChildren(
-      ...this.spans.flatMap((span, i) => (tokens[i].endsWith("\n") ? [span, "\n"] : [span])),
+      ...this.spans.flatMap((span, i) => [
+        spaced ? "" : (BEFORE.exec(tokens[i])?.[0] ?? ""),
+        span,
+        tokens[i].endsWith("\n") ? "\n" : "",
+      ]),
     );
     if (second)
       this.spans[second]?.before(
@@ -52,7 +59,7 @@ export class TokenText {
       );
   }
 
-  /** Has every token painted again, because the theme changed. */
+  /** Has every token painted again, because the theme or the ramp changed. */
   forgetColours() {
     this.levels.fill(STALE);
   }
@@ -64,14 +71,17 @@ export class TokenText {
    */
   paint(shaded, scale) {
     const name = theme();
+    const signed = shaded?.signed ?? false;
+    if (signed !== this.signed) this.forgetColours();
+    this.signed = signed;
     levels(shaded, this.spans.length, scale).forEach((level, i) => {
       if (level === this.levels[i]) return;
       this.levels[i] = level;
-      const { t, unseen } = shadeOf(level);
+      const { t, unseen } = shadeOf(level, signed);
       const { style, classList } = this.spans[i];
       classList.toggle("unseen", unseen);
-      style.backgroundColor = t === null ? "" : css(t, name);
-      style.color = t === null ? "" : inkOn(t, name);
+      style.backgroundColor = t === null ? "" : css(t, name, signed);
+      style.color = t === null ? "" : inkOn(t, name, signed);
     });
     for (const span of this.marked.splice(0)) span.classList.remove("at", "left-out");
     if (!shaded) return;

@@ -1,0 +1,234 @@
+"""What cells and shades stand for, on Map and Text: words, sentences, contributions, differences."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from playwright.sync_api import Page, expect
+
+import regard
+from regard.gpt import GPT
+from regard.recorder import Capture
+from regard.show.data.units import text_units
+from tests.captures import captured
+
+PIECES = ["<s>", "The", " light", "house", " is", " lit", ".", " It", " is", " warm", "!", " We", " see"]
+TOKENS = (PIECES * 4)[:40]
+TEXT = (
+    "Captain Reed sailed from Lisbon. Mary Ellis wrote to Captain Reed, and Captain Reed sailed from Lisbon."
+)
+CANVAS = ".map-stage canvas"
+
+
+@functools.cache
+def read(*cut: tuple[int, int]) -> Capture:
+    """The included model on a short text, perhaps with some heads cut."""
+    model = GPT.from_pretrained("default")
+    edits = [regard.ablate(*head) for head in cut]
+    with regard.intervene(model, *edits) if edits else nullcontext():
+        return regard.capture(model, text=TEXT, contributions=True, predictions=True)
+
+
+@pytest.fixture(params=["served", "saved"])
+def both(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """The address of a page that shows several captures, from a server and then from a file."""
+    if request.param == "saved":
+        save: Callable[..., str] = request.getfixturevalue("saved")
+        return save
+    serve = request.getfixturevalue("serve")
+    return lambda seen: serve(seen).address
+
+
+def pooled(m: torch.Tensor, edges: list[int]) -> torch.Tensor:
+    """Summed over keys and averaged over queries, by words."""
+    bounds = list(pairwise(edges))
+    return torch.stack([torch.stack([m[a:b, c:d].sum() / (b - a) for c, d in bounds]) for a, b in bounds])
+
+
+def weight(page: Page) -> float:
+    return float(page.locator("#weight").get_attribute("data-weight") or "nan")
+
+
+def test_words_on_the_map_are_named_and_read(page: Page, both: Callable[..., str]) -> None:
+    seen = captured(40, tokens=TOKENS)
+    page.goto(both(seen) + "#layer=1&head=2&row=34&col=29")
+    expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
+    page.get_by_role("radio", name="words").check()
+    words = pooled(seen[1, 2].to_dense()[0], text_units(TOKENS)["words"])
+    expect(page.locator(".map-foot")).to_contain_text("One cell from word to word is attention mass")
+    expect(page.locator(".map-notes .facts").first).to_contain_text("lighthouse")
+    row, col = (int(page.locator(".map-notes .facts dd").nth(n).inner_text().split()[0]) for n in (0, 1))
+    expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"^0\.\d+"))
+    assert weight(page) == pytest.approx(float(words[row, col]), rel=0.01)
+    assert "units=words" in page.url
+    # The pointer says both words and their share.
+    box = page.locator(CANVAS).bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 150, box["y"] + 0.8 * box["height"])
+    if page.locator(".tip").is_visible():
+        expect(page.locator(".tip")).to_have_text(re.compile(r"^‘\S+’ → ‘\S+’: .*%$|hidden by the mask"))
+
+
+def test_words_are_the_units_of_the_text(page: Page, both: Callable[..., str]) -> None:
+    seen = captured(40, tokens=TOKENS)
+    page.goto(both(seen) + "#view=text&layer=0&head=1&units=words")
+    edges = text_units(TOKENS)["words"]
+    expect(page.locator("#view-text .tok")).to_have_count(len(edges) - 1)
+    unit = next(n for n, edge in enumerate(edges) if edge > 26)
+    page.click(f"#tok-{unit}")
+    expect(page.locator(".text-notes h3").first).to_have_text(f"Word {unit}, pinned")
+    words = pooled(seen[0, 1].to_dense()[0], edges)[unit]
+    best = page.locator(".text-notes .ranked button").first
+    assert int(best.locator(".place").inner_text()) == int(words.argmax())
+    assert float(best.locator(".weight").inner_text()) == pytest.approx(float(words.max()), rel=0.01)
+    expect(page.locator(".text-said")).to_have_text(re.compile(r"attends to “.*” \d[\d.]*%"))
+    page.get_by_role("radio", name="sentences").check()
+    expect(page.locator("#view-text .tok")).to_have_count(len(text_units(TOKENS)["sentences"]) - 1)
+    expect(page.locator(".text-notes h3").first).to_have_text(re.compile(r"^Sentence \d+, pinned$"))
+
+
+def test_where_tokens_are_not_known_there_are_no_words(page: Page, both: Callable[..., str]) -> None:
+    seen = captured(20)
+    seen.tokens = None
+    page.goto(both(seen) + "#units=words&shade=values&against=4")
+    expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
+    for name in ("words", "sentences"):
+        expect(page.get_by_role("radio", name=name)).to_be_hidden()
+    for label in ("Show", "Next token", "Difference to"):
+        expect(page.locator("#view-map").get_by_label(label, exact=True)).to_be_hidden()
+
+
+def test_a_difference_is_drawn_on_a_diverging_scale(page: Page, both: Callable[..., str]) -> None:
+    a, b = captured(40, tokens=TOKENS), captured(40, tokens=TOKENS, seed=3)
+    page.goto(both([a, b]) + "#layer=1&head=2&row=30&col=15")
+    page.locator("#view-map").get_by_label("Difference to").select_option("1")
+    expect(page.locator(".map-foot")).to_contain_text("One cell is one weight, less that of")
+    expect(page.locator(".bar")).to_have_attribute(
+        "aria-label", re.compile(r"Colours from ≤ −0\.\d+ to ≥ \+0\.\d+")
+    )
+    difference = (a[1, 2] - b[1, 2]).to_dense()[0]
+    expect(page.locator("#weight")).to_have_text(re.compile(r"^[+−]"))
+    assert weight(page) == pytest.approx(float(difference[30, 15]), abs=1e-4)
+    expect(page.get_by_role("radio", name="max")).to_be_hidden()
+    expect(page.get_by_role("radio", name="separate")).to_be_hidden()
+    page.get_by_role("radio", name="words").check()
+    edges = text_units(TOKENS)["words"]
+    row, col = (next(n for n in range(len(edges)) if edges[n + 1] > token) for token in (30, 15))
+    expected = float(pooled(difference, edges)[row, col])
+    expect(page.locator(".map-foot")).to_contain_text("from word to word")
+    expect(page.locator(".map-notes .facts").first).to_contain_text("lighthouse")
+    assert weight(page) == pytest.approx(expected, abs=1e-4)
+    # The same in the text: both signs have colours.
+    page.goto(page.url.replace("units=words", "view=text"))
+    row_of = difference[30]
+    best = page.locator(".text-notes .ranked button").first
+    assert int(best.locator(".place").inner_text()) == int(row_of.abs().argmax())
+    lowest = page.locator(f"#tok-{int(row_of.argmin())}").evaluate("e => getComputedStyle(e).backgroundColor")
+    highest = page.locator(f"#tok-{int(row_of.argmax())}").evaluate(
+        "e => getComputedStyle(e).backgroundColor"
+    )
+    blue, red = (list(map(int, re.findall(r"\d+", colour)[:3])) for colour in (lowest, highest))
+    assert blue[2] > blue[0]
+    assert red[0] > red[2]
+
+
+def test_thumbnails_of_a_difference_have_both_signs(page: Page, both: Callable[..., str]) -> None:
+    a, b = captured(40), captured(40, seed=3)
+    page.goto(both([a, b]) + "#layer=1&head=2&against=1")
+    expect(page.locator(".map-foot")).to_contain_text("less that of")
+    page.wait_for_timeout(300)
+    found = page.evaluate(
+        """() => {
+          const canvas = document.querySelector(".thumb canvas");
+          const { data } = canvas.getContext("2d").getImageData(0, 0, 64, 64);
+          let [red, blue] = [0, 0];
+          for (let i = 0; i < data.length; i += 4) {
+            if (data[i] > data[i + 2] + 20) red++;
+            if (data[i + 2] > data[i] + 20) blue++;
+          }
+          return { red, blue };
+        }"""
+    )
+    assert found["red"] > 50
+    assert found["blue"] > 50
+
+
+def test_value_weighted_attention(page: Page, both: Callable[..., str]) -> None:
+    seen = read()
+    page.goto(both(seen) + "#layer=4&head=2&row=20&col=5")
+    page.locator("#view-map").get_by_label("Show", exact=True).select_option("values")
+    expect(page.locator(".map-foot")).to_contain_text("norm of what the key’s value adds")
+    expected = float(seen.value_weighted(4)[0, 2, 20, 5])
+    expect(page.locator(".map-notes h3").first).to_have_text("Value-weighted")
+    expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(rf"^{expected:.5f}"[:-2]))
+    expect(page.get_by_role("radio", name="max")).to_be_hidden()
+
+
+def test_where_a_logit_comes_from(page: Page, both: Callable[..., str]) -> None:
+    seen = read()
+    page.goto(both(seen) + "#view=text&scope=all")
+    page.locator("#view-text").get_by_label("Show", exact=True).select_option("logit")
+    panel = page.locator("#view-text .attribution")
+    expect(panel.locator("h3")).to_contain_text("What speaks for")
+    position = int(re.search(r"\((\d+)\)", panel.locator("h3").inner_text())[1])  # type: ignore[index]
+    assert seen.predictions is not None
+    token = int(seen.predictions.likeliest[0, position, 0])
+    found = seen.attribution(token, position=position)
+    numbers = [
+        float(text.replace("−", "-").replace("+", ""))
+        for text in panel.locator(".logit-sum dd").all_inner_texts()
+    ]
+    assert sum(numbers[:-1]) == pytest.approx(numbers[-1], abs=0.03)
+    assert numbers[-1] == pytest.approx(found.logit, abs=0.01)
+    # The tokens that it is read from, over all heads.
+    rows = sum(found.edges(layer, head)[position] for layer in range(6) for head in range(4))
+    assert isinstance(rows, torch.Tensor)
+    best = page.locator(".text-notes .ranked button").first
+    assert int(best.locator(".place").inner_text()) == int(rows.abs().argmax())
+    assert float(best.locator(".weight").inner_text().replace("+", "")) == pytest.approx(
+        float(rows.max()), rel=0.01
+    )
+    expect(page.locator(".text-said")).to_contain_text("is predicted from")
+    # A head of the table opens on the map, whose row is the head's contribution.
+    layer, head = divmod(int(found.heads.argmax()), 4)
+    panel.get_by_role("gridcell", name=f"Layer {layer}, head {head}:").click()
+    page.get_by_role("tab", name="Map").click()
+    expect(page.locator("#map-title")).to_have_text(f"Layer {layer}, head {head}")
+    expect(page.locator(".map-foot")).to_contain_text(f"Row {position} adds up")
+    # Another token.
+    second = int(seen.predictions.likeliest[0, position, 1])
+    page.locator("#view-map").get_by_label("Next token").select_option(str(second))
+    other = seen.attribution(second, position=position).logit
+    total = page.locator("#view-map .logit-sum dd").last
+    expect(total).to_have_text(f"{other:+.2f}".replace("-", "−"))
+
+
+def test_an_edited_run_less_the_model_s_own(page: Page, serve: Any) -> None:
+    own, cut = read(), read((5, 3))
+    running = serve([own, cut], contents={"titles": ["own", "without head 3 of layer 5"]})
+    page.goto(running.address + "#layer=5&head=3&text=1&against=0")
+    expect(page.locator(".map-foot")).to_contain_text("less that of “own”")
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280, 1920])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_nothing_sticks_out(page: Page, serve: Any, width: int, theme: Any) -> None:
+    running = serve([read(), read((1, 1))])
+    page.emulate_media(color_scheme=theme)
+    page.set_viewport_size({"width": width, "height": 844})
+    for place in (
+        "shade=logit&against=1",
+        "view=text&shade=logit&units=words",
+        "units=sentences&shade=values",
+    ):
+        page.goto(f"{running.address}#{place}")
+        expect(page.locator(".map-foot, .text-said").first).not_to_be_empty()
+        page.wait_for_timeout(150)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), place

@@ -1,0 +1,144 @@
+"""Words and sentences of a text: every token belongs to one, and maps of them are the weights pooled."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regard
+from regard.show.data import tiles
+from regard.show.data.contents import Contents
+from regard.show.data.quantity import Quantity
+from regard.show.data.units import axis_edges, text_units
+from tests.captures import HOSTILE, captured
+
+MASKS = [
+    regard.causal,
+    regard.full,
+    regard.causal & regard.window(90),
+    regard.rule(lambda b, h, q, k: (q - k) % 3 == h % 3),
+]
+WORDS = Quantity(units="words")
+SENTENCES = Quantity(units="sentences")
+PIECES = [
+    "<s>",
+    "The",
+    " light",
+    "house",
+    " is",
+    " lit",
+    ".",
+    " It",
+    " is",
+    " 3",
+    ".",
+    "5",
+    " m",
+    "!",
+    "\n",
+    " We",
+]
+
+
+def pooled(matrix: torch.Tensor, rows: list[int], cols: list[int]) -> torch.Tensor:
+    """Pool a matrix over units by its definition: summed over keys, averaged over queries."""
+    cells = [[matrix[a:b, c:d].sum() / (b - a) for c, d in pairwise(cols)] for a, b in pairwise(rows)]
+    return torch.tensor(cells, dtype=torch.float64)
+
+
+def test_words_and_sentences_of_tokens() -> None:
+    assert text_units(PIECES)["words"] == [0, 1, 2, 4, 5, 6, 7, 8, 9, 12, 13, 14, 16]
+    assert text_units(PIECES)["sentences"] == [0, 1, 7, 14, 16]
+
+
+@given(
+    st.lists(st.sampled_from([*PIECES, *HOSTILE, "", " ", "\ufffd", "你", "[CLS]"]), min_size=1, max_size=40)
+)
+def test_every_token_belongs_to_one_unit(tokens: list[str]) -> None:
+    for edges in text_units(tokens).values():
+        assert edges[0] == 0
+        assert edges[-1] == len(tokens)
+        assert edges == sorted(set(edges))
+
+
+@given(st.integers(0, 20), st.integers(1, 20), st.data())
+def test_the_units_of_an_axis_are_those_that_it_cuts(first: int, size: int, data: st.DataObject) -> None:
+    inner = data.draw(st.sets(st.integers(1, first + size + 3)))
+    edges = sorted({0, first + size + 4, *inner})
+    found = axis_edges(edges, first, size)
+    assert found[0] == 0
+    assert found[-1] == size
+    assert [edge + first for edge in found[1:-1]] == [edge for edge in edges if first < edge < first + size]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("quantity", [WORDS, SENTENCES], ids=["words", "sentences"])
+def test_tiles_rows_and_columns_of_units_are_the_matrix_pooled(mask: regard.Mask, quantity: Quantity) -> None:
+    tokens = (PIECES * 6)[:91]
+    seen = captured(91, layers=1, mask=mask, tokens=tokens)
+    contents = Contents(seen)
+    edges = text_units(tokens)[quantity.units]
+    dense = [m.double() for m in seen[0].to_dense()[0]]
+    expected = pooled(dense[2], edges, edges)
+    found = contents.tile(0, 0, 2, 0, 0, 0, quantity=quantity)
+    torch.testing.assert_close(found.mass.double(), expected, atol=1e-6, rtol=1e-5)
+    allowed = mask.tile(range(91), range(91), (1, 4, 91, 91))
+    visible = pooled((allowed if allowed.ndim == 2 else allowed[0, 2]).double(), edges, edges) > 0
+    assert torch.equal(found.max >= 0, visible)
+    for unit in (0, 3, len(edges) - 2):
+        row = contents.row(0, 0, 2, unit, quantity).double()
+        torch.testing.assert_close(row, expected[unit], atol=1e-6, rtol=1e-5)
+        column = contents.column(0, 0, 2, unit, quantity).double()
+        torch.testing.assert_close(column, expected[:, unit], atol=1e-6, rtol=1e-5)
+    mean = contents.row(0, 0, "mean", 3, quantity).double()
+    torch.testing.assert_close(mean, sum(pooled(m, edges, edges)[3] for m in dense) / 4, atol=1e-6, rtol=1e-5)
+
+
+def test_coarse_tiles_of_words_count_the_tokens_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = (PIECES * 90)[:1300]
+    seen = captured(1300, layers=1, tokens=tokens)
+    edges = text_units(tokens)["words"]
+    coarse = [*edges[:-1:4], 1300]
+    assert len(coarse) < 256 < len(edges)  # the whole map is one tile of level 2
+    expected = pooled(seen[0].to_dense()[0, 1].double(), coarse, coarse)
+    direct = Contents(seen).tile(0, 0, 1, 2, 0, 0, quantity=WORDS)
+    monkeypatch.setattr(tiles, "FINE", 0)
+    assembled = Contents(seen).tile(0, 0, 1, 2, 0, 0, quantity=WORDS)
+    for found in (direct, assembled):
+        torch.testing.assert_close(found.mass.double(), expected, atol=1e-6, rtol=1e-5)
+    assert torch.equal(direct.max >= 0, assembled.max >= 0)
+
+
+def test_units_of_another_text_and_what_is_not_known() -> None:
+    tokens = (PIECES * 3)[:40]
+    other = captured(40, tokens=[" a"] * 40, seed=3)
+    contents = Contents([captured(40, tokens=tokens), other])
+    edges = text_units(tokens)["words"]
+    found = contents.tile(1, 0, 2, 0, 0, 0, quantity=Quantity(units="words", units_of=0))
+    expected = pooled(other[0].to_dense()[0, 2].double(), edges, edges)
+    torch.testing.assert_close(found.mass.double(), expected, atol=1e-6, rtol=1e-5)
+    with pytest.raises(KeyError, match="without: expected a map of tokens"):
+        contents.tile(0, 0, 2, 0, 0, 0, without=0, quantity=WORDS)
+    with pytest.raises(KeyError, match="row: expected a number from 0 to"):
+        contents.row(0, 0, 2, 39, WORDS)
+    with pytest.raises(KeyError, match="units: expected one of tokens, words, sentences"):
+        Quantity.parse(units="letters")
+    with pytest.raises(KeyError, match="shade: expected one of weights, values, logit"):
+        Quantity.parse(shade="red")
+    unknown = captured(40)
+    unknown.tokens = None
+    with pytest.raises(KeyError, match="the words of text 0 are not known"):
+        Contents(unknown).tile(0, 0, 2, 0, 0, 0, quantity=WORDS)
+    assert Contents(unknown).meta["texts"][0]["spans"] == {}
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 60), st.integers(0, 2**16))
+def test_a_map_of_sentences_holds_the_whole_mass(T: int, seed: int) -> None:
+    seen = captured(T, layers=1, tokens=(PIECES * 4)[:T], seed=seed)
+    mass = Contents(seen).tile(0, 0, 1, 0, 0, 0, quantity=SENTENCES).mass
+    torch.testing.assert_close(mass.sum(1), torch.ones(len(mass)), atol=1e-5, rtol=0)
