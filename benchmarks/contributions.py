@@ -55,6 +55,7 @@ def in_turn(calls: dict[str, Callable[[], Any]], device: str, rounds: int) -> di
         for name, call in calls.items():
             with Clock(device) as clock:
                 call()
+            print(f"{name}: {clock.seconds:.2f} s", flush=True)
             if number:
                 seconds[name].append(clock.seconds)
     return {name: statistics.median(times) for name, times in seconds.items()}

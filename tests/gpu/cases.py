@@ -300,6 +300,9 @@ def weighted_received(mask: Mask, dtype: torch.dtype, D: int = 64, options: bool
         unit = (w.abs().double().unsqueeze(-2) @ weights).max().item()  # rounding, where signs cancel
         gap = (found - truth).abs().max().item() / max(unit, 1e-30)
         assert gap < 2e-5, f"{rows}: error {gap:.1e}"
+    u = torch.randn(2, 4, S, device="cuda")
+    sums, truth = m.weighted(u).row_sums(), (weights @ u.double().unsqueeze(-1)).squeeze(-1)
+    assert (sums - truth).abs().max() < 2e-5 * u.abs().max()
 
 
 def long_received() -> None:

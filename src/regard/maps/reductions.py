@@ -14,6 +14,7 @@ from regard.maps import overview, precision, sweep
 from regard.maps.data import MapData
 from regard.maps.dense_rows import tile_weights
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
+from regard.maps.product import multiply
 
 
 def tile(m: MapData, rows: slice | Tensor, keys: slice | Tensor) -> Tensor:
@@ -45,6 +46,18 @@ def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None = None) -> 
         ),
     )
     return overview.Overview(*cells)
+
+
+def row_sums(m: MapData, gain: Tensor) -> Tensor:
+    """The sum (B, H, T) of every row times `gain` (B, H, S)."""
+
+    def add_up(group: precision.HeadGroup) -> list[Tensor]:
+        u = gain[group.batch, group.heads]
+        sums = overview.row_sums(group.data, u)
+        # Fused attention takes values in the dtype of q and k, or all of them in float32.
+        return [multiply(group.data, u.unsqueeze(-1)).squeeze(-1) if sums is None else sums]
+
+    return precision.compute(m, add_up)[0]
 
 
 def received(m: MapData, row_weights: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class WeightedMap(SignedMap):
 
     def row_sums(self) -> Tensor:
         """The sum of every row, (B, H, T): the map times u, by fused attention."""
-        return self._shaped(multiply(self.attention, self.u.unsqueeze(-1)).squeeze(-1))
+        return self._shaped(reductions.row_sums(self.attention, self.u))
 
     def _received(self, row_weights: Tensor) -> Tensor:
         B, H, T, _ = self.matrix

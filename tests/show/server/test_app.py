@@ -623,7 +623,7 @@ def test_work_that_nobody_waits_for_is_dropped(
     begun: list[int] = []
     let_go = threading.Event()
 
-    def row(self: Contents, text: int, layer: str, head: int, row: int) -> torch.Tensor:
+    def row(self: Contents, text: int, layer: str, head: int, row: int, quantity: object) -> torch.Tensor:
         begun.append(row)
         let_go.wait(30)
         return torch.zeros(1)

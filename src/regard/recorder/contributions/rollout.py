@@ -56,5 +56,5 @@ def _row_sums(m: AttentionMap, norms: Tensor | None) -> Tensor:
         sums = m.lse.reshape(H, T) > -torch.inf  # a row sums to 1, or has no visible key
     else:
         ones = torch.ones(H, T, dtype=m.dtype, device=m.device)
-        sums = (m @ (ones if norms is None else norms.to(ones)).unsqueeze(-1)).squeeze(-1)  # (H, T)
+        sums = m.weighted(ones if norms is None else norms.to(ones)).row_sums()  # (H, T)
     return sums.to(torch.float64).sum(0).cpu()
