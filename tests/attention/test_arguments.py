@@ -84,7 +84,7 @@ def test_every_integer_is_a_whole_number(name, n):
 )
 def test_nothing_else_is(name, wrong):
     # A pool takes increasing edges beside a number of cells.
-    edges = name.startswith("pool") and wrong == [4]
+    edges = name.startswith("pool") and isinstance(wrong, list)
     message = "expected at least two increasing positions" if edges else "expected a whole number"
     with pytest.raises((ValueError, RefusedError), match=message):
         CALLERS[name](wrong)
