@@ -196,6 +196,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
         regard.compare(seen, regard.capture(model, text="the cat sat", tokenizer=other))
     with pytest.raises(ValueError, match="no token is in both: are they of another tokenizer"):
         regard.compare(seen, regard.capture(model, text="on a mat", tokenizer=words()))
+    with pytest.raises(ValueError, match=r"seen_b: expected a capture, as regard\.capture returns, got str"):
+        regard.compare(seen, "the cat")  # type: ignore[arg-type]
     q = torch.randn(1, 2, 5, 4)
     unknown = [Capture([layer_of(regard.attention_map(q[:, :, :n], q[:, :, :n]))]) for n in (5, 4)]
     assert regard.compare(unknown[0], unknown[0]).heads[0].distance == 0

@@ -188,6 +188,22 @@ def test_random_edges_have_as_much_attention_on_them_and_are_cut_before_the_soft
     assert high >= float(wanted) * 0.9
 
 
+def test_random_edges_that_match_too_little_attention_are_no_equal_baseline() -> None:
+    model, ids = small(), texts()
+    everything = regard.effect(model, ids, regard.block(1, 2, edges=regard.causal), draws=3)
+    assert everything.cut_mass == pytest.approx((1.0, 0.0))
+    assert everything.baseline == []  # there is no other edge to cut
+    assert not everything.beyond_baseline
+    assert str(everything).endswith("no random edits to compare with")
+    most = regard.effect(model, ids, regard.block(1, 2, edges=regard.causal & ~regard.prefix(1)), draws=3)
+    assert most.cut_mass is not None
+    share = most.cut_mass.random / most.cut_mass.edit
+    assert share < 0.9
+    assert f"which cut only {share:.0%} as much attention" in str(most)
+    few = regard.effect(model, ids, regard.block(1, 2, edges=regard.rule(lambda b, h, q, k: q - k == 5)))
+    assert "which cut only" not in str(few)
+
+
 def test_the_hash_is_even_and_depends_on_everything() -> None:
     q, k = torch.arange(200).view(-1, 1), torch.arange(200)
     values = uniform_hash(q, k, torch.tensor(0), 0)
@@ -277,8 +293,8 @@ def test_strings_need_a_tokenizer_and_logits_texts_of_one_token(included: GPT) -
         (regard.ablate(7, 0), {}, "layer: expected one of those that ran"),
         (regard.ablate(0, 9), {}, "head: expected a head of layer 0, from 0 to 3, got 9"),
         (regard.ablate(0, 0), {"metric": "accuracy"}, 'metric: expected "loss", "logit_diff" or a function'),
-        (regard.ablate(0, 0), {"metric": "logit_diff"}, "tokens: expected two tokens"),
-        (regard.ablate(0, 0), {"tokens": (1, 2)}, "tokens: expected two tokens .* and there only"),
+        (regard.ablate(0, 0), {"metric": "logit_diff"}, "tokens: expected two tokens .*, got none"),
+        (regard.ablate(0, 0), {"tokens": (1, 2)}, 'tokens: expected only with metric="logit_diff"'),
         (regard.ablate(0, 0), {"metric": "logit_diff", "tokens": (1,)}, r"expected two tokens \(a, b\), got"),
         (
             regard.ablate(0, 0),
@@ -299,6 +315,11 @@ def test_strings_need_a_tokenizer_and_logits_texts_of_one_token(included: GPT) -
 def test_wrong_use_is_answered_in_a_sentence(edits: Any, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         regard.effect(small(), texts(), edits, **options)
+
+
+def test_a_text_of_one_token_has_no_loss() -> None:
+    with pytest.raises(ValueError, match="texts: expected at least two tokens, the second to predict, got 1"):
+        regard.effect(small(), texts(T=1), regard.ablate(0, 0))
 
 
 def test_a_model_without_logits_is_refused() -> None:

@@ -217,8 +217,22 @@ def test_heads_by_pairs_by_rows_and_by_label(gpt: GPT) -> None:
     with regard.intervene(trained, regard.ablate(heads="induction")) as run:
         trained(IDS)
     assert run.acted[0] >= 1
-    with pytest.raises(ValueError, match="none is labelled 'unheard of'"):
-        regard.intervene(trained, regard.ablate(heads="unheard of"))
+    with pytest.raises(ValueError, match="none is labelled 'retrieval'"):
+        regard.intervene(trained, regard.ablate(heads="retrieval"))
+    assert regard.ablate(heads="previous-token") == regard.ablate(heads="previous token")
+
+
+def test_edges_between_single_spans_are_those_of_their_positions() -> None:
+    model, inputs = build("llama"), inputs_of("llama")
+    words = regard.spans.custom([0, 2, 5, 9], ["a", "b", "c"])
+    edited = []
+    for edges in [(words[2], words[1]), (slice(5, 9), slice(2, 5)), ([5, 6, 7, 8], [2, 3, 4])]:
+        with regard.intervene(model, regard.block(1, 3, edges=edges)):
+            edited.append(logits(model, inputs))
+    assert torch.equal(edited[0], edited[1])
+    assert torch.equal(edited[0], edited[2])
+    assert not torch.equal(edited[0], logits(model, inputs))
+    assert str(regard.block(1, 3, edges=(-1, words[1]))) == "head 1.3 without the edges from -1 to 2–4"
 
 
 def test_nothing_is_left_behind(gpt: GPT) -> None:
@@ -239,6 +253,11 @@ WRONG = {
     "no head": (lambda m: regard.ablate(0, []), "expected a head's number"),
     "no heads": (lambda m: regard.ablate(heads=[]), "at least one head"),
     "another replacement": (lambda m: regard.ablate(0, 0, by="mean"), "the means of regard.mean_outputs"),
+    "a label that is none": (lambda m: regard.ablate(heads="indution"), "label: expected one of induction, "),
+    "edges as a tensor": (
+        lambda m: regard.block(0, 0, edges=torch.ones(3, 3) > 0),
+        r"got Tensor: write regard.tensor_mask\(edges\)",
+    ),
     "no edges": (lambda m: regard.block(0, 0), "expected a mask rule or a pair"),
     "a bias": (lambda m: regard.block(0, 0, edges=regard.alibi(4)), "adds to the scores"),
     "booleans": (lambda m: regard.block(0, 0, edges=(torch.ones(3) > 0, 0)), "got booleans"),

@@ -127,6 +127,8 @@ def test_wrong_spans_are_refused() -> None:
         seen.spans([0, 20], [0, 21])
     with pytest.raises(ValueError, match="rows: expected at least two increasing positions"):
         seen.spans([3, 3])
+    with pytest.raises(ValueError, match=r"rows: expected spans .*got 'words': write regard.spans.words"):
+        seen.spans("words")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rows: expected at least one span, got none"):
         seen.spans(Spans([], []))
     with pytest.raises(ValueError, match="this capture has no layer"):

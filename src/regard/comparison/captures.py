@@ -154,7 +154,8 @@ class Comparison:
 
     def __repr__(self) -> str:
         shared = len(next(iter(self.alignments.values()))[0].a)
-        return f"Comparison({len(self.places)} heads, {shared} shared queries)"
+        queries = "query" if shared == 1 else "queries"
+        return f"Comparison({len(self.places)} heads, {shared} shared {queries})"
 
     def __str__(self) -> str:
         """The tokens that differ, and the heads that differ most."""
@@ -193,6 +194,11 @@ def compare(seen_a: Capture, seen_b: Capture, *, batch: int | tuple[int, int] | 
     >>> [token.text for token in comparison.only_a], [token.text for token in comparison.only_b]
     ([' l', 'amp'], [' fire'])
     """
+    for name, seen in (("seen_a", seen_a), ("seen_b", seen_b)):
+        if not hasattr(seen, "layers"):
+            raise ValueError(
+                f"{name}: expected a capture, as regard.capture returns, got {type(seen).__name__}"
+            )
     batches = batch if isinstance(batch, tuple) else (batch, batch)
     if len(batches) != 2:
         raise ValueError(f"batch: expected one number, or one for each capture, got {batch!r}")

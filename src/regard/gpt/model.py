@@ -160,8 +160,9 @@ class GPT(nn.Module):
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Any]:
         """Yield the continuation of a `prompt` as it is computed; the `options` are those of `generate`.
 
-        `for token, rows in model.stream(prompt, attention=True)` gives the attention rows of every new token,
-        a tensor (H, S) for each layer; `generation.stream` says whose they are.
+        `for token, rows in model.stream(prompt, attention=True)` gives for every new token a tensor (H, S)
+        for each layer: the weights of the query that predicted it, the last of the S tokens before it. Edges
+        that `regard.block` cuts still have their weight there; a capture shows the edited run.
         """
         return generation.stream(self, prompt, **options)
 

@@ -110,6 +110,9 @@ def needle(
 
     if answers not in ("forced", "generated"):
         raise ValueError(f'answers: expected "forced" or "generated", got {answers!r}')
+    for name, numbers in (("lengths", lengths), ("depths", depths)):
+        if not isinstance(numbers, Sequence):
+            raise ValueError(f"{name}: expected several, as ({numbers!r},), got {numbers!r}")
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise ValueError("tokenizer: expected the model's, got none: AutoTokenizer.from_pretrained(…)")

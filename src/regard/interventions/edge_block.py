@@ -40,8 +40,8 @@ def block(
     - `head`: the head's number, several, or None for all heads of the layer.
     - `edges`: the edges to cut: a mask rule that is True for them, such as `regard.prefix(1)` (every edge to
       the first token), `regard.window(4)` or `regard.rule(lambda b, h, q, k: q - k == 1)`; or a pair
-      (queries, keys) of positions, each a number, a list, a slice or spans: `(slice(None), 0)`. Positions
-      count the tokens of the input from 0, padding included; −1 is the last token so far.
+      (queries, keys) of positions, each a number, a list, a slice, spans or one span: `(slice(None), 0)`.
+      Positions count the tokens of the input from 0, padding included; −1 is the last token so far.
     - `heads`: instead of layer and head, as in `regard.ablate`.
 
     A query that loses its last visible key attends to nothing, and the head gives 0 there.
@@ -57,7 +57,10 @@ def block(
         edges = (check_positions("edges", edges[0]), check_positions("edges", edges[1]))
     else:
         got = "nothing" if edges is None else type(edges).__name__
-        raise ValueError(f"edges: expected a mask rule or a pair (queries, keys) of positions, got {got}")
+        fix = ": write regard.tensor_mask(edges)" if isinstance(edges, Tensor) else ""
+        raise ValueError(
+            f"edges: expected a mask rule or a pair (queries, keys) of positions, got {got}{fix}"
+        )
     return EdgeBlock(select_heads(layer, head, heads), edges)
 
 

@@ -26,6 +26,8 @@ from regard.interventions.random_edits import ModelHeads, RandomEdgeBlock, draw_
 from regard.recorder.context import capture
 from regard.recorder.sources.compilation import original_model
 
+FULL_MATCH = 0.9  # a smaller share of an edit's attention on random edges is no fair baseline
+
 
 class CutMass(NamedTuple):
     """The attention on blocked edges, as a mean over queries, heads and texts."""
@@ -50,7 +52,8 @@ class Effect:
     plain: float
     """The mean of the metric without the edit."""
     baseline: list[float]
-    """The effect of each matched random edit, as a mean over the same texts."""
+    """The effect of each matched random edit, as a mean over the same texts; empty where there is none, as if
+    all edges are blocked."""
     baseline_low: float
     baseline_high: float
     """The ends of the band in which 95% of random edits are expected; NaN of fewer than two."""
@@ -73,7 +76,11 @@ class Effect:
             return f"{text}; no random edits to compare with"
         verdict = "beyond" if self.beyond_baseline else "within"
         band = f"{self.baseline_low:+.3f} to {self.baseline_high:+.3f}"
-        return f"{text}; {verdict} the band of {len(self.baseline)} random edits, {band}"
+        text = f"{text}; {verdict} the band of {len(self.baseline)} random edits, {band}"
+        if self.cut_mass is None or self.cut_mass.random >= FULL_MATCH * self.cut_mass.edit:
+            return text
+        share = self.cut_mass.random / self.cut_mass.edit
+        return f"{text}, which cut only {share:.0%} as much attention, so that the band says little"
 
 
 def effect(
@@ -102,7 +109,8 @@ def effect(
     - `tokens`: the two tokens (a, b) of "logit_diff", as ids or as texts.
     - `draws`: how many random edits to compare with. For edits of heads they choose as many other heads of
       the same layers, or of the model where those are too few; for blocked edges they cut other edges of the
-      same heads with as much attention on them. 0 leaves them out.
+      same heads with as much attention on them, as far as they find so much (`cut_mass`
+      of the result). 0 leaves them out.
     - `seed`: of the draws.
     - `report`: called with the number of forward passes done so far and of all.
     """
@@ -125,6 +133,9 @@ def effect(
             for some in random_edits
         ]
     changes = differences(edited, plain)
+    cut_mass = _cut_mass(random_edits)
+    if cut_mass is not None and cut_mass.random == 0:  # there were no other edges to cut
+        baseline = []
     band = prediction_band(baseline)
     return Effect(
         fmean(changes),
@@ -133,7 +144,7 @@ def effect(
         fmean(plain),
         baseline,
         *band,
-        _cut_mass(random_edits),
+        cut_mass,
         tuple(map(str, resolved)),
         metric if isinstance(metric, str) else getattr(metric, "__name__", "metric"),
     )

@@ -13,6 +13,7 @@ from regard.attention.arguments import check_whole_number
 from regard.heads.description import study
 from regard.heads.repeated_tokens import repeated
 from regard.heads.table import HeadRow, HeadTable
+from regard.heads.table_summary import check_label
 from regard.recorder.context import capture, context_length
 from regard.recorder.layer import LayerId
 from regard.recorder.sources.compilation import original_model
@@ -72,7 +73,7 @@ def select_heads(
         if layer is not None or head is not None:
             raise ValueError("heads: expected either layer and head or heads, got both")
         if isinstance(heads, str):
-            return HeadSelection(label=heads)
+            return HeadSelection(label=check_label(heads))
         rows = [heads] if isinstance(heads, HeadRow) else list(heads)
         by_layer: dict[str, set[int]] = {}
         for row in rows:

@@ -180,7 +180,7 @@ class Intervention(CallReceiver):
             for layer, _ in edit.selection.layers:
                 if layer not in known:
                     keys = ", ".join(repr(key) for key in dict.fromkeys(self._keys.values()))
-                    raise ValueError(f"layer: expected one of those that ran ({keys}), got {layer!r}")
+                    raise ValueError(f"layer: expected one of those that ran ({keys}), got {layer}")
 
     def check_acted(self, model: str) -> None:
         """Raise a RuntimeError if some edit has not acted."""

@@ -41,8 +41,10 @@ class TextMetric:
             raise ValueError(f'metric: expected "loss", "logit_diff" or a function, got {metric!r}')
         if positions is not None and metric != "loss":
             raise ValueError('positions: expected beside metric="loss" only, whose mean they restrict')
-        if (tokens is not None) != (metric == "logit_diff"):
-            raise ValueError('tokens: expected two tokens (a, b) beside metric="logit_diff", and there only')
+        if tokens is None and metric == "logit_diff":
+            raise ValueError('tokens: expected two tokens (a, b) for metric="logit_diff", got none')
+        if tokens is not None and metric != "logit_diff":
+            raise ValueError('tokens: expected only with metric="logit_diff", whose two tokens they are')
         if tokens is not None and (isinstance(tokens, str) or len(tokens) != 2):
             raise ValueError(f"tokens: expected two tokens (a, b), got {tokens!r}")
         self.metric, self.positions = metric, positions
@@ -59,6 +61,8 @@ class TextMetric:
 
     def _mean_loss(self, logits: Tensor, ids: Tensor) -> float:
         """The mean cross entropy of the tokens that count, in nats."""
+        if len(ids) < 2:
+            raise ValueError(f"texts: expected at least two tokens, the second to predict, got {len(ids)}")
         losses = cross_entropy(logits[:-1].double(), ids[1:].to(logits.device), reduction="none")  # (T − 1,)
         if self.positions is None:
             return float(losses.mean())

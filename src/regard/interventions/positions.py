@@ -1,4 +1,4 @@
-"""Positions of tokens, as an edit names them: one, several, a slice, or the spans of a `Spans`."""
+"""Positions of tokens, as an edit names them: one, several, a slice, spans, or one span."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.maps.spans import Spans
+from regard.maps.spans import NamedSpan, Spans
 
-Positions = int | slice | range | Sequence[int] | Tensor | Spans
-"""One position, several, a slice of positions, or all positions of some spans; −1 is the last token."""
+Positions = int | slice | range | Sequence[int] | Tensor | Spans | NamedSpan
+"""One position, several, a slice of positions, or all positions of spans; −1 is the last token."""
 
 
 def check_positions(name: str, positions: Any) -> Positions:
@@ -23,6 +23,8 @@ def check_positions(name: str, positions: Any) -> Positions:
         return positions
     if isinstance(positions, Spans):
         return positions
+    if isinstance(positions, NamedSpan):
+        return slice(positions.start, positions.stop)
     if isinstance(positions, Tensor) and positions.dtype == torch.bool:
         raise ValueError(f"{name}: expected positions as numbers, got booleans: write x.nonzero().flatten()")
     try:

@@ -97,9 +97,14 @@ def measure_spans(
     )
 
 
-def _as_spans(name: str, parts: Parts) -> Spans:
+def _as_spans(name: str, parts: Parts | str) -> Spans:
     if isinstance(parts, Spans):
         return parts
+    if isinstance(parts, str):
+        raise ValueError(
+            f"{name}: expected spans or increasing positions, got {parts!r}: write "
+            "regard.spans.words(tokenizer, text)"
+        )
     try:
         return Spans.from_edges(parts)
     except ValueError as error:
