@@ -26,7 +26,7 @@ from regard.interventions.random_edits import ModelHeads, RandomEdgeBlock, draw_
 from regard.recorder.context import capture
 from regard.recorder.sources.compilation import original_model
 
-FULL_MATCH = 0.9  # a smaller share of an edit's attention on random edges is no fair baseline
+FULL_MATCH = 0.75  # a smaller share of an edit's attention on random edges is no fair baseline
 
 
 class CutMass(NamedTuple):
