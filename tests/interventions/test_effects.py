@@ -20,6 +20,7 @@ from regard.interventions.effects import find_heads, mean_interval, prediction_b
 from regard.interventions.metrics import select_tokens
 from regard.interventions.random_edits import ModelHeads, RandomEdgeBlock, draw_edits, uniform_hash
 from regard.recorder.attention_call import AttentionCall
+from tests.interventions.references import build, inputs_of
 
 
 def small(layers: int = 2) -> GPT:
@@ -341,3 +342,19 @@ def test_the_heads_of_a_model_are_found_by_key_and_name() -> None:
     heads = find_heads(small(), {"input_ids": texts()[:1]})
     assert heads.counts == {"0": 4, "1": 4}
     assert set(heads.keys.values()) == {"0", "1"}
+
+
+def test_the_loss_of_a_model_that_sees_what_it_would_predict_is_refused() -> None:
+    model, inputs = build("bert"), inputs_of("bert", batch=1)
+    with pytest.raises(ValueError, match="expected a causal language model for the loss"):
+        regard.effect(model, [inputs], regard.ablate(0, 1), draws=0)
+
+
+def test_an_edit_of_the_last_query_changes_nothing_that_the_loss_reads() -> None:
+    effect = regard.effect(small(), texts(), regard.ablate(1, 0, positions=-1), draws=2)
+    assert effect.value == 0
+    assert str(effect).endswith("nothing that the metric reads has changed")
+
+
+def test_the_band_reaches_over_all_random_edits() -> None:
+    assert prediction_band([0.0] * 19 + [1.0])[1] >= 1.0

@@ -24,6 +24,7 @@ from regard.interventions.metrics import Metric, TextMetric, TokenPositions
 from regard.interventions.output_means import Text, text_inputs
 from regard.interventions.random_edits import ModelHeads, RandomEdgeBlock, draw_edits
 from regard.recorder.context import capture
+from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
 
 FULL_MATCH = 0.75  # a smaller share of an edit's attention on random edges is no fair baseline
@@ -72,6 +73,8 @@ class Effect:
     def __str__(self) -> str:
         interval = "" if math.isnan(self.low) else f" (95% {self.low:+.3f} to {self.high:+.3f})"
         text = f"{self.metric} {self.value:+.3f}{interval} with {', '.join(self.edits)}"
+        if not any(self.per_text):
+            return f"{text}: nothing that the metric reads has changed"
         if math.isnan(self.baseline_low):
             return f"{text}; no random edits to compare with"
         verdict = "beyond" if self.beyond_baseline else "within"
@@ -123,8 +126,9 @@ def effect(
     inputs = list(text_inputs(model, texts, tokenizer))
     with evaluating(model):
         random_edits: list[list[Edit]] = []
+        heads = find_heads(model, inputs[0], causal=metric == "loss")
         if draws:
-            random_edits = draw_edits(resolved, find_heads(model, inputs[0]), draws, seed)
+            random_edits = draw_edits(resolved, heads, draws, seed)
         progress = PassCounter(len(inputs) * (2 + len(random_edits)), report)
         plain = run_texts(model, inputs, measure, [], progress)
         edited = run_texts(model, inputs, measure, resolved, progress)
@@ -208,11 +212,26 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def find_heads(model: nn.Module, arguments: dict[str, Any]) -> ModelHeads:
-    """Return the layers of a model and how many heads they have, from a run over one text."""
+def find_heads(model: nn.Module, arguments: dict[str, Any], *, causal: bool = False) -> ModelHeads:
+    """Return the layers of a model and how many heads they have, from a run over one text.
+
+    `causal` says that the model has to be causal.
+    """
     seen = capture(model, inputs=arguments)
+    if causal:
+        check_causal(model, seen)
     counts = {str(layer.key): layer.shape[1] for layer in seen.layers}
     return ModelHeads(counts, {layer.name: str(layer.key) for layer in seen.layers})
+
+
+def check_causal(model: nn.Module, seen: Capture) -> None:
+    """Raise a ValueError if the first token of a captured model sees later ones, as BERT's does."""
+    first = next((x.map for x in seen.layers if not x.stack.startswith(("encoder", "cross"))), None)
+    if first is not None and bool((first[0, :, 0, 1:] > 0).any()):
+        raise ValueError(
+            f"metric: expected a causal language model for the loss, but the first token of "
+            f"{type(model).__name__} sees the tokens that it would predict: pass a function as metric"
+        )
 
 
 def differences(edited: Sequence[float], plain: Sequence[float]) -> list[float]:
@@ -233,6 +252,8 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 def prediction_band(values: Sequence[float]) -> tuple[float, float]:
     """Return the band in which 95% of further values are expected, by Student's t; NaN of fewer than two.
 
+    It reaches at least from the smallest to the largest value: most draws may do nothing, and few do much.
+
     >>> [round(x, 2) for x in prediction_band([1.0, 2.0, 3.0])]
     [-2.97, 6.97]
     """
@@ -240,7 +261,7 @@ def prediction_band(values: Sequence[float]) -> tuple[float, float]:
     if n < 2:
         return math.nan, math.nan
     reach = students_t(n - 1) * stdev(values) * math.sqrt(1 + 1 / n)
-    return fmean(values) - reach, fmean(values) + reach
+    return min(fmean(values) - reach, *values), max(fmean(values) + reach, *values)
 
 
 def _cut_mass(random_edits: Sequence[Sequence[Edit]]) -> CutMass | None:

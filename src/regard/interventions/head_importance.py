@@ -14,6 +14,7 @@ from regard.heads.table import HeadRow, HeadTable, Score, split_key
 from regard.interventions.ablation import Replacement, ablate
 from regard.interventions.effects import (
     PassCounter,
+    check_causal,
     differences,
     evaluating,
     mean_interval,
@@ -56,6 +57,8 @@ def importance(
     inputs = list(text_inputs(model, texts, tokenizer))
     with evaluating(model):
         seen = capture(model, inputs=inputs[0])
+        if metric == "loss":
+            check_causal(model, seen)
         keys, heads = [layer.key for layer in seen.layers], [layer.heads for layer in seen.layers]
         layers = [name_layer(i, layer.map, keys, heads) for i, layer in enumerate(seen.layers)]
         progress = PassCounter(len(inputs) * (1 + sum(map(len, heads))), report)
