@@ -63,6 +63,11 @@ def test_a_head_is_cut_in_the_map_and_restored(page: Page, address: str, model: 
     expect(switch).to_have_attribute("aria-checked", "true")
     expect(page.locator("#text option")).to_have_text(["The cat", "↳ Edited run: head 1.2 cut"])
     assert model.asked == [[HeadCut("1", 2)]]
+    page.get_by_role("button", name="Undo").press("Enter")
+    expect(page.locator(BANNER)).to_be_hidden()
+    expect(page.locator("#main")).to_be_focused()  # what had the focus is gone
+    switch.click()
+    expect(banner).to_be_visible()
     for view in ("Text", "Heads", "Steps", "Cache"):
         page.get_by_role("tab", name=view).click()
         expect(banner).to_be_visible()

@@ -324,7 +324,7 @@ class Contents:
         return contributions.describe_attribution(found, capture, chosen, others)
 
     def _predicted_at(self, text: int) -> dict[str, Any] | None:
-        """Return the position whose next token is explained first, and the positions and tokens to choose from.
+        """Return the position whose next token is explained first, and what positions and tokens there are.
 
         None stands for all of them; without contributions to a logit there is nothing to return.
         """

@@ -130,8 +130,11 @@ class MapView {
    * @param {Scene} scene
    */
   note({ look, z, quantity }) {
-    const other = this.app.meta.texts[quantity.against]?.title ?? "";
-    return noteOf(look.reduce, z, quantity, { other, token: this.controls.predicted });
+    const { meta, runs, state } = this.app;
+    const other = meta.texts[quantity.against]?.title ?? "";
+    const cut = runs.has({ kind: "head", layer: state.layer, head: state.head });
+    const zero = cut ? " This head is cut in this run: it attends, but its output is zero." : "";
+    return noteOf(look.reduce, z, quantity, { other, token: this.controls.predicted }) + zero;
   }
 
   /**
