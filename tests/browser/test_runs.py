@@ -57,6 +57,7 @@ def test_a_head_is_cut_in_the_map_and_restored(page: Page, address: str, model: 
     expect(banner.locator(".run-loss")).to_have_text(
         re.compile(r"^loss \d\.\d{3} → \d\.\d{3} \([+−]\d\.\d{3,4}\)$")
     )
+    expect(page.locator(".map-foot")).to_contain_text("This head is cut in this run")
     expect(page).to_have_title("Edited run · random · Regard")
     for part in ("text=1", "layer=1", "head=2", "row=20", "col=3"):  # the same cell, in the edited run
         expect(page).to_have_url(re.compile(part))
