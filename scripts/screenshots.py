@@ -38,7 +38,7 @@ def view_states(head: str) -> dict[str, str]:
     """Return the page's state in each view, as the end of its address; `head` is "layer=…&head=…"."""
     return {
         "map": f"#view=map&{head}",
-        "text": f"#view=text&{head}&row=300",
+        "text": f"#view=text&{head}&row=121",
         "heads": "#view=heads",
         "steps": f"#view=steps&{head}&row=240",
         "cache": "#view=cache",

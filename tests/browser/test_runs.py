@@ -57,12 +57,18 @@ def test_a_head_is_cut_in_the_map_and_restored(page: Page, address: str, model: 
     expect(banner.locator(".run-loss")).to_have_text(
         re.compile(r"^loss \d\.\d{3} → \d\.\d{3} \([+−]\d\.\d{3,4}\)$")
     )
+    expect(page.locator(".map-foot")).to_contain_text("This head is cut in this run")
     expect(page).to_have_title("Edited run · random · Regard")
     for part in ("text=1", "layer=1", "head=2", "row=20", "col=3"):  # the same cell, in the edited run
         expect(page).to_have_url(re.compile(part))
     expect(switch).to_have_attribute("aria-checked", "true")
     expect(page.locator("#text option")).to_have_text(["The cat", "↳ Edited run: head 1.2 cut"])
     assert model.asked == [[HeadCut("1", 2)]]
+    page.get_by_role("button", name="Undo").press("Enter")
+    expect(page.locator(BANNER)).to_be_hidden()
+    expect(page.locator("#main")).to_be_focused()  # what had the focus is gone
+    switch.click()
+    expect(banner).to_be_visible()
     for view in ("Text", "Heads", "Steps", "Cache"):
         page.get_by_role("tab", name=view).click()
         expect(banner).to_be_visible()
@@ -141,6 +147,54 @@ def test_a_cut_edge_is_said_to_be_cut_and_a_hidden_one_is_not_offered(
     expect(page.locator("#view-map .map-notes")).to_contain_text("hides this key from this query")
     expect(page.get_by_role("button", name="Cut “·t2” → “·t3”")).to_have_count(0)
     expect(page.get_by_role("button", name="Cut all to “·t3” (3)")).to_be_visible()
+
+
+def test_a_cut_between_words_is_said_to_be_cut(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+    tokens = ["a", "b", " c", "d", " e"] * 6  # words of two, two and one
+    cut = regard.rule(lambda b, h, q, k: (q >= 22) & (q < 24) & (k >= 7) & (k < 9))
+
+    def run_cut(seen: Capture, cuts: Sequence[Cut], report: ReportProgress) -> Capture:
+        assert cuts == [EdgeCut("1", 0, (22, 24), (7, 9))]
+        return captured(30, tokens=tokens, mask=regard.causal & ~cut)
+
+    site = serve(captured(30, tokens=tokens), run_cut=run_cut)
+    page.goto(site.address + "#view=map&layer=1&head=0&row=22&col=7&units=words")
+    expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
+    place = page.locator(".map-notes .facts dd").nth(1).inner_text().split()[0]
+    expect(page.get_by_role("button", name=f"Cut all to “cd” ({place})")).to_be_visible()
+    expect(page.get_by_role("button", name="all in view")).to_be_hidden()  # the whole map is in view
+    page.get_by_role("button", name="Cut “cd” → “cd”").click()
+    expect(page.locator("#weight")).to_have_text("cut")
+    expect(page.locator("#view-map .map-notes")).to_contain_text("This edge is cut in this edited run.")
+
+
+def test_the_cut_of_all_in_view_follows_the_map(page: Page, address: str) -> None:
+    page.goto(address + "#view=map&layer=1&head=0")
+    expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
+    view = page.get_by_role("button", name="all in view")
+    expect(view).to_be_hidden()
+    page.get_by_role("button", name="Zoom in").click()
+    expect(view).to_be_visible()
+    before = view.inner_text()
+    page.get_by_role("button", name="Zoom in").click()
+    expect(view).not_to_have_text(before)
+    page.get_by_role("button", name="Show the whole map").click()
+    expect(view).to_be_hidden()
+
+
+def test_a_generation_is_said_to_be_without_the_cuts(
+    page: Page, serve: Callable[..., BackgroundServer], model: Model
+) -> None:
+    site = serve(predicted(captured(30)), generate=lambda *_: iter(()), run_cut=model.run_cut)
+    page.goto(site.address + "#view=cache")
+    lead = page.locator("#view-cache p").first
+    expect(lead).to_contain_text("Let the model continue a text")
+    expect(lead).not_to_contain_text("without the cuts")
+    page.get_by_role("tab", name="Heads").click()
+    page.get_by_role("switch", name="Cut head 0.1").click()
+    expect(page.locator(f"{BANNER}.edited")).to_be_visible()
+    page.get_by_role("tab", name="Cache").click()
+    expect(lead).to_contain_text("It continues without the cuts of the edited run.")
 
 
 def test_keys_cut_a_head_in_the_gallery(page: Page, address: str, model: Model) -> None:

@@ -217,6 +217,63 @@ def test_an_edited_run_less_the_model_s_own(page: Page, serve: Any) -> None:
     expect(page.locator(".map-foot")).to_contain_text("less that of “own”")
 
 
+def test_a_difference_of_contributions_is_that_of_one_token(page: Page, serve: Any) -> None:
+    own, cut = read(), read((5, 3))
+    assert own.predictions is not None
+    assert cut.predictions is not None
+    first, other = own.predictions.likeliest[0, :, 0], cut.predictions.likeliest[0, :, 0]
+    position = int((first != other).nonzero()[-1])  # the runs expect different tokens here
+    token = int(other[position])
+    rows = [seen.attribution(token, position=position).edges(5, 1)[position] for seen in (cut, own)]
+    difference = rows[0] - rows[1]
+    key = int(difference.abs().argmax())
+    page.goto(
+        f"{serve([own, cut]).address}#text=1&layer=5&head=1&shade=logit&against=0&row={position}&col={key}"
+    )
+    expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
+    assert weight(page) == pytest.approx(float(difference[key]), abs=1e-4)
+    expect(page.locator(".map-foot")).to_contain_text("adds up to the difference of what the head adds")
+
+
+def test_a_chosen_next_token_stays_in_another_run_and_goes_with_its_query(page: Page, serve: Any) -> None:
+    own, cut = read(), read((5, 3))
+    assert own.predictions is not None
+    assert cut.predictions is not None
+    likely = own.predictions.likeliest[0], cut.predictions.likeliest[0]
+    position, token = next(
+        (t, int(one)) for t in range(10, 30) for one in likely[0][t] if one not in likely[1][t]
+    )
+    page.goto(f"{serve([own, cut]).address}#view=text&shade=logit&row={position}&token={token}")
+    choice = page.locator("#view-text").get_by_label("Next token", exact=True)
+    expect(choice).to_have_value(str(token))
+    page.goto(page.url + "&text=1")
+    expect(page.locator("#view-text .attribution h3")).to_contain_text(f"({position})")
+    expect(choice).to_have_value(str(token))
+    page.click(f"#tok-{position + 1}")
+    expect(choice).to_have_value(str(int(likely[1][position + 1, 0])))
+
+
+def test_a_file_says_that_it_holds_the_contributions_after_one_token(page: Page, saved: Any) -> None:
+    page.goto(saved(read()) + "#view=text&shade=logit")
+    expect(page.locator("#view-text .attribution")).to_contain_text("after this token only")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("col", [2, 12, 23])
+def test_what_a_cell_says_beside_it_is_in_the_picture(page: Page, serve: Any, width: int, col: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    page.goto(f"{serve(read()).address}#units=words&row=25&col={col}")
+    tip = page.locator(".tip")
+    expect(tip).to_be_visible()
+    box, stage = tip.bounding_box(), page.locator(".map-stage").bounding_box()
+    assert box is not None
+    assert stage is not None
+    assert stage["x"] - 1 <= box["x"]
+    assert box["x"] + box["width"] <= stage["x"] + stage["width"] + 1
+    assert stage["y"] - 1 <= box["y"]
+    assert box["y"] + box["height"] <= stage["y"] + stage["height"] + 1
+
+
 @pytest.mark.parametrize("width", [390, 768, 1280, 1920])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_nothing_sticks_out(page: Page, serve: Any, width: int, theme: Any) -> None:

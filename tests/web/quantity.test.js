@@ -106,7 +106,18 @@ test("what a text does not have is replaced by what it has", () => {
 test("only maps of the same shape are subtracted", () => {
   assert.deepEqual(comparable(META, STATE), [1]);
   assert.deepEqual(comparable(META, { ...STATE, head: 7 }), []);
+  assert.deepEqual(comparable({ texts: [TEXT, { ...TEXT, removed: true }] }, STATE), []);
   assert.equal(quantityOf(META, { ...STATE, against: 2 }).against, -1);
+});
+
+test("a file subtracts contributions only if it holds those to the same token after the same query", () => {
+  const other = (start, tokens) => ({ ...TEXT, predicted: { start, positions: [start], tokens } });
+  const stored = { texts: [other(4, [7, 8]), other(4, [8, 7]), other(4, [8, 9]), other(5, [7, 8])] };
+  const state = { ...STATE, shade: "logit" };
+  assert.deepEqual(comparable(stored, state), [1]); // the likeliest, 7
+  assert.deepEqual(comparable(stored, { ...state, token: 8 }), [1, 2]);
+  assert.deepEqual(comparable(stored, STATE), [1, 2, 3]); // weights are all there
+  assert.deepEqual(comparable({ texts: [TEXT, { ...TEXT, shades: ["weights"] }] }, state), []);
 });
 
 const difference = { ...PLAIN, against: 1 };
@@ -142,7 +153,8 @@ test("the legend of signed numbers has zero in its middle and the same end on bo
   assert.equal(noteOf("mass", 0, difference, names), "One cell is one weight, less that of “two”.");
   assert.match(noteOf("mass", 2, PLAIN, names), /^One cell of 4 × 4 tokens is attention mass, summed/);
   assert.match(noteOf("mass", 0, { ...PLAIN, units: "words" }, names), /^One cell from word to word is/);
-  assert.match(noteOf("mass", 0, logit, names), /logit of “lit”.* Row 4 adds up/);
+  assert.match(noteOf("mass", 0, logit, names), /logit of “lit”.* Row 4 adds up to what/);
+  assert.match(noteOf("mass", 0, { ...logit, against: 1 }, names), /Row 4 adds up to the difference of what/);
 });
 
 test("tiles of words are the weights summed over keys and averaged over queries", async () => {
@@ -205,6 +217,28 @@ test("a difference is asked of both texts, with the units of the first", async (
     ],
   );
   assert.equal((await source.tile(1, "0", 1, 0, 0, 0)).mass[0], 1.5); // without a difference, as it is
+});
+
+test("a difference of contributions is that of one token, the likeliest of the first text", async () => {
+  const asked = [];
+  const line = async (text, layer, head, index, { token }) => {
+    asked.push([text, token]);
+    return Float32Array.of(0);
+  };
+  const tile = async (text, layer, head, z, i, j, { quantity }) => {
+    await line(text, layer, head, 0, quantity);
+    return { rows: 1, cols: 1, mass: Float32Array.of(0), max: Float32Array.of(0) };
+  };
+  const attribution = async (text) => ({ token: { id: 40 + text } });
+  const source = withDifferences({ row: line, column: line, tile, attribution });
+  const quantity = { ...PLAIN, shade: "logit", position: 4, against: 1 };
+  await source.row(0, "0", 1, 3, quantity);
+  await source.tile(0, "0", 1, 0, 0, 0, { quantity });
+  await source.row(0, "0", 1, 3, { ...quantity, token: 7 });
+  assert.deepEqual(
+    asked,
+    [0, 0, 7].flatMap((token) => [0, 1].map((text) => [text, token || 40])),
+  );
 });
 
 test("what the mask hides in one of two texts only is shown", () => {

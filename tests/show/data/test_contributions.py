@@ -82,7 +82,12 @@ def test_another_token_and_what_does_not_exist() -> None:
     assert second["logit"] < contents.attribution(0, Quantity("logit", position=5))["logit"]
     with pytest.raises(KeyError, match="position: expected a number from 0 to"):
         contents.attribution(0, Quantity("logit", position=500))
-    with pytest.raises(KeyError, match="token: expected one of"):
+    unlikely = next(t for t in range(100) if t not in {one["id"] for one in likeliest})
+    added = contents.attribution(0, Quantity("logit", position=5, token=unlikely))
+    assert added["token"]["probability"] is None
+    assert added["candidates"] == [*likeliest, added["token"]]
+    assert added["logit"] < second["logit"]
+    with pytest.raises(KeyError, match="token: expected an id from 0 to"):
         contents.attribution(0, Quantity("logit", position=5, token=10**6))
     with pytest.raises(KeyError, match="shade: expected one of weights, got 'logit'"):
         Contents(captured()).attribution(0, Quantity())

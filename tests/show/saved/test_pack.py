@@ -234,12 +234,14 @@ def test_contributions_come_along_for_one_position_and_the_likeliest_tokens() ->
     contents = Contents(seen)
     description, arrays = opened(pack(contents).blocks)
     position = contents.meta["texts"][0]["predicted"]["start"]
-    assert description["meta"]["texts"][0]["predicted"] == {"start": position, "positions": [position]}
     stored = description["attributions"][0]
+    tokens = [one["token"]["id"] for one in stored]
+    predicted = {"start": position, "positions": [position], "tokens": tokens}
+    assert description["meta"]["texts"][0]["predicted"] == predicted
     assert [one["token"] for one in stored] == stored[0]["candidates"]
     assert len(stored) == 5
     assert stored[0]["logit"] > stored[4]["logit"]
-    for token in (one["token"]["id"] for one in stored):
+    for token in tokens:
         factors = contents.factors(0, 4, Quantity("logit", position=position, token=token))[0]
         found = torch.tensor(arrays(f"logit-0-4-{position}-{token}")["factors"])
         torch.testing.assert_close(found, factors, rtol=1e-4, atol=1e-6)

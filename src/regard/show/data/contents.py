@@ -317,20 +317,21 @@ class Contents:
             capture, self.batch_index, -1 if quantity.position is None else quantity.position
         )
         chosen = next((one for one in others if one["id"] == token), None)
-        if chosen is None:
-            raise KeyError(f"token: expected one of {[one['id'] for one in others]}, got {token}")
+        if chosen is None:  # likely elsewhere, as in the model's own run of an edited text
+            chosen = {"id": token, "token": self._word(token), "probability": None}
+            others = [*others, chosen]
         found = self._attribution(text, quantity)
         return contributions.describe_attribution(found, capture, chosen, others)
 
     def _predicted_at(self, text: int) -> dict[str, Any] | None:
-        """Return the position whose next token is explained first, and the positions to choose from.
+        """Return the position whose next token is explained first, and what positions and tokens there are.
 
-        None stands for all positions; without contributions to a logit there is nothing to return.
+        None stands for all of them; without contributions to a logit there is nothing to return.
         """
         if "logit" not in self.shades(text):
             return None
         start = contributions.telling_position(self.texts[text], self.batch_index)
-        return {"start": start, "positions": None}
+        return {"start": start, "positions": None, "tokens": None}
 
     def _attribution(self, text: int, quantity: Quantity) -> Attribution:
         position, token = quantity.position, self._predicted(text, quantity)
@@ -350,8 +351,18 @@ class Contents:
         if not 0 <= position < T:
             raise KeyError(f"position: expected a number from 0 to {T - 1}, got {position}")
         if quantity.token is not None:
+            residual = self.texts[text].residual
+            assert residual is not None
+            assert residual.unembedding is not None
+            if not 0 <= quantity.token < (V := len(residual.unembedding.weight)):
+                raise KeyError(f"token: expected an id from 0 to {V - 1}, got {quantity.token}")
             return quantity.token
         return int(predictions.likeliest[self.batch_index, position, 0])
+
+    def _word(self, token: int) -> str:
+        """Return the text of a token that is likely somewhere in a text, or its id."""
+        known = [one.predictions for one in self.texts if one.predictions is not None]
+        return next((one for one in known if token in one.words), known[0]).word(token)
 
     def _check_shade(self, text: int, quantity: Quantity) -> None:
         """KeyError unless a text's capture has what a quantity needs."""

@@ -72,6 +72,7 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
     for text, capture in enumerate(contents.texts):
         if predicted := meta["texts"][text]["predicted"]:
             predicted["positions"] = [predicted["start"]]
+            predicted["tokens"] = [quantity.token for quantity in stored[text] if quantity.shade == "logit"]
         thumbs = [contents.thumbnail(text, layer.key).thumbs for layer in capture.layers]
         put(f"thumbs-{text}", [Array("pictures", "u8", np.concatenate(thumbs))])
         for layer, description in zip(capture.layers, meta["texts"][text]["layers"], strict=True):

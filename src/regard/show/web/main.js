@@ -48,7 +48,11 @@ function run(source) {
     get state() {
       return settled(source.meta, state.now);
     },
-    set: (changes) => state.set(changes),
+    // A token was chosen to follow a query; after another one the likeliest is shown.
+    set: (changes) =>
+      state.set(
+        changes.row === undefined || changes.row === app.state.row ? changes : { token: -1, ...changes },
+      ),
     on: (listener) => state.on(() => listener(app.state)),
     /** Says something in passing; "" takes it back. */
     status(message, seconds = 6) {
@@ -177,7 +181,7 @@ function makeTexts(app) {
   select.addEventListener("change", () => {
     const text = Number(select.value);
     const original = app.meta.texts[text].edited?.text ?? text;
-    const whole = { row: -1, col: -1, x: -1, y: -1, zoom: 0 };
+    const whole = { row: -1, col: -1, token: -1, x: -1, y: -1, zoom: 0 };
     app.set(original === app.runs.original ? { text } : { text, ...whole }); // the same tokens stay in view
   });
   return select;

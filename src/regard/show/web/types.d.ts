@@ -71,8 +71,11 @@ interface TextMeta {
   spans: Partial<Record<TokenList, Record<UnitName, number[]>>>;
   /** What the cells of a map can stand for, beside weights. */
   shades: ShadeName[];
-  /** After which queries there are contributions to a logit: where to begin, and which ones; null for all. */
-  predicted: { start: number; positions: number[] | null } | null;
+  /**
+   * After which queries there are contributions to a logit: where to begin, which ones, and to which tokens,
+   * likeliest first; null for all.
+   */
+  predicted: { start: number; positions: number[] | null; tokens: number[] | null } | null;
   /** Modules that mix tokens and could not be captured. */
   missing: { name: string; kind: string }[];
   /** What the model expected on average; null if it makes no predictions. */

@@ -111,7 +111,8 @@ class CacheView {
     this.form.box.hidden = !can;
     if (first) this.form.prompt.value = openingSentence(meta.texts[state.text]);
     if (!can && recorded && !this.steps.length) recorded.forEach((line) => this.take(line));
-    this.lead.textContent = leadOf(can, Boolean(recorded));
+    const uncut = can && this.app.runs.edited ? " It continues without the cuts of the edited run." : "";
+    this.lead.textContent = leadOf(can, Boolean(recorded)) + uncut;
     if (!can && recorded) this.said.textContent = "";
     this.draw();
   }

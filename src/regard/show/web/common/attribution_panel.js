@@ -51,14 +51,16 @@ export class AttributionPanel {
     const { app } = this;
     const found = await app.source.attribution(state.text, quantity.position, quantity.token);
     if (!fresh()) return;
-    const { layers, tokens } = app.meta.texts[state.text];
+    const { layers, tokens, predicted } = app.meta.texts[state.text];
     const name = `“${short(found.token.token, 24)}”`;
     const after = tokens ? ` after “${short(tokens[found.position] ?? "", 16)}” (${found.position})` : "";
     this.title.textContent = `What speaks for ${name}${after}`;
     this.about.textContent =
-      "What each head and MLP adds to the logit, with the final norm as it was. Red raises it, blue lowers it.";
+      "What each head and MLP adds to the logit, with the final norm as it was. Warm colours raise it, cool ones " +
+      `lower it.${predicted?.positions ? " This file holds contributions after this token only." : ""}`;
     const heads = layers.map((layer) => found.heads[layer.key] ?? []);
     const mlps = layers.map((layer) => found.mlps[layer.key] ?? null);
+    this.names.style.setProperty("--heads", String(Math.max(...heads.map((row) => row.length))));
     const all = [...heads.flat(), ...mlps.map((value) => value ?? 0)];
     const top = Math.max(1e-6, ...all.map(Math.abs));
     this.table.fill(layers, {

@@ -51,19 +51,41 @@ function positionOf({ predicted }, { row }) {
 }
 
 /**
- * The texts from whose maps this one's can be subtracted: those of the same shape.
+ * The texts from whose maps this one's can be subtracted: those of the same shape, with contributions to the same
+ * token if it is those that are shown.
  * @param {Meta} meta
- * @param {Pick<State, "text" | "layer" | "head">} state
+ * @param {Pick<State, "text" | "layer" | "head" | "row" | "shade" | "token">} state
  * @returns {number[]}
  */
-export function comparable(meta, { text, layer: key, head }) {
+export function comparable(meta, state) {
+  const { text, layer: key, head } = state;
   /** @param {number} n */
   const layerIn = (n) => meta.texts[n].layers.find((one) => one.key === key);
   const own = layerIn(text);
   return [...meta.texts.keys()].filter((n) => {
     const other = layerIn(n);
-    return n !== text && other && own && isSameShape(own, other) && other.heads.includes(head);
+    if (n === text || meta.texts[n].removed || !other || !own) return false;
+    return isSameShape(own, other) && other.heads.includes(head) && hasContributions(meta, state, n);
   });
+}
+
+/**
+ * Whether another text has contributions to the token that they are shown of; a file holds those to few tokens.
+ * @param {Meta} meta
+ * @param {Pick<State, "text" | "row" | "shade" | "token">} state
+ * @param {number} n
+ */
+function hasContributions(meta, state, n) {
+  const [{ shades, predicted }, other] = [meta.texts[state.text], meta.texts[n]];
+  if (!shades.includes(/** @type {ShadeName} */ (state.shade))) return true; // weights are shown in its place
+  if (!other.shades.includes(/** @type {ShadeName} */ (state.shade))) return false;
+  if (state.shade !== "logit") return true;
+  const { positions, tokens } = other.predicted ?? {};
+  const token = state.token >= 0 ? state.token : predicted?.tokens?.[0];
+  return (
+    (positions?.includes(positionOf(meta.texts[state.text], state)) ?? true) &&
+    (token === undefined || (tokens?.includes(token) ?? true))
+  );
 }
 
 /**

@@ -116,7 +116,8 @@ export function noteOf(reduce, z, quantity, { other, token }) {
     size > 1 ? ` of ${size} × ${size} ${units}` : single ? "" : ` from ${UNIT[units]} to ${UNIT[units]}`;
   const pooled = single || reduce === "max" ? "" : ", summed over keys and averaged over queries";
   const less = against < 0 ? "" : `, less that of “${other}”`;
-  const row = shade === "logit" ? ` Row ${position} adds up to what the head adds.` : "";
+  const adds = against < 0 ? "what the head adds" : "the difference of what the head adds";
+  const row = shade === "logit" ? ` Row ${position} adds up to ${adds}.` : "";
   return `One cell${of} is ${what}${pooled}${less}.${row}`;
 }
 

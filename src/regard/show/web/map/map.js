@@ -8,7 +8,7 @@ import { layerOf } from "../common/layers.js";
 import { areWeights, mapQuantity, PLAIN, quantityName, say, spell } from "../common/quantity.js";
 import { quantityControls } from "../common/quantity_controls.js";
 import { short, tokenAt } from "../common/tokens.js";
-import { firstToken, inUnits, unitAt } from "../common/units.js";
+import { inUnits, unitAt } from "../common/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
@@ -118,6 +118,7 @@ class MapView {
       boundary: scene.boundary !== null,
       sink: sink && { ...sink, token: short(tokenAt(meta, state.text, this.layer, "keys", sink.key), 16) },
     });
+    this.edges.follow();
     this.tip.hidden = true;
     if (hover) this.tellPointed(scene, hover);
     else if (cursor) this.tellChosen(scene, cursor);
@@ -129,8 +130,11 @@ class MapView {
    * @param {Scene} scene
    */
   note({ look, z, quantity }) {
-    const other = this.app.meta.texts[quantity.against]?.title ?? "";
-    return noteOf(look.reduce, z, quantity, { other, token: this.controls.predicted });
+    const { meta, runs, state } = this.app;
+    const other = meta.texts[quantity.against]?.title ?? "";
+    const cut = runs.has({ kind: "head", layer: state.layer, head: state.head });
+    const zero = cut ? " This head is cut in this run: it attends, but its output is zero." : "";
+    return noteOf(look.reduce, z, quantity, { other, token: this.controls.predicted }) + zero;
   }
 
   /**
@@ -178,10 +182,15 @@ class MapView {
     if (outside || (camera.zoom >= NUMBERS && cell.max >= 0)) return; // large cells have it written in them
     tip.textContent = this.tipOf(scene, cell);
     tip.hidden = false;
-    const left = gutter.left + x + 10;
-    const turned = left + tip.offsetWidth > width ? left - tip.offsetWidth - 20 - side : left;
-    const top = Math.max(0, gutter.top + y - 10);
-    tip.style.transform = `translate(${Math.round(turned)}px, ${Math.round(top)}px)`;
+    const { offsetWidth, offsetHeight } = tip;
+    const right = gutter.left + x + 10;
+    const left = right - offsetWidth - 20 - side;
+    const beside = right + offsetWidth <= width ? right : left;
+    // Where there is no room on either side it stands above the cell, or below.
+    const above = gutter.top + y - offsetHeight - 6;
+    const apart = above >= 0 ? above : gutter.top + y + side + 6;
+    const [at, top] = beside >= 0 ? [beside, Math.max(0, gutter.top + y - 10)] : [0, apart];
+    tip.style.transform = `translate(${Math.round(at)}px, ${Math.round(top)}px)`;
   }
 
   /**
@@ -191,9 +200,8 @@ class MapView {
    */
   tipOf({ text, quantity }, { row, col, size, mass, max }) {
     if (max < 0) {
-      const { layer } = this;
-      const first = { row: firstToken(layer, "queries", row), col: firstToken(layer, "keys", col) };
-      return this.app.runs.isCut({ ...first, size, mass, max }) ? "cut in this run" : "hidden by the mask";
+      const cell = { row, col, size, mass, max };
+      return this.app.runs.isCut(cell, this.layer) ? "cut in this run" : "hidden by the mask";
     }
     if (size > 1 || quantity.units === "tokens") return spell(quantity, mass);
     const [query, key] = [

@@ -3,8 +3,7 @@
 // and what is known of the layer.
 
 import { badge, element } from "../common/dom.js";
-import { number } from "../common/format.js";
-import { areWeights, quantityName, quantityTitle } from "../common/quantity.js";
+import { areWeights, quantityName, quantityTitle, spell } from "../common/quantity.js";
 import { short, tokenAt } from "../common/tokens.js";
 import { firstToken } from "../common/units.js";
 import { cellFacts, layerFacts, precisionNote, strongestKeys } from "./facts.js";
@@ -55,7 +54,7 @@ export class Readout {
     else this.number.dataset.weight = String(weight);
     this.where.replaceChildren(...factRows(facts));
     this.note.textContent = note;
-    if (!this.app.runs.isCut(cell)) return;
+    if (!this.app.runs.isCut(cell, layer)) return;
     this.number.textContent = "cut";
     this.note.textContent = "This edge is cut in this edited run.";
   }
@@ -87,7 +86,7 @@ export class Readout {
         { type: "button" },
         element("span", { class: "place", text: String(col) }),
         element("span", { class: "token", text: token("keys", col) }),
-        element("span", { class: "weight", text: number(weights[col], 4) }),
+        element("span", { class: "weight", text: spell(quantity, weights[col]) }),
       );
       button.addEventListener("click", () => app.set({ col: firstToken(layer, "keys", col) }));
       list.append(element("li", {}, button));

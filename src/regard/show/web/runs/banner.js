@@ -17,7 +17,7 @@ export class RunBanner {
     this.loss = element("span", { class: "run-loss" });
     this.said = element("span", { class: "run-said", role: "status" });
     this.other = this.button("", () => app.set({ text: this.otherText }));
-    this.undo = this.button("Undo", () => app.runs.undo());
+    this.undo = this.button("Undo", () => this.undoAll());
     this.cancel = this.button("Cancel", () => app.runs.cancel());
     this.unfold = this.button("What changed", () => this.toggle());
     this.unfold.classList.add("run-unfold");
@@ -43,6 +43,12 @@ export class RunBanner {
     const button = element("button", { class: "button", type: "button", text });
     button.addEventListener("click", act);
     return button;
+  }
+
+  /** Goes back to the model's own run. The banner goes with its button, so the view takes the focus. */
+  async undoAll() {
+    await this.app.runs.undo();
+    if (this.box.hidden) document.getElementById("main")?.focus();
   }
 
   toggle() {

@@ -15,6 +15,7 @@ export class EdgeCuts {
   constructor(app, frame) {
     this.app = app;
     this.frame = frame;
+    this.inView = ""; // the cut of all in view that the buttons were drawn for
     this.hidden = false; // whether the mask hides the chosen cell, so that there is no edge to cut
     this.scope = choice("Of", "cut-of", { head: "this head", layer: "all heads" }, () => this.draw());
     this.scope.value = "head";
@@ -104,6 +105,11 @@ export class EdgeCuts {
     return whole ? null : this.cut(queries, keys);
   }
 
+  /** Follows the map when it is moved. */
+  follow() {
+    if (JSON.stringify(this.viewCut()) !== this.inView) this.draw();
+  }
+
   draw() {
     const { app, shown } = this;
     const { text, row, col } = app.state;
@@ -113,8 +119,9 @@ export class EdgeCuts {
     const token = (axis, index) =>
       `“${short(tokenAt(app.meta, text, shown, axis, unitAt(shown, axis, index)), 10)}”`;
     const [edge, key, view] = [this.edgeCut(), this.keyCut(), this.viewCut()];
+    this.inView = JSON.stringify(view);
     this.label(this.edge, edge, edge ? `${token("queries", row)} → ${token("keys", col)}` : "");
-    this.label(this.key, key, key ? `all to ${token("keys", col)} (${col})` : "");
+    this.label(this.key, key, key ? `all to ${token("keys", col)} (${unitAt(shown, "keys", col)})` : "");
     const spans = view ? [view.queries, view.keys].map(([first, end]) => `${first}–${end - 1}`) : [];
     this.label(this.view, view, `all in view (${spans.join(" → ")})`);
     this.note.textContent =

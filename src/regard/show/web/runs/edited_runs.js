@@ -4,6 +4,7 @@
 
 import { layerOf } from "../common/layers.js";
 import { tokenAt } from "../common/tokens.js";
+import { firstToken } from "../common/units.js";
 import { cutsCell, cutWords, runName, sameCut, toggled } from "./cuts.js";
 
 /** Which cuts the shown run has, and the functions that change them. */
@@ -53,10 +54,13 @@ export class EditedRuns {
   /**
    * Whether a cell of the shown head is hidden because edges are cut in this run.
    * @param {CellWeights | null} cell
+   * @param {Pick<Layer, "units">} layer whose rows and columns the cell counts
    */
-  isCut(cell) {
-    const { layer, head } = this.app.state;
-    return cell !== null && cell.max < 0 && this.cuts.some((cut) => cutsCell(cut, layer, head, cell));
+  isCut(cell, layer) {
+    if (cell === null || cell.max >= 0) return false;
+    const { layer: key, head } = this.app.state;
+    const [row, col] = [firstToken(layer, "queries", cell.row), firstToken(layer, "keys", cell.col)];
+    return this.cuts.some((cut) => cutsCell(cut, key, head, { row, col, size: cell.size }));
   }
 
   /** Every text with its title, each followed by its edited run. */

@@ -12,6 +12,18 @@ import { PLAIN } from "../common/quantity.js";
 export function withDifferences(source) {
   const { tile, row, column } = source;
   /**
+   * The same quantity of one text: contributions to the token that is likeliest in the first, also in the second.
+   * @param {number} text
+   * @param {Quantity} quantity
+   * @returns {Promise<Quantity>}
+   */
+  const ofOne = async (text, quantity) => {
+    const own = { ...quantity, against: -1 };
+    if (own.shade !== "logit" || own.token >= 0) return own;
+    const { token } = await source.attribution(text, own.position, own.token);
+    return { ...own, token: token.id };
+  };
+  /**
    * @param {AskLine} ask
    * @returns {AskLine}
    */
@@ -20,7 +32,7 @@ export function withDifferences(source) {
     async (text, layer, head, index, quantity = PLAIN) => {
       const { against } = quantity;
       if (against < 0) return ask(text, layer, head, index, quantity);
-      const own = { ...quantity, against: -1 };
+      const own = await ofOne(text, quantity);
       const [a, b] = await Promise.all([text, against].map((one) => ask(one, layer, head, index, own)));
       return a.map((value, i) => value - b[i]);
     };
@@ -32,7 +44,7 @@ export function withDifferences(source) {
       const { quantity = PLAIN } = options;
       const { against } = quantity;
       if (against < 0) return tile(text, layer, head, z, i, j, options);
-      const own = { ...options, quantity: { ...quantity, against: -1 } };
+      const own = { ...options, quantity: await ofOne(text, quantity) };
       const [a, b] = await Promise.all([text, against].map((one) => tile(one, layer, head, z, i, j, own)));
       return tileDifference(a, b);
     },

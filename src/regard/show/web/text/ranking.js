@@ -60,6 +60,7 @@ export function rankingLine(tokens, shaded, { best }, looking, other, quantity =
   if (other >= 0)
     return `${subject} ${quotedToken(tokens, other)}: ${written(shaded.weights[other - shaded.from] ?? 0)}`;
   const few = best.slice(0, 3).map(({ token, w }) => `${quotedToken(tokens, token)} ${written(w)}`);
+  if (!few.length && quantity.against >= 0) return `${own} is the same in both`;
   return `${subject} ${few.join(", ") || "nothing"}`;
 }
 
