@@ -122,14 +122,10 @@ def scores_and_effects(model: GPT) -> Any:
     figure, ax = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
     ax.axhline(0, color=BASELINE, lw=1, zorder=0)
     for kind, colour in KINDS.items():
-        places = [
-            place
-            for place, scores in results["scores"].items()
-            if max(scores, key=scores.__getitem__) == kind
-        ]
-        effects = [results["importance"][place] for place in places]
+        scores = {place: score for place, score in results["scores"].items() if _highest(score) == kind}
+        effects = [results["importance"][place] for place in scores]
         ax.errorbar(
-            [results["scores"][place][kind] for place in places],
+            [score[kind] for score in scores.values()],
             [effect["value"] for effect in effects],
             yerr=(
                 [effect["value"] - effect["low"] for effect in effects],
@@ -152,6 +148,11 @@ def scores_and_effects(model: GPT) -> Any:
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=9, loc="upper left", title="which score it is", alignment="left")
     return figure
+
+
+def _highest(scores: dict[str, float]) -> str:
+    """The name of the highest score of a head."""
+    return max(scores, key=scores.__getitem__)
 
 
 FIGURES: dict[str, Callable[[GPT], Any]] = {

@@ -144,7 +144,8 @@ def test_the_effects_of_cut_heads_are_those_that_were_measured() -> None:
     for name, head in (("default", "5.3"), ("smollm2", "18.6")):
         effects = results[name]["effects"]
         assert f"| {cut_heads.NAMES[name]} | {head} (induction" in page
-        assert effects[f"cut {head}"]["repeated"]["beyond"] and effects[f"cut {head}"]["repeated"]["low"] > 0
+        assert effects[f"cut {head}"]["repeated"]["beyond"]
+        assert effects[f"cut {head}"]["repeated"]["low"] > 0
         assert not effects[f"cut {head}"]["first"]["beyond"]
 
 
