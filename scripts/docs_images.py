@@ -8,6 +8,7 @@ The sessions on those pages compute the numbers that the figures show.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 
 import regard
 from regard.gpt import GPT
+from scripts import cut_heads
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -29,6 +31,8 @@ STORY = (
 )
 SCORES = ("previous_token", "induction", "local", "sink")
 TRAINED, UNTRAINED, BASELINE = "#b8430f", "#5d5f69", "#9a9ba3"
+KINDS = {"induction": TRAINED, "previous_token": "#2b5f8a", "sink": BASELINE}
+NAMED_HEADS = {"5.3": (-9, -3), "4.1": (-9, -3), "4.2": (-9, 3), "0.1": (0, 10)}
 
 
 def induction_head(model: GPT) -> Any:
@@ -112,6 +116,45 @@ def weights_and_values(model: GPT) -> Any:
     return figure
 
 
+def scores_and_effects(model: GPT) -> Any:
+    """The highest score of every head, and what cutting the head costs: the numbers of `cut_heads.json`."""
+    results = json.loads(cut_heads.RESULTS.read_text(encoding="utf-8"))["default"]
+    figure, ax = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    ax.axhline(0, color=BASELINE, lw=1, zorder=0)
+    for kind, colour in KINDS.items():
+        scores = {place: score for place, score in results["scores"].items() if _highest(score) == kind}
+        effects = [results["importance"][place] for place in scores]
+        ax.errorbar(
+            [score[kind] for score in scores.values()],
+            [effect["value"] for effect in effects],
+            yerr=(
+                [effect["value"] - effect["low"] for effect in effects],
+                [effect["high"] - effect["value"] for effect in effects],
+            ),
+            fmt="o",
+            color=colour,
+            ms=6,
+            mew=0,
+            elinewidth=1.2,
+            label=kind.replace("_", " "),
+        )
+    for place, offset in NAMED_HEADS.items():
+        point = (max(results["scores"][place].values()), results["importance"][place]["value"])
+        align = "center" if offset[0] == 0 else "right"
+        ax.annotate(place, point, offset, textcoords="offset points", ha=align, fontsize=9)
+    ax.set_xlim(0, 1)
+    ax.set_xlabel("the head's highest score")
+    ax.set_ylabel("rise of the loss without the head\n(nats a repeated token)")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=9, loc="upper left", title="which score it is", alignment="left")
+    return figure
+
+
+def _highest(scores: dict[str, float]) -> str:
+    """The name of the highest score of a head."""
+    return max(scores, key=scores.__getitem__)
+
+
 FIGURES: dict[str, Callable[[GPT], Any]] = {
     "how-to-induction": induction_head,
     "how-to-head": one_head,
@@ -119,6 +162,7 @@ FIGURES: dict[str, Callable[[GPT], Any]] = {
     "how-to-mask": composed_mask,
     "explanation-baselines": baselines,
     "explanation-values": weights_and_values,
+    "explanation-effects": scores_and_effects,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import regard
-from scripts import ideas, reference, sessions
+from scripts import cut_heads, ideas, reference, sessions
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -132,6 +133,20 @@ def test_the_tree_in_the_readme_is_there() -> None:
             assert (ROOT / "src" / "regard" / name).exists(), name
         else:
             assert (ROOT / "src" / "regard" / package / name).exists(), package + name
+
+
+def test_the_effects_of_cut_heads_are_those_that_were_measured() -> None:
+    """`python -m scripts.cut_heads` measures them; the page's sentences hold for them."""
+    results = json.loads(cut_heads.RESULTS.read_text(encoding="utf-8"))
+    page = cut_heads.PAGE.read_text(encoding="utf-8")
+    assert results.keys() == cut_heads.TEXTS.keys()
+    assert cut_heads.write_table(page, results) == page
+    for name, head in (("default", "5.3"), ("smollm2", "18.6")):
+        effects = results[name]["effects"]
+        assert f"| {cut_heads.NAMES[name]} | {head} (induction" in page
+        assert effects[f"cut {head}"]["repeated"]["beyond"]
+        assert effects[f"cut {head}"]["repeated"]["low"] > 0
+        assert not effects[f"cut {head}"]["first"]["beyond"]
 
 
 def test_where_each_idea_is_taught_is_up_to_date() -> None:
