@@ -237,7 +237,7 @@ WRONG = {
     "no model": (lambda m: regard.intervene(3, regard.ablate(0, 0)), "expected a torch.nn.Module"),
     "no layer": (lambda m: regard.ablate(), "expected a layer's number"),
     "both": (lambda m: regard.ablate(0, 1, heads=[(0, 1)]), "either layer and head or heads"),
-    "a negative head": (lambda m: regard.ablate(0, -1), "expected a number from 0"),
+    "a negative head": (lambda m: regard.ablate(0, -1), "expected a whole number of at least 0"),
     "no head": (lambda m: regard.ablate(0, []), "expected a head's number"),
     "no heads": (lambda m: regard.ablate(heads=[]), "at least one head"),
     "another replacement": (lambda m: regard.ablate(0, 0, by="mean"), "the means of regard.mean_outputs"),

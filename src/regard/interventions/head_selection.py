@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.attention.arguments import check_whole_number
 from regard.heads.description import study
 from regard.heads.repeated_tokens import repeated
 from regard.heads.table import HeadRow, HeadTable
@@ -105,13 +105,7 @@ def _pair(pair: Any) -> tuple[Layer, int]:
 
 
 def _head_number(head: Any) -> int:
-    try:
-        number = operator.index(head)
-    except TypeError:
-        raise ValueError(f"head: expected a whole number, got {head!r}") from None
-    if isinstance(head, bool) or number < 0:
-        raise ValueError(f"head: expected a number from 0, got {head!r}")
-    return number
+    return check_whole_number("head", head, 0)
 
 
 def labelled_heads(model: nn.Module, label: str) -> HeadTable:
