@@ -50,7 +50,7 @@ class TextMetric:
 
     def __call__(self, output: Any, ids: Tensor) -> float:
         if callable(self.metric):
-            value = self.metric(output, ids)
+            value: Any = self.metric(output, ids)
             try:
                 return float(value)
             except (TypeError, ValueError):
