@@ -358,3 +358,33 @@ def test_an_edit_of_the_last_query_changes_nothing_that_the_loss_reads() -> None
 
 def test_the_band_reaches_over_all_random_edits() -> None:
     assert prediction_band([0.0] * 19 + [1.0])[1] >= 1.0
+
+
+def test_the_random_heads_of_several_edits_are_different_heads() -> None:
+    model = ModelHeads({"0": 5, "1": 5}, {})
+    for drawn in draw_edits([regard.ablate(1, 0), regard.ablate(heads=[(1, 1), (0, 2)])], model, 10, seed=0):
+        heads = [pair for edit in drawn for pair in model.pairs(edit.selection)]
+        assert len(set(heads)) == 3
+        assert sorted(layer for layer, _ in heads) == ["0", "1", "1"]
+        assert not {("1", 0), ("1", 1), ("0", 2)} & set(heads)
+
+
+def test_every_module_is_in_the_mode_it_was_in_before() -> None:
+    model = small().train()
+    frozen = next(model.children()).eval()
+    regard.effect(model, texts(2), regard.ablate(1, 0), draws=0)
+    assert model.training
+    assert not frozen.training
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metric": "logit_diff", "tokens": (1, -3)}, "expected ids from 0"),
+        ({"metric": lambda output, ids: output}, "returns one number"),
+        ({"positions": [1, 2]}, "expected booleans"),
+    ],
+)
+def test_a_wrong_metric_is_answered_in_a_sentence(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        regard.effect(small(), texts(1), regard.ablate(1, 0), draws=0, **options)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 import regard
 from regard.gpt import GPT, Config
 from regard.heads.table import HeadRow, HeadTable
-from tests.interventions.references import build, inputs_of
+from tests.interventions.references import build, inputs_of, transformers
 
 
 def logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
@@ -258,6 +260,10 @@ WRONG = {
         lambda m: regard.block(0, 0, edges=torch.ones(3, 3) > 0),
         r"got Tensor: write regard.tensor_mask\(edges\)",
     ),
+    "means that are no tensors": (lambda m: regard.ablate(0, 0, by={0: [0.0]}), "ordinary tensor"),
+    "a sparse tensor": (lambda m: regard.ablate(0, 0, by=torch.eye(8).to_sparse()), "ordinary tensor"),
+    "heads by a number": (lambda m: regard.ablate(heads=5), "a label, a table of heads or pairs"),
+    "a slice of fractions": (lambda m: regard.ablate(0, 0, positions=slice(0.5, 2)), "whole numbers"),
     "no edges": (lambda m: regard.block(0, 0), "expected a mask rule or a pair"),
     "a bias": (lambda m: regard.block(0, 0, edges=regard.alibi(4)), "adds to the scores"),
     "booleans": (lambda m: regard.block(0, 0, edges=(torch.ones(3) > 0, 0)), "got booleans"),
@@ -318,6 +324,16 @@ WRONG_RUNS = {
         RuntimeError,
         "did not act",
     ),
+    "edges of another head": (
+        lambda m: regard.block(1, 0, edges=regard.rule(lambda b, h, q, k: (h == 1) & (k == 0))),
+        RuntimeError,
+        "did not act",
+    ),
+    "edges for other heads than the model has": (
+        lambda m: regard.block(1, 0, edges=regard.tensor_mask(torch.ones(3, 12, 12) > 0)),
+        ValueError,
+        "edges: expected a shape",
+    ),
     "edges beyond the text": (
         lambda m: regard.block(1, 0, edges=(50, 60)),
         RuntimeError,
@@ -360,3 +376,100 @@ def test_a_compiled_model_is_edited(gpt: GPT) -> None:
     with regard.intervene(compiled, regard.ablate(1, 2)):
         edited = compiled(IDS)
     torch.testing.assert_close(edited, expected)
+
+
+@pytest.mark.parametrize("outer", ["ablation", "block"])
+def test_nested_blocks_edit_weights_before_outputs_too(gpt: GPT, outer: str) -> None:
+    edits = [regard.ablate(1, 2, positions=slice(6, None)), regard.block(1, 2, edges=(slice(3, None), 0))]
+    with regard.intervene(gpt, *edits):
+        expected = gpt(IDS)
+    first, second = edits if outer == "ablation" else reversed(edits)
+    with regard.intervene(gpt, first), regard.intervene(gpt, second):
+        torch.testing.assert_close(gpt(IDS), expected)
+
+
+@pytest.mark.parametrize("first", ["pattern", "block"])
+def test_edges_are_cut_of_a_patched_pattern_in_either_order(gpt: GPT, first: str) -> None:
+    source = regard.capture(gpt, inputs=(IDS.flip(1),))
+    edits = [regard.patch(1, 2, source, what="pattern"), regard.block(1, 2, edges=(slice(3, None), 0))]
+    with regard.intervene(gpt, *(edits if first == "pattern" else reversed(edits))):
+        seen = regard.capture(gpt, inputs=(IDS,))
+    expected = source[1, 2].to_dense()
+    expected[:, 3:, 0] = 0
+    torch.testing.assert_close(seen[1, 2].to_dense(), expected / expected.sum(-1, keepdim=True))
+    assert seen.certificate.certified
+
+
+def test_edges_are_not_cut_beside_a_pattern_that_no_map_shows(gpt: GPT) -> None:
+    source = regard.capture(gpt, inputs=(IDS.flip(1),))
+    edits = (
+        regard.patch(1, 2, source, what="pattern", positions=4),
+        regard.block(1, 2, edges=(slice(3, None), 0)),
+    )
+    with pytest.raises(RuntimeError, match="beside a pattern"), regard.intervene(gpt, *edits):
+        gpt(IDS)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_source_whose_output_was_replaced_is_refused(gpt: GPT, stored: bool, tmp_path: Path) -> None:
+    with regard.intervene(gpt, regard.ablate(1, 2)):
+        source = regard.capture(gpt, inputs=(IDS,), values=True)
+    assert "an edit then replaced the output of head 2" in str(source.certificate[1])
+    if stored:
+        source.save(tmp_path)
+        loaded = regard.load(tmp_path)
+        assert isinstance(loaded, regard.Capture)
+        source = loaded
+    lost = pytest.raises(ValueError, match="an edit replaced the output")
+    with lost, regard.intervene(gpt, regard.patch(1, 2, source)):
+        gpt(IDS)
+    with regard.intervene(gpt, regard.patch(1, 3, source)):  # another head of that run
+        gpt(IDS)
+
+
+def test_a_capture_of_a_module_that_is_called_directly_names_the_edits(gpt: GPT) -> None:
+    attention = next(m for m in gpt.modules() if isinstance(m, regard.layers.Attention))
+    with regard.capture(gpt) as seen, regard.intervene(gpt, regard.ablate(0, 2)):
+        attention(torch.randn(1, 6, 32))
+    assert seen.edits == ("head 0.2 set to zero",)
+
+
+def test_an_edit_of_a_layer_that_did_not_run_is_an_error_though_others_ran() -> None:
+    model, inputs = build("t5"), inputs_of("t5")
+    edit = regard.ablate(heads=[("encoder.0", 1), ("decoder.0", 1)])
+    with pytest.raises(RuntimeError, match=r"did not act in layer decoder\.0"), regard.intervene(model, edit):
+        model.encoder(input_ids=inputs["input_ids"])
+
+
+@pytest.mark.parametrize("split", [4, 6])
+@pytest.mark.parametrize("inside", [False, True])
+def test_cross_attention_is_edited_at_the_positions_of_its_decoder(split: int, inside: bool) -> None:
+    """A decoder reads its text in two parts, the first of them before the block or inside it."""
+    model, inputs = build("t5"), inputs_of("t5")
+    ids = inputs["decoder_input_ids"]
+    edits = (regard.ablate("cross.1", 3, positions=6), regard.block("cross.0", 1, edges=(6, slice(0, 3))))
+    with regard.intervene(model, *edits):
+        expected = logits(model, inputs)[:, -1]
+    with torch.no_grad(), ExitStack() as block:
+        if inside:
+            block.enter_context(regard.intervene(model, *edits))
+        begun = model(input_ids=inputs["input_ids"], decoder_input_ids=ids[:, :split], use_cache=True)
+        if not inside:
+            block.enter_context(regard.intervene(model, *edits))
+        ended = model(
+            encoder_outputs=(begun.encoder_last_hidden_state,),
+            decoder_input_ids=ids[:, split:],
+            past_key_values=begun.past_key_values,
+        )
+    torch.testing.assert_close(ended.logits[:, -1], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_cache_that_evicted_keys_before_the_block_is_refused_after_another_text() -> None:
+    model, ids = build("gemma 2"), inputs_of("gemma 2", batch=1)["input_ids"]
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+    with torch.no_grad(), regard.intervene(model, regard.block(0, 1, edges=(slice(None), 10))):
+        model(ids.flip(1))
+        with pytest.raises(RuntimeError, match="may have evicted keys"):
+            model(ids[:, :1], past_key_values=cache)

@@ -43,6 +43,12 @@ def ablate(
     """
     if not (isinstance(by, Tensor | Mapping) or (isinstance(by, str) and by == "zero")):
         raise ValueError(f'by: expected "zero", the means of regard.mean_outputs or a tensor, got {by!r:.80}')
+    tensors = by.values() if isinstance(by, Mapping) else [by] if isinstance(by, Tensor) else []
+    for x in tensors:
+        is_ordinary = isinstance(x, Tensor) and x.layout == torch.strided and not (x.is_nested or x.is_meta)
+        if not is_ordinary or x.is_complex():
+            got = f"{x.dtype}, {x.layout}, on {x.device}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"by: expected an ordinary tensor of real numbers for each layer, got {got}")
     positions = None if positions is None else check_positions("positions", positions)
     return Ablation(select_heads(layer, head, heads), by, positions)
 

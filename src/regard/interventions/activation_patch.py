@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import TensorMask
-from regard.interventions.edit import CallPlace, Edit, replace_output
+from regard.interventions.edit import PATCHED, CallPlace, Edit, replace_output, used_after, with_heads
 from regard.interventions.head_selection import Heads, Layer, select_heads
 from regard.interventions.positions import Positions, check_positions, describe_positions
 from regard.maps import AttentionMap
@@ -59,6 +59,10 @@ class ActivationPatch(Edit):
     def changes_weights(self) -> bool:  # type: ignore[override]
         return self.what == "pattern"
 
+    @property
+    def rank(self) -> int:
+        return 0 if self.changes_weights else super().rank
+
     def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
         rows = place.rows_of(self.positions, call.q.shape[2], call.q.device)
         if rows is not None and not bool(rows.any()):
@@ -71,8 +75,10 @@ class ActivationPatch(Edit):
         group = call.q.shape[1] // call.k.shape[1]
         values = [call.v[:, head // group : head // group + 1] for head in heads]
         output = torch.cat([m @ v for m, v in zip(maps, values, strict=True)], 1)  # (B, heads, T, E)
-        patched = replace_output(call, heads, output, rows)
-        return _with_patterns(patched, heads, maps, rows)
+        if rows is not None:
+            output = torch.where(rows[:, None], output.to(call.output), call.output[:, heads])
+        used, output = used_after(call, heads, output), with_heads(call.output, heads, output)
+        return _with_patterns(call._replace(used=used, output=output), heads, maps, rows)
 
     def _source_maps(self, call: AttentionCall, heads: list[int], place: CallPlace) -> list[AttentionMap]:
         """Return the map (B, 1, T, S) of each head in the other run, for the size of this call."""
@@ -84,6 +90,13 @@ class ActivationPatch(Edit):
             raise ValueError(
                 f"source: expected head {missing[0]} of layer {place.layer} in the capture, "
                 f"which has {list(layer.heads)}"
+            )
+        evidence = layer.evidence
+        lost = [head for head in heads if self.what == "output" and head in evidence.replaced_heads]
+        if lost or evidence.problem == PATCHED:
+            raise ValueError(
+                f"source: expected a run that shows what {self.selection} did, but an edit replaced the "
+                f"{self.what} in that run, which the capture does not hold: capture it without that edit"
             )
         (B, _, T, D), S = call.q.shape, call.k.shape[2]
         source_B, _, source_T, source_S = layer.shape
@@ -127,13 +140,11 @@ def _with_patterns(
     call: AttentionCall, heads: list[int], maps: list[AttentionMap], rows: Tensor | None
 ) -> AttentionCall:
     """Return a call whose map shows the patterns that were patched, where one map can show them."""
-    problem = "its pattern was patched, and differs from what its own queries and keys give"
     mask = _joint_mask(call, heads, maps[0].mask)
     if rows is not None or mask is None:
-        return call._replace(problem=call.problem or problem)
+        return call._replace(problem=call.problem or PATCHED)
     call = call.with_lse()
     assert call.lse is not None
-    assert call.used is not None
     H, G = call.q.shape[1], call.k.shape[1]
     q, k, lse = call.q.detach().clone(), call.k.detach().repeat_interleave(H // G, 1), call.lse.clone()
     for head, m in zip(heads, maps, strict=True):
@@ -144,9 +155,7 @@ def _with_patterns(
         weights = weights.clone()
         for head, m in zip(heads, maps, strict=True):
             weights[:, head] = m.to_dense()[:, 0].to(weights)
-    output = call.output.clone()
-    output[:, heads] = call.used[:, heads]
-    return call._replace(q=q, k=k, v=v, lse=lse, mask=mask, weights=weights, output=output)
+    return call._replace(q=q, k=k, v=v, lse=lse, mask=mask, weights=weights)
 
 
 def _joint_mask(call: AttentionCall, heads: list[int], source: Mask) -> Mask | None:

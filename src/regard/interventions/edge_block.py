@@ -17,7 +17,7 @@ from regard.attention.masks.base import Mask, grid
 from regard.attention.masks.named_masks import TensorMask
 from regard.attention.masks.rectangle import Rectangle
 from regard.attention.masks.views import Submatrix
-from regard.interventions.edit import CallPlace, Edit
+from regard.interventions.edit import PATCHED, CallPlace, Edit, used_after, with_heads
 from regard.interventions.head_selection import Heads, Layer, select_heads
 from regard.interventions.positions import Positions, check_positions, describe_positions, position_flags
 from regard.recorder.attention_call import AttentionCall
@@ -76,11 +76,19 @@ class EdgeBlock(Edit):
         place.check()
         (B, H, T, _), (G, S) = call.q.shape, call.k.shape[1:3]
         edges = self.edges_in(place, T, S, call.q.device)
-        if not self._cuts_any(call.mask & edges, (B, H, T, S), call.q.device):
+        if (error := edges.shape_error(B, H, T, S)) is not None:
+            raise ValueError(f"edges: {error}")
+        cut = (call.mask & edges).select(slice(None), heads)
+        if not self._cuts_any(cut, (B, len(heads), T, S), call.q.device):
             return call
         if call.problem is not None and "dropout" in call.problem:
             raise RuntimeError(
                 f"layer {place.layer}: edges are cut without dropout: write model.eval() first"
+            )
+        if call.problem == PATCHED:
+            raise RuntimeError(
+                f"layer {place.layer}: edges cannot be cut beside a pattern that is patched at some "
+                "positions or under another bias: make one of the two edits"
             )
         everything = heads == list(range(H))
         kv_heads = list(range(G)) if everything else [head // (H // G) for head in heads]
@@ -109,16 +117,15 @@ class EdgeBlock(Edit):
         weights = None
         if call.weights is not None:
             dense = edited._replace(lse=lse).attention_map().to_dense()
-            weights = _with_heads(call.weights, heads, dense)
+            weights = with_heads(call.weights, heads, dense)
         # All heads share a mask, so it says for which of them the edges are cut.
         flags = torch.zeros(H, dtype=torch.bool, device=call.q.device)
         flags[heads] = True
         cut = edges if everything else TensorMask(flags.view(1, H, 1, 1)) & edges
-        whole = _with_heads(call.output, heads, output)
         return call._replace(
-            output=whole,
-            used=whole if call.used is None else _with_heads(call.used, heads, output),
-            lse=None if call.lse is None else _with_heads(call.lse, heads, lse),
+            output=with_heads(call.output, heads, output),
+            used=used_after(call, heads, output),
+            lse=None if call.lse is None else with_heads(call.lse, heads, lse),
             mask=call.mask & ~cut,
             weights=weights,
         )
@@ -161,10 +168,3 @@ def _as_run(flags: Tensor) -> tuple[int, int] | None:
     if not positions or positions[-1] - positions[0] + 1 != len(positions):
         return None
     return positions[0], positions[-1]
-
-
-def _with_heads(x: Tensor, heads: list[int], new: Tensor) -> Tensor:
-    """Return x (B, H, …) with other numbers for some heads."""
-    x = x.clone()
-    x[:, heads] = new.to(x.dtype)
-    return x

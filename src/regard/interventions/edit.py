@@ -12,6 +12,9 @@ from regard.interventions.head_selection import HeadSelection
 from regard.interventions.positions import Positions, position_flags
 from regard.recorder.attention_call import AttentionCall
 
+PATCHED = "its pattern was patched, and differs from what its own queries and keys give"
+"""The problem of a call whose map cannot show the pattern that was patched."""
+
 
 class CallPlace(NamedTuple):
     """Where the queries and keys of an attention call are among all tokens so far.
@@ -53,7 +56,12 @@ class Edit:
     selection: HeadSelection
 
     changes_weights = False
-    """Whether it changes the weights of a head, and through them its output. Such edits come first."""
+    """Whether it changes the weights of a head, and through them its output."""
+
+    @property
+    def rank(self) -> int:
+        """Where it comes among edits of one head: whole patterns, edges of them, outputs."""
+        return 1 if self.changes_weights else 2
 
     def resolved(self, model: nn.Module) -> Self:
         """Return the edit with its label, if it has one, replaced by the heads of a model."""
@@ -73,6 +81,26 @@ def replace_output(call: AttentionCall, heads: list[int], new: Tensor, rows: Ten
     new = new.to(output).expand(len(output), len(heads), *output.shape[2:])
     if rows is not None:
         new = torch.where(rows[:, None], new, output[:, heads])
-    used = output.clone()
-    used[:, heads] = new
-    return call._replace(used=used)
+    replaced = torch.zeros(output.shape[1:3], dtype=torch.bool, device=output.device)  # (H, T)
+    replaced[heads] = True if rows is None else rows
+    replaced = replaced if call.replaced is None else replaced | call.replaced
+    return call._replace(used=with_heads(output, heads, new), replaced=replaced)
+
+
+def used_after(call: AttentionCall, heads: list[int], output: Tensor) -> Tensor:
+    """Return what a model goes on with once the weights of some heads have changed, (B, H, T, E).
+
+    It is their new `output` (B, heads, T, E), except where an edit has replaced the output already: an edit
+    of a head's weights comes before one of its output, also where the latter is of a block opened earlier.
+    """
+    used = call.output if call.used is None else call.used
+    if call.replaced is not None:
+        output = torch.where(call.replaced[heads].unsqueeze(-1), used[:, heads], output.to(used))
+    return with_heads(used, heads, output)
+
+
+def with_heads(x: Tensor, heads: list[int], new: Tensor) -> Tensor:
+    """Return x (B, H, …) with other numbers for some heads."""
+    x = x.clone()
+    x[:, heads] = new.to(x.dtype)
+    return x

@@ -204,12 +204,13 @@ def token_ids(arguments: dict[str, Any]) -> Tensor:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Run a model in eval mode, without dropout."""
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
 
 
 def find_heads(model: nn.Module, arguments: dict[str, Any], *, causal: bool = False) -> ModelHeads:

@@ -74,6 +74,11 @@ def select_heads(
             raise ValueError("heads: expected either layer and head or heads, got both")
         if isinstance(heads, str):
             return HeadSelection(label=check_label(heads))
+        if not isinstance(heads, HeadRow | Iterable):
+            raise ValueError(
+                f"heads: expected a label, a table of heads or pairs (layer, head), got {heads!r}: write "
+                "layer and head for one"
+            )
         rows = [heads] if isinstance(heads, HeadRow) else list(heads)
         by_layer: dict[str, set[int]] = {}
         for row in rows:

@@ -30,8 +30,8 @@ def intervene(model: nn.Module, *edits: Edit) -> InterventionBlock:
             logits = model(ids)
 
     - `model`: any model that `regard.capture` serves. It runs on its own kernels and is restored at the end.
-    - `edits`: made by `regard.ablate`, `regard.block` and `regard.patch`. Edits of a head's weights come
-      before edits of its output, whatever their order.
+    - `edits`: made by `regard.ablate`, `regard.block` and `regard.patch`. Whatever their order, patched
+      patterns come before blocked edges, and both before edits of a head's output.
 
     It acts in every forward pass inside the block, under `generate` too, and gradients flow through it. A
     capture of the same model shows the edited run, and names the edits in `seen.edits`. The edits act where
@@ -84,7 +84,6 @@ class EarlierPlace(NamedTuple):
 
     total: int  # tokens so far
     last_key: Tensor  # (B, G, D)
-    encoder_runs: int
 
 
 class Intervention(CallReceiver):
@@ -94,13 +93,14 @@ class Intervention(CallReceiver):
 
     def __init__(self, edits: Sequence[Edit]) -> None:
         super().__init__()
-        self.edits = sorted(edits, key=lambda edit: not edit.changes_weights)
+        self.edits = sorted(edits, key=lambda edit: edit.rank)
         self.acted = [0] * len(self.edits)
         """For each edit, the number of attention calls that it has changed."""
         self._keys: dict[str, int | str] = {}  # by module name: the keys of the layers that ran
         self._expected: list[int | str] = []
         self._earlier: dict[Slot, EarlierPlace] = {}
-        self._encoder_runs = 0
+        self._own_tokens: tuple[int, CallPlace] | None = None
+        """The number of queries and the place of the last self-attention call in this forward pass."""
 
     def descriptions(self) -> list[str]:
         """Return each edit in words."""
@@ -151,27 +151,33 @@ class Intervention(CallReceiver):
         """Return where a call is among the tokens so far, from how many of them came before."""
         T, S = call.q.shape[2], call.k.shape[2]
         key, earlier = layer_id.key, self._earlier.get(slot)
-        last_key = call.k[:, :, -1].detach().clone() if S else call.k.new_zeros(0)
         if beside:
             return CallPlace(key, 0, 0, T, S, "it cuts its tokens into windows and attends in each")
-        if layer_id.stack.startswith("encoder"):
-            self._encoder_runs += 1
-        unknown, first_key = None, 0
         if layer_id.stack.startswith("cross"):
-            # The keys are another text. A decoder that reads one token goes on, unless the encoder ran anew.
-            continues = earlier is not None and T == 1 and earlier.encoder_runs == self._encoder_runs
-            total = earlier.total + T if continues and earlier is not None else T
-            place = CallPlace(key, total - T, 0, total, S)
-        else:
-            total = S
-            if earlier is not None and T < S < earlier.total + T and _continues(call.k, T, earlier.last_key):
-                total = earlier.total + T  # a cache that evicts keys
-            elif earlier is None and T < S and call.mask.window_size() is not None:
-                unknown = "its cache was filled before the intervention began, and may have evicted keys"
-            first_key = total - S
-            place = CallPlace(key, total - T, first_key, total, total, unknown)
-        self._earlier[slot] = EarlierPlace(total, last_key, self._encoder_runs)
+            return self._cross_place(key, T, S)
+        last_key = call.k[:, :, -1].detach().clone() if S else call.k.new_zeros(0)
+        total, unknown, window = S, None, call.mask.window_size()
+        if earlier is not None and T < S <= earlier.total + T and _continues(call.k, T, earlier.last_key):
+            total = earlier.total + T  # also with a cache that evicts keys
+        elif T < S and window is not None:
+            unknown = "its cache was filled outside of the intervention, and may have evicted keys"
+        place = CallPlace(key, total - T, total - S, total, total, unknown)
+        self._earlier[slot] = EarlierPlace(total, last_key)
+        if not layer_id.stack.startswith("encoder"):
+            self._own_tokens = T, place
         return place
+
+    def _cross_place(self, key: int | str, T: int, S: int) -> CallPlace:
+        """Return where a call is whose keys are another text: its queries are where the decoder's own are."""
+        if self._own_tokens is not None and self._own_tokens[0] == T:
+            own = self._own_tokens[1]
+            return CallPlace(key, own.first_row, 0, own.T, S, own.unknown)
+        unknown = "nothing shows how many tokens its decoder has read before" if T == 1 else None
+        return CallPlace(key, 0, 0, T, S, unknown)
+
+    def _finish_forward(self) -> None:
+        """Forget where the last forward pass was."""
+        self._own_tokens = None
 
     def _check_pass(self) -> None:
         """Raise a ValueError if an edit names a layer that the model does not have."""
@@ -184,6 +190,11 @@ class Intervention(CallReceiver):
 
     def check_acted(self, model: str) -> None:
         """Raise a RuntimeError if some edit has not acted."""
+        ran = {str(key) for key in self._keys.values()} | set(self._keys)
+        for edit in self.edits:
+            absent = [layer for layer, _ in edit.selection.layers if layer not in ran]
+            if self._keys and absent:
+                raise RuntimeError(f"the edit did not act in layer {absent[0]}, which did not run ({edit})")
         if all(self.acted):
             return
         if not self._keys:
@@ -191,13 +202,9 @@ class Intervention(CallReceiver):
                 f"{model} did not run its attention inside the block, in this thread: nothing was edited"
             )
         idle = self.edits[self.acted.index(0)]
-        ran = [layer for layer, _ in idle.selection.layers if layer in map(str, self._keys.values())]
-        reason = (
-            "the layer ran, but no edge or query of it was there to change"
-            if ran
-            else f"the layers that ran are {', '.join(map(repr, dict.fromkeys(self._keys.values())))}"
+        raise RuntimeError(
+            f"the edit did not act ({idle}): its layers ran, but no edge or query of them was there to change"
         )
-        raise RuntimeError(f"the edit did not act ({idle}): {reason}")
 
 
 def _continues(k: Tensor, T: int, last_key: Tensor) -> bool:

@@ -52,10 +52,17 @@ class TextMetric:
 
     def __call__(self, output: Any, ids: Tensor) -> float:
         if callable(self.metric):
-            return float(self.metric(output, ids))
+            value: Any = self.metric(output, ids)
+            try:
+                return float(value)
+            except (TypeError, ValueError):
+                got = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"metric: expected a function that returns one number, got {got}") from None
         logits = next_token_logits(output, ids)  # (T, V)
         if self.tokens is not None:
             a, b = self.tokens
+            if not 0 <= min(a, b) <= max(a, b) < logits.shape[-1]:
+                raise ValueError(f"tokens: expected ids from 0 to {logits.shape[-1] - 1}, got {a} and {b}")
             return float(logits[-1, a].double() - logits[-1, b].double())
         return self._mean_loss(logits, ids)
 
@@ -88,7 +95,7 @@ def select_tokens(ids: Tensor, positions: TokenPositions) -> Tensor:
             )
         occurred = (ids[:, None] == ids).tril(-1).any(1)
         return occurred if positions == "repeated" else ~occurred
-    mask = positions if isinstance(positions, Tensor) else positions(ids)
+    mask = positions(ids) if callable(positions) else positions
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape:
         got = f"{tuple(mask.shape)} {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"positions: expected booleans ({len(ids)},), one for each token, got {got}")

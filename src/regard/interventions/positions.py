@@ -20,6 +20,8 @@ def check_positions(name: str, positions: Any) -> Positions:
     if isinstance(positions, slice):
         if positions.step not in (None, 1):
             raise ValueError(f"{name}: expected a slice without a step, got {positions}")
+        if not all(end is None or hasattr(end, "__index__") for end in (positions.start, positions.stop)):
+            raise ValueError(f"{name}: expected a slice of whole numbers, got {positions}")
         return positions
     if isinstance(positions, Spans):
         return positions

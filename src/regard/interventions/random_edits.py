@@ -48,15 +48,22 @@ def draw_edits(edits: Sequence[Edit], model: ModelHeads, draws: int, seed: int) 
     Of heads, no choice is drawn twice: where a layer has few other heads, there are fewer draws. The list is
     empty where a model has no other heads to choose.
     """
-    generator = random.Random(seed)
     edited = {pair for edit in edits for pair in model.pairs(edit.selection)}
+    # The heads of all edits are drawn together, layer by layer, so that no two of them become the same head.
+    of_heads = [edit for edit in edits if not isinstance(edit, EdgeBlock)]
+    heads = list(dict.fromkeys(pair for edit in of_heads for pair in model.pairs(edit.selection)))
+    layers = [layer for layer, _ in heads]
+    heads.sort(key=lambda pair: layers.index(pair[0]))
+    sets = _draw_heads(model, heads, edited, draws, random.Random(seed))
+    others = [dict(zip(heads, drawn, strict=True)) for drawn in sets]  # each head, and the one in its place
     counterparts: list[list[Edit]] = []
     for edit in edits:
         if isinstance(edit, EdgeBlock):
             counterparts.append([RandomEdgeBlock(edit.selection, edit, seed + n) for n in range(draws)])
         else:
-            sets = _draw_heads(model, model.pairs(edit.selection), edited, draws, generator)
-            counterparts.append([replace(edit, selection=select_heads(heads=heads)) for heads in sets])
+            pairs = model.pairs(edit.selection)
+            choices = [select_heads(heads=[other[pair] for pair in pairs]) for other in others]
+            counterparts.append([replace(edit, selection=choice) for choice in choices])
     # One that has fewer choices than the others takes them again.
     counts = [len(choices) for choices in counterparts]
     return [

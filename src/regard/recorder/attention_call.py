@@ -30,6 +30,7 @@ class AttentionCall(NamedTuple):
     softly_masked_rows: bool = False  # whether finite biases mask every key of some query
     problem: str | None = None  # a reason why the call cannot be certified, if one is known
     used: Tensor | None = None  # (B, H, T, E) the output with which the model goes on, if an edit changed it
+    replaced: Tensor | None = None  # boolean (H, T), where an edit put another output in place of the head's
 
     def attention_map(self) -> AttentionMap:
         """Return the map of the call, without gradients."""

@@ -65,6 +65,9 @@ class Evidence:
     empty_rows: int = 0
     """The number of compared rows that have no visible key. The map shows zeros there."""
 
+    replaced_heads: tuple[int, ...] = ()
+    """The heads whose output an edit replaced: the model went on with another one than the map gives."""
+
     @property
     def certified(self) -> bool:
         """Whether every comparison is within its tolerance and there is no problem."""
@@ -109,8 +112,10 @@ class Evidence:
                 f"{own}, rows sum to 1 within {self.row_sums:.1e}; {compared}{cause}; {self.settings}"
             )
         empty = f"; {self.empty_rows:,} without a visible key are shown as zeros" if self.empty_rows else ""
+        heads = ", ".join(map(str, self.replaced_heads))
+        replaced = f"; an edit then replaced the output of head {heads}" if heads else ""
         return (
-            f"certified: weights times values are within {self.difference:.1e} of {self.against}; "
+            f"certified: weights times values are within {self.difference:.1e} of {self.against}{replaced}; "
             f"{compared} compared{empty}; {self.settings}"
         )
 
@@ -311,6 +316,7 @@ def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
         problem=first.problem or second.problem,
         weights=max(weight_errors) if len(weight_errors) == 2 else None,
         empty_rows=first.empty_rows + second.empty_rows,
+        replaced_heads=tuple(sorted({*first.replaced_heads, *second.replaced_heads})),
     )
 
 

@@ -142,11 +142,17 @@ class Recording(CallReceiver):
     def _begin(self, tokens: PassTokens | None = None) -> None:
         """Begin a forward pass of the model that reads `tokens`."""
         super()._begin(tokens)
+        self._note_edits()
+
+    def _note_edits(self) -> None:
+        """Note the edits of the interventions that are open."""
         self._edits = tuple(text for editor in editors_of(self) for text in editor.descriptions())
 
     def _add_call(self, layer_id: LayerId, call: AttentionCall, against: str, beside: bool) -> None:
         """Add a call to the layer that it continues, or as a new layer."""
         slot, layer_id = self._locate(layer_id, beside)
+        if not self.forwards:  # a module that is called without its model
+            self._note_edits()
         if self.stream is not None:
             self.stream.hear(layer_id, call)
         if not self.selects(layer_id):
@@ -191,6 +197,9 @@ class Recording(CallReceiver):
             against=against,
             max_rows=None if self.verify else ROWS,
         )
+        if call.replaced is not None:
+            heads = call.replaced.any(1).nonzero().flatten().tolist()
+            evidence = dataclasses.replace(evidence, replaced_heads=tuple(heads))
         return m, evidence
 
     def _start_strip(self, call: FirstCall) -> None:

@@ -164,6 +164,8 @@ def _evidence(described: dict[str, Any]) -> Evidence:
         kind, *optional = types[name]
         if kind == "float" and value in NOT_FINITE:
             values[name] = float(value)
+        elif kind == "tuple[int, ...]":
+            values[name] = tuple(check_type(name, n, int) for n in check_type(name, value, list))
         else:
             values[name] = None if value is None and optional else check_type(name, value, TYPES[kind])
     try:
