@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 from regard.checker import Check, CheckError, Diagnosis, Report
 from regard.cli import app, check, main
-from regard.cli.heads import _print as print_heads
+from regard.cli.heads import _title
 from regard.cli.model import Model
 from regard.escapes import escape
 from regard.gpt.training.progress import Progress
 from regard.heads import HeadTable
 from regard.heads.table import HeadRow, Score
+from regard.heads.table_summary import summarised
 
 HOSTILE = (
     "\x1b[31mred\x1b]52;c;bWluZQ==\x07\x1b]8;;http://example.org\x1b\\\x9b2J\r\x08\x7f\x85"
@@ -97,7 +98,10 @@ def test_a_table_of_heads_shows_them(capsys: pytest.CaptureFixture[str]) -> None
     scores = {"sink": Score(*[0.5] * len(Score._fields))}
     row = HeadRow(0, 0, 0, ("sink",), 0, scores, stack=HOSTILE)
     table = HeadTable([row], model=HOSTILE)
-    print_heads(Console(width=400), table, True, None)
+    screen = Console(width=400)
+    screen.print(_title(table))
+    screen.print(summarised(table, label="sink", key_texts={0: HOSTILE}))
+    screen.print(table)
     print(table)
     said = capsys.readouterr().out
     assert not UNSAFE.search(said)

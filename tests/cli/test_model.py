@@ -109,7 +109,7 @@ def test_cut_edges_have_no_weight_and_all_others_stay_visible(
 def test_a_cut_that_changes_nothing_is_said(included: Model) -> None:
     seen = included.read("The cat sat. The cat")
     hidden: list[Cut] = [EdgeCut("4", 1, (0, 1), (5, 6))]
-    with pytest.raises(ValueError, match=r"the edit did not act .*: the layer ran, but no edge"):
+    with pytest.raises(ValueError, match=r"the edit did not act .*: its layers ran, but no edge"):
         included.run_cut(seen, hidden)
 
 
