@@ -81,8 +81,16 @@ def test_a_model_without_predictions_says_nothing(page: Page, opened: Callable[.
     expect(page.locator(PANEL)).to_be_hidden()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("width", "height"), [(390, 844), (720, 450), (1280, 800), (1920, 1080)])
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"),
+    [
+        (390, 844, "light"),
+        (390, 844, "dark"),
+        (720, 450, "light"),
+        (1280, 800, "dark"),
+        (1920, 1080, "light"),
+    ],
+)
 def test_they_fit_every_window(
     width: int, height: int, scheme: Any, browser: Browser, serve: Callable[..., BackgroundServer]
 ) -> None:

@@ -274,8 +274,9 @@ def test_what_a_cell_says_beside_it_is_in_the_picture(page: Page, serve: Any, wi
     assert box["y"] + box["height"] <= stage["y"] + stage["height"] + 1
 
 
-@pytest.mark.parametrize("width", [390, 768, 1280, 1920])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "theme"), [(390, "light"), (390, "dark"), (768, "light"), (1280, "dark"), (1920, "light")]
+)
 def test_nothing_sticks_out(page: Page, serve: Any, width: int, theme: Any) -> None:
     running = serve([read(), read((1, 1))])
     page.emulate_media(color_scheme=theme)
