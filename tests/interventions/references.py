@@ -12,50 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.against.test_capture_families import BERT, BOTH, DECODERS
+
 transformers = pytest.importorskip("transformers")
 
-LLAMA = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-BERT = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
-GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
-GPT2 |= {"bos_token_id": None, "eos_token_id": None}
-MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None}
-
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("GPT2LMHeadModel", GPT2),
-    "llama": ("LlamaForCausalLM", LLAMA),
-    "qwen3": ("Qwen3ForCausalLM", LLAMA | {"head_dim": 16}),
-    "gemma 2": (
-        "Gemma2ForCausalLM",
-        LLAMA | MIXED | {"head_dim": 16, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 5},
-    ),
-    "bert": ("BertForMaskedLM", BERT),
-    "t5": ("T5ForConditionalGeneration", T5),
-    "gpt-oss": (
-        "GptOssForCausalLM",
-        LLAMA | MIXED | {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1},
-    ),
-}
+    name: DECODERS[name] for name in ("gpt2", "llama", "qwen3", "gemma 2", "gpt-oss")
+} | {"bert": ("BertForMaskedLM", BERT), "t5": BOTH["t5"]}
 OUTPUTS = {  # the end of the name of the attention module, and of its output projection
     "gpt2": (".attn", ".attn.c_proj"),
     "bert": (".attention.self", ".attention.output.dense"),

@@ -10,8 +10,15 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named_masks import TensorMask
-from regard.interventions.edit import PATCHED, CallPlace, Edit, replace_output, used_after, with_heads
+from regard.interventions.edit import (
+    PATCHED,
+    CallPlace,
+    Edit,
+    head_mask,
+    replace_output,
+    used_after,
+    with_heads,
+)
 from regard.interventions.head_selection import Heads, Layer, select_heads
 from regard.interventions.positions import Positions, check_positions, describe_positions
 from regard.maps import AttentionMap
@@ -152,9 +159,7 @@ def _with_patterns(
     v = call.v.detach().repeat_interleave(H // G, 1)
     weights = call.weights
     if weights is not None:
-        weights = weights.clone()
-        for head, m in zip(heads, maps, strict=True):
-            weights[:, head] = m.to_dense()[:, 0].to(weights)
+        weights = with_heads(weights, heads, torch.cat([m.to_dense() for m in maps], 1))
     return call._replace(q=q, k=k, v=v, lse=lse, mask=mask, weights=weights)
 
 
@@ -164,7 +169,5 @@ def _joint_mask(call: AttentionCall, heads: list[int], source: Mask) -> Mask | N
         return call.mask
     if source.biased or call.mask.biased:
         return None
-    flags = torch.zeros(call.q.shape[1], dtype=torch.bool, device=call.q.device)
-    flags[heads] = True
-    chosen = TensorMask(flags.view(1, -1, 1, 1))
+    chosen = head_mask(call, heads)
     return (call.mask & ~chosen) | (source & chosen)

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, grid
 from regard.attention.masks.named_masks import TensorMask
 from regard.attention.masks.rectangle import Rectangle
 from regard.attention.masks.views import Submatrix
-from regard.interventions.edit import PATCHED, CallPlace, Edit, used_after, with_heads
+from regard.interventions.edit import PATCHED, CallPlace, Edit, head_mask, used_after, with_heads
 from regard.interventions.head_selection import Heads, Layer, select_heads
 from regard.interventions.positions import Positions, check_positions, describe_positions, position_flags
 from regard.recorder.attention_call import AttentionCall
@@ -99,16 +98,7 @@ class EdgeBlock(Edit):
             mask=(call.mask & ~edges).select(slice(None), slice(None) if everything else heads),
             sinks=None if call.sinks is None else call.sinks[heads],
         )
-        output, lse = attend(
-            edited.q,
-            edited.k,
-            edited.v,
-            mask=edited.mask,
-            scale=call.scale,
-            softcap=call.softcap,
-            sinks=edited.sinks,
-            return_lse=True,
-        )
+        output, lse = edited.attend_to(edited.v)
         if call.softly_masked_rows:  # rows of padding, which had no visible key before either
             own = call.with_lse().lse
             assert own is not None
@@ -119,9 +109,7 @@ class EdgeBlock(Edit):
             dense = edited._replace(lse=lse).attention_map().to_dense()
             weights = with_heads(call.weights, heads, dense)
         # All heads share a mask, so it says for which of them the edges are cut.
-        flags = torch.zeros(H, dtype=torch.bool, device=call.q.device)
-        flags[heads] = True
-        cut = edges if everything else TensorMask(flags.view(1, H, 1, 1)) & edges
+        cut = edges if everything else head_mask(call, heads) & edges
         return call._replace(
             output=with_heads(call.output, heads, output),
             used=used_after(call, heads, output),

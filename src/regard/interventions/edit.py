@@ -8,6 +8,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named_masks import TensorMask
 from regard.interventions.head_selection import HeadSelection
 from regard.interventions.positions import Positions, position_flags
 from regard.recorder.attention_call import AttentionCall
@@ -97,6 +99,13 @@ def used_after(call: AttentionCall, heads: list[int], output: Tensor) -> Tensor:
     if call.replaced is not None:
         output = torch.where(call.replaced[heads].unsqueeze(-1), used[:, heads], output.to(used))
     return with_heads(used, heads, output)
+
+
+def head_mask(call: AttentionCall, heads: list[int]) -> Mask:
+    """Return the mask that shows everything to some heads of a call, and nothing to the others."""
+    flags = torch.zeros(call.q.shape[1], dtype=torch.bool, device=call.q.device)
+    flags[heads] = True
+    return TensorMask(flags.view(1, -1, 1, 1))
 
 
 def with_heads(x: Tensor, heads: list[int], new: Tensor) -> Tensor:

@@ -51,17 +51,20 @@ class AttentionCall(NamedTuple):
         if self.lse is not None:
             return self
         with torch.no_grad():
-            _, lse = attend(
-                self.q,
-                self.k,
-                self.k,
-                mask=self.mask,
-                scale=self.scale,
-                softcap=self.softcap,
-                sinks=self.sinks,
-                return_lse=True,
-            )
-        return self._replace(lse=lse)
+            return self._replace(lse=self.attend_to(self.k)[1])
+
+    def attend_to(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the attention of the call on values v (B, G, S, E): its output and its lse."""
+        return attend(
+            self.q,
+            self.k,
+            v,
+            mask=self.mask,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            return_lse=True,
+        )
 
 
 class UnreadableCall(NamedTuple):
