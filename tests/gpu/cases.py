@@ -14,10 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
 from regard.attention.backends.problem import prepare
-from regard.attention.backends.triton import column_sums as triton_column_sums
 from regard.attention.backends.triton import launch
 from regard.attention.backends.triton import pool as triton_pool
-from regard.attention.backends.triton import statistics as triton_statistics
 from regard.attention.masks.base import Mask, full
 from regard.attention.steps import trace
 from regard.maps import Spans
@@ -228,7 +226,7 @@ def pool(mask: Mask, rows: int, cols: int, length: int | None = None, dtype: tor
     k = torch.randn(2, 2, s, 64, device="cuda").to(dtype)
     steps = trace(q.double(), k.double(), k.double(), mask)
     lse = torch.logsumexp(steps.masked, -1).float()
-    assert triton_pool.unsupported_reason(q, k, mask) is None
+    assert launch.unsupported_map_reason(q, k, mask) is None
     mass, peak = triton_pool.pool(q, k, lse, mask, 64**-0.5, None, rows, cols)
     bands = [steps.weights[..., i * t // rows : (i + 1) * t // rows, :] for i in range(rows)]
     edges = [slice(j * s // cols, (j + 1) * s // cols) for j in range(cols)]
@@ -255,7 +253,7 @@ def span_pool(mask: Mask, gain: str, dtype: torch.dtype = BF16) -> None:
     k = torch.randn(2, 2, S, 64, device="cuda").to(dtype)
     entries = trace(q.double(), k.double(), k.double(), mask).weights
     m: LazyMatrix = regard.attention_map(q, k, mask=mask)
-    assert triton_pool.unsupported_reason(q, k, mask.simplified((2, 4, T, S))) is None
+    assert launch.unsupported_map_reason(q, k, mask.simplified((2, 4, T, S))) is None
     if gain != "none":
         u = torch.randn(2, 4, S, device="cuda") if gain == "signed" else torch.rand(2, 4, S, device="cuda")
         m, entries = m.weighted(u), entries * u.double().unsqueeze(-2)  # type: ignore[attr-defined]
@@ -292,7 +290,7 @@ def weighted_received(mask: Mask, dtype: torch.dtype, D: int = 64, options: bool
     true_sinks = None if sinks is None else sinks.double()
     weights = trace(q.double(), k.double(), k.double(), mask, softcap=softcap, sinks=true_sinks).weights
     m = regard.attention_map(q, k, mask=mask, softcap=softcap, sinks=sinks)
-    assert triton_column_sums.unsupported_reason(m.q, m.k, m.mask.simplified(m.matrix)) is None
+    assert launch.unsupported_map_reason(m.q, m.k, m.mask.simplified(m.matrix)) is None
     for rows in (slice(None), slice(3, T, 17), slice(101, 102)):
         w = torch.zeros(2, 4, T, device="cuda")
         w[:, :, rows] = 1e3 * torch.randn_like(w[:, :, rows])
@@ -349,7 +347,7 @@ def statistics(mask: Mask, dtype: torch.dtype, D: int = 64, first: int = 0, opti
     true_sinks = None if sinks is None else sinks.double()
     weights = trace(q.double(), k.double(), k.double(), mask, softcap=softcap, sinks=true_sinks).weights
     m = regard.attention_map(q, k, mask=mask, softcap=softcap, sinks=sinks)[:, :, first:]
-    assert triton_statistics.unsupported_reason(m.q, m.k, m.mask.simplified(m.matrix)) is None
+    assert launch.unsupported_map_reason(m.q, m.k, m.mask.simplified(m.matrix)) is None
     back = torch.arange(T, device="cuda")[:, None] + S - T - torch.arange(S, device="cuda")
     weights, back = weights[:, :, first:], back[first:]
     truths = torch.special.entr(weights).sum(-1), (weights * back).sum(-1), weights.sum(-2)

@@ -66,10 +66,10 @@ def statistics(m: MapData) -> RowStatistics:
     if m.device.type == "cpu" and T * S >= LARGE:
         return _pass_over_tiles(m, equal_bounds(T, 1), equal_bounds(S, 1), cells=False)[1]
     if m.device.type == "cuda" and m.dtype == torch.float32:
-        from regard.attention.backends.triton import statistics
+        from regard.attention.backends.triton import launch, statistics
 
         mask, first = m.mask.simplified(m.matrix), m.first_position
-        if statistics.unsupported_reason(m.q, m.k, mask) is None:
+        if launch.unsupported_map_reason(m.q, m.k, mask) is None:
             return RowStatistics(*statistics.statistics(m.q, m.k, m.lse, mask, m.scale, m.softcap, first))
     return sweep.statistics(m)
 
@@ -147,10 +147,10 @@ def _pool_on_gpu(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None) ->
     """The overview from the Triton kernel, or None if the kernel does not support this map."""
     if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
-    from regard.attention.backends.triton import pool
+    from regard.attention.backends.triton import launch, pool
 
     mask = m.mask.simplified(m.matrix)
-    if pool.unsupported_reason(m.q, m.k, mask) is not None:
+    if launch.unsupported_map_reason(m.q, m.k, mask) is not None:
         return None
     return Overview(*pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, rows, cols, gain))
 
@@ -159,14 +159,14 @@ def _received_on_gpu(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor | 
     """`received` from the Triton kernel, or None if the kernel does not support this map."""
     if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
-    from regard.attention.backends.triton import column_sums
+    from regard.attention.backends.triton import column_sums, launch
 
     # A few rows far apart are gathered; many cost less where they are.
     span = slice(int(rows[0]), int(rows[-1]) + 1)
     few = None if 2 * len(rows) > span.stop - span.start else rows - span.start
     part, row_weights = m.select_rows(span), row_weights[:, :, span]
     mask = part.mask.simplified(part.matrix)
-    if column_sums.unsupported_reason(part.q, part.k, mask) is not None:
+    if launch.unsupported_map_reason(part.q, part.k, mask) is not None:
         return None
     return column_sums.column_sums(part.q, part.k, part.lse, mask, part.scale, part.softcap, row_weights, few)
 

@@ -189,7 +189,7 @@ def test_pool(case, rows, cols):
     sinks = torch.randn(2).double()
     steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=2.0)
     lse = true_lse(steps.masked, sinks).float()
-    assert pool.unsupported_reason(q, k, regard.attention.masks.named_masks.as_mask(mask)) is None
+    assert launch.unsupported_map_reason(q, k, regard.attention.masks.named_masks.as_mask(mask)) is None
     problem = prepare(q, k, k, mask=mask)
     found = pool.pool(q, k, lse, problem.mask, problem.scale, 2.0, rows, cols)
     for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
@@ -258,7 +258,7 @@ def test_column_sums(case):
     steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
     lse = true_lse(steps.masked, sinks).float()
     problem = prepare(q, k, k, mask=mask)
-    assert column_sums.unsupported_reason(q, k, problem.mask) is None
+    assert launch.unsupported_map_reason(q, k, problem.mask) is None
     few = torch.tensor([1, 2, 17, 29])
     for rows in (None, few):
         w = 1e3 * torch.randn(len(q), 2, T)
@@ -295,7 +295,7 @@ def test_statistics(case):
     steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
     lse = true_lse(steps.masked, sinks).float()
     problem = prepare(q, k, k, mask=mask)
-    assert statistics.unsupported_reason(q, k, problem.mask) is None
+    assert launch.unsupported_map_reason(q, k, problem.mask) is None
     found = statistics.statistics(q, k, lse, problem.mask, problem.scale, softcap, S - T)
     for result, truth in zip(found, true_statistics(steps.weights, S - T), strict=True):
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())

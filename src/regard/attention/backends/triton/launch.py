@@ -34,6 +34,13 @@ def unsupported_reason(problem: AttentionProblem) -> str | None:
     return unsupported_scores_reason(problem.q, problem.mask)
 
 
+def unsupported_map_reason(q: Tensor, k: Tensor, mask: Mask) -> str | None:
+    """Why the Triton kernels cannot reduce a map of q on k, in a phrase, or None if they can."""
+    if 0 in q.shape or 0 in k.shape:
+        return "needs at least one query and one key"
+    return unsupported_scores_reason(q, mask)
+
+
 def unsupported_scores_reason(q: Tensor, mask: Mask) -> str | None:
     """Why the Triton kernels cannot score queries under a mask, in a phrase, or None if they can."""
     if importlib.util.find_spec("triton") is None:

@@ -20,7 +20,6 @@ from regard.attention.backends.triton.launch import (
     descriptor,
     padded,
     scores_of,
-    unsupported_scores_reason,
 )
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
@@ -35,13 +34,6 @@ from regard.attention.masks.memo import memoize_on_mask
 REDUCTIONS: tuple[Literal["sum", "amax"], ...] = ("sum", "amax")  # of the mass and of the peak
 PoolBins = int | Tensor
 """A number of equal bins, or the starts and stops of bins, (2, bins): disjoint and in increasing order."""
-
-
-def unsupported_reason(q: Tensor, k: Tensor, mask: Mask) -> str | None:
-    """Why the kernel cannot pool, in a phrase, or None if it can."""
-    if 0 in q.shape or 0 in k.shape:
-        return "needs at least one query and one key"
-    return unsupported_scores_reason(q, mask)
 
 
 def pool(

@@ -10,18 +10,10 @@ from regard.attention.backends.triton.launch import (
     descriptor,
     padded,
     scores_of,
-    unsupported_scores_reason,
     visible_blocks,
 )
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
-
-
-def unsupported_reason(q: Tensor, k: Tensor, mask: Mask) -> str | None:
-    """Why the kernel cannot run, in a phrase, or None if it can."""
-    if 0 in q.shape or 0 in k.shape:
-        return "needs at least one query and one key"
-    return unsupported_scores_reason(q, mask)
 
 
 def statistics(
