@@ -1,4 +1,4 @@
-"""A measurement of what a KV cache saves: greedy generation with it and without, token by token.
+"""A measurement of what a KV cache saves: generation with it and without, token by token.
 
 Each `CacheStep` holds, for one token: the time, the tokens computed, the keys read, the bytes cached, the
 difference of the logits, and the attention that an eviction policy (first keys and a window) would lose. Both
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
 from regard.gpt.map_hooks import LayerInputs, record_layer_inputs
+from regard.gpt.sampler import Sampler
 from regard.heads.eviction import eviction_loss
 from regard.layers import KVCache
 
@@ -48,18 +49,25 @@ class CacheStep(NamedTuple):
     difference: float
     """The largest absolute difference between the logits of the two ways."""
     same: bool
-    """Whether both ways choose this token."""
+    """Whether both ways have the same likeliest token."""
     lost: list[list[float]]
     """For each layer and head, the attention on keys that the policy would have evicted."""
 
 
 def compare_with_and_without_cache(
-    model: GPT, prompt: Sequence[int], *, tokens: int = 32, window: int = 64, sinks: int = 4
+    model: GPT,
+    prompt: Sequence[int],
+    *,
+    tokens: int = 32,
+    window: int = 64,
+    sinks: int = 4,
+    temperature: float = 0.0,
 ) -> Iterator[CacheStep]:
-    """Continue `prompt` greedily by up to `tokens` tokens and yield a `CacheStep` for each.
+    """Continue `prompt` by up to `tokens` tokens and yield a `CacheStep` for each.
 
-    It stops early after an end-of-text token or at the end of the context. The eviction policy that is
-    measured keeps the first `sinks` keys and the latest `window`, the newest included.
+    It takes the likeliest token at `temperature` 0 and else draws one (see `Sampler`). It stops early after
+    an end-of-text token or at the end of the context. The eviction policy that is measured keeps the first
+    `sinks` keys and the latest `window`, the newest included.
     """
     tokens, window = check_whole_number("tokens", tokens), check_whole_number("window", window)
     sinks = check_whole_number("sinks", sinks, 0)
@@ -67,10 +75,12 @@ def compare_with_and_without_cache(
     if not 0 < len(prompt) < context_length:
         raise ValueError(f"prompt: expected from 1 to {context_length - 1} tokens, got {len(prompt)}")
     limit = min(tokens, context_length - len(prompt))
-    return _steps(model, list(prompt), limit, window, sinks)
+    return _steps(model, list(prompt), limit, window, sinks, Sampler(temperature))
 
 
-def _steps(model: GPT, prompt: list[int], limit: int, window: int, sinks: int) -> Iterator[CacheStep]:
+def _steps(
+    model: GPT, prompt: list[int], limit: int, window: int, sinks: int, sampler: Sampler
+) -> Iterator[CacheStep]:
     # A generator must not leave inference mode on while its caller runs between two steps.
     ids = torch.tensor([prompt], device=model.device)
     caches = model.caches(len(prompt) + limit)
@@ -78,14 +88,16 @@ def _steps(model: GPT, prompt: list[int], limit: int, window: int, sinks: int) -
         _timed_logits(model, ids, None)  # warm-up: the first pass includes one-time costs
     for _ in range(limit):
         with torch.inference_mode():
-            step = _measure_step(model, ids, caches, window, sinks)
+            step = _measure_step(model, ids, caches, window, sinks, sampler)
         yield step
         if step.token_id in model.config.eos_token_id:
             return
         ids = torch.cat([ids, ids.new_tensor([[step.token_id]])], 1)
 
 
-def _measure_step(model: GPT, ids: Tensor, caches: list[KVCache], window: int, sinks: int) -> CacheStep:
+def _measure_step(
+    model: GPT, ids: Tensor, caches: list[KVCache], window: int, sinks: int, sampler: Sampler
+) -> CacheStep:
     # With the cache: the whole prompt at the first step, then only the newest token.
     new = ids[:, caches[0].length :]
     with record_layer_inputs(model.attention_layers) as records:
@@ -102,7 +114,7 @@ def _measure_step(model: GPT, ids: Tensor, caches: list[KVCache], window: int, s
     cached_tokens = [int(min(T, cache.reach)) for cache in caches]
     kept_tokens = [min(n, window + sinks) for n in cached_tokens]
     return CacheStep(
-        token_id=int(cached.argmax()),
+        token_id=int(sampler.sample(cached[None])),
         position=T,
         seconds=CacheTiming(cached_seconds, recomputed_seconds),
         computed=CacheTiming(new.shape[1], T),

@@ -9,7 +9,7 @@ resumed run does not depend on what became of the model's own files.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,8 @@ from regard.safetensor_files import SafetensorContent
 
 FILE = "checkpoint.safetensors"
 FORMAT = "regard.training 4"
+# What an optimizer keeps of a weight.
+MOMENTS = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Muon": ("momentum",)}
 MODEL, BEST = "model.", "best."  # before the names of the weights, and of those of the best model
 
 
@@ -40,20 +42,21 @@ class Checkpoint(NamedTuple):
 def save(
     folder: Path,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     state: dict[str, Any],
     best: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the weights, the optimizer's moments and `state`, which is plain data, to a folder.
+    """Write the weights, the optimizers' moments and `state`, which is plain data, to a folder.
 
     `best` are the weights of the best model, unless the model itself is the best. An OSError says why it
     could not be written.
     """
     tensors = {f"{MODEL}{name}": x for name, x in model.state_dict().items()}
     tensors |= {f"{BEST}{name}": x for name, x in (best or {}).items()}
-    for name, weight in _optimized_weights(model, optimizer):
-        for kind, x in optimizer.state.get(weight, {}).items():
-            tensors[f"optimizer.{kind}.{name}"] = x
+    for optimizer in optimizers:
+        for name, weight in _optimized_weights(model, optimizer):
+            for kind, x in optimizer.state.get(weight, {}).items():
+                tensors[f"optimizer.{kind}.{name}"] = x
     header = {
         "format": FORMAT,
         "state": json.dumps(state),
@@ -79,8 +82,10 @@ def load(folder: Path) -> Checkpoint | None:
     return None if found is None else found[0]._replace(problem=found[1])
 
 
-def restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load the tensors of a checkpoint into a model and its optimizer.
+def restore(
+    tensors: dict[str, Tensor], model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """Load the tensors of a checkpoint into a model and its optimizers.
 
     A `RunFileError` names the first tensor whose shape differs.
     """
@@ -89,20 +94,26 @@ def restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim
             raise RunFileError(f"checkpoint: expected floats for {name}, got {x.dtype}")
     model.load_state_dict(_weights(tensors, MODEL, model))
 
-    # The moments, numbered as the optimizer numbers its weights.
+    for optimizer in optimizers:
+        _restore_moments(tensors, model, optimizer)
+
+
+def _restore_moments(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Load an optimizer's moments, numbered as it numbers its weights."""
+    kinds = MOMENTS[type(optimizer).__name__]
     groups = optimizer.state_dict()["param_groups"]
     moments: dict[int, dict[str, Tensor]] = {}
     for number, (name, weight) in enumerate(_optimized_weights(model, optimizer)):
         state = {
             kind: tensors[key].clone()  # not a view of the file, which the next checkpoint replaces
-            for kind in ("step", "exp_avg", "exp_avg_sq")
+            for kind in kinds
             if (key := f"optimizer.{kind}.{name}") in tensors
         }
         for kind, x in state.items():
             want = () if kind == "step" else tuple(weight.shape)
-            if len(state) != 3 or tuple(x.shape) != want:
+            if len(state) != len(kinds) or tuple(x.shape) != want:
                 raise RunFileError(
-                    f"checkpoint: expected step, exp_avg and exp_avg_sq of {name}, {kind} {want}, "
+                    f"checkpoint: expected {', '.join(kinds)} of {name}, {kind} {want}, "
                     f"got {', '.join(state)}, {kind} {tuple(x.shape)}"
                 )
         if state:

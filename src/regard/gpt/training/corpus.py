@@ -71,14 +71,17 @@ class Corpus:
         """The same corpus with its tokens on a device."""
         return replace(self, train=self.train.to(device), validation=self.validation.to(device))
 
-    def training_batch(self, seed: int, step: int, windows: int, rows: slice) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, each (rows, context_length), of a step.
+    def training_batch(
+        self, seed: int, step: int, windows: int, rows: slice, length: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, each (rows, length), of a step; `length` is by default `context_length`.
 
         `windows` are drawn at random from the seed and the step, and `rows` selects some of them.
         """
         rng = np.random.default_rng((seed, step))
-        starts = rng.integers(0, len(self.train) - self.context_length, windows)[rows]
-        return self._windows(self.train, torch.from_numpy(starts))
+        length = length or self.context_length
+        starts = rng.integers(0, len(self.train) - length, windows)[rows]
+        return self._windows(self.train, torch.from_numpy(starts), length)
 
     def validation_batches(
         self, max_tokens: int, batch_size: int, batches: slice
@@ -92,11 +95,11 @@ class Corpus:
         count = max(1, min(available, max_tokens // self.context_length))
         windows = torch.linspace(0, available - 1, count, dtype=torch.float64).round().long()
         for starts in torch.split(windows * self.context_length, batch_size)[batches]:
-            yield self._windows(self.validation, starts)
+            yield self._windows(self.validation, starts, self.context_length)
 
-    def _windows(self, ids: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the windows that begin at `starts` (B,), each (B, context_length)."""
-        offsets = torch.arange(self.context_length + 1, device=ids.device)
+    def _windows(self, ids: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the windows that begin at `starts` (B,), each (B, length)."""
+        offsets = torch.arange(length + 1, device=ids.device)
         windows = ids[starts.to(ids.device, non_blocking=True).unsqueeze(1) + offsets].long()
         if self.bos_token_id is not None:
             windows[:, 0] = self.bos_token_id

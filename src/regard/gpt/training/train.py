@@ -37,7 +37,7 @@ from regard.gpt.training.checkpoints import Checkpoint
 from regard.gpt.training.corpus import Corpus
 from regard.gpt.training.evaluation import head_scores, next_token_loss, validation_loss
 from regard.gpt.training.history import StepMetrics
-from regard.gpt.training.optimizer import adamw, learning_rate
+from regard.gpt.training.optimizer import learning_rate, make_optimizers
 from regard.gpt.training.progress import Progress
 from regard.gpt.training.settings import TrainingSettings
 from regard.processes import Processes, process_group
@@ -46,6 +46,7 @@ from regard.stop_signals import stop_on_signal
 LOCK = ".lock"  # the file in a run's folder that its owner locks
 LOG_EVERY = 10  # steps between reads of the losses, each of which waits for the GPU
 SAMPLE_TOKENS = 200
+LONG_EVERY = 8  # steps between long windows while most are short, so that no position is ever new
 
 
 class TrainingResult(NamedTuple):
@@ -214,8 +215,7 @@ class TrainingRun:
         torch.manual_seed(settings.seed)
         self.model = GPT(config).to(ranks.device)
         self.model.tokenizer = corpus.tokenizer
-        betas = settings.beta1, settings.beta2
-        self.optimizer = adamw(self.model, weight_decay=settings.weight_decay, betas=betas)
+        self.optimizers = make_optimizers(self.model, settings)
         self.step = 0
         self.evaluated_step = self.saved_step = -1  # the steps of the last evaluation and checkpoint
         self.best_loss = math.inf
@@ -230,7 +230,7 @@ class TrainingRun:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; the history after it is removed, since it will be written again."""
         state = checkpoint.state
-        checkpoints.restore(checkpoint.tensors, self.model, self.optimizer)
+        checkpoints.restore(checkpoint.tensors, self.model, self.optimizers)
         self.step, self.evaluated_step = state["step"], state["evaluated_step"]
         self.earlier_seconds, self.warmup_seconds = state["seconds"], state["warmup_seconds"]
         self.saved_step = self.step
@@ -249,7 +249,7 @@ class TrainingRun:
             self._remove_temporary_files()
             self._save_best()
         self.started = time.perf_counter()
-        total = s.steps if s.minutes is None else s.minutes * 60
+        total = self._total()
         self.progress = Progress(total, self._done(), self.quiet)
         if self.saved_step >= 0:
             self.progress.print(f"resumed from the checkpoint of step {self.saved_step}")
@@ -292,32 +292,42 @@ class TrainingRun:
         progress = self._progress_after_warmup()
         if self.step == s.warmup_steps:
             self.warmup_seconds = self._seconds()
-        rate = learning_rate(
-            self.step, progress, warmup=s.warmup_steps, highest=s.learning_rate, lowest=s.min_learning_rate
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        for group in groups:
+            bounds = {"highest": group["highest"], "lowest": group["lowest"]}
+            group["lr"] = learning_rate(self.step, progress, warmup=s.warmup_steps, **bounds)
         if self.model.config.dropout:
             # Dropout depends only on the seed, the step and the rank.
             seed = np.random.SeedSequence((s.seed, self.step, ranks.rank)).generate_state(1, np.uint64)
             torch.manual_seed(int(seed[0]) >> 1)
 
         # Gradients of all batches of the step, averaged over the ranks with the last one.
-        windows = s.batch_size * ranks.world_size * s.gradient_accumulation_steps
+        length = self._window_length()
+        batch_size = s.batch_size * (self.corpus.context_length // length)
+        windows = batch_size * ranks.world_size * s.gradient_accumulation_steps
         loss = torch.zeros((), device=ranks.device)
         for number in range(s.gradient_accumulation_steps):
-            rows = ranks.local_slice(s.batch_size, number * s.batch_size * ranks.world_size)
-            inputs, targets = self.corpus.training_batch(s.seed, self.step, windows, rows)
+            rows = ranks.local_slice(batch_size, number * batch_size * ranks.world_size)
+            inputs, targets = self.corpus.training_batch(s.seed, self.step, windows, rows, length)
             with ranks.no_sync(parallel, enabled=number < s.gradient_accumulation_steps - 1):
                 with self._autocast():
                     share = forward(inputs, targets) / s.gradient_accumulation_steps
                 share.backward()
             loss += share.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), s.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         self.step += 1
-        self.pending.append((self.step, rate, loss, norm))
+        self.pending.append((self.step, groups[0]["lr"], loss, norm))
+
+    def _window_length(self) -> int:
+        """The length of the windows of this step. The first step and one in eight are long in any case."""
+        s, context_length = self.settings, self.corpus.context_length
+        if s.short_length is None or self.step % LONG_EVERY == 0:
+            return context_length
+        begun = self._done() < s.short_share * self._total()
+        return min(s.short_length, context_length) if begun else context_length
 
     def _autocast(self) -> torch.autocast:
         """A block that computes in bfloat16, if the settings and the device say so."""
@@ -330,6 +340,10 @@ class TrainingRun:
     def _seconds(self) -> float:
         """Seconds of training, those before it was resumed included."""
         return self.earlier_seconds + time.perf_counter() - self.started
+
+    def _total(self) -> float:
+        """Steps of the whole run, or seconds for a run by the clock."""
+        return self.settings.steps if self.settings.minutes is None else self.settings.minutes * 60
 
     def _done(self) -> float:
         """Steps done, or seconds for a run by the clock."""
@@ -457,7 +471,7 @@ class TrainingRun:
                 "arguments": self.arguments,
             }
             best = None if self.best_step == self.step else self.best
-            checkpoints.save(self.folder, self.model, self.optimizer, state, best)
+            checkpoints.save(self.folder, self.model, self.optimizers, state, best)
         self.ranks.barrier()
         self.saved_step = self.step
         self._restart_timer()
