@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
         patch,
     )
     from regard.maps import AttentionMap, attention_map
+    from regard.pictures import Patches
     from regard.recorder import Capture, capture, capture_size, load
     from regard.show import plot
     from regard.spans.average import mean
@@ -47,6 +48,7 @@ __all__ = [
     "Capture",
     "Effect",
     "Mask",
+    "Patches",
     "Report",
     "ablate",
     "alibi",
@@ -91,6 +93,7 @@ _MODULES = {
     "regard.comparison": "compare",
     "regard.interventions": "Effect ablate block effect importance intervene mean_outputs patch",
     "regard.maps": "AttentionMap attention_map",
+    "regard.pictures": "Patches",
     "regard.recorder": "Capture capture capture_size load",
     "regard.show": "plot",
     "regard.spans.average": "mean",
@@ -106,6 +109,7 @@ _PACKAGES = (
     "layers",
     "learn",
     "maps",
+    "pictures",
     "recorder",
     "show",
     "spans",

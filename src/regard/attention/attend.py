@@ -21,6 +21,7 @@ from regard.attention.backends.triton import launch
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.steps import trace
+from regard.cell_output import text_output
 
 BACKENDS = ("torch", "triton", "tiled", "steps")
 """The backends by name, in the order in which `"auto"` tries them."""
@@ -109,6 +110,10 @@ class Explanation(NamedTuple):
     backend: str
     refusals: dict[str, str]
     """For each backend that cannot run the call, the reason."""
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: a line for each backend."""
+        return text_output(str(self))
 
     def __str__(self) -> str:
         lines = [f"{name}: no, {reason}" for name, reason in self.refusals.items()]

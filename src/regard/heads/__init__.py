@@ -2,9 +2,11 @@
 
 from regard.heads.description import describe, study
 from regard.heads.head_scores import HeadScores, scores
+from regard.heads.headvis import write_headvis
 from regard.heads.needle_texts import Needle
 from regard.heads.repeated_tokens import probe, repeated
 from regard.heads.retrieval import NeedleTest, needle
+from regard.heads.survey_result import SurveyResult, read_survey
 from regard.heads.table import HeadRow, HeadTable, Score
 from regard.heads.table_difference import ComparedRow, ScoreDifference, TableDifference
 from regard.heads.visibility import uniform
@@ -18,12 +20,15 @@ __all__ = [
     "NeedleTest",
     "Score",
     "ScoreDifference",
+    "SurveyResult",
     "TableDifference",
     "describe",
     "needle",
     "probe",
+    "read_survey",
     "repeated",
     "scores",
     "study",
     "uniform",
+    "write_headvis",
 ]

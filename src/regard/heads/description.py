@@ -16,11 +16,12 @@ from torch import Tensor
 
 from regard.heads.labels import REPEATS, earned_labels
 from regard.heads.measurement import Ids, add_up, measure
-from regard.heads.query_scores import NAMES, NEAR, POLICY, KnownStatistics, Options
-from regard.heads.repeated_tokens import repeated
+from regard.heads.query_scores import NAMES, NEAR, POLICY, KnownStatistics, Options, TextScorer
+from regard.heads.repeated_tokens import draw_repeats
 from regard.heads.running_sums import Estimate, RunningSums
 from regard.heads.table import HeadRow, HeadTable, Score, split_key
 from regard.maps import AttentionMap
+from regard.pictures.patch_layout import PatchAxes
 
 ON_REPEATS = ("induction", "previous_token", "duplicate")
 Maps = Iterable[AttentionMap]
@@ -48,6 +49,8 @@ def describe(
     near: int = NEAR,
     policy: tuple[int, int] = POLICY,
     model: str = "",
+    scorers: list[TextScorer] | None = None,
+    patches: Sequence[PatchAxes | None] | None = None,
 ) -> HeadTable:
     """Describe every head, from the maps (B, H, T, S) of all layers and their tokens ids (B, S).
 
@@ -58,7 +61,9 @@ def describe(
     them share a key/value head. `shuffled` are the maps and ids of the same model on shuffled texts.
     `statistics` are those of each map, if they are known already, as from `m.summary(…)`. `near` tokens count
     as local; `policy` is the cache policy of the eviction score: numbers of first and of latest keys that are
-    kept. `model` is a name for the table.
+    kept. `model` is a name for the table. `scorers`, a list that is empty at first, keeps what layers have in
+    common for later calls about other layers of the same text, with the same ids. `patches` say for each
+    layer what its tokens are if it attends among the patches of a picture (`seen.pictures.tower_axes(key)`).
 
     >>> import regard
     >>> q = torch.zeros(1, 2, 12, 4)
@@ -69,7 +74,12 @@ def describe(
     texts = _as_texts(maps, ids)
     num_texts = sum(_batch_size(text_maps) for text_maps, _ in texts)
     measure_text = partial(
-        measure, is_token=attention_mask, crossed=_are_crossed(keys), options=Options(near, policy)
+        measure,
+        is_token=attention_mask,
+        crossed=_are_crossed(keys),
+        options=Options(near, policy),
+        scorers=scorers,
+        patches=patches,
     )
     # Measure every text, layer by layer.
     sums: list[list[RunningSums]] = []
@@ -141,8 +151,7 @@ def study(
     repeats = None
     if probe:
         report("reading random tokens, repeated")
-        room = min(25, vocab_size - 2, (max_length - 1) // 4 if max_length else 25)
-        ids = repeated(vocab_size, start=start, tokens=max(room, 1), draws=draws, seed=seed)
+        ids = draw_repeats(vocab_size, start, max_length=max_length, draws=draws, seed=seed)
         repeats = measure_ids(ids.to(batches[0].device))
     return assemble(
         layers,

@@ -37,7 +37,7 @@ class HeadScores(NamedTuple):
     local: Tensor
     """Mass on the latest tokens, the query's own among them."""
     distance: Tensor
-    """Mean distance from the query to the keys, in tokens."""
+    """Mean distance back from the query to the keys, in tokens; NaN where queries see later tokens."""
     entropy: Tensor
     """In nats."""
     normalised_entropy: Tensor

@@ -27,8 +27,11 @@ MIN_SCORES = {
     "itself": 0.2,
     "sink": 0.3,
     "local": 0.5,
+    "neighbours": 0.5,
+    "cls": 0.3,
+    "registers": 0.3,
 }
-SECONDARY = ("sink", "local")
+SECONDARY = ("sink", "local", "cls", "registers")
 REPEATS = "_on_repeats"  # ends the names of scores on random repeated tokens
 MARGIN = 0.1  # above the baselines
 WIDENING = 2  # times the 95% interval

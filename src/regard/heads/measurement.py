@@ -17,6 +17,7 @@ from regard.heads.query_scores import KnownStatistics, Options, TextScorer
 from regard.heads.running_sums import BLOCKS, RunningSums, sum_pieces
 from regard.heads.without_sink import without_sink
 from regard.maps import AttentionMap
+from regard.pictures.patch_layout import PatchAxes
 
 Ids = Tensor | Sequence[Tensor | None] | None
 
@@ -38,14 +39,18 @@ def measure(
     statistics: Iterable[KnownStatistics] | None = None,
     options: Options = Options(),  # noqa: B008 (immutable)
     single: bool = False,
+    scorers: list[TextScorer] | None = None,
+    patches: Sequence[PatchAxes | None] | None = None,
 ) -> Iterator[MeasuredLayer]:
     """Measure every layer.
 
     `ids` (B, S) are the tokens of all layers, or a list with those of each; `is_token`, boolean, belongs to
     ids of its shape. `crossed` says which layers attend to another text; `statistics` are those of every map,
-    if known. A `single` text is cut into blocks, as an interval needs several observations.
+    if known. A `single` text is cut into blocks, as an interval needs several observations. `scorers` are
+    those of earlier layers of the same text; new ones are added. `patches` say for each layer what its tokens
+    are if it attends among the patches of a picture.
     """
-    scorers: list[TextScorer] = []
+    scorers = [] if scorers is None else scorers
     known = None if statistics is None else iter(statistics)
     for number, m in enumerate(maps):
         # The tokens of this layer, and whether they are padding, if they are of the same text.
@@ -59,9 +64,17 @@ def measure(
         if not is_crossed:
             _check(m, layer_ids, layer_is_token)
         # Layers that have the same text, shape and mask share a scorer.
-        scorer = next((x for x in scorers if x.fits(m, layer_ids, is_crossed)), None)
+        layer_patches = None if patches is None else patches[number]
+        scorer = next((x for x in scorers if x.fits(m, layer_ids, is_crossed, layer_patches)), None)
         if scorer is None:
-            scorer = TextScorer(m, layer_ids, layer_is_token, crossed=is_crossed, options=options)
+            scorer = TextScorer(
+                m,
+                layer_ids,
+                layer_is_token,
+                crossed=is_crossed,
+                options=options,
+                patches=layer_patches,
+            )
             scorers.append(scorer)
         yield MeasuredLayer(_measure(m, scorer, None if known is None else next(known), single), m)
 

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from regard.heads.eviction import eviction_loss_from_sums
 from regard.heads.induction import TokenBlock, copy_mass, find_blocks
+from regard.heads.patch_scores import PATCH_NAMES, patch_scores
 from regard.heads.sink import find_sink_keys
 from regard.heads.visibility import Visibility, find_visibility
 from regard.maps import AttentionMap
 from regard.maps.index import Axes
 from regard.maps.sweep import RowStatistics
+from regard.pictures.patch_layout import PatchAxes
 
 NAMES = (
     "previous_token",
@@ -33,6 +35,7 @@ NAMES = (
     "entropy",
     "normalised_entropy",
     "eviction",
+    *PATCH_NAMES,
 )
 NEAR = 8  # tokens that count as local, the query's own among them
 POLICY = (4, 64)  # the cache policy of the eviction score: numbers of first and of latest keys that are kept
@@ -70,7 +73,8 @@ class TextScorer:
     It holds what layers of the same shape and mask have in common: tokens, visible keys and baselines.
     `ids` (B, S) are the tokens of the keys, the last T of them the queries', or None where there are none;
     `is_token`, boolean and of the same shape, is False for padding. A `crossed` map attends from one text to
-    another, so that only scores that compare no positions are defined.
+    another, so that only scores that compare no positions are defined. `patches` say what the tokens of a map
+    among the patches of a picture are, which have scores of their own instead.
     """
 
     def __init__(
@@ -81,11 +85,17 @@ class TextScorer:
         *,
         crossed: bool = False,
         options: Options = Options(),  # noqa: B008 (immutable)
+        patches: PatchAxes | None = None,
     ) -> None:
         _, _, T, S = m.matrix
         self.matrix, self.mask, self.device = m.matrix, m.mask, m.device
-        self.options, self._arguments = options, (ids, crossed)
-        self.crossed = crossed or (ids is not None and ids.shape[1] != S) or (ids is None and T != S)
+        self.options, self._arguments, self.patches = options, (ids, crossed, patches), patches
+        self.crossed = (
+            crossed
+            or patches is not None
+            or (ids is not None and ids.shape[1] != S)
+            or (ids is None and T != S)
+        )
         self.ids = None if ids is None or self.crossed else ids.to(m.device)
         is_token = None if is_token is None or bool(is_token.all()) else is_token.to(m.device)
         self.first_position = m.first_position
@@ -101,11 +111,17 @@ class TextScorer:
             return is_token
         return None if self.crossed else is_token[:, self.first_position : self.first_position + T]
 
-    def fits(self, m: AttentionMap, ids: Tensor | None, crossed: bool = False) -> bool:
+    def fits(
+        self,
+        m: AttentionMap,
+        ids: Tensor | None,
+        crossed: bool = False,
+        patches: PatchAxes | None = None,
+    ) -> bool:
         """Whether this can score another map of the same tokens: its shape, mask and device are the same."""
-        ids_here, crossed_here = self._arguments
+        ids_here, crossed_here, patches_here = self._arguments
         same = m.matrix == self.matrix and m.mask == self.mask and m.device == self.device
-        return same and ids is ids_here and crossed == crossed_here
+        return same and ids is ids_here and crossed == crossed_here and patches == patches_here
 
     def score(
         self, m: AttentionMap, statistics: KnownStatistics | None = None
@@ -133,6 +149,9 @@ class TextScorer:
             "entropy": QueryScore(stats.entropy, active),
             "normalised_entropy": QueryScore(relative, active & (keys > 1)),  # one key leaves no choice
         }
+        if self.patches is not None:
+            for name, score in patch_scores(m, self.patches, active).items():
+                scores[name] = QueryScore(*score)
         if not self.crossed:
             self._add_position_scores(m, stats, null, scores)
             self._add_token_scores(m, null, scores)
@@ -177,9 +196,11 @@ class TextScorer:
         scores["previous_token"] = QueryScore(band.previous, active & has_previous)
         scores["itself"] = QueryScore(band.itself, active)
         scores["local"] = QueryScore(band.near, active)
-        scores["distance"] = QueryScore(stats.distance, active)
-        if self.visibility.later:
-            return  # attention to later tokens has no cache that could evict keys
+        # Attention to later tokens has no distance back, and no cache that could evict keys.
+        later = self.visibility.later
+        scores["distance"] = QueryScore(stats.distance, torch.zeros_like(active) if later else active)
+        if later:
+            return
         kept = ((key.view(-1, 1, 1), columns(m, key.view(-1, 1))) for key in self.first_keys(sinks))
         loss = eviction_loss_from_sums(self.row_sums(m), band.latest, kept, positions, window)
         # Uniform attention loses whole keys, which distinguishes a loss from rounding.

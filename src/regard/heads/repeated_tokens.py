@@ -45,6 +45,20 @@ def repeated(
     return ids if start is None else torch.cat([ids.new_full((draws, 1), start), ids], 1)
 
 
+def draw_repeats(
+    vocab_size: int, start: int | None, *, max_length: int | None = None, draws: int = 10, seed: int = 0
+) -> Tensor:
+    """Draw ids as `repeated` does: 25 tokens four times, fewer if vocabulary or context have no room for it.
+
+    `max_length` is the context length of the model that reads them, None if it has no limit.
+
+    >>> draw_repeats(50, 0, max_length=21, draws=2).shape
+    torch.Size([2, 21])
+    """
+    room = min(25, vocab_size - 2, (max_length - 1) // 4 if max_length else 25)
+    return repeated(vocab_size, start=start, tokens=max(room, 1), draws=draws, seed=seed)
+
+
 def probe(
     maps: Callable[[Tensor], Iterable[AttentionMap]], ids: Tensor
 ) -> tuple[list[HeadScores], list[HeadScores]]:

@@ -31,6 +31,9 @@ SCORE_WORDS = (
     ),
     ScoreWords("sink", "sink", "Attention on the one key that receives the most."),
     ScoreWords("local", "local", "Attention on the last few tokens."),
+    ScoreWords("neighbours", "neighbours", "Attention on the eight patches around the query's own patch."),
+    ScoreWords("cls", "CLS", "Attention on the CLS token of a vision model."),
+    ScoreWords("registers", "registers", "Attention on the register tokens of a vision model."),
     ScoreWords("eviction", "eviction", "Attention that is lost when a small cache evicts keys."),
     ScoreWords(
         "normalised_entropy",
@@ -40,6 +43,11 @@ SCORE_WORDS = (
     ScoreWords("entropy", "entropy", "Entropy of the attention, in nats."),
     ScoreWords("importance", "importance", "Rise of the loss when the head is ablated, in nats a token."),
     ScoreWords("distance", "distance", "Mean number of tokens between the query and the keys it attends to."),
+    ScoreWords(
+        "patch_distance",
+        "patch distance",
+        "Mean distance in the picture from the query's patch to the patches that it attends to.",
+    ),
 )
 TITLES = {score.name: score.title for score in SCORE_WORDS}
 

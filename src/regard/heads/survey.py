@@ -7,15 +7,12 @@ resumed. Each process works with a fixed number of threads, because the rounding
 
 from __future__ import annotations
 
-import json
 import threading
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, distributed
@@ -24,19 +21,21 @@ from regard import checkpoint_files
 from regard.atomic import check_folder_writable
 from regard.attention.arguments import check_whole_number
 from regard.file_lock import FileLock
-from regard.files import SurveyFileError, check_type, get_field, parse_object, shorten
+from regard.files import SurveyFileError
 from regard.heads.corpus import Batch, Encode, batches, digest
 from regard.heads.description import LayerHeads, RunModel, assemble, name_layer
+from regard.heads.examples import LayerExamples, add_examples, collect_examples
 from regard.heads.measurement import add_up, measure
 from regard.heads.running_sums import RunningSums
-from regard.heads.table import HeadTable, check_writable, split_key
-from regard.safetensor_files import SafetensorContent
+from regard.heads.survey_progress import MAX_EXAMPLES, Saving, SurveyProgress, load_progress
+from regard.heads.survey_result import SurveyResult, decode_words, result_path, write_result
+from regard.heads.table import HeadTable, check_writable
 from regard.stop_signals import stop_on_signal
 
 if TYPE_CHECKING:
     from regard.processes import Processes
 
-FORMAT = "regard.survey 2"
+Decode = Callable[[Tensor], list[str]]
 
 
 class SurveyModel(NamedTuple):
@@ -52,16 +51,28 @@ class SurveyModel(NamedTuple):
     digest: str
     """Identifies the weights when a survey is resumed."""
     device: torch.device = torch.device("cpu")
+    decode: Decode | None = None
+    """Gives the texts of tokens (n,), for the examples; without it a token is its number."""
 
 
-class SurveyProgress(NamedTuple):
-    """The progress of a survey: counts, and the sums so far."""
+class MeasuredBatch(NamedTuple):
+    """What one process measured of a batch: the sums and the examples of every layer."""
 
-    batches: int
-    windows: int
-    tokens: int
-    layers: list[LayerHeads]
     sums: list[RunningSums]
+    examples: list[LayerExamples]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in a fixed order."""
+        sums = [x for layer in self.sums for x in (layer.sums, layer.keys)]
+        return sums + [x for layer in self.examples for x in layer.tensors.values()]
+
+    def with_tensors(self, tensors: list[Tensor]) -> MeasuredBatch:
+        """The same of another process, whose tensors have the same sizes."""
+        parts = iter(tensors)
+        sums = [RunningSums(next(parts), next(parts)) for _ in self.sums]
+        examples = [LayerExamples(**{name: next(parts) for name in x.tensors}) for x in self.examples]
+        return MeasuredBatch(sums, examples)
 
 
 def survey(
@@ -76,6 +87,7 @@ def survey(
     threads: int = 1,
     save_every: float = 20.0,
     fresh: bool = False,
+    examples: int = 8,
     report: Callable[[SurveyProgress, int], None] = lambda progress, bytes_read: None,
 ) -> HeadTable:
     """Describe every head over a corpus, and write the table to `out` (.parquet, .csv or .json).
@@ -86,8 +98,10 @@ def survey(
     was stopped resumes from `out` + ".partial", unless `fresh`; if that is damaged, from the progress saved
     before it, with a warning. While it runs, no other survey can write to `out`: an `InUseError` says which
     process does. If its lock is removed meanwhile, a `LostLockError` ends the survey before it writes more.
-    `report` is called with the progress and with the number of bytes of the corpus that have been read.
+    The `examples` strongest examples of each head go to `out` + ".examples" (see `read_survey`); 0 keeps
+    none. `report` is called with the progress and with the number of bytes of the corpus that have been read.
     """
+    check_whole_number("examples", examples, 0, MAX_EXAMPLES)
     partial = out.with_name(f"{out.name}.partial")
     with ExitStack() as stack:
         lock = ranks.on_main(lambda: stack.enter_context(_take_file(out)))
@@ -100,10 +114,11 @@ def survey(
             "batch": batch,
             "max_windows": max_windows,
             "threads": threads,
+            "examples": examples,
             "device": ranks.device.type,
             "torch": torch.__version__,
         }
-        saved = _load(partial, settings, ranks)
+        saved = load_progress(partial, settings, ranks)
         ranks.barrier()  # no process writes before all have read
         stream = batches(corpus, model.encode, length, batch, model.start, max_windows)
         for _ in islice(stream, saved.batches if saved else 0):
@@ -112,13 +127,13 @@ def survey(
         stack.enter_context(_threads(threads))
         stop = stack.enter_context(stop_on_signal())
         saving = Saving(partial, settings, save_every, ranks, lock)
-        progress = _read_corpus(_rounds(model, stream, saved, ranks), saved, saving, stop, report)
+        progress = _read_corpus(_rounds(model, stream, saved, ranks, examples), saved, saving, stop, report)
         if progress is None:
             raise ValueError(f"corpus: expected text, but {corpus} has no tokens")
         table = assemble(
             progress.layers, progress.sums, texts=progress.windows, tokens=progress.tokens, model=model.name
         )
-        ranks.on_main(lambda: _write_table(table, out, saving))
+        ranks.on_main(lambda: _write_results(_result(model, progress, table), out, saving))
         return table
 
 
@@ -155,67 +170,98 @@ def _read_corpus(
     return progress
 
 
-def _write_table(table: HeadTable, out: Path, saving: Saving) -> None:
-    """Write the table of a survey that is complete, and delete its progress."""
+def _result(model: SurveyModel, progress: SurveyProgress, table: HeadTable) -> SurveyResult | HeadTable:
+    """The table of a survey that is complete, with its examples if any were kept."""
+    if not progress.examples:
+        return table
+    words = decode_words(progress.examples, model.decode)
+    return SurveyResult(table, progress.layers, progress.examples, words)
+
+
+def _write_results(result: SurveyResult | HeadTable, out: Path, saving: Saving) -> None:
+    """Write what a survey that is complete found, and delete its progress.
+
+    The table comes last: where it is, the examples are complete.
+    """
     saving.check_owner()
+    path = result_path(out)
     try:
-        table.save(out)
+        if isinstance(result, SurveyResult):
+            write_result(result, path)
+            result.table.save(out)
+        else:
+            path.unlink(missing_ok=True)  # of an earlier survey
+            result.save(out)
     except OSError as error:
         raise OSError(f"cannot write {out}: {error.strerror or error}") from None
     checkpoint_files.remove(saving.partial)
 
 
 def _rounds(
-    model: SurveyModel, stream: Iterator[Batch], progress: SurveyProgress | None, ranks: Processes
+    model: SurveyModel,
+    stream: Iterator[Batch],
+    progress: SurveyProgress | None,
+    ranks: Processes,
+    examples: int,
 ) -> Iterator[tuple[SurveyProgress, int]]:
     """In each round every process takes a batch, and all sums are added in the order of the batches."""
-    own: list[RunningSums] = []
-    layers: list[LayerHeads] = []
+    own, layers = MeasuredBatch([], []), list[LayerHeads]()
     while group := list(islice(stream, ranks.world_size)):
         # With fewer batches than processes the idle ones take the first, only to know the sizes of its sums.
-        if ranks.rank < len(group) or not own:
-            own, layers = _measure_batch(model, group[ranks.rank if ranks.rank < len(group) else 0].ids)
-        for (ids, _), sums in zip(group, _gather(own, ranks), strict=False):  # idle processes come last
+        if ranks.rank < len(group) or not own.sums:
+            number = ranks.rank if ranks.rank < len(group) else 0
+            before = sum(len(ids) for ids, _ in group[:number]) + (progress.windows if progress else 0)
+            own, layers = _measure_batch(model, group[number].ids, before, examples)
+        for (ids, _), batch in zip(group, _gather(own, ranks), strict=False):  # idle processes come last
             if progress is None:
-                progress = SurveyProgress(0, 0, 0, layers, [])
+                progress = SurveyProgress(0, 0, 0, layers, [], [])
             elif [x.key for x in progress.layers] != [x.key for x in layers] or not all(
                 x.fits(len(layer.heads)) for x, layer in zip(progress.sums, layers, strict=True)
             ):
                 raise SurveyFileError(
                     "the unfinished survey is of other layers or heads than the model has: begin with --fresh"
                 )
+            begun = bool(progress.sums)
             progress = SurveyProgress(
                 progress.batches + 1,
                 progress.windows + len(ids),
                 progress.tokens + ids.numel(),
                 progress.layers,
-                add_up([progress.sums, sums]) if progress.sums else sums,
+                add_up([progress.sums, batch.sums]) if begun else batch.sums,
+                add_examples(progress.examples, batch.examples) if begun else batch.examples,
             )
         if progress is not None:
             yield progress, group[-1].bytes_read
 
 
-def _measure_batch(model: SurveyModel, ids: Tensor) -> tuple[list[RunningSums], list[LayerHeads]]:
-    """The sums of a batch, in which each window is one observation."""
+def _measure_batch(
+    model: SurveyModel, ids: Tensor, first_window: int, examples: int
+) -> tuple[MeasuredBatch, list[LayerHeads]]:
+    """The sums of a batch, in which each window is one observation, and its examples."""
     ids = ids.to(model.device)
-    measured = list(measure(model.run(ids), ids))
-    return [x.sums for x in measured], [name_layer(i, x.map) for i, x in enumerate(measured)]
+    batch, layers = MeasuredBatch([], []), []
+    for i, layer in enumerate(measure(model.run(ids), ids)):
+        batch.sums.append(layer.sums)
+        if examples:
+            batch.examples.append(collect_examples(layer.map, ids, first_window, examples))
+        layers.append(name_layer(i, layer.map))
+    return batch, layers
 
 
-def _gather(own: Sequence[RunningSums], ranks: Processes) -> list[list[RunningSums]]:
-    """The sums of every process, in the order of their ranks."""
+def _gather(own: MeasuredBatch, ranks: Processes) -> list[MeasuredBatch]:
+    """What every process measured, in the order of their ranks."""
     if ranks.world_size == 1:
-        return [list(own)]
-    # All sums of a process as one vector.
-    parts = [x for layer in own for x in (layer.sums, layer.keys)]
-    flat = torch.cat([x.double().flatten() for x in parts]).to(ranks.device)  # counts are exact in float64
+        return [own]
+    # All numbers of a process as one vector.
+    parts = own.tensors
+    flat = torch.cat([x.double().flatten() for x in parts]).to(ranks.device)  # whole numbers stay exact
     vectors = [torch.empty_like(flat) for _ in range(ranks.world_size)]
     distributed.all_gather(vectors, flat)
     gathered = []
     for vector in vectors:
         pieces = torch.split(vector.cpu(), [x.numel() for x in parts])
         tensors = [piece.view(x.shape).to(x.dtype) for piece, x in zip(pieces, parts, strict=True)]
-        gathered.append([RunningSums(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)])
+        gathered.append(own.with_tensors(tensors))
     return gathered
 
 
@@ -228,109 +274,3 @@ def _threads(n: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class Saving:
-    """Saves the progress of a survey to `partial` every `seconds`, on rank 0, which owns the `lock`."""
-
-    def __init__(
-        self,
-        partial: Path,
-        settings: dict[str, Any],
-        seconds: float,
-        ranks: Processes,
-        lock: FileLock | None,
-    ) -> None:
-        self.partial, self.settings, self.seconds, self.ranks = partial, settings, seconds, ranks
-        self.lock = lock
-        self.saved_at = time.monotonic()
-
-    def check_owner(self) -> None:
-        """Raise a `LostLockError` if another survey may write to the same file by now."""
-        if self.lock is not None:
-            self.lock.check()
-
-    def when_due(self, progress: SurveyProgress) -> None:
-        """Save, if it is time."""
-        if time.monotonic() - self.saved_at > self.seconds:
-            self.now(progress)
-
-    def now(self, progress: SurveyProgress) -> None:
-        """Save at once."""
-        if not self.ranks.is_main:
-            return
-        self.check_owner()
-        tensors = {f"sums.{i}": layer.sums for i, layer in enumerate(progress.sums)}
-        tensors |= {f"keys.{i}": layer.keys for i, layer in enumerate(progress.sums)}
-        counts = {
-            "batches": progress.batches,
-            "windows": progress.windows,
-            "tokens": progress.tokens,
-            "layers": [[x.key, list(x.heads), list(x.kv_heads)] for x in progress.layers],
-        }
-        header = {"format": FORMAT, "settings": json.dumps(self.settings), "progress": json.dumps(counts)}
-        checkpoint_files.save(self.partial, tensors, header)
-        self.saved_at = time.monotonic()
-
-
-def _load(partial: Path, settings: dict[str, Any], ranks: Processes) -> SurveyProgress | None:
-    """Read the progress of a survey, if there is any; an error if it is of another survey or damaged."""
-    try:
-        found = checkpoint_files.load(partial, FORMAT, _parse, SurveyFileError)
-    except SurveyFileError as error:
-        raise SurveyFileError(f"{error}: remove it, or start again with --fresh") from None
-    if found is None:
-        return None
-    (progress, old_settings), problem = found
-    if different := [name for name in settings if settings[name] != old_settings.get(name)]:
-        raise SurveyFileError(
-            f"{partial} is of a survey with another {', '.join(different)}: "
-            "resume with the same settings, write to another file, or start again with --fresh"
-        )
-    if problem is not None and ranks.is_main:
-        warnings.warn(problem, stacklevel=3)
-    return progress
-
-
-def _parse(content: SafetensorContent) -> tuple[SurveyProgress, dict[str, Any]]:
-    """The progress and the settings in a progress checkpoint; a ValueError names the field that is wrong."""
-    settings, counts = (
-        parse_object(get_field(content.metadata, name, str)) for name in ("settings", "progress")
-    )
-    return _decode_progress(counts, content.tensors), settings
-
-
-def _decode_progress(counts: dict[str, Any], tensors: dict[str, Tensor]) -> SurveyProgress:
-    """The progress that `Saving` wrote; a ValueError names the field that is wrong."""
-    done = {name: get_field(counts, name, int) for name in ("batches", "windows", "tokens")}
-    for name, count in done.items():
-        check_whole_number(name, count)
-    layers = [_decode_layer(check_type("layers", x, list)) for x in get_field(counts, "layers", list)]
-    expected = {f"{kind}.{i}" for kind in ("sums", "keys") for i in range(len(layers))}
-    if not layers or tensors.keys() != expected:
-        raise ValueError(
-            f"tensors: expected sums and keys of {len(layers)} layers, got {shorten(sorted(tensors))}"
-        )
-    sums = []
-    for i, layer in enumerate(layers):
-        # A copy: the next checkpoint replaces the file.
-        one = RunningSums(tensors[f"sums.{i}"].clone(), tensors[f"keys.{i}"].clone())
-        if not one.fits(len(layer.heads)):
-            raise ValueError(
-                f"layer {i}: expected the sums of {len(layer.heads)} heads, got "
-                f"{tuple(one.sums.shape)} {one.sums.dtype} and {tuple(one.keys.shape)} {one.keys.dtype}"
-            )
-        sums.append(one)
-    return SurveyProgress(done["batches"], done["windows"], done["tokens"], layers, sums)
-
-
-def _decode_layer(fields: list[Any]) -> LayerHeads:
-    """The key and the heads of a layer."""
-    if len(fields) != 3:
-        raise ValueError(f"layers: expected a key, heads and kv_heads, got {shorten(fields)}")
-    key, *numbers = fields
-    heads, kv_heads = ([check_type("heads", n, int) for n in check_type("heads", x, list)] for x in numbers)
-    if len(heads) != len(kv_heads):
-        raise ValueError(f"heads: expected a kv_head for each of {len(heads)}, got {len(kv_heads)}")
-    split_key(check_type("key", key, str))
-    return LayerHeads(key, heads, kv_heads)

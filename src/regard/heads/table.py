@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from regard.atomic import atomic_write
 from regard.extras import extra
 from regard.files import SurveyFileError, check_type, get_field, parse_json, read_text, shorten
+from regard.heads.head_sentence import describe_head
 from regard.heads.labels import sort_labels
 
 if TYPE_CHECKING:
@@ -57,6 +58,17 @@ class HeadRow:
     def label(self) -> str | None:
         """The first label, None if the head has none."""
         return self.labels[0] if self.labels else None
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: what the head does, and its scores."""
+        from regard.heads.table_html import row_output
+
+        return row_output(self)
+
+    @property
+    def sentence(self) -> str:
+        """One sentence that says what the head does: its clearest score beside that of uniform attention."""
+        return describe_head(self)
 
     @property
     def key(self) -> str:
@@ -187,6 +199,7 @@ class HeadTable:
                 "kv_head": row.kv_head,
                 "label": row.label,
                 "labels": list(row.labels),
+                "sentence": row.sentence,
                 "sink_key": row.sink_key,
                 "shuffled": self.shuffled,
                 "scores": {
@@ -264,6 +277,12 @@ class HeadTable:
                     writer.writerows([_cell(x) for x in row] for row in zip(*columns.values(), strict=True))
             else:
                 _pyarrow().parquet.write_table(_pyarrow().table(self.columns()), file)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: what each head does, with its scores, in a row."""
+        from regard.heads.table_html import table_output
+
+        return table_output(self)
 
     def __repr__(self) -> str:
         return f"HeadTable({len(self)} heads)"

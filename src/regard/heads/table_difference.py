@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from regard.cell_output import text_output
 from regard.escapes import escape
 from regard.heads.score_words import title
 
@@ -124,6 +125,10 @@ class TableDifference:
             for name, score in row.scores.items()
         ]
         return pandas.DataFrame(records)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: the heads whose labels changed."""
+        return text_output(str(self))
 
     def __repr__(self) -> str:
         return f"TableDifference({len(self)} heads, {len(self.changed)} with other labels)"

@@ -12,16 +12,15 @@ from typing import Any
 
 from regard.escapes import escape
 from regard.extras import extra
+from regard.heads.head_sentence import best_score, label_words
 from regard.heads.labels import MIN_SCORES, REPEATS
 from regard.heads.score_words import about
 from regard.heads.table import HeadRow, HeadTable, Score, canonical_name
 from regard.heads.table_text import (
     COLOURS,
     IMPORTANCE,
-    best_score,
     explain_columns,
     importance_cells,
-    label_words,
     number,
     words,
 )

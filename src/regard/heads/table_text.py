@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from regard.escapes import escape
 from regard.extras import extra
+from regard.heads.head_sentence import best_score, label_words
 from regard.heads.labels import REPEATS
 from regard.heads.score_words import SCORE_WORDS, about, title
 
 if TYPE_CHECKING:
-    from regard.heads.table import HeadRow, HeadTable, Score
+    from regard.heads.table import HeadRow, HeadTable
 
 IMPORTANCE = "importance"
 COLOURS = {
@@ -156,19 +157,3 @@ def number(x: float) -> str:
     if math.isnan(x):
         return ""
     return f"{x:.3f}".removeprefix("0") if 0.0005 <= x < 0.005 else f"{x:.2f}"
-
-
-def label_words(row: HeadRow, name: str) -> str:
-    """A label of a head in words; a sink with its key."""
-    return words(name) + (f" on {row.sink_key}" if name == "sink" else "")
-
-
-def best_score(row: HeadRow, name: str) -> tuple[Score, bool]:
-    """The score behind a label, on text or on random repeats, whichever is higher, and whether on repeats."""
-    scores = row.scores
-    on_repeats = scores.get(name + REPEATS)
-    if on_repeats is None:
-        return scores[name], False
-    if name not in scores or on_repeats.value > scores[name].value:
-        return on_repeats, True
-    return scores[name], False

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.arguments import check_whole_number
+from regard.cell_output import bundle, table_html
 from regard.heads.running_sums import ratio_interval, students_t
 from regard.interventions.edit import Edit
 from regard.interventions.intervention import intervene
@@ -69,6 +70,18 @@ class Effect:
     def beyond_baseline(self) -> bool:
         """Whether the effect is outside of the band of random edits."""
         return self.value < self.baseline_low or self.value > self.baseline_high
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: the sentence, and the effect beside the band of random edits."""
+        rows = [("with the edit", *self._row(self.value, self.low, self.high), len(self.per_text))]
+        if self.baseline:
+            row = self._row(fmean(self.baseline), self.baseline_low, self.baseline_high)
+            rows.append(("with random edits", *row, len(self.baseline)))
+        names = ("change of the " + self.metric, "mean", "95% from", "to", "texts or draws")
+        return bundle(str(self), table_html(names, rows, str(self) + "."))
+
+    def _row(self, *numbers: float) -> tuple[str, ...]:
+        return tuple("" if math.isnan(x) else f"{x:+.3f}" for x in numbers)
 
     def __str__(self) -> str:
         interval = "" if math.isnan(self.low) else f" (95% {self.low:+.3f} to {self.high:+.3f})"

@@ -118,6 +118,12 @@ class AttentionMap(MapData, LazyMatrix):
         dtype = str(self.q.dtype).removeprefix("torch.")
         return f"AttentionMap({size}, {', '.join(settings)}, {dtype}, {memory})"
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: a picture of the first heads, and the map as text."""
+        from regard.maps.picture import map_output
+
+        return map_output(self, signed=False)
+
     def tile(self, rows: slice | Tensor, keys: slice | Tensor = slice(None)) -> Tensor:
         """The weights of some rows and some keys, each a slice or a tensor of indices: (B, H, rows, keys)."""
         return self._shaped(reductions.tile(self, rows, keys))

@@ -52,6 +52,12 @@ class SignedMap(LazyMatrix):
         size = "×".join(str(n) for n in self.shape)
         return f"{type(self).__name__}({size}, {str(self.dtype).removeprefix('torch.')})"
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: a picture of the first heads, and the map as text."""
+        from regard.maps.picture import map_output
+
+        return map_output(self, signed=True)
+
     def __sub__(self, other: object) -> DifferenceMap:
         return DifferenceMap(self, other) if isinstance(other, LazyMatrix) else NotImplemented
 

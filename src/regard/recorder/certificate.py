@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
+from regard.cell_output import bundle, table_html, text_output
 from regard.maps import AttentionMap
 
 ROWS = 64  # the number of rows that are compared if a map has more
@@ -25,6 +26,9 @@ ROUNDING_UNITS = {torch.float32: 256, torch.float64: 1024}
 recomputed in float64, where a float32 map is exact; a float64 map has nothing finer to be computed in."""
 DISTINCT = 8  # values must differ by this many tolerances for the output to determine the weights
 HALF_PRECISION = 1e-3  # a tolerance of weights above this one means that they are in half precision
+CERTIFIED = (
+    "A layer is certified if its weights times the values give the output of the model's own attention."
+)
 OWN_OUTPUT = "this layer's own attention output"
 
 
@@ -98,6 +102,10 @@ class Evidence:
             parts.append("sink logits")
         return ", ".join(parts)
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: the evidence as a sentence."""
+        return text_output(str(self))
+
     def __str__(self) -> str:
         compared = f"{self.rows:,} of {self.total_rows:,} rows"
         if self.problem is not None:
@@ -120,7 +128,7 @@ class Evidence:
         )
 
 
-@dataclass
+@dataclass(repr=False)
 class Certificate(Sequence[Evidence]):
     """The evidence of every layer of a capture; prints as a table.
 
@@ -158,6 +166,29 @@ class Certificate(Sequence[Evidence]):
     def complete(self) -> bool:
         """Whether every module that mixes tokens was captured, as far as can be determined."""
         return not self.missing
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: a row for each layer, and what was not captured."""
+        rows = [
+            (
+                str(key),
+                "certified" if evidence.certified else "not certified",
+                f"{evidence.difference:.1e}",
+                f"{evidence.tolerance:.1e}",
+                f"{evidence.rows:,} of {evidence.total_rows:,}",
+                evidence.settings if evidence.problem is None else evidence.problem,
+            )
+            for key, evidence in zip(self.keys, self.evidence, strict=True)
+        ]
+        names = ("layer", "certificate", "off by", "tolerance", "rows compared", "mask")
+        missing = [f"{name} ({kind})" for name, kind in self.missing.items()]
+        caption = f"Not captured: {', '.join(missing)}." if missing else CERTIFIED
+        return bundle(str(self), table_html(names, rows, caption))
+
+    def __repr__(self) -> str:
+        certified = sum(evidence.certified for evidence in self.evidence)
+        missing = f", {len(self.missing)} missing" if self.missing else ""
+        return f"Certificate({certified} of {len(self)} layers certified{missing})"
 
     def __str__(self) -> str:
         names = [str(key) for key in self.keys]

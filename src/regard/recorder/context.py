@@ -22,16 +22,18 @@ from torch import Tensor, nn
 from regard.escapes import escape
 from regard.gpt import GPT
 from regard.gpt.token_batch import Side
+from regard.pictures.patches import Patches
 from regard.recorder.contributions.module_roles import module_roles
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.observation import Attach, attention_names, choose_sources, observed
+from regard.recorder.picture_reader import PictureReader
 from regard.recorder.predictions import Predictions, logits_of, predictions_from
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
 from regard.recorder.sources.token_mixers import TokenMixers
 from regard.recorder.storage.stores import store_for
-from regard.recorder.tokens import decode_tokens, encode_text, token_id
+from regard.recorder.tokens import decode_tokens, decode_vocabulary, encode_text, token_id
 
 Inputs = Mapping[str, Any] | Sequence[Any] | Tensor
 """A model's inputs: keyword arguments by name, positional arguments in a sequence, or a single tensor."""
@@ -147,6 +149,7 @@ def capture(
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
     predictions: bool = False,
+    patches: Patches | None = None,
 ) -> CaptureBlock: ...
 
 
@@ -168,6 +171,7 @@ def capture(
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
     predictions: bool = False,
+    patches: Patches | None = None,
 ) -> Capture: ...
 
 
@@ -188,6 +192,7 @@ def capture(
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
     predictions: bool = False,
+    patches: Patches | None = None,
     **kwargs: Any,
 ) -> CaptureBlock | Capture:
     """Record the attention of a model while it runs: in a `with` block, or by running the model once.
@@ -224,6 +229,8 @@ def capture(
     - `predictions`: whether to keep the ten likeliest next tokens at each position, and the loss and rank of
       the token that follows, in `seen.predictions`: of a causal language model that is run by `text` or
       `inputs`.
+    - `patches`: how the model cuts a picture into patches, a `regard.Patches`, where its config and its patch
+      embedding do not show it. The pictures that a vision model reads are kept in `seen.pictures`.
 
     Any other argument raises a TypeError that says what to write instead.
     """
@@ -236,6 +243,8 @@ def capture(
         tokenizer = getattr(model, "tokenizer", None)
     if contributions and store == "statistics":
         raise ValueError('contributions: expected store="maps" beside it, got "statistics", without any map')
+    if patches is not None and not isinstance(patches, Patches):
+        raise ValueError(f"patches: expected a regard.Patches(rows=…, cols=…), got {type(patches).__name__}")
     stream = _stream_recorder(model, adapters, tokenizer) if contributions else None
     recording = Recording(
         layers=layers,
@@ -248,6 +257,7 @@ def capture(
         model=model_name(model),
         decode=None if tokenizer is None else functools.partial(decode_tokens, tokenizer),
         stream=stream,
+        picture_reader=PictureReader(model, attention_names(model, adapters), patches),
     )
     # With adapters the user has chosen the modules, so the others are not reported as missing.
     block = CaptureBlock(
@@ -263,12 +273,13 @@ def capture(
     with torch.no_grad(), block as seen:
         output = model(*model_args, **model_kwargs)
     if predictions:
-        seen.predictions = _predictions(seen, logits_of(output), recording.decode)
+        decode = None if tokenizer is None else functools.partial(decode_vocabulary, tokenizer)
+        seen.predictions = _predictions(seen, logits_of(output), decode)
     return seen
 
 
 def _predictions(
-    seen: Capture, logits: Tensor | None, decode: Callable[[Tensor], list[list[str]]] | None
+    seen: Capture, logits: Tensor | None, decode: Callable[[Tensor], list[str]] | None
 ) -> Predictions:
     """Reduce a model's logits to its predictions."""
     if logits is None or seen.ids is None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import and_
 from typing import NamedTuple
 
 from torch import Tensor
 
+from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Evidence
 from regard.recorder.map_preparation import write_count
@@ -64,6 +67,9 @@ class LayerSettings(NamedTuple):
     """A description of a layer that holds no tensors, so that it can be cached for a layer in a file."""
 
     mask: str
+    """Which keys queries see, such as "causal"; "full" if all of them."""
+    bias: str
+    """The part of the mask that hides nothing and adds numbers to the scores; "" if it has none."""
     window: int | None
     scale: float
     softcap: float | None
@@ -81,8 +87,10 @@ class LayerSettings(NamedTuple):
         m, values = data.map, data.values
         if m is None:
             raise ValueError("layer: expected a map, got statistics only")
+        conjuncts = m.mask.conjuncts()
         return LayerSettings(
-            mask=str(m.mask),
+            mask=_join([mask for mask in conjuncts if mask.hides]) or "full",
+            bias=_join([mask for mask in conjuncts if not mask.hides]),
             window=m.mask.window_size(),
             scale=m.scale,
             softcap=m.softcap,
@@ -91,6 +99,11 @@ class LayerSettings(NamedTuple):
             width=m.q.shape[-1],
             value_width=None if values is None else values.shape[-1],
         )
+
+
+def _join(masks: Sequence[Mask]) -> str:
+    """Return masks joined by `&` in words; "" for none."""
+    return str(reduce(and_, masks)) if masks else ""
 
 
 class Layer:

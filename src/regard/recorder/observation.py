@@ -21,6 +21,7 @@ from regard.recorder.sources import adapters as adapter_source
 from regard.recorder.sources import gpt as gpt_source
 from regard.recorder.sources import listener, torch_mha
 from regard.recorder.sources.compilation import uncompiled
+from regard.recorder.sources.vision_tower import find_pixels
 
 Attach = Callable[[nn.Module, CallReceiver], AbstractContextManager[None]]
 
@@ -51,14 +52,14 @@ def _run_pass(
 
 
 def _pass_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PassTokens:
-    """Find the token ids and the padding among the arguments of a forward pass."""
+    """Find the token ids, the padding and the pixels among the arguments of a forward pass."""
     ids = args[0] if args else kwargs.get("input_ids", kwargs.get("ids"))
     mask = kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.dtype.is_floating_point:
         mask = mask.detach().cpu().to(torch.bool, copy=True)
     else:
         mask = None
-    return PassTokens(_as_ids(ids), _as_ids(kwargs.get("decoder_input_ids")), mask)
+    return PassTokens(_as_ids(ids), _as_ids(kwargs.get("decoder_input_ids")), mask, find_pixels(args, kwargs))
 
 
 def _as_ids(x: Any) -> Tensor | None:

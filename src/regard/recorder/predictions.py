@@ -51,7 +51,7 @@ def predictions_from(
     ids: Tensor,
     *,
     attention_mask: Tensor | None = None,
-    decode: Callable[[Tensor], list[list[str]]] | None = None,
+    decode: Callable[[Tensor], list[str]] | None = None,
 ) -> Predictions:
     """Reduce logits (B, T, V) for the tokens `ids` (B, T) to the likeliest tokens, losses and ranks.
 
@@ -59,7 +59,7 @@ def predictions_from(
         logits: those of the next token at each position, on any device.
         ids: the tokens that were read.
         attention_mask: False for padding, (B, T); None where nothing is padding.
-        decode: turns ids (1, n) into one list of n texts.
+        decode: turns the ids of n tokens, (n,), into their texts.
     """
     is_logits = logits.ndim == 3 and logits.shape[:2] == ids.shape and logits.is_floating_point()
     if not is_logits or not logits.numel():
@@ -87,7 +87,7 @@ def predictions_from(
         padded = ~(known[:, 1:] & known[:, :-1])  # (B, T - 1)
         losses, ranks = losses.masked_fill(padded, torch.nan), ranks.masked_fill(padded, 0)
     shown = torch.unique(likeliest)
-    words = {} if decode is None else dict(zip(shown.tolist(), decode(shown[None])[0], strict=True))
+    words = {} if decode is None else dict(zip(shown.tolist(), decode(shown), strict=True))
     return Predictions(likeliest, probabilities, losses, ranks, words)
 
 

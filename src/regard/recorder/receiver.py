@@ -20,6 +20,7 @@ from regard.override import ContextEntries
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import OWN_OUTPUT
 from regard.recorder.layer import LayerId
+from regard.recorder.sources.vision_tower import PixelInputs
 
 
 class PassTokens(NamedTuple):
@@ -28,6 +29,7 @@ class PassTokens(NamedTuple):
     ids: Tensor | None = None  # (B, T)
     target_ids: Tensor | None = None  # (B, T) of a decoder beside an encoder
     attention_mask: Tensor | None = None  # (B, tokens so far), True for tokens and False for padding
+    pixels: PixelInputs | None = None  # of the pictures
 
 
 Slot = tuple[str, int]
@@ -93,7 +95,9 @@ class CallReceiver:
             if is_alone and not self.running:
                 self._thread = threading.get_ident()
                 self._begin(tokens)
+                self._take_pixels(tokens.pixels)
             elif is_alone:
+                self._take_pixels(tokens.pixels)
                 self._other_text = not self._belongs(tokens, in_decoder)
             self.running += is_alone
         try:
@@ -111,6 +115,9 @@ class CallReceiver:
         self.forwards += 1
         self._calls.clear()
         self._tokens = tokens
+
+    def _take_pixels(self, pixels: PixelInputs | None) -> None:
+        """Take the pixels that this forward pass, or a part of it, reads."""
 
     def _finish_forward(self) -> None:
         """Finish what the last forward pass has begun."""

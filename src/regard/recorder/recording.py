@@ -25,8 +25,10 @@ from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.generation.strips import Addition, Strip, StripStep
 from regard.recorder.layer import Layer, LayerId
 from regard.recorder.map_preparation import cast_map, compact_map, own_memory, select_heads
+from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
+from regard.recorder.sources.vision_tower import PixelInputs
 from regard.recorder.storage.store import MemoryStore, Store
 
 
@@ -64,6 +66,7 @@ class Recording(CallReceiver):
     - `model`: the model's name.
     - `decode`: turns token ids (B, T) into the text of each token.
     - `stream`: records the residual stream; None records attention alone.
+    - `picture_reader`: reads the pictures of the forward passes; None keeps none.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Recording(CallReceiver):
         model: str = "",
         decode: Callable[[Tensor], list[list[str]]] | None = None,
         stream: StreamListener | None = None,
+        picture_reader: PictureReader | None = None,
     ) -> None:
         super().__init__()
         for name, selection in (("layers", layers), ("heads", heads)):
@@ -92,13 +96,15 @@ class Recording(CallReceiver):
         self.heads = None if heads is None else sorted(set(heads))
         self.dtype, self.values, self.verify, self.join_calls = dtype, values, verify, join_calls
         self.store: Store = MemoryStore() if store is None else store
-        self.decode, self.stream = decode, stream
+        self.decode, self.stream, self.picture_reader = decode, stream, picture_reader
         self.seen = Capture(
             model=model,
             is_whole=layers is None and heads is None,
             residual=None if stream is None else ResidualStream(),
         )
         self._edits: tuple[str, ...] = ()  # of the interventions under which this forward pass runs
+        self._new_pictures: ReadPictures | None = None  # of this forward pass
+        self._pictures: ReadPictures | None = None  # of the forward passes that `seen` holds
         self._strips: dict[Slot, Strip] = {}
         self._additions: list[tuple[Strip, Addition]] = []  # what this forward pass adds to its layers
         self._continuing: list[FirstCall] = []  # the calls of these additions, should they continue nothing
@@ -143,6 +149,11 @@ class Recording(CallReceiver):
         """Begin a forward pass of the model that reads `tokens`."""
         super()._begin(tokens)
         self._note_edits()
+
+    def _take_pixels(self, pixels: PixelInputs | None) -> None:
+        """Read the pictures that this forward pass reads, as they are now."""
+        if self.picture_reader is not None and self._new_pictures is None:
+            self._new_pictures = self.picture_reader.read(pixels)
 
     def _note_edits(self) -> None:
         """Note the edits of the interventions that are open."""
@@ -238,6 +249,9 @@ class Recording(CallReceiver):
             self._add_tokens(tokens, bool(additions), order)
         if self.stream is not None and self.seen.residual is not None:
             self.stream.finish(self.seen.residual, order is not None)
+        if self._new_pictures is not None and (additions or self._started):
+            self._pictures = self._new_pictures
+        self._new_pictures = None
         self._started.clear()
 
     def _reads_other_text(self, tokens: PassTokens) -> bool:
@@ -311,6 +325,7 @@ class Recording(CallReceiver):
         self.seen.attention_mask = self.seen.boundary = None
         self.seen.residual = None if self.stream is None else ResidualStream()
         self.seen.edits = ()
+        self.seen.pictures = self._pictures = None
         for call in continuing:
             self._start_strip(call)
 
@@ -329,6 +344,8 @@ class Recording(CallReceiver):
         if self.decode is not None:
             seen.tokens = None if seen.ids is None else self.decode(seen.ids)
             seen.target_tokens = None if seen.target_ids is None else self.decode(seen.target_ids)
+        if self.picture_reader is not None and self._pictures is not None:
+            seen.pictures = self.picture_reader.locate(self._pictures, seen.layers, seen.ids)
         seen.seal()
 
     def _mask_of_layers(self, shape: torch.Size) -> Tensor | None:

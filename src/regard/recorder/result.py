@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from regard.maps import AttentionMap, WeightedMap
+from regard.pictures.patch_layout import Pictures
 from regard.recorder.certificate import Certificate
 from regard.recorder.contributions.attribution import Attribution, attribute
 from regard.recorder.contributions.output_projection import OutputProjection
@@ -85,6 +86,8 @@ class Capture:
     """What the residual stream is made of, if the capture was made with `contributions=True`."""
     predictions: Predictions | None = field(default=None, repr=False)
     """What the model expected after each token, if `capture(…, predictions=True)` was asked for it."""
+    pictures: Pictures | None = field(default=None, repr=False)
+    """The pictures that a vision model read, and which tokens are their patches; None without any."""
     passes: list[Capture] = field(default_factory=list, repr=False)
     """The captures of earlier forward passes in the same block which this one does not continue."""
 
@@ -180,6 +183,7 @@ class Capture:
             heads=[layer.heads for layer in self.layers],
             attention_mask=self.attention_mask,
             model=self.model,
+            patches=None if self.pictures is None else [self.pictures.tower_axes(x.key) for x in self.layers],
             **options,
         )
 
@@ -204,6 +208,8 @@ class Capture:
 
     def ids_of(self, layer: Layer) -> Tensor | None:
         """Return the token ids (B, S) of a layer's keys, or None where they are not known."""
+        if self.pictures is not None and self.pictures.is_tower(layer.key):
+            return None
         ids = self.target_ids if layer.stack == "decoder" and self.target_ids is not None else self.ids
         return ids if ids is not None and layer.stack != "cross" and ids.shape[1] == layer.shape[3] else None
 
@@ -363,6 +369,15 @@ class Capture:
 
         return viewer.show(self, **options)
 
+    def widget(self, **options: Any) -> Any:
+        """Return the page as a notebook's widget, in step with Python: `w.head = (5, 3)`, `w.cell`.
+
+        It needs the extra `regard[widget]`. `options` are those of `regard.show.widget.widget`.
+        """
+        from regard.show.widget import widget
+
+        return widget(self, **options)
+
     def figure(self, layer: int | str, head: int | None = None, **options: Any) -> Any:
         """Draw a layer, or one `head` of it, with Matplotlib and return the figure.
 
@@ -393,11 +408,11 @@ class Capture:
             )
         save(self, folder)
 
-    def _repr_html_(self) -> str:
-        """Return what a notebook displays: the page while it is small, or a summary with what to call."""
-        from regard.show import viewer
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: a picture of the most telling head and what it does."""
+        from regard.show.capture_output import capture_output
 
-        return viewer.in_notebook(self)
+        return capture_output(self)
 
     def __repr__(self) -> str:
         if not self.layers:

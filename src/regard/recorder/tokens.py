@@ -5,12 +5,38 @@ Tokenizers of Transformers and of the `tokenizers` package are supported; neithe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from regard.gpt.token_batch import Side, pad_rows
+from regard.split_characters import write_pieces
+
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
+class TextTooLongError(ValueError):
+    """A text has more tokens than a model can read, or than a page can hold."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(
+            f"text: expected at most {most:,} tokens, which is how much this model can read, "
+            f"got {tokens:,}: shorten it"
+        )
+        self.tokens, self.most = tokens, most
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The byte of each letter of the ByteLevel alphabet, in which every byte has a visible one."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_LEVEL = _byte_level_alphabet()
 
 
 def encode_text(tokenizer: Any, text: str | Sequence[str], side: Side = "right") -> dict[str, Tensor]:
@@ -73,22 +99,53 @@ def token_id(tokenizer: Any, text: str) -> int:
 
 
 def decode_tokens(tokenizer: Any, ids: Tensor) -> list[list[str]]:
-    """Return the text of each token of ids (B, T), each with its leading space."""
-    texts = {number: _decode_token(tokenizer, number) for number in set(ids.flatten().tolist())}
-    return [[texts[number] for number in row] for row in ids.tolist()]
+    """Return the text of each token of texts (B, T), each with its leading space.
+
+    Pieces of one character are that character with a mark: see `regard.split_characters`.
+    """
+    tokens = {number: _decode(tokenizer, number) for number in set(ids.flatten().tolist())}
+    return [write_pieces([tokens[number] for number in row]) for row in ids.tolist()]
+
+
+def decode_vocabulary(tokenizer: Any, ids: Tensor) -> list[str]:
+    """Return the text of each token of ids (n,), which do not follow one another."""
+    return [_decode_token(tokenizer, number) for number in ids.tolist()]
 
 
 def _decode_token(tokenizer: Any, number: int) -> str:
+    return write_pieces([_decode(tokenizer, number)])[0]
+
+
+def _decode(tokenizer: Any, number: int) -> str | bytes:
+    """Return the text of a token, or its bytes if they may be parts of characters."""
     if hasattr(tokenizer, "id_to_token"):
         piece, text = tokenizer.id_to_token(number), tokenizer.decode([number], skip_special_tokens=False)
     else:
         piece, text = tokenizer.convert_ids_to_tokens(number), tokenizer.decode([number])
     if piece is None:
         return f"<{number}>"
+    if (data := _bytes_of(piece, text)) is not None:
+        return data
     # A decoder that drops the space before a first word drops it before every token decoded alone.
-    if piece[0] in "▁Ġ" and not text.startswith(" "):
+    if piece.startswith(("▁", "Ġ")) and not text.startswith(" "):
         text = f" {text}"
     return str(text or piece)
+
+
+def _bytes_of(piece: str | bytes, text: str) -> bytes | None:
+    """Return the bytes of a token that may be parts of characters; None if it is text.
+
+    Bytes are written as <0xE4>, in the alphabet of GPT-2 and of ByteLevel in `tokenizers`, or as Latin-1.
+    """
+    if isinstance(piece, bytes):
+        return piece
+    if byte := BYTE.fullmatch(piece):
+        return bytes([int(byte[1], 16)])
+    if REPLACEMENT in text and all(letter in BYTE_LEVEL for letter in piece):
+        return bytes(BYTE_LEVEL[letter] for letter in piece)
+    if not text and len(piece) == 1 and ord(piece) < 0x100:  # ByT5 drops what is no character
+        return bytes([ord(piece)])
+    return None
 
 
 def encode_ids(tokenizer: Any, text: str, special: bool = False) -> list[int]:

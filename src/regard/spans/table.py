@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.cell_output import text_output
 from regard.escapes import escape
 from regard.heads.running_sums import students_t
 from regard.heads.without_sink import MIN_REST
@@ -173,6 +174,10 @@ class SpanTable:
             for j, col in enumerate(self.cols)
         ]
         return pandas.DataFrame(records, columns=["layer", "head", "row", "col", "mass", "uniform"])
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: the mass of every part, as a table."""
+        return text_output(str(self))
 
     def __repr__(self) -> str:
         return f"SpanTable({len(self.rows)} rows × {len(self.cols)} columns, {len(self.places)} heads)"

@@ -1,19 +1,19 @@
 """Words and sentences of tokens that are known by their texts alone: a capture keeps no tokenizer.
 
-Joined, the texts of the tokens are the text. A token that is written like <s>, <|endoftext|> or [CLS] counts
-as special.
+Joined, the texts of the tokens are the text; a character in several pieces counts once. A token that is
+written like <s>, <|endoftext|> or [CLS] counts as special.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
 
 from regard.maps.spans import Spans
 from regard.spans import segments
 from regard.spans.text_spans import spans_between
 from regard.spans.token_offsets import TextToken
+from regard.split_characters import locate
 
 SPECIAL = re.compile(r"\s*(<[^<>\s]+>|\[[A-Z]+\d*\])\s*")
 
@@ -24,7 +24,7 @@ def words_of_tokens(tokens: Sequence[str]) -> Spans:
     >>> words_of_tokens(["<s>", "The", " light", "house", ".", " It"]).names
     ('<s>', 'The', ' lighthouse', '.', ' It')
     """
-    return spans_between(located(tokens), "".join(tokens), segments.words("".join(tokens)))
+    return _spans(tokens, segments.words)
 
 
 def sentences_of_tokens(tokens: Sequence[str]) -> Spans:
@@ -33,13 +33,18 @@ def sentences_of_tokens(tokens: Sequence[str]) -> Spans:
     >>> sentences_of_tokens(["It", " rained", ".", " We", " went", "."]).names
     ('It rained.', ' We went.')
     """
-    return spans_between(located(tokens), "".join(tokens), segments.sentences("".join(tokens)))
+    return _spans(tokens, segments.sentences)
 
 
-def located(tokens: Sequence[str]) -> list[TextToken]:
-    """Each token with its place in the joined text."""
-    stops = [*accumulate(map(len, tokens))]
-    return [
-        TextToken(stop - len(token), stop, token, SPECIAL.fullmatch(token) is not None)
-        for token, stop in zip(tokens, stops, strict=True)
+def _spans(tokens: Sequence[str], cut: Callable[[str], list[int]]) -> Spans:
+    """The tokens, cut where the segments of their text begin."""
+    text, places = locate(tokens)
+    located = [
+        TextToken(*place, token, is_special(token)) for token, place in zip(tokens, places, strict=True)
     ]
+    return spans_between(located, text, cut(text))
+
+
+def is_special(token: str) -> bool:
+    """Whether a token is written like <s>, <|endoftext|> or [CLS], and is thus no piece of the text."""
+    return SPECIAL.fullmatch(token) is not None

@@ -42,6 +42,8 @@ class Mask:
 
     biased: bool = False
     """Whether the mask adds numbers to the scores."""
+    hides: bool = True
+    """Whether it may hide a key; False for `full` and for a bias that every key has, such as `alibi`."""
     trainable: bool = False
     """Whether what it adds to the scores requires a gradient."""
     is_causal: bool = False
@@ -123,6 +125,18 @@ class Mask:
         """The mask of T queries and S keys (T if None) as a boolean tensor, (T, S) or (B, H, T, S)."""
         S = T if S is None else S
         return self.tile(range(T), range(S), (T, S))
+
+    def picture_shape(self) -> tuple[int, int]:
+        """The numbers of queries and keys that a picture of the mask shows: its own, or enough to see it."""
+        shapes = [child.picture_shape() for child in self.children()] or [(32, 32)]
+        fitting = [shape for shape in shapes if self.shape_error(None, None, *shape) is None]
+        return max(fitting or shapes)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: a picture, and the mask as text."""
+        from regard.attention.masks.picture import mask_output
+
+        return mask_output(self)
 
     def plot(self, T: int, S: int | None = None, *, ax: Any = None) -> Any:
         """Draw the mask of T queries and S keys (T if None) on Matplotlib axes `ax`, or on new ones.
@@ -327,6 +341,10 @@ class And(BinaryMask, stored=True):
         return self.left.biased or self.right.biased
 
     @property
+    def hides(self) -> bool:  # type: ignore[override]
+        return self.left.hides or self.right.hides
+
+    @property
     def trainable(self) -> bool:  # type: ignore[override]
         return self.left.trainable or self.right.trainable
 
@@ -442,6 +460,7 @@ def _check_unbiased(mask: Mask, sign: str) -> None:
 class Full(Mask, stored=True):
     """Every key is visible to every query."""
 
+    hides = False
     translation_invariant = True
 
     def allowed(self, at: Grid) -> Tensor:

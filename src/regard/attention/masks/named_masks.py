@@ -90,6 +90,9 @@ class Window(Mask, stored=True):
     ahead: int | None = None
     translation_invariant = True
 
+    def picture_shape(self) -> tuple[int, int]:
+        return _enough_for(self.size)
+
     def allowed(self, at: Grid) -> Tensor:
         near = at.k > at.q - self.size
         return near if self.ahead is None else near & (at.k <= at.q + self.ahead)
@@ -123,6 +126,9 @@ class Prefix(Mask, stored=True):
 
     size: int
 
+    def picture_shape(self) -> tuple[int, int]:
+        return _enough_for(self.size)
+
     def allowed(self, at: Grid) -> Tensor:
         return (at.k < self.size) & (at.q >= at.q)
 
@@ -145,6 +151,9 @@ class Chunks(Mask, stored=True):
 
     def __post_init__(self) -> None:
         check_whole_number("chunks(n)", self.size)
+
+    def picture_shape(self) -> tuple[int, int]:
+        return _enough_for(self.size)
 
     def allowed(self, at: Grid) -> Tensor:
         return at.q // self.size == at.k // self.size
@@ -178,6 +187,11 @@ class Padding(Mask, stored=True):
             return self.lengths_or_mask
         positions = torch.arange(S, device=self.lengths_or_mask.device)
         return positions < self.lengths_or_mask.unsqueeze(1)  # (B, S)
+
+    def picture_shape(self) -> tuple[int, int]:
+        given = self.lengths_or_mask
+        S = int(given.max()) if self._by_length and given.numel() else given.shape[-1]
+        return S, S
 
     def allowed(self, at: Grid) -> Tensor:
         table = self.lengths_or_mask.to(at.k.device)
@@ -237,6 +251,10 @@ class Documents(Mask, stored=True):
 
     ids: Tensor
     """The document of each key, (B, S)."""
+
+    def picture_shape(self) -> tuple[int, int]:
+        S = self.ids.shape[-1]
+        return S, S
 
     def allowed(self, at: Grid) -> Tensor:
         ids = self.ids.to(at.k.device)
@@ -330,6 +348,10 @@ class TensorMask(Mask, stored=True):
         tensor = tensor if tensor.shape[-2] == 1 else tensor[:, :, at.rows]
         return tensor if tensor.shape[-1] == 1 else tensor[..., at.cols]
 
+    def picture_shape(self) -> tuple[int, int]:
+        T, S = self.tensor.shape[-2:]
+        return (T if T > 1 else S), (S if S > 1 else T)
+
     def allowed(self, at: Grid) -> Tensor:
         part = self._part(at)
         return part != -torch.inf if self.biased else part  # NaN is visible, so that it shows in the output
@@ -365,6 +387,7 @@ class Alibi(Mask, stored=True):
     slopes: Tensor
     """(H,)."""
     biased = True
+    hides = False
     translation_invariant = True
 
     def allowed(self, at: Grid) -> Tensor:
@@ -400,6 +423,7 @@ class Relative(Mask, stored=True):
     zero: int
     """The column of distance 0."""
     biased = True
+    hides = False
     translation_invariant = True
 
     @property
@@ -613,3 +637,9 @@ def as_mask(mask: Mask | Tensor | None) -> Mask:
     if mask is None:
         return full
     return mask if isinstance(mask, Mask) else tensor_mask(mask)
+
+
+def _enough_for(size: int) -> tuple[int, int]:
+    """The shape of a picture in which something of this size is seen, and more."""
+    side = min(max(32, 3 * size), 256)
+    return side, side

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from regard.extras import extra
+from regard.pyplot_figure import new_figure, release
 
 if TYPE_CHECKING:
     from regard.attention.masks.base import Mask
 
+COLOURS = ("#eef1f5", "#1f4e79")  # of hidden and of visible keys
 MAX_SIDE = 4096  # a figure has no use for more rows or columns than this
 
 
@@ -22,7 +24,6 @@ def draw_mask(mask: Mask, T: int, S: int, *, ax: Any = None) -> Any:
     Of a mask that varies with batch or head, the first sequence and head are drawn.
     """
     with extra("app", "mask.plot"):
-        import matplotlib.pyplot as plt
         from matplotlib.colors import ListedColormap
 
     if not (0 < T <= MAX_SIDE and 0 < S <= MAX_SIDE):
@@ -30,11 +31,12 @@ def draw_mask(mask: Mask, T: int, S: int, *, ax: Any = None) -> Any:
     tile = mask.tile(range(T), range(S), (T, S))
     varies = tile.ndim == 4
     visible: Tensor = tile[0, 0] if varies else tile
-    if ax is None:
-        _, ax = plt.subplots(figsize=(4.5, 4.5 * min(max(T / S, 0.4), 1.6) + 0.6), layout="constrained")
+    is_new = ax is None
+    if is_new:
+        ax = new_figure("mask.plot", (4.5, 4.5 * min(max(T / S, 0.4), 1.6) + 0.6)).subplots()
     ax.imshow(
         visible.to(torch.uint8).numpy(),
-        cmap=ListedColormap(["#eef1f5", "#1f4e79"]),
+        cmap=ListedColormap(COLOURS),
         vmin=0,
         vmax=1,
         aspect="auto",
@@ -50,4 +52,4 @@ def draw_mask(mask: Mask, T: int, S: int, *, ax: Any = None) -> Any:
         ax.set_yticks([i - 0.5 for i in range(1, T)], minor=True)
         ax.grid(which="minor", color="white", linewidth=1)
         ax.tick_params(which="both", length=0, labelsize=8)
-    return ax.figure
+    return release(ax.figure) if is_new else ax.figure

@@ -28,6 +28,10 @@ class MaskView(Mask):
         return self.inner.biased
 
     @property
+    def hides(self) -> bool:  # type: ignore[override]
+        return self.inner.hides
+
+    @property
     def trainable(self) -> bool:  # type: ignore[override]
         return self.inner.trainable
 

@@ -32,6 +32,7 @@ from regard.files import CaptureFileError
 from regard.recorder.certificate import Evidence
 from regard.recorder.layer import Layer, LayerData, LayerSettings
 from regard.recorder.storage import layer_file
+from regard.recorder.storage.picture_files import PICTURE_FILE, describe_pictures, write_pictures
 from regard.version import __version__
 
 if TYPE_CHECKING:
@@ -167,12 +168,15 @@ class Folder:
         self._own()
         if seen.fingerprint is None:  # a capture that was put together by hand
             seen.seal()
-        text = json.dumps(to_json(seen, names), ensure_ascii=False, indent=1, allow_nan=False)
+        pictures = write_pictures(seen.pictures, self.path, next(self._names))
+        text = json.dumps(to_json(seen, names, pictures), ensure_ascii=False, indent=1, allow_nan=False)
         with atomic_write(self.path / INDEX) as file:
             file.write_text(text, encoding="utf-8")
         remove_temporary_files(self.path, "layer-*.safetensors")
+        remove_temporary_files(self.path, "picture-*.png")
         for path in self.path.iterdir():
-            if LAYER_FILE.fullmatch(path.name) and path.name not in names:
+            is_ours = LAYER_FILE.fullmatch(path.name) or PICTURE_FILE.fullmatch(path.name)
+            if is_ours and path.name not in (*names, *pictures):
                 path.unlink(missing_ok=True)
 
 
@@ -184,8 +188,11 @@ def versions() -> dict[str, str]:
     return numbers
 
 
-def to_json(seen: Capture, files: Sequence[str]) -> dict[str, Any]:
-    """Describe a capture as plain data, without its tensors; `files` are the names of its layers' files."""
+def to_json(seen: Capture, files: Sequence[str], pictures: Sequence[str]) -> dict[str, Any]:
+    """Describe a capture as plain data, without its tensors.
+
+    `files` are the names of its layers' files, and `pictures` those of its pictures'.
+    """
     layers = [
         {
             "number": layer.number,
@@ -215,6 +222,7 @@ def to_json(seen: Capture, files: Sequence[str]) -> dict[str, Any]:
         "target_ids": _json_rows(seen.target_ids),
         "attention_mask": _json_rows(None if seen.attention_mask is None else seen.attention_mask.int()),
         "predictions": None if seen.predictions is None else _json_predictions(seen.predictions),
+        "pictures": None if seen.pictures is None else describe_pictures(seen.pictures, pictures),
     }
 
 

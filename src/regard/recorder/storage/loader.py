@@ -31,6 +31,7 @@ from regard.recorder.certificate import Evidence
 from regard.recorder.predictions import Predictions
 from regard.recorder.result import Capture
 from regard.recorder.storage.folder import FORMAT, INDEX, LAYER_FILE, StoredLayer
+from regard.recorder.storage.picture_files import read_pictures
 
 T = TypeVar("T")
 MAX_EMPTY = 1 << 24
@@ -112,6 +113,8 @@ def _from_json(described: dict[str, Any], path: Path) -> Capture:
         ):
             raise ValueError(f"{name}: expected a text for each of the ids {tuple(ids.shape)}, got others")
     seen.predictions = _predictions(_optional(described, "predictions", dict), seen.ids)
+    if (pictures := _optional(described, "pictures", dict)) is not None:
+        seen.pictures = read_pictures(pictures, path, [layer.key for layer in seen.layers])
     return seen
 
 

@@ -1,0 +1,138 @@
+"""Characters that several tokens share: how the pieces are written, and how their text is joined again.
+
+A byte-level tokenizer may cut one character, as of Chinese or an emoji, into pieces of bytes. The text of
+such a token is the whole character with a mark, 世¹⁄₃ for the first of three pieces. This file knows bytes
+and text; it knows no tokenizers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MOST_PIECES = 4  # UTF-8 has at most four bytes for a character
+NUMBERS, COUNTS = "¹²³⁴", "₁₂₃₄"
+MARKED = re.compile(rf"(.)([{NUMBERS}])⁄([{COUNTS}])", re.DOTALL)
+
+
+class LocatedTokens(NamedTuple):
+    """A text and where each of its tokens is: the pieces of one character have the same place."""
+
+    text: str
+    places: list[tuple[int, int]]
+    """The first character of each token, and the one after its last."""
+
+
+class _CharacterPiece(NamedTuple):
+    """A marked character at the start or the end of a token."""
+
+    character: str
+    number: int
+    pieces: int
+
+    def __str__(self) -> str:
+        return f"{self.character}{NUMBERS[self.number - 1]}⁄{COUNTS[self.pieces - 1]}"
+
+
+def write_pieces(tokens: Sequence[str | bytes]) -> list[str]:
+    """Return the text of each token of a sequence, of which those that hold parts of characters are bytes.
+
+    A byte that belongs to no character is written as <0xE4>.
+
+    >>> write_pieces(["the ", b"\\xe4", b"\\xb8\\x96!", b"\\xff"])
+    ['the ', '世¹⁄₂', '世²⁄₂!', '<0xFF>']
+    """
+    texts: list[str] = []
+    run: list[bytes] = []
+    for token in tokens:
+        if isinstance(token, bytes):
+            run.append(token)
+            continue
+        texts += [*_write_run(run), token]
+        run = []
+    return texts + _write_run(run)
+
+
+def _write_run(run: Sequence[bytes]) -> list[str]:
+    """The texts of tokens in a row that are bytes."""
+    owner = [number for number, piece in enumerate(run) for _ in piece]  # of each byte
+    texts = ["" for _ in run]
+    joined, start = b"".join(run), 0
+    while start < len(joined):
+        character = _first_character(joined[start : start + MOST_PIECES])
+        if character is None:
+            texts[owner[start]] += f"<0x{joined[start]:02X}>"
+            start += 1
+            continue
+        end = start + len(character.encode())
+        owners = [*dict.fromkeys(owner[start:end])]
+        for number, token in enumerate(owners, start=1):
+            is_whole = len(owners) == 1
+            texts[token] += character if is_whole else str(_CharacterPiece(character, number, len(owners)))
+        start = end
+    return texts
+
+
+def _first_character(data: bytes) -> str | None:
+    """The character that bytes begin with, or None if they begin with none."""
+    for size in range(1, len(data) + 1):
+        try:
+            return data[:size].decode()
+        except UnicodeDecodeError:
+            continue
+    return None
+
+
+def locate(tokens: Sequence[str]) -> LocatedTokens:
+    """Return the text that tokens write together, and the place of each in it.
+
+    A character with a mark counts once if all of its pieces follow one another.
+
+    >>> locate(["a", "世¹⁄₂", "世²⁄₂b"])
+    LocatedTokens(text='a世b', places=[(0, 1), (1, 2), (1, 3)])
+    """
+    parts: list[str] = []
+    places: list[tuple[int, int]] = []
+    length = 0
+    open_piece: _CharacterPiece | None = None  # the piece that the token before ends with
+    for number, token in enumerate(tokens):
+        start, rest = length, token
+        first = _piece(MARKED.match(token))
+        if open_piece is not None and first == open_piece._replace(number=open_piece.number + 1):
+            start, rest = length - 1, token[len(str(first)) :]
+            if not rest and first.number < first.pieces:
+                places.append((start, length))
+                open_piece = first
+                continue
+        open_piece = _opened(rest, tokens, number)
+        if open_piece is not None:
+            rest = rest[: -len(str(open_piece))] + open_piece.character
+        parts.append(rest)
+        length += len(rest)
+        places.append((start, length))
+    return LocatedTokens("".join(parts), places)
+
+
+def join(tokens: Sequence[str]) -> str:
+    """Return the text that tokens write together; a character in pieces counts once."""
+    return locate(tokens).text
+
+
+def _piece(match: re.Match[str] | None) -> _CharacterPiece | None:
+    if match is None:
+        return None
+    character, number, pieces = match.groups()
+    return _CharacterPiece(character, NUMBERS.index(number) + 1, COUNTS.index(pieces) + 1)
+
+
+def _opened(rest: str, tokens: Sequence[str], number: int) -> _CharacterPiece | None:
+    """The first piece of a character at the end of a token, if the others follow it."""
+    first = _piece(MARKED.fullmatch(rest[-4:]))
+    if first is None or first.number != 1 or first.pieces == 1:
+        return None
+    last = first._replace(number=first.pieces)
+    between = [str(first._replace(number=n)) for n in range(2, first.pieces)]
+    following = tokens[number + 1 : number + first.pieces]
+    whole = len(following) == first.pieces - 1 and list(following[:-1]) == between
+    return first if whole and following[-1].startswith(str(last)) else None
